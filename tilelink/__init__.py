@@ -1,0 +1,27 @@
+"""TileLink: a tile-centric compiler for kernels that overlap communication with computation."""
+
+from tilelink.errors import TileLinkError
+from tilelink.frontend.program import Program, program
+from tilelink.frontend.schedule import Order, Schedule, SMs, grouped, next_rank_first, order, own_rank_first, ring
+from tilelink.language import (
+    Local,
+    Sharded,
+    copy,
+    local,
+    notify,
+    rank,
+    ranks,
+    sharded,
+    steps,
+    tile,
+    tiles,
+    wait,
+    world,
+)
+
+__version__ = "0.1.0"
+__all__ = [
+    "Local", "Order", "Program", "SMs", "Schedule", "Sharded", "TileLinkError", "copy", "grouped", "local",
+    "next_rank_first", "notify", "order", "own_rank_first", "program", "rank", "ranks", "ring", "sharded", "steps",
+    "tile", "tiles", "wait", "world",
+]  # fmt: skip

@@ -1,0 +1,471 @@
+"""Unrolling: a tile program at given sizes becomes the events of every worker of every rank.
+
+All tiles of a role are evaluated at once: an integer of the tile program becomes a numpy array over lanes, a lane
+being one tile on one rank. A loop without synchronisation, whose variable stands in loads only, becomes one event
+over all it reads. What comes out is exact: regions, homes, signals with the counts they are waited for, bytes, operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import sympy
+
+from tilelink.errors import RankError, SignalCountError, Site, TileLinkError, ViewError
+from tilelink.frontend.expressions import Expr, evaluate, symbol
+from tilelink.frontend.ir import (
+    ALL_RANKS,
+    RANKS_DIM,
+    Compute,
+    Copy,
+    DataIf,
+    For,
+    If,
+    Notify,
+    Range,
+    Role,
+    Signals,
+    Statement,
+    Store,
+    TileProgram,
+    View,
+    Wait,
+    loads_of,
+    walk,
+)
+from tilelink.frontend.signals import cell_count, cells_along, cells_of, position, times_notified
+from tilelink.frontend.sizes import Allotment, Sizes, allot
+from tilelink.frontend.values import ITEM_SIZE
+
+READ, WRITE, NOTIFY, WAIT, DOT = range(5)
+OPS = ("read", "write", "notify", "wait", "dot")
+DEFAULT_SMS = 132
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """Events in columns, in the order in which each worker does them.
+
+    `op` (an index of OPS), `rank`, `worker`, `role` and `tensor` (indices of the program's; -1: none), `tile` (its
+    number on the rank), `home` (whose memory), `lo` and `hi` (events x dimensions, global coordinates), `cell` and
+    `expected` (of a signal, -1 else), `amount` (bytes of a read or write, operations of a dot), `site` (index of `sites`).
+    """
+
+    program: TileProgram
+    sizes: Sizes
+    sms: int
+    op: np.ndarray
+    rank: np.ndarray
+    worker: np.ndarray
+    role: np.ndarray
+    tile: np.ndarray
+    tensor: np.ndarray
+    home: np.ndarray
+    lo: np.ndarray
+    hi: np.ndarray
+    cell: np.ndarray
+    expected: np.ndarray
+    amount: np.ndarray
+    site: np.ndarray
+    sites: tuple[Site, ...]
+    allotment: dict[str, Allotment]
+
+    COLUMNS = ("op", "rank", "worker", "role", "tile", "tensor", "home", "lo", "hi", "cell", "expected", "amount", "site")
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, c).nbytes for c in self.COLUMNS)
+
+    def of_worker(self, rank: int, worker: int) -> np.ndarray:
+        """Indices of a worker's events, in order."""
+        begin, end = self._bounds.get((rank, worker), (0, 0))
+        return np.arange(begin, end)
+
+    @property
+    def workers(self) -> list[tuple[int, int]]:
+        """(rank, worker) of every worker that does something."""
+        return list(self._bounds)
+
+    @cached_property
+    def _bounds(self) -> dict[tuple[int, int], tuple[int, int]]:
+        key = self.rank.astype(np.int64) << 32 | self.worker
+        values, first = np.unique(key, return_index=True)
+        last = [*first[1:], len(key)]
+        return {(int(v >> 32), int(v & 0xFFFFFFFF)): (int(a), int(b)) for v, a, b in zip(values, first, last, strict=True)}
+
+    def region(self, k: int) -> str:
+        """The region of an event, for a person."""
+        tensor = self.program.tensors[self.tensor[k]]
+        spans = (f"{d}[{a}:{b}]" for d, a, b in zip(tensor.dims, self.lo[k], self.hi[k], strict=False))
+        return f"{tensor.name}[{', '.join(spans)}]"
+
+    def describe(self, k: int) -> str:
+        """One event as a line."""
+        role = self.program.roles[self.role[k]].name
+        head = f"rank {self.rank[k]} worker {self.worker[k]} {role} tile {self.tile[k]}: {OPS[self.op[k]]}"
+        match int(self.op[k]):
+            case 0 | 1:
+                return f"{head} {self.region(k)} at rank {self.home[k]}, {int(self.amount[k])} bytes"
+            case 2:
+                return f"{head} {self.region(k)} at rank {self.home[k]}, cell {self.cell[k]}"
+            case 3:
+                return f"{head} {self.region(k)}, cell {self.cell[k]} until {self.expected[k]}"
+        return f"{head} {int(self.amount[k])} operations"
+
+    def text(self) -> str:
+        """All events, a line each."""
+        return "".join(f"{self.describe(k)}\n" for k in range(len(self)))
+
+
+def unroll(program: TileProgram, sizes: Sizes, *, sms: int = DEFAULT_SMS, summarise: bool = True) -> Events:
+    """The events of a run. `summarise`: loops without synchronisation as one event. Raises ViewError, RankError or
+    SignalCountError where a tile would do what it must not, with the values."""
+    allotment = allot(program, sizes, sms)
+    sites: dict[Site, int] = {}
+    batches: list[dict[str, np.ndarray]] = []
+    for k, role in enumerate(program.roles):
+        batches += _Unroller(program, sizes, k, role, allotment[role.name], summarise, sites).run()
+    columns = {c: np.concatenate([b[c] for b in batches]) for c in (*Events.COLUMNS, "seq")} if batches else _no_events(program)
+    order = np.lexsort((columns.pop("seq"), columns["tile"], columns["role"], columns["worker"], columns["rank"]))
+    columns = {c: v[order] for c, v in columns.items()}
+    events = Events(program, sizes, sms, sites=tuple(sites), allotment=allotment, **columns)
+    _check_counts(events)
+    return events
+
+
+def expected_counts(program: TileProgram, signals: Signals, sizes: Sizes) -> np.ndarray:
+    """How often each cell of a tensor is notified in a run, as derived: (world, cells)."""
+    values = {**sizes.values}
+    cells = int(evaluate(cell_count(signals), values))
+    values["rank"], values["cell"] = np.arange(sizes.world)[:, None], np.arange(cells)[None, :]
+    return np.broadcast_to(_expected(signals, values), (sizes.world, cells)).astype(np.int64)
+
+
+def _expected(signals: Signals, values: dict[str, Any], *, inside: bool = False) -> Any:
+    values = dict(values)
+    for name, e in position(signals):
+        values[name] = evaluate(e, values)
+    total: Any = 0
+    for n in signals.notifiers:
+        times = times_notified(signals, n, inside=inside)
+
+        def add(sums: tuple[tuple[str, Expr, Expr], ...], known: dict[str, Any], n: Any = n, times: Expr = times) -> Any:
+            if not sums:
+                return np.where(evaluate(n.condition, known), evaluate(times, known), 0)
+            (name, start, stop), *rest = sums
+            bounds = range(int(evaluate(start, known)), int(evaluate(stop, known)))
+            return sum(add(tuple(rest), {**known, name: v}) for v in bounds)
+
+        total = total + add(n.sums, values)
+    return total
+
+
+def _check_counts(events: Events) -> None:
+    """The derived counts have to be those of the unrolled notifications: two ways to the same number."""
+    program = events.program
+    for signals in program.signals:
+        index = next(k for k, t in enumerate(program.tensors) if t.name == signals.tensor)
+        derived = expected_counts(program, signals, events.sizes)
+        mine = (events.op == NOTIFY) & (events.tensor == index)
+        counted = np.zeros_like(derived)
+        np.add.at(counted, (events.home[mine], events.cell[mine]), 1)
+        if (derived != counted).any():
+            rank, cell = map(int, np.argwhere(derived != counted)[0])
+            raise SignalCountError(
+                f"signal {cell} of {signals.tensor} on rank {rank} is given {counted[rank, cell]} times in a run; "
+                f"{derived[rank, cell]} were derived",
+                program.site,
+            )
+
+
+def _no_events(program: TileProgram) -> dict[str, np.ndarray]:
+    dims = max(len(t.dims) for t in program.tensors)
+    wide = {"lo", "hi"}
+    return {c: np.zeros((0, dims) if c in wide else 0, np.int64) for c in (*Events.COLUMNS, "seq")}
+
+
+@dataclass
+class _Unroller:
+    """One role: walks its body once, with arrays over lanes."""
+
+    program: TileProgram
+    sizes: Sizes
+    index: int
+    role: Role
+    allotment: Allotment
+    summarise: bool
+    sites: dict[Site, int]
+    batches: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+    def run(self) -> list[dict[str, np.ndarray]]:
+        values: dict[str, Any] = dict(self.sizes.values)
+        count, world = self.allotment.tiles, self.sizes.world
+        for name, e in self.role.walk.sizes:
+            values[name] = int(evaluate(e, values))
+        values["rank"] = np.repeat(np.arange(world, dtype=np.int64), count)
+        values["i"] = np.tile(np.arange(count, dtype=np.int64), world)
+        if count:
+            for name, e in self.role.walk.coordinates:
+                values[name] = evaluate(e, values)
+            here = np.broadcast_to(evaluate(self.role.walk.exists, values), values["i"].shape)
+            if not here.all():
+                values = {n: v[here] if _per_lane(v, here) else v for n, v in values.items()}
+        self.values, self.lanes, self.act = values, len(values["i"]), None
+        self.seq = 0
+        self.whole: dict[str, tuple[Expr, Expr]] = {}
+        self.trips: Any = 1
+        self.guards: dict[str, dict[str, list[Any]]] = {}
+        if self.lanes:
+            self.body(self.role.body)
+        return self.batches
+
+    # ---- statements
+
+    act: np.ndarray | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def body(self, statements: tuple[Statement, ...]) -> None:
+        for s in statements:
+            for load in loads_of(s):
+                self.access(READ, load.view, s.site)
+            match s:
+                case Compute():
+                    self.dots(s.code.dots, s.site)
+                case Store():
+                    self.dots(s.value.dots, s.site)
+                    self.access(WRITE, s.target, s.site)
+                case Copy():
+                    self.access(READ, s.source, s.site)
+                    self.access(WRITE, s.target, s.site)
+                case Wait():
+                    for view in s.views:
+                        self.wait(s, view)
+                case Notify():
+                    for view in s.views:
+                        for home in self.homes(view, s.site):
+                            self.notify(view, home, s.site)
+                case For():
+                    self.loop(s)
+                case If():
+                    condition = self.get(s.condition)
+                    for part, mask in ((s.body, condition), (s.orelse, np.logical_not(condition))):
+                        with_mask = np.broadcast_to(mask, (self.lanes,))
+                        self.where(with_mask, lambda part=part: self.body(part))
+                case DataIf():
+                    self.body(s.body)
+                    self.body(s.orelse)
+
+    def where(self, mask: np.ndarray, action: Callable[[], None]) -> None:
+        """Does what `action` does for the lanes in which mask holds."""
+        before = self.act
+        lanes = np.arange(self.lanes) if before is None else before
+        lanes = lanes[mask[lanes]]
+        if len(lanes):
+            self.act = None if len(lanes) == self.lanes else lanes
+            action()
+        self.act = before
+
+    def loop(self, s: For) -> None:
+        start, stop = (np.broadcast_to(self.get(e), (self.lanes,)) for e in (s.start, s.stop))
+        trips = np.maximum(0, -((start - stop) // s.step))
+        if self.summarise and _summarisable(s):
+            self.whole[s.name] = (s.start, s.stop)
+            outer, self.trips = self.trips, self.trips * trips
+            self.values[s.name] = start
+            self.where(trips > 0, lambda: self.body(s.body))
+            self.trips = outer
+            del self.whole[s.name]
+            return
+        lanes = slice(None) if self.act is None else self.act
+        for n in range(int(trips[lanes].max(initial=0))):
+            self.values[s.name] = start + n * s.step
+            self.where(n < trips, lambda: self.body(s.body))
+
+    # ---- events
+
+    def dots(self, dots: tuple[tuple[int, int, int], ...], site: Site) -> None:
+        for m, n, k in dots:
+            self.emit(DOT, site, amount=2.0 * m * n * k * self.trips)
+
+    def homes(self, view: View, site: Site) -> Iterator[Any]:
+        """The ranks whose memory a view is, as arrays over lanes; checked."""
+        if view.home == ALL_RANKS:
+            yield from (np.full(self.lanes, r) for r in range(self.sizes.world))
+            return
+        home = np.broadcast_to(self.get(view.home), (self.lanes,))
+        wrong = self.first((home < 0) | (home >= self.sizes.world))
+        if wrong is not None:
+            self.fail(RankError, site, wrong, f"{view}: rank {home[wrong]} in a world of {self.sizes.world}")
+        yield home
+
+    def access(self, op: int, view: View, site: Site) -> None:
+        lo, hi = self.box(view, site)
+        if view.guard is not None:
+            self.check_guard(view, lo, hi, site)
+        item = ITEM_SIZE[self.program.tensor(view.tensor).dtype]
+        size = np.prod([np.broadcast_to(b - a, (self.lanes,)) for a, b in zip(lo, hi, strict=True)], axis=0) * item
+        for home in self.homes(view, site):
+            self.where(size > 0, lambda home=home: self.emit(op, site, view.tensor, home, lo, hi, amount=size))
+
+    def box(self, view: View, site: Site) -> tuple[list[Any], list[Any]]:
+        """The region: lower and upper bounds along each dimension, checked against the tensor and its parts."""
+        tensor = self.program.tensor(view.tensor)
+        lo, hi = [], []
+        for k, (dim, i) in enumerate(zip(tensor.dims, view.index, strict=True)):
+            a, b = self.bounds(i)
+            begin, end = 0, self.sizes.world if dim == RANKS_DIM else self.sizes.values[dim]
+            if isinstance(i, Range) and k == tensor.sharded and i.part is not None:
+                part = self.get(i.part)
+                begin, end = self.sizes.values[f"{dim}_parts"][part], self.sizes.values[f"{dim}_parts"][part + 1]
+            wrong = self.first((np.asarray(a) < begin) | (np.asarray(b) > end) & (np.asarray(b) > a))
+            if wrong is not None:
+                at = [np.broadcast_to(v, (self.lanes,))[wrong] for v in (a, b, begin, end)]
+                self.fail(ViewError, site, wrong, f"{view}: {dim}[{at[0]}:{at[1]}] is outside {dim}[{at[2]}:{at[3]}]")
+            lo.append(a)
+            hi.append(np.maximum(a, b))
+        return lo, hi
+
+    def bounds(self, i: Range | Expr) -> tuple[Any, Any]:
+        if not isinstance(i, Range):
+            at = self.get(i)
+            return at, at + 1
+        loop = self.whole.get(str(i.start))
+        if loop is None:
+            return self.get(i.start), self.get(i.stop)
+        return self.get(loop[0]), self.get(loop[1])
+
+    def check_guard(self, view: View, lo: list[Any], hi: list[Any], site: Site) -> None:
+        """What is read of a guarded view has to lie in what was waited for."""
+        for k, (low, high) in enumerate(self.guards[view.guard or ""][view.tensor]):
+            wrong = self.first((np.asarray(lo[k]) < low) | (np.asarray(hi[k]) > high) & (np.asarray(hi[k]) > lo[k]))
+            if wrong is not None:
+                a, b, c, d = (np.broadcast_to(v, (self.lanes,))[wrong] for v in (lo[k], hi[k], low, high))
+                dim = self.program.tensor(view.tensor).dims[k]
+                self.fail(ViewError, site, wrong, f"{view}: {dim}[{a}:{b}] is outside of what was waited for, {dim}[{c}:{d}]")
+
+    def wait(self, s: Wait, view: View) -> None:
+        lo, hi = self.box(view, s.site)
+        self.guards.setdefault(s.name, {})[view.tensor] = list(zip(lo, hi, strict=True))
+        signals = self.program.signals_of(view.tensor)
+        size = np.prod([np.broadcast_to(b - a, (self.lanes,)) for a, b in zip(lo, hi, strict=True)], axis=0)
+        for home in self.homes(view, s.site):
+            for cell, there in self.cells(signals, view):
+                values = {**self.values, "rank": home, "cell": cell}
+                expected = np.broadcast_to(_expected(signals, values), (self.lanes,))
+                emit = lambda home=home, cell=cell, expected=expected: self.emit(  # noqa: E731
+                    WAIT, s.site, view.tensor, home, lo, hi, cell=cell, expected=expected
+                )
+                self.where(there & (size > 0), emit)
+
+    def notify(self, view: View, home: Any, site: Site) -> None:
+        lo, hi = self.box(view, site)
+        for cell, there in self.cells(self.program.signals_of(view.tensor), view):
+            emit = lambda cell=cell: self.emit(NOTIFY, site, view.tensor, home, lo, hi, cell=cell)  # noqa: E731
+            self.where(there, emit)
+
+    def cells(self, signals: Signals, view: View) -> Iterator[tuple[Any, np.ndarray]]:
+        """Flat numbers of the cells that a view intersects, each with the lanes that have it."""
+        first, count, along = [], [], []
+        for c, i in zip(signals.grid, view.index, strict=True):
+            a, n = cells_of(c, i)
+            first.append(np.broadcast_to(self.get(a), (self.lanes,)))
+            count.append(np.broadcast_to(self.get(n), (self.lanes,)))
+            along.append(int(evaluate(cells_along(c), self.sizes.values)))
+        for offset in np.ndindex(*(int(c.max()) for c in count)):
+            there = np.logical_and.reduce([o < c for o, c in zip(offset, count, strict=True)])
+            cell: Any = 0
+            for f, o, n in zip(first, offset, along, strict=True):
+                cell = cell * n + f + o
+            yield cell, np.broadcast_to(there, (self.lanes,))
+
+    # ---- values
+
+    def get(self, e: Any) -> Any:
+        return evaluate(e, self.values)
+
+    def first(self, mask: Any) -> int | None:
+        """The first lane that takes part and for which mask holds."""
+        mask = np.broadcast_to(mask, (self.lanes,))
+        lanes = np.arange(self.lanes) if self.act is None else self.act
+        found = lanes[mask[lanes]]
+        return int(found[0]) if len(found) else None
+
+    def fail(self, kind: type[TileLinkError], site: Site, lane: int, message: str) -> None:
+        names = [n for n, _ in self.role.walk.coordinates if n != "tile"]
+        at = ", ".join(f"{n} {np.broadcast_to(self.values[n], (self.lanes,))[lane]}" for n in ["rank", *names])
+        raise kind(f"{message} (tile {self.values['i'][lane]} of {self.role.name}: {at})", site)
+
+    def emit(
+        self,
+        op: int,
+        site: Site,
+        tensor: str | None = None,
+        home: Any = -1,
+        lo: list[Any] | None = None,
+        hi: list[Any] | None = None,
+        cell: Any = -1,
+        expected: Any = -1,
+        amount: Any = 0,
+    ) -> None:
+        """One event for each lane that takes part."""
+        dims = max(len(t.dims) for t in self.program.tensors)
+        lanes = np.arange(self.lanes) if self.act is None else self.act
+
+        def column(v: Any, dtype: Any) -> np.ndarray:
+            return np.broadcast_to(np.asarray(v), (self.lanes,))[lanes].astype(dtype)
+
+        def box(bounds: list[Any] | None, rest: int) -> np.ndarray:
+            filled = [*(bounds or []), *[rest] * (dims - len(bounds or []))]
+            return np.stack([column(b, np.int32) for b in filled], axis=1)
+
+        at = next((k for k, t in enumerate(self.program.tensors) if t.name == tensor), -1)
+        i = self.values["i"]
+        self.seq += 1
+        self.batches.append(
+            {
+                "op": column(op, np.int8), "rank": column(self.values["rank"], np.int16),
+                "worker": column(self.allotment.first + i % self.allotment.workers, np.int32),
+                "role": column(self.index, np.int8), "tile": column(i, np.int32), "tensor": column(at, np.int8),
+                "home": column(home, np.int16), "lo": box(lo, 0), "hi": box(hi, 1), "cell": column(cell, np.int32),
+                "expected": column(expected, np.int32), "amount": column(amount, np.float64),
+                "site": column(self.sites.setdefault(site, len(self.sites)), np.int16),
+                "seq": column(self.seq, np.int32),
+            }
+        )  # fmt: skip
+
+
+def _per_lane(value: Any, here: np.ndarray) -> bool:
+    return isinstance(value, np.ndarray) and value.shape == here.shape
+
+
+def _summarisable(s: For) -> bool:
+    """No synchronisation or stores inside, and the variable only as where a block begins that is as long as the step."""
+    name = symbol(s.name)
+    for inner in walk(s.body):
+        if not isinstance(inner, Compute):
+            return False
+        for hole in inner.code.holes:
+            if isinstance(hole, Expr):
+                if name in hole.free_symbols:
+                    return False
+                continue
+            for i in hole.view.index:
+                if isinstance(i, Range):
+                    if i.start == name and i.extent == s.step:
+                        continue
+                    if name in i.start.free_symbols | i.stop.free_symbols:
+                        return False
+                elif name in sympy.sympify(i).free_symbols:
+                    return False
+            if isinstance(hole.view.home, Expr) and name in hole.view.home.free_symbols:
+                return False
+    return True
+
+

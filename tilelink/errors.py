@@ -1,0 +1,136 @@
+"""Errors of TileLink: one class per kind, all with the place in the user's source they are about."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in the user's source: file, line (1-based) and the expression that stands there."""
+
+    file: str
+    line: int
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @classmethod
+    def of_caller(cls, depth: int = 1) -> Site:
+        """The place `depth` calls above the caller of this function."""
+        frame = sys._getframe(depth + 1)
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        return cls(file, line, linecache.getline(file, line).strip())
+
+
+class TileLinkError(Exception):
+    """Base of all errors of TileLink. `site` is the place in the user's source, where there is one."""
+
+    def __init__(self, message: str, site: Site | None = None) -> None:
+        self.message, self.site = message, site
+        where = f"{site}: " if site else ""
+        what = f"\n    {site.text}" if site and site.text else ""
+        super().__init__(f"{where}{message}{what}")
+
+
+class NotUnderstoodError(TileLinkError):
+    """A construct that a tile function or a program can't contain."""
+
+
+class UndefinedNameError(TileLinkError):
+    """A name that is not defined where it is used."""
+
+
+class ViewError(TileLinkError):
+    """Memory is touched outside a view, or a view is used for what it can't do."""
+
+
+class UnguardedReadError(TileLinkError):
+    """A read of what other tiles wrote, without a wait."""
+
+
+class WaitWithoutNotifyError(TileLinkError):
+    """A wait for signals that no tile of the program gives."""
+
+
+class NotifyWithoutStoreError(TileLinkError):
+    """A notify of a view that the tile did not store or copy to."""
+
+
+class SignalCountError(TileLinkError):
+    """How often a signal is given in a run can't be derived, or differs from what was derived."""
+
+
+class HomeError(TileLinkError):
+    """A view that is stored, copied to or notified has more than one home."""
+
+
+class DimensionError(TileLinkError):
+    """Names or sizes of dimensions do not match."""
+
+
+class DtypeError(TileLinkError):
+    """A dtype that an operation does not take, or dtypes that do not go together."""
+
+
+class RankError(TileLinkError):
+    """A rank outside the world."""
+
+
+class WorldError(TileLinkError):
+    """A world that can't be: no ranks, or not the number that was promised."""
+
+
+class TileSizeError(TileLinkError):
+    """A tile that does not fit the tensor or the hardware."""
+
+
+class DataBranchError(TileLinkError):
+    """A branch on data around what has to be known before the run."""
+
+
+class ScheduleError(TileLinkError):
+    """A schedule that asks for what a role or the machine can't do."""
+
+
+class RoleWithoutScheduleError(ScheduleError):
+    """A role of the program that the schedule does not name."""
+
+
+class ScheduleWithoutRoleError(ScheduleError):
+    """A name in the schedule that is no role of the program."""
+
+
+class ArgumentError(TileLinkError):
+    """An argument of a call that is not what the program declares."""
+
+
+class ShapeError(ArgumentError):
+    """Sizes of arguments that do not agree with each other or with the declaration."""
+
+
+class StrideError(ArgumentError):
+    """A memory layout that can't be used."""
+
+
+class DeviceError(ArgumentError):
+    """A tensor on another device than its world."""
+
+
+class HeapError(TileLinkError):
+    """The symmetric heap is too small."""
+
+
+class RankMismatchError(TileLinkError):
+    """Ranks that call with different programs, schedules, shapes or dtypes."""
+
+
+class StuckError(TileLinkError):
+    """No rank can go on: a wait whose signals will never come."""
+
+
+class TraceMismatchError(TileLinkError):
+    """A lowered kernel did something else than the unrolled program says."""

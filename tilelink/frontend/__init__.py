@@ -1,0 +1,1 @@
+"""From tile functions, programs and schedules to the tile program."""

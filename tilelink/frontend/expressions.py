@@ -1,0 +1,144 @@
+"""Integer expressions: sympy in, arithmetic of Triton or numpy out.
+
+All symbols are integers and not negative. `//` and `%` of a tile function mean what they mean in Python, also for
+negative numbers; Triton's truncate, so the printer emits the corrected form unless the sign is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import sympy
+from sympy.printing.str import StrPrinter
+
+Expr = sympy.Expr
+
+RANK = sympy.Symbol("rank", integer=True, nonnegative=True)
+WORLD = sympy.Symbol("world", integer=True, positive=True)
+
+
+def symbol(name: str) -> sympy.Symbol:
+    """The integer, not negative, of this name."""
+    return {"rank": RANK, "world": WORLD}.get(name) or sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+class first_of(sympy.Function):  # noqa: N801 - reads as a function in printed expressions
+    """first_of(D, p): where part p of dimension D begins; first_of(D, world) is the size of D."""
+
+    nargs = 2
+
+    @classmethod
+    def eval(cls, dim: Expr, part: Expr) -> Expr | None:
+        return sympy.S.Zero if part.is_zero else symbol(str(dim)) if part == WORLD else None
+
+    def _eval_is_integer(self) -> bool:
+        return True
+
+    def _eval_is_nonnegative(self) -> bool:
+        return True
+
+
+def floor_div(a: Any, b: Any) -> Expr:
+    return sympy.floor(sympy.sympify(a) / sympy.sympify(b))
+
+
+def ceil_div(a: Any, b: Any) -> Expr:
+    a, b = sympy.sympify(a), sympy.sympify(b)
+    return a if b == 1 else sympy.floor((a + b - 1) / b)
+
+
+def never_negative(e: Expr) -> bool:
+    """Whether an expression can be seen not to be negative (sympy itself gives up at floor)."""
+    match e:
+        case sympy.Add() | sympy.Mul() | sympy.Pow() | sympy.Min():
+            return all(never_negative(a) for a in e.args)
+        case sympy.Max():
+            return any(never_negative(a) for a in e.args)
+        case sympy.floor():
+            return all(never_negative(a) for a in sympy.fraction(sympy.together(e.args[0])))
+        case sympy.Mod():
+            return True
+    return bool(e.is_nonnegative)
+
+
+class _Printer(StrPrinter):
+    """Prints integer expressions as source text; `names` says how functions are called there."""
+
+    def __init__(self, minimum: str, maximum: str, first_of: str) -> None:
+        super().__init__()
+        self.minimum, self.maximum, self.first_of = minimum, maximum, first_of
+
+    def _atom(self, e: Expr) -> str:
+        text = self._print(e)
+        return text if e.is_Atom or text.endswith(")") and text.startswith(("(", "tl.", "np.")) else f"({text})"
+
+    def _print_floor(self, e: Expr) -> str:
+        above, below = sympy.fraction(sympy.together(e.args[0]))
+        if below == 1:
+            return str(self._print(above))
+        a, b = self._atom(above), self._atom(below)
+        if never_negative(above):
+            return f"({a} // {b})"
+        return f"(({a} - ({a} % {b} + {b}) % {b}) // {b})"
+
+    def _print_Mod(self, e: Expr) -> str:
+        a, b = self._atom(e.args[0]), self._atom(e.args[1])
+        return f"({a} % {b})" if never_negative(e.args[0]) else f"(({a} % {b} + {b}) % {b})"
+
+    def _fold(self, function: str, args: tuple[Expr, ...]) -> str:
+        text = str(self._print(args[0]))
+        for a in args[1:]:
+            text = f"{function}({text}, {self._print(a)})"
+        return text
+
+    def _print_Min(self, e: Expr) -> str:
+        return self._fold(self.minimum, sorted(e.args, key=str))
+
+    def _print_Max(self, e: Expr) -> str:
+        return self._fold(self.maximum, sorted(e.args, key=str))
+
+    def _print_first_of(self, e: Expr) -> str:
+        return self.first_of.format(e.args[0], self._print(e.args[1]))
+
+    def _print_Relational(self, e: Expr) -> str:
+        return f"({self._print(e.lhs)} {e.rel_op} {self._print(e.rhs)})"
+
+    def _print_And(self, e: Expr) -> str:
+        return "(" + " & ".join(self._print(a) for a in sorted(e.args, key=str)) + ")"
+
+    def _print_Or(self, e: Expr) -> str:
+        return "(" + " | ".join(self._print(a) for a in sorted(e.args, key=str)) + ")"
+
+    def _print_Not(self, e: Expr) -> str:
+        return f"({self._print(e.args[0])} == 0)"
+
+
+_TRITON = _Printer("tl.minimum", "tl.maximum", "tl.load({0}_parts + {1})")
+_NUMPY = _Printer("np.minimum", "np.maximum", "{0}_parts[{1}]")
+_PLAIN = _Printer("min", "max", "first_of({0}, {1})")
+
+
+def to_triton(e: Any) -> str:
+    """The expression in the arithmetic of a Triton kernel."""
+    return str(_TRITON.doprint(sympy.sympify(e)))
+
+
+def to_text(e: Any) -> str:
+    """The expression for a person."""
+    text = str(_PLAIN.doprint(sympy.sympify(e)))
+    return text[1:-1] if text.startswith("(") and text.endswith(")") and text.count("(") == 1 else text
+
+
+def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
+    """The expression's value, elementwise over numpy arrays in `values` (names of symbols; `D_parts`: where the parts of D begin)."""
+    if isinstance(e, int | np.ndarray):
+        return e
+    code = _COMPILED.get(e)
+    if code is None:
+        code = _COMPILED[e] = compile(_NUMPY.doprint(sympy.sympify(e)), "<expression>", "eval")
+    return eval(code, {"np": np, "True": True, "False": False}, dict(values))
+
+
+_COMPILED: dict[Expr, Any] = {}

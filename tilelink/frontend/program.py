@@ -1,0 +1,258 @@
+"""Programs: a recorded function of roles, bound with a schedule and dtypes to a tile program."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tilelink.errors import (
+    DimensionError,
+    DtypeError,
+    NotUnderstoodError,
+    RoleWithoutScheduleError,
+    ScheduleError,
+    ScheduleWithoutRoleError,
+    Site,
+    ViewError,
+)
+from tilelink.frontend.elaborate import Context, Elaborator
+from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Store, Tensor, TileProgram, View, loads_of, walk
+from tilelink.frontend.schedule import Schedule, smallest_tile
+from tilelink.frontend.sizes import Sizes, extents
+from tilelink.frontend.signals import derive_signals
+from tilelink.frontend.values import TileValue, dtype_name
+from tilelink.frontend.walk import make_walk, step_size
+from tilelink.language import Declared, Launch, Recording, TensorWord, record
+
+if TYPE_CHECKING:
+    from tilelink.analysis.unroll import Events
+
+KERNEL_NAMES = frozenset(
+    "rank world slot run worker workers i tile step home heaps control before after part executor cell cells expected "
+    "missing first last tl triton t value".split()
+)
+
+
+class Program:
+    """A program: what `@tk.program` makes of a function.
+
+    Calling it runs it: `y = program(x, weight, schedule=push, group=group)`. Tensors go by position or name; a
+    parameter with the default None may be left out; outputs are allocated where they are not given, and returned.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function, self.name = function, function.__name__
+        self.__doc__ = function.__doc__
+        self.file = inspect.getsourcefile(function) or "<unknown>"
+        self.site = Site(self.file, function.__code__.co_firstlineno, f"def {self.name}")
+        self._recorded: dict[frozenset[str], Recording] = {}
+        self._bound: dict[Any, TileProgram] = {}
+
+    @cached_property
+    def parameters(self) -> dict[str, Declared]:
+        """The declarations of the parameters, by name."""
+        self.recorded()
+        return {n: p.annotation for n, p in inspect.signature(self.function, eval_str=True).parameters.items()}
+
+    @cached_property
+    def optional(self) -> frozenset[str]:
+        """Parameters that may be left out."""
+        return frozenset(n for n, p in inspect.signature(self.function).parameters.items() if p.default is None)
+
+    def recorded(self, absent: frozenset[str] = frozenset()) -> Recording:
+        """Tensors and roles, where the parameters in `absent` are None."""
+        if absent not in self._recorded:
+            self._recorded[absent] = record(self.function, absent)
+        return self._recorded[absent]
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The schedules that stand beside the program in its file, by name; the first is the default."""
+        names = vars(sys.modules[self.function.__module__]) if self.function.__module__ in sys.modules else {}
+        names = names or self.function.__globals__
+        roles = {launch.function.name for launch in self.recorded(self.optional).launches}
+        return {n: s for n, s in names.items() if isinstance(s, Schedule) and set(s) == roles}
+
+    def schedule(self, wanted: Schedule | str | None) -> Schedule:
+        """A schedule by name, the default one for None. Raises ScheduleError."""
+        if isinstance(wanted, Schedule):
+            return wanted
+        known = self.schedules
+        if not known:
+            raise ScheduleError(f"{self.name} has no schedule beside it: write one, tk.Schedule(...)", self.site)
+        if wanted is not None and wanted not in known:
+            raise ScheduleError(f"{self.name} has no schedule {wanted}; it has {', '.join(known)}", self.site)
+        return known[wanted] if wanted is not None else next(iter(known.values()))
+
+    # ---- binding
+
+    def bind(
+        self,
+        schedule: Schedule | str | None = None,
+        dtypes: Mapping[str, Any] | Any = "float32",
+        absent: frozenset[str] = frozenset(),
+    ) -> TileProgram:
+        """The tile program of this schedule. `dtypes`: one for all tensors, or by parameter; outputs are like the first
+        tensor where nothing is said. `absent`: parameters that are None. Raises the errors of the frontend."""
+        schedule = self.schedule(schedule)
+        given = dict(dtypes) if isinstance(dtypes, Mapping) else dict.fromkeys(self.parameters, dtypes)
+        key = (schedule, tuple(sorted((n, str(d)) for n, d in given.items())), absent)
+        if key not in self._bound:
+            self._bound[key] = self._bind(schedule, given, absent)
+        return self._bound[key]
+
+    def _bind(self, schedule: Schedule, given: dict[str, Any], absent: frozenset[str]) -> TileProgram:
+        recording = self.recorded(absent)
+        _check_roles(self, recording, schedule)
+        dtypes = self._dtypes(recording, given)
+        cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
+        self._check_names(recording)
+        roles, functions = [], {}
+        for launch in recording.launches:
+            role, theirs = _elaborate(launch, schedule, recording, dtypes, cut)
+            roles.append(role)
+            functions |= theirs
+        tensors = tuple(Tensor(t.name, t.dims, t.sharded, t.kind, dtypes[t.name]) for t in recording.tensors)
+        signals = derive_signals(tensors, tuple(roles), cut, schedule.cells, schedule.site)
+        return TileProgram(
+            name=self.name,
+            tensors=tensors,
+            cut=tuple(d for d in dict.fromkeys(d for t in tensors for d in t.dims) if d in cut),
+            roles=tuple(roles),
+            signals=signals,
+            published=_published(tensors, tuple(roles)),
+            functions=tuple(functions.items()),
+            slots=schedule.slots,
+            site=self.site,
+        )
+
+    def fit(self, schedule: Schedule | str | None = None, **sizes: int | Sequence[int]) -> Schedule:
+        """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension
+        that is spread over the ranks, given by the lengths of its parts) made as small as the tensor allows."""
+        schedule = self.schedule(schedule)
+        bound = self.bind(schedule, absent=self.optional)
+        longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in sizes.items()}
+        changes = {}
+        for role in bound.roles:
+            tile = role.resource.tile
+            cut = [t and min(t, longest.get(r.dim, t)) for t, r in zip(tile, role.walk.ranges, strict=False)]
+            inner = {d for d, _ in extents(role)} - {r.dim for r in role.walk.ranges}
+            cut += [t and min(t, *(longest.get(d, t) for d in inner), t) for t in tile[len(cut) :]]
+            changes[role.name] = {"tile": tuple(cut)}
+        return schedule.changed(**changes)
+
+    def _dtypes(self, recording: Recording, given: Mapping[str, Any]) -> dict[str, str]:
+        dtypes: dict[str, str] = {}
+        first = next((given[t.name] for t in recording.tensors if t.name in given), "float32")
+        for t in recording.tensors:
+            wanted = given.get(t.name, t.dtype)
+            if isinstance(wanted, TensorWord):
+                dtypes[t.name] = dtypes[wanted.name]
+                continue
+            try:
+                dtypes[t.name] = dtype_name(first if wanted is None else wanted)
+            except ValueError as e:
+                raise DtypeError(f"{t.name}: {e}", self.site) from e
+        return dtypes
+
+    def _check_names(self, recording: Recording) -> None:
+        dims = [d for t in recording.tensors for d in t.dims if d != RANKS_DIM]
+        for name in [*dims, *(t.name for t in recording.tensors)]:
+            if name in KERNEL_NAMES or not name.isidentifier():
+                raise DimensionError(f"{name} has a meaning in every kernel: call the tensor or dimension otherwise", self.site)
+        both = set(dims) & {t.name for t in recording.tensors}
+        if both:
+            raise DimensionError(f"{', '.join(sorted(both))}: name of a tensor and of a dimension", self.site)
+
+    # ---- what can be done with a program; each is the work of a layer above, imported when it is asked for
+
+    def unroll(self, schedule: Schedule | str | None = None, *, world: int, dtypes: Any = "float32", **sizes: Any) -> Events:
+        """The events of every worker of every rank; see `tilelink.analysis.unroll.unroll`."""
+        from tilelink.analysis.unroll import unroll
+
+        absent = self.optional if not isinstance(dtypes, Mapping) else self.optional - set(dtypes)
+        program = self.bind(schedule, dtypes, absent)
+        return unroll(program, Sizes.of(program, world, sizes))
+
+    def show(self, stage: str = "program", schedule: Schedule | str | None = None, **options: Any) -> str:
+        """The program as text, at a stage: "program", "events" or "triton"; see `tilelink.backend.show`."""
+        from tilelink.backend.show import show
+
+        return show(self, stage, schedule, **options)
+
+    def __call__(self, *tensors: Any, schedule: Schedule | str | None = None, group: Any, **options: Any) -> Any:
+        """Runs the program on the calling rank of `group`; see `tilelink.runtime.call.call`."""
+        return group.call(self, tensors, schedule, options)
+
+    def __repr__(self) -> str:
+        return f"<program {self.name} of {self.file}>"
+
+
+def program(function: Callable[..., None]) -> Program:
+    """Declares a program: a function that makes buffers and launches tile functions over tile spaces."""
+    return Program(function)
+
+
+def _check_roles(program: Program, recording: Recording, schedule: Schedule) -> None:
+    roles = [launch.function.name for launch in recording.launches]
+    for launch in recording.launches:
+        if launch.function.name not in schedule:
+            raise RoleWithoutScheduleError(
+                f"the schedule says nothing of the role {launch.function.name}; it names {', '.join(schedule) or 'no role'}",
+                launch.site,
+            )
+    for name in schedule:
+        if name not in roles:
+            raise ScheduleWithoutRoleError(f"{program.name} has no role {name}; its roles are {', '.join(roles)}", schedule.site)
+
+
+def _elaborate(
+    launch: Launch, schedule: Schedule, recording: Recording, dtypes: dict[str, str], cut: frozenset[str]
+) -> tuple[Role, dict[str, Any]]:
+    function, resource = launch.function, schedule[launch.function.name]
+    found, axes = make_walk(function.name, launch.space, resource, cut, launch.site)
+    for parameter, argument in launch.arguments.items():
+        if isinstance(argument, TensorWord) and argument not in recording.tensors:
+            raise NotUnderstoodError(f"{parameter}: {argument.name} is no tensor of this program", launch.site)
+    dims = {d for t in recording.tensors for d in t.dims}
+    context = Context(
+        tensors={t.name: t for t in recording.tensors},
+        dtypes=dtypes,
+        cut=cut,
+        written=frozenset(
+            word.name
+            for other in recording.launches
+            for p in other.function.written_parameters()
+            if isinstance(word := other.arguments.get(p), TensorWord)
+        ),
+        tile=TileValue(found.ranges, axes),
+        step=step_size(resource, launch.space),
+        reserved=KERNEL_NAMES | dims | {t.name for t in recording.tensors} | {n for n, _ in found.coordinates},
+    )
+    elaborator = Elaborator(function, launch.arguments, context)
+    body = elaborator.body()
+    return Role(function.name, resource, found, body, launch.site), elaborator.functions
+
+
+def _published(tensors: tuple[Tensor, ...], roles: tuple[Role, ...]) -> tuple[str, ...]:
+    """Inputs that peers read. Outputs are written by their own rank only."""
+    kinds = {t.name: t.kind for t in tensors}
+    read: set[str] = set()
+    for role in roles:
+        for s in walk(role.body):
+            views: list[View] = [load.view for load in loads_of(s)]
+            if isinstance(s, Copy):
+                views.append(s.source)
+            read |= {v.tensor for v in views if v.remote and kinds[v.tensor] == "input"}
+            target = s.target if isinstance(s, Copy | Store) else None
+            if target is not None and target.remote and kinds[target.tensor] == "output":
+                raise ViewError(
+                    f"{target}: an output is written by its own rank; let peers write a tk.local buffer and copy it from there",
+                    s.site,
+                )
+    return tuple(t.name for t in tensors if t.name in read)
+
+

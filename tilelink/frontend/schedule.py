@@ -1,0 +1,158 @@
+"""Schedules: which resource runs a role, in tiles of what size, in what order, and on which side.
+
+A schedule never changes what a program computes; tile sizes, the k step included, stand here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilelink.errors import ScheduleError, Site, TileSizeError
+from tilelink.frontend.expressions import RANK, WORLD, Expr
+
+PartOrder = Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Order:
+    """In what order a worker set walks the tiles of a role.
+
+    `parts(step, rank, world)` is the rank whose part (or the value of whose rank axis) comes at `step` on `rank`: for
+    each rank a permutation of 0..world-1, in integer arithmetic, because it is printed into the kernel.
+    `group`: tiles of the last two dimensions are walked in groups of so many rows, column by column inside a group
+    (1: row by row), which keeps what they share in the cache.
+    """
+
+    name: str
+    parts: PartOrder
+    group: int = 1
+
+    def part_at(self, step: Expr) -> Expr:
+        """The symbolic part at a step."""
+        return self.parts(step, RANK, WORLD)
+
+    def check(self, world: int, site: Site | None) -> None:
+        """Raises ScheduleError where the order is not a permutation for each rank of this world."""
+        for rank in range(world):
+            walked = [int(self.parts(step, rank, world)) for step in range(world)]
+            if sorted(walked) != list(range(world)):
+                raise ScheduleError(
+                    f"order {self.name} walks the parts {walked} on rank {rank} of {world}; "
+                    f"it has to be a permutation of 0..{world - 1}",
+                    site,
+                )
+
+    def __str__(self) -> str:
+        return self.name if self.group == 1 else f"grouped({self.group}, {self.name})"
+
+
+own_rank_first = Order("own_rank_first", lambda step, rank, world: (rank + step) % world)
+next_rank_first = Order("next_rank_first", lambda step, rank, world: (rank + step + 1) % world)
+ring = Order("ring", lambda step, rank, world: (rank - step) % world)
+
+
+def order(parts: PartOrder, *, group: int = 1) -> Order:
+    """The user's own order; see `Order`. Can be used as a decorator of a function `(step, rank, world) -> part`."""
+    return Order(getattr(parts, "__name__", "order"), parts, group)
+
+
+def grouped(group: int, parts: Order = own_rank_first) -> Order:
+    """`parts`, with the tiles of each part walked in groups of `group` rows."""
+    if group < 1:
+        raise ScheduleError(f"a group of {group} rows: it has to be at least 1", Site.of_caller())
+    return replace(parts, group=group)
+
+
+@dataclass(frozen=True)
+class SMs:
+    """A role on streaming multiprocessors, one worker an SM, inside the program's persistent kernel.
+
+    `count`: how many (None: all that roles with a count leave; roles without one share them, in program order).
+    `tile`: elements along each dimension of the role's space, then the step of its `tk.steps` loops, if it has one.
+    None for a dimension stands for the whole of it, for roles that only copy.
+    `at`: who executes a tile: "home" (the rank in whose part it lies) or the name of a rank axis of the space; by
+    default the home of a sharded space, and every rank for a local one.
+    """
+
+    count: int | None = None
+    tile: tuple[int | None, ...] = ()
+    order: Order = own_rank_first
+    at: str | None = None
+    stages: int = 3
+    warps: int = 8
+
+    def __post_init__(self) -> None:
+        site = Site.of_caller(2)
+        if self.count is not None and self.count < 1:
+            raise ScheduleError(f"{self.count} SMs: a role needs at least 1", site)
+        for size in self.tile:
+            if size is not None and (size < 1 or size & (size - 1)):
+                raise TileSizeError(f"tile {self.tile}: {size} is not a power of two", site)
+        if self.stages < 1 or self.warps < 1 or self.warps & (self.warps - 1):
+            raise ScheduleError(f"stages {self.stages} >= 1 and warps {self.warps} a power of two", site)
+
+    def __str__(self) -> str:
+        parts = [str(self.count)] if self.count else []
+        parts += [f"tile={self.tile}", f"order={self.order}"] + ([f"at={self.at!r}"] if self.at else [])
+        return f"SMs({', '.join(parts)}, stages={self.stages}, warps={self.warps})"
+
+
+class Schedule(Mapping[str, SMs]):
+    """The resource of each role, by the role's name: `tk.Schedule(gather=tk.SMs(...), matmul=tk.SMs(...))`.
+
+    `slots`: how many copies of the program's buffers and signals the host may alternate between. More than one hides
+    the latency of the credits between calls; results do not depend on it.
+    `cells`: the signal grid of a tensor where the derived one is not wanted: {"full": (128, None)}.
+    """
+
+    def __init__(self, *, slots: int = 2, cells: Mapping[str, tuple[int | None, ...]] | None = None, **roles: SMs):
+        self.site = Site.of_caller()
+        if slots < 1:
+            raise ScheduleError(f"{slots} slots: at least 1", self.site)
+        for name, resource in roles.items():
+            if not isinstance(resource, SMs):
+                raise ScheduleError(f"{name}={resource!r} is not a resource such as tk.SMs(...)", self.site)
+        self.roles, self.slots, self.cells = dict(roles), slots, dict(cells or {})
+
+    def __getitem__(self, role: str) -> SMs:
+        return self.roles[role]
+
+    def __iter__(self) -> Any:
+        return iter(self.roles)
+
+    def __len__(self) -> int:
+        return len(self.roles)
+
+    def _key(self) -> tuple[Any, ...]:
+        return tuple(self.roles.items()), self.slots, tuple(self.cells.items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"Schedule({', '.join(f'{k}={v}' for k, v in self.roles.items())})"
+
+    def changed(self, **roles: Mapping[str, Any]) -> Schedule:
+        """This schedule with fields of roles replaced: `push.changed(matmul={"tile": (64, 64, 32)})`."""
+        new = dict(self.roles)
+        for name, fields in roles.items():
+            if name not in new:
+                raise ScheduleError(f"no role {name} in this schedule; it has {', '.join(new)}", self.site)
+            new[name] = replace(new[name], **fields)
+        return self._with(new)
+
+    def _with(self, roles: dict[str, SMs]) -> Schedule:
+        schedule = Schedule(slots=self.slots, cells=self.cells, **roles)
+        schedule.site = self.site
+        return schedule
+
+
+def smallest_tile(size: int, least: int = 16) -> int:
+    """The smallest power of two that holds `size` elements and is at least `least` (what `tl.dot` needs)."""
+    return max(least, 1 << max(0, size - 1).bit_length())
+

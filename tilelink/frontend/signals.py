@@ -1,0 +1,280 @@
+"""The signals of a program, derived: grids (the mapping f_C), scopes, and how often each cell is notified in a run.
+
+Nothing of this is written by a user. A grid is as fine as the tiles that notify, and as coarse as the waits allow:
+where every wait covers a whole dimension, one cell does. Cells never cross the parts of the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import sympy
+
+from tilelink.errors import DimensionError, ScheduleError, SignalCountError, Site, WaitWithoutNotifyError
+from tilelink.frontend.expressions import RANK, WORLD, Expr, ceil_div, first_of, floor_div, symbol, to_text
+from tilelink.frontend.ir import (
+    ALL_RANKS,
+    RANKS_DIM,
+    Cell,
+    DataIf,
+    For,
+    If,
+    Notifier,
+    Notify,
+    Range,
+    Role,
+    Signals,
+    Statement,
+    Tensor,
+    View,
+    Wait,
+)
+from tilelink.frontend.walk import longest_part
+
+_EXECUTOR = symbol("executor")
+
+
+@dataclass(frozen=True)
+class Use:
+    """A wait or a notify of a view, with the loops and conditions around it."""
+
+    role: Role
+    view: View
+    site: Site
+    loops: tuple[For, ...]
+    conditions: tuple[sympy.logic.boolalg.Boolean, ...]
+
+
+def uses(role: Role, kind: type[Wait] | type[Notify]) -> Iterator[Use]:
+    """All waits, or all notifies, of a role."""
+
+    def visit(body: tuple[Statement, ...], loops: tuple[For, ...], conditions: tuple[sympy.Basic, ...]) -> Iterator[Use]:
+        for s in body:
+            if isinstance(s, kind):
+                yield from (Use(role, v, s.site, loops, conditions) for v in s.views)
+            elif isinstance(s, For):
+                yield from visit(s.body, (*loops, s), conditions)
+            elif isinstance(s, If):
+                yield from visit(s.body, loops, (*conditions, s.condition))
+                yield from visit(s.orelse, loops, (*conditions, sympy.Not(s.condition)))
+            elif isinstance(s, DataIf):
+                yield from visit(s.body, loops, conditions)
+
+    yield from visit(role.body, (), ())
+
+
+def derive_signals(
+    tensors: tuple[Tensor, ...],
+    roles: tuple[Role, ...],
+    cut: frozenset[str],
+    wanted: Mapping[str, tuple[int | None, ...]],
+    site: Site,
+) -> tuple[Signals, ...]:
+    """The signals of every tensor that is notified. `wanted`: grids the schedule asks for, by tensor."""
+    waits = [u for r in roles for u in uses(r, Wait)]
+    notifies = [u for r in roles for u in uses(r, Notify)]
+    notified = {u.view.tensor for u in notifies}
+    for u in waits:
+        if u.view.tensor not in notified:
+            raise WaitWithoutNotifyError(
+                f"{u.role.name} waits for {u.view}, but no tile of the program notifies {u.view.tensor}: it would wait for "
+                f"ever. Notify what is stored to it",
+                u.site,
+            )
+    for name in wanted:
+        if name not in notified:
+            raise ScheduleError(f"the schedule gives {name} a signal grid, but nobody notifies it", site)
+    made = []
+    for tensor in tensors:
+        if tensor.name not in notified:
+            continue
+        theirs = [u for u in notifies if u.view.tensor == tensor.name]
+        mine = [u for u in waits if u.view.tensor == tensor.name]
+        grid = _grid(tensor, theirs, mine, cut, wanted.get(tensor.name), site)
+        counted = tuple(_notifier(u, tensor, grid) for u in theirs)
+        near = all(u.view.home == RANK for u in (*theirs, *mine))
+        made.append(Signals(tensor.name, grid, counted, "gpu" if near else "sys"))
+    return tuple(made)
+
+
+def _grid(
+    tensor: Tensor,
+    notifies: list[Use],
+    waits: list[Use],
+    cut: frozenset[str],
+    wanted: tuple[int | None, ...] | None,
+    site: Site,
+) -> tuple[Cell, ...]:
+    if wanted is not None and len(wanted) != len(tensor.dims):
+        raise DimensionError(f"cells of {tensor.name}: {len(tensor.dims)} sizes needed, {len(wanted)} given", site)
+    cells = []
+    for k, dim in enumerate(tensor.dims):
+        if dim == RANKS_DIM:
+            cells.append(Cell(dim, 1, False, False))
+            continue
+        sizes = [_extent(u.view, k) for u in notifies]
+        coarse = any(s is None for s in sizes) or all(_extent(u.view, k) is None for u in waits)
+        size = None if coarse else max(s for s in sizes if s is not None)
+        if wanted is not None and wanted[k] != size:
+            finest = max((s for s in sizes if s is not None), default=None)
+            if wanted[k] is not None and (coarse and None in sizes or finest and wanted[k] % finest):  # type: ignore[operator]
+                raise ScheduleError(
+                    f"cells of {wanted[k]} along {dim} of {tensor.name}: a cell has to hold whole notified tiles, of "
+                    f"{finest or 'the whole dimension'}",
+                    site,
+                )
+            size = wanted[k]
+        cells.append(Cell(dim, size, dim in cut, k == tensor.sharded))
+    return tuple(cells)
+
+
+def _extent(view: View, k: int) -> int | None:
+    i = view.index[k]
+    return i.extent if isinstance(i, Range) else 1
+
+
+def _notifier(use: Use, tensor: Tensor, grid: tuple[Cell, ...]) -> Notifier:
+    """How often a notify counts: solve "its view is this cell on this rank" for the ranks in it."""
+    walk = use.role.walk
+    ranges = {name: (sympy.S.Zero, WORLD) for name, e in walk.coordinates if _is_rank_axis(name, walk.ranges)}
+    executor = use.role.resource.at or ("home" if walk.home == RANK else None)
+    variables: dict[sympy.Symbol, tuple[Expr, Expr]] = {_EXECUTOR: (sympy.S.Zero, WORLD)}
+    variables |= {symbol(n): bounds for n, bounds in ranges.items() if n != executor}
+    for loop in use.loops:
+        if loop.step == 1:
+            variables[symbol(loop.name)] = (loop.start, loop.stop)
+    equations: list[tuple[Expr, Expr]] = []
+    if use.view.home != ALL_RANKS:
+        assert isinstance(use.view.home, Expr)
+        equations.append((use.view.home, RANK))
+    tiles: list[int | None] = []
+    for k, (cell, i) in enumerate(zip(grid, use.view.index, strict=True)):
+        if not isinstance(i, Range):
+            equations.append((i, symbol(f"index_{k}")))
+            tiles.append(1)
+            continue
+        tiles.append(i.extent)
+        if cell.cut and not cell.local and i.part is not None:
+            equations.append((i.part, symbol(f"part_{cell.dim}")))
+    swap = {RANK: _EXECUTOR}
+    left = [(sympy.sympify(e).xreplace(swap), target) for e, target in equations]
+    condition = sympy.And(*use.conditions).xreplace(swap)
+    open_equations: list[tuple[Expr, Expr]] = []
+    while left:
+        e, target = left.pop(0)
+        if e in variables:
+            del variables[e]
+            found = {e: target}
+            left = [(a.xreplace(found), t) for a, t in left]
+            open_equations = [(a.xreplace(found), t) for a, t in open_equations]
+            condition = condition.xreplace(found)
+        elif e != target:
+            open_equations.append((e, target))
+    condition = sympy.And(condition, *[sympy.Eq(e, t) for e, t in open_equations])
+    known = {RANK, WORLD, *(symbol(f"part_{c.dim}") for c in grid), *(symbol(f"index_{k}") for k in range(len(grid)))}
+    strange = condition.free_symbols - known - set(variables)
+    if strange:
+        names = ", ".join(sorted(map(str, strange)))
+        raise SignalCountError(
+            f"notify of {use.view} depends on {names} (where {to_text(condition)}), so how often its signal comes in a run "
+            "is not the same for all tiles; let it depend on ranks only",
+            use.site,
+        )
+    sums = {v: b for v, b in variables.items() if v in condition.free_symbols}
+    times = sympy.prod([stop - start for v, (start, stop) in variables.items() if v not in sums])
+    return Notifier(
+        use.role.name, tuple(tiles), sympy.sympify(times), tuple((str(v), a, b) for v, (a, b) in sums.items()), condition
+    )
+
+
+def _is_rank_axis(name: str, ranges: tuple[Range, ...]) -> bool:
+    return name != "tile" and not any(name == f"{r.dim}_lo" for r in ranges)
+
+
+# ---- the mapping f_C -------------------------------------------------------------------------------------------
+
+
+def cells_along(cell: Cell) -> Expr:
+    """How many cells a rank has along a dimension."""
+    if cell.dim == RANKS_DIM:
+        return WORLD
+    inside = cells_in_part(cell)
+    return inside * WORLD if cell.cut and not cell.local else inside
+
+
+def cells_in_part(cell: Cell) -> Expr:
+    """How many cells the longest part (or the dimension, where it is not cut) has."""
+    if cell.size is None:
+        return sympy.S.One
+    return ceil_div(longest_part(cell.dim) if cell.cut else symbol(cell.dim), cell.size)
+
+
+def cell_count(signals: Signals) -> Expr:
+    """How many signals a rank has for the tensor."""
+    return sympy.prod([cells_along(c) for c in signals.grid])
+
+
+def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
+    """The cells along one dimension that a range intersects: (first, how many)."""
+    if not isinstance(index, Range):
+        return index, sympy.S.One
+    if cell.size is None:
+        if not cell.cut or cell.local:
+            return sympy.S.Zero, sympy.S.One
+        return (index.part, sympy.S.One) if index.part is not None else (sympy.S.Zero, WORLD)
+    if index.part is None and cell.cut:
+        return sympy.S.Zero, cells_along(cell)
+    begin = first_of(symbol(cell.dim), index.part) if cell.cut else sympy.S.Zero
+    before = cells_in_part(cell) * index.part if cell.cut and not cell.local else sympy.S.Zero
+    first = floor_div(index.start - begin, cell.size)
+    if index.extent is not None and index.extent <= cell.size:
+        return before + first, sympy.S.One
+    return before + first, ceil_div(index.stop - begin, cell.size) - first
+
+
+def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
+    """Where a cell lies, from its flat number `cell`: names with their values, in order.
+
+    `part_D` and `cell_D` are the part and the number inside the part along D; `index_k` the entry of dimension k.
+    """
+    made: list[tuple[str, Expr]] = []
+    rest: Expr = symbol("cell")
+    for k, c in reversed(list(enumerate(signals.grid))):
+        along = cells_along(c)
+        here = rest if k == 0 else rest % along
+        if along != 1:
+            if c.dim == RANKS_DIM:
+                made.append((f"index_{k}", here))
+            elif c.cut and not c.local:
+                made.append((f"part_{c.dim}", floor_div(here, cells_in_part(c))))
+                made.append((f"cell_{c.dim}", here % cells_in_part(c)))
+            else:
+                made.append((f"cell_{c.dim}", here))
+        rest = floor_div(rest, along)
+    return tuple(made)
+
+
+def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False) -> Expr:
+    """What a notifier adds to a cell, for each value of its `sums` where its `condition` holds, in the names of
+    `position`. `inside`: the cell is known to hold elements, as one that a view lies in."""
+    tiles = [
+        _tiles_in_cell(c, t, inside) for c, t in zip(signals.grid, notifier.tiles, strict=True) if c.dim != RANKS_DIM
+    ]
+    return notifier.times * sympy.prod(tiles)
+
+
+def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool) -> Expr:
+    """How many tiles of this size lie in a cell; 0 where the cell is empty."""
+    begin, end = sympy.S.Zero, symbol(cell.dim)
+    if cell.cut:
+        part = RANK if cell.local else symbol(f"part_{cell.dim}") if cells_along(cell) != 1 else sympy.S.Zero
+        begin, end = first_of(symbol(cell.dim), part), first_of(symbol(cell.dim), part + 1)
+    if cell.size is None:
+        if tile is None:
+            return sympy.S.One if inside else sympy.Min(1, end - begin)
+        return ceil_div(end - begin, tile)
+    if inside and tile == cell.size:
+        return sympy.S.One
+    start = begin + (symbol(f"cell_{cell.dim}") if cells_along(cell) != 1 else 0) * cell.size
+    return ceil_div(sympy.Min(cell.size, sympy.Max(0, end - start)), tile)

@@ -1,0 +1,175 @@
+"""Sizes of a run: the world, the dimensions, the parts of those that are spread over the ranks; and who does what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from tilelink.errors import DimensionError, RankError, ScheduleError, TileSizeError, WorldError
+from tilelink.frontend.expressions import evaluate
+from tilelink.frontend.ir import Role, TileProgram, View, walk
+from tilelink.frontend.schedule import smallest_tile
+
+MAX_WORLD = 1024
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """World and sizes. `dims`: the whole size of each dimension; `parts`: lengths of the parts of those that are cut."""
+
+    world: int
+    dims: tuple[tuple[str, int], ...]
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, program: TileProgram, world: int, sizes: Mapping[str, int | Sequence[int]]) -> Sizes:
+        """Sizes by dimension: a number, or for a dimension that is cut the lengths of its parts. A number is cut into
+        parts of ceil(size / world), the last ones shorter or empty. Raises WorldError, DimensionError, TileSizeError."""
+        check_world(world)
+        dims: dict[str, int] = {}
+        parts: dict[str, tuple[int, ...]] = {}
+        for d in program.dims:
+            if d not in sizes:
+                raise DimensionError(f"{program.name} has the dimensions {', '.join(program.dims)}; {d} is missing", program.site)
+            given = sizes[d]
+            if isinstance(given, Sequence):
+                if d not in program.cut:
+                    raise DimensionError(f"{d} is not spread over the ranks: one size, not {tuple(given)}", program.site)
+                if len(given) != world:
+                    raise DimensionError(f"{d}: {len(given)} parts {tuple(given)} for {world} ranks", program.site)
+                parts[d] = tuple(int(n) for n in given)
+                dims[d] = sum(parts[d])
+            else:
+                dims[d] = int(given)
+                if d in program.cut:
+                    parts[d] = even_parts(dims[d], world)
+            if dims[d] < 0 or any(n < 0 for n in parts.get(d, ())):
+                raise DimensionError(f"{d} is {given}: sizes are not negative", program.site)
+        for d in sizes:
+            if d not in program.dims:
+                raise DimensionError(f"{program.name} has no dimension {d}; it has {', '.join(program.dims)}", program.site)
+        made = cls(world, tuple(dims.items()), tuple(parts.items()))
+        made.check(program)
+        return made
+
+    def check(self, program: TileProgram) -> None:
+        """Raises TileSizeError for a tile larger than the tensor, ScheduleError for an order that is none."""
+        sizes = dict(self.dims)
+        for role in program.roles:
+            role.resource.order.check(self.world, role.site)
+            for dim, extent in extents(role):
+                if extent > smallest_tile(sizes[dim]):
+                    raise TileSizeError(
+                        f"{role.name}: a tile of {extent} along {dim} is larger than the tensor, of {sizes[dim]}; use at most "
+                        f"{smallest_tile(sizes[dim])} ({program.name}.fit(schedule, ...) does that; a schedule taken by its name is fitted)",
+                        role.site,
+                    )
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Values of the symbols of sizes, for `expressions.evaluate`."""
+        values: dict[str, Any] = {"world": self.world, **dict(self.dims)}
+        for d, lengths in self.parts:
+            values[f"{d}_part"] = max(lengths)
+            values[f"{d}_parts"] = np.array([0, *accumulate(lengths)], np.int64)
+        return values
+
+    def part(self, dim: str, rank: int) -> int:
+        """The length of a rank's part."""
+        return dict(self.parts)[dim][rank]
+
+    def equal(self, dim: str) -> bool:
+        """Whether the parts of a dimension that is cut are all of one length."""
+        return len(set(dict(self.parts)[dim])) == 1
+
+    def exact(self, dim: str, extent: int) -> bool:
+        """Whether blocks of `extent` fill the dimension, or each of its parts, with no rest."""
+        lengths = dict(self.parts).get(dim, (dict(self.dims)[dim],))
+        return all(n % extent == 0 for n in lengths)
+
+
+def even_parts(size: int, world: int) -> tuple[int, ...]:
+    """Parts of ceil(size / world), the last ones shorter or empty, as torch.chunk and DTensor cut."""
+    longest = -(-size // world)
+    return tuple(max(0, min(longest, size - r * longest)) for r in range(world))
+
+
+def check_world(world: int) -> None:
+    """Raises WorldError."""
+    if not isinstance(world, int) or not 1 <= world <= MAX_WORLD:
+        raise WorldError(f"a world of {world}: it has from 1 to {MAX_WORLD} ranks")
+
+
+def check_rank(rank: int, world: int) -> None:
+    """Raises RankError."""
+    if not 0 <= rank < world:
+        raise RankError(f"rank {rank} in a world of {world}: ranks go from 0 to {world - 1}")
+
+
+def extents(role: Role) -> frozenset[tuple[str, int]]:
+    """(dimension, block size) of everything a role cuts."""
+    found = {(r.dim, r.extent) for r in role.walk.ranges if r.extent is not None}
+    for s in walk(role.body):
+        for view in _views(s):
+            found |= {(r.dim, r.extent) for r in view.ranges if r.extent is not None}
+    return frozenset(found)
+
+
+def _views(s: Any) -> list[View]:
+    found: list[View] = []
+    for value in vars(s).values():
+        if isinstance(value, View):
+            found.append(value)
+        elif isinstance(value, tuple):
+            found += [v for v in value if isinstance(v, View)]
+        elif hasattr(value, "loads"):
+            found += [load.view for load in value.loads]
+    return found
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """Which workers of the persistent kernel run a role: `workers` of them, from `first`; `tiles` on each rank."""
+
+    first: int
+    workers: int
+    tiles: int
+
+
+def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
+    """Workers of every role, on a device of `sms` SMs. Roles with a count get theirs in program order; the others
+    share what is left. Nobody gets more workers than tiles. Raises ScheduleError where the SMs do not suffice."""
+    first, made = 0, {}
+    tiles = {r.name: tile_count(r, sizes) for r in program.roles}
+    for role in program.roles:
+        if role.resource.count is not None:
+            workers = max(1, min(role.resource.count, tiles[role.name]))
+            made[role.name] = Allotment(first, workers, tiles[role.name])
+            first += workers
+    sharing = [r for r in program.roles if r.resource.count is None]
+    asked = sum(r.resource.count or 0 for r in program.roles)
+    if asked + bool(sharing) > sms:
+        raise ScheduleError(
+            f"{program.name} asks for {asked} SMs by count" + (" and at least one for the others" if sharing else "")
+            + f"; the device has {sms}",
+            program.site,
+        )
+    for role in sharing:
+        workers = max(1, min(sms - first, max(tiles[r.name] for r in sharing)))
+        made[role.name] = Allotment(first, workers, tiles[role.name])
+    return {r.name: made[r.name] for r in program.roles}
+
+
+def tile_count(role: Role, sizes: Sizes) -> int:
+    """Numbers that the workers of one rank walk (those of parts that are shorter than the longest are passed over)."""
+    values = dict(sizes.values)
+    for name, value in role.walk.sizes:
+        values[name] = int(evaluate(value, values))
+    return int(evaluate(role.walk.count, values))
+
+

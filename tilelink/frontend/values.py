@@ -1,0 +1,79 @@
+"""What the elaborator knows of a name in a tile function. Integers are sympy expressions, views are `ir.View`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilelink.frontend.expressions import Expr
+from tilelink.frontend.ir import Range
+
+DOT_DTYPES = ("float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2")
+_ALIASES = {
+    "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "f16": "float16", "f32": "float32",
+    "i8": "int8", "i32": "int32", "i64": "int64", "half": "float16", "float": "float32", "fp8e4nv": "float8_e4m3fn",
+    "fp8e5": "float8_e5m2", "float8e4nv": "float8_e4m3fn", "float8e5": "float8_e5m2", "int1": "bool", "i1": "bool",
+}  # fmt: skip
+ITEM_SIZE = {
+    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "bool": 1,
+}  # fmt: skip
+_WIDTH = ["bool", "int8", "uint8", "int16", "int32", "int64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16",
+          "float32", "float64"]  # fmt: skip
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype of torch, Triton or numpy, or given by a name or its short form. Raises ValueError."""
+    text = str(dtype).removeprefix("torch.").removeprefix("<class 'numpy.").removesuffix("'>")
+    text = _ALIASES.get(text, text)
+    if text not in ITEM_SIZE:
+        raise ValueError(f"{dtype} is not a dtype TileLink knows; it knows {', '.join(ITEM_SIZE)}")
+    return text
+
+
+def promote(a: str | None, b: str | None) -> str | None:
+    """The dtype of an elementwise operation."""
+    if a is None or b is None or a == b:
+        return a or b
+    if {a, b} == {"float16", "bfloat16"}:
+        return "float32"
+    return max(a, b, key=_WIDTH.index)
+
+
+def broadcast(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The shape of an elementwise operation; None where one is not known."""
+    if a is None or b is None:
+        return None
+    n = max(len(a), len(b))
+    pairs = zip((1,) * (n - len(a)) + a, (1,) * (n - len(b)) + b, strict=True)
+    return tuple(max(x, y) for x, y in pairs)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A value of Triton, in registers: `node` is its source, rewritten."""
+
+    node: ast.expr
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Static:
+    """Any other Python object, known before the run: a module, a function, a constant."""
+
+    value: Any
+    node: ast.expr | None = None
+
+
+@dataclass(frozen=True)
+class TileValue:
+    """The tile a function is called for."""
+
+    ranges: tuple[Range, ...]
+    axes: Mapping[str, Expr]
+
+    def range_of(self, dim: str) -> Range | None:
+        return next((r for r in self.ranges if r.dim == dim), None)

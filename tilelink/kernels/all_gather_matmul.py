@@ -1,0 +1,41 @@
+"""AllGather-GEMM: the rows of x are spread over the ranks; every rank multiplies all of them by its own weight."""
+
+import triton.language as tl
+
+import tilelink as tk
+
+
+@tk.tile
+def gather(t, x, full):
+    """Bring one tile of x from its home to one reader."""
+    tk.notify(tk.copy(x[t], full[t].at(t.reader)))
+
+
+@tk.tile
+def matmul(t, full, weight, out, bias):
+    """One tile of out, as soon as its rows are here."""
+    rows = tk.wait(full[t.rows])
+    acc = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(full.cols):
+        acc = tl.dot(rows[:, k].load(), weight[k, t.cols].load(), acc, input_precision="ieee")
+    if bias is not None:
+        acc += bias[t.cols].load()[None, :]
+    out[t].store(acc)
+
+
+@tk.program
+def all_gather_matmul(
+    x: tk.Sharded("M", "K"),
+    weight: tk.Local("K", "N"),
+    out: tk.Local("M", "N"),
+    bias: tk.Local("N") = None,
+):
+    """out = all_gather(x) @ weight + bias on every rank."""
+    full = tk.local("M", "K")  # every rank's copy of all rows
+    gather[tk.tiles(x, reader=tk.ranks)](x, full)
+    matmul[tk.tiles(out)](full, weight, out, bias)
+
+
+gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)
+push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"), matmul=gemm)
+pull = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), at="reader"), matmul=gemm)

@@ -1,0 +1,360 @@
+"""The words of the language: what a tile function and a program may say.
+
+A program is an ordinary function that is run once to record its buffers and roles. A tile function is never run:
+its source is read (`frontend/elaborate.py`), so the words used inside it are names, and calling them is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextvars
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError
+
+
+# ---- what a program declares -------------------------------------------------------------------------------------
+
+
+class RanksWord:
+    """`tk.ranks`: all ranks of the world. A rank axis of a tile space, a dimension of a buffer, the argument of
+    `.at()`; `for r in tk.ranks():` in a tile function."""
+
+    def __call__(self) -> NoReturn:
+        only_in_tile_functions("ranks()")
+
+    def __repr__(self) -> str:
+        return "ranks"
+
+
+ranks = RanksWord()
+Dim = str | RanksWord
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The declaration of a parameter: its dimensions by name, and which of them is cut over the ranks, if one is."""
+
+    dims: tuple[Dim, ...]
+    sharded: int | None
+
+
+def Local(*dims: Dim) -> Declared:
+    """A tensor of which every rank has its own: `tk.Local("K", "N")`."""
+    return Declared(dims, None)
+
+
+def Sharded(*dims: Dim, axis: int = 0) -> Declared:
+    """A tensor cut along dimension `axis` over the ranks, so that each element has one home."""
+    if not 0 <= axis < len(dims) or not isinstance(dims[axis], str):
+        raise DimensionError(f"axis {axis} is not a named dimension of {dims}", Site.of_caller())
+    return Declared(dims, axis)
+
+
+@dataclass(frozen=True)
+class AxisWord:
+    """A dimension of a tensor, as in `full.cols`."""
+
+    dim: str
+
+
+@dataclass(eq=False)
+class TensorWord:
+    """A tensor as a program handles it. `kind` is "input", "output" or "buffer"."""
+
+    name: str
+    dims: tuple[str, ...]
+    sharded: int | None
+    kind: str
+    dtype: Any = None
+
+    @property
+    def rows(self) -> AxisWord:
+        return AxisWord(self.dims[0])
+
+    @property
+    def cols(self) -> AxisWord:
+        return AxisWord(self.dims[-1])
+
+
+@dataclass(frozen=True)
+class Space:
+    """A tile space: dimensions that are cut into tiles, and rank axes by name."""
+
+    dims: tuple[str, ...]
+    sharded: bool
+    axes: tuple[str, ...]
+
+
+def tiles(*of: TensorWord | AxisWord, **axes: RanksWord) -> Space:
+    """The tile space of a tensor (all its dimensions) or of single dimensions; `reader=tk.ranks` adds a rank axis.
+
+    The tiles of a sharded tensor are executed once, at their home; those of a local one by every rank.
+    """
+    site = Site.of_caller()
+    dims: list[str] = []
+    sharded = True
+    for o in of:
+        if isinstance(o, TensorWord):
+            dims += [d for d in o.dims if d != "ranks"]
+            sharded = o.sharded is not None
+        elif isinstance(o, AxisWord):
+            dims.append(o.dim)
+        else:
+            raise DimensionError(f"a tile space is made of tensors and their dimensions, not of {o!r}", site)
+    if not dims or len(set(dims)) != len(dims):
+        raise DimensionError(f"a tile space needs dimensions, each once; these are {tuple(dims)}", site)
+    for name, axis in axes.items():
+        if not isinstance(axis, RanksWord):
+            raise DimensionError(f"{name}={axis!r}: a rank axis is tk.ranks", site)
+    return Space(tuple(dims), sharded, tuple(axes))
+
+
+def local(*dims: Dim, dtype: Any = None) -> TensorWord:
+    """A buffer of which every rank has its own. `dtype`: a dtype, or a tensor to be like; by default like the
+    program's first tensor."""
+    return _program("local").buffer(dims, None, dtype)
+
+
+def sharded(*dims: Dim, axis: int = 0, dtype: Any = None) -> TensorWord:
+    """A buffer cut along dimension `axis` over the ranks."""
+    return _program("sharded").buffer(dims, axis, dtype)
+
+
+# ---- tile functions ----------------------------------------------------------------------------------------------
+
+
+class TileFunction:
+    """A function of one tile; `function[space](tensors...)` in a program makes it a role."""
+
+    def __init__(self, function: Callable[..., None], name: str | None = None) -> None:
+        self.function, self.name = function, name or function.__name__
+        self.file = inspect.getsourcefile(function) or "<unknown>"
+        try:
+            lines, self.first_line = inspect.getsourcelines(function)
+        except OSError as e:
+            raise NotUnderstoodError(f"the source of {self.name} can't be read: tile functions live in files") from e
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+        ast.increment_lineno(tree, self.first_line - 1)
+        node = tree.body[0]
+        assert isinstance(node, ast.FunctionDef)
+        self.node = node
+        self.parameters = tuple(a.arg for a in node.args.args)
+        if not self.parameters or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
+            raise NotUnderstoodError(f"{self.name}: the parameters are the tile, then tensors", self.site(node))
+
+    def site(self, node: ast.AST) -> Site:
+        return Site(self.file, getattr(node, "lineno", self.first_line), ast.unparse(node).split("\n")[0])
+
+    def names(self) -> dict[str, Any]:
+        """What the function sees around it."""
+        seen = inspect.getclosurevars(self.function)
+        return {**self.function.__globals__, **seen.nonlocals}
+
+    def named(self, name: str) -> TileFunction:
+        """The same function under another role name, for programs that use it twice."""
+        return TileFunction(self.function, name)
+
+    def __getitem__(self, space: Space) -> Callable[..., None]:
+        if not isinstance(space, Space):
+            raise DimensionError(f"{self.name}[{space!r}]: a role runs over tk.tiles(...)", Site.of_caller())
+
+        def launch(*arguments: Any) -> None:
+            _program(self.name).launch(self, space, arguments, Site.of_caller())
+
+        return launch
+
+    def __call__(self, *arguments: Any) -> NoReturn:
+        raise NotUnderstoodError(
+            f"{self.name} is a tile function: in a program, launch it over a tile space, {self.name}[tk.tiles(...)](...)",
+            Site.of_caller(),
+        )
+
+    def written_parameters(self) -> frozenset[str]:
+        """Parameters that the function stores or copies to."""
+        roots: dict[str, str] = {}
+
+        def root(node: ast.AST) -> str | None:
+            while isinstance(node, ast.Subscript | ast.Attribute | ast.Call):
+                node = node.func if isinstance(node, ast.Call) else node.value
+            return roots.get(node.id, node.id) if isinstance(node, ast.Name) else None
+
+        written: set[str | None] = set()
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                if (r := root(node.value)) in self.parameters and isinstance(r, str):
+                    roots[node.targets[0].id] = r
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr == "store":
+                    written.add(root(node.func.value))
+                elif node.func.attr == "copy" and len(node.args) == 2:
+                    written.add(root(node.args[1]))
+        return frozenset(p for p in self.parameters if p in written)
+
+
+def tile(function: Callable[..., None]) -> TileFunction:
+    """Declares a function of one tile. Its first parameter is the tile, the others are tensors of the program."""
+    return TileFunction(function)
+
+
+# ---- words inside tile functions ---------------------------------------------------------------------------------
+
+
+def only_in_tile_functions(word: str) -> NoReturn:
+    raise NotUnderstoodError(f"tk.{word} has a meaning only inside a tile function", Site.of_caller(2))
+
+
+def rank() -> Any:
+    """The rank that executes the tile."""
+    only_in_tile_functions("rank()")
+
+
+def world() -> Any:
+    """The number of ranks."""
+    only_in_tile_functions("world()")
+
+
+def steps(along: Any, stop: Any = None) -> Any:
+    """Ranges along a dimension or range, as long as the last entry of the role's tile in the schedule."""
+    only_in_tile_functions("steps()")
+
+
+def copy(source: Any, target: Any) -> Any:
+    """Copies a view to a view of the same shape, memory to memory; returns the target."""
+    only_in_tile_functions("copy()")
+
+
+def wait(*views: Any) -> Any:
+    """Returns the views, guarded, once every tile of this run that notifies a region of them has done so."""
+    only_in_tile_functions("wait()")
+
+
+def notify(*views: Any) -> Any:
+    """Makes this tile's stores to the views visible where the views live."""
+    only_in_tile_functions("notify()")
+
+
+# ---- recording a program -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A role as a program launches it: arguments by parameter."""
+
+    function: TileFunction
+    space: Space
+    arguments: dict[str, Any]
+    site: Site
+
+
+@dataclass
+class Recording:
+    """What running a program's function records."""
+
+    name: str
+    buffer_names: tuple[str, ...]
+    dims: frozenset[str]
+    tensors: list[TensorWord] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+
+    def buffer(self, dims: tuple[Dim, ...], axis: int | None, dtype: Any) -> TensorWord:
+        site = Site.of_caller(2)
+        for k, d in enumerate(dims):
+            if isinstance(d, str) and d not in self.dims:
+                raise DimensionError(f"no tensor of {self.name} declares the dimension {d}", site)
+            if not isinstance(d, str | RanksWord) or (k == axis and not isinstance(d, str)):
+                raise DimensionError(f"dimension {k}, {d!r}, has to be the name of a dimension", site)
+        n = sum(t.kind == "buffer" for t in self.tensors)
+        name = self.buffer_names[n] if n < len(self.buffer_names) else f"buffer{n}"
+        word = TensorWord(name, _names(dims), axis, "buffer", dtype)
+        self.tensors.append(word)
+        return word
+
+    def launch(self, function: TileFunction, space: Space, arguments: tuple[Any, ...], site: Site) -> None:
+        wanted = function.parameters[1:]
+        if len(arguments) != len(wanted):
+            raise DimensionError(f"{function.name} takes {', '.join(wanted)}; {len(arguments)} given", site)
+        if any(launch.function.name == function.name for launch in self.launches):
+            raise NotUnderstoodError(
+                f"{self.name} has a role {function.name} already: give this one a name, {function.name}.named(...)", site
+            )
+        self.launches.append(Launch(function, space, dict(zip(wanted, arguments, strict=True)), site))
+
+
+_recording: contextvars.ContextVar[Recording | None] = contextvars.ContextVar("recording", default=None)
+
+
+def _program(word: str) -> Recording:
+    recording = _recording.get()
+    if recording is None:
+        raise NotUnderstoodError(f"{word} has a meaning only inside a program", Site.of_caller(2))
+    return recording
+
+
+def _names(dims: tuple[Dim, ...]) -> tuple[str, ...]:
+    return tuple(d if isinstance(d, str) else "ranks" for d in dims)
+
+
+def _buffer_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names that the program's source gives its buffers, in the order in which they are made."""
+    names = []
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign):
+            continue
+        targets = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else [node.targets[0]]
+        values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+        for target, value in zip(targets, values, strict=False):
+            if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] in ("local", "sharded"):
+                names.append(ast.unparse(target))
+    return tuple(names)
+
+
+def record(function: Callable[..., None], absent: frozenset[str]) -> Recording:
+    """Runs a program's function and records it; parameters in `absent` are None."""
+    site = Site(inspect.getsourcefile(function) or "", function.__code__.co_firstlineno, f"def {function.__name__}")
+    arguments: dict[str, TensorWord | None] = {}
+    for p in inspect.signature(function, eval_str=True).parameters.values():
+        if not isinstance(p.annotation, Declared):
+            raise DimensionError(f"parameter {p.name} of {function.__name__} needs tk.Local(...) or tk.Sharded(...)", site)
+        if p.name in absent:
+            arguments[p.name] = None
+        else:
+            declared = p.annotation
+            arguments[p.name] = TensorWord(p.name, _names(declared.dims), declared.sharded, "input")
+    given = [a for a in arguments.values() if a is not None]
+    dims = frozenset(d for a in given for d in a.dims)
+    recording = Recording(function.__name__, _buffer_names(function), dims, list(given))
+    token = _recording.set(recording)
+    try:
+        function(**arguments)
+    except (TypeError, AttributeError, NameError) as e:
+        raise _located(e, function) from e
+    finally:
+        _recording.reset(token)
+    if not recording.launches:
+        raise NotUnderstoodError(f"{function.__name__} launches no tile function", site)
+    for launch in recording.launches:
+        for parameter in launch.function.written_parameters():
+            word = launch.arguments.get(parameter)
+            if isinstance(word, TensorWord) and word.kind == "input":
+                word.kind = "output"
+    return recording
+
+
+def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
+    """An ordinary Python error of a program's body, with its line."""
+    from tilelink.errors import UndefinedNameError
+
+    trace, site = e.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code is function.__code__:
+            site = Site(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    kind = UndefinedNameError if isinstance(e, NameError) else NotUnderstoodError
+    return kind(f"{function.__name__}: {e}", site)
