@@ -398,7 +398,7 @@ class _Unroller:
         return int(found[0]) if len(found) else None
 
     def fail(self, kind: type[TileLinkError], site: Site, lane: int, message: str) -> None:
-        names = [n for n, _ in self.role.walk.coordinates if n != "tile"]
+        names = [n for n, _ in self.role.walk.coordinates if n != "tile" and not n.endswith("_tile")]
         at = ", ".join(f"{n} {np.broadcast_to(self.values[n], (self.lanes,))[lane]}" for n in ["rank", *names])
         raise kind(f"{message} (tile {self.values['i'][lane]} of {self.role.name}: {at})", site)
 

@@ -196,13 +196,13 @@ class Elaborator:
         own = self.local_name(name)
         lo = symbol(own)
 
-        def walk(begin: Expr, end: Expr, part: Expr | None) -> None:
+        def walk(begin: Expr, end: Expr, part: Expr | None, before: Expr = sympy.S.Zero) -> None:
             limit = end if stop is None else sympy.Min(end, stop)
-            k = Range(along.dim, lo, sympy.Min(lo + size, limit), size, part)
+            k = Range(along.dim, lo, sympy.Min(lo + size, limit), size, part, before + lo - begin)
             self.loop(s, own, begin, limit, size, {name: k})
 
         if isinstance(along, Range):
-            walk(along.start, along.stop, along.part)
+            walk(along.start, along.stop, along.part, along.offset)
         elif along.dim not in self.context.cut:
             walk(sympy.S.Zero, symbol(along.dim), None)
         else:  # steps never cross the parts of the ranks

@@ -63,6 +63,20 @@ def never_negative(e: Expr) -> bool:
     return bool(e.is_nonnegative)
 
 
+def _enclosed(text: str) -> bool:
+    """Whether one pair of parentheses holds the whole text."""
+    depth = 0
+    for k, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and k < len(text) - 1:
+            return False
+    return text.startswith("(")
+
+
+def _bare(text: str) -> str:
+    return text[1:-1] if _enclosed(text) else text
+
+
 class _Printer(StrPrinter):
     """Prints integer expressions as source text; `names` says how functions are called there."""
 
@@ -71,8 +85,12 @@ class _Printer(StrPrinter):
         self.minimum, self.maximum, self.first_of = minimum, maximum, first_of
 
     def _atom(self, e: Expr) -> str:
-        text = self._print(e)
-        return text if e.is_Atom or text.endswith(")") and text.startswith(("(", "tl.", "np.")) else f"({text})"
+        text = str(self._print(e))
+        return text if e.is_Atom or _enclosed(text) else f"({text})"
+
+    def parenthesize(self, item: Expr, level: int, strict: bool = False) -> str:
+        text = str(self._print(item))
+        return text if _enclosed(text) else str(super().parenthesize(item, level, strict))
 
     def _print_floor(self, e: Expr) -> str:
         above, below = sympy.fraction(sympy.together(e.args[0]))
@@ -122,13 +140,12 @@ _PLAIN = _Printer("min", "max", "first_of({0}, {1})")
 
 def to_triton(e: Any) -> str:
     """The expression in the arithmetic of a Triton kernel."""
-    return str(_TRITON.doprint(sympy.sympify(e)))
+    return _bare(str(_TRITON.doprint(sympy.sympify(e))))
 
 
 def to_text(e: Any) -> str:
     """The expression for a person."""
-    text = str(_PLAIN.doprint(sympy.sympify(e)))
-    return text[1:-1] if text.startswith("(") and text.endswith(")") and text.count("(") == 1 else text
+    return _bare(str(_PLAIN.doprint(sympy.sympify(e))))
 
 
 def evaluate(e: Any, values: Mapping[str, Any]) -> Any:

@@ -46,6 +46,7 @@ class Range:
     `extent`: how many elements a block in registers has along it (a power of two), None where it is the whole
     dimension or part.
     `part`: the rank whose part holds it, None where it may lie in several, or the dimension is not cut.
+    `offset`: where it starts, counted from the beginning of its part (of the dimension, where that is not cut).
     """
 
     dim: str
@@ -53,6 +54,7 @@ class Range:
     stop: Expr
     extent: int | None
     part: Expr | None = None
+    offset: Expr = field(default=sympy.S.Zero, compare=False)
     whole: bool = False
 
     def __str__(self) -> str:

@@ -189,7 +189,7 @@ def _notifier(use: Use, tensor: Tensor, grid: tuple[Cell, ...]) -> Notifier:
 
 
 def _is_rank_axis(name: str, ranges: tuple[Range, ...]) -> bool:
-    return name != "tile" and not any(name == f"{r.dim}_lo" for r in ranges)
+    return name != "tile" and not any(name in (f"{r.dim}_lo", f"{r.dim}_tile") for r in ranges)
 
 
 # ---- the mapping f_C -------------------------------------------------------------------------------------------
@@ -225,12 +225,11 @@ def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
         return (index.part, sympy.S.One) if index.part is not None else (sympy.S.Zero, WORLD)
     if index.part is None and cell.cut:
         return sympy.S.Zero, cells_along(cell)
-    begin = first_of(symbol(cell.dim), index.part) if cell.cut else sympy.S.Zero
     before = cells_in_part(cell) * index.part if cell.cut and not cell.local else sympy.S.Zero
-    first = floor_div(index.start - begin, cell.size)
+    first = floor_div(index.offset, cell.size)
     if index.extent is not None and index.extent <= cell.size:
         return before + first, sympy.S.One
-    return before + first, ceil_div(index.stop - begin, cell.size) - first
+    return before + first, ceil_div(index.offset + index.stop - index.start, cell.size) - first
 
 
 def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:

@@ -55,9 +55,9 @@ def make_walk(role: str, space: Space, resource: SMs, cut: frozenset[str], site:
         if t is None:
             ranges.append(Range(d, begin, end, None, part, whole=d not in spread))
             continue
-        lo = symbol(f"{d}_lo")
-        coordinates.append((f"{d}_lo", begin + indices[d] * t))
-        ranges.append(Range(d, lo, sympy.Min(lo + t, end), t, part))
+        number, lo = symbol(f"{d}_tile"), symbol(f"{d}_lo")
+        coordinates += [(f"{d}_tile", indices[d]), (f"{d}_lo", begin + number * t)]
+        ranges.append(Range(d, lo, sympy.Min(lo + t, end), t, part, number * t))
     exists = sympy.And(*[r.start < first_of(symbol(r.dim), home + 1) for r in ranges if r.dim in spread])
     walk = Walk(
         sizes=tuple((f"{d}_tiles", ceil_div(lengths[d], t)) for d, t in cutting),

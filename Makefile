@@ -1,0 +1,60 @@
+# Every target sets up what it needs in .venv, once; `make` alone lists them. See tools/setup.py for the set-up.
+
+# Without a GPU: the torch this is developed on and the Triton that its CUDA build pins. They are installed in one
+# command, or pip would choose them apart. With a GPU the machine's own torch is used, or else the registry's newest.
+TORCH = torch==2.13.0 triton==3.7.1
+# The oldest and the newest supported Triton, which `make versions` runs the marked tests on.
+TRITONS = 3.6.0 3.9.0
+
+ARGS =#          more arguments for the command of bench, test or verify: make test ARGS="-k ring"
+JOBS = 2#        processes of make test
+PYTHON ?=#       the Python that .venv is made from; found if not given
+
+READY = .venv/.ready
+RUN = .venv/bin/python
+
+.DEFAULT_GOAL = help
+.PHONY: help setup test lint bench verify versions clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: $(READY) ## create .venv, or bring it up to date
+
+test: $(READY) ## the tests, without those marked verify or gpu
+	$(RUN) -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+
+lint: $(READY) ## ruff and mypy
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy tilelink bench tools/setup.py
+
+bench: $(READY) ## the benchmark harness; results in bench/out
+	$(RUN) -m bench --out bench/out $(ARGS)
+
+verify: versions ## the long suites, and the Triton versions
+	$(RUN) -m pytest -q -m "verify and not gpu" $(ARGS)
+
+versions: $(TRITONS:%=triton-%) ## the tests marked versions, on the oldest and the newest Triton
+
+clean: ## remove what make made: environments, caches, results
+	rm -rf .venv .triton .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info bench/out
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# What else a target may need. A set-up that was interrupted leaves no .ready behind and is done again.
+$(READY): pyproject.toml Makefile tools/setup.py
+	@python=`PYTHON="$(PYTHON)" tools/find-python` && "$$python" tools/setup.py $(TORCH)
+
+# Changes when .venv is made anew, maybe from another Python, and not when it is brought up to date.
+.venv/pyvenv.cfg: $(READY) ;
+
+.triton/%/.ready: .venv/pyvenv.cfg
+	rm -rf $(@D)
+	$(RUN) -m pip install -q --disable-pip-version-check --no-deps --target $(@D) triton==$*
+	@touch $@
+
+.PHONY: $(TRITONS:%=triton-%)
+.PRECIOUS: .triton/%/.ready
+$(TRITONS:%=triton-%): triton-%: .triton/%/.ready
+	@PYTHONPATH=$(CURDIR)/.triton/$* $(RUN) -c 'import triton; print("Triton", triton.__version__); assert triton.__version__ == "$*"'
+	PYTHONPATH=$(CURDIR)/.triton/$* $(RUN) -m pytest -q -m "versions and not verify and not gpu"

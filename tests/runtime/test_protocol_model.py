@@ -1,0 +1,88 @@
+"""The run protocol is safe in all lanes enumerated and needs each of its rules; its page says what was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from protocol_model import (
+    FAMILIES,
+    HOME,
+    MUTANTS,
+    PAIRS,
+    WEAKER,
+    Case,
+    Family,
+    Mutant,
+    Notify,
+    Program,
+    Push,
+    Read,
+    Rules,
+    Store,
+    Wait,
+    explore,
+    lane,
+    partials,
+    pull,
+    relay,
+)
+
+PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_lane_is_safe(family: Family) -> None:
+    unsafe = [(str(case), explore(case).story()) for case in family.cases if explore(case).outcome != "safe"]
+    assert not unsafe
+    assert family.row() in PAGE
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.name}: {mutant.case}")
+def test_every_rule_is_needed(mutant: Mutant) -> None:
+    assert explore(mutant.case, mutant.rules).outcome == mutant.outcome
+    assert mutant.row() in PAGE
+
+
+@pytest.mark.parametrize("family", WEAKER, ids=lambda family: family.name)
+def test_the_page_tells_what_weaker_credits_do(family: Family) -> None:
+    assert family.row(Rules(credit=family.name)) in PAGE
+
+
+def test_a_credit_of_the_home_fails_only_after_peers_have_read_there() -> None:
+    wrong = {case for case in PAIRS if explore(case, HOME).outcome != "safe"}
+    assert {case.runs[0][0] for case in wrong} == {pull, partials, relay}
+    assert {explore(case, HOME).outcome for case in wrong} == {"wrong"}
+
+
+def test_a_credit_for_what_peers_read_is_enough_in_a_zone_of_its_own() -> None:
+    rules = Rules(credit="everyone, for what peers read")
+    assert {explore(case, rules).outcome for case in PAIRS} == {"safe"}
+
+
+def test_a_program_that_waits_for_itself_is_a_deadlock() -> None:
+    def crossed(rank: int, world: int) -> Program:
+        peer = (rank + 1) % world
+        return Program((Wait(f"cell {peer}"), Push(peer, f"part {rank}", f"cell {rank}")))
+
+    verdict = explore(lane(crossed, world=2))
+    assert verdict.outcome == "deadlock"
+    assert verdict.reason == "stuck before 0.0 wait for cell 1, 1.0 wait for cell 0"
+
+
+def test_two_stores_that_nothing_orders_are_a_race() -> None:
+    def twice(rank: int, world: int) -> Program:
+        if rank == 0:
+            return Program((), (Wait("cell 0"), Read(0, "part 0")))
+        return Program((Store(0, "part 0"), Notify(0, "cell 0")))
+
+    assert explore(lane(twice, world=2)).outcome == "safe"
+    assert explore(lane(twice, world=3)).outcome == "race"
+
+
+def test_the_shortest_trace_comes_first() -> None:
+    def hasty(rank: int, world: int) -> Program:
+        return Program((Push(0, "part 0", "cell 0"),) if rank else (), () if rank else (Read(0, "part 0"),))
+
+    verdict = explore(Case(2, ((hasty, 0),)))
+    assert [str(action) for action in verdict.trace] == ["0.0 enter at 1", "0.0 read part 0 of 0"]

@@ -1,0 +1,173 @@
+"""Timelines: which worker of which rank ran which tile when, and what it waited for.
+
+One form for every source: an execution on the CPU, a simulation, a run on GPUs. `draw.py` makes pictures.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal
+
+MICROSECONDS = "us"
+MEMORY_OPERATIONS = "memory operations"
+UNITS = (MICROSECONDS, MEMORY_OPERATIONS)
+
+EXECUTED = "executed on the CPU, logical time"
+PREDICTED = "predicted"
+MEASURED = "measured"
+
+KINDS = ("tile", "wait")
+
+
+@dataclass(frozen=True)
+class Span:
+    """A tile that a worker ran, or a wait inside one.
+
+    `role` of a wait is the role of the tile that waits. `cause` is the position in `Timeline.spans` of the
+    tile whose notification ended the wait; None where that is not known, and for tiles.
+    """
+
+    rank: int
+    worker: int
+    role: str
+    kind: Literal["tile", "wait"]
+    label: str
+    start: float
+    stop: float
+    cause: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind of a span is {self.kind!r}, not one of {KINDS}: {self}")
+        if self.rank < 0 or self.worker < 0:
+            raise ValueError(f"rank {self.rank} and worker {self.worker} of a span can't be negative: {self}")
+        if not (math.isfinite(self.start) and math.isfinite(self.stop)):
+            raise ValueError(f"start {self.start} and stop {self.stop} of a span have to be finite: {self}")
+        if self.start > self.stop:
+            raise ValueError(f"a span starts at {self.start}, after it stops at {self.stop}: {self}")
+        if self.kind == "tile" and self.cause is not None:
+            raise ValueError(f"a tile has a cause, {self.cause}; only waits have one: {self}")
+
+    @property
+    def duration(self) -> float:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        times = f"[{self.start}, {self.stop}]"
+        return f"{self.kind} {self.label} of {self.role} on rank {self.rank}, worker {self.worker}, {times}"
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What all workers of all ranks did, in any order.
+
+    A worker runs one tile at a time, and a wait lies inside the tile that waits. `unit` says what times
+    count: "us", or "memory operations" for the logical time of an execution on the CPU, which is not
+    performance.
+    `source` says where the times are from (`EXECUTED`, `PREDICTED`, `MEASURED` or words of your own).
+    """
+
+    title: str
+    unit: str
+    source: str
+    spans: tuple[Span, ...]
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ValueError(f"unit of a timeline is {self.unit!r}, not one of {UNITS}")
+        if not self.source:
+            raise ValueError(
+                f"source of the timeline {self.title!r} is empty: a reader has to know whose times they are"
+            )
+        for span in self.spans:
+            if span.cause is None:
+                continue
+            if not 0 <= span.cause < len(self.spans):
+                raise ValueError(f"cause {span.cause} is none of the {len(self.spans)} spans: {span}")
+            if self.spans[span.cause].kind != "tile":
+                raise ValueError(f"cause {span.cause} is no tile but {self.spans[span.cause]}: {span}")
+        for kind in KINDS:
+            self._check_one_at_a_time(kind)
+        _ = self.tile_of  # raises where a wait lies in no tile
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({s.rank for s in self.spans}))
+
+    def workers(self, rank: int) -> tuple[int, ...]:
+        """The workers of a rank that ran tiles."""
+        return tuple(sorted({s.worker for s in self.spans if s.rank == rank}))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """By name, so that a role has the same place (and colour) in every timeline of a program."""
+        return tuple(sorted({s.role for s in self.spans}))
+
+    @property
+    def start(self) -> float:
+        return min((s.start for s in self.spans), default=0.0)
+
+    @property
+    def stop(self) -> float:
+        return max((s.stop for s in self.spans), default=0.0)
+
+    @property
+    def makespan(self) -> float:
+        """From the start of the first span to the stop of the last."""
+        return self.stop - self.start
+
+    def busy(self, rank: int, role: str) -> float:
+        """Time that workers of a rank spend in tiles of a role, less their waits; summed over workers."""
+        return self._total(rank, role, "tile") - self.waiting(rank, role)
+
+    def waiting(self, rank: int, role: str) -> float:
+        """Time that tiles of a role wait on a rank; summed over workers."""
+        return self._total(rank, role, "wait")
+
+    @cached_property
+    def tile_of(self) -> dict[int, int]:
+        """For each wait, the tile it lies in; both as positions in `spans`."""
+        tiles = self._by_worker("tile")
+        starts = {key: [self.spans[i].start for i in indexes] for key, indexes in tiles.items()}
+        found = {}
+        for index, wait in enumerate(self.spans):
+            if wait.kind != "wait":
+                continue
+            key = (wait.rank, wait.worker)
+            # Tiles that touch share an instant, so a wait that is one may lie in several: the role decides.
+            for k in reversed(range(bisect_right(starts.get(key, []), wait.start))):
+                tile = self.spans[tiles[key][k]]
+                if wait.stop <= tile.stop and wait.role == tile.role:
+                    found[index] = tiles[key][k]
+                    break
+                if tile.stop < wait.start:
+                    break
+            if index not in found:
+                raise ValueError(f"a wait lies in no tile of its role and worker: {wait}")
+        return found
+
+    def _total(self, rank: int, role: str, kind: str) -> float:
+        return sum(s.duration for s in self.spans if s.rank == rank and s.role == role and s.kind == kind)
+
+    def _by_worker(self, kind: str) -> dict[tuple[int, int], list[int]]:
+        """Positions of the spans of a kind on each (rank, worker), in order of time."""
+        found: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, span in enumerate(self.spans):
+            if span.kind == kind:
+                found[span.rank, span.worker].append(index)
+        for indexes in found.values():
+            indexes.sort(key=lambda i: (self.spans[i].start, self.spans[i].stop))
+        return found
+
+    def _check_one_at_a_time(self, kind: str) -> None:
+        for indexes in self._by_worker(kind).values():
+            for before, after in pairwise(indexes):
+                if self.spans[after].start < self.spans[before].stop:
+                    raise ValueError(
+                        f"spans of one worker overlap: {self.spans[before]} and {self.spans[after]}"
+                    )

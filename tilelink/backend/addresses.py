@@ -1,0 +1,155 @@
+"""Addresses of views: base pointer, offset of the block's corner, offsets inside the block, mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import sympy
+
+from tilelink.backend.facts import Facts
+from tilelink.frontend.expressions import RANK, WORLD, Expr, first_of, symbol, to_triton
+from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, TileProgram, View
+from tilelink.frontend.triton_calls import TRITON_DTYPES
+from tilelink.frontend.walk import longest_part
+
+
+Hoist = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Address:
+    """The address of a block, as Triton source. `mask` is "" where the block fills its place."""
+
+    pointer: str
+    mask: str
+
+
+class Addresses:
+    """Makes addresses for one role. `hoist(name, source)` puts what does not change before the loop over tiles,
+    `per_tile(name, source)` what does not change inside a tile after its coordinates. `home`: the role's (of its walk)."""
+
+    def __init__(self, program: TileProgram, facts: Facts, hoist: Hoist, per_tile: Hoist, home: Expr | None) -> None:
+        self.program, self.facts, self.hoist, self.per_tile, self.home = program, facts, hoist, per_tile, home
+        self.heap = {t.name for t in program.on_heap}
+
+    def text(self, e: Expr) -> str:
+        """An integer in the kernel's arithmetic."""
+        return to_triton(self.resolve(e))
+
+    def resolve(self, e: Expr) -> Expr:
+        """Beginnings of parts of one length become products; those of the role's own part have names."""
+        equal = self.facts.equal
+
+        def begin(dim: Expr, part: Expr) -> Expr:
+            if str(dim) in equal:
+                return part * longest_part(str(dim))
+            if self.home is not None and part in (self.home, self.home + 1):
+                name = f"{dim}_{'first' if part == self.home else 'end'}"
+                self.per_tile(name, to_triton(first_of(dim, part)))
+                return symbol(name)
+            return first_of(dim, part)
+
+        e = sympy.sympify(e)
+        return sympy.expand_mul(e.replace(first_of, begin)) if e.has(first_of) else e
+
+    def base(self, view: View, home: str | None = None, *, published: bool = True) -> str:
+        """The base pointer of a view's tensor, at `home` (a name in the kernel; None: where the view says)."""
+        tensor = self.program.tensor(view.tensor)
+        if tensor.name not in self.heap or (tensor.kind == "input" and not published):
+            return tensor.name
+        assert home is not None or isinstance(view.home, Expr)
+        where = home or self.text(view.home)  # type: ignore[arg-type]
+        pointer = f"peer(heaps, {where}, {tensor.name}_at, tl.{TRITON_DTYPES[tensor.dtype]})"
+        if where == "rank":
+            self.hoist(f"{tensor.name}_here", pointer)
+            return f"{tensor.name}_here"
+        return pointer
+
+    def block(self, view: View, home: str | None = None, *, published: bool = True, tokens: Mapping[str, str] | None = None) -> Address:
+        """The address of the block a view describes; all its ranges have extents."""
+        tensor = self.program.tensor(view.tensor)
+        strides = self.strides(tensor, published)
+        ranges = view.ranges
+        corner: list[str] = []
+        inside: list[str] = []
+        masks: list[str] = []
+        token = (tokens or {}).get(view.guard or "")
+        for k, i in enumerate(view.index):
+            start = i.start if isinstance(i, Range) else i
+            if k == tensor.sharded:
+                start = start - first_of(symbol(tensor.dims[k]), view.home if isinstance(view.home, Expr) else RANK)
+            at = self.text(start)
+            if token and isinstance(i, Range):
+                at, token = f"{at} + {token}", None
+            if at != "0":
+                corner.append(self.offset(at, strides[k]))
+            if isinstance(i, Range):
+                spread = _spread(ranges.index(i), len(ranges))
+                inside.append(_times(f"tl.arange(0, {i.extent}){spread}", strides[k]))
+                if not self.fills(i):
+                    masks.append(self.mask(i, spread))
+        pointer = " + ".join([self.base(view, home, published=published), *corner])
+        if inside:
+            shape = "_by_".join(str(r.extent) for r in ranges)
+            name = f"{tensor.name}_{'own_' if not published and tensor.name in self.heap else ''}{shape}"
+            self.hoist(name, " + ".join(inside))
+            pointer += f" + {name}"
+        return Address(pointer, " & ".join(masks))
+
+    def strides(self, tensor: Tensor, published: bool = True) -> list[str]:
+        """Strides in elements: arguments for tensors of the caller, products of sizes for what lies on the heap."""
+        on_heap = tensor.name in self.heap and (tensor.kind != "input" or published)
+        if not on_heap:
+            return [f"{tensor.name}_stride_{d}" for d in tensor.dims]
+        lengths = []
+        for k, d in enumerate(tensor.dims):
+            lengths.append(WORLD if d == RANKS_DIM else longest_part(d) if k == tensor.sharded else symbol(d))
+        return [self.text(sympy.prod(lengths[k + 1 :])) for k in range(len(lengths))]
+
+    def offset(self, at: str, stride: str) -> str:
+        """A corner's offset, in 64 bits: tensors may have more than 2**31 elements, a row or a tile does not."""
+        return at if stride == "1" else f"tl.cast({at}, tl.int64) * {_factor(stride)}"
+
+    def mask(self, r: Range, spread: str) -> str:
+        """Which elements of a block exist along one dimension."""
+        source = f"{self.text(r.start)} + tl.arange(0, {r.extent}) < {self.text(limit(r))}"
+        if str(r.start) == f"{r.dim}_lo":
+            self.per_tile(f"{r.dim}_inside", source)
+            return f"{r.dim}_inside{spread}"
+        return f"({source}){spread}"
+
+    def fills(self, r: Range) -> bool:
+        """Whether the block is always full, so that no mask is needed."""
+        if r.extent is None or (r.dim, r.extent) not in self.facts.exact:
+            return False
+        end = first_of(symbol(r.dim), r.part + 1) if r.part is not None else symbol(r.dim)
+        return all(a == end or _whole_blocks(a, r.extent) for a in _limits(r))
+
+
+def limit(r: Range) -> Expr:
+    """Where the elements of a block end, besides at the end of the block itself."""
+    return sympy.Min(*_limits(r))
+
+
+def _limits(r: Range) -> list[Expr]:
+    bounds = r.stop.args if isinstance(r.stop, sympy.Min) else (r.stop,)
+    return [b for b in bounds if b != r.start + r.extent]
+
+
+def _whole_blocks(bound: Expr, extent: int) -> bool:
+    """Whether a bound is the end of an enclosing tile that holds whole blocks: lo + T."""
+    constant, rest = bound.as_coeff_Add()
+    return bool(rest.is_Symbol and str(rest).endswith("_lo") and constant % extent == 0)
+
+
+def _spread(k: int, n: int) -> str:
+    return "" if n == 1 else "[" + ", ".join(":" if j == k else "None" for j in range(n)) + "]"
+
+
+def _times(a: str, stride: str) -> str:
+    return a if stride == "1" else f"{a} * {_factor(stride)}"
+
+
+def _factor(text: str) -> str:
+    return text if text.isidentifier() or text.endswith(")") and text.startswith("(") else f"({text})"

@@ -1,0 +1,60 @@
+"""Generated modules on disk: one file a source, named by its hash, in a folder that only its owner may enter."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+from tilelink.backend.lower import Lowered
+from tilelink.errors import TileLinkError
+
+
+class CacheError(TileLinkError):
+    """The folder for generated modules can't be used."""
+
+
+def cache_folder() -> Path:
+    """$TILELINK_CACHE, or a folder of this user's under the cache home. Created with mode 0700. Raises CacheError."""
+    given = os.environ.get("TILELINK_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(given) if given else base / "tilelink"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = folder.stat()
+    except OSError as e:
+        raise CacheError(f"the cache folder {folder} can't be made: {e}; set TILELINK_CACHE") from e
+    if owner.st_uid != os.getuid() or owner.st_mode & 0o022:
+        raise CacheError(f"the cache folder {folder} may be written by others, and what is in it is run; set TILELINK_CACHE")
+    return folder
+
+
+def store(source: str, name: str) -> Path:
+    """Writes a module, at once or not at all; returns its path. What is there already is read back, not trusted."""
+    path = cache_folder() / f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
+    if path.exists() and path.read_text() == source:
+        return path
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    with os.fdopen(handle, "w") as f:
+        f.write(source)
+    os.replace(temporary, path)
+    return path
+
+
+def load(lowered: Lowered) -> ModuleType:
+    """The module of a lowered program, with the user's Triton functions in it. Loaded once a process."""
+    path = store(lowered.source, lowered.program.name)
+    name = f"tilelink_generated.{path.stem}"
+    module = sys.modules.get(name)
+    if module is None or any(module.__dict__.get(n) is not f for n, f in lowered.program.functions):
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        module.__dict__.update(lowered.program.functions)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,312 @@
+"""The body of a role as Triton source: one statement of the tile program after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+
+from tilelink.backend.addresses import Addresses
+from tilelink.backend.facts import COPY_CHUNK, Facts
+from tilelink.frontend.expressions import Expr, symbol
+from tilelink.frontend.ir import (
+    ALL_RANKS,
+    RANKS_DIM,
+    Cell,
+    Code,
+    Compute,
+    Copy,
+    DataIf,
+    For,
+    If,
+    Load,
+    Notify,
+    Range,
+    Role,
+    Signals,
+    Statement,
+    Store,
+    TileProgram,
+    View,
+    Wait,
+)
+from tilelink.frontend.signals import cells_along, cells_in_part, cells_of, times_notified
+from tilelink.frontend.triton_calls import TRITON_DTYPES
+
+
+class Writer:
+    """Lines of source with indentation."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self.lines: list[str] = []
+        self.depth = depth
+
+    def __call__(self, line: str) -> None:
+        self.lines.append("    " * self.depth + line if line else "")
+
+
+class RoleEmitter:
+    """Writes one role: what does not change into `before`, the body of the loop over its tiles into `body`."""
+
+    def __init__(self, program: TileProgram, role: Role, facts: Facts, *, publishing: bool = False) -> None:
+        self.program, self.role, self.facts, self.publishing = program, role, facts, publishing
+        self.hoisted: dict[str, str] = {}
+        self.tile_names: dict[str, str] = {}
+        self.addresses = Addresses(program, facts, self.hoist, self.per_tile, role.walk.home)
+        self.text = self.addresses.text
+        self.write = Writer(2)
+        self.tokens: dict[str, str] = {}
+
+    def hoist(self, name: str, source: str) -> None:
+        assert self.hoisted.setdefault(name, source) == source, f"two meanings of {name}"
+
+    def per_tile(self, name: str, source: str) -> None:
+        assert self.tile_names.setdefault(name, source) == source, f"two meanings of {name}"
+
+    def emit(self) -> tuple[list[str], list[str]]:
+        """(lines before the loop over tiles, lines inside it)."""
+        walk = self.role.walk
+        uneven = [r.dim for r in walk.ranges if r.part is not None and r.dim not in self.facts.equal]
+        exists = self.text(walk.exists) if uneven and walk.exists != sympy.true else None
+        if exists:
+            self.write.depth += 1
+        self.body(self.role.body)
+        head = Writer(2)
+        coordinates = [(n, self.text(v)) for n, v in walk.coordinates]
+        bounds = [n for n in self.tile_names if n.endswith(("_first", "_end"))]
+        known = [n for n, _ in coordinates]
+        place = known.index("home") + 1 if "home" in known else 0
+        lines = coordinates[:place] + [(n, self.tile_names[n]) for n in bounds] + coordinates[place:]
+        for name, value in lines:
+            head(f"{name} = {value}")
+        if exists:
+            head(f"if {exists}:")
+            head.depth += 1
+        for name, value in self.tile_names.items():
+            if name not in bounds:
+                head(f"{name} = {value}")
+        sizes = [f"{name} = {self.text(value)}" for name, value in walk.sizes]
+        return sizes + [f"{n} = {s}" for n, s in self.hoisted.items()], head.lines + self.write.lines
+
+    # ---- statements
+
+    def body(self, statements: tuple[Statement, ...]) -> None:
+        commented = None
+        for s in statements:
+            if s.site.text and s.site != commented and not self.publishing:
+                self.write(f"# {s.site.text}")
+                commented = s.site
+            self.statement(s)
+
+    def statement(self, s: Statement) -> None:
+        match s:
+            case Compute():
+                self.write(self.code(s.code))
+            case Store():
+                self.store(s)
+            case Copy():
+                self.copy(s)
+            case Wait():
+                self.wait(s)
+            case Notify():
+                for view in s.views:
+                    self.notify(view)
+            case For():
+                self.block(f"for {s.name} in range({self.text(s.start)}, {self.text(s.stop)}, {s.step}):", s.body)
+            case If():
+                self.block(f"if {self.text(s.condition)}:", s.body)
+                if s.orelse:
+                    self.block("else:", s.orelse)
+            case DataIf():
+                self.block(f"if {self.code(s.condition)}:", s.body)
+                if s.orelse:
+                    self.block("else:", s.orelse)
+
+    def block(self, head: str, body: tuple[Statement, ...]) -> None:
+        self.write(head)
+        self.write.depth += 1
+        if body:
+            self.body(body)
+        else:
+            self.write("pass")
+        self.write.depth -= 1
+
+    def code(self, code: Code) -> str:
+        """Triton source with its holes filled; the loads of it go before it."""
+        filled: list[str] = []
+        for h in code.holes:
+            if isinstance(h, Load):
+                self.before_read(h.view)
+                name = f"{h.view.tensor}_block"
+                name += str(filled.count(name) or "") if name in filled else ""
+                self.write(f"{name} = {self.load(h.view)}")
+                filled.append(name)
+            else:
+                filled.append(_group(self.text(h)))
+        return code.text.format(*filled)
+
+    def load(self, view: View) -> str:
+        at = self.addresses.block(view, tokens=self.tokens)
+        return f"tl.load({at.pointer}, mask={at.mask}, other=0)" if at.mask else f"tl.load({at.pointer})"
+
+    def before_read(self, view: View) -> None:
+        if view.tensor in self.program.published and view.remote:
+            assert isinstance(view.home, Expr)
+            self.write(f"entered(control, {self.text(view.home)}, run)")
+
+    def on_homes(self, view: View) -> str | None:
+        """Opens a loop over the ranks for a view of all of them; asks for the credit of a home that may be a peer."""
+        home = None
+        if view.home == ALL_RANKS:
+            self.write("for other in range(world):")
+            self.write.depth += 1
+            home = "other"
+        elif view.remote:
+            home = self.text(view.home)  # type: ignore[arg-type]
+        if home is not None:
+            self.write(f"credit(control, {home}, before)")
+        return home
+
+    def end_homes(self, view: View) -> None:
+        if view.home == ALL_RANKS:
+            self.write.depth -= 1
+
+    def store(self, s: Store) -> None:
+        value = self.code(s.value)
+        dtype = TRITON_DTYPES[self.program.tensor(s.target.tensor).dtype]
+        if s.target.home == ALL_RANKS:
+            self.write(f"value = {value}")
+            value = "value"
+        home = self.on_homes(s.target)
+        at = self.addresses.block(s.target, home)
+        mask = f", mask={at.mask}" if at.mask else ""
+        self.write(f"tl.store({at.pointer}, {_group(value)}.to(tl.{dtype}){mask})")
+        self.end_homes(s.target)
+
+    def copy(self, s: Copy) -> None:
+        self.before_read(s.source)
+        home = self.on_homes(s.target)
+        source, target, opened = s.source, s.target, 0
+        for a in s.source.ranges:
+            if a.extent is not None:
+                continue
+            own = f"{a.dim}_at"
+            self.write(f"for {own} in range({self.text(a.start)}, {self.text(a.stop)}, {COPY_CHUNK}):")
+            self.write.depth += 1
+            opened += 1
+            lo = symbol(own)
+            chunk = Range(a.dim, lo, sympy.Min(lo + COPY_CHUNK, a.stop), COPY_CHUNK, a.part)
+            source, target = _with_range(source, chunk), _with_range(target, chunk)
+        here = self.addresses.block(source, tokens=self.tokens, published=not self.publishing)
+        there = self.addresses.block(target, home)
+        masks = [f", mask={at.mask}" if at.mask else "" for at in (here, there)]
+        self.write(f"{s.source.tensor}_block = tl.load({here.pointer}{masks[0]})")
+        self.write(f"tl.store({there.pointer}, {s.source.tensor}_block{masks[1]})")
+        self.write.depth -= opened
+        self.end_homes(s.target)
+
+    # ---- signals
+
+    def signal(self, signals: Signals, home: str, cell: str) -> str:
+        base = f"peer(heaps, {home}, {signals.tensor}_signals, tl.int32)"
+        if home == "rank":
+            self.hoist(f"{signals.tensor}_signals_here", base)
+            base = f"{signals.tensor}_signals_here"
+        return base if cell == "0" else f"{base} + {cell}"
+
+    def notify(self, view: View) -> None:
+        signals = self.program.signals_of(view.tensor)
+        if view.home == ALL_RANKS:
+            self.write("for other in range(world):")
+            self.write.depth += 1
+        home = "other" if view.home == ALL_RANKS else self.text(view.home)  # type: ignore[arg-type]
+        cell: Expr = sympy.S.Zero
+        for c, i in zip(signals.grid, view.index, strict=True):
+            cell = cell * cells_along(c) + cells_of(c, i)[0]
+        self.write(f'notify({self.signal(signals, home, self.text(cell))}, "{signals.scope}")')
+        self.end_homes(view)
+
+    def wait(self, s: Wait) -> None:
+        """One poll where the views lie in one cell each; else a loop over the cells. All tokens are summed."""
+        single = len(s.views) == 1
+        for n, view in enumerate(s.views):
+            name = s.name if single else f"{s.name}_{n}"
+            self.wait_view(name, view)
+        if not single:
+            self.write(f"{s.name} = {' + '.join(f'{s.name}_{n}' for n in range(len(s.views)))}")
+        self.tokens[s.name] = s.name
+
+    def wait_view(self, name: str, view: View) -> None:
+        signals = self.program.signals_of(view.tensor)
+        cell: Expr = sympy.S.Zero
+        known: dict[Expr, Expr] = {}
+        loops: list[str] = []
+        for k, (c, i) in enumerate(zip(signals.grid, view.index, strict=True)):
+            first, count = cells_of(c, i)
+            if count != 1:
+                counter = symbol(f"{c.dim}_cell")
+                loops.append(f"for {counter} in range({self.text(first)}, {self.text(first + count)}):")
+                first = counter
+            known |= _place(c, k, i, first)
+            cell = cell * cells_along(c) + first
+        for number, head in enumerate(loops):
+            if number == 0:
+                self.write(f"{name} = 0")
+            self.write(head)
+            self.write.depth += 1
+        expected = self.expected(signals, known, inside=not loops)
+        assert isinstance(view.home, Expr)
+        where = self.signal(signals, self.text(view.home), self.text(cell))
+        self.write(f'{name} {"+=" if loops else "="} wait({where}, {expected}, "{signals.scope}")')
+        self.write.depth -= len(loops)
+
+    def expected(self, signals: Signals, known: dict[Expr, Expr], *, inside: bool) -> str:
+        """How often a cell is notified in a run. Where that is a sum over ranks, a loop that makes it goes before."""
+        return write_expected(self.write, self.addresses, signals, known, inside=inside)
+
+
+def write_expected(
+    write: Writer, addresses: Addresses, signals: Signals, known: dict[Expr, Expr], *, inside: bool, start: str = "0"
+) -> str:
+    """Source of how often a cell is notified, in the names of `signals.position` replaced by `known`."""
+    terms, loops = [], []
+    for n in signals.notifiers:
+        times = addresses.text(times_notified(signals, n, inside=inside).xreplace(known))
+        condition = addresses.resolve(n.condition.xreplace(known))
+        if condition != sympy.true:
+            times = f"tl.where({addresses.text(condition)}, {times}, 0)"
+        if n.sums:
+            loops.append((n.sums, times))
+        else:
+            terms.append(times)
+    if not loops:
+        return " + ".join(terms)
+    write(f"expected = {' + '.join([start, *terms])}")
+    for sums, times in loops:
+        for variable, begin, end in sums:
+            write(f"for {variable} in range({addresses.text(begin)}, {addresses.text(end)}):")
+            write.depth += 1
+        write(f"expected += {times}")
+        write.depth -= len(sums)
+    return "expected"
+
+
+def _place(c: Cell, k: int, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
+    """What `part_D`, `cell_D` and `index_k` are for the cell number `at` along a dimension."""
+    if c.dim == RANKS_DIM:
+        return {symbol(f"index_{k}"): at}
+    if not c.cut or c.local:
+        return {symbol(f"cell_{c.dim}"): at}
+    inside = cells_in_part(c)
+    part = i.part if isinstance(i, Range) and i.part is not None else sympy.floor(at / inside)
+    return {symbol(f"part_{c.dim}"): part, symbol(f"cell_{c.dim}"): at - part * inside}
+
+
+def _with_range(view: View, r: Range) -> View:
+    return replace(view, index=tuple(r if isinstance(i, Range) and i.dim == r.dim else i for i in view.index))
+
+
+def _group(text: str) -> str:
+    return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+

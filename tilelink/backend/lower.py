@@ -1,0 +1,274 @@
+"""Lowering: a tile program becomes the source of a Triton module that a person can read beside it.
+
+One persistent kernel: its workers enter the run, do the tiles of their role, and the last one out ends the run
+(docs/protocol.md). Where peers read an input, a second kernel publishes it to the heap first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilelink.backend.addresses import Addresses
+from tilelink.backend.emit import RoleEmitter, Writer, write_expected
+from tilelink.backend.facts import COPY_CHUNK, Facts
+from tilelink.errors import Site
+from tilelink.frontend.expressions import RANK, Expr, symbol
+from tilelink.frontend.ir import RANKS_DIM, Copy, Range, Role, Signals, TileProgram, View
+from tilelink.frontend.schedule import SMs
+from tilelink.frontend.signals import cell_count, position
+from tilelink.frontend.walk import make_walk
+from tilelink.language import Space
+
+DRAIN_BLOCK = 128
+PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT")
+DEFAULT_TARGET = "tilelink.backend.targets.portable"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (where parts begin), "at" (bytes into the
+    heap), "signals" (bytes into the heap), "workers", or "run" for heaps, rank, slot and world."""
+
+    name: str
+    kind: str
+    of: str = ""
+    dim: str = ""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered program: the source of its module, and the kernels in it with their parameters in order."""
+
+    program: TileProgram
+    facts: Facts
+    source: str
+    main: str
+    main_parameters: tuple[Parameter, ...]
+    publish: str | None
+    publish_parameters: tuple[Parameter, ...]
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def lower(program: TileProgram, facts: Facts, target: str = DEFAULT_TARGET) -> Lowered:
+    """The Triton source of a program for sizes of which `facts` hold. `target`: the module of its primitives."""
+    everything = _parameters(program, facts)
+    functions: list[list[str]] = []
+    calls: list[str] = []
+    for role in program.roles:
+        source, needed = _role_function(program, role, facts, everything)
+        functions.append(source)
+        calls.append(_call(role.name, needed))
+    drains: list[str] = []
+    for signals in program.signals:
+        source, needed = _drain_function(program, signals, facts, everything)
+        functions.append(source)
+        drains.append(_call(f"drain_{signals.tensor}", needed))
+    main, main_parameters = _main(program, calls, drains, everything)
+    functions.append(main)
+    publish, publish_parameters = None, ()
+    if program.published:
+        publish = f"{program.name}_publish"
+        made, publish_parameters = _publish(program, facts, everything, publish)
+        functions += made
+    body = [line for f in functions for line in ["", "", *f]]
+    source = "\n".join(_header(program, facts, target, body) + body) + "\n"
+    return Lowered(program, facts, source, program.name, main_parameters, publish, publish_parameters)
+
+
+# ---- parts of the module -----------------------------------------------------------------------------------------
+
+
+def _header(program: TileProgram, facts: Facts, target: str, body: list[str]) -> list[str]:
+    """Always as long, because Triton's cache keys hold line numbers."""
+    text = "\n".join(body)
+    used = [p for p in PRIMITIVES if re.search(rf"\b{p}\b", text)]
+    return [
+        f'"""{program.name}, lowered by TileLink; {facts}."""',
+        "",
+        "import triton",
+        "import triton.language as tl",
+        f"from {target} import {', '.join(used)}",
+    ]
+
+
+def _parameters(program: TileProgram, facts: Facts) -> tuple[Parameter, ...]:
+    """Everything a kernel of this program may need, in the order in which it takes it."""
+    made: list[Parameter] = []
+    for t in program.tensors:
+        if t.kind == "buffer":
+            continue
+        made.append(Parameter(t.name, "tensor", t.name))
+        made += [Parameter(f"{t.name}_stride_{d}", "stride", t.name, d) for d in t.dims]
+    made += [Parameter(n, "run") for n in ("heaps", "rank", "slot")]
+    made += [Parameter(d, "size", dim=d) for d in program.dims]
+    for d in program.cut:
+        made.append(Parameter(f"{d}_part", "size", dim=d))
+        if d not in facts.equal:
+            made.append(Parameter(f"{d}_parts", "table", dim=d))
+    made += [Parameter(f"{t.name}_at", "at", t.name) for t in program.on_heap]
+    made += [Parameter(f"{s.tensor}_signals", "signals", s.tensor) for s in program.signals]
+    made += [Parameter(f"{r.name}_workers", "workers", r.name) for r in program.roles if r.resource.count is not None]
+    return (*made, Parameter("world", "run"))
+
+
+def _needed(lines: Iterable[str], parameters: tuple[Parameter, ...]) -> list[str]:
+    """Names of the parameters that the lines mention."""
+    words = set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.split("#")[0] for line in lines)))
+    return [p.name for p in parameters if p.name in words]
+
+
+def _signature(names: Iterable[str]) -> str:
+    return ", ".join(f"{n}: tl.constexpr" if n == "world" else n for n in names)
+
+
+def _call(function: str, names: list[str]) -> str:
+    return f"{function}({', '.join(names)})"
+
+
+def _role_function(
+    program: TileProgram, role: Role, facts: Facts, parameters: tuple[Parameter, ...]
+) -> tuple[list[str], list[str]]:
+    """A function that does all tiles of one worker, and the names it takes."""
+    emitter = RoleEmitter(program, role, facts)
+    before, body = emitter.emit()
+    count = emitter.text(role.walk.count)
+    running = [Parameter(n, "run") for n in ("worker", "workers", "control", "run", "before")]
+    needed = _needed([*before, *body, count], (*running, *parameters))
+    needed = ["worker", "workers", *(n for n in needed if n not in ("worker", "workers"))]
+    return [
+        "@triton.jit",
+        f"def {role.name}({_signature(needed)}):",
+        *(f"    {line}" for line in before),
+        f"    for i in range(worker, {count}, workers):",
+        *body,
+    ], needed
+
+
+def _drain_function(
+    program: TileProgram, signals: Signals, facts: Facts, parameters: tuple[Parameter, ...]
+) -> tuple[list[str], list[str]]:
+    """A function that waits for every notification of a tensor on this rank, and zeroes the signals."""
+    addresses = Addresses(program, facts, lambda name, source: None, lambda name, source: None, None)
+    write = Writer(1)
+    write(f"signals = peer(heaps, rank, {signals.tensor}_signals, tl.int32)")
+    write(f"cells = {addresses.text(cell_count(signals))}")
+    write(f"for first in range(0, cells, {DRAIN_BLOCK}):")
+    write.depth += 1
+    write(f"cell = tl.minimum(first + tl.arange(0, {DRAIN_BLOCK}), cells - 1)")
+    write(f"here = first + tl.arange(0, {DRAIN_BLOCK}) < cells")
+    known: dict[Expr, Expr] = {}
+    for name, value in position(signals):
+        write(f"{name} = {addresses.text(value)}")
+        known[symbol(name)] = symbol(name)
+    start = f"tl.zeros([{DRAIN_BLOCK}], tl.int32)"
+    expected = write_expected(write, addresses, signals, known, inside=False, start=start)
+    write(f'drain(signals + cell, {expected}, here, "{signals.scope}")')
+    needed = _needed(write.lines, parameters)
+    return ["@triton.jit", f"def drain_{signals.tensor}({_signature(needed)}):", *write.lines], needed
+
+
+def _main(
+    program: TileProgram, calls: list[str], drains: list[str], parameters: tuple[Parameter, ...]
+) -> tuple[list[str], tuple[Parameter, ...]]:
+    lines = [
+        "    worker = tl.program_id(0)",
+        "    control = peer(heaps, rank, 0, tl.int64)",
+        "    run = tl.load(control + RUN)",
+        "    before = tl.load(control + SLOT_LEFT + slot)",
+        "    if worker == 0:",
+        "        enter(heaps, control, rank, run, world)",
+    ]
+    counted = [r.resource.count is not None for r in program.roles]
+    first = "0"
+    keyword = "if"
+    for role, call, own in zip(program.roles, calls, counted, strict=True):
+        if not own:
+            continue
+        workers = f"{role.name}_workers"
+        end = workers if first == "0" else f"{first} + {workers}"
+        lines.append(f"    {keyword} worker < {end}:")
+        lines.append(f"        {_for_workers(call, first, workers)}")
+        first, keyword = end, "elif"
+    sharing = [c for c, own in zip(calls, counted, strict=True) if not own]
+    if sharing:
+        indent = "    "
+        if keyword == "elif":
+            lines.append("    else:")
+            indent = "        "
+        rest = "tl.num_programs(0)" if first == "0" else f"tl.num_programs(0) - ({first})" if "+" in first else f"tl.num_programs(0) - {first}"
+        lines += [indent + _for_workers(c, first, rest) for c in sharing]
+    lines.append("    if last_out(control, tl.num_programs(0)):")
+    lines += [f"        {d}" for d in drains]
+    lines.append("        leave(heaps, control, rank, slot, run, world)")
+    names = _needed(lines, parameters)
+    taken = tuple(p for p in parameters if p.name in names)
+    stable = [p.name for p in taken if p.kind in ("at", "signals", "workers") or p.name in ("rank", "slot")]
+    head = [f"@triton.jit(do_not_specialize={stable!r})", f"def {program.name}({_signature(p.name for p in taken)}):"]
+    return head + lines, taken
+
+
+def _for_workers(call: str, first: str, workers: str) -> str:
+    """The call of a role, for the worker's number inside the role."""
+    name, rest = call.split("(", 1)
+    arguments = rest[:-1].split(", ")[2:]
+    mine = "worker" if first == "0" else f"worker - ({first})" if "+" in first else f"worker - {first}"
+    return f"{name}({', '.join([mine, workers, *arguments])})"
+
+
+def _publish(
+    program: TileProgram, facts: Facts, parameters: tuple[Parameter, ...], name: str
+) -> tuple[list[list[str]], tuple[Parameter, ...]]:
+    """A kernel that copies inputs to the heap, once the peers have left the previous run of the slot."""
+    functions: list[list[str]] = []
+    lines = [
+        "    worker = tl.program_id(0)",
+        "    control = peer(heaps, rank, 0, tl.int64)",
+        "    before = tl.load(control + SLOT_LEFT + slot)",
+        "    for other in range(world):",
+        "        credit(control, other, before)",
+    ]
+    for tensor in program.published:
+        role = _publishing_role(program, tensor)
+        emitter = RoleEmitter(program, role, facts, publishing=True)
+        before, body = emitter.emit()
+        count = emitter.text(role.walk.count)
+        needed = ["worker", "workers", *_needed([*before, *body, count], parameters)]
+        functions.append(
+            [
+                "@triton.jit",
+                f"def publish_{tensor}({_signature(needed)}):",
+                *(f"    {line}" for line in before),
+                f"    for i in range(worker, {count}, workers):",
+                *body,
+            ]
+        )
+        lines.append(f"    publish_{tensor}({', '.join(['worker', 'tl.num_programs(0)', *needed[2:]])})")
+    names = _needed(lines, parameters)
+    taken = tuple(p for p in parameters if p.name in names)
+    stable = [p.name for p in taken if p.kind == "at" or p.name in ("rank", "slot")]
+    head = [f"@triton.jit(do_not_specialize={stable!r})", f"def {name}({_signature(p.name for p in taken)}):"]
+    return [*functions, head + lines], taken
+
+
+def _publishing_role(program: TileProgram, name: str) -> Role:
+    """The copy of this rank's part of an input to its place on the heap, as a role of one statement."""
+    tensor = program.tensor(name)
+    dims = tuple(d for d in tensor.dims if d != RANKS_DIM)
+    space = Space(dims, tensor.sharded is not None, ())
+    resource = SMs(tile=(COPY_CHUNK,) * len(dims) if len(dims) < 3 else (*(1,) * (len(dims) - 2), COPY_CHUNK, COPY_CHUNK))
+    own = frozenset({tensor.dims[tensor.sharded]}) if tensor.sharded is not None else frozenset()
+    site = Site(program.site.file, program.site.line)
+    walk, _ = make_walk(f"publish_{name}", space, resource, own, site)
+    index: tuple[Range | Expr, ...] = walk.ranges
+    view = View(name, index, RANK)
+    return Role(f"publish_{name}", resource, walk, (Copy(site, view, view),), site)
+
+

@@ -1,0 +1,87 @@
+"""Primitives in Triton's own atomics: what the interpreter runs, and what any GPU that Triton compiles for can run.
+
+A target is a module with these functions. The lowering imports them by name and emits nothing else that depends on a
+vendor: another target (PTX forms for Hopper, AMD's) is another module beside this one with the same names.
+
+Words of a rank's control block (int64, at the beginning of its heap), see docs/protocol.md:
+run number, ticket of workers that are done, for each slot the progress that peers must have reached before they are
+written to, and the progress of every rank. Progress is 2 * run + 1 when a rank has entered a run, 2 * run + 2 when it has left it.
+"""
+
+import triton
+import triton.language as tl
+
+RUN = tl.constexpr(0)
+TICKET = tl.constexpr(1)
+SLOT_LEFT = tl.constexpr(2)
+PROGRESS = tl.constexpr(16)
+
+
+@triton.jit
+def peer(heaps, rank, at, dtype: tl.constexpr):
+    """Pointer to what lies `at` bytes into the symmetric heap of a rank."""
+    base = tl.load(heaps + rank) + at
+    return tl.multiple_of(base.to(tl.pointer_type(dtype)), 16)
+
+
+@triton.jit
+def wait(word, expected, scope: tl.constexpr):
+    """Until the word is at least `expected`, with acquire order. Returns 0, unknown to the compiler: added to an address, it
+    makes the load depend on the wait."""
+    missing = tl.minimum(tl.atomic_add(word, 0, sem="acquire", scope=scope) - expected, 0)
+    while missing < 0:
+        missing = tl.minimum(tl.atomic_add(word, 0, sem="acquire", scope=scope) - expected, 0)
+    return missing.to(tl.int32)
+
+
+@triton.jit
+def notify(signal, scope: tl.constexpr):
+    """Counts one up, with release order, once all threads have stored what they had to."""
+    tl.debug_barrier()
+    tl.atomic_add(signal, 1, sem="release", scope=scope)
+
+
+@triton.jit
+def enter(heaps, control, rank, run, world: tl.constexpr):
+    """Tells every peer that all earlier work of this rank is done, so that its inputs may be read."""
+    for other in range(world):
+        tl.atomic_xchg(peer(heaps, other, 0, tl.int64) + PROGRESS + rank, 2 * run + 1, sem="release", scope="sys")
+
+
+@triton.jit
+def entered(control, other, run):
+    """Until a peer has entered this run: its published inputs may be read."""
+    wait(control + PROGRESS + other, 2 * run + 1, "sys")
+
+
+@triton.jit
+def credit(control, other, before):
+    """Until a peer has left the previous run of this slot: its memory in the slot may be written to."""
+    wait(control + PROGRESS + other, before, "sys")
+
+
+@triton.jit
+def last_out(control, workers):
+    """Whether this is the last worker of the rank to be done."""
+    tl.debug_barrier()
+    return tl.atomic_add(control + TICKET, 1, sem="acq_rel", scope="gpu") == workers - 1
+
+
+@triton.jit
+def drain(signals, expected, here, scope: tl.constexpr):
+    """Until a block of signals have been given `expected` times, where `here` holds; then zeroes them."""
+    missing = tl.sum(tl.where(here, expected - tl.atomic_add(signals, 0, mask=here, sem="acquire", scope=scope), 0))
+    while missing > 0:
+        missing = tl.sum(tl.where(here, expected - tl.atomic_add(signals, 0, mask=here, sem="acquire", scope=scope), 0))
+    tl.store(signals, tl.zeros(signals.shape, tl.int32), mask=here)
+
+
+@triton.jit
+def leave(heaps, control, rank, slot, run, world: tl.constexpr):
+    """Ends a run: all signals of it have come and are zero again; tells the peers."""
+    tl.store(control + TICKET, 0)
+    tl.store(control + SLOT_LEFT + slot, 2 * run + 2)
+    tl.store(control + RUN, run + 1)
+    tl.debug_barrier()
+    for other in range(world):
+        tl.atomic_xchg(peer(heaps, other, 0, tl.int64) + PROGRESS + rank, 2 * run + 2, sem="release", scope="sys")

@@ -1,0 +1,174 @@
+"""Arguments of a call: checked against the program's declarations before anything is allocated or launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilelink.errors import ArgumentError, DeviceError, DtypeError, RankMismatchError, ShapeError, Site, StrideError
+from tilelink.frontend.ir import RANKS_DIM
+from tilelink.frontend.program import Program
+from tilelink.frontend.values import dtype_name
+from tilelink.language import TensorWord
+
+Parts = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The tensors of a call by name (without those left out), and what they say of dtypes and sizes.
+
+    `sizes`: a number by dimension, or the lengths of the parts of a dimension that is cut over the ranks.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    absent: frozenset[str]
+    dtypes: dict[str, str]
+    sizes: dict[str, int | tuple[int, ...]]
+
+
+def check_arguments(
+    program: Program,
+    given: Sequence[Any],
+    named: Mapping[str, Any],
+    *,
+    world: int,
+    rank: int,
+    device: torch.device,
+    parts: Parts | None,
+    site: Site,
+) -> Arguments:
+    """Checks a call of a rank. Raises ArgumentError, ShapeError, StrideError, DeviceError or DtypeError."""
+    tensors = _by_name(program, given, named, site)
+    absent = frozenset(n for n in program.optional if n not in tensors)
+    recording = program.recorded(absent)
+    declared = {t.name: t for t in recording.tensors if t.kind != "buffer"}
+    for name, word in declared.items():
+        if name not in tensors and word.kind == "input":
+            raise ArgumentError(f"{program.name} needs {name}: {_declaration(word)}", site)
+    dtypes = {n: _check_tensor(declared[n], tensors[n], device, site) for n in tensors}
+    sizes = _sizes(declared, tensors, world, rank, parts or {}, program, site)
+    _check_overlap(declared, tensors, site)
+    return Arguments(tensors, absent, dtypes, sizes)
+
+
+def _by_name(program: Program, given: Sequence[Any], named: Mapping[str, Any], site: Site) -> dict[str, torch.Tensor]:
+    names = list(program.parameters)
+    if len(given) > len(names):
+        raise ArgumentError(f"{program.name} takes {', '.join(names)}; {len(given)} tensors given", site)
+    tensors = dict(zip(names, given, strict=False))
+    for name, value in named.items():
+        if name not in names:
+            raise ArgumentError(f"{program.name} has no parameter {name}; it takes {', '.join(names)}", site)
+        if tensors.get(name) is not None:
+            raise ArgumentError(f"{program.name} got {name} twice", site)
+        tensors[name] = value
+    for name, value in tensors.items():
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise ArgumentError(f"{name} is a {type(value).__name__}, not a tensor", site)
+    return {n: t for n, t in tensors.items() if t is not None}
+
+
+def _declaration(word: TensorWord) -> str:
+    return f"({', '.join(f'{d}, cut over the ranks' if k == word.sharded else d for k, d in enumerate(word.dims))})"
+
+
+def _check_tensor(word: TensorWord, tensor: torch.Tensor, device: torch.device, site: Site) -> str:
+    """Rank, device, layout and dtype of one tensor; its dtype's name."""
+    if tensor.layout != torch.strided:
+        raise StrideError(f"{word.name} has layout {tensor.layout}; only strided tensors can be used", site)
+    if tensor.dim() != len(word.dims):
+        raise ShapeError(f"{word.name} has shape {tuple(tensor.shape)}; it is declared {_declaration(word)}", site)
+    if tensor.device.type != device.type:
+        raise DeviceError(f"{word.name} is on {tensor.device}; this world is on {device}", site)
+    if word.kind == "output" and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise StrideError(f"{word.name} has strides {tensor.stride()}: several of its elements are one in memory", site)
+    if word.kind == "output" and tensor.requires_grad:
+        raise ArgumentError(f"{word.name} requires a gradient; results are written without autograd", site)
+    try:
+        return dtype_name(tensor.dtype)
+    except ValueError as e:
+        raise DtypeError(f"{word.name}: {e}", site) from e
+
+
+def _sizes(
+    declared: Mapping[str, TensorWord],
+    tensors: Mapping[str, torch.Tensor],
+    world: int,
+    rank: int,
+    parts: Parts,
+    program: Program,
+    site: Site,
+) -> dict[str, int | tuple[int, ...]]:
+    """Sizes of all dimensions, from the tensors that are given. Where shards are given without `parts`, all ranks are
+    taken to have shards of one length."""
+    cut = {w.dims[w.sharded] for w in declared.values() if w.sharded is not None}
+    for d, lengths in parts.items():
+        if d not in cut:
+            raise ShapeError(f"parts of {d}: it is not spread over the ranks; {', '.join(sorted(cut)) or 'nothing'} is", site)
+        if len(lengths) != world or any(n < 0 for n in lengths):
+            raise ShapeError(f"parts of {d} are {tuple(lengths)}: {world} lengths are needed, one a rank", site)
+    found: dict[str, tuple[int | tuple[int, ...], str]] = {d: (tuple(map(int, n)), "parts") for d, n in parts.items()}
+    local = [(n, k) for n in tensors for k in range(len(declared[n].dims))]
+    for name, k in sorted(local, key=lambda e: e[1] != declared[e[0]].sharded):
+        word, size = declared[name], tensors[name].shape[k]
+        d = word.dims[k]
+        if d == RANKS_DIM:
+            if size != world:
+                raise ShapeError(f"{name} has {size} entries along dimension {k}: it has one a rank, {world}", site)
+            continue
+        if d not in found:
+            found[d] = ((size,) * world if k == word.sharded else size), name
+            continue
+        known, source = found[d]
+        wanted = (known[rank] if k == word.sharded else sum(known)) if isinstance(known, tuple) else known
+        if size != wanted:
+            raise ShapeError(
+                f"{name} has shape {tuple(tensors[name].shape)}, so {d} is {size} there; {source} makes it {wanted}"
+                + (f" on rank {rank}" if k == word.sharded else "")
+                + (f" (uneven shards: say parts={{'{d}': lengths}})" if source != "parts" and d in cut else ""),
+                site,
+            )
+    missing = [d for w in declared.values() for d in w.dims if d not in found and d != RANKS_DIM]
+    if missing:
+        raise ArgumentError(f"{program.name}: the size of {missing[0]} can't be told from what is given", site)
+    return {d: n for d, (n, _) in found.items()}
+
+
+def _check_overlap(declared: Mapping[str, TensorWord], tensors: Mapping[str, torch.Tensor], site: Site) -> None:
+    """An output must not share memory with anything else."""
+
+    def span(t: torch.Tensor) -> tuple[int, int]:
+        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else -1
+        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+
+    for out in (n for n in tensors if declared[n].kind == "output"):
+        for other in tensors:
+            (a, b), (c, d) = span(tensors[out]), span(tensors[other])
+            if other != out and a < d and c < b:
+                raise ArgumentError(f"{out} shares memory with {other}: it would be overwritten while peers read it", site)
+
+
+class CallLog:
+    """What the ranks called, in order: the ranks of a group have to call alike. Compared without a barrier."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[tuple[tuple[str, Any], ...], int]] = []
+
+    def compare(self, number: int, rank: int, call: Mapping[str, Any], site: Site) -> None:
+        """Notes or compares the call with this number. Raises RankMismatchError."""
+        items = tuple(call.items())
+        if number == len(self.calls):
+            self.calls.append((items, rank))
+            return
+        known, first = self.calls[number]
+        for (name, theirs), (_, mine) in zip(known, items, strict=True):
+            if theirs != mine:
+                raise RankMismatchError(
+                    f"call {number} of this group: rank {rank} has {name} {mine}, rank {first} {theirs}; the ranks of a group call "
+                    "the same programs with the same schedules and sizes, in the same order",
+                    site,
+                )

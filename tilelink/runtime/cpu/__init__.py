@@ -1,0 +1,43 @@
+"""Runs generated Triton kernels of N ranks in one process on a CPU, deterministically, and checks them."""
+
+from tilelink.runtime.cpu.errors import (
+    DeadlockError,
+    KernelError,
+    LivelockError,
+    OutOfBoundsError,
+    RaceError,
+    StuckProgram,
+    UnstartedPrograms,
+    Wait,
+    WaitingHost,
+)
+from tilelink.runtime.cpu.execution import Execution
+from tilelink.runtime.cpu.interpreter import InterpretedKernel, interpreted
+from tilelink.runtime.cpu.memory import Box, Region
+from tilelink.runtime.cpu.races import Party, Race
+from tilelink.runtime.cpu.scheduler import Scheduler, Task
+from tilelink.runtime.cpu.sites import KernelSite
+from tilelink.runtime.cpu.trace import Operation
+
+__all__ = [
+    "Box",
+    "DeadlockError",
+    "Execution",
+    "InterpretedKernel",
+    "KernelError",
+    "KernelSite",
+    "LivelockError",
+    "Operation",
+    "OutOfBoundsError",
+    "Party",
+    "Race",
+    "RaceError",
+    "Region",
+    "Scheduler",
+    "StuckProgram",
+    "Task",
+    "UnstartedPrograms",
+    "Wait",
+    "WaitingHost",
+    "interpreted",
+]

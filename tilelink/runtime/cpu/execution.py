@@ -1,0 +1,288 @@
+"""Runs kernels of N ranks in one process: hosts, streams, launches and their programs."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from tilelink.errors import TileLinkError
+from tilelink.runtime.cpu.accesses import Accesses
+from tilelink.runtime.cpu.errors import (
+    DeadlockError,
+    KernelError,
+    RaceError,
+    StuckProgram,
+    UnstartedPrograms,
+    WaitingHost,
+)
+from tilelink.runtime.cpu.interpreter import InterpretedKernel, installed, sites
+from tilelink.runtime.cpu.memory import Region, RegionMap
+from tilelink.runtime.cpu.ordering import Moment, Ordering, Strand
+from tilelink.runtime.cpu.programs import Program
+from tilelink.runtime.cpu.races import Race, RaceDetector
+from tilelink.runtime.cpu.scheduler import Policy, Scheduler, Task
+from tilelink.runtime.cpu.trace import Operation
+
+T = TypeVar("T")
+
+FRUITLESS_ROUNDS = 16
+"""How often all stuck programs may look again, with nothing changing, before that is a deadlock."""
+
+
+class Launch:
+    """A kernel with its arguments, on its way through a stream. `number` counts the launches of its rank."""
+
+    def __init__(
+        self,
+        kernel: InterpretedKernel,
+        grid: int,
+        arguments: dict[str, Any],
+        regions: RegionMap,
+        rank: int,
+        name: str,
+        number: int,
+        start: Moment,
+    ) -> None:
+        self.kernel, self.grid, self.arguments, self.regions = kernel, grid, arguments, regions
+        self.rank, self.name, self.number, self.start = rank, name, number, start
+        self.started = self.finished = 0
+        self.end = start
+
+
+class _Stream:
+    """The launches of a stream that are not done; the first one runs. Hosts wait for it on `key`."""
+
+    def __init__(self, rank: int, name: object, key: int) -> None:
+        self.rank, self.name, self.key = rank, name, key
+        self.launches: deque[Launch] = deque()
+        self.end = Moment()
+
+
+class Execution:
+    """Runs `world` ranks deterministically on the CPU.
+
+    `seed` and `policy` fix the schedule. `resident`: at most so many programs of a rank are under way at a
+    time (None: all of them). `races`: True raises `RaceError` at the end of a run, "collect" leaves what was
+    found in `races`, False does not look. `switch`: programs take turns at "atomics" (and volatile loads) or
+    at every access to "memory". `observer` gets an `Operation` for every access. `livelock`: so many accesses
+    without an effect are an error.
+    """
+
+    def __init__(
+        self,
+        world: int,
+        seed: int = 0,
+        policy: Policy = "random",
+        resident: int | None = None,
+        races: bool | Literal["collect"] = True,
+        observer: Callable[[Operation], None] | None = None,
+        switch: Literal["atomics", "memory"] = "atomics",
+        livelock: int = 200_000,
+    ) -> None:
+        if world < 1 or (resident is not None and resident < 1):
+            raise ValueError("world and resident must be positive")
+        self.world = world
+        self.races: list[Race] = []
+        self.schedule_hash = 0
+        self.operations = 0
+        self._seed, self._policy, self._resident, self._livelock = seed, policy, resident, livelock
+        self._find_races, self._observer, self._switch = races, observer, switch
+        self._run: _Run | None = None
+
+    def run(self, host: Callable[[int], T]) -> list[T]:
+        """Runs `host(rank)` for every rank and all it launches, and returns what it returned.
+
+        Raises what a host raised, `KernelError` for what a kernel raised, `OutOfBoundsError`,
+        `DeadlockError`, `LivelockError`, and `RaceError`.
+        """
+        if self._run is not None:
+            raise RuntimeError("the execution is running")
+        detector = RaceDetector() if self._find_races else None
+        scheduler = Scheduler(self._seed, self._policy)
+        accesses = Accesses(
+            scheduler,
+            ordering=Ordering() if detector or self._observer else None,
+            races=detector,
+            observer=self._observer,
+            switch_always=self._switch == "memory",
+            livelock=self._livelock,
+        )
+        run = self._run = _Run(self.world, self._resident, scheduler, accesses)
+        results: dict[int, T] = {}
+
+        def body(rank: int) -> None:
+            results[rank] = host(rank)
+            run.synchronize(rank)
+
+        try:
+            with installed(accesses):
+                for rank in range(self.world):
+                    run.spawn_host(rank, partial(body, rank))
+                scheduler.run()
+        finally:
+            self._run = None
+            self.schedule_hash, self.operations = scheduler.schedule_hash, accesses.operations
+            self.races = detector.races if detector else []
+        if self.races and self._find_races is True:
+            raise RaceError(self.races)
+        return [results[rank] for rank in range(self.world)]
+
+    def launch(
+        self,
+        kernel: InterpretedKernel,
+        grid: int,
+        arguments: Mapping[str, Any],
+        regions: Sequence[Region],
+        rank: int,
+        stream: object = 0,
+        name: str | None = None,
+    ) -> None:
+        """Puts a launch of `grid` programs on a stream of a rank; to be called by a host function.
+
+        `arguments`: tensors, numbers, and values of constexpr parameters, by name. The launch may touch
+        `regions` and nothing else. Raises `TypeError` for arguments that do not fit the kernel.
+        """
+        self._running().launch(kernel, grid, arguments, regions, rank, stream, name or kernel.name)
+
+    def synchronize(self, rank: int, stream: object | None = None) -> None:
+        """Waits until a stream of a rank, or all of them, are done; to be called by a host function."""
+        self._running().synchronize(rank, stream)
+
+    def _running(self) -> _Run:
+        if self._run is None:
+            raise RuntimeError("only host functions can do this, while run() runs them")
+        return self._run
+
+
+class _Run:
+    """The state of one run."""
+
+    def __init__(self, world: int, resident: int | None, scheduler: Scheduler, accesses: Accesses) -> None:
+        scheduler.on_stall = self.stalled
+        self.scheduler, self.accesses = scheduler, accesses
+        self.resident = resident or sys.maxsize
+        self.ordering = accesses.ordering or Ordering()
+        self.hosts: dict[Task, Strand] = {}
+        self.programs: dict[Task, Program] = {}
+        self.streams: dict[tuple[int, object], _Stream] = {}
+        self.launched = [0] * world
+        self.under_way = [0] * world
+        self.rounds = 0
+        self.effects_at_stall = -1
+
+    def spawn_host(self, rank: int, body: Callable[[], None]) -> None:
+        task = self.scheduler.spawn(body, rank, f"host of rank {rank}")
+        self.hosts[task] = self.ordering.strand(rank, "host", 0, ("host", rank), Moment())
+
+    def launch(
+        self,
+        kernel: InterpretedKernel,
+        grid: int,
+        arguments: Mapping[str, Any],
+        regions: Sequence[Region],
+        rank: int,
+        stream_name: object,
+        name: str,
+    ) -> None:
+        for region in regions:
+            self.accesses.shadows.add(region)
+        start = self._host().publish()
+        bound = kernel.bind(arguments)
+        launch = Launch(kernel, grid, bound, RegionMap(regions), rank, name, self.launched[rank], start)
+        self.launched[rank] += 1
+        stream = self.streams.get((rank, stream_name))
+        if stream is None:
+            stream = self.streams[rank, stream_name] = _Stream(rank, stream_name, -1 - len(self.streams))
+        self.accesses.effects += 1
+        if grid > 0:
+            stream.launches.append(launch)
+            self._admit()
+
+    def synchronize(self, rank: int, stream_name: object | None = None) -> None:
+        host = self._host()
+        streams = [s for s in self.streams.values() if s.rank == rank and stream_name in (None, s.name)]
+        while any(stream.launches for stream in streams):
+            self.scheduler.block(stream.key for stream in streams if stream.launches)
+        for stream in streams:
+            host.follow(stream.end)
+
+    def stalled(self, parked: Sequence[Task]) -> None:
+        """Lets stuck programs look again: they may only seem to poll. After some rounds it is a deadlock."""
+        if self.effects_at_stall != self.accesses.effects:
+            self.effects_at_stall, self.rounds = self.accesses.effects, 0
+        self.rounds += 1
+        polling = [task for task in parked if task in self.programs]
+        if not polling or self.rounds > FRUITLESS_ROUNDS:
+            raise self._deadlock(parked)
+        for task in polling:
+            self.scheduler.unpark(task)
+
+    def _host(self) -> Strand:
+        host = self.hosts.get(self.scheduler.current) if self.scheduler.current else None
+        if host is None:
+            raise RuntimeError("only a host function can do this")
+        return host
+
+    def _admit(self) -> None:
+        """Starts programs of the first launch of every stream, as far as they may be under way."""
+        for stream in self.streams.values():
+            if not stream.launches:
+                continue
+            launch, rank = stream.launches[0], stream.rank
+            while launch.started < launch.grid and self.under_way[rank] < self.resident:
+                lane = rank, stream.name, launch.started
+                start = launch.start.join(stream.end)
+                strand = self.ordering.strand(rank, launch.name, launch.started, lane, start)
+                program = Program(launch, launch.started, strand)
+                body = partial(self._execute, program, stream)
+                program.task = self.scheduler.spawn(body, rank, f"{launch.name}[{launch.started}]")
+                self.programs[program.task] = program
+                launch.started += 1
+                self.under_way[rank] += 1
+
+    def _execute(self, program: Program, stream: _Stream) -> None:
+        """The body of a program's task."""
+        launch = program.launch
+        self.accesses.enter(program)
+        try:
+            launch.kernel.function(**launch.arguments)
+        except TileLinkError:
+            raise
+        except Exception as error:
+            site = sites.of_traceback(error.__traceback__)
+            raise KernelError(launch.rank, launch.name, program.index, site, error) from error
+        assert program.task is not None
+        del self.programs[program.task]
+        self.accesses.ended(program)
+        self.under_way[launch.rank] -= 1
+        launch.finished += 1
+        launch.end = launch.end.join(program.strand.now())
+        if launch.finished == launch.grid:
+            stream.launches.popleft()
+            stream.end = stream.end.join(launch.end)
+            self.scheduler.wake(stream.key, stream.key + 1)
+        self._admit()
+
+    def _deadlock(self, parked: Sequence[Task]) -> DeadlockError:
+        stuck = []
+        for task in parked:
+            program = self.programs.get(task)
+            if program is not None:
+                waits = [wait for poll in program.polls for wait in poll.waits()]
+                stuck.append(StuckProgram(task.rank, program.launch.name, program.index, tuple(waits)))
+        unstarted = [
+            UnstartedPrograms(launch.rank, launch.name, range(launch.started, launch.grid))
+            for stream in self.streams.values()
+            for launch in stream.launches
+            if launch.started < launch.grid
+        ]
+        keys = {stream.key: stream.name for stream in self.streams.values()}
+        hosts = [
+            WaitingHost(task.rank, tuple(keys[key] for key in sorted(task.keys, reverse=True)))
+            for task in parked
+            if task in self.hosts
+        ]
+        return DeadlockError(stuck, unstarted, hosts)

@@ -1,0 +1,190 @@
+"""Data races: two accesses to an element, at least one of them a write, that nothing orders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tilelink.errors import Site
+from tilelink.runtime.cpu.memory import Array, Box, Region
+from tilelink.runtime.cpu.ordering import Strand
+from tilelink.runtime.cpu.shadow import Cells
+
+LONGEST_CHAIN = 256
+"""Reads of an element that are kept one by one before those that can't matter any more are dropped."""
+
+
+@dataclass(frozen=True)
+class Party:
+    """One side of a race: who did what where. `box` has the elements that both sides touched."""
+
+    rank: int
+    launch: str
+    program: int
+    kind: str
+    scope: str
+    region: str
+    region_rank: int
+    box: Box
+    site: Site
+
+    def __str__(self) -> str:
+        box = ", ".join(f"{low}:{high}" for low, high in self.box)
+        scope = f" ({self.scope})" if self.scope else ""
+        return (
+            f"{self.kind}{scope} of {self.region}[{box}]@rank{self.region_rank} "
+            f"by rank {self.rank} {self.launch}[{self.program}] at {self.site}"
+        )
+
+
+@dataclass
+class Race:
+    """A race as it was first seen, and how often one between the same two places in the source was."""
+
+    first: Party
+    second: Party
+    reason: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.second}\n    vs {self.first}\n    {self.reason} (seen {self.count} times)"
+
+
+class _Event(NamedTuple):
+    """All accesses that a strand made at one line between two of its releases."""
+
+    strand: Strand
+    clock: int
+    kind: str
+    atomic: bool
+    scope: str
+    region: Region
+    site: Site
+
+
+class _Chain(NamedTuple):
+    """Reads since the last write: the latest, and the chain of those before."""
+
+    event: int
+    before: int
+    length: int
+
+
+class RaceDetector:
+    """Keeps the last write of every element and the reads since, and collects races in `races`."""
+
+    def __init__(self) -> None:
+        self._events: list[_Event | None] = [None]
+        self._event_numbers: dict[tuple[int, int, str, str, int, int], int] = {}
+        self._chains: list[_Chain] = [_Chain(0, 0, 0)]
+        self._chain_numbers: dict[tuple[int, int], int] = {(0, 0): 0}
+        self._found: dict[tuple[object, ...], Race] = {}
+
+    @property
+    def races(self) -> list[Race]:
+        """The races so far, one for each pair of places in the source and regions."""
+        return list(self._found.values())
+
+    def read(self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site) -> None:
+        """Records a read, after looking for an unordered write before it."""
+        event = self._event(strand, cells.access.region, kind, atomic, scope, site)
+        for written in cells.distinct("written"):
+            self._check(written, event, cells, "written", written)
+        cells.update("read", lambda chain: self._extended(chain, event))
+
+    def write(self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site) -> None:
+        """Records a write, after looking for unordered reads and writes before it."""
+        event = self._event(strand, cells.access.region, kind, atomic, scope, site)
+        for written in cells.distinct("written"):
+            self._check(written, event, cells, "written", written)
+        readers = cells.distinct("read")
+        for chain in readers:
+            number = chain
+            while number:
+                link = self._chains[number]
+                self._check(link.event, event, cells, "read", chain)
+                number = link.before
+        cells.fill("written", event)
+        if readers != [0]:
+            cells.fill("read", 0)
+
+    def _event(self, strand: Strand, region: Region, kind: str, atomic: bool, scope: str, site: Site) -> int:
+        clock = int(strand.clock[strand.slot])
+        key = strand.slot, clock, kind, scope, id(region), id(site)
+        number = self._event_numbers.get(key)
+        if number is None:
+            number = self._event_numbers[key] = len(self._events)
+            self._events.append(_Event(strand, clock, kind, atomic, scope, region, site))
+        return number
+
+    def _extended(self, number: int, event: int) -> int:
+        """The chain of reads `number` and the read `event` after them."""
+        while number and self._outdated(self._chains[number].event, event):
+            number = self._chains[number].before
+        extended = self._chain_numbers.get((number, event))
+        if extended is None:
+            if self._chains[number].length >= LONGEST_CHAIN:
+                number = self._compact(number)
+            extended = self._chain_numbers[number, event] = len(self._chains)
+            self._chains.append(_Chain(event, number, self._chains[number].length + 1))
+        return extended
+
+    def _outdated(self, earlier: int, later: int) -> bool:
+        """Whether what is ordered after the later of two reads is so after the earlier: by the same strand."""
+        a, b = self._events[earlier], self._events[later]
+        assert a is not None and b is not None
+        return a.strand.slot == b.strand.slot and a.atomic == b.atomic and a.scope == b.scope
+
+    def _compact(self, number: int) -> int:
+        """A chain without the reads that a later one of the same strand makes superfluous."""
+        kept: list[int] = []
+        latest: set[tuple[int, bool, str]] = set()
+        while number:
+            link = self._chains[number]
+            read = self._events[link.event]
+            assert read is not None
+            key = read.strand.slot, read.atomic, read.scope
+            if key not in latest:
+                latest.add(key)
+                kept.append(link.event)
+            number = link.before
+        for read_number in reversed(kept):
+            self._chains.append(_Chain(read_number, number, 1))
+            number = len(self._chains) - 1
+        return number
+
+    def _check(self, earlier: int, later: int, cells: Cells, layer: str, value: int) -> None:
+        """Reports a race between two events, if there is one. The cells hold the earlier as `value`."""
+        a, b = self._events[earlier], self._events[later]
+        if a is None or b is None or b.strand.after(a.strand.slot, a.clock):
+            return
+        if a.atomic and b.atomic:
+            same_rank = a.strand.rank == b.strand.rank
+            if all(scope == "sys" or (same_rank and scope == "gpu") for scope in (a.scope, b.scope)):
+                return
+            ranks = "one rank" if same_rank else "two ranks"
+            reason = f"atomics of {ranks} whose scopes do not reach each other"
+        elif a.atomic or b.atomic:
+            reason = "one is atomic, the other is not, and nothing orders them"
+        else:
+            reason = "nothing orders them"
+        key = str(a.region), a.kind, a.site, str(b.region), b.kind, b.site, reason
+        if key in self._found:
+            self._found[key].count += 1
+            return
+        addresses = cells.addresses(layer, value)
+        self._found[key] = Race(_party(a, addresses), _party(b, addresses), reason)
+
+
+def _party(event: _Event, addresses: Array) -> Party:
+    return Party(
+        event.strand.rank,
+        event.strand.launch,
+        event.strand.program,
+        event.kind,
+        event.scope,
+        event.region.name,
+        event.region.rank,
+        event.region.box_of(addresses),
+        event.site,
+    )

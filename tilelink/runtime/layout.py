@@ -1,0 +1,109 @@
+"""The symmetric heap of a lane: control words, then slots, each with a zone for signals and one for data.
+
+All ranks lay it out alike, so an offset of one is an offset of all. Programs and sizes change from run to run, and what
+a slot holds with them; the zone of the signals holds nothing but signals, which are zero between runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tilelink.errors import HeapError
+from tilelink.frontend.expressions import evaluate
+from tilelink.frontend.ir import RANKS_DIM, Tensor, TileProgram
+from tilelink.frontend.signals import cell_count
+from tilelink.frontend.sizes import Sizes
+from tilelink.frontend.values import ITEM_SIZE
+
+ALIGNMENT = 256
+CONTROL_WORDS = 16
+MAX_SLOTS = 8
+
+
+def aligned(n: int) -> int:
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class HeapLayout:
+    """Where zones lie, in bytes from the beginning of the heap."""
+
+    world: int
+    heap_bytes: int
+    slots: int
+    signal_bytes: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.slots <= MAX_SLOTS:
+            raise HeapError(f"{self.slots} slots: from 1 to {MAX_SLOTS}")
+        if self.data_bytes < ALIGNMENT:
+            raise HeapError(
+                f"a heap of {self.heap_bytes} bytes is too small: {self.slots} slots with {self.signal_bytes} bytes of signals "
+                f"each leave nothing for data; at least {self.control_bytes + self.slots * (self.signal_bytes + ALIGNMENT)}"
+            )
+
+    @property
+    def control_bytes(self) -> int:
+        return aligned(8 * (CONTROL_WORDS + self.world))
+
+    @property
+    def slot_bytes(self) -> int:
+        return (self.heap_bytes - self.control_bytes) // self.slots // ALIGNMENT * ALIGNMENT
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes for data in a slot."""
+        return self.slot_bytes - self.signal_bytes
+
+    def signals_at(self, slot: int) -> int:
+        return self.control_bytes + slot * self.slot_bytes
+
+    def data_at(self, slot: int) -> int:
+        return self.signals_at(slot) + self.signal_bytes
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a run's tensors and signals lie, in bytes from the zones' beginnings; how many signals a tensor has."""
+
+    data: tuple[tuple[str, int], ...]
+    signals: tuple[tuple[str, int, int], ...]
+
+
+def shape_on(tensor: Tensor, sizes: Sizes, rank: int | None) -> tuple[int, ...]:
+    """The shape of a rank's tensor; with rank None, of the longest part."""
+    lengths = dict(sizes.dims)
+    parts = dict(sizes.parts)
+    shape = []
+    for k, d in enumerate(tensor.dims):
+        if d == RANKS_DIM:
+            shape.append(sizes.world)
+        elif k == tensor.sharded:
+            shape.append(max(parts[d]) if rank is None else parts[d][rank])
+        else:
+            shape.append(lengths[d])
+    return tuple(shape)
+
+
+def place(program: TileProgram, sizes: Sizes, heap: HeapLayout) -> Placement:
+    """Lays a run out in a slot. Raises HeapError where it does not fit, with what it needs."""
+    data, at = [], 0
+    for tensor in program.on_heap:
+        data.append((tensor.name, at))
+        at += aligned(prod(shape_on(tensor, sizes, None)) * ITEM_SIZE[tensor.dtype])
+    signals, signals_end = [], 0
+    for s in program.signals:
+        cells = int(evaluate(cell_count(s), sizes.values))
+        signals.append((s.tensor, signals_end, cells))
+        signals_end += aligned(4 * cells)
+    if at > heap.data_bytes or signals_end > heap.signal_bytes:
+        names = ", ".join(n for n, _ in data)
+        raise HeapError(
+            f"the symmetric heap is too small for {program.name} at {dict(sizes.dims)} on {sizes.world} ranks: a slot needs {at} "
+            f"bytes for {names} and {signals_end} for signals; it has {heap.data_bytes} and {heap.signal_bytes}. Make the world "
+            f"with heap_bytes={heap.control_bytes + heap.slots * (at + max(signals_end, heap.signal_bytes) + ALIGNMENT)}"
+            + (f" and signal_bytes={signals_end}" if signals_end > heap.signal_bytes else ""),
+            program.site,
+        )
+    return Placement(tuple(data), tuple(signals))

@@ -1,0 +1,73 @@
+"""Everything that is made once for a program, schedule, dtypes and sizes, before the first launch: bound, unrolled (which
+checks regions, ranks and signal counts), lowered, loaded."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from types import ModuleType
+from typing import Any
+
+from tilelink.analysis.unroll import Events, unroll
+from tilelink.backend.cache import load
+from tilelink.backend.facts import Facts
+from tilelink.backend.lower import Lowered, lower
+from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.program import Program
+from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.sizes import Allotment, Sizes
+from tilelink.runtime.arguments import Arguments
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A program, ready to be launched at given sizes."""
+
+    program: TileProgram
+    sizes: Sizes
+    events: Events
+    lowered: Lowered
+    module: ModuleType
+
+    @property
+    def allotment(self) -> dict[str, Allotment]:
+        return self.events.allotment
+
+    @cached_property
+    def grid(self) -> int:
+        """Workers of the persistent kernel."""
+        return max(a.first + a.workers for a in self.allotment.values())
+
+    def scalars(self) -> dict[str, int]:
+        """Values of the kernel's parameters that sizes alone decide."""
+        values = {n: v for n, v in self.sizes.values.items() if isinstance(v, int)}
+        return values | {f"{n}_workers": a.workers for n, a in self.allotment.items()}
+
+
+def prepare(program: Program, arguments: Arguments, schedule: Schedule | str | None, world: int, sms: int) -> Prepared:
+    """The prepared program for a call. A schedule taken by its name (or by default) is fitted to the sizes, a schedule
+    that is given is taken as it is. Raises the errors of the frontend and of the unrolling."""
+    if not isinstance(schedule, Schedule):
+        schedule = program.fit(schedule, **arguments.sizes)
+    bound = program.bind(schedule, arguments.dtypes, arguments.absent)
+    return prepare_bound(bound, Sizes.of(bound, world, arguments.sizes), sms)
+
+
+@lru_cache(maxsize=128)
+def prepare_bound(program: TileProgram, sizes: Sizes, sms: int) -> Prepared:
+    """The prepared tile program at given sizes, on devices of `sms` SMs."""
+    events = unroll(program, sizes, sms=sms)
+    lowered = lower(program, Facts.of(program, sizes))
+    return Prepared(program, sizes, events, lowered, load(lowered))
+
+
+def same_call(program: Program, prepared: Prepared, slot: int) -> dict[str, Any]:
+    """What the ranks of a group have to agree on in a call."""
+    return {
+        "program": f"{program.name} of {inspect.getsourcefile(program.function)}",
+        "sizes": dict(prepared.sizes.dims) | dict(prepared.sizes.parts),
+        "dtypes": {t.name: t.dtype for t in prepared.program.tensors},
+        "schedule": {r.name: str(r.resource) for r in prepared.program.roles},
+        "slot": slot,
+    }

@@ -1,0 +1,77 @@
+"""Names for a deadlock: which rank, role and tile waits for which view, what was expected and what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tilelink.analysis.unroll import WAIT, expected_counts
+from tilelink.runtime.cpu import DeadlockError, StuckProgram
+from tilelink.runtime.cpu import Wait as Poll
+from tilelink.runtime.layout import CONTROL_WORDS
+from tilelink.runtime.prepare import Prepared
+
+SHOWN = 20
+
+
+def explain(deadlock: DeadlockError, launched: Mapping[str, Prepared]) -> str:
+    """The message of a deadlock in the words of the programs that are stuck."""
+    lines = ["no rank can go on:"]
+    lines += [f"  {line}" for s in deadlock.stuck[:SHOWN] for line in _program(s, launched.get(s.launch))]
+    if len(deadlock.stuck) > SHOWN:
+        lines.append(f"  and {len(deadlock.stuck) - SHOWN} more workers")
+    lines += [f"  {u}, because no more workers may be resident" for u in deadlock.unstarted[:SHOWN]]
+    return "\n".join(lines)
+
+
+def _program(stuck: StuckProgram, prepared: Prepared | None) -> list[str]:
+    head = f"rank {stuck.rank} worker {stuck.program} of {stuck.launch}"
+    if prepared is None or not stuck.waits:
+        return [str(stuck)]
+    missing = [w for w in stuck.waits if len(stuck.waits) == 1 or _short(w, prepared)] or list(stuck.waits)
+    return [f"{head}: {_poll(stuck, missing[0], prepared)}"]
+
+
+def _short(poll: Poll, prepared: Prepared) -> bool:
+    """Whether a signal that a drain polls has not come in full."""
+    name = poll.region.removeprefix("signals of ")
+    signals = next((s for s in prepared.program.signals if s.tensor == name), None)
+    if signals is None:
+        return True
+    expected = expected_counts(prepared.program, signals, prepared.sizes)
+    return poll.observed < int(expected[poll.region_rank, poll.index[0]])
+
+
+def _poll(stuck: StuckProgram, poll: Poll, prepared: Prepared) -> str:
+    program, events = prepared.program, prepared.events
+    if poll.region == "control":
+        return _progress(poll)
+    name = poll.region.removeprefix("signals of ")
+    mine = events.of_worker(stuck.rank, stuck.program)
+    tensor = next(k for k, t in enumerate(program.tensors) if t.name == name)
+    waits = mine[
+        (events.op[mine] == WAIT) & (events.tensor[mine] == tensor) & (events.cell[mine] == poll.index[0])
+        & (events.home[mine] == poll.region_rank)
+    ]
+    if len(waits) and len(stuck.waits) == 1:
+        k = int(waits[0])
+        role = program.roles[events.role[k]].name
+        site = events.sites[events.site[k]]
+        return (
+            f"role {role}, tile {events.tile[k]}, waits for {events.region(k)} on rank {poll.region_rank} (signal {poll.index[0]}): "
+            f"expected {events.expected[k]}, observed {poll.observed} ({site}: {site.text})"
+        )
+    expected = expected_counts(program, program.signals_of(name), prepared.sizes)
+    due = int(np.asarray(expected)[poll.region_rank, poll.index[0]])
+    return (
+        f"leaving the run, waits for all notifications of {name} on rank {poll.region_rank} (signal {poll.index[0]}): "
+        f"expected {due}, observed {poll.observed}"
+    )
+
+
+def _progress(poll: Poll) -> str:
+    source = poll.index[0] - CONTROL_WORDS
+    done = int(poll.observed)
+    state = "has not entered any run" if done == 0 else f"has {'entered' if done % 2 else 'left'} run {(done - 1) // 2}"
+    return f"waits for rank {source} to go on, which {state} (progress {done}; {poll.site})"
