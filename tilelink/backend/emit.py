@@ -30,6 +30,7 @@ from tilelink.frontend.ir import (
     View,
     Wait,
 )
+from tilelink.frontend.ir import walk as walk_statements
 from tilelink.frontend.signals import cells_along, cells_in_part, cells_of, times_notified
 from tilelink.frontend.triton_calls import TRITON_DTYPES
 
@@ -85,8 +86,16 @@ class RoleEmitter:
         for name, value in self.tile_names.items():
             if name not in bounds:
                 head(f"{name} = {value}")
+        credit = ["credit(control, before, world)"] if self.fills_slot() else []
         sizes = [f"{name} = {self.text(value)}" for name, value in walk.sizes]
-        return sizes + [f"{n} = {s}" for n, s in self.hoisted.items()], head.lines + self.write.lines
+        return credit + sizes + [f"{n} = {s}" for n, s in self.hoisted.items()], head.lines + self.write.lines
+
+    def fills_slot(self) -> bool:
+        """Whether the role writes to the slot, its own rank's copy of it included."""
+        return any(
+            isinstance(s, Notify) or (isinstance(s, Copy | Store) and s.target.tensor in self.addresses.heap)
+            for s in walk_statements(self.role.body)
+        )
 
     # ---- statements
 
@@ -155,17 +164,12 @@ class RoleEmitter:
             self.write(f"entered(control, {self.text(view.home)}, run)")
 
     def on_homes(self, view: View) -> str | None:
-        """Opens a loop over the ranks for a view of all of them; asks for the credit of a home that may be a peer."""
-        home = None
+        """The home of a view that is written to, if that may be a peer; opens a loop over the ranks for a view of all."""
         if view.home == ALL_RANKS:
             self.write("for other in range(world):")
             self.write.depth += 1
-            home = "other"
-        elif view.remote:
-            home = self.text(view.home)  # type: ignore[arg-type]
-        if home is not None:
-            self.write(f"credit(control, {home}, before)")
-        return home
+            return "other"
+        return self.text(view.home) if view.remote else None  # type: ignore[arg-type]
 
     def end_homes(self, view: View) -> None:
         if view.home == ALL_RANKS:
@@ -216,10 +220,7 @@ class RoleEmitter:
 
     def notify(self, view: View) -> None:
         signals = self.program.signals_of(view.tensor)
-        if view.home == ALL_RANKS:
-            self.write("for other in range(world):")
-            self.write.depth += 1
-        home = "other" if view.home == ALL_RANKS else self.text(view.home)  # type: ignore[arg-type]
+        home = self.on_homes(view) or "rank"
         cell: Expr = sympy.S.Zero
         for c, i in zip(signals.grid, view.index, strict=True):
             cell = cell * cells_along(c) + cells_of(c, i)[0]

@@ -232,8 +232,6 @@ def _publish(
         "    worker = tl.program_id(0)",
         "    control = peer(heaps, rank, 0, tl.int64)",
         "    before = tl.load(control + SLOT_LEFT + slot)",
-        "    for other in range(world):",
-        "        credit(control, other, before)",
     ]
     for tensor in program.published:
         role = _publishing_role(program, tensor)

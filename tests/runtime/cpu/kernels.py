@@ -17,8 +17,21 @@ def notify(signal):
 
 @triton.jit
 def gather_matmul(
-    a_ptr, b_ptr, c_ptr, gathered_ptrs, signal_ptrs, M, N, K, rank, epoch,
-    WORLD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FAULT: tl.constexpr,
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    gathered_ptrs,
+    signal_ptrs,
+    M,
+    N,
+    K,
+    rank,
+    epoch,
+    WORLD: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    FAULT: tl.constexpr,
 ):
     """C = gather(A) @ B: the first programs push the rank's rows to all ranks, the others wait and multiply."""
     pid = tl.program_id(0)

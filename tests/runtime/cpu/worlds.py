@@ -55,8 +55,9 @@ class GatherMatmul:
         size = self.M * self.K * self.dtype.itemsize
         self.heap = Heap(self.world, size + 4 * self.M)
         self.gathered, self.gathered_table = self.heap.view("gathered", 0, (self.M, self.K), self.dtype)
-        self.signals, self.signal_table = self.heap.view("signals", size, (self.M // self.tile[0],), torch.int32,
-                                                         "signal")
+        self.signals, self.signal_table = self.heap.view(
+            "signals", size, (self.M // self.tile[0],), torch.int32, "signal"
+        )
         self.results = [torch.zeros(self.M, self.N, dtype=self.dtype) for _ in range(self.world)]
 
     def launch(self, execution: Execution, rank: int, epoch: int = 1) -> None:
@@ -67,13 +68,30 @@ class GatherMatmul:
             interpreted(kernels.gather_matmul),
             self.M // self.world // BM + (self.M // BM) * (self.N // BN),
             dict(
-                a_ptr=a, b_ptr=b, c_ptr=c, gathered_ptrs=self.gathered_table.tensor,
-                signal_ptrs=self.signal_table.tensor, M=self.M, N=self.N, K=self.K, rank=rank, epoch=epoch,
-                WORLD=self.world, BM=BM, BN=BN, BK=BK, FAULT=self.fault,
+                a_ptr=a,
+                b_ptr=b,
+                c_ptr=c,
+                gathered_ptrs=self.gathered_table.tensor,
+                signal_ptrs=self.signal_table.tensor,
+                M=self.M,
+                N=self.N,
+                K=self.K,
+                rank=rank,
+                epoch=epoch,
+                WORLD=self.world,
+                BM=BM,
+                BN=BN,
+                BK=BK,
+                FAULT=self.fault,
             ),
             [
-                Region("a", rank, a), Region("b", rank, b), Region("c", rank, c), *self.gathered, *self.signals,
-                self.gathered_table, self.signal_table,
+                Region("a", rank, a),
+                Region("b", rank, b),
+                Region("c", rank, c),
+                *self.gathered,
+                *self.signals,
+                self.gathered_table,
+                self.signal_table,
             ],
             rank,
         )

@@ -55,9 +55,11 @@ def entered(control, other, run):
 
 
 @triton.jit
-def credit(control, other, before):
-    """Until a peer has left the previous run of this slot: its memory in the slot may be written to."""
-    wait(control + PROGRESS + other, before, "sys")
+def credit(control, before, world: tl.constexpr):
+    """Until every rank has left the previous run of this slot: nobody reads what lies in it any more, wherever it lies, so
+    it may be written to. (That its home has left is not enough: others may still be reading there.)"""
+    for other in range(world):
+        wait(control + PROGRESS + other, before, "sys")
 
 
 @triton.jit

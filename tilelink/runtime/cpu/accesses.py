@@ -89,9 +89,7 @@ class Accesses:
             self._polled(me, key, accesses, data)
         return data
 
-    def store(
-        self, pointers: Array, mask: Array | None, values: Array, scatter: Callable[[], object]
-    ) -> None:
+    def store(self, pointers: Array, mask: Array | None, values: Array, scatter: Callable[[], object]) -> None:
         me = self._begin(self._switch_always)
         accesses = self._locate(me, "store", pointers, mask, values.dtype.itemsize)
         if len(accesses) == 1 and accesses[0].addresses is None:
@@ -128,9 +126,7 @@ class Accesses:
         if not accesses:
             return old
         new = [access.values(dtype) for access in accesses]
-        changed = any(
-            bool((now != access.part_of(old)).any()) for access, now in zip(accesses, new, strict=True)
-        )
+        changed = any(bool((now != access.part_of(old)).any()) for access, now in zip(accesses, new, strict=True))
         site = sites.current()
         key = None if changed or kind == "atomic_store" else poll_key(site, accesses)
         if self.ordering:
@@ -225,17 +221,15 @@ class Accesses:
         if old is not None and new is not None and new.size == 1:
             before, after = access.part_of(old).item(), new.item()
         launch = me.launch
-        self.observer(
-            Operation(
-                self._observed, launch.rank, launch.number, launch.name, me.index, kind, access.region,
-                access.box, semantic, scope, before, after, me.strand.time, site,
-            )  # fmt: skip
-        )
+        # fmt: off
+        self.observer(Operation(
+            self._observed, launch.rank, launch.number, launch.name, me.index, kind, access.region, access.box,
+            semantic, scope, before, after, me.strand.time, site,
+        ))
+        # fmt: on
         self._observed += 1
 
-    def _locate(
-        self, me: Program, kind: str, pointers: Array, mask: Array | None, itemsize: int
-    ) -> list[Access]:
+    def _locate(self, me: Program, kind: str, pointers: Array, mask: Array | None, itemsize: int) -> list[Access]:
         regions = me.launch.regions
         try:
             return regions.locate(pointers, mask, itemsize)

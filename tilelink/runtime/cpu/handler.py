@@ -29,9 +29,7 @@ class MemoryHandler(Protocol):
     ) -> Array:
         """Returns what is in memory, and `other` (zero if None) where the mask is false."""
 
-    def store(
-        self, pointers: Array, mask: Array | None, values: Array, scatter: Callable[[], object]
-    ) -> None:
+    def store(self, pointers: Array, mask: Array | None, values: Array, scatter: Callable[[], object]) -> None:
         """Stores values."""
 
     def atomic(

@@ -63,8 +63,7 @@ class InterpretedKernel:
         signature.apply_defaults()
         values = {name: _unwrapped(value) for name, value in signature.arguments.items()}
         return {
-            name: value if name in self.constexprs else stock._implicit_cvt(value)
-            for name, value in values.items()
+            name: value if name in self.constexprs else stock._implicit_cvt(value) for name, value in values.items()
         }
 
 
@@ -134,7 +133,6 @@ def _patched(handler: MemoryHandler) -> ExitStack:
         return patches.pop_all()
 
 
-
 def _replace(patches: ExitStack, owner: Any, name: str, value: Any) -> None:
     before = vars(owner).get(name, _MISSING)
     setattr(owner, name, value)
@@ -161,9 +159,7 @@ def _python_function(kernel: Any) -> FunctionType:
         names = {"interpreter_semantic": stock.interpreter_semantic}
         if hasattr(stock, "_InterpreterComparison"):
             names["_InterpreterComparison"] = stock._InterpreterComparison
-        function = rewritten(
-            kernel.fn, kernel.raw_src, kernel.starting_line_number, stock.ASTTransformer(), names
-        )
+        function = rewritten(kernel.fn, kernel.raw_src, kernel.starting_line_number, stock.ASTTransformer(), names)
         setattr(kernel.fn, _TWIN, function)  # a table would keep generated kernels alive
         if not function.__code__.co_filename.startswith(_TRITON):
             sites.files.add(function.__code__.co_filename)
@@ -238,20 +234,14 @@ def _memory_hooks(handler: MemoryHandler) -> dict[str, Callable[..., Any]]:
 
     def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         kind = f"atomic_{_OPERATIONS.get(op.name, op.name).lower()}"
-        return atomic(
-            kind, ptr, mask, sem, scope, lambda: stock_rmw(self, op, ptr, val, mask, sem, scope).data
-        )
+        return atomic(kind, ptr, mask, sem, scope, lambda: stock_rmw(self, op, ptr, val, mask, sem, scope).data)
 
     def cas(self: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
-        return atomic(
-            "atomic_cas", ptr, None, sem, scope, lambda: stock_cas(self, ptr, cmp, val, sem, scope).data
-        )
+        return atomic("atomic_cas", ptr, None, sem, scope, lambda: stock_cas(self, ptr, cmp, val, sem, scope).data)
 
     # Triton 3.9 and newer.
     def atomic_load(self: Any, ptr: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        return atomic(
-            "atomic_load", ptr, mask, sem, scope, lambda: stock_load(self, ptr, mask, None, None, True).data
-        )
+        return atomic("atomic_load", ptr, mask, sem, scope, lambda: stock_load(self, ptr, mask, None, None, True).data)
 
     def atomic_store(self: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> None:
         def apply() -> Array:
@@ -348,9 +338,7 @@ def _apply(self: Any, inputs: Any) -> Any:
     narrow = [isinstance(x, tl.tensor) and _is_bfloat16(x.handle) for x in inputs]
     if not any(narrow):
         return _stock_apply(self, inputs)
-    results = _stock_apply(
-        self, tuple(x.to(tl.float32) if n else x for x, n in zip(inputs, narrow, strict=True))
-    )
+    results = _stock_apply(self, tuple(x.to(tl.float32) if n else x for x, n in zip(inputs, narrow, strict=True)))
     return tuple(x.to(tl.bfloat16) if n else x for x, n in zip(results, narrow, strict=True))
 
 

@@ -35,9 +35,7 @@ class Region:
         self.itemsize = tensor.element_size()
         self.shape = tuple(tensor.shape) or (1,)
         self.strides = tuple(tensor.stride()) or (1,)
-        elements = tensor.numel() and 1 + sum(
-            (n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)
-        )
+        elements = tensor.numel() and 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
         self.dense = elements == tensor.numel()
         self.base = tensor.data_ptr()
         self.end = self.base + elements * self.itemsize
@@ -241,9 +239,7 @@ class RegionMap:
             address = int(addresses.reshape(-1)[0])
             counts = addresses.shape
             strides = (itemsize,) * len(counts)
-            return self._affine(
-                address, address + itemsize, address, counts, strides, None, addresses, itemsize
-            )
+            return self._affine(address, address + itemsize, address, counts, strides, None, addresses, itemsize)
         found = _affine_form(addresses, itemsize)
         lanes: tuple[slice, ...] | None = None
         if mask is not None and not mask.all():
@@ -326,9 +322,7 @@ def _affine_form(addresses: Array, itemsize: int) -> tuple[int, tuple[int, ...],
         if count == 1:
             strides.append(itemsize)
         else:
-            strides.append(
-                int(addresses[(0,) * dimension + (1,) + (0,) * (addresses.ndim - dimension - 1)]) - start
-            )
+            strides.append(int(addresses[(0,) * dimension + (1,) + (0,) * (addresses.ndim - dimension - 1)]) - start)
     form = start, addresses.shape, tuple(strides)
     return form if bool((addresses - start == affine_offsets(*form[1:])).all()) else None
 

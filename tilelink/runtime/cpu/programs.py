@@ -61,9 +61,7 @@ class Program:
         self.quiet = 0  # operations since the last one with an effect
         self._polls: dict[PollKey, Poll] = {}  # the latest comes last
         self._loads: set[tuple[KernelSite, int]] = set()  # plain loads between polls
-        self._wait: tuple[PollKey, int] | None = (
-            None  # the poll that was the last operation, the time before it
-        )
+        self._wait: tuple[PollKey, int] | None = None  # the poll that was the last operation, the time before it
 
     @property
     def polls(self) -> Collection[Poll]:

@@ -48,12 +48,9 @@ def rewritten(
     made = namespace["make"](*names.values(), *[None] * len(enclosing))
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     closure: tuple[CellType, ...] = tuple(
-        cells.get(name, cell)
-        for name, cell in zip(made.__code__.co_freevars, made.__closure__ or (), strict=True)
+        cells.get(name, cell) for name, cell in zip(made.__code__.co_freevars, made.__closure__ or (), strict=True)
     )
-    twin = FunctionType(
-        made.__code__, function.__globals__, function.__name__, function.__defaults__, closure
-    )
+    twin = FunctionType(made.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
     twin.__kwdefaults__ = function.__kwdefaults__
     return twin
 

@@ -77,7 +77,7 @@ class Scheduler:
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._main = threading.Lock()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._error: BaseException | None = None
         self.current: Task | None = None
         self.switches = 0
@@ -105,7 +105,7 @@ class Scheduler:
                 self._hand_over(first)
                 self._main.acquire()
         finally:
-            self._stopping = True
+            self._stopping.set()
             for worker in self._workers:
                 worker.baton.release()
                 worker.thread.join()
@@ -155,7 +155,7 @@ class Scheduler:
         self._ready.append(task)
 
     def _running(self) -> Task:
-        if self._stopping:
+        if self._stopping.is_set():
             raise _Stopped
         assert self.current is not None, "outside of a task"
         return self.current
@@ -173,13 +173,13 @@ class Scheduler:
         else:
             self._hand_over(following)
         worker.baton.acquire()
-        if self._stopping:
+        if self._stopping.is_set():
             raise _Stopped
 
     def _next(self) -> Task | None:
         """Takes the next task out of those that are ready; None ends the run."""
         ready = self._ready
-        if not ready and self._alive:
+        if not ready and self._alive and self._error is None:
             self._stalled()
         if not ready or self._error is not None:
             return None
@@ -215,9 +215,7 @@ class Scheduler:
     def _work(self, worker: _Worker) -> None:
         """The life of a worker's thread."""
         worker.baton.acquire()
-        while True:
-            if self._stopping:
-                return
+        while not self._stopping.is_set():
             task = worker.task
             assert task is not None
             try:
@@ -226,7 +224,7 @@ class Scheduler:
                 return
             except BaseException as error:  # whatever it is, run() raises it
                 self._error = self._error or error
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             task.done = True
             task.worker = worker.task = None

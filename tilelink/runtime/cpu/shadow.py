@@ -99,17 +99,13 @@ class Cells:
 
     def addresses(self, layer: str, value: int) -> Array:
         """Where in memory the cells are that hold a number."""
-        if self.chosen is not None:
-            cells = self.chosen
-        else:
-            cells = self.start + affine_offsets(self.counts, self.strides)
+        chosen = self.chosen
+        cells = self.start + affine_offsets(self.counts, self.strides) if chosen is None else chosen
         return self.shadow.base + self.shadow.grain * cells[self.get(layer) == value].reshape(-1)
 
     def _view(self, cells: Array) -> Array:
         size = cells.itemsize
-        return np.ndarray(
-            self.counts, cells.dtype, cells, self.start * size, tuple(s * size for s in self.strides)
-        )
+        return np.ndarray(self.counts, cells.dtype, cells, self.start * size, tuple(s * size for s in self.strides))
 
     def _put(self, cells: Array, values: Any) -> None:
         if self.chosen is not None:

@@ -1,0 +1,165 @@
+"""Small kernels, each for one thing that the interpreter has to do."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _square(x):
+    return x * x
+
+
+@triton.jit
+def library(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
+    """Triton's own jitted functions, called as functions and as methods."""
+    i = tl.arange(0, N)
+    x = tl.load(x_ptr + i)
+    y = tl.load(y_ptr + i)
+    tl.store(out_ptr, tl.sum(x))
+    tl.store(out_ptr + 1, tl.max(x, axis=0))
+    tl.store(out_ptr + 2, _square(x).sum())
+    tl.store(out_ptr + 3, tl.sum(tl.minimum(x, y)))
+    tl.store(out_ptr + 4, tl.cdiv(N + 1, 2))
+    tl.store(out_ptr + 5, tl.sum(tl.zeros((N,), tl.float32) + tl.sigmoid(x)))
+    tl.store(out_ptr + 6, tl.max(tl.softmax(x)))
+    tl.store(out_ptr + 7, tl.argmax(x, axis=0).to(tl.float32))
+    tl.store(out_ptr + 8 + i, tl.cumsum(x, 0))
+
+
+@triton.jit
+def bfloat16_arithmetic(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(x_ptr + i)
+    y = tl.load(y_ptr + i)
+    tl.store(out_ptr + i, x + y)
+    tl.store(out_ptr + N + i, x * y)
+    tl.store(out_ptr + 2 * N + i, tl.where(x > y, x, -y))
+    tl.store(out_ptr + 3 * N + i, tl.maximum(x, y) + tl.full((N,), 1.5, tl.bfloat16))
+    tl.store(out_ptr + 4 * N + i, (x.to(tl.float32) / 3.0).to(tl.bfloat16))
+    tl.store(out_ptr + 5 * N + i, tl.abs(x))
+
+
+@triton.jit
+def ranges(out_ptr, start, stop, step):
+    for i in range(start, stop, step):
+        tl.store(out_ptr + (i - start) // step, i)
+
+
+@triton.jit
+def copy(source_ptr, target_ptr, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(target_ptr + i, tl.load(source_ptr + i))
+
+
+@triton.jit
+def shifted_copy(source_ptr, target_ptr, shift, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(target_ptr + i + shift, tl.load(source_ptr + i))
+
+
+@triton.jit
+def masked_copy(source_ptr, target_ptr, M, N, stride, BM: tl.constexpr, BN: tl.constexpr):
+    rm = tl.arange(0, BM)[:, None]
+    rn = tl.arange(0, BN)[None, :]
+    mask = (rm < M) & (rn < N)
+    tile = tl.load(source_ptr + rm * stride + rn, mask=mask, other=7)
+    tl.store(target_ptr + rm * BN + rn, tile)
+
+
+@triton.jit
+def checkerboard(source_ptr, target_ptr, BM: tl.constexpr):
+    rm = tl.arange(0, BM)[:, None]
+    rn = tl.arange(0, BM)[None, :]
+    mask = (rm + rn) % 2 == 0
+    tile = tl.load(source_ptr + rm * BM + rn, mask=mask, other=0)
+    tl.store(target_ptr + rm * BM + rn, tile, mask=mask)
+
+
+@triton.jit
+def barrier(signal_ptrs, rank, WORLD: tl.constexpr):
+    """All ranks meet: one block of atomics signals all peers, and one polls a whole block of words."""
+    peers = tl.arange(0, WORLD)
+    theirs = tl.load(signal_ptrs + peers).to(tl.pointer_type(tl.int32)) + rank
+    tl.atomic_xchg(theirs, 1, sem="release", scope="sys")
+    mine = tl.load(signal_ptrs + rank).to(tl.pointer_type(tl.int32)) + peers
+    while tl.sum(tl.atomic_add(mine, 0, sem="acquire", scope="sys")) < WORLD:
+        pass
+
+
+@triton.jit
+def exchange(slot_ptrs, signal_ptrs, out_ptr, rank, WORLD: tl.constexpr, N: tl.constexpr):
+    """Stores to the next rank between two barriers' halves: right only if the barrier orders memory."""
+    i = tl.arange(0, N)
+    following = tl.load(slot_ptrs + (rank + 1) % WORLD).to(out_ptr.dtype)
+    tl.store(following + i, rank + i)
+    barrier(signal_ptrs, rank, WORLD)
+    mine = tl.load(slot_ptrs + rank).to(out_ptr.dtype)
+    tl.store(out_ptr + i, tl.load(mine + i))
+
+
+@triton.jit
+def lock(word_ptrs, rounds):
+    """A lock of all ranks around a plain counter."""
+    word = tl.load(word_ptrs).to(tl.pointer_type(tl.int32))
+    for _ in range(rounds):
+        while tl.atomic_cas(word, 0, 1, sem="acquire", scope="sys") != 0:
+            pass
+        tl.store(word + 1, tl.load(word + 1) + 1)
+        tl.atomic_xchg(word, 0, sem="release", scope="sys")
+
+
+@triton.jit
+def producer_last(flag_ptr, programs):
+    """Every program waits for the last one."""
+    if tl.program_id(0) == programs - 1:
+        tl.atomic_xchg(flag_ptr, 1, sem="release", scope="gpu")
+    else:
+        while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu") == 0:
+            pass
+
+
+@triton.jit
+def spin(flag_ptr):
+    while tl.load(flag_ptr) == 0:
+        pass
+
+
+@triton.jit
+def toggle(flag_ptr):
+    while tl.atomic_xor(flag_ptr, 1, sem="relaxed", scope="gpu") < 2:
+        pass
+
+
+@triton.jit
+def failing(x_ptr):
+    value = tl.load(x_ptr)
+    tl.device_assert(value == 0, "not zero")
+
+
+@triton.jit
+def read_twice(flag_ptr, out_ptr, times):
+    """Looks at a word again and again, without waiting for it."""
+    total = 0
+    for _ in range(times):
+        total += tl.atomic_add(flag_ptr, 0, sem="relaxed", scope="gpu")
+    tl.store(out_ptr, total)
+
+
+@triton.jit
+def publish(data_ptr, flag_ptr, value):
+    tl.store(data_ptr, value)
+    tl.atomic_add(flag_ptr, 1, sem="release", scope="gpu")
+    while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu") < 1:
+        pass
+    tl.store(data_ptr + 1, tl.load(data_ptr))
+
+
+@triton.jit
+def poll_39(flag_ptr, data_ptr, out_ptr):
+    """`atomic_load`, `atomic_store` and `atomic_poll` of Triton 3.9."""
+    if tl.program_id(0) == 1:
+        tl.store(data_ptr, 5)
+        tl.atomic_store(flag_ptr + tl.arange(0, 2), 1, sem="release", scope="gpu")
+    else:
+        tl.atomic_poll(flag_ptr + tl.arange(0, 2), 1, sem="acquire", scope="gpu")
+        tl.store(out_ptr, tl.load(data_ptr) + tl.atomic_load(flag_ptr, sem="acquire", scope="gpu"))
