@@ -134,10 +134,10 @@ def _call(function: str, names: list[str]) -> str:
 
 
 def _role_function(
-    program: TileProgram, role: Role, facts: Facts, parameters: tuple[Parameter, ...]
+    program: TileProgram, role: Role, facts: Facts, parameters: tuple[Parameter, ...], *, publishing: bool = False
 ) -> tuple[list[str], list[str]]:
     """A function that does all tiles of one worker, and the names it takes."""
-    emitter = RoleEmitter(program, role, facts)
+    emitter = RoleEmitter(program, role, facts, publishing=publishing)
     before, body = emitter.emit()
     count = emitter.text(role.walk.count)
     running = [Parameter(n, "run") for n in ("worker", "workers", "control", "run", "before")]
@@ -235,20 +235,9 @@ def _publish(
     ]
     for tensor in program.published:
         role = _publishing_role(program, tensor)
-        emitter = RoleEmitter(program, role, facts, publishing=True)
-        before, body = emitter.emit()
-        count = emitter.text(role.walk.count)
-        needed = ["worker", "workers", *_needed([*before, *body, count], parameters)]
-        functions.append(
-            [
-                "@triton.jit",
-                f"def publish_{tensor}({_signature(needed)}):",
-                *(f"    {line}" for line in before),
-                f"    for i in range(worker, {count}, workers):",
-                *body,
-            ]
-        )
-        lines.append(f"    publish_{tensor}({', '.join(['worker', 'tl.num_programs(0)', *needed[2:]])})")
+        source, needed = _role_function(program, role, facts, parameters, publishing=True)
+        functions.append(source)
+        lines.append(f"    {_call(role.name, ['worker', 'tl.num_programs(0)', *needed[2:]])}")
     names = _needed(lines, parameters)
     taken = tuple(p for p in parameters if p.name in names)
     stable = [p.name for p in taken if p.kind == "at" or p.name in ("rank", "slot")]
