@@ -1,0 +1,191 @@
+"""What a lowered kernel did, held against what the unrolled program says: the gate that keeps one source from becoming two.
+
+Every read, write, notification and wait of every worker has to be one of its events, in order; what lies between two
+synchronisations of a worker may be done in any order and in any number of pieces. Aligned so, each operation
+belongs to a tile, which gives the timeline of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import NoReturn
+
+from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, Span, Timeline
+from tilelink.analysis.unroll import DOT, NOTIFY, READ, WAIT, WRITE, Events
+from tilelink.errors import TraceMismatchError
+from tilelink.runtime.cpu import Operation
+
+SIGNALS = "signals of "
+_STRONGER = {"gpu": ("gpu", "sys"), "sys": ("sys",)}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The operations of a run, by the event they belong to: (index of the event, its operations)."""
+
+    events: Events
+    done: tuple[tuple[int, tuple[Operation, ...]], ...]
+
+
+def align(events: Events, operations: Iterable[Operation], name: str) -> Trace:
+    """Gives each operation of the launches called `name` to its event. Raises TraceMismatchError at the first difference."""
+    theirs: dict[tuple[int, int], list[Operation]] = {}
+    for o in operations:
+        if o.name == name and o.region.kind != "control":
+            theirs.setdefault((o.rank, o.program), []).append(o)
+    done: list[tuple[int, tuple[Operation, ...]]] = []
+    for rank, worker in sorted(set(theirs) | set(events.workers)):
+        done += _Worker(events, rank, worker, theirs.get((rank, worker), [])).align()
+    return Trace(events, tuple(done))
+
+
+class _Worker:
+    """The alignment of one worker."""
+
+    def __init__(self, events: Events, rank: int, worker: int, operations: Sequence[Operation]) -> None:
+        self.events, self.rank, self.worker, self.operations = events, rank, worker, operations
+        self.next = 0
+
+    def align(self) -> list[tuple[int, tuple[Operation, ...]]]:
+        done: list[tuple[int, tuple[Operation, ...]]] = []
+        open_accesses: list[int] = []
+        for k in map(int, self.events.of_worker(self.rank, self.worker)):
+            op = self.events.op[k]
+            if op in (READ, WRITE):
+                open_accesses.append(k)
+            elif op != DOT:
+                done += self.accesses(open_accesses)
+                open_accesses = []
+                done.append((k, self.wait(k) if op == WAIT else self.notify(k)))
+        done += self.accesses(open_accesses)
+        for o in self.operations[self.next :]:  # the last worker out drains the signals and zeroes them
+            if o.region.kind != "signal" or (o.kind != "store" and o.semantic != "acquire"):
+                self.fail("nothing more", o)
+        return done
+
+    def accesses(self, wanted: list[int]) -> list[tuple[int, tuple[Operation, ...]]]:
+        """Reads and writes between two synchronisations: each is done in full, by pieces that lie within it."""
+        left = {k: self.volume(k) for k in wanted}
+        pieces: dict[int, list[Operation]] = {k: [] for k in wanted}
+        while any(left.values()):
+            o = self.take(self.events.describe(next(k for k in wanted if left[k])))
+            box = self.box(o)
+            size = prod(b - a for a, b in box)
+            k = next((k for k in wanted if left[k] >= size and self.fits(k, o, box)), None)
+            if k is None:
+                self.fail(" or ".join(self.events.describe(k) for k in wanted if left[k]), o)
+            left[k] -= size
+            pieces[k].append(o)
+        return [(k, tuple(pieces[k])) for k in wanted]
+
+    def wait(self, k: int) -> tuple[Operation, ...]:
+        polls = []
+        while True:
+            o = self.take(self.events.describe(k))
+            if not self.is_signal(k, o) or o.new != o.old or "acq" not in o.semantic:
+                self.fail(self.events.describe(k), o)
+            polls.append(o)
+            if o.old is not None and o.old >= self.events.expected[k]:
+                return tuple(polls)
+
+    def notify(self, k: int) -> tuple[Operation, ...]:
+        o = self.take(self.events.describe(k))
+        if not self.is_signal(k, o) or o.new is None or o.old is None or o.new != o.old + 1 or "rel" not in o.semantic:
+            self.fail(self.events.describe(k), o)
+        return (o,)
+
+    # ---- what an operation is
+
+    def take(self, wanted: str) -> Operation:
+        if self.next == len(self.operations):
+            self.fail(wanted, None)
+        self.next += 1
+        return self.operations[self.next - 1]
+
+    def fits(self, k: int, o: Operation, box: tuple[tuple[int, int], ...]) -> bool:
+        events = self.events
+        return (
+            o.kind == ("load" if events.op[k] == READ else "store")
+            and o.region.name == events.program.tensors[events.tensor[k]].name
+            and o.region.rank == events.home[k]
+            and all(lo <= a and b <= hi for lo, hi, (a, b) in zip(events.lo[k], events.hi[k], box, strict=False))
+        )
+
+    def is_signal(self, k: int, o: Operation) -> bool:
+        tensor = self.events.program.tensors[self.events.tensor[k]].name
+        scope = self.events.program.signals_of(tensor).scope
+        return (
+            o.region.name == SIGNALS + tensor
+            and o.region.rank == self.events.home[k]
+            and o.box == ((int(self.events.cell[k]), int(self.events.cell[k]) + 1),)
+            and o.scope in _STRONGER[scope]
+        )
+
+    def box(self, o: Operation) -> tuple[tuple[int, int], ...]:
+        """The region of an access in global coordinates."""
+        tensor = next((t for t in self.events.program.tensors if t.name == o.region.name), None)
+        if tensor is None or tensor.sharded is None:
+            return o.box
+        first = int(self.events.sizes.values[f"{tensor.dims[tensor.sharded]}_parts"][o.region.rank])
+        return tuple((a + first, b + first) if k == tensor.sharded else (a, b) for k, (a, b) in enumerate(o.box))
+
+    def volume(self, k: int) -> int:
+        dims = len(self.events.program.tensors[self.events.tensor[k]].dims)
+        return int(prod(int(b) - int(a) for a, b in list(zip(self.events.lo[k], self.events.hi[k], strict=True))[:dims]))
+
+    def fail(self, wanted: str, o: Operation | None) -> NoReturn:
+        did = f"{o.kind} {o.semantic} {o.scope} of {o.region.name}@rank{o.region.rank} {list(o.box)}" if o else "nothing more"
+        where = f" ({o.site})" if o else ""
+        raise TraceMismatchError(
+            f"rank {self.rank} worker {self.worker} of {self.events.program.name}: the program says {wanted}; the kernel did {did}{where}"
+        )
+
+
+def timeline(trace: Trace, title: str) -> Timeline:
+    """The timeline of an executed run, in logical time: every memory operation of a worker costs one, and a wait ends
+    no earlier than the notification that it saw. What overlaps what is real; how long it takes is not."""
+    events = trace.events
+    tiles: dict[tuple[int, int, int, int], list[tuple[int, tuple[Operation, ...]]]] = {}
+    for k, operations in trace.done:
+        if operations:
+            key = int(events.rank[k]), int(events.worker[k]), int(events.role[k]), int(events.tile[k])
+            tiles.setdefault(key, []).append((k, operations))
+    order = sorted(tiles, key=lambda key: (key[0], key[1], tiles[key][0][1][0].sequence))
+    spans: list[Span] = []
+    notifiers: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
+    waits: list[tuple[int, int, Operation]] = []
+    clock: dict[tuple[int, int], float] = {}
+    for key in order:
+        rank, worker, role, _ = key
+        steps = tiles[key]
+        start = max(clock.get((rank, worker), 0), 0) or steps[0][1][0].time - 1
+        now: float = start
+        own = len(spans)
+        spans.append(Span(rank, worker, events.program.roles[role].name, "tile", _label(events, steps), start, start))
+        for k, operations in steps:
+            last = operations[-1]
+            if events.op[k] == WAIT:
+                waits.append((len(spans), k, last))
+                label = events.region(k)
+                spans.append(Span(rank, worker, spans[own].role, "wait", label, now, float(last.time)))
+            elif events.op[k] == NOTIFY:
+                cell = last.region.name, last.region.rank, last.box[0][0]
+                notifiers.setdefault(cell, []).append((last.sequence, own))
+            now = max(now, *(float(o.time) for o in operations))
+        spans[own] = replace(spans[own], stop=now)
+        clock[rank, worker] = now
+    for index, _, poll in waits:
+        cell = poll.region.name, poll.region.rank, poll.box[0][0]
+        before = [own for sequence, own in notifiers.get(cell, []) if sequence < poll.sequence]
+        spans[index] = replace(spans[index], cause=before[-1] if before else None)
+    return Timeline(title, MEMORY_OPERATIONS, EXECUTED, tuple(spans))
+
+
+def _label(events: Events, steps: list[tuple[int, tuple[Operation, ...]]]) -> str:
+    """What a tile makes: the region it writes, and where."""
+    k = next((k for k, _ in steps if events.op[k] == WRITE), steps[0][0])
+    there = f" at rank {events.home[k]}" if events.home[k] != events.rank[k] else ""
+    return events.region(k) + there
+
