@@ -383,7 +383,8 @@ class _Unroller:
             cell: Any = 0
             for f, o, n in zip(first, offset, along, strict=True):
                 cell = cell * n + f + o
-            yield cell, np.broadcast_to(there, (self.lanes,))
+            there = np.broadcast_to(there, (self.lanes,))
+            yield np.where(there, cell, 0), there
 
     # ---- values
 

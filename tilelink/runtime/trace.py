@@ -84,7 +84,7 @@ class _Worker:
         polls = []
         while True:
             o = self.take(self.events.describe(k))
-            if not self.is_signal(k, o) or o.new != o.old or "acq" not in o.semantic:
+            if not self.is_signal(k, o) or o.new != o.old or o.semantic not in ("acquire", "acq_rel"):
                 self.fail(self.events.describe(k), o)
             polls.append(o)
             if o.old is not None and o.old >= self.events.expected[k]:
@@ -92,7 +92,7 @@ class _Worker:
 
     def notify(self, k: int) -> tuple[Operation, ...]:
         o = self.take(self.events.describe(k))
-        if not self.is_signal(k, o) or o.new is None or o.old is None or o.new != o.old + 1 or "rel" not in o.semantic:
+        if not self.is_signal(k, o) or o.new is None or o.old is None or o.new != o.old + 1 or o.semantic not in ("release", "acq_rel"):
             self.fail(self.events.describe(k), o)
         return (o,)
 
