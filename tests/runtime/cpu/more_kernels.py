@@ -146,15 +146,6 @@ def read_twice(flag_ptr, out_ptr, times):
 
 
 @triton.jit
-def publish(data_ptr, flag_ptr, value):
-    tl.store(data_ptr, value)
-    tl.atomic_add(flag_ptr, 1, sem="release", scope="gpu")
-    while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu") < 1:
-        pass
-    tl.store(data_ptr + 1, tl.load(data_ptr))
-
-
-@triton.jit
 def poll_39(flag_ptr, data_ptr, out_ptr):
     """`atomic_load`, `atomic_store` and `atomic_poll` of Triton 3.9."""
     if tl.program_id(0) == 1:

@@ -127,12 +127,14 @@ class Accesses:
             return old
         new = [access.values(dtype) for access in accesses]
         changed = any(bool((now != access.part_of(old)).any()) for access, now in zip(accesses, new, strict=True))
+        # What changes nothing only looks, such as adding 0; but nobody waits with a mere release.
+        writes = changed or semantic == "release" or kind == "atomic_store"
         site = sites.current()
-        key = None if changed or kind == "atomic_store" else poll_key(site, accesses)
+        key = None if writes else poll_key(site, accesses)
         if self.ordering:
             cells = [self.shadows.cells(access) for access in accesses]
             if self.races:
-                record = self.races.write if changed or kind == "atomic_store" else self.races.read
+                record = self.races.write if writes else self.races.read
                 for part in cells:
                     record(me.strand, part, kind, True, scope, site)
             me.rewind(key)
