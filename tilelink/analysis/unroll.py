@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -256,8 +256,7 @@ class _Unroller:
                 case If():
                     condition = self.get(s.condition)
                     for part, mask in ((s.body, condition), (s.orelse, np.logical_not(condition))):
-                        with_mask = np.broadcast_to(mask, (self.lanes,))
-                        self.where(with_mask, lambda part=part: self.body(part))
+                        self.where(np.broadcast_to(mask, (self.lanes,)), partial(self.body, part))
                 case DataIf():
                     self.body(s.body)
                     self.body(s.orelse)
@@ -279,14 +278,14 @@ class _Unroller:
             self.whole[s.name] = (s.start, s.stop)
             outer, self.trips = self.trips, self.trips * trips
             self.values[s.name] = start
-            self.where(trips > 0, lambda: self.body(s.body))
+            self.where(trips > 0, partial(self.body, s.body))
             self.trips = outer
             del self.whole[s.name]
             return
         lanes = slice(None) if self.act is None else self.act
         for n in range(int(trips[lanes].max(initial=0))):
             self.values[s.name] = start + n * s.step
-            self.where(n < trips, lambda: self.body(s.body))
+            self.where(n < trips, partial(self.body, s.body))
 
     # ---- events
 
@@ -312,7 +311,7 @@ class _Unroller:
         item = ITEM_SIZE[self.program.tensor(view.tensor).dtype]
         size = np.prod([np.broadcast_to(b - a, (self.lanes,)) for a, b in zip(lo, hi, strict=True)], axis=0) * item
         for home in self.homes(view, site):
-            self.where(size > 0, lambda home=home: self.emit(op, site, view.tensor, home, lo, hi, amount=size))
+            self.where(size > 0, partial(self.emit, op, site, view.tensor, home, lo, hi, amount=size))
 
     def box(self, view: View, site: Site) -> tuple[list[Any], list[Any]]:
         """The region: lower and upper bounds along each dimension, checked against the tensor and its parts."""
@@ -359,16 +358,13 @@ class _Unroller:
             for cell, there in self.cells(signals, view):
                 values = {**self.values, "rank": home, "cell": cell}
                 expected = np.broadcast_to(_expected(signals, values), (self.lanes,))
-                emit = lambda home=home, cell=cell, expected=expected: self.emit(  # noqa: E731
-                    WAIT, s.site, view.tensor, home, lo, hi, cell=cell, expected=expected
-                )
+                emit = partial(self.emit, WAIT, s.site, view.tensor, home, lo, hi, cell=cell, expected=expected)
                 self.where(there & (size > 0), emit)
 
     def notify(self, view: View, home: Any, site: Site) -> None:
         lo, hi = self.box(view, site)
         for cell, there in self.cells(self.program.signals_of(view.tensor), view):
-            emit = lambda cell=cell: self.emit(NOTIFY, site, view.tensor, home, lo, hi, cell=cell)  # noqa: E731
-            self.where(there, emit)
+            self.where(there, partial(self.emit, NOTIFY, site, view.tensor, home, lo, hi, cell=cell))
 
     def cells(self, signals: Signals, view: View) -> Iterator[tuple[Any, np.ndarray]]:
         """Flat numbers of the cells that a view intersects, each with the lanes that have it."""

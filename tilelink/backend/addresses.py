@@ -59,7 +59,7 @@ class Addresses:
         if tensor.name not in self.heap or (tensor.kind == "input" and not published):
             return tensor.name
         assert home is not None or isinstance(view.home, Expr)
-        where = home or self.text(view.home)  # type: ignore[arg-type]
+        where = home or self.text(view.home)
         pointer = f"peer(heaps, {where}, {tensor.name}_at, tl.{TRITON_DTYPES[tensor.dtype]})"
         if where == "rank":
             self.hoist(f"{tensor.name}_here", pointer)

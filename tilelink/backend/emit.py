@@ -169,7 +169,7 @@ class RoleEmitter:
             self.write("for other in range(world):")
             self.write.depth += 1
             return "other"
-        return self.text(view.home) if view.remote else None  # type: ignore[arg-type]
+        return self.text(view.home) if view.remote else None
 
     def end_homes(self, view: View) -> None:
         if view.home == ALL_RANKS:

@@ -73,14 +73,14 @@ def lower(program: TileProgram, facts: Facts, target: str = DEFAULT_TARGET) -> L
         drains.append(_call(f"drain_{signals.tensor}", needed))
     main, main_parameters = _main(program, calls, drains, everything)
     functions.append(main)
-    publish, publish_parameters = None, ()
-    if program.published:
-        publish = f"{program.name}_publish"
+    publish = f"{program.name}_publish" if program.published else None
+    publish_parameters: tuple[Parameter, ...] = ()
+    if publish is not None:
         made, publish_parameters = _publish(program, facts, everything, publish)
         functions += made
     body = [line for f in functions for line in ["", "", *f]]
-    source = "\n".join(_header(program, facts, target, body) + body) + "\n"
-    return Lowered(program, facts, source, program.name, main_parameters, publish, publish_parameters)
+    text = "\n".join(_header(program, facts, target, body) + body) + "\n"
+    return Lowered(program, facts, text, program.name, main_parameters, publish, publish_parameters)
 
 
 # ---- parts of the module -----------------------------------------------------------------------------------------

@@ -209,24 +209,23 @@ class Elaborator:
             part = self.local_name(f"{name}_part")
             dim = symbol(along.dim)
             p = symbol(part)
-            inner = lambda: walk(first_of(dim, p), first_of(dim, p + 1), p)  # noqa: E731
-            with self.inside(s, For, part, sympy.S.Zero, WORLD, 1):
-                inner()
+            with self.inside(s, part, sympy.S.Zero, WORLD, 1):
+                walk(first_of(dim, p), first_of(dim, p + 1), p)
 
     def loop(self, s: ast.For, own: str, start: Expr, stop: Expr, step: int, names: dict[str, Any]) -> None:
-        with self.inside(s, For, own, start, stop, step):
+        with self.inside(s, own, start, stop, step):
             self.env |= names
             self.run(s.body)
 
     @contextmanager
-    def inside(self, s: ast.stmt, kind: type[For], *header: Any) -> Iterator[None]:
+    def inside(self, s: ast.stmt, name: str, start: Expr, stop: Expr, step: int) -> Iterator[None]:
         """Statements made in here become the body of a loop."""
         outer, nested, env = self.statements, self.nested, dict(self.env)
         self.statements, self.nested = [], nested | set(env)
         yield
         body, self.statements, self.nested = tuple(self.statements), outer, nested
         self.env = env | {n: v for n, v in self.env.items() if n in env or isinstance(v, Block)}
-        self.emit(kind(self.function.site(s), *header, body))
+        self.emit(For(self.function.site(s), name, start, stop, step, body))
 
     def on_If(self, s: ast.If) -> None:
         condition = self.value(s.test)

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import sympy
+from sympy import Expr as Expr
 from sympy.printing.str import StrPrinter
-
-Expr = sympy.Expr
 
 RANK = sympy.Symbol("rank", integer=True, nonnegative=True)
 WORLD = sympy.Symbol("world", integer=True, positive=True)
@@ -106,16 +105,17 @@ class _Printer(StrPrinter):
         return f"({a} % {b})" if never_negative(e.args[0]) else f"(({a} % {b} + {b}) % {b})"
 
     def _fold(self, function: str, args: tuple[Expr, ...]) -> str:
-        text = str(self._print(args[0]))
-        for a in args[1:]:
+        first, *rest = sorted(args, key=str)
+        text = str(self._print(first))
+        for a in rest:
             text = f"{function}({text}, {self._print(a)})"
         return text
 
     def _print_Min(self, e: Expr) -> str:
-        return self._fold(self.minimum, sorted(e.args, key=str))
+        return self._fold(self.minimum, e.args)
 
     def _print_Max(self, e: Expr) -> str:
-        return self._fold(self.maximum, sorted(e.args, key=str))
+        return self._fold(self.maximum, e.args)
 
     def _print_first_of(self, e: Expr) -> str:
         return self.first_of.format(e.args[0], self._print(e.args[1]))

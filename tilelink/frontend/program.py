@@ -110,7 +110,8 @@ class Program:
         dtypes = self._dtypes(recording, given)
         cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
         self._check_names(recording)
-        roles, functions = [], {}
+        roles: list[Role] = []
+        functions: dict[str, Any] = {}
         for launch in recording.launches:
             role, theirs = _elaborate(launch, schedule, recording, dtypes, cut)
             roles.append(role)

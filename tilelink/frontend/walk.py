@@ -22,52 +22,55 @@ def longest_part(dim: str) -> sympy.Symbol:
 
 def make_walk(role: str, space: Space, resource: SMs, cut: frozenset[str], site: Site) -> tuple[Walk, dict[str, Expr]]:
     """The walk over a space, and the values of its rank axes. Raises ScheduleError, TileSizeError."""
-    sizes = tile_sizes(role, space, resource, site)
+    sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site), strict=True))
+    tiled = [d for d, t in sizes.items() if t is not None]
     spread = [d for d in space.dims if d in cut]
     if len(spread) > 1:
         raise ScheduleError(f"{role} runs over {spread}, which are both cut over the ranks: at most one can be", site)
     ranks = (*space.axes, *(["home"] if spread else []))
     executor = _executor(role, space, resource, ranks, site)
     free = [a for a in ranks if a != executor]
-
-    counts = {d: symbol(f"{d}_tiles") for d in space.dims}
-    lengths = {d: longest_part(d) if d in spread else symbol(d) for d in space.dims}
-    inner = sympy.prod([counts[d] for d, t in zip(space.dims, sizes, strict=True) if t is not None])
-    coordinates: list[tuple[str, Expr]] = []
-    axes: dict[str, Expr] = {executor: RANK} if executor else {}
-    number, tile = symbol("i"), symbol("tile")
-    if free:
-        coordinates.append(("tile", number % inner))
-        for k, axis in enumerate(free):
-            step = floor_div(number, inner * WORLD ** (len(free) - 1 - k))
-            step = step % WORLD if k else step
-            coordinates.append((axis, _part_at(resource, step, site) if k == 0 else step))
-            axes[axis] = symbol(axis)
-    else:
-        tile = number
-    home = axes.get("home")
+    counts = {d: symbol(f"{d}_tiles") for d in tiled}
+    inner = sympy.prod(counts.values())
+    coordinates = _rank_coordinates(free, inner, resource, site)
+    axes = ({executor: RANK} if executor else {}) | {a: symbol(a) for a in free}
+    indices = _indices(symbol("tile") if free else symbol("i"), list(counts.items()), resource.order.group)
     ranges = []
-    cutting = [(d, t) for d, t in zip(space.dims, sizes, strict=True) if t is not None]
-    indices = _indices(tile, [(d, counts[d]) for d, _ in cutting], resource.order.group)
-    for d, t in zip(space.dims, sizes, strict=True):
-        begin, end = (first_of(symbol(d), home), first_of(symbol(d), home + 1)) if d in spread else (sympy.S.Zero, symbol(d))
-        part = home if d in spread else None
+    for d, t in sizes.items():
+        part = axes["home"] if d in spread else None
+        begin, end = _bounds(d, part)
         if t is None:
-            ranges.append(Range(d, begin, end, None, part, whole=d not in spread))
+            ranges.append(Range(d, begin, end, None, part, whole=part is None))
             continue
         number, lo = symbol(f"{d}_tile"), symbol(f"{d}_lo")
         coordinates += [(f"{d}_tile", indices[d]), (f"{d}_lo", begin + number * t)]
         ranges.append(Range(d, lo, sympy.Min(lo + t, end), t, part, number * t))
-    exists = sympy.And(*[r.start < first_of(symbol(r.dim), home + 1) for r in ranges if r.dim in spread])
+    lengths = {d: longest_part(d) if d in spread else symbol(d) for d in tiled}
     walk = Walk(
-        sizes=tuple((f"{d}_tiles", ceil_div(lengths[d], t)) for d, t in cutting),
+        sizes=tuple((f"{d}_tiles", ceil_div(lengths[d], sizes[d])) for d in tiled),
         count=inner * WORLD ** len(free),
         coordinates=tuple(coordinates),
-        exists=exists,
+        exists=sympy.And(*[r.start < _bounds(r.dim, r.part)[1] for r in ranges if r.part is not None]),
         ranges=tuple(ranges),
-        home=home,
+        home=axes.get("home"),
     )
     return walk, axes
+
+
+def _bounds(dim: str, part: Expr | None) -> tuple[Expr, Expr]:
+    """Where a part, or the whole dimension, begins and ends."""
+    whole = symbol(dim)
+    return (sympy.S.Zero, whole) if part is None else (first_of(whole, part), first_of(whole, part + 1))
+
+
+def _rank_coordinates(free: list[str], inner: Expr, resource: SMs, site: Site) -> list[tuple[str, Expr]]:
+    """The rank axes that are walked on a rank, outermost first, in the schedule's order; then the tile among the rest."""
+    number = symbol("i")
+    coordinates: list[tuple[str, Expr]] = []
+    for k, axis in enumerate(free):
+        step = floor_div(number, inner * WORLD ** (len(free) - 1 - k))
+        coordinates.append((axis, step % WORLD if k else _part_at(resource, step, site)))
+    return [("tile", number % inner), *coordinates] if free else []
 
 
 def tile_sizes(role: str, space: Space, resource: SMs, site: Site) -> tuple[int | None, ...]:

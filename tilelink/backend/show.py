@@ -1,0 +1,80 @@
+"""A program as text, at each stage of its way to a kernel: what `Program.show` and `tilelink show` print.
+
+Imports stand in the functions, because the command line reads the names and defaults here to print its help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilelink.frontend.program import Program
+    from tilelink.frontend.schedule import Schedule
+
+STAGES = ("program", "events", "triton")
+TARGETS = {"cpu": "tilelink.backend.targets.portable"}
+WORLD, SIZE, DTYPE = 4, 512, "bfloat16"
+"""What is shown where nothing is said: small enough to be read, large enough for several tiles on each rank."""
+
+
+def show(
+    program: Program,
+    stage: str = "program",
+    schedule: Schedule | str | None = None,
+    *,
+    target: str = "cpu",
+    world: int = WORLD,
+    dtypes: Mapping[str, Any] | Any = DTYPE,
+    **sizes: int | Sequence[int],
+) -> str:
+    """The text of a stage: "program" (the tile program), "events" (one a line) or "triton" (the generated module).
+
+    A schedule is taken as it is, one given by name (or by default) is fitted to the sizes. `dtypes` and sizes as for
+    `Program.unroll`; a size left out is `SIZE`. Raises the errors of the frontend, ValueError for an unknown stage.
+    """
+    from tilelink.frontend.schedule import Schedule
+    from tilelink.frontend.sizes import Sizes
+
+    for what, wanted, known in (("stage", stage, STAGES), ("target", target, TARGETS)):
+        if wanted not in known:
+            raise ValueError(f"there is no {what} {wanted}; there is {', '.join(known)}")
+    absent = program.optional - set(dtypes) if isinstance(dtypes, Mapping) else program.optional
+    sizes = with_defaults(program, sizes, absent)
+    if not isinstance(schedule, Schedule):
+        schedule = fitted(program, schedule, world, sizes)
+    bound = program.bind(schedule, dtypes, absent)
+    exact = Sizes.of(bound, world, sizes)
+    if stage == "program":
+        return str(bound)
+    if stage == "events":
+        from tilelink.analysis.unroll import unroll
+
+        return unroll(bound, exact).text()
+    from tilelink.backend.facts import Facts
+    from tilelink.backend.lower import lower
+
+    return lower(bound, Facts.of(bound, exact), TARGETS[target]).source
+
+
+def with_defaults(
+    program: Program, sizes: Mapping[str, int | Sequence[int]], absent: frozenset[str]
+) -> dict[str, int | Sequence[int]]:
+    """Sizes of all dimensions, in the order in which the tensors name them; those left out are `SIZE`."""
+    from tilelink.frontend.ir import RANKS_DIM
+
+    dims = (d for t in program.recorded(absent).tensors for d in t.dims if d != RANKS_DIM)
+    return {**dict.fromkeys(dims, SIZE), **sizes}
+
+
+def fitted(
+    program: Program, name: str | None, world: int, sizes: Mapping[str, int | Sequence[int]]
+) -> Schedule:
+    """A named schedule (None: the default one), fitted to the parts that the ranks have: the one a call would run."""
+    from tilelink.frontend.sizes import check_world, even_parts
+
+    check_world(world)
+    tensors = program.recorded(program.optional).tensors
+    cut = {t.dims[t.sharded] for t in tensors if t.sharded is not None}
+    parts = {d: even_parts(n, world) if d in cut and isinstance(n, int) else n for d, n in sizes.items()}
+    return program.fit(name, **parts)
