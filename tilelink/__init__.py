@@ -1,5 +1,7 @@
 """TileLink: a tile-centric compiler for kernels that overlap communication with computation."""
 
+from typing import Any
+
 from tilelink.errors import TileLinkError
 from tilelink.frontend.program import Program, program
 from tilelink.frontend.schedule import Order, Schedule, SMs, grouped, next_rank_first, order, own_rank_first, ring
@@ -21,7 +23,16 @@ from tilelink.language import (
 
 __version__ = "0.1.0"
 __all__ = [
-    "Local", "Order", "Program", "SMs", "Schedule", "Sharded", "TileLinkError", "copy", "grouped", "local",
+    "CpuWorld", "Local", "Order", "Program", "SMs", "Schedule", "Sharded", "TileLinkError", "copy", "grouped", "local",
     "next_rank_first", "notify", "order", "own_rank_first", "program", "rank", "ranks", "ring", "sharded", "steps",
     "tile", "tiles", "wait", "world",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Worlds are loaded when they are asked for: reading and lowering programs needs no torch."""
+    if name == "CpuWorld":
+        from tilelink.runtime import CpuWorld
+
+        return CpuWorld
+    raise AttributeError(f"module 'tilelink' has no attribute {name!r}")

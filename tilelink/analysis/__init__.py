@@ -1,0 +1,1 @@
+"""What is derived from a tile program: its events, timelines, drawings."""

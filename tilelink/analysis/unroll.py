@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import sympy
 
-from tilelink.errors import RankError, SignalCountError, Site, TileLinkError, ViewError
+from tilelink.errors import HomeError, RankError, SignalCountError, Site, TileLinkError, ViewError
 from tilelink.frontend.expressions import Expr, evaluate, symbol
 from tilelink.frontend.ir import (
     ALL_RANKS,
@@ -37,7 +37,7 @@ from tilelink.frontend.ir import (
     loads_of,
     walk,
 )
-from tilelink.frontend.signals import cell_count, cells_along, cells_of, position, times_notified
+from tilelink.frontend.signals import cell_count, cells_along, cells_of, position, recipient, times_notified
 from tilelink.frontend.sizes import Allotment, Sizes, allot
 from tilelink.frontend.values import ITEM_SIZE
 
@@ -51,8 +51,9 @@ class Events:
     """Events in columns, in the order in which each worker does them.
 
     `op` (an index of OPS), `rank`, `worker`, `role` and `tensor` (indices of the program's; -1: none), `tile` (its
-    number on the rank), `home` (whose memory), `lo` and `hi` (events x dimensions, global coordinates), `cell` and
-    `expected` (of a signal, -1 else), `amount` (bytes of a read or write, operations of a dot), `site` (index of `sites`).
+    number on the rank), `home` (whose memory; of a notify, who gets the signal), `lo` and `hi` (events x dimensions,
+    global coordinates), `cell` and `expected` (of a signal, -1 else), `amount` (bytes of a read or write, operations
+    of a dot), `site` (index of `sites`).
     """
 
     program: TileProgram
@@ -114,9 +115,9 @@ class Events:
             case 0 | 1:
                 return f"{head} {self.region(k)} at rank {self.home[k]}, {int(self.amount[k])} bytes"
             case 2:
-                return f"{head} {self.region(k)} at rank {self.home[k]}, cell {self.cell[k]}"
+                return f"{head} rank {self.home[k]} of {self.region(k)}, cell {self.cell[k]}"
             case 3:
-                return f"{head} {self.region(k)}, cell {self.cell[k]} until {self.expected[k]}"
+                return f"{head} {self.region(k)} at rank {self.home[k]}, cell {self.cell[k]} until {self.expected[k]}"
         return f"{head} {int(self.amount[k])} operations"
 
     def text(self) -> str:
@@ -310,7 +311,14 @@ class _Unroller:
             self.check_guard(view, lo, hi, site)
         item = ITEM_SIZE[self.program.tensor(view.tensor).dtype]
         size = np.prod([np.broadcast_to(b - a, (self.lanes,)) for a, b in zip(lo, hi, strict=True)], axis=0) * item
+        own = op == WRITE and self.program.tensor(view.tensor).kind == "output"
         for home in self.homes(view, site):
+            away = self.first((home != self.values["rank"]) & (size > 0)) if own else None
+            if away is not None:
+                self.fail(
+                    HomeError, site, away, f"{view}: an output is written by its own rank, but this is rank {home[away]}'s; let "
+                    "peers write a tk.local buffer, and copy it from there",
+                )
             self.where(size > 0, partial(self.emit, op, site, view.tensor, home, lo, hi, amount=size))
 
     def box(self, view: View, site: Site) -> tuple[list[Any], list[Any]]:
@@ -355,21 +363,28 @@ class _Unroller:
         signals = self.program.signals_of(view.tensor)
         size = np.prod([np.broadcast_to(b - a, (self.lanes,)) for a, b in zip(lo, hi, strict=True)], axis=0)
         for home in self.homes(view, s.site):
-            for cell, there in self.cells(signals, view):
-                values = {**self.values, "rank": home, "cell": cell}
+            for cell, there in self.cells(signals, signals.index(view)):
+                values = {**self.values, "cell": cell}
                 expected = np.broadcast_to(_expected(signals, values), (self.lanes,))
                 emit = partial(self.emit, WAIT, s.site, view.tensor, home, lo, hi, cell=cell, expected=expected)
                 self.where(there & (size > 0), emit)
 
     def notify(self, view: View, home: Any, site: Site) -> None:
         lo, hi = self.box(view, site)
-        for cell, there in self.cells(self.program.signals_of(view.tensor), view):
-            self.where(there, partial(self.emit, NOTIFY, site, view.tensor, home, lo, hi, cell=cell))
+        signals = self.program.signals_of(view.tensor)
+        self.values["notified"] = home
+        to, condition = recipient(signals, view, symbol("notified"))
+        ranks = [self.get(to)] if to is not None else range(self.sizes.world)
+        for rank in ranks:
+            self.values["waiter"] = rank
+            gets = np.broadcast_to(self.get(condition), (self.lanes,))
+            for cell, there in self.cells(signals, signals.index(view, symbol("notified"))):
+                self.where(there & gets, partial(self.emit, NOTIFY, site, view.tensor, rank, lo, hi, cell=cell))
 
-    def cells(self, signals: Signals, view: View) -> Iterator[tuple[Any, np.ndarray]]:
-        """Flat numbers of the cells that a view intersects, each with the lanes that have it."""
+    def cells(self, signals: Signals, index: tuple[Range | Expr, ...]) -> Iterator[tuple[Any, np.ndarray]]:
+        """Flat numbers of the cells that an index of the grid intersects, each with the lanes that have it."""
         first, count, along = [], [], []
-        for c, i in zip(signals.grid, view.index, strict=True):
+        for c, i in zip(signals.grid, index, strict=True):
             a, n = cells_of(c, i)
             first.append(np.broadcast_to(self.get(a), (self.lanes,)))
             count.append(np.broadcast_to(self.get(n), (self.lanes,)))

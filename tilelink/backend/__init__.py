@@ -1,1 +1,1 @@
-"""."""
+"""From tile programs to Triton source."""

@@ -31,7 +31,7 @@ from tilelink.frontend.ir import (
     Wait,
 )
 from tilelink.frontend.ir import walk as walk_statements
-from tilelink.frontend.signals import cells_along, cells_in_part, cells_of, times_notified
+from tilelink.frontend.signals import cells_along, cells_in_part, cells_of, recipient, times_notified
 from tilelink.frontend.triton_calls import TRITON_DTYPES
 
 
@@ -219,13 +219,24 @@ class RoleEmitter:
         return base if cell == "0" else f"{base} + {cell}"
 
     def notify(self, view: View) -> None:
+        """Signals go to the ranks that wait: to the home, or to those for which a condition holds."""
         signals = self.program.signals_of(view.tensor)
-        home = self.on_homes(view) or "rank"
+        depth = self.write.depth
+        opened = self.on_homes(view)
+        home = symbol(opened) if view.home == ALL_RANKS else view.home
+        to, condition = recipient(signals, view, home)
+        if to is None:
+            self.write("for waiter in range(world):")
+            self.write.depth += 1
+            if condition != sympy.true:
+                self.write(f"if {self.text(condition)}:")
+                self.write.depth += 1
         cell: Expr = sympy.S.Zero
-        for c, i in zip(signals.grid, view.index, strict=True):
+        for c, i in zip(signals.grid, signals.index(view, home), strict=True):
             cell = cell * cells_along(c) + cells_of(c, i)[0]
-        self.write(f'notify({self.signal(signals, home, self.text(cell))}, "{signals.scope}")')
-        self.end_homes(view)
+        where = "waiter" if to is None else self.text(to)
+        self.write(f'notify({self.signal(signals, where, self.text(cell))}, "{signals.scope}")')
+        self.write.depth = depth
 
     def wait(self, s: Wait) -> None:
         """One poll where the views lie in one cell each; else a loop over the cells. All tokens are summed."""
@@ -242,7 +253,7 @@ class RoleEmitter:
         cell: Expr = sympy.S.Zero
         known: dict[Expr, Expr] = {}
         loops: list[str] = []
-        for k, (c, i) in enumerate(zip(signals.grid, view.index, strict=True)):
+        for k, (c, i) in enumerate(zip(signals.grid, signals.index(view), strict=True)):
             first, count = cells_of(c, i)
             if count != 1:
                 counter = symbol(f"{c.dim}_cell")
@@ -256,8 +267,7 @@ class RoleEmitter:
             self.write(head)
             self.write.depth += 1
         expected = self.expected(signals, known, inside=not loops)
-        assert isinstance(view.home, Expr)
-        where = self.signal(signals, self.text(view.home), self.text(cell))
+        where = self.signal(signals, "rank", self.text(cell))
         self.write(f'{name} {"+=" if loops else "="} wait({where}, {expected}, "{signals.scope}")')
         self.write.depth -= len(loops)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tilelink.frontend.schedule import Schedule
 
 STAGES = ("program", "events", "triton")
-TARGETS = {"cpu": "tilelink.backend.targets.portable"}
+TARGETS = ("cpu",)
 WORLD, SIZE, DTYPE = 4, 512, "bfloat16"
 """What is shown where nothing is said: small enough to be read, large enough for several tiles on each rank."""
 
@@ -54,7 +54,7 @@ def show(
     from tilelink.backend.facts import Facts
     from tilelink.backend.lower import lower
 
-    return lower(bound, Facts.of(bound, exact), TARGETS[target]).source
+    return lower(bound, Facts.of(bound, exact)).source
 
 
 def with_defaults(

@@ -256,8 +256,8 @@ class Notifier:
     """One notify of a role, and how often it counts in a cell of rank `rank` in a run.
 
     That is: the sum over `sums` (name, start, stop) of `times` where `condition` holds, times the tiles of size
-    `tiles[k]` (None: the whole) that a cell has along each dimension k. `part_D` stands for the part a cell lies in
-    along dimension D, `index_k` for its index along a dimension with an entry a rank.
+    `tiles[k]` (None: the whole) that a cell has along each dimension k of the grid. `part_D` stands for the part a cell
+    lies in along dimension D, `index_k` for its index along a dimension k of the grid with an entry a rank.
     """
 
     role: str
@@ -269,12 +269,27 @@ class Notifier:
 
 @dataclass(frozen=True)
 class Signals:
-    """The signals of a tensor, derived: the grid (the mapping f_C), who notifies, and the scope of their order."""
+    """The signals of a tensor, derived: the grid (the mapping f_C), who notifies, and the scope of their order.
+
+    Signals live with the ranks that wait, so a wait polls its own memory. `by_home`: ranks wait for regions of other
+    ranks' memory, so the grid begins with an entry a home, and a notification goes to every rank `waiter` of which
+    `waiters` holds (in the names of `Notifier`); else it goes to the home of the region, which is who waits.
+    """
 
     tensor: str
     grid: tuple[Cell, ...]
     notifiers: tuple[Notifier, ...]
     scope: str
+    by_home: bool
+    waiters: sympy.logic.boolalg.Boolean
+
+    def index(self, view: View, home: Expr | None = None) -> tuple[Range | Expr, ...]:
+        """A view's index in the grid; `home` instead of its own where it is a view of all ranks."""
+        if not self.by_home:
+            return view.index
+        where = view.home if home is None else home
+        assert isinstance(where, Expr)
+        return (where, *view.index)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from tilelink.errors import (
     ScheduleError,
     ScheduleWithoutRoleError,
     Site,
-    ViewError,
 )
 from tilelink.frontend.elaborate import Context, Elaborator
-from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Store, Tensor, TileProgram, View, loads_of, walk
+from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, walk
 from tilelink.frontend.schedule import Schedule, smallest_tile
 from tilelink.frontend.sizes import Sizes, extents
 from tilelink.frontend.signals import derive_signals
@@ -239,21 +238,11 @@ def _elaborate(
 
 
 def _published(tensors: tuple[Tensor, ...], roles: tuple[Role, ...]) -> tuple[str, ...]:
-    """Inputs that peers read. Outputs are written by their own rank only."""
-    kinds = {t.name: t.kind for t in tensors}
+    """Inputs that peers read."""
+    inputs = {t.name for t in tensors if t.kind == "input"}
     read: set[str] = set()
     for role in roles:
         for s in walk(role.body):
-            views: list[View] = [load.view for load in loads_of(s)]
-            if isinstance(s, Copy):
-                views.append(s.source)
-            read |= {v.tensor for v in views if v.remote and kinds[v.tensor] == "input"}
-            target = s.target if isinstance(s, Copy | Store) else None
-            if target is not None and target.remote and kinds[target.tensor] == "output":
-                raise ViewError(
-                    f"{target}: an output is written by its own rank; let peers write a tk.local buffer and copy it from there",
-                    s.site,
-                )
+            views = [load.view for load in loads_of(s)] + ([s.source] if isinstance(s, Copy) else [])
+            read |= {v.tensor for v in views if v.remote} & inputs
     return tuple(t.name for t in tensors if t.name in read)
-
-

@@ -32,7 +32,7 @@ from tilelink.frontend.ir import (
 )
 from tilelink.frontend.walk import longest_part
 
-_EXECUTOR = symbol("executor")
+_EXECUTOR, _WAITER = symbol("executor"), symbol("waiter")
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,14 @@ def derive_signals(
             continue
         theirs = [u for u in notifies if u.view.tensor == tensor.name]
         mine = [u for u in waits if u.view.tensor == tensor.name]
+        by_home = any(u.view.home != RANK for u in mine)
         grid = _grid(tensor, theirs, mine, cut, wanted.get(tensor.name), site)
-        counted = tuple(_notifier(u, tensor, grid) for u in theirs)
-        near = all(u.view.home == RANK for u in (*theirs, *mine))
-        made.append(Signals(tensor.name, grid, counted, "gpu" if near else "sys"))
+        if by_home:
+            grid = (Cell(RANKS_DIM, 1, False, False), *grid)
+        waiters = sympy.Or(*[_waiters(u, grid) for u in mine]) if by_home else sympy.true
+        counted = tuple(_notifier(u, grid, by_home, waiters) for u in theirs)
+        near = not by_home and all(u.view.home == RANK for u in theirs)
+        made.append(Signals(tensor.name, grid, counted, "gpu" if near else "sys", by_home, waiters))
     return tuple(made)
 
 
@@ -134,46 +138,18 @@ def _extent(view: View, k: int) -> int | None:
     return i.extent if isinstance(i, Range) else 1
 
 
-def _notifier(use: Use, tensor: Tensor, grid: tuple[Cell, ...]) -> Notifier:
+Equations = list[tuple[Expr, Expr]]
+Bounds = dict[sympy.Symbol, tuple[Expr, Expr]]
+
+
+def _notifier(use: Use, grid: tuple[Cell, ...], by_home: bool, waiters: sympy.Basic) -> Notifier:
     """How often a notify counts: solve "its view is this cell on this rank" for the ranks in it."""
-    walk = use.role.walk
-    ranges = {name: (sympy.S.Zero, WORLD) for name, e in walk.coordinates if _is_rank_axis(name, walk.ranges)}
-    executor = use.role.resource.at or ("home" if walk.home == RANK else None)
-    variables: dict[sympy.Symbol, tuple[Expr, Expr]] = {_EXECUTOR: (sympy.S.Zero, WORLD)}
-    variables |= {symbol(n): bounds for n, bounds in ranges.items() if n != executor}
-    for loop in use.loops:
-        if loop.step == 1:
-            variables[symbol(loop.name)] = (loop.start, loop.stop)
-    equations: list[tuple[Expr, Expr]] = []
-    if use.view.home != ALL_RANKS:
-        assert isinstance(use.view.home, Expr)
-        equations.append((use.view.home, RANK))
-    tiles: list[int | None] = []
-    for k, (cell, i) in enumerate(zip(grid, use.view.index, strict=True)):
-        if not isinstance(i, Range):
-            equations.append((i, symbol(f"index_{k}")))
-            tiles.append(1)
-            continue
-        tiles.append(i.extent)
-        if cell.cut and not cell.local and i.part is not None:
-            equations.append((i.part, symbol(f"part_{cell.dim}")))
     swap = {RANK: _EXECUTOR}
-    left = [(sympy.sympify(e).xreplace(swap), target) for e, target in equations]
-    condition = sympy.And(*use.conditions).xreplace(swap)
-    open_equations: list[tuple[Expr, Expr]] = []
-    while left:
-        e, target = left.pop(0)
-        if e in variables:
-            del variables[e]
-            found = {e: target}
-            left = [(a.xreplace(found), t) for a, t in left]
-            open_equations = [(a.xreplace(found), t) for a, t in open_equations]
-            condition = condition.xreplace(found)
-        elif e != target:
-            open_equations.append((e, target))
-    condition = sympy.And(condition, *[sympy.Eq(e, t) for e, t in open_equations])
-    known = {RANK, WORLD, *(symbol(f"part_{c.dim}") for c in grid), *(symbol(f"index_{k}") for k in range(len(grid)))}
-    strange = condition.free_symbols - known - set(variables)
+    equations = [(sympy.sympify(e).xreplace(swap), target) for e, target in _place_equations(use, grid, by_home)]
+    variables = {_EXECUTOR: (sympy.S.Zero, WORLD)} | _variables(use)
+    condition, variables = _solve(equations, variables, sympy.And(*use.conditions).xreplace(swap))
+    condition = sympy.And(condition, waiters.xreplace({_WAITER: RANK}))
+    strange = condition.free_symbols - _place_names(grid) - set(variables)
     if strange:
         names = ", ".join(sorted(map(str, strange)))
         raise SignalCountError(
@@ -183,9 +159,85 @@ def _notifier(use: Use, tensor: Tensor, grid: tuple[Cell, ...]) -> Notifier:
         )
     sums = {v: b for v, b in variables.items() if v in condition.free_symbols}
     times = sympy.prod([stop - start for v, (start, stop) in variables.items() if v not in sums])
-    return Notifier(
-        use.role.name, tuple(tiles), sympy.sympify(times), tuple((str(v), a, b) for v, (a, b) in sums.items()), condition
-    )
+    index = (*([RANK] if by_home else []), *use.view.index)
+    tiles = tuple(i.extent if isinstance(i, Range) else 1 for i in index)
+    named = tuple((str(v), start, stop) for v, (start, stop) in sums.items())
+    return Notifier(use.role.name, tiles, sympy.sympify(times), named, condition)
+
+
+def _waiters(use: Use, grid: tuple[Cell, ...]) -> sympy.Basic:
+    """Which ranks a wait makes wait for a cell: a condition on `waiter` in the names of the place of the cell. It may
+    hold for ranks that do not wait (conditions around the wait are left out): what they get, they drain."""
+    swap = {RANK: _WAITER}
+    equations = [(sympy.sympify(e).xreplace(swap), target) for e, target in _place_equations(use, grid, True)]
+    condition, variables = _solve(equations, _variables(use), sympy.true)
+    known = _place_names(grid) | {_WAITER}
+    return sympy.And(*[c for c in sympy.And.make_args(condition) if c.free_symbols <= known])
+
+
+def _place_equations(use: Use, grid: tuple[Cell, ...], by_home: bool) -> Equations:
+    """What has to hold so that a view lies in the cell that `index_k` and `part_D` name (on the rank `rank`)."""
+    equations: Equations = []
+    index = use.view.index
+    if by_home:
+        index = (symbol("index_0") if use.view.home == ALL_RANKS else use.view.home, *index)
+    elif use.view.home != ALL_RANKS:
+        equations.append((use.view.home, RANK))
+    for k, (cell, i) in enumerate(zip(grid, index, strict=True)):
+        if not isinstance(i, Range):
+            equations.append((i, symbol(f"index_{k}")))
+        elif cell.cut and not cell.local and i.part is not None:
+            equations.append((i.part, symbol(f"part_{cell.dim}")))
+    return equations
+
+
+def _place_names(grid: tuple[Cell, ...]) -> set[sympy.Symbol]:
+    names = {symbol(f"part_{c.dim}") for c in grid} | {symbol(f"index_{k}") for k in range(len(grid))}
+    return {RANK, WORLD, *names}
+
+
+def _variables(use: Use) -> Bounds:
+    """The ranks and counters that vary where a wait or notify stands, besides the executing rank."""
+    walk = use.role.walk
+    executor = use.role.resource.at or ("home" if walk.home == RANK else None)
+    axes = [n for n, _ in walk.coordinates if _is_rank_axis(n, walk.ranges) and n != executor]
+    variables: Bounds = {symbol(n): (sympy.S.Zero, WORLD) for n in axes}
+    return variables | {symbol(loop.name): (loop.start, loop.stop) for loop in use.loops if loop.step == 1}
+
+
+def _solve(equations: Equations, variables: Bounds, condition: sympy.Basic) -> tuple[sympy.Basic, Bounds]:
+    """Takes variables out that an equation gives; the other equations join the condition."""
+    left, variables = list(equations), dict(variables)
+    unsolved: Equations = []
+    while left:
+        e, target = left.pop(0)
+        if e in variables:
+            del variables[e]
+            found = {e: target}
+            left = [(a.xreplace(found), t) for a, t in left]
+            unsolved = [(a.xreplace(found), t) for a, t in unsolved]
+            condition = condition.xreplace(found)
+        elif e != target:
+            unsolved.append((e, target))
+    return sympy.And(condition, *[sympy.Eq(e, t) for e, t in unsolved]), variables
+
+
+def recipient(signals: Signals, view: View, home: Expr) -> tuple[Expr | None, sympy.Basic]:
+    """Who gets a notification of a view at `home`: a rank, or every rank `waiter` for which the condition holds."""
+    if not signals.by_home:
+        return home, sympy.true
+    place: dict[Expr, Expr] = {}
+    for k, (cell, i) in enumerate(zip(signals.grid, signals.index(view, home), strict=True)):
+        if not isinstance(i, Range):
+            place[symbol(f"index_{k}")] = i
+        elif i.part is not None:
+            place[symbol(f"part_{cell.dim}")] = i.part
+    condition = signals.waiters.xreplace(place)
+    if isinstance(condition, sympy.Eq) and _WAITER in condition.args:
+        other = condition.rhs if condition.lhs == _WAITER else condition.lhs
+        if _WAITER not in other.free_symbols:
+            return other, sympy.true
+    return None, condition
 
 
 def _is_rank_axis(name: str, ranges: tuple[Range, ...]) -> bool:
@@ -257,17 +309,18 @@ def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
 def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False) -> Expr:
     """What a notifier adds to a cell, for each value of its `sums` where its `condition` holds, in the names of
     `position`. `inside`: the cell is known to hold elements, as one that a view lies in."""
+    home = symbol("index_0") if signals.by_home else RANK
     tiles = [
-        _tiles_in_cell(c, t, inside) for c, t in zip(signals.grid, notifier.tiles, strict=True) if c.dim != RANKS_DIM
+        _tiles_in_cell(c, t, inside, home) for c, t in zip(signals.grid, notifier.tiles, strict=True) if c.dim != RANKS_DIM
     ]
     return notifier.times * sympy.prod(tiles)
 
 
-def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool) -> Expr:
-    """How many tiles of this size lie in a cell; 0 where the cell is empty."""
+def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Expr:
+    """How many tiles of this size lie in a cell of memory of rank `home`; 0 where the cell is empty."""
     begin, end = sympy.S.Zero, symbol(cell.dim)
     if cell.cut:
-        part = RANK if cell.local else symbol(f"part_{cell.dim}") if cells_along(cell) != 1 else sympy.S.Zero
+        part = home if cell.local else symbol(f"part_{cell.dim}") if cells_along(cell) != 1 else sympy.S.Zero
         begin, end = first_of(symbol(cell.dim), part), first_of(symbol(cell.dim), part + 1)
     if cell.size is None:
         if tile is None:

@@ -17,7 +17,7 @@ from tilelink.errors import ScheduleError, Site, StuckError
 from tilelink.frontend.ir import Tensor
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.frontend.sizes import check_rank, check_world
+from tilelink.frontend.sizes import Sizes, check_rank, check_world
 from tilelink.runtime.arguments import Arguments, CallLog, Parts, check_arguments
 from tilelink.runtime.cpu import DeadlockError, Execution, InterpretedKernel, Operation, Region, interpreted
 from tilelink.runtime.cpu.interpreter import suspended
@@ -121,6 +121,15 @@ class CpuWorld:
         """A part of a rank's heap."""
         size = torch.Size(shape).numel() * dtype.itemsize
         return Region(name, rank, self.heaps[rank][at : at + size].view(dtype).view(shape), kind)
+
+    def shard(self, tensor: Tensor, sizes: Sizes, rank: int, at: int) -> Region:
+        """A rank's tensor on its heap. All ranks lay it out for the longest part; a shorter one is the beginning of it."""
+        shape = shape_on(tensor, sizes, None)
+        whole = self.region(tensor.name, rank, at, shape, getattr(torch, tensor.dtype))
+        if tensor.sharded is None:
+            return whole
+        length = shape_on(tensor, sizes, rank)[tensor.sharded]
+        return Region(tensor.name, rank, whole.tensor.narrow(tensor.sharded, 0, length))
 
 
 class Group:
@@ -226,11 +235,9 @@ class _Run:
         for peer in range(owner.world):
             regions.append(owner.region("control", peer, 0, (CONTROL_WORDS + owner.world,), torch.int64, "control"))
             for name, at in self.placement.data:
-                tensor: Tensor = self.prepared.program.tensor(name)
-                shape = shape_on(tensor, self.prepared.sizes, peer)
-                if 0 not in shape:
-                    at += layout.data_at(self.slot)
-                    regions.append(owner.region(name, peer, at, shape, getattr(torch, tensor.dtype)))
+                tensor = self.prepared.program.tensor(name)
+                if 0 not in shape_on(tensor, self.prepared.sizes, peer):
+                    regions.append(owner.shard(tensor, self.prepared.sizes, peer, at + layout.data_at(self.slot)))
             for name, at, cells in self.placement.signals:
                 if cells:
                     at += layout.signals_at(self.slot)

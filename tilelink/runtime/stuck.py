@@ -50,16 +50,13 @@ def _poll(stuck: StuckProgram, poll: Poll, prepared: Prepared) -> str:
     name = poll.region.removeprefix("signals of ")
     mine = events.of_worker(stuck.rank, stuck.program)
     tensor = next(k for k, t in enumerate(program.tensors) if t.name == name)
-    waits = mine[
-        (events.op[mine] == WAIT) & (events.tensor[mine] == tensor) & (events.cell[mine] == poll.index[0])
-        & (events.home[mine] == poll.region_rank)
-    ]
+    waits = mine[(events.op[mine] == WAIT) & (events.tensor[mine] == tensor) & (events.cell[mine] == poll.index[0])]
     if len(waits) and len(stuck.waits) == 1:
         k = int(waits[0])
         role = program.roles[events.role[k]].name
         site = events.sites[events.site[k]]
         return (
-            f"role {role}, tile {events.tile[k]}, waits for {events.region(k)} on rank {poll.region_rank} (signal {poll.index[0]}): "
+            f"role {role}, tile {events.tile[k]}, waits for {events.region(k)} of rank {events.home[k]} (signal {poll.index[0]}): "
             f"expected {events.expected[k]}, observed {poll.observed} ({site}: {site.text})"
         )
     expected = expected_counts(program, program.signals_of(name), prepared.sizes)

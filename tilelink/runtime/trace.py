@@ -118,7 +118,7 @@ class _Worker:
         scope = self.events.program.signals_of(tensor).scope
         return (
             o.region.name == SIGNALS + tensor
-            and o.region.rank == self.events.home[k]
+            and o.region.rank == (self.rank if self.events.op[k] == WAIT else self.events.home[k])
             and o.box == ((int(self.events.cell[k]), int(self.events.cell[k]) + 1),)
             and o.scope in _STRONGER[scope]
         )
