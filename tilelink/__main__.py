@@ -1,0 +1,7 @@
+"""`python -m tilelink`: the command line, where the console script is not installed."""
+
+import sys
+
+from tilelink.cli import main
+
+sys.exit(main())
