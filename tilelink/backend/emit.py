@@ -222,8 +222,8 @@ class RoleEmitter:
         """Signals go to the ranks that wait: to the home, or to those for which a condition holds."""
         signals = self.program.signals_of(view.tensor)
         depth = self.write.depth
-        opened = self.on_homes(view)
-        home = symbol(opened) if view.home == ALL_RANKS else view.home
+        self.on_homes(view)
+        home = symbol("other") if view.home == ALL_RANKS else view.home
         to, condition = recipient(signals, view, home)
         if to is None:
             self.write("for waiter in range(world):")
@@ -266,20 +266,18 @@ class RoleEmitter:
                 self.write(f"{name} = 0")
             self.write(head)
             self.write.depth += 1
-        expected = self.expected(signals, known, inside=not loops)
+        expected = write_expected(self.write, self.addresses, signals, known, inside=not loops)
         where = self.signal(signals, "rank", self.text(cell))
         self.write(f'{name} {"+=" if loops else "="} wait({where}, {expected}, "{signals.scope}")')
         self.write.depth -= len(loops)
 
-    def expected(self, signals: Signals, known: dict[Expr, Expr], *, inside: bool) -> str:
-        """How often a cell is notified in a run. Where that is a sum over ranks, a loop that makes it goes before."""
-        return write_expected(self.write, self.addresses, signals, known, inside=inside)
 
 
 def write_expected(
-    write: Writer, addresses: Addresses, signals: Signals, known: dict[Expr, Expr], *, inside: bool, start: str = "0"
+    write: Writer, addresses: Addresses, signals: Signals, known: dict[Expr, Expr], *, inside: bool, start: str = ""
 ) -> str:
-    """Source of how often a cell is notified, in the names of `signals.position` replaced by `known`."""
+    """Source of how often a cell is notified, in the names of `signals.position` replaced by `known`. Where that is a
+    sum over ranks, a loop that makes it is written first, beginning at `start` (a block of zeros, for blocks of cells)."""
     terms, loops = [], []
     for n in signals.notifiers:
         times = addresses.text(times_notified(signals, n, inside=inside).xreplace(known))
@@ -292,7 +290,7 @@ def write_expected(
             terms.append(times)
     if not loops:
         return " + ".join(terms)
-    write(f"expected = {' + '.join([start, *terms])}")
+    write(f"expected = {' + '.join([start, *terms] if start else terms) or '0'}")
     for sums, times in loops:
         for variable, begin, end in sums:
             write(f"for {variable} in range({addresses.text(begin)}, {addresses.text(end)}):")
