@@ -343,7 +343,7 @@ def test_what_nobody_foresaw_is_no_finding(run: Run, monkeypatch: pytest.MonkeyP
 def tilelink(command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """A line of a shell in which `tilelink` is this package's command."""
     line = f'tilelink() {{ "{sys.executable}" -m tilelink "$@"; }}; set -o pipefail; {command}'
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, timeout=60, **options)
 
 
@@ -365,7 +365,7 @@ def test_a_reader_may_leave() -> None:
     done = tilelink("tilelink show all_gather_matmul --stage events --shape M=4096 2>/dev/null | head -n 1")
     assert done.returncode == 0
     assert done.stdout.startswith("rank 0 worker 0 gather tile 0: ")
-    done = tilelink("tilelink show all_gather_matmul --stage events --shape M=4096 --json | true")
+    done = tilelink("tilelink show all_gather_matmul --stage events --shape M=4096 --json | true && tilelink -h | true")
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -314,6 +314,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} -h")
 
+    def print_help(self, file: Any = None) -> None:
+        _write(self.format_help())
+
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
     """TARGET, and the flags that say what it is looked at for."""
