@@ -300,7 +300,7 @@ def test_bad_commands(run: Run, argv: str, message: str) -> None:
         (USER_FILE.replace("x[t].load()", "z[t].load()"), "UndefinedNameError", "z is not defined", 9),
         (USER_FILE.replace("double[tk.tiles(x)](x, y)", "double[x](x, y)"), "DimensionError", "a role runs over", 13),
         (USER_FILE.replace("plain = ", ""), "ScheduleError", "has no schedule beside it", 11),
-        (UNSOUND_ORDER, "ZeroDivisionError", "", 15),
+        (UNSOUND_ORDER, "ScheduleError", "fails on rank 0", 13),
     ],
 )  # fmt: skip
 def test_bad_files(run: Run, user_file: Path, text: str, kind: str, message: str, line: int | None) -> None:

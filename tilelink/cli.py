@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tilelink.backend.show import DTYPE, SIZE, STAGES, TARGETS, WORLD, fitted, show, with_defaults
+from tilelink.backend.show import DTYPE, SIZE, STAGES, TARGETS, WORLD, show, with_defaults
 from tilelink.errors import Site, TileLinkError
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def read_schedule(program: Program, text: str | None, world: int, sizes: Shape) 
     """
     items = [item.strip() for item in text.split(",")] if text else []
     name = items.pop(0) if items and "=" not in items[0] else None
-    schedule = fitted(program, name, world, sizes)
+    schedule = program.fit(name, world=world, **sizes)
     for item in items:
         match = re.fullmatch(r"(\w+)\.(\w+)=(.+)", item)
         try:

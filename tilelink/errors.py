@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
+import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,24 @@ class Site:
         return f"{self.file}:{self.line}"
 
     @classmethod
-    def of_caller(cls, depth: int = 1) -> Site:
-        """The place `depth` calls above the caller of this function."""
-        frame = sys._getframe(depth + 1)
+    def of_user(cls) -> Site:
+        """The place in the user's code (or in our library of kernels) from which TileLink was called."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+            frame = frame.f_back
         file, line = frame.f_code.co_filename, frame.f_lineno
         return cls(file, line, linecache.getline(file, line).strip())
+
+
+_PACKAGE = str(Path(__file__).parent) + os.sep
+_KERNELS = _PACKAGE + "kernels" + os.sep
+
+
+def _is_ours(file: str) -> bool:
+    """Whether a frame is TileLink's machinery, or the dataclasses through which it is called."""
+    if file in (dataclasses.__file__, "<string>"):
+        return True
+    return file.startswith(_PACKAGE) and not file.startswith(_KERNELS)
 
 
 class TileLinkError(Exception):

@@ -51,7 +51,7 @@ def Local(*dims: Dim) -> Declared:
 def Sharded(*dims: Dim, axis: int = 0) -> Declared:
     """A tensor cut along dimension `axis` over the ranks, so that each element has one home."""
     if not 0 <= axis < len(dims) or not isinstance(dims[axis], str):
-        raise DimensionError(f"axis {axis} is not a named dimension of {dims}", Site.of_caller())
+        raise DimensionError(f"axis {axis} is not a named dimension of {dims}", Site.of_user())
     return Declared(dims, axis)
 
 
@@ -95,7 +95,7 @@ def tiles(*of: TensorWord | AxisWord, **axes: RanksWord) -> Space:
 
     The tiles of a sharded tensor are executed once, at their home; those of a local one by every rank.
     """
-    site = Site.of_caller()
+    site = Site.of_user()
     dims: list[str] = []
     sharded = True
     for o in of:
@@ -161,17 +161,17 @@ class TileFunction:
 
     def __getitem__(self, space: Space) -> Callable[..., None]:
         if not isinstance(space, Space):
-            raise DimensionError(f"{self.name}[{space!r}]: a role runs over tk.tiles(...)", Site.of_caller())
+            raise DimensionError(f"{self.name}[{space!r}]: a role runs over tk.tiles(...)", Site.of_user())
 
         def launch(*arguments: Any) -> None:
-            _program(self.name).launch(self, space, arguments, Site.of_caller())
+            _program(self.name).launch(self, space, arguments, Site.of_user())
 
         return launch
 
     def __call__(self, *arguments: Any) -> NoReturn:
         raise NotUnderstoodError(
             f"{self.name} is a tile function: in a program, launch it over a tile space, {self.name}[tk.tiles(...)](...)",
-            Site.of_caller(),
+            Site.of_user(),
         )
 
     def written_parameters(self) -> frozenset[str]:
@@ -206,7 +206,7 @@ def tile(function: Callable[..., None]) -> TileFunction:
 
 
 def only_in_tile_functions(word: str) -> NoReturn:
-    raise NotUnderstoodError(f"tk.{word} has a meaning only inside a tile function", Site.of_caller(2))
+    raise NotUnderstoodError(f"tk.{word} has a meaning only inside a tile function", Site.of_user())
 
 
 def rank() -> Any:
@@ -263,7 +263,7 @@ class Recording:
     launches: list[Launch] = field(default_factory=list)
 
     def buffer(self, dims: tuple[Dim, ...], axis: int | None, dtype: Any) -> TensorWord:
-        site = Site.of_caller(2)
+        site = Site.of_user()
         for k, d in enumerate(dims):
             if isinstance(d, str) and d not in self.dims:
                 raise DimensionError(f"no tensor of {self.name} declares the dimension {d}", site)
@@ -292,7 +292,7 @@ _recording: contextvars.ContextVar[Recording | None] = contextvars.ContextVar("r
 def _program(word: str) -> Recording:
     recording = _recording.get()
     if recording is None:
-        raise NotUnderstoodError(f"{word} has a meaning only inside a program", Site.of_caller(2))
+        raise NotUnderstoodError(f"{word} has a meaning only inside a program", Site.of_user())
     return recording
 
 

@@ -42,7 +42,7 @@ def show(
     absent = program.optional - set(dtypes) if isinstance(dtypes, Mapping) else program.optional
     sizes = with_defaults(program, sizes, absent)
     if not isinstance(schedule, Schedule):
-        schedule = fitted(program, schedule, world, sizes)
+        schedule = program.fit(schedule, world=world, **sizes)
     bound = program.bind(schedule, dtypes, absent)
     exact = Sizes.of(bound, world, sizes)
     if stage == "program":
@@ -65,16 +65,3 @@ def with_defaults(
 
     dims = (d for t in program.recorded(absent).tensors for d in t.dims if d != RANKS_DIM)
     return {**dict.fromkeys(dims, SIZE), **sizes}
-
-
-def fitted(
-    program: Program, name: str | None, world: int, sizes: Mapping[str, int | Sequence[int]]
-) -> Schedule:
-    """A named schedule (None: the default one), fitted to the parts that the ranks have: the one a call would run."""
-    from tilelink.frontend.sizes import check_world, even_parts
-
-    check_world(world)
-    tensors = program.recorded(program.optional).tensors
-    cut = {t.dims[t.sharded] for t in tensors if t.sharded is not None}
-    parts = {d: even_parts(n, world) if d in cut and isinstance(n, int) else n for d, n in sizes.items()}
-    return program.fit(name, **parts)

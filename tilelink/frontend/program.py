@@ -20,7 +20,7 @@ from tilelink.errors import (
 from tilelink.frontend.elaborate import Context, Elaborator
 from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, walk
 from tilelink.frontend.schedule import Schedule, smallest_tile
-from tilelink.frontend.sizes import Sizes, extents
+from tilelink.frontend.sizes import Sizes, check_world, even_parts, extents
 from tilelink.frontend.signals import derive_signals
 from tilelink.frontend.values import TileValue, dtype_name
 from tilelink.frontend.walk import make_walk, step_size
@@ -129,12 +129,16 @@ class Program:
             site=self.site,
         )
 
-    def fit(self, schedule: Schedule | str | None = None, **sizes: int | Sequence[int]) -> Schedule:
+    def fit(
+        self, schedule: Schedule | str | None = None, *, world: int = 1, **sizes: int | Sequence[int]
+    ) -> Schedule:
         """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension
-        that is spread over the ranks, given by the lengths of its parts) made as small as the tensor allows."""
+        that is spread over the ranks) made as small as the tensor allows. Sizes as in `Sizes.of`."""
+        check_world(world)
         schedule = self.schedule(schedule)
         bound = self.bind(schedule, absent=self.optional)
-        longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in sizes.items()}
+        parts = {d: even_parts(n, world) if d in bound.cut and isinstance(n, int) else n for d, n in sizes.items()}
+        longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in parts.items()}
         changes = {}
         for role in bound.roles:
             tile = role.resource.tile

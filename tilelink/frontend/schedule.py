@@ -36,7 +36,10 @@ class Order:
     def check(self, world: int, site: Site | None) -> None:
         """Raises ScheduleError where the order is not a permutation for each rank of this world."""
         for rank in range(world):
-            walked = [int(self.parts(step, rank, world)) for step in range(world)]
+            try:
+                walked = [int(self.parts(step, rank, world)) for step in range(world)]
+            except (TypeError, ValueError, ArithmeticError) as e:
+                raise ScheduleError(f"order {self.name} fails on rank {rank} of {world}: {e}", site) from e
             if sorted(walked) != list(range(world)):
                 raise ScheduleError(
                     f"order {self.name} walks the parts {walked} on rank {rank} of {world}; "
@@ -61,7 +64,7 @@ def order(parts: PartOrder, *, group: int = 1) -> Order:
 def grouped(group: int, parts: Order = own_rank_first) -> Order:
     """`parts`, with the tiles of each part walked in groups of `group` rows."""
     if group < 1:
-        raise ScheduleError(f"a group of {group} rows: it has to be at least 1", Site.of_caller())
+        raise ScheduleError(f"a group of {group} rows: it has to be at least 1", Site.of_user())
     return replace(parts, group=group)
 
 
@@ -84,7 +87,7 @@ class SMs:
     warps: int = 8
 
     def __post_init__(self) -> None:
-        site = Site.of_caller(2)
+        site = Site.of_user()
         if self.count is not None and self.count < 1:
             raise ScheduleError(f"{self.count} SMs: a role needs at least 1", site)
         for size in self.tile:
@@ -108,7 +111,7 @@ class Schedule(Mapping[str, SMs]):
     """
 
     def __init__(self, *, slots: int = 2, cells: Mapping[str, tuple[int | None, ...]] | None = None, **roles: SMs):
-        self.site = Site.of_caller()
+        self.site = Site.of_user()
         if slots < 1:
             raise ScheduleError(f"{slots} slots: at least 1", self.site)
         for name, resource in roles.items():

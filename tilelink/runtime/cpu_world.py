@@ -149,7 +149,7 @@ class Group:
     def call(self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]) -> Any:
         """Launches a program on this rank; see `Program.__call__`. Options: tensors by name, `parts` (lengths of the shards of
         each rank, by dimension), `slot` (which copy of buffers and signals; by default they take turns)."""
-        site = Site.of_caller(2)
+        site = Site.of_user()
         parts: Parts | None = options.pop("parts", None)
         slot: int | None = options.pop("slot", None)
         device = torch.device("cpu")
