@@ -308,7 +308,7 @@ def _field_texts(program: Program, resource: SMs) -> dict[str, str]:
 # ---- the parser --------------------------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Raises what is wrong instead of ending the process, so that --json holds for it as well."""
 
     def error(self, message: str) -> NoReturn:
@@ -338,7 +338,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="tilelink", description="Overlap kernels as tile programs.", allow_abbrev=False)
+    parser = Parser(prog="tilelink", description="Overlap kernels as tile programs.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         about = command.run.__doc__ or ""
@@ -364,9 +364,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         with redirect_stdout(sys.stderr):  # what a user's file prints is no part of the answer
             answer = COMMANDS[args.command].run(args)
     except Exception as e:
-        answer = _failure(e, file)
-    if "--json" in argv:
-        command = next((a for a in argv if a in COMMANDS), None)
+        answer = failure(e, file)
+    return respond(next((a for a in argv if a in COMMANDS), None), answer, as_json="--json" in argv)
+
+
+def respond(command: str | None, answer: Answer, *, as_json: bool) -> int:
+    """Prints the answer of a command; returns its exit code."""
+    if as_json:
         _write(json.dumps({"schema": SCHEMA, "command": command, "status": answer.status, **answer.keys}) + "\n")
     else:
         sys.stderr.write(answer.note)
@@ -374,7 +378,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_CODES[answer.status]
 
 
-def _failure(e: Exception, file: str | None) -> Answer:
+def failure(e: Exception, file: str | None = None) -> Answer:
     """What is wrong, and where: where the error says, else the line that ran of the user's file or of one beside it."""
     site = e.site if isinstance(e, TileLinkError) else None
     message = e.message if isinstance(e, TileLinkError) else str(e)
