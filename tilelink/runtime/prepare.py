@@ -49,7 +49,8 @@ def prepare(program: Program, arguments: Arguments, schedule: Schedule | str | N
     """The prepared program for a call. A schedule taken by its name (or by default) is fitted to the sizes, a schedule
     that is given is taken as it is. Raises the errors of the frontend and of the unrolling."""
     if not isinstance(schedule, Schedule):
-        schedule = program.fit(schedule, **arguments.sizes)
+        sizes: dict[str, Any] = dict(arguments.sizes)
+        schedule = program.fit(schedule, world=world, **sizes)
     bound = program.bind(schedule, arguments.dtypes, arguments.absent)
     return prepare_bound(bound, Sizes.of(bound, world, arguments.sizes), sms)
 
