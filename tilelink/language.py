@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import contextvars
 import inspect
+import linecache
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError
-
+from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, UndefinedNameError
 
 # ---- what a program declares -------------------------------------------------------------------------------------
 
@@ -28,9 +28,11 @@ class RanksWord:
         only_in_tile_functions("ranks()")
 
     def __repr__(self) -> str:
-        return "ranks"
+        return RANKS_DIM
 
 
+RANKS_DIM = "ranks"
+"""What dimensions with an entry a rank are called."""
 ranks = RanksWord()
 Dim = str | RanksWord
 
@@ -45,21 +47,32 @@ class Declared:
 
 def Local(*dims: Dim) -> Declared:
     """A tensor of which every rank has its own: `tk.Local("K", "N")`."""
-    return Declared(dims, None)
+    return _declared(dims, None, Site.of_user())
 
 
 def Sharded(*dims: Dim, axis: int = 0) -> Declared:
     """A tensor cut along dimension `axis` over the ranks, so that each element has one home."""
-    if not 0 <= axis < len(dims) or not isinstance(dims[axis], str):
-        raise DimensionError(f"axis {axis} is not a named dimension of {dims}", Site.of_user())
-    return Declared(dims, axis)
+    return _declared(dims, axis, Site.of_user())
+
+
+def _declared(dims: tuple[Dim, ...], sharded: int | None, site: Site) -> Declared:
+    """Dimensions, checked. Raises DimensionError."""
+    for k, d in enumerate(dims):
+        if not isinstance(d, RanksWord) and not (isinstance(d, str) and d.isidentifier() and d != RANKS_DIM):
+            raise DimensionError(f"dimension {k}, {d!r}, has to be the name of a dimension, or tk.ranks", site)
+        if d in dims[:k]:
+            raise DimensionError(f"the dimensions {dims}: each has a name of its own", site)
+    if sharded is not None and (not 0 <= sharded < len(dims) or isinstance(dims[sharded], RanksWord)):
+        raise DimensionError(f"axis {sharded} is not a named dimension of {dims}", site)
+    return Declared(dims, sharded)
 
 
 @dataclass(frozen=True)
 class AxisWord:
-    """A dimension of a tensor, as in `full.cols`."""
+    """A dimension of a tensor, as in `full.cols`. `sharded`: the tensor is cut along it."""
 
     dim: str
+    sharded: bool = False
 
 
 @dataclass(eq=False)
@@ -72,13 +85,21 @@ class TensorWord:
     kind: str
     dtype: Any = None
 
+    def axis(self, k: int) -> AxisWord:
+        """Dimension `k` of those with names."""
+        named = [d for d in self.dims if d != RANKS_DIM]
+        return AxisWord(named[k], self.sharded is not None and named[k] == self.dims[self.sharded])
+
     @property
     def rows(self) -> AxisWord:
-        return AxisWord(self.dims[0])
+        return self.axis(0)
 
     @property
     def cols(self) -> AxisWord:
-        return AxisWord(self.dims[-1])
+        return self.axis(-1)
+
+    def __repr__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -93,17 +114,19 @@ class Space:
 def tiles(*of: TensorWord | AxisWord, **axes: RanksWord) -> Space:
     """The tile space of a tensor (all its dimensions) or of single dimensions; `reader=tk.ranks` adds a rank axis.
 
-    The tiles of a sharded tensor are executed once, at their home; those of a local one by every rank.
+    The tiles of a sharded tensor (or of the dimension it is cut along) are executed once, at their home; those of a
+    local one by every rank.
     """
     site = Site.of_user()
     dims: list[str] = []
-    sharded = True
+    sharded = False
     for o in of:
         if isinstance(o, TensorWord):
-            dims += [d for d in o.dims if d != "ranks"]
-            sharded = o.sharded is not None
+            dims += [d for d in o.dims if d != RANKS_DIM]
+            sharded |= o.sharded is not None
         elif isinstance(o, AxisWord):
             dims.append(o.dim)
+            sharded |= o.sharded
         else:
             raise DimensionError(f"a tile space is made of tensors and their dimensions, not of {o!r}", site)
     if not dims or len(set(dims)) != len(dims):
@@ -141,7 +164,8 @@ class TileFunction:
         tree = ast.parse(textwrap.dedent("".join(lines)))
         ast.increment_lineno(tree, self.first_line - 1)
         node = tree.body[0]
-        assert isinstance(node, ast.FunctionDef)
+        if not isinstance(node, ast.FunctionDef):
+            raise NotUnderstoodError(f"{self.name}: a tile function is written with def", self.site(node))
         self.node = node
         self.parameters = tuple(a.arg for a in node.args.args)
         if not self.parameters or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
@@ -170,12 +194,12 @@ class TileFunction:
 
     def __call__(self, *arguments: Any) -> NoReturn:
         raise NotUnderstoodError(
-            f"{self.name} is a tile function: in a program, launch it over a tile space, {self.name}[tk.tiles(...)](...)",
+            f"{self.name} is a tile function: a program launches it over a tile space, {self.name}[tk.tiles(...)](...)",
             Site.of_user(),
         )
 
     def written_parameters(self) -> frozenset[str]:
-        """Parameters that the function stores or copies to."""
+        """Parameters that the function stores or copies to (the elaboration checks that no other is)."""
         roots: dict[str, str] = {}
 
         def root(node: ast.AST) -> str | None:
@@ -184,10 +208,9 @@ class TileFunction:
             return roots.get(node.id, node.id) if isinstance(node, ast.Name) else None
 
         written: set[str | None] = set()
-        for node in ast.walk(self.node):
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                if (r := root(node.value)) in self.parameters and isinstance(r, str):
-                    roots[node.targets[0].id] = r
+        for name, value in _assigned(self.node):
+            if (r := root(value)) in self.parameters and isinstance(r, str):
+                roots[name] = r
         for node in ast.walk(self.node):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 if node.func.attr == "store":
@@ -195,6 +218,17 @@ class TileFunction:
                 elif node.func.attr == "copy" and len(node.args) == 2:
                     written.add(root(node.args[1]))
         return frozenset(p for p in self.parameters if p in written)
+
+
+def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The single names that assignments give values to, with the values."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                pairs: Iterable[tuple[ast.expr, ast.expr]] = [(target, node.value)]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = zip(target.elts, node.value.elts, strict=False)
+                yield from ((t.id, v) for t, v in pairs if isinstance(t, ast.Name))
 
 
 def tile(function: Callable[..., None]) -> TileFunction:
@@ -257,21 +291,24 @@ class Recording:
     """What running a program's function records."""
 
     name: str
-    buffer_names: tuple[str, ...]
+    buffer_names: dict[int, list[str]]
     dims: frozenset[str]
     tensors: list[TensorWord] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
 
     def buffer(self, dims: tuple[Dim, ...], axis: int | None, dtype: Any) -> TensorWord:
         site = Site.of_user()
-        for k, d in enumerate(dims):
+        declared = _declared(dims, axis, site)
+        for d in dims:
             if isinstance(d, str) and d not in self.dims:
-                raise DimensionError(f"no tensor of {self.name} declares the dimension {d}", site)
-            if not isinstance(d, str | RanksWord) or (k == axis and not isinstance(d, str)):
-                raise DimensionError(f"dimension {k}, {d!r}, has to be the name of a dimension", site)
-        n = sum(t.kind == "buffer" for t in self.tensors)
-        name = self.buffer_names[n] if n < len(self.buffer_names) else f"buffer{n}"
-        word = TensorWord(name, _names(dims), axis, "buffer", dtype)
+                raise DimensionError(
+                    f"no tensor of {self.name} has the dimension {d}; they have {', '.join(sorted(self.dims))}", site
+                )
+        names = self.buffer_names.get(site.line) or [f"buffer{sum(t.kind == 'buffer' for t in self.tensors)}"]
+        name = names.pop(0)
+        while any(t.name == name for t in self.tensors):
+            name += "_"
+        word = TensorWord(name, _names(declared.dims), declared.sharded, "buffer", dtype)
         self.tensors.append(word)
         return word
 
@@ -281,7 +318,7 @@ class Recording:
             raise DimensionError(f"{function.name} takes {', '.join(wanted)}; {len(arguments)} given", site)
         if any(launch.function.name == function.name for launch in self.launches):
             raise NotUnderstoodError(
-                f"{self.name} has a role {function.name} already: give this one a name, {function.name}.named(...)", site
+                f"{self.name} has a role {function.name}: give this one another name, {function.name}.named(...)", site
             )
         self.launches.append(Launch(function, space, dict(zip(wanted, arguments, strict=True)), site))
 
@@ -297,22 +334,17 @@ def _program(word: str) -> Recording:
 
 
 def _names(dims: tuple[Dim, ...]) -> tuple[str, ...]:
-    return tuple(d if isinstance(d, str) else "ranks" for d in dims)
+    return tuple(d if isinstance(d, str) else RANKS_DIM for d in dims)
 
 
-def _buffer_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names that the program's source gives its buffers, in the order in which they are made."""
-    names = []
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Assign):
-            continue
-        targets = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else [node.targets[0]]
-        values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-        for target, value in zip(targets, values, strict=False):
-            if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] in ("local", "sharded"):
-                names.append(ast.unparse(target))
-    return tuple(names)
+def _buffer_names(function: Callable[..., Any]) -> dict[int, list[str]]:
+    """Names that the program's source gives its buffers, by the line on which they are made."""
+    names: dict[int, list[str]] = {}
+    lines, first_line = inspect.getsourcelines(function)
+    for name, value in _assigned(ast.parse(textwrap.dedent("".join(lines)))):
+        if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] in ("local", "sharded"):
+            names.setdefault(value.lineno + first_line - 1, []).append(name)
+    return names
 
 
 def record(function: Callable[..., None], absent: frozenset[str]) -> Recording:
@@ -321,7 +353,7 @@ def record(function: Callable[..., None], absent: frozenset[str]) -> Recording:
     arguments: dict[str, TensorWord | None] = {}
     for p in inspect.signature(function, eval_str=True).parameters.values():
         if not isinstance(p.annotation, Declared):
-            raise DimensionError(f"parameter {p.name} of {function.__name__} needs tk.Local(...) or tk.Sharded(...)", site)
+            raise DimensionError(f"{p.name} of {function.__name__} needs tk.Local(...) or tk.Sharded(...)", site)
         if p.name in absent:
             arguments[p.name] = None
         else:
@@ -349,12 +381,11 @@ def record(function: Callable[..., None], absent: frozenset[str]) -> Recording:
 
 def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
     """An ordinary Python error of a program's body, with its line."""
-    from tilelink.errors import UndefinedNameError
-
     trace, site = e.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code is function.__code__:
-            site = Site(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+            file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+            site = Site(file, line, linecache.getline(file, line).strip())
         trace = trace.tb_next
     kind = UndefinedNameError if isinstance(e, NameError) else NotUnderstoodError
     return kind(f"{function.__name__}: {e}", site)

@@ -54,6 +54,7 @@ from tilelink.frontend.ir import (
     Wait,
     loads_of,
 )
+from tilelink.frontend.names import Names
 from tilelink.frontend.values import DOT_DTYPES, Block, Static, TileValue, broadcast, promote
 from tilelink.language import AxisWord, RanksWord, TensorWord, TileFunction
 
@@ -79,7 +80,7 @@ class Context:
     written: frozenset[str]
     tile: TileValue
     step: int | None
-    reserved: frozenset[str]
+    reserved: Names
 
 
 class Elaborator:

@@ -15,9 +15,9 @@ import sympy
 from tilelink.errors import Site
 from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol, to_text
 from tilelink.frontend.schedule import SMs
+from tilelink.language import RANKS_DIM as RANKS_DIM
 
 ALL_RANKS = "all ranks"
-RANKS_DIM = "ranks"
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tilelink.errors import (
-    DimensionError,
     DtypeError,
     NotUnderstoodError,
     RoleWithoutScheduleError,
@@ -19,20 +17,16 @@ from tilelink.errors import (
 )
 from tilelink.frontend.elaborate import Context, Elaborator
 from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, walk
+from tilelink.frontend.names import Names
 from tilelink.frontend.schedule import Schedule, smallest_tile
-from tilelink.frontend.sizes import Sizes, check_world, even_parts, extents
 from tilelink.frontend.signals import derive_signals
+from tilelink.frontend.sizes import Sizes, check_world, even_parts, extents
 from tilelink.frontend.values import TileValue, dtype_name
 from tilelink.frontend.walk import make_walk, step_size
 from tilelink.language import Declared, Launch, Recording, TensorWord, record
 
 if TYPE_CHECKING:
     from tilelink.analysis.unroll import Events
-
-KERNEL_NAMES = frozenset(
-    "rank world slot run worker workers i tile step home heaps control before after part executor cell cells expected "
-    "missing first last tl triton t value".split()
-)
 
 
 class Program:
@@ -70,10 +64,8 @@ class Program:
     @property
     def schedules(self) -> dict[str, Schedule]:
         """The schedules that stand beside the program in its file, by name; the first is the default."""
-        names = vars(sys.modules[self.function.__module__]) if self.function.__module__ in sys.modules else {}
-        names = names or self.function.__globals__
         roles = {launch.function.name for launch in self.recorded(self.optional).launches}
-        return {n: s for n, s in names.items() if isinstance(s, Schedule) and set(s) == roles}
+        return {n: s for n, s in self.function.__globals__.items() if isinstance(s, Schedule) and set(s) == roles}
 
     def schedule(self, wanted: Schedule | str | None) -> Schedule:
         """A schedule by name, the default one for None. Raises ScheduleError."""
@@ -108,13 +100,16 @@ class Program:
         _check_roles(self, recording, schedule)
         dtypes = self._dtypes(recording, given)
         cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
-        self._check_names(recording)
+        names = _names(recording)
+        names.check(self.site)
         roles: list[Role] = []
         functions: dict[str, Any] = {}
         for launch in recording.launches:
-            role, theirs = _elaborate(launch, schedule, recording, dtypes, cut)
+            role, theirs = _elaborate(launch, schedule, recording, dtypes, cut, names)
             roles.append(role)
-            functions |= theirs
+            for name, function in theirs.items():
+                if functions.setdefault(name, function) is not function:
+                    raise NotUnderstoodError(f"two functions {name} are called: give one another name", launch.site)
         tensors = tuple(Tensor(t.name, t.dims, t.sharded, t.kind, dtypes[t.name]) for t in recording.tensors)
         signals = derive_signals(tensors, tuple(roles), cut, schedule.cells, schedule.site)
         return TileProgram(
@@ -149,6 +144,10 @@ class Program:
         return schedule.changed(**changes)
 
     def _dtypes(self, recording: Recording, given: Mapping[str, Any]) -> dict[str, str]:
+        for name in given:
+            if all(t.name != name for t in recording.tensors) and name not in self.parameters:
+                known = ", ".join(t.name for t in recording.tensors)
+                raise DtypeError(f"a dtype for {name}, which is no tensor of {self.name}; it has {known}", self.site)
         dtypes: dict[str, str] = {}
         first = next((given[t.name] for t in recording.tensors if t.name in given), "float32")
         for t in recording.tensors:
@@ -162,18 +161,11 @@ class Program:
                 raise DtypeError(f"{t.name}: {e}", self.site) from e
         return dtypes
 
-    def _check_names(self, recording: Recording) -> None:
-        dims = [d for t in recording.tensors for d in t.dims if d != RANKS_DIM]
-        for name in [*dims, *(t.name for t in recording.tensors)]:
-            if name in KERNEL_NAMES or not name.isidentifier():
-                raise DimensionError(f"{name} has a meaning in every kernel: call the tensor or dimension otherwise", self.site)
-        both = set(dims) & {t.name for t in recording.tensors}
-        if both:
-            raise DimensionError(f"{', '.join(sorted(both))}: name of a tensor and of a dimension", self.site)
-
     # ---- what can be done with a program; each is the work of a layer above, imported when it is asked for
 
-    def unroll(self, schedule: Schedule | str | None = None, *, world: int, dtypes: Any = "float32", **sizes: Any) -> Events:
+    def unroll(
+        self, schedule: Schedule | str | None = None, *, world: int, dtypes: Any = "float32", **sizes: Any
+    ) -> Events:
         """The events of every worker of every rank; see `tilelink.analysis.unroll.unroll`."""
         from tilelink.analysis.unroll import unroll
 
@@ -203,25 +195,40 @@ def program(function: Callable[..., None]) -> Program:
 def _check_roles(program: Program, recording: Recording, schedule: Schedule) -> None:
     roles = [launch.function.name for launch in recording.launches]
     for launch in recording.launches:
-        if launch.function.name not in schedule:
-            raise RoleWithoutScheduleError(
-                f"the schedule says nothing of the role {launch.function.name}; it names {', '.join(schedule) or 'no role'}",
-                launch.site,
-            )
+        name = launch.function.name
+        if name not in schedule:
+            known = ", ".join(schedule) or "no role"
+            raise RoleWithoutScheduleError(f"the schedule says nothing of role {name}; it names {known}", launch.site)
     for name in schedule:
         if name not in roles:
-            raise ScheduleWithoutRoleError(f"{program.name} has no role {name}; its roles are {', '.join(roles)}", schedule.site)
+            known = ", ".join(roles)
+            raise ScheduleWithoutRoleError(f"{program.name} has no role {name}; its roles are {known}", schedule.site)
+
+
+def _names(recording: Recording) -> Names:
+    return Names(
+        recording.name,
+        tensors=(t.name for t in recording.tensors),
+        dims=(d for t in recording.tensors for d in t.dims if d != RANKS_DIM),
+        roles=(launch.function.name for launch in recording.launches),
+        axes=(a for launch in recording.launches for a in launch.space.axes),
+    )
 
 
 def _elaborate(
-    launch: Launch, schedule: Schedule, recording: Recording, dtypes: dict[str, str], cut: frozenset[str]
+    launch: Launch,
+    schedule: Schedule,
+    recording: Recording,
+    dtypes: dict[str, str],
+    cut: frozenset[str],
+    names: Names,
 ) -> tuple[Role, dict[str, Any]]:
+    """A role, and the Triton functions that it calls, by name."""
     function, resource = launch.function, schedule[launch.function.name]
     found, axes = make_walk(function.name, launch.space, resource, cut, launch.site)
     for parameter, argument in launch.arguments.items():
         if isinstance(argument, TensorWord) and argument not in recording.tensors:
             raise NotUnderstoodError(f"{parameter}: {argument.name} is no tensor of this program", launch.site)
-    dims = {d for t in recording.tensors for d in t.dims}
     context = Context(
         tensors={t.name: t for t in recording.tensors},
         dtypes=dtypes,
@@ -234,7 +241,7 @@ def _elaborate(
         ),
         tile=TileValue(found.ranges, axes),
         step=step_size(resource, launch.space),
-        reserved=KERNEL_NAMES | dims | {t.name for t in recording.tensors} | {n for n, _ in found.coordinates},
+        reserved=names,
     )
     elaborator = Elaborator(function, launch.arguments, context)
     body = elaborator.body()

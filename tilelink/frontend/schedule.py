@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from tilelink.errors import ScheduleError, Site, TileSizeError
-from tilelink.frontend.expressions import RANK, WORLD, Expr
+from tilelink.frontend.expressions import RANK, WORLD, Expr, evaluate, symbol, to_text
 
 PartOrder = Callable[[Any, Any, Any], Any]
 
@@ -34,16 +36,24 @@ class Order:
         return self.parts(step, RANK, WORLD)
 
     def check(self, world: int, site: Site | None) -> None:
-        """Raises ScheduleError where the order is not a permutation for each rank of this world."""
+        """Raises ScheduleError where the order is not a permutation for each rank of this world, or where what is
+        printed into the kernel is not what the function computes."""
         for rank in range(world):
             try:
                 walked = [int(self.parts(step, rank, world)) for step in range(world)]
+                part = self.part_at(symbol("step"))
             except (TypeError, ValueError, ArithmeticError) as e:
                 raise ScheduleError(f"order {self.name} fails on rank {rank} of {world}: {e}", site) from e
             if sorted(walked) != list(range(world)):
                 raise ScheduleError(
                     f"order {self.name} walks the parts {walked} on rank {rank} of {world}; "
                     f"it has to be a permutation of 0..{world - 1}",
+                    site,
+                )
+            if (evaluate(part, {"step": np.arange(world), "rank": rank, "world": world}) != walked).any():
+                raise ScheduleError(
+                    f"order {self.name} walks the parts {walked} on rank {rank} of {world}, but as integer arithmetic "
+                    f"it is {to_text(part)}: it decides something in Python, which a kernel can't do",
                     site,
                 )
 
@@ -88,13 +98,19 @@ class SMs:
 
     def __post_init__(self) -> None:
         site = Site.of_user()
-        if self.count is not None and self.count < 1:
-            raise ScheduleError(f"{self.count} SMs: a role needs at least 1", site)
+        if not isinstance(self.tile, tuple):
+            raise TileSizeError(f"tile {self.tile!r}: a tile is a tuple of sizes, such as (128, 256)", site)
         for size in self.tile:
-            if size is not None and (size < 1 or size & (size - 1)):
-                raise TileSizeError(f"tile {self.tile}: {size} is not a power of two", site)
-        if self.stages < 1 or self.warps < 1 or self.warps & (self.warps - 1):
-            raise ScheduleError(f"stages {self.stages} >= 1 and warps {self.warps} a power of two", site)
+            if size is not None and not _power_of_two(size):
+                raise TileSizeError(f"tile {self.tile}: {size!r} is not a power of two", site)
+        if self.count is not None and (not isinstance(self.count, int) or self.count < 1):
+            raise ScheduleError(f"{self.count!r} SMs: a role needs at least 1", site)
+        if not isinstance(self.order, Order):
+            raise ScheduleError(f"order {self.order!r}: a function becomes an order by tk.order(function)", site)
+        if not isinstance(self.stages, int) or self.stages < 1:
+            raise ScheduleError(f"{self.stages!r} stages: at least 1", site)
+        if not _power_of_two(self.warps):
+            raise ScheduleError(f"{self.warps!r} warps: their number is a power of two", site)
 
     def __str__(self) -> str:
         parts = [str(self.count)] if self.count else []
@@ -145,7 +161,7 @@ class Schedule(Mapping[str, SMs]):
         new = dict(self.roles)
         for name, fields in roles.items():
             if name not in new:
-                raise ScheduleError(f"no role {name} in this schedule; it has {', '.join(new)}", self.site)
+                raise ScheduleError(f"no role {name} in this schedule; it has {', '.join(new)}", Site.of_user())
             new[name] = replace(new[name], **fields)
         return self._with(new)
 
@@ -153,6 +169,10 @@ class Schedule(Mapping[str, SMs]):
         schedule = Schedule(slots=self.slots, cells=self.cells, **roles)
         schedule.site = self.site
         return schedule
+
+
+def _power_of_two(size: Any) -> bool:
+    return isinstance(size, int) and size > 0 and not size & (size - 1)
 
 
 def smallest_tile(size: int, least: int = 16) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
-from tilelink.errors import DimensionError, RankError, ScheduleError, TileSizeError, WorldError
+from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import Role, TileProgram, View, walk
 from tilelink.frontend.schedule import smallest_tile
@@ -20,7 +21,8 @@ MAX_WORLD = 1024
 
 @dataclass(frozen=True)
 class Sizes:
-    """World and sizes. `dims`: the whole size of each dimension; `parts`: lengths of the parts of those that are cut."""
+    """World and sizes. `dims`: the whole size of each dimension; `parts`: lengths of the parts of those that are cut
+    over the ranks."""
 
     world: int
     dims: tuple[tuple[str, int], ...]
@@ -29,30 +31,34 @@ class Sizes:
     @classmethod
     def of(cls, program: TileProgram, world: int, sizes: Mapping[str, int | Sequence[int]]) -> Sizes:
         """Sizes by dimension: a number, or for a dimension that is cut the lengths of its parts. A number is cut into
-        parts of ceil(size / world), the last ones shorter or empty. Raises WorldError, DimensionError, TileSizeError."""
+        parts of ceil(size / world), the last ones shorter or empty. Raises WorldError, DimensionError, TileSizeError,
+        ScheduleError."""
+        site = Site.of_user()
         check_world(world)
         dims: dict[str, int] = {}
         parts: dict[str, tuple[int, ...]] = {}
         for d in program.dims:
             if d not in sizes:
-                raise DimensionError(f"{program.name} has the dimensions {', '.join(program.dims)}; {d} is missing", program.site)
+                known = ", ".join(program.dims)
+                raise DimensionError(f"{program.name} has the dimensions {known}; {d} is missing", site)
             given = sizes[d]
+            lengths = tuple(given) if isinstance(given, Sequence) else (given,)
+            if any(not isinstance(n, SupportsIndex) or isinstance(n, bool) or operator.index(n) < 0 for n in lengths):
+                raise DimensionError(f"{d} is {given!r}: sizes are integers and not negative", site)
             if isinstance(given, Sequence):
                 if d not in program.cut:
-                    raise DimensionError(f"{d} is not spread over the ranks: one size, not {tuple(given)}", program.site)
+                    raise DimensionError(f"{d} is not spread over the ranks: one size, not {lengths}", site)
                 if len(given) != world:
-                    raise DimensionError(f"{d}: {len(given)} parts {tuple(given)} for {world} ranks", program.site)
-                parts[d] = tuple(int(n) for n in given)
+                    raise DimensionError(f"{d}: {len(given)} parts {lengths} for {world} ranks", site)
+                parts[d] = tuple(map(operator.index, lengths))
                 dims[d] = sum(parts[d])
             else:
-                dims[d] = int(given)
+                dims[d] = operator.index(given)
                 if d in program.cut:
                     parts[d] = even_parts(dims[d], world)
-            if dims[d] < 0 or any(n < 0 for n in parts.get(d, ())):
-                raise DimensionError(f"{d} is {given}: sizes are not negative", program.site)
         for d in sizes:
             if d not in program.dims:
-                raise DimensionError(f"{program.name} has no dimension {d}; it has {', '.join(program.dims)}", program.site)
+                raise DimensionError(f"{program.name} has no dimension {d}; it has {', '.join(program.dims)}", site)
         made = cls(world, tuple(dims.items()), tuple(parts.items()))
         made.check(program)
         return made
@@ -65,8 +71,9 @@ class Sizes:
             for dim, extent in extents(role):
                 if extent > smallest_tile(sizes[dim]):
                     raise TileSizeError(
-                        f"{role.name}: a tile of {extent} along {dim} is larger than the tensor, of {sizes[dim]}; use at most "
-                        f"{smallest_tile(sizes[dim])} ({program.name}.fit(schedule, ...) does that; a schedule taken by its name is fitted)",
+                        f"{role.name}: a tile of {extent} along {dim} is larger than the tensor, of {sizes[dim]}; use "
+                        f"at most {smallest_tile(sizes[dim])} ({program.name}.fit(schedule, ...) does that; a schedule "
+                        f"taken by its name is fitted)",
                         role.site,
                     )
 
@@ -101,14 +108,14 @@ def even_parts(size: int, world: int) -> tuple[int, ...]:
 
 def check_world(world: int) -> None:
     """Raises WorldError."""
-    if not isinstance(world, int) or not 1 <= world <= MAX_WORLD:
-        raise WorldError(f"a world of {world}: it has from 1 to {MAX_WORLD} ranks")
+    if not isinstance(world, int) or isinstance(world, bool) or not 1 <= world <= MAX_WORLD:
+        raise WorldError(f"a world of {world!r}: it has from 1 to {MAX_WORLD} ranks", Site.of_user())
 
 
 def check_rank(rank: int, world: int) -> None:
     """Raises RankError."""
     if not 0 <= rank < world:
-        raise RankError(f"rank {rank} in a world of {world}: ranks go from 0 to {world - 1}")
+        raise RankError(f"rank {rank} in a world of {world}: ranks go from 0 to {world - 1}", Site.of_user())
 
 
 def extents(role: Role) -> frozenset[tuple[str, int]]:

@@ -64,7 +64,7 @@ def _bounds(dim: str, part: Expr | None) -> tuple[Expr, Expr]:
 
 
 def _rank_coordinates(free: list[str], inner: Expr, resource: SMs, site: Site) -> list[tuple[str, Expr]]:
-    """The rank axes that are walked on a rank, outermost first, in the schedule's order; then the tile among the rest."""
+    """The rank axes that are walked on a rank, outermost first (in the schedule's order), and the tile inside them."""
     number = symbol("i")
     coordinates: list[tuple[str, Expr]] = []
     for k, axis in enumerate(free):
@@ -106,13 +106,17 @@ def _executor(role: str, space: Space, resource: SMs, ranks: tuple[str, ...], si
 
 def _part_at(resource: SMs, step: Expr, site: Site) -> Expr:
     try:
-        return sympy.sympify(resource.order.part_at(step))
-    except (TypeError, ValueError) as e:
+        part = sympy.sympify(resource.order.part_at(step))
+        wrong = None if isinstance(part, Expr) else f"it gives {part}"
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as e:
+        part, wrong = None, str(e)
+    if wrong is not None:
         raise ScheduleError(
-            f"order {resource.order.name} is not integer arithmetic of (step, rank, world), so it can't be printed into a "
-            f"kernel: {e}",
+            f"order {resource.order.name} is not integer arithmetic of (step, rank, world), so it can't be printed "
+            f"into a kernel: {wrong}",
             site,
-        ) from e
+        )
+    return part
 
 
 def _indices(tile: Expr, counts: list[tuple[str, sympy.Symbol]], group: int) -> dict[str, Expr]:

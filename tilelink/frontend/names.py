@@ -1,0 +1,57 @@
+"""Names that a lowered kernel uses itself: what a program calls its own must not be one of them.
+
+A tile function's variables are renamed where they meet one (`name in names`); what a program declares is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tilelink.errors import NotUnderstoodError, Site
+
+KERNEL_NAMES = frozenset(
+    [
+        *("rank", "world", "slot", "run", "worker", "workers", "heaps", "control", "before", "after"),
+        *("i", "t", "executor", "other", "tile", "home", "step", "part", "cell", "cells", "first", "last"),
+        *("signals", "expected", "missing", "here", "value", "tl", "triton", "range"),
+        *("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT"),
+    ]
+)
+TILE_ATTRIBUTES = frozenset(["rows", "cols", "shape"])
+
+
+class Names:
+    """The names of a program, and those that its kernels make from them (`x_stride_M`, `M_lo`, `matmul_workers`)."""
+
+    def __init__(
+        self, program: str, tensors: Iterable[str], dims: Iterable[str], roles: Iterable[str], axes: Iterable[str]
+    ) -> None:
+        self.kinds = {
+            "program": (program,), "tensor": tuple(tensors), "dimension": tuple(dict.fromkeys(dims)),
+            "role": tuple(roles), "rank axis": tuple(dict.fromkeys(axes)),
+        }  # fmt: skip
+        tensor, dim, role = ("|".join(map(re.escape, self.kinds[k])) for k in ("tensor", "dimension", "role"))
+        self.made = re.compile(
+            rf"({tensor})_(block\d*|here|at|signals|signals_here|stride_\w+|(own_)?\d+(_by_\d+)*)"
+            rf"|({dim})_(lo|tiles?|parts?|first|end|inside|at|cell)|(part|cell)_({dim})|index_\d+"
+            rf"|({role})_workers|(drain|publish)_({tensor})|{re.escape(program)}_publish"
+        )
+
+    def __contains__(self, name: str) -> bool:
+        return self.of_kernel(name) or any(name in names for names in self.kinds.values())
+
+    def of_kernel(self, name: str) -> bool:
+        """Whether the kernels use the name, whatever the program declares."""
+        return name in KERNEL_NAMES or self.made.fullmatch(name) is not None
+
+    def check(self, site: Site) -> None:
+        """Raises NotUnderstoodError for a name that the kernels use, or that stands for two things."""
+        known: dict[str, str] = {}
+        for kind, names in self.kinds.items():
+            for name in names:
+                if self.of_kernel(name) or (kind == "rank axis" and name in TILE_ATTRIBUTES):
+                    raise NotUnderstoodError(f"{name} has a meaning already: give the {kind} another name", site)
+                if name in known:
+                    raise NotUnderstoodError(f"{name} is the name of a {known[name]} and of a {kind}: rename one", site)
+                known[name] = kind
