@@ -215,8 +215,9 @@ class TileFunction:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 if node.func.attr == "store":
                     written.add(root(node.func.value))
-                elif node.func.attr == "copy" and len(node.args) == 2:
-                    written.add(root(node.args[1]))
+                elif node.func.attr == "copy":
+                    written |= {root(a) for a in node.args[1:]}
+                    written |= {root(k.value) for k in node.keywords if k.arg == "target"}
         return frozenset(p for p in self.parameters if p in written)
 
 

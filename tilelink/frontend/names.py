@@ -13,7 +13,7 @@ from tilelink.errors import NotUnderstoodError, Site
 KERNEL_NAMES = frozenset(
     [
         *("rank", "world", "slot", "run", "worker", "workers", "heaps", "control", "before", "after"),
-        *("i", "t", "executor", "other", "tile", "home", "step", "part", "cell", "cells", "first", "last"),
+        *("i", "t", "executor", "other", "tile", "home", "step", "part", "cell", "cells", "first", "last", "waiter"),
         *("signals", "expected", "missing", "here", "value", "tl", "triton", "range"),
         *("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT"),
     ]
