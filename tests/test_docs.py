@@ -1,0 +1,47 @@
+"""The code on the pages is run; what they quote is what is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+KERNEL = ROOT / "tilelink" / "kernels" / "all_gather_matmul.py"
+
+
+def blocks(page: Path) -> list[str]:
+    """The Python blocks of a page, in order."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/language.md"])
+def test_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks of a page as one module, in a file, because tile functions are read from their source."""
+    text = [b for b in blocks(ROOT / page) if b != KERNEL.read_text()]
+    assert text
+    name = f"page_{Path(page).stem.lower()}"
+    file = tmp_path / f"{name}.py"
+    file.write_text("\n\n".join(text))
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+
+
+def test_readme_shows_the_program_in_full() -> None:
+    assert KERNEL.read_text() in blocks(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])
+def test_what_pages_point_to_is_there(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    here = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (here / target).exists(), target
+    for path in re.findall(r"`((?:tilelink|tests|docs|examples|bench)/[\w/.]+\.\w+)`", text):
+        assert (ROOT / path).exists(), path
