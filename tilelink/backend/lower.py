@@ -233,8 +233,7 @@ def _publish(
         "    control = peer(heaps, rank, 0, tl.int64)",
         "    before = tl.load(control + SLOT_LEFT + slot)",
     ]
-    for tensor in program.published:
-        role = _publishing_role(program, tensor)
+    for role in publishing_roles(program):
         source, needed = _role_function(program, role, facts, parameters, publishing=True)
         functions.append(source)
         lines.append(f"    {_call(role.name, ['worker', 'tl.num_programs(0)', *needed[2:]])}")
@@ -245,8 +244,13 @@ def _publish(
     return [*functions, head + lines], taken
 
 
+def publishing_roles(program: TileProgram) -> tuple[Role, ...]:
+    """The copies of this rank's parts of inputs to their places on the heap."""
+    return tuple(_publishing_role(program, name) for name in program.published)
+
+
 def _publishing_role(program: TileProgram, name: str) -> Role:
-    """The copy of this rank's part of an input to its place on the heap, as a role of one statement."""
+    """The copy of one input, as a role of one statement."""
     tensor = program.tensor(name)
     dims = tuple(d for d in tensor.dims if d != RANKS_DIM)
     space = Space(dims, tensor.sharded is not None, ())

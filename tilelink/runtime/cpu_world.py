@@ -29,7 +29,6 @@ T = TypeVar("T")
 DEFAULT_HEAP = 64 << 20
 DEFAULT_SIGNALS = 256 << 10
 DEFAULT_SMS = 132
-PUBLISHERS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +211,7 @@ class _Run:
         main = (lowered.main, lowered.main_parameters, self.prepared.grid)
         if lowered.publish is None:
             return [main]
-        return [(lowered.publish, lowered.publish_parameters, min(PUBLISHERS, self.owner.sms)), main]
+        return [(lowered.publish, lowered.publish_parameters, self.prepared.publishers), main]
 
     def _values(self, tables: dict[str, torch.Tensor]) -> dict[str, Any]:
         layout, program = self.owner.layout, self.prepared.program

@@ -12,12 +12,14 @@ from typing import Any
 from tilelink.analysis.unroll import Events, unroll
 from tilelink.backend.cache import load
 from tilelink.backend.facts import Facts
-from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.lower import Lowered, lower, publishing_roles
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.frontend.sizes import Allotment, Sizes
+from tilelink.frontend.sizes import Allotment, Sizes, tile_count
 from tilelink.runtime.arguments import Arguments
+
+PUBLISHERS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,12 @@ class Prepared:
     def grid(self) -> int:
         """Workers of the persistent kernel."""
         return max(a.first + a.workers for a in self.allotment.values())
+
+    @cached_property
+    def publishers(self) -> int:
+        """Workers of the kernel that publishes inputs."""
+        most = max((tile_count(role, self.sizes) for role in publishing_roles(self.program)), default=0)
+        return max(1, min(PUBLISHERS, self.events.sms, most))
 
     def scalars(self) -> dict[str, int]:
         """Values of the kernel's parameters that sizes alone decide."""

@@ -1,0 +1,133 @@
+"""Calls of all_gather_matmul with their operands, and what has to come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from tilelink import Schedule
+from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
+from tilelink.runtime.cpu_world import CpuWorld
+
+LIMITS = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 2.5e-3}
+"""Relative RMS against float64 of the rounded inputs: what rounding once costs, and not much more."""
+FEW = 32
+"""Of fewer results the rounding errors do not average out, and their RMS says little."""
+NAMED = {"push": push, "pull": pull}
+LAYOUTS = ("rows", "columns", "offset")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of every rank: M is the sum of `parts`, a rank's rows each. `layout`: how x lies in memory; `integers`:
+    operands of which every sum is exact; `slot`: picked by hand."""
+
+    parts: tuple[int, ...]
+    N: int = 24
+    K: int = 40
+    dtype: torch.dtype = torch.float32
+    schedule: Schedule | str = "push"
+    bias: bool = False
+    transposed: bool = False
+    layout: str = "rows"
+    integers: bool = False
+    slot: int | None = None
+    seed: int = 0
+    program: Any = field(default=all_gather_matmul, repr=False)
+
+    @property
+    def world(self) -> int:
+        return len(self.parts)
+
+    @cached_property
+    def x(self) -> list[torch.Tensor]:
+        return [_laid_out(self._numbers(m, self.K, salt=r), self.layout) for r, m in enumerate(self.parts)]
+
+    @cached_property
+    def weight(self) -> list[torch.Tensor]:
+        shape = (self.N, self.K) if self.transposed else (self.K, self.N)
+        made = [self._numbers(*shape, salt=100 + r) for r in range(self.world)]
+        return [w.T for w in made] if self.transposed else made
+
+    @cached_property
+    def biases(self) -> list[torch.Tensor | None]:
+        return [self._numbers(self.N, salt=200 + r) if self.bias else None for r in range(self.world)]
+
+    @cached_property
+    def expected(self) -> list[torch.Tensor]:
+        """The results of all ranks, in float64."""
+        x = torch.cat(self.x).double()
+        sums = [x @ w.double() for w in self.weight]
+        return [s if b is None else s + b.double() for s, b in zip(sums, self.biases, strict=True)]
+
+    def poison(self) -> torch.Tensor:
+        """An output in which it shows what nobody wrote."""
+        return torch.full((sum(self.parts), self.N), float("nan"), dtype=self.dtype)
+
+    def on(self, group: Any, **more: Any) -> torch.Tensor:
+        """Makes the call on a rank."""
+        r = group.rank
+        return self.program(
+            self.x[r], self.weight[r], bias=self.biases[r], schedule=self.schedule, group=group, parts={"M": self.parts},
+            slot=self.slot, **more,
+        )  # fmt: skip
+
+    def check(self, results: Sequence[torch.Tensor]) -> None:
+        """Raises AssertionError unless the results of all ranks are right."""
+        for rank, (y, e) in enumerate(zip(results, self.expected, strict=True)):
+            assert y.dtype == self.dtype and y.shape == e.shape
+            assert not y.isnan().any(), f"rank {rank}: {int(y.isnan().sum())} of {y.numel()} elements are NaN"
+            if self.integers:
+                assert torch.equal(y, e.to(self.dtype)), f"rank {rank}: not exact"
+        error = relative_rms(results, self.expected)
+        assert self.integers or error < LIMITS[self.dtype], f"relative RMS {error} in {self.dtype}"
+
+    def _numbers(self, *shape: int, salt: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1000 * self.seed + salt)
+        if self.integers:
+            return torch.randint(-4, 5, shape, generator=generator).to(self.dtype)
+        return torch.randn(*shape, generator=generator).to(self.dtype)
+
+
+def relative_rms(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """Of all ranks together."""
+    wrong = sum(float((y.double() - e).square().sum()) for y, e in zip(results, expected, strict=True))
+    right = sum(float(e.square().sum()) for e in expected)
+    return (wrong / right) ** 0.5 if right else float(wrong > 0)
+
+
+def run(calls: Sequence[Call], *, seed: int = 0, out: bool = True, world: CpuWorld | None = None, **options: Any) -> list[list[torch.Tensor]]:
+    """Makes the calls one after the other on every rank, without waiting in between; the results by call and rank."""
+    world = world or small_world(calls[0].world, **options)
+    results = world.run(lambda group: [c.on(group, **({"out": c.poison()} if out else {})) for c in calls], seed=seed)
+    return [list(of_call) for of_call in zip(*results, strict=True)]
+
+
+def small_world(world: int, **options: Any) -> CpuWorld:
+    """A world that is made quickly."""
+    return CpuWorld(world, **{"heap_bytes": 1 << 20, "signal_bytes": 4 << 10, "sms": 12, **options})
+
+
+def run_and_check(*calls: Call, **options: Any) -> list[list[torch.Tensor]]:
+    """Runs calls and checks all their results."""
+    results = run(calls, **options)
+    for call, outs in zip(calls, results, strict=True):
+        call.check(outs)
+    return results
+
+
+def _laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same matrix in another place."""
+    m, k = x.shape
+    match layout:
+        case "columns":
+            return x.T.contiguous().T
+        case "offset":
+            wide = torch.full((m + 2, 2 * k + 3), float("nan"), dtype=x.dtype)
+            wide[1 : m + 1, 3 : 2 * k + 3 : 2] = x
+            return wide[1 : m + 1, 3 : 2 * k + 3 : 2]
+    return x
