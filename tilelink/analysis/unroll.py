@@ -2,7 +2,8 @@
 
 All tiles of a role are evaluated at once: an integer of the tile program becomes a numpy array over lanes, a lane
 being one tile on one rank. A loop without synchronisation, whose variable stands in loads only, becomes one event
-over all it reads. What comes out is exact: regions, homes, signals with the counts they are waited for, bytes, operations.
+over all it reads. What comes out is exact: regions, homes, signals with the counts they are waited for, bytes and
+operations.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from typing import Any
 import numpy as np
 import sympy
 
-from tilelink.errors import HomeError, RankError, SignalCountError, Site, TileLinkError, ViewError
+from tilelink.errors import (
+    HomeError,
+    RankError,
+    SignalCountError,
+    Site,
+    TileLinkError,
+    ViewError,
+    WaitWithoutNotifyError,
+)
 from tilelink.frontend.expressions import Expr, evaluate, symbol
 from tilelink.frontend.ir import (
     ALL_RANKS,
@@ -25,6 +34,7 @@ from tilelink.frontend.ir import (
     DataIf,
     For,
     If,
+    Notifier,
     Notify,
     Range,
     Role,
@@ -37,7 +47,16 @@ from tilelink.frontend.ir import (
     loads_of,
     walk,
 )
-from tilelink.frontend.signals import cell_count, cells_along, cells_of, position, recipient, times_notified
+from tilelink.frontend.signals import (
+    cell_count,
+    cell_filled,
+    cells_along,
+    cells_of,
+    position,
+    recipient,
+    times_notified,
+    uses,
+)
 from tilelink.frontend.sizes import Allotment, Sizes, allot
 from tilelink.frontend.values import ITEM_SIZE
 
@@ -75,7 +94,9 @@ class Events:
     sites: tuple[Site, ...]
     allotment: dict[str, Allotment]
 
-    COLUMNS = ("op", "rank", "worker", "role", "tile", "tensor", "home", "lo", "hi", "cell", "expected", "amount", "site")
+    COLUMNS = (
+        "op", "rank", "worker", "role", "tile", "tensor", "home", "lo", "hi", "cell", "expected", "amount", "site",
+    )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.op)
@@ -99,7 +120,8 @@ class Events:
         key = self.rank.astype(np.int64) << 32 | self.worker
         values, first = np.unique(key, return_index=True)
         last = [*first[1:], len(key)]
-        return {(int(v >> 32), int(v & 0xFFFFFFFF)): (int(a), int(b)) for v, a, b in zip(values, first, last, strict=True)}
+        bounds = zip(values.tolist(), first.tolist(), map(int, last), strict=True)
+        return {(v >> 32, v & 0xFFFFFFFF): (a, b) for v, a, b in bounds}
 
     def region(self, k: int) -> str:
         """The region of an event, for a person."""
@@ -133,7 +155,8 @@ def unroll(program: TileProgram, sizes: Sizes, *, sms: int = DEFAULT_SMS, summar
     batches: list[dict[str, np.ndarray]] = []
     for k, role in enumerate(program.roles):
         batches += _Unroller(program, sizes, k, role, allotment[role.name], summarise, sites).run()
-    columns = {c: np.concatenate([b[c] for b in batches]) for c in (*Events.COLUMNS, "seq")} if batches else _no_events(program)
+    names = (*Events.COLUMNS, "seq")
+    columns = {c: np.concatenate([b[c] for b in batches]) for c in names} if batches else _no_events(program)
     order = np.lexsort((columns.pop("seq"), columns["tile"], columns["role"], columns["worker"], columns["rank"]))
     columns = {c: v[order] for c, v in columns.items()}
     events = Events(program, sizes, sms, sites=tuple(sites), allotment=allotment, **columns)
@@ -149,6 +172,9 @@ def expected_counts(program: TileProgram, signals: Signals, sizes: Sizes) -> np.
     return np.broadcast_to(_expected(signals, values), (sizes.world, cells)).astype(np.int64)
 
 
+Sum = tuple[str, Expr, Expr]
+
+
 def _expected(signals: Signals, values: dict[str, Any], *, inside: bool = False) -> Any:
     values = dict(values)
     for name, e in position(signals):
@@ -157,7 +183,7 @@ def _expected(signals: Signals, values: dict[str, Any], *, inside: bool = False)
     for n in signals.notifiers:
         times = times_notified(signals, n, inside=inside)
 
-        def add(sums: tuple[tuple[str, Expr, Expr], ...], known: dict[str, Any], n: Any = n, times: Expr = times) -> Any:
+        def add(sums: tuple[Sum, ...], known: dict[str, Any], n: Notifier = n, times: Expr = times) -> Any:
             if not sums:
                 return np.where(evaluate(n.condition, known), evaluate(times, known), 0)
             (name, start, stop), *rest = sums
@@ -166,6 +192,14 @@ def _expected(signals: Signals, values: dict[str, Any], *, inside: bool = False)
 
         total = total + add(n.sums, values)
     return total
+
+
+def _filled(signals: Signals, values: dict[str, Any]) -> Any:
+    """Whether there is anything in a cell, or it is one of those that shorter parts lack."""
+    values = dict(values)
+    for name, e in position(signals):
+        values[name] = evaluate(e, values)
+    return np.asarray(evaluate(cell_filled(signals), values)) > 0
 
 
 def _check_counts(events: Events) -> None:
@@ -179,10 +213,11 @@ def _check_counts(events: Events) -> None:
         np.add.at(counted, (events.home[mine], events.cell[mine]), 1)
         if (derived != counted).any():
             rank, cell = map(int, np.argwhere(derived != counted)[0])
+            sites = [u.site for r in program.roles for u in uses(r, Notify) if u.view.tensor == signals.tensor]
             raise SignalCountError(
                 f"signal {cell} of {signals.tensor} on rank {rank} is given {counted[rank, cell]} times in a run; "
-                f"{derived[rank, cell]} were derived",
-                program.site,
+                f"{derived[rank, cell]} were derived. Let whether and how often a tile notifies depend on ranks only",
+                sites[0],
             )
 
 
@@ -222,7 +257,7 @@ class _Unroller:
         self.seq = 0
         self.whole: dict[str, tuple[Expr, Expr]] = {}
         self.trips: Any = 1
-        self.guards: dict[str, dict[str, list[Any]]] = {}
+        self.guards: dict[str, dict[str, list[tuple[list[Any], list[Any]]]]] = {}
         if self.lanes:
             self.body(self.role.body)
         return self.batches
@@ -246,6 +281,7 @@ class _Unroller:
                     self.access(READ, s.source, s.site)
                     self.access(WRITE, s.target, s.site)
                 case Wait():
+                    self.guards[s.name] = {}
                     for view in s.views:
                         self.wait(s, view)
                 case Notify():
@@ -316,8 +352,8 @@ class _Unroller:
             away = self.first((home != self.values["rank"]) & (size > 0)) if own else None
             if away is not None:
                 self.fail(
-                    HomeError, site, away, f"{view}: an output is written by its own rank, but this is rank {home[away]}'s; let "
-                    "peers write a tk.local buffer, and copy it from there",
+                    HomeError, site, away, f"{view}: an output is written by its own rank, but this is rank "
+                    f"{home[away]}'s; let peers write a tk.local buffer, and copy it from there",
                 )
             self.where(size > 0, partial(self.emit, op, site, view.tensor, home, lo, hi, amount=size))
 
@@ -331,7 +367,7 @@ class _Unroller:
             if isinstance(i, Range) and k == tensor.sharded and i.part is not None:
                 part = self.get(i.part)
                 begin, end = self.sizes.values[f"{dim}_parts"][part], self.sizes.values[f"{dim}_parts"][part + 1]
-            wrong = self.first((np.asarray(a) < begin) | (np.asarray(b) > end) & (np.asarray(b) > a))
+            wrong = self.first(_outside(a, b, begin, end))
             if wrong is not None:
                 at = [np.broadcast_to(v, (self.lanes,))[wrong] for v in (a, b, begin, end)]
                 self.fail(ViewError, site, wrong, f"{view}: {dim}[{at[0]}:{at[1]}] is outside {dim}[{at[2]}:{at[3]}]")
@@ -349,23 +385,35 @@ class _Unroller:
         return self.get(loop[0]), self.get(loop[1])
 
     def check_guard(self, view: View, lo: list[Any], hi: list[Any], site: Site) -> None:
-        """What is read of a guarded view has to lie in what was waited for."""
-        for k, (low, high) in enumerate(self.guards[view.guard or ""][view.tensor]):
-            wrong = self.first((np.asarray(lo[k]) < low) | (np.asarray(hi[k]) > high) & (np.asarray(hi[k]) > lo[k]))
-            if wrong is not None:
-                a, b, c, d = (np.broadcast_to(v, (self.lanes,))[wrong] for v in (lo[k], hi[k], low, high))
-                dim = self.program.tensor(view.tensor).dims[k]
-                self.fail(ViewError, site, wrong, f"{view}: {dim}[{a}:{b}] is outside of what was waited for, {dim}[{c}:{d}]")
+        """What is read of a guarded view has to lie in one of the views that were waited for together."""
+        dims = self.program.tensor(view.tensor).dims
+        inside, missed = np.zeros(self.lanes, bool), ""
+        for low, high in self.guards[view.guard or ""][view.tensor]:
+            outside = [_outside(*b) for b in zip(lo, hi, low, high, strict=True)]
+            inside = inside | ~np.logical_or.reduce(np.broadcast_arrays(inside, *outside)[1:])
+            for k, wrong in enumerate(map(self.first, outside)):
+                if wrong is not None and not missed:
+                    a, b, c, d = (np.broadcast_to(v, (self.lanes,))[wrong] for v in (lo[k], hi[k], low[k], high[k]))
+                    missed = f"{dims[k]}[{a}:{b}] is outside of what was waited for, {dims[k]}[{c}:{d}]"
+        lane = self.first(~inside)
+        if lane is not None:
+            self.fail(ViewError, site, lane, f"{view}: {missed}")
 
     def wait(self, s: Wait, view: View) -> None:
         lo, hi = self.box(view, s.site)
-        self.guards.setdefault(s.name, {})[view.tensor] = list(zip(lo, hi, strict=True))
+        self.guards[s.name].setdefault(view.tensor, []).append((lo, hi))
         signals = self.program.signals_of(view.tensor)
         size = np.prod([np.broadcast_to(b - a, (self.lanes,)) for a, b in zip(lo, hi, strict=True)], axis=0)
         for home in self.homes(view, s.site):
             for cell, there in self.cells(signals, signals.index(view)):
                 values = {**self.values, "cell": cell}
                 expected = np.broadcast_to(_expected(signals, values), (self.lanes,))
+                wrong = self.first(there & (size > 0) & (expected == 0) & _filled(signals, values))
+                if wrong is not None:
+                    rank = self.values["rank"][wrong]
+                    lost = f"no tile of the run notifies cell {cell[wrong]} of {view.tensor} on rank {rank}"
+                    then = "the wait passes at once, and what is read was not written"
+                    self.fail(WaitWithoutNotifyError, s.site, wrong, f"{view}: {lost}, so {then}")
                 emit = partial(self.emit, WAIT, s.site, view.tensor, home, lo, hi, cell=cell, expected=expected)
                 self.where(there & (size > 0), emit)
 
@@ -453,12 +501,17 @@ class _Unroller:
         )  # fmt: skip
 
 
+def _outside(lo: Any, hi: Any, low: Any, high: Any) -> Any:
+    """Where [lo, hi) holds something outside of [low, high)."""
+    return ((np.asarray(lo) < low) | (np.asarray(hi) > high)) & (np.asarray(hi) > lo)
+
+
 def _per_lane(value: Any, here: np.ndarray) -> bool:
     return isinstance(value, np.ndarray) and value.shape == here.shape
 
 
 def _summarisable(s: For) -> bool:
-    """No synchronisation or stores inside, and the variable only as where a block begins that is as long as the step."""
+    """No synchronisation or stores inside, and the variable only as where a block of the step's length begins."""
     name = symbol(s.name)
     for inner in walk(s.body):
         if not isinstance(inner, Compute):

@@ -91,7 +91,8 @@ class View:
 
     def __str__(self) -> str:
         index = ", ".join(str(i) if isinstance(i, Range) else to_text(i) for i in self.index)
-        home = "" if self.home == RANK else f".at({to_text(self.home) if isinstance(self.home, Expr) else self.home})"
+        where = to_text(self.home) if isinstance(self.home, Expr) else self.home
+        home = "" if self.home in (RANK, None) else f".at({where})"
         return f"{self.tensor}[{index}]{home}"
 
 

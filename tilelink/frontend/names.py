@@ -34,7 +34,7 @@ class Names:
         tensor, dim, role = ("|".join(map(re.escape, self.kinds[k])) for k in ("tensor", "dimension", "role"))
         self.made = re.compile(
             rf"({tensor})_(block\d*|here|at|signals|signals_here|stride_\w+|(own_)?\d+(_by_\d+)*)"
-            rf"|({dim})_(lo|tiles?|parts?|first|end|inside|at|cell)|(part|cell)_({dim})|index_\d+"
+            rf"|({dim})_(lo|tiles?|parts?|first|end|inside|at|cell)|(part|cell)_({dim})|index_\d+|their_\w+"
             rf"|({role})_workers|(drain|publish)_({tensor})|{re.escape(program)}_publish"
         )
 

@@ -49,7 +49,9 @@ class Use:
 def uses(role: Role, kind: type[Wait] | type[Notify]) -> Iterator[Use]:
     """All waits, or all notifies, of a role."""
 
-    def visit(body: tuple[Statement, ...], loops: tuple[For, ...], conditions: tuple[sympy.Basic, ...]) -> Iterator[Use]:
+    def visit(
+        body: tuple[Statement, ...], loops: tuple[For, ...], conditions: tuple[sympy.Basic, ...]
+    ) -> Iterator[Use]:
         for s in body:
             if isinstance(s, kind):
                 yield from (Use(role, v, s.site, loops, conditions) for v in s.views)
@@ -78,8 +80,8 @@ def derive_signals(
     for u in waits:
         if u.view.tensor not in notified:
             raise WaitWithoutNotifyError(
-                f"{u.role.name} waits for {u.view}, but no tile of the program notifies {u.view.tensor}: it would wait for "
-                f"ever. Notify what is stored to it",
+                f"{u.role.name} waits for {u.view}, but no tile of the program notifies {u.view.tensor}: it would wait "
+                "for nothing. Notify what is stored to it",
                 u.site,
             )
     for name in wanted:
@@ -122,13 +124,14 @@ def _grid(
         size = None if coarse else max(s for s in sizes if s is not None)
         if wanted is not None and wanted[k] != size:
             finest = max((s for s in sizes if s is not None), default=None)
-            if wanted[k] is not None and (coarse and None in sizes or finest and wanted[k] % finest):  # type: ignore[operator]
+            asked = wanted[k]
+            if asked is not None and (None in sizes or (finest is not None and asked % finest)):
                 raise ScheduleError(
-                    f"cells of {wanted[k]} along {dim} of {tensor.name}: a cell has to hold whole notified tiles, of "
+                    f"cells of {asked} along {dim} of {tensor.name}: a cell has to hold whole notified tiles, of "
                     f"{finest or 'the whole dimension'}",
                     site,
                 )
-            size = wanted[k]
+            size = asked
         cells.append(Cell(dim, size, dim in cut, k == tensor.sharded))
     return tuple(cells)
 
@@ -144,25 +147,50 @@ Bounds = dict[sympy.Symbol, tuple[Expr, Expr]]
 
 def _notifier(use: Use, grid: tuple[Cell, ...], by_home: bool, waiters: sympy.Basic) -> Notifier:
     """How often a notify counts: solve "its view is this cell on this rank" for the ranks in it."""
+    _check_regions(use, grid, by_home)
     swap = {RANK: _EXECUTOR}
     equations = [(sympy.sympify(e).xreplace(swap), target) for e, target in _place_equations(use, grid, by_home)]
-    variables = {_EXECUTOR: (sympy.S.Zero, WORLD)} | _variables(use)
+    variables = {_EXECUTOR: (sympy.S.Zero, WORLD)} | _variables(use, swap)
     condition, variables = _solve(equations, variables, sympy.And(*use.conditions).xreplace(swap))
     condition = sympy.And(condition, waiters.xreplace({_WAITER: RANK}))
-    strange = condition.free_symbols - _place_names(grid) - set(variables)
+    own_names = {v: symbol(f"their_{v}") for v in variables if v in condition.free_symbols}
+    free = [stop - start for v, (start, stop) in variables.items() if v not in own_names]
+    times = sympy.sympify(sympy.prod([sympy.Max(0, count) for count in free]))
+    sums = {own_names[v]: b for v, b in variables.items() if v in own_names}
+    bounds = {s for b in sums.values() for e in b for s in e.free_symbols}
+    strange = ((condition.free_symbols | times.free_symbols) - _place_names(grid) - set(own_names)) | (bounds - {WORLD})
     if strange:
         names = ", ".join(sorted(map(str, strange)))
+        where = f" (where {to_text(condition)})" if condition != sympy.true else ""
         raise SignalCountError(
-            f"notify of {use.view} depends on {names} (where {to_text(condition)}), so how often its signal comes in a run "
-            "is not the same for all tiles; let it depend on ranks only",
+            f"notify of {use.view} depends on {names}{where}, so how often its signal comes in a run is not the same "
+            "for all tiles; let it depend on ranks only",
             use.site,
         )
-    sums = {v: b for v, b in variables.items() if v in condition.free_symbols}
-    times = sympy.prod([stop - start for v, (start, stop) in variables.items() if v not in sums])
+    condition = condition.xreplace(own_names)
     index = (*([RANK] if by_home else []), *use.view.index)
     tiles = tuple(i.extent if isinstance(i, Range) else 1 for i in index)
     named = tuple((str(v), start, stop) for v, (start, stop) in sums.items())
-    return Notifier(use.role.name, tiles, sympy.sympify(times), named, condition)
+    return Notifier(use.role.name, tiles, times, named, condition)
+
+
+def _check_regions(use: Use, grid: tuple[Cell, ...], by_home: bool) -> None:
+    """A notification belongs to one cell, and to each cell as often as tiles lie in it."""
+    for cell, i in zip(grid[by_home:], use.view.index, strict=True):
+        if isinstance(i, Range) and i.part is None and cell.cut and not cell.local:
+            raise SignalCountError(
+                f"notify of {use.view} crosses the parts of the ranks along {cell.dim}, and a signal belongs to one "
+                f"part: let the tiles of {use.role.name} run along {cell.dim} too",
+                use.site,
+            )
+    regions = {s for i in use.view.index for s in (i.start if isinstance(i, Range) else i).free_symbols}
+    for loop in use.loops:
+        if loop.step != 1 and symbol(loop.name) not in regions:
+            raise SignalCountError(
+                f"notify of {use.view} comes in every step of a loop that does not go along it ({loop.site}); notify "
+                "once, after the loop, or what the step stored",
+                use.site,
+            )
 
 
 def _waiters(use: Use, grid: tuple[Cell, ...]) -> sympy.Basic:
@@ -170,7 +198,7 @@ def _waiters(use: Use, grid: tuple[Cell, ...]) -> sympy.Basic:
     hold for ranks that do not wait (conditions around the wait are left out): what they get, they drain."""
     swap = {RANK: _WAITER}
     equations = [(sympy.sympify(e).xreplace(swap), target) for e, target in _place_equations(use, grid, True)]
-    condition, variables = _solve(equations, _variables(use), sympy.true)
+    condition, _ = _solve(equations, _variables(use, swap), sympy.true)
     known = _place_names(grid) | {_WAITER}
     return sympy.And(*[c for c in sympy.And.make_args(condition) if c.free_symbols <= known])
 
@@ -196,13 +224,15 @@ def _place_names(grid: tuple[Cell, ...]) -> set[sympy.Symbol]:
     return {RANK, WORLD, *names}
 
 
-def _variables(use: Use) -> Bounds:
-    """The ranks and counters that vary where a wait or notify stands, besides the executing rank."""
+def _variables(use: Use, swap: dict[Expr, Expr]) -> Bounds:
+    """The ranks and counters that vary where a wait or notify stands, besides the executing rank, with their bounds
+    (in which `swap` renames that)."""
     walk = use.role.walk
     executor = use.role.resource.at or ("home" if walk.home == RANK else None)
     axes = [n for n, _ in walk.coordinates if _is_rank_axis(n, walk.ranges) and n != executor]
     variables: Bounds = {symbol(n): (sympy.S.Zero, WORLD) for n in axes}
-    return variables | {symbol(loop.name): (loop.start, loop.stop) for loop in use.loops if loop.step == 1}
+    counters = {symbol(loop.name): (loop.start, loop.stop) for loop in use.loops if loop.step == 1}
+    return variables | {v: (a.xreplace(swap), b.xreplace(swap)) for v, (a, b) in counters.items()}
 
 
 def _solve(equations: Equations, variables: Bounds, condition: sympy.Basic) -> tuple[sympy.Basic, Bounds]:
@@ -212,8 +242,11 @@ def _solve(equations: Equations, variables: Bounds, condition: sympy.Basic) -> t
     while left:
         e, target = left.pop(0)
         if e in variables:
-            del variables[e]
             found = {e: target}
+            start, stop = variables.pop(e)
+            if (start, stop) != (0, WORLD):
+                condition = sympy.And(condition, start <= target, target < stop)
+            variables = {v: (a.xreplace(found), b.xreplace(found)) for v, (a, b) in variables.items()}
             left = [(a.xreplace(found), t) for a, t in left]
             unsolved = [(a.xreplace(found), t) for a, t in unsolved]
             condition = condition.xreplace(found)
@@ -310,10 +343,14 @@ def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False
     """What a notifier adds to a cell, for each value of its `sums` where its `condition` holds, in the names of
     `position`. `inside`: the cell is known to hold elements, as one that a view lies in."""
     home = symbol("index_0") if signals.by_home else RANK
-    tiles = [
-        _tiles_in_cell(c, t, inside, home) for c, t in zip(signals.grid, notifier.tiles, strict=True) if c.dim != RANKS_DIM
-    ]
-    return notifier.times * sympy.prod(tiles)
+    cells = [(c, t) for c, t in zip(signals.grid, notifier.tiles, strict=True) if c.dim != RANKS_DIM]
+    return notifier.times * sympy.prod([_tiles_in_cell(c, t, inside, home) for c, t in cells])
+
+
+def cell_filled(signals: Signals) -> Expr:
+    """1 where a cell holds elements, 0 where it does not, in the names of `position`."""
+    home = symbol("index_0") if signals.by_home else RANK
+    return sympy.prod([_tiles_in_cell(c, c.size, False, home) for c in signals.grid if c.dim != RANKS_DIM])
 
 
 def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Expr:
@@ -323,8 +360,8 @@ def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Ex
         part = home if cell.local else symbol(f"part_{cell.dim}") if cells_along(cell) != 1 else sympy.S.Zero
         begin, end = first_of(symbol(cell.dim), part), first_of(symbol(cell.dim), part + 1)
     if cell.size is None:
-        if tile is None:
-            return sympy.S.One if inside else sympy.Min(1, end - begin)
+        if tile is None:  # the whole of it in one tile, which an empty part has not
+            return sympy.S.One if inside or not cell.cut else sympy.Min(1, end - begin)
         return ceil_div(end - begin, tile)
     if inside and tile == cell.size:
         return sympy.S.One
