@@ -1,0 +1,237 @@
+"""One thing taken out of a lowered kernel or of its primitives at a time: the execution notices, under every seed.
+
+What is found depends on what is missing: data that nothing orders is a race, a signal that never comes is a wait that
+nobody can end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tests.backend.orphans import lower_rows
+from tilelink.backend import cache
+from tilelink.backend.targets import portable
+from tilelink.errors import StuckError
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.runtime.cpu import RaceError
+from tilelink.runtime.cpu.interpreter import suspended
+from tilelink.runtime.cpu_world import CpuWorld, Group, Ready
+
+SEEDS = range(4)
+EITHER = (RaceError, StuckError)
+RANKS, ROWS, N, K = 2, 32, 32, 64
+Edit = Callable[[str], str]
+
+
+class MutatedWorld(CpuWorld):
+    """Runs kernels whose source, or whose primitives, were edited."""
+
+    def __init__(self, *arguments: Any, kernel: Edit, primitives: ModuleType, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.kernel, self.primitives = kernel, primitives
+
+    def ready(self, *arguments: Any) -> Ready:
+        prepared = super().ready(*arguments).prepared
+        source = self.kernel(prepared.lowered.source).replace(portable.__name__, self.primitives.__name__)
+        lowered = dataclasses.replace(prepared.lowered, source=source)
+        with suspended():
+            return Ready.of(dataclasses.replace(prepared, lowered=lowered, module=cache.load(lowered)))
+
+
+def same(source: str) -> str:
+    return source
+
+
+def replaced(old: str, new: str) -> Edit:
+    """Every match of a pattern replaced; there has to be one."""
+
+    def edit(source: str) -> str:
+        edited, count = re.subn(old, new, source, flags=re.MULTILINE)
+        assert count, f"nothing matches {old}"
+        return edited
+
+    return edit
+
+
+def in_function(name: str, old: str, new: str) -> Edit:
+    """A match in one primitive replaced."""
+
+    def edit(source: str) -> str:
+        begin = source.index(f"def {name}(")
+        end = source.find("\n\n\n", begin)
+        end = len(source) if end < 0 else end
+        return source[:begin] + replaced(old, new)(source[begin:end]) + source[end:]
+
+    return edit
+
+
+@pytest.fixture
+def primitives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Edit], ModuleType]:
+    """Makes an edited copy of the portable primitives, importable."""
+
+    def make(edit: Edit) -> ModuleType:
+        assert portable.__file__ is not None
+        source = edit(Path(portable.__file__).read_text())
+        name = f"edited_primitives_{abs(hash(source))}"
+        (tmp_path / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return __import__(name)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edited kernels stay out of the user's cache."""
+    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "kernels"))
+
+
+def gather_matmul(schedule: str, calls: int) -> Callable[[Group], list[torch.Tensor]]:
+    shape = {"gather": {"tile": (16, 32), "count": 2}, "matmul": {"tile": (16, 32, 32), "count": 2}}
+    fitted = all_gather_matmul.schedule(schedule).changed(**shape)
+    x, weight = torch.randn(RANKS, ROWS, K), torch.randn(RANKS, K, N)
+
+    def rank(group: Group) -> list[torch.Tensor]:
+        r = group.rank
+        return [all_gather_matmul(x[r], weight[r], schedule=fitted, group=group) for _ in range(calls)]
+
+    return rank
+
+
+def orphans(calls: int) -> Callable[[Group], list[torch.Tensor]]:
+    x = torch.randn(RANKS, ROWS, K)
+
+    def rank(group: Group) -> list[torch.Tensor]:
+        return [lower_rows(x[group.rank], group=group) for _ in range(calls)]
+
+    return rank
+
+
+def push(calls: int = 1) -> Callable[[Group], list[torch.Tensor]]:
+    return gather_matmul("push", calls)
+
+
+def pull(calls: int = 1) -> Callable[[Group], list[torch.Tensor]]:
+    return gather_matmul("pull", calls)
+
+
+def names(value: Any) -> str:
+    """What a case is called in the list of tests."""
+    return value if isinstance(value, str) and " " in value and "\\" not in value else ""
+
+
+NOTIFY = r"^( +)notify\(.*\n"
+WAIT = r"rows_ready = wait\(.*\)"
+THRESHOLD = r"(rows_ready = wait\(.*), \(K \+ 31\) // 32,"
+
+IN_KERNEL = [
+    ("no wait", push, WAIT, "rows_ready = 0", RaceError),
+    ("no wait", pull, WAIT, "rows_ready = 0", RaceError),
+    ("no notify", push, NOTIFY, "", StuckError),
+    ("no notify", pull, NOTIFY, "", StuckError),
+    ("waits for one too few", push, THRESHOLD, r"\1, (K + 31) // 32 - 1,", RaceError),
+    ("waits for one too many", push, THRESHOLD, r"\1, (K + 31) // 32 + 1,", StuckError),
+    ("notifies itself", push, r"notify\(peer\(heaps, reader,", "notify(peer(heaps, rank,", StuckError),
+    ("notifies another cell", push, r"(full_signals, tl.int32\)) \+ M_tile", r"\1 + 0 * M_tile", StuckError),
+    ("notifies in gpu scope", push, r'(notify\(.*)"sys"', r'\1"gpu"', RaceError),
+    ("waits in gpu scope", push, r'(rows_ready = wait\(.*)"sys"', r'\1"gpu"', RaceError),
+    ("waits in cta scope", pull, r'(rows_ready = wait\(.*)"gpu"', r'\1"cta"', RaceError),
+    ("reads before peers have entered", pull, r"^ +entered\(.*\n", "", RaceError),
+    ("notifies before it stores", push, r"^( +tl.store\(.*\n)(.*\n)( +notify\(.*\n)", r"\3\2\1", RaceError),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "program", "old", "new", "found"), IN_KERNEL, ids=names)
+def test_edited_kernels_are_caught(what: str, program: Any, old: str, new: str, found: type[Exception]) -> None:
+    edit = replaced(old, new)
+    for seed in SEEDS:
+        world = MutatedWorld(RANKS, kernel=edit, primitives=portable, heap_bytes=4 << 20, sms=8, seed=seed)
+        with pytest.raises(found):
+            world.run(program())
+
+
+ACROSS_CALLS = [
+    ("no credit", push, r"^ +credit\(.*\n", "", EITHER),
+    ("no credit to publish", pull, r"^ +credit\(.*\n", "", (RaceError,)),
+    ("no drain, hence no zeroing", push, r"^ +drain_full\(.*\n", "", (RaceError,)),
+    ("leaves before it drains", orphans, r"^( +drain_full\(.*\n)( +leave\(.*\n)", r"\2\1", EITHER),
+    ("never leaves", push, r"^ +leave\(.*\n", "        pass\n", EITHER),
+    ("never enters", pull, r"^ +enter\(.*\n", "        pass\n", (StuckError,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "program", "old", "new", "found"), ACROSS_CALLS, ids=names)
+def test_edited_runs_are_caught(what: str, program: Any, old: str, new: str, found: tuple[type[Exception], ...]) -> None:
+    for seed in SEEDS:
+        world = MutatedWorld(
+            RANKS, kernel=replaced(old, new), primitives=portable, heap_bytes=4 << 20, sms=8, seed=seed, slots=1
+        )
+        with pytest.raises(found):
+            world.run(program(3))
+
+
+IN_PRIMITIVES = [
+    ("notify without release", push, in_function("notify", '"release"', '"relaxed"'), (RaceError,)),
+    ("notify without release", pull, in_function("notify", '"release"', '"relaxed"'), (RaceError,)),
+    ("wait without acquire", push, in_function("wait", '"acquire"', '"relaxed"'), (RaceError,)),
+    ("enter without release", pull, in_function("enter", '"release"', '"relaxed"'), (RaceError,)),
+    ("leave without release", push, in_function("leave", '"release"', '"relaxed"'), (RaceError,)),
+    ("ticket without order", push, in_function("last_out", '"acq_rel"', '"relaxed"'), (RaceError,)),
+    ("first worker out leaves", push, in_function("last_out", r"== workers - 1", "== 0"), EITHER),
+    ("drain without acquire", orphans, in_function("drain", '"acquire"', '"relaxed"'), (RaceError,)),
+    ("no zeroing", push, in_function("drain", r"tl.store\(signals.*", "pass"), (RaceError,)),
+    ("ticket not reset", push, in_function("leave", r"^ +tl.store\(control \+ TICKET.*\n", ""), EITHER),
+    ("run not advanced", pull, in_function("leave", r"^ +tl.store\(control \+ RUN.*\n", ""), EITHER),
+    ("credit of one rank only", orphans, in_function("credit", r"range\(world\)", "range(1)"), (RaceError,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "program", "edit", "found"), IN_PRIMITIVES, ids=names)
+def test_edited_primitives_are_caught(
+    what: str, program: Any, edit: Edit, found: tuple[type[Exception], ...], primitives: Callable[[Edit], ModuleType]
+) -> None:
+    edited = primitives(edit)
+    for seed in SEEDS:
+        world = MutatedWorld(RANKS, kernel=same, primitives=edited, heap_bytes=4 << 20, sms=8, seed=seed, slots=1)
+        with pytest.raises(found):
+            world.run(program(3))
+
+
+SOMETIMES = [
+    ("drain does not wait", orphans, in_function("drain", "while missing > 0", "while missing > 99999")),
+    ("slot not marked", push, in_function("leave", r"^ +tl.store\(control \+ SLOT_LEFT.*\n", "")),
+]
+
+
+@pytest.mark.parametrize(("what", "program", "edit"), SOMETIMES, ids=names)
+def test_what_shows_only_when_a_rank_is_late(
+    what: str, program: Any, edit: Edit, primitives: Callable[[Edit], ModuleType]
+) -> None:
+    """Where all ranks happen to be on time, the order is right without the wait: it takes more than one seed."""
+    edited = primitives(edit)
+    caught = 0
+    for seed in range(12):
+        world = MutatedWorld(RANKS, kernel=same, primitives=edited, heap_bytes=4 << 20, sms=8, seed=seed, slots=1)
+        try:
+            world.run(program(3))
+        except EITHER:
+            caught += 1
+    assert caught
+
+
+@pytest.mark.parametrize("program", [push, pull, orphans])
+def test_the_seam_itself_changes_nothing(program: Any, primitives: Callable[[Edit], ModuleType]) -> None:
+    edited = primitives(lambda source: source + "\n# a copy\n")
+    for seed in SEEDS:
+        world = MutatedWorld(RANKS, kernel=same, primitives=edited, heap_bytes=4 << 20, sms=8, seed=seed, slots=1)
+        world.run(program(3))
