@@ -338,9 +338,16 @@ class TestArrows:
         assert waits == sorted(waits, key=lambda w: -w.duration)
 
     def test_show_only_the_last_wait_of_a_tile(self) -> None:
+        first, second = (Span(1, k, "gather", "tile", "M[0:128]", 0.0, 2.0 + k) for k in (0, 1))
+        waits = replace(WAIT, stop=2.0, cause=1), replace(WAIT, start=2.0, stop=3.0, cause=2)
+        assert _candidates(of(TILE, first, second, *waits))[0] == [waits[1]]
+
+    def test_show_no_wait_that_ended_as_it_began(self) -> None:
+        """In logical time it takes a little nevertheless: its look at the signal."""
         other = Span(1, 0, "gather", "tile", "M[0:128]", 0.0, 2.0)
         waits = replace(WAIT, stop=2.0, cause=1), replace(WAIT, start=2.0, stop=2.5, cause=1)
-        assert _candidates(of(TILE, other, *waits))[0] == [waits[1]]
+        assert _candidates(of(TILE, other, *waits))[0] == [waits[0]]
+        assert _candidates(of(TILE, other, waits[1]))[0] == []
 
     def test_are_few_enough_to_tell_apart(self) -> None:
         whole = timeline(ranks=8, workers=10, chunks=30)

@@ -190,8 +190,8 @@ def png(timeline: Timeline, path: str | PathLike[str]) -> None:
 
     Tiles have the colour of their role; waits are the pale, hatched parts. Arrows go from tiles that notify
     to the waits they end: between ranks (where there are none, between workers), and only as many as can be
-    told apart, to the longest waits, each the last of its tile. At the right is what the workers of each rank
-    spent their time on.
+    told apart, to the longest waits, each the last of its tile that really had to wait. At the right is what the
+    workers of each rank spent their time on.
     """
     try:
         import matplotlib.style
@@ -422,18 +422,21 @@ def _labels(axes: Axes, page: _Page) -> None:
 
 
 def _candidates(timeline: Timeline) -> tuple[list[Span], str]:
-    """The waits that arrows could show, the longest first, and between what they go: a rank or a worker."""
-    last: dict[int, Span] = {}
+    """The waits that arrows could show, the longest first, and between what they go: a rank or a worker.
+
+    Of each tile, the last that really had to wait: what ended it came after it began.
+    """
+    last: dict[int, tuple[Span, Span]] = {}
     for index, tile in timeline.tile_of.items():
         wait = timeline.spans[index]
-        if tile not in last or wait.stop > last[tile].stop:
-            last[tile] = wait
-    found: dict[str, list[Span]] = {"rank": [], "worker": []}
-    for wait in last.values():
         notification = _notification(timeline, wait)
-        if notification is None or wait.duration == 0:
+        if notification is None:
             continue
-        notifying, _ = notification
+        notifying, sent = notification
+        if sent > wait.start and (tile not in last or wait.stop > last[tile][0].stop):
+            last[tile] = wait, notifying
+    found: dict[str, list[Span]] = {"rank": [], "worker": []}
+    for wait, notifying in last.values():
         if notifying.rank != wait.rank:
             found["rank"].append(wait)
         elif notifying.worker != wait.worker:

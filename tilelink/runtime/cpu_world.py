@@ -47,7 +47,8 @@ class Ready:
 class CpuWorld:
     """A world of ranks on the CPU. `heap_bytes`: the symmetric heap of a rank, cut into `slots`, with `signal_bytes` for the
     signals of each. `sms`: SMs of a rank's device, hence workers of a kernel. `seed` fixes the schedule of `run`.
-    `resident`: at most so many workers of a rank at a time. `races`: look for data races.
+    `resident`: at most so many workers of a rank at a time. `races`: look for data races. `switch`: workers take turns at
+    "atomics", or at every access to "memory", which is slower and keeps their logical times together.
 
     Raises WorldError, HeapError.
     """
@@ -64,10 +65,11 @@ class CpuWorld:
         resident: int | None = None,
         races: bool | Literal["collect"] = True,
         observer: Callable[[Operation], None] | None = None,
+        switch: Literal["atomics", "memory"] = "atomics",
     ) -> None:
         check_world(world)
         self.world, self.sms, self.seed = world, sms, seed
-        self.resident, self.races, self.observer = resident, races, observer
+        self.resident, self.races, self.observer, self.switch = resident, races, observer, switch
         self.layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
         self.heaps = [_heap(heap_bytes, self.layout) for _ in range(world)]
         self.table = torch.tensor([h.data_ptr() for h in self.heaps], dtype=torch.int64)
@@ -82,7 +84,12 @@ class CpuWorld:
         returned, by rank. Raises what a rank raises, StuckError, and what the execution finds (races, accesses out of bounds).
         After an error the world is as new, apart from results."""
         self.execution = Execution(
-            self.world, self.seed if seed is None else seed, resident=self.resident, races=self.races, observer=self.observer
+            self.world,
+            self.seed if seed is None else seed,
+            resident=self.resident,
+            races=self.races,
+            observer=self.observer,
+            switch=self.switch,
         )
         finished = False
         try:
