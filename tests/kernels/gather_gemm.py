@@ -72,8 +72,8 @@ class Call:
         """Makes the call on a rank."""
         r = group.rank
         return self.program(
-            self.x[r], self.weight[r], bias=self.biases[r], schedule=self.schedule, group=group, parts={"M": self.parts},
-            slot=self.slot, **more,
+            self.x[r], self.weight[r], bias=self.biases[r], schedule=self.schedule, group=group,
+            parts={"M": self.parts}, slot=self.slot, **more,
         )  # fmt: skip
 
     def check(self, results: Sequence[torch.Tensor]) -> None:
@@ -100,16 +100,16 @@ def relative_rms(results: Sequence[torch.Tensor], expected: Sequence[torch.Tenso
     return (wrong / right) ** 0.5 if right else float(wrong > 0)
 
 
-def run(calls: Sequence[Call], *, seed: int = 0, out: bool = True, world: CpuWorld | None = None, **options: Any) -> list[list[torch.Tensor]]:
+def run(calls: Sequence[Call], *, seed: int = 0, world: CpuWorld | None = None, **options: Any) -> list[list[torch.Tensor]]:
     """Makes the calls one after the other on every rank, without waiting in between; the results by call and rank."""
     world = world or small_world(calls[0].world, **options)
-    results = world.run(lambda group: [c.on(group, **({"out": c.poison()} if out else {})) for c in calls], seed=seed)
+    results = world.run(lambda group: [c.on(group, out=c.poison()) for c in calls], seed=seed)
     return [list(of_call) for of_call in zip(*results, strict=True)]
 
 
 def small_world(world: int, **options: Any) -> CpuWorld:
     """A world that is made quickly."""
-    return CpuWorld(world, **{"heap_bytes": 1 << 20, "signal_bytes": 4 << 10, "sms": 12, **options})
+    return CpuWorld(world, **{"heap_bytes": 1 << 20, "signal_bytes": 4 << 10, "sms": 20, **options})
 
 
 def run_and_check(*calls: Call, **options: Any) -> list[list[torch.Tensor]]:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tilelink as tk
-from tests.kernels.gather_gemm import FEW, LAYOUTS, LIMITS, NAMED, Call, run_and_check
+from tests.kernels.gather_gemm import FEW, LAYOUTS, LIMITS, NAMED, Call, relative_rms, run, run_and_check, small_world
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 
@@ -24,8 +24,9 @@ TILES = (16, 32, 64)
 
 def lengths(tile: int, most: int) -> st.SearchStrategy[int]:
     """Sizes of up to `most` tiles, those around whole tiles often."""
-    near = [n for k in range(most + 1) for n in (k * tile - 1, k * tile, k * tile + 1) if 0 < n <= min(100, most * tile)]
-    return st.one_of(st.integers(1, min(100, most * tile)), st.sampled_from(near))
+    largest = min(100, most * tile)
+    near = [n for k in range(most + 1) for n in (k * tile - 1, k * tile, k * tile + 1) if 0 < n <= largest]
+    return st.one_of(st.integers(1, largest), st.sampled_from(near))
 
 
 def tile_for(size: int) -> st.SearchStrategy[int]:
@@ -75,3 +76,96 @@ def lanes(draw: st.DrawFn) -> list[Call]:
 @given(lanes(), st.integers(0, 2**16), st.integers(5, 9), st.sampled_from([1, 2, 2, 3]))
 def test_any_three_calls_in_a_row_are_right(lane: list[Call], seed: int, sms: int, slots: int) -> None:
     run_and_check(*lane, seed=seed, sms=sms, slots=slots)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+@pytest.mark.parametrize("schedule", list(NAMED))
+def test_uneven_parts_and_twice_in_a_row(schedule: str, dtype: torch.dtype) -> None:
+    call = Call((5, 0, 33), N=24, K=40, dtype=dtype, schedule=schedule, bias=True, transposed=True)
+    run_and_check(call, call)
+
+
+@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+@pytest.mark.parametrize("schedule", list(NAMED))
+def test_bits_do_not_depend_on_the_order_of_execution(schedule: str, dtype: torch.dtype) -> None:
+    tiles = {"gather": {"tile": (16, 32)}, "matmul": {"tile": (16, 16, 16)}}
+    call = Call((20, 7), N=20, K=50, dtype=dtype, schedule=NAMED[schedule].changed(**tiles), bias=True)
+    first = run_and_check(call, seed=0)[0]
+    for seed in range(1, 5):
+        again = run([call], seed=seed)[0]
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("schedule", list(NAMED))
+@pytest.mark.parametrize("bias", [False, True])
+def test_nothing_to_multiply_leaves_the_bias(schedule: str, bias: bool) -> None:
+    call = Call((3, 0, 2), N=5, K=0, schedule=schedule, bias=bias, integers=True)
+    (outs,) = run_and_check(call)
+    for out, b in zip(outs, call.biases, strict=True):
+        assert torch.equal(out, torch.zeros(5, 5) if b is None else b.expand(5, 5))
+
+
+@pytest.mark.parametrize("schedule", list(NAMED))
+@pytest.mark.parametrize("parts", [(0, 0), (0,)], ids=str)
+def test_no_rows_at_all(schedule: str, parts: tuple[int, ...]) -> None:
+    run_and_check(*[Call(parts, schedule=schedule, bias=True)] * 2)
+
+
+@pytest.mark.parametrize("schedule", list(NAMED))
+@pytest.mark.parametrize("N", [0, 1])
+def test_one_column_and_none(schedule: str, N: int) -> None:
+    run_and_check(*[Call(parts, N=N, schedule=schedule, integers=True) for parts in ((4, 1), (40, 2))])
+
+
+@pytest.mark.parametrize("schedule", list(NAMED))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides_of_inputs(schedule: str, layout: str) -> None:
+    run_and_check(Call((18, 3), N=17, K=37, schedule=schedule, layout=layout, transposed=True))
+
+
+@pytest.mark.parametrize("schedule", list(NAMED))
+def test_inputs_may_repeat_what_is_in_memory_once(schedule: str) -> None:
+    call = Call((18, 3), N=17, K=37, schedule=schedule)
+    row, column = torch.randn(1, 37), torch.randn(37, 1)
+    call.__dict__["x"] = [row.expand(m, 37) for m in call.parts]
+    call.__dict__["weight"] = [column.expand(37, 17)] * 2
+    run_and_check(call)
+
+
+def test_an_output_of_strange_strides_gets_its_elements_and_no_others() -> None:
+    call = Call((18, 3), N=17, K=37)
+    wide = [torch.full((25, 40), -7.0) for _ in range(2)]
+    expected = [w.clone() for w in wide]
+    results = small_world(2).run(lambda g: call.on(g, out=wide[g.rank][2:23, 1:35:2]))
+    call.check(results)
+    for w, e, y in zip(wide, expected, results, strict=True):
+        e[2:23, 1:35:2] = y
+        assert torch.equal(w, e)
+
+
+@pytest.mark.parametrize(("of", "out"), [(torch.float16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
+def test_the_output_has_the_dtype_that_is_given(of: torch.dtype, out: torch.dtype) -> None:
+    call = Call((18, 3), N=17, K=37, dtype=of, bias=True)
+    results = small_world(2).run(lambda g: call.on(g, out=call.poison().to(out)))
+    assert all(y.dtype == out for y in results)
+    assert relative_rms(results, call.expected) < LIMITS[out]
+
+
+def test_outputs_that_are_not_given_are_made() -> None:
+    call = Call((18, 3), N=17, K=37, dtype=torch.bfloat16)
+    call.check(small_world(2).run(call.on))
+
+
+def test_the_default_schedule_is_the_first_beside_the_program() -> None:
+    call = Call((18, 3), N=17, K=37, schedule=None)  # type: ignore[arg-type]
+    run_and_check(call)
+    assert next(iter(all_gather_matmul.schedules)) == "push"
+
+
+@pytest.mark.parametrize("schedule", list(NAMED))
+def test_cells_of_signals_may_be_chosen(schedule: str) -> None:
+    """The grid of the signals is the schedule's to coarsen: one signal for two rows of tiles."""
+    tiles = NAMED[schedule].changed(gather={"tile": (16, 32)}, matmul={"tile": (32, 32, 32)})
+    coarse = tk.Schedule(cells={"full": (32, None)}, **tiles)
+    run_and_check(*[Call((70, 33), N=17, K=37, schedule=coarse)] * 2)
