@@ -100,8 +100,12 @@ def relative_rms(results: Sequence[torch.Tensor], expected: Sequence[torch.Tenso
     return (wrong / right) ** 0.5 if right else float(wrong > 0)
 
 
-def run(calls: Sequence[Call], *, seed: int = 0, world: CpuWorld | None = None, **options: Any) -> list[list[torch.Tensor]]:
-    """Makes the calls one after the other on every rank, without waiting in between; the results by call and rank."""
+Results = list[list[torch.Tensor]]
+"""By call and rank."""
+
+
+def run(calls: Sequence[Call], *, seed: int = 0, world: CpuWorld | None = None, **options: Any) -> Results:
+    """Makes the calls one after the other on every rank, without waiting in between."""
     world = world or small_world(calls[0].world, **options)
     results = world.run(lambda group: [c.on(group, out=c.poison()) for c in calls], seed=seed)
     return [list(of_call) for of_call in zip(*results, strict=True)]
@@ -112,7 +116,7 @@ def small_world(world: int, **options: Any) -> CpuWorld:
     return CpuWorld(world, **{"heap_bytes": 1 << 20, "signal_bytes": 4 << 10, "sms": 20, **options})
 
 
-def run_and_check(*calls: Call, **options: Any) -> list[list[torch.Tensor]]:
+def run_and_check(*calls: Call, **options: Any) -> Results:
     """Runs calls and checks all their results."""
     results = run(calls, **options)
     for call, outs in zip(calls, results, strict=True):
