@@ -197,6 +197,7 @@ def png(timeline: Timeline, path: str | PathLike[str]) -> None:
         import matplotlib.style
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from PIL import Image  # comes with matplotlib
     except ImportError as missing:
         raise ImportError(
             "a PNG of a timeline needs matplotlib, from the extra 'bench': pip install 'tilelink[bench]'"
@@ -213,7 +214,7 @@ def png(timeline: Timeline, path: str | PathLike[str]) -> None:
         "axes.linewidth": 0.6,
     }
     with matplotlib.style.context(["default", style]):  # whatever the reader's own settings
-        figure = Figure(figsize=(page.width, page.height))
+        figure = Figure(figsize=(page.width, page.height), dpi=150, facecolor="white")
         canvas = FigureCanvasAgg(figure)
         axes = figure.add_axes(page.box(page.left, page.width - page.left - page.right))
         shares = figure.add_axes(page.box(page.width - page.right + 0.25, page.right - 0.45), sharey=axes)
@@ -223,7 +224,10 @@ def png(timeline: Timeline, path: str | PathLike[str]) -> None:
         arrows = _arrows(axes, page)
         _shares(shares, page)
         _head(figure, page, arrows)
-        canvas.print_figure(path, format="png", facecolor="white", dpi=150)
+        canvas.draw()
+    # A palette makes the file less than half as large, and nothing looks different.
+    image = Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
+    image.quantize(256, dither=Image.Dither.NONE).save(path, "png", optimize=True)
 
 
 @dataclass(frozen=True)

@@ -187,5 +187,6 @@ def _label(events: Events, steps: list[tuple[int, tuple[Operation, ...]]]) -> st
     """What a tile makes: the region it writes, and where."""
     k = next((k for k, _ in steps if events.op[k] == WRITE), steps[0][0])
     there = f" at rank {events.home[k]}" if events.home[k] != events.rank[k] else ""
-    return events.region(k) + there
+    dims = events.program.tensors[events.tensor[k]].dims
+    return " ".join(f"{d}[{a}:{b}]" for d, a, b in zip(dims, events.lo[k], events.hi[k], strict=False)) + there
 

@@ -1,0 +1,13 @@
+"""`python -m bench`: see `bench.command`."""
+
+import os
+import sys
+
+# Cases run side by side, one a core. The matmuls of each would take all cores, and then wait for each other.
+for library in ("OPENBLAS", "OMP", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+if __name__ == "__main__":
+    from bench.command import main
+
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What is run: cases, and how flags become them. What a flag asks for is looked at before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from pathlib import Path
+
+from bench.check import LIMITS
+from bench.operators import OPERATORS, Form, Shape, Step
+from tilelink.cli import UsageError, shape_text
+from tilelink.errors import DtypeError
+from tilelink.frontend.sizes import check_world
+
+LAYERS: dict[str, Shape] = {
+    "gate_up": {"M": 512, "N": 7168, "K": 4096},
+    "qkv": {"M": 512, "N": 1536, "K": 4096},
+}
+"""Projections of Llama-3-8B at tensor parallel 4, with 512 tokens; N is that of a rank."""
+
+QUICK: Shape = {"M": 512, "N": 1536, "K": 1024}
+"""A shape for a look in passing: the tiles of qkv, and a quarter of its k steps."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One form of an operator at one shape. `seeds` of the scheduler: a run each. `work`: who does what, in words."""
+
+    op: str
+    shape: tuple[tuple[str, int | tuple[int, ...]], ...]
+    dtype: str
+    world: int
+    schedule: str
+    seeds: tuple[int, ...]
+    work: str
+    out: Path
+
+    @property
+    def sizes(self) -> Shape:
+        return dict(self.shape)
+
+    @property
+    def shape_text(self) -> str:
+        return shape_text(self.sizes)
+
+    @property
+    def layer(self) -> str | None:
+        """The name of the shape, if it has one."""
+        return next((name for name, shape in LAYERS.items() if shape == self.sizes), None)
+
+    @property
+    def name(self) -> str:
+        """For people, and for files."""
+        shape = self.layer or self.shape_text.replace(",", "_").replace("=", "")
+        return f"{self.op}-{self.schedule}-{shape}-world{self.world}-{self.dtype}"
+
+    @property
+    def form(self) -> Form:
+        return OPERATORS[self.op].forms(self.sizes, self.world)[self.schedule]
+
+    @property
+    def cost(self) -> int:
+        """What the case costs compared with others."""
+        return self.world * prod(n if isinstance(n, int) else sum(n) for _, n in self.shape)
+
+
+def plan(
+    ops: Sequence[str],
+    shapes: Sequence[Shape],
+    worlds: Sequence[int],
+    dtypes: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+) -> list[Case]:
+    """All cases that flags ask for. Raises UsageError, WorldError, DtypeError, and what a shape is no good for."""
+    cases = []
+    for op, shape, world, dtype in product(ops, shapes, worlds, dtypes):
+        _check(op, shape, world, dtype)
+        for schedule, form in OPERATORS[op].forms(shape, world).items():
+            work = "; then ".join(_work(step, shape, world, dtype) for step in form)
+            fixed = tuple((d, n if isinstance(n, int) else tuple(n)) for d, n in shape.items())
+            cases.append(Case(op, fixed, dtype, world, schedule, tuple(seeds), work, out))
+    return cases
+
+
+def _check(op: str, shape: Shape, world: int, dtype: str) -> None:
+    if op not in OPERATORS:
+        raise UsageError(f"there is no operator {op} to measure; there is {', '.join(OPERATORS)}")
+    if dtype not in LIMITS:
+        raise DtypeError(f"there is no limit for results in {dtype}; there is one for {', '.join(LIMITS)}")
+    dims, cut = OPERATORS[op].dims, OPERATORS[op].cut
+    if set(shape) != set(dims):
+        raise UsageError(f"{op} has the dimensions {', '.join(dims)}, not {', '.join(shape)}")
+    for d, n in shape.items():
+        if not isinstance(n, int) and d not in cut:
+            raise UsageError(f"{op} does not cut {d} over the ranks, but {', '.join(cut)}: {d} has one size")
+    if not all(n > 0 if isinstance(n, int) else sum(n) > 0 for n in shape.values()):
+        raise UsageError(f"{shape_text(shape)} is empty: there is nothing to measure")
+    check_world(world)
+
+
+def _work(step: Step, shape: Shape, world: int, dtype: str) -> str:
+    """Tiles and workers of each role on a rank."""
+    parts = []
+    for role, allotted in step.events(shape, world, dtype).allotment.items():
+        tile = "x".join(map(str, step.schedule[role].tile))
+        parts.append(f"{role}: {allotted.tiles} tiles of {tile} on {allotted.workers} workers")
+    return ", ".join(parts)

@@ -1,0 +1,93 @@
+"""Runs a case: results are checked, then figures are given; and one run is drawn."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import dataclass, field
+
+import torch
+
+from bench.cases import Case
+from bench.check import LIMITS, relative_rms
+from bench.operators import OPERATORS, WORKERS
+from bench.pictures import draw
+from bench.progress import say
+from tilelink.runtime.cpu import Operation
+from tilelink.runtime.cpu_world import DEFAULT_HEAP, CpuWorld
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of a case. `makespans` (in memory operations) and `seconds` have one figure a run, the largest of all
+    ranks; where a result is wrong they are empty. `error`: what went wrong otherwise."""
+
+    case: Case
+    rel_rms: float | None = None
+    makespans: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+    files: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and self.rel_rms is not None and self.rel_rms <= LIMITS[self.case.dtype]
+
+
+def measure(case: Case) -> Measured:
+    """Runs a case once for each of its seeds, in this process, and draws the first run."""
+    try:
+        measured = _measure(case)
+    except Exception as e:  # a race, a deadlock, a kernel that fails: this case is wrong, the others still go on
+        traceback.print_exc()
+        measured = Measured(case, error=f"{type(e).__name__}: {e}")
+    if not measured.ok:
+        say(f"{case.name}: WRONG")
+    return measured
+
+
+def _measure(case: Case) -> Measured:
+    operator, form = OPERATORS[case.op], case.form
+    say(f"{case.name}: begins")
+    inputs = operator.inputs(case.sizes, case.world, getattr(torch, case.dtype))
+    right = operator.reference(inputs)
+    heap = _heap_bytes(inputs)
+    worst = 0.0
+    makespans: list[int] = []
+    seconds: list[float] = []
+    files: tuple[str, ...] = ()
+    for seed in case.seeds:
+        watch = _Watch(keep=not makespans)
+        # Turns at every access: where a rank runs far ahead in its turn, whoever looks at its words later seems late.
+        world = CpuWorld(case.world, sms=WORKERS, heap_bytes=heap, seed=seed, observer=watch, switch="memory")
+        start = time.perf_counter()
+        results = world.run(lambda group: operator.call(form, inputs[group.rank], group, case.sizes))
+        took = time.perf_counter() - start
+        worst = max(worst, relative_rms(results, right))
+        if worst > LIMITS[case.dtype]:
+            return Measured(case, worst)
+        say(f"{case.name}: seed {seed} is right, after {took:.1f} s")
+        makespans.append(watch.last)
+        seconds.append(took)
+        if watch.keep:
+            files = draw(case, watch.operations)
+    return Measured(case, worst, tuple(makespans), tuple(seconds), files)
+
+
+@dataclass
+class _Watch:
+    """Sees every memory operation: the time of the last one, and all of them if they are to be drawn."""
+
+    keep: bool
+    last: int = 0
+    operations: list[Operation] = field(default_factory=list)
+
+    def __call__(self, operation: Operation) -> None:
+        self.last = max(self.last, operation.time)
+        if self.keep:
+            self.operations.append(operation)
+
+
+def _heap_bytes(inputs: list[tuple[torch.Tensor, ...]]) -> int:
+    """Room for what all ranks give, in each slot, published and gathered."""
+    return DEFAULT_HEAP + 4 * sum(rank[0].nbytes for rank in inputs)

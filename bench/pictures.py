@@ -1,0 +1,44 @@
+"""Timelines of a run: which tile ran when on which worker, and what waited for what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bench.cases import Case
+from bench.operators import WORKERS
+from bench.progress import say
+from tilelink.analysis.draw import png, write_perfetto
+from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, Span, Timeline
+from tilelink.runtime.cpu import Operation
+from tilelink.runtime.trace import align, timeline
+
+
+def draw(case: Case, operations: Sequence[Operation]) -> tuple[str, ...]:
+    """Writes the timeline of a run, as a trace for ui.perfetto.dev and as a PNG; returns the files."""
+    whole = timeline_of(case, operations)
+    trace, picture = (case.out / f"{case.name}.{ending}" for ending in ("perfetto.json", "png"))
+    write_perfetto(whole, trace)
+    try:
+        png(whole, picture)
+    except ImportError as e:
+        say(f"{case.name}: no picture, {e}")
+        return (str(trace),)
+    return str(trace), str(picture)
+
+
+def timeline_of(case: Case, operations: Sequence[Operation]) -> Timeline:
+    """The timeline of all programs of a run. Raises TraceMismatchError where a kernel departs from its program."""
+    spans: list[Span] = []
+    for number, step in enumerate(case.form):
+        events = step.events(case.sizes, case.world, case.dtype)
+        part = timeline(align(events, operations, f"{step.program.name} run {number}"), "")
+        first = len(spans)
+        spans += [s if s.cause is None else replace(s, cause=s.cause + first) for s in part.spans]
+    return Timeline(_title(case), MEMORY_OPERATIONS, EXECUTED, tuple(spans))
+
+
+def _title(case: Case) -> str:
+    shape = case.shape_text.replace(",", ", ")
+    layer = f"{case.layer}, {shape}" if case.layer else shape
+    return f"{case.op}, {case.schedule} · {layer} · {case.world} ranks of {WORKERS} workers"

@@ -1,0 +1,73 @@
+"""Results as a table for people, which says what each figure is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from textwrap import fill
+from typing import Any
+
+from bench.records import LOGICAL, Record
+
+NOTES = (
+    "[1] Not a time: memory operations on the longest chain of the execution, entering and leaving its runs included. "
+    "What overlaps what is real; that every operation costs one, whatever its size and wherever it goes, is not.",
+    "[2] Logical makespan of the unfused form, divided by this form's. Not a speed-up.",
+    "[3] Wall time of Triton's interpreter, which executes all ranks in one process: a cost of the test, no performance.",
+)
+
+
+def table(made: Sequence[Record]) -> str:
+    """The records of a run of the harness; two of them, one a figure, make a row."""
+    sections = []
+    for _, group in groupby(made, key=lambda r: (r["op"], r["dtype"], r["world"])):
+        sections.append(_section(list(group)))
+    repeats = max((r["repeats"] for r in made), default=0)
+    spread = f"Figures: median (least – most) of {repeats} runs, each with another seed of the scheduler."
+    return "\n".join([*sections, *(_wrapped(note) for note in (spread, *NOTES)), ""])
+
+
+def _section(group: list[Record]) -> str:
+    first = group[0]
+    rows = [["shape", "schedule", "relative RMS", "", "logical makespan [1]", "logical ratio [2]", "interpreter [3]"]]
+    work = [["shape", "schedule", "what the workers of a rank do"]]
+    wrong = []
+    shown = None
+    for logical, wall in zip(*(iter(group),) * 2, strict=True):
+        shape = f"{logical['layer'] or ''} {logical['shape']}".strip()
+        name = [shape if shape != shown else "", logical["schedule"]]
+        shown = shape
+        rows.append([*name, *_cells(logical, wall)])
+        work.append([*name, logical["work"]])
+        if not logical["ok"]:
+            why = logical["error"] or f"the relative RMS is over the limit of {logical['limit']:.1e}; no figures"
+            wrong.append(f"WRONG: {shape}, {logical['schedule']}: {why}\n")
+    head = f"{first['op']}: {first['world']} ranks on the CPU, {first['dtype']}, {first['workers']} workers a rank\n"
+    baseline = next((r["baseline"] for r in group if r["baseline"]), "")
+    return "\n".join([head, _aligned(rows), *wrong, _aligned(work), f"{_wrapped(baseline)}\n"])
+
+
+def _cells(logical: Record, wall: Record) -> list[str]:
+    assert logical["what"] == LOGICAL
+    rms = "none" if logical["rel_rms"] is None else f"{logical['rel_rms']:.2e}"
+    if not logical["ok"]:
+        return [rms, "WRONG", "", "", ""]
+    figure: dict[str, Any] = logical["logical"]
+    seconds = [wall[key] / 1e6 for key in ("median_us", "min_us", "max_us")]
+    ratio = "1" if logical["baseline"] is None else "" if figure["ratio"] is None else f"{figure['ratio']:.2f}"
+    return [
+        rms, "right", f"{figure['median']:g} ({figure['min']} – {figure['max']})", ratio,
+        "{:.1f} ({:.1f} – {:.1f}) s".format(*seconds),
+    ]  # fmt: skip
+
+
+def _wrapped(note: str) -> str:
+    return fill(note, 118, subsequent_indent="    " if note.startswith("[") else "", break_long_words=False)
+
+
+def _aligned(rows: list[list[str]]) -> str:
+    """Columns two spaces apart, a rule under the first row."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows = [rows[0], ["-" * w for w in widths], *rows[1:]]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "".join(f"{line}\n" for line in lines)

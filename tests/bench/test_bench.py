@@ -1,0 +1,240 @@
+"""The harness: what it writes, that nothing is said of a wrong result, and what it calls a regression."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from copy import deepcopy
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench import processes
+from bench.cases import LAYERS, plan
+from bench.check import relative_rms
+from bench.command import main
+from bench.compare import TOLERANCE, regressions
+from bench.operators import OPERATORS, UNFUSED, AllGatherMatmul
+from bench.records import LOGICAL, RESULTS, WALL, read
+from bench.table import table
+
+CONTRACT = {
+    "op", "shape", "dtype", "world", "schedule", "kind", "what", "rel_rms", "ok", "median_us", "min_us", "max_us", "repeats",
+    "baseline", "speedup", "bound_us", "versions", "command",
+}  # fmt: skip
+TINY = ["--shapes", "M=32,N=64,K=64", "--worlds", "2", "--dtypes", "fp32", "--quick"]
+FORMS = (UNFUSED, "push", "pull")
+Record = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
+    """What the harness answers to programs, run with two processes, and the folder that it writes to."""
+    out = tmp_path_factory.mktemp("bench")
+    with redirect_stdout(StringIO()) as said:
+        assert main([*TINY, "--out", str(out), "--jobs", "2", "--json"]) == 0
+    return json.loads(said.getvalue()), out
+
+
+class TestRecords:
+    def test_are_what_is_answered_and_what_is_written(self, result: tuple[Record, Path]) -> None:
+        answer, out = result
+        assert (answer["schema"], answer["command"], answer["status"]) == (1, "bench", "ok")
+        assert answer["records"] == read(out) == [json.loads(line) for line in (out / RESULTS).read_text().splitlines()]
+
+    def test_have_the_keys_of_the_contract(self, result: tuple[Record, Path]) -> None:
+        records = result[0]["records"]
+        assert [(r["schedule"], r["what"]) for r in records] == [(f, w) for f in FORMS for w in (LOGICAL, WALL)]
+        for r in records:
+            assert r.keys() >= CONTRACT
+            case = "all_gather_matmul", "M=32,N=64,K=64", "float32", 2
+            assert (r["op"], r["shape"], r["dtype"], r["world"]) == case
+            assert r["ok"] and 0 < r["rel_rms"] <= r["limit"] == 1e-6
+            assert (r["kind"], r["repeats"]) == ("measured", 2)
+            assert "python -m bench --shapes" in r["command"]
+            assert r["versions"].keys() == {"python", "torch", "triton", "numpy", "tilelink", "commit"}
+            assert r["machine"]["cpu"] and r["machine"]["cores"] >= 1
+            assert (r["baseline"] is None) == (r["schedule"] == UNFUSED)
+
+    def test_call_no_figure_of_the_interpreter_a_speedup(self, result: tuple[Record, Path]) -> None:
+        logical, wall = result[0]["records"][2:4]
+        assert all(r["speedup"] is None and r["bound_us"] is None for r in result[0]["records"])
+        assert logical["logical"]["min"] <= logical["logical"]["median"] <= logical["logical"]["max"]
+        assert logical["logical"]["unit"] == "memory operations"
+        assert logical["logical"]["ratio"] > 0
+        assert logical["median_us"] is logical["min_us"] is logical["max_us"] is None
+        assert wall["logical"] is None
+        assert 0 < wall["min_us"] <= wall["median_us"] <= wall["max_us"]
+
+    def test_come_with_timelines_of_every_form(self, result: tuple[Record, Path]) -> None:
+        answer, out = result
+        assert sorted(map(Path, answer["files"])) == sorted(out.iterdir())
+        for form, last in zip(FORMS, ("multiply", "matmul", "matmul"), strict=True):
+            (trace,) = out.glob(f"*-{form}-*.perfetto.json")
+            events = json.loads(trace.read_text())["traceEvents"]
+            roles = {e["args"]["role"] for e in events if "role" in e.get("args", {})}
+            assert roles == {"gather", last}
+            assert len(list(out.glob(f"*-{form}-*.png"))) == 1
+
+    def test_make_a_table_that_says_what_its_figures_are(self, result: tuple[Record, Path]) -> None:
+        text = table(result[0]["records"])
+        baseline = OPERATORS["all_gather_matmul"].baseline[:60]
+        for words in ("Not a time", "Not a speed-up", "no performance", "logical ratio", baseline):
+            assert words in text
+        assert len(re.findall(r"right +\d+(?:\.5)? \(\d+ – \d+\) +\d", text)) == len(FORMS)
+
+
+def spoil(form: str, how: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]) -> Any:
+    """`AllGatherMatmul.call` with spoilt inputs in one form."""
+    call = AllGatherMatmul.call
+
+    def spoilt(self: AllGatherMatmul, steps: Any, inputs: Any, group: Any, shape: Any) -> torch.Tensor:
+        name = next(n for n, f in self.forms(shape, group.world).items() if f == steps)
+        return call(self, steps, how(inputs) if name == form else inputs, group, shape)
+
+    return spoilt
+
+
+class TestWrongResults:
+    @pytest.mark.parametrize("form", [UNFUSED, "push"])
+    def test_have_no_figures(
+        self, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(AllGatherMatmul, "call", spoil(form, lambda given: (given[0], given[1] * 1.00001)))
+        assert main([*TINY, "--out", str(tmp_path), "--jobs", "1"]) == 1
+        records = {(r["schedule"], r["what"]): r for r in read(tmp_path)}
+        for what in (LOGICAL, WALL):
+            wrong = records[form, what]
+            assert not wrong["ok"] and wrong["rel_rms"] > wrong["limit"] and wrong["repeats"] == 0
+            assert wrong["logical"] is wrong["median_us"] is wrong["min_us"] is wrong["max_us"] is None
+            assert all(records[other, what]["ok"] for other in FORMS if other != form)
+        ratio = records["pull", LOGICAL]["logical"]["ratio"]
+        assert (ratio is None) == (form == UNFUSED)
+        said = capsys.readouterr().out
+        assert re.search(rf"{form} +1\.\d\de-05 +WRONG$", said, re.MULTILINE)
+        assert f"{form}: the relative RMS is over the limit of 1.0e-06; no figures" in said
+        assert not list(tmp_path.glob(f"*-{form}-*"))
+
+    def test_are_reported_where_a_run_fails(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(AllGatherMatmul, "call", spoil("push", lambda given: (given[0][:, 1:], given[1])))
+        assert main([*TINY, "--out", str(tmp_path), "--jobs", "1", "--json"]) == 1
+        captured = capsys.readouterr()
+        answer = json.loads(captured.out)
+        assert answer["status"] == "finding"
+        assert [r["schedule"] for r in answer["records"] if not r["ok"]] == ["push", "push"]
+        assert "ShapeError" in answer["records"][2]["error"]
+        assert "ShapeError" in captured.err
+
+    @pytest.mark.parametrize("spoilt", [torch.full((2, 2), torch.nan), torch.full((2, 2), torch.inf), torch.ones(2, 3)])
+    def test_are_far_off_where_they_are_no_numbers(self, spoilt: torch.Tensor) -> None:
+        right = torch.ones(2, 2, dtype=torch.float64)
+        assert relative_rms([torch.ones(2, 2), spoilt], [right, right]) == float("inf")
+        assert relative_rms([torch.ones(2, 2), torch.full((2, 2), 1.5)], [right, right]) == 0.5
+
+
+class TestCompare:
+    def compare(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, *results: list[Record]) -> tuple[int, Record]:
+        paths = [tmp_path / f"{k}.jsonl" for k in range(2)]
+        for path, records in zip(paths, results, strict=True):
+            path.write_text("".join(json.dumps(r) + "\n" for r in records))
+        code = main(["compare", *map(str, paths), "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    def test_finds_what_got_worse(
+        self, result: tuple[Record, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        before = result[0]["records"]
+        after = deepcopy(before)
+        after[2]["logical"]["median"] *= 1.5
+        code, answer = self.compare(capsys, tmp_path, before, after)
+        assert (code, answer["command"], answer["status"], answer["compared"]) == (1, "bench compare", "finding", 6)
+        (found,) = answer["regressions"]
+        assert (found["kind"], found["schedule"], found["what"], found["change"]) == ("slower", "push", LOGICAL, 0.5)
+
+    def test_finds_nothing_where_nothing_is(
+        self, result: tuple[Record, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A busy machine makes the interpreter slow, not the kernels; small changes are the scheduler's."""
+        before = result[0]["records"]
+        after = deepcopy(before)
+        after[3]["median_us"] *= 10
+        after[2]["logical"]["median"] *= 1 + TOLERANCE / 2
+        code, answer = self.compare(capsys, tmp_path, before, after)
+        assert (code, answer["status"], answer["regressions"]) == (0, "ok", [])
+        assert main(["compare", str(result[1]), str(result[1])]) == 0
+        assert capsys.readouterr().out == "0 regressions in 6 figures and results\n"
+
+    def test_takes_what_is_wrong_or_gone_for_worse(self, result: tuple[Record, Path]) -> None:
+        before = result[0]["records"]
+        after = deepcopy(before[:-2])
+        after[0] |= {"ok": False, "logical": None}
+        found = [(r["schedule"], r["kind"]) for r in regressions(before, after)]
+        assert found == [(UNFUSED, "wrong"), ("pull", "missing"), ("pull", "missing")]
+        assert regressions(after[:1], before) == []
+
+
+BAD = {
+    "op": (["--ops", "none"], "UsageError", "there is no operator none"),
+    "no shape": (["--shapes", "M=512;N=3"], "UsageError", "neither DIM=SIZE"),
+    "dimensions": (["--shapes", "M=512,N=64"], "UsageError", "has the dimensions M, N, K"),
+    "empty": (["--shapes", "M=0,N=64,K=64"], "UsageError", "is empty"),
+    "parts": (["--shapes", "M=5+3,N=64,K=64"], "DimensionError", "2 parts"),
+    "no parts": (["--shapes", "M=8,N=64+64,K=64"], "UsageError", "does not cut N"),
+    "world": (["--worlds", "0"], "WorldError", "a world of 0"),
+    "no world": (["--worlds", "4,x"], "UsageError", "--worlds"),
+    "no dtype": (["--dtypes", "bf17"], "UsageError", "bf17"),
+    "dtype": (["--dtypes", "int8"], "DtypeError", "no limit for results in int8"),
+    "jobs": (["--jobs", "0"], "UsageError", "--jobs 0"),
+    "flag": (["--slow"], "UsageError", "--slow"),
+    "no file": (["compare", "none.jsonl", "none.jsonl"], "UsageError", "none.jsonl can't be read"),
+    "no results": (["compare", __file__, __file__], "UsageError", "holds no results"),
+    "one": (["compare", "one"], "UsageError", "required"),
+}
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("flags, kind, words", BAD.values(), ids=BAD)
+    def test_is_refused_before_anything_runs(
+        self, flags: list[str], kind: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(processes, "measure", lambda case: pytest.fail(f"{case} is run"))
+        assert main([*flags, "--json"]) == 2
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["schema"], answer["status"]) == (1, "error")
+        assert answer["error"].keys() == {"class", "message", "file", "line"}
+        assert answer["error"]["class"] == kind and words in answer["error"]["message"]
+        assert list(tmp_path.iterdir()) == []
+
+    def test_is_a_folder_that_can_not_be_written_to(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "file").write_text("")
+        out = tmp_path / "file" / "out"
+        assert main([*TINY, "--out", str(out), "--json"]) == 2
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert (error["class"], error["file"]) == ("UsageError", str(out))
+
+    def test_is_told_to_people_too(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--worlds", "0"]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and "a world of 0" in captured.err and "Traceback" not in captured.err
+
+
+class TestPlan:
+    def test_measures_the_layers_of_the_issue(self) -> None:
+        cases = plan(["all_gather_matmul"], list(LAYERS.values()), [4], ["bfloat16"], range(3), Path("out"))
+        assert [(c.layer, c.schedule) for c in cases] == [(layer, form) for layer in LAYERS for form in FORMS]
+        assert cases[0].shape_text == "M=512,N=7168,K=4096"
+        assert "matmul: 112 tiles of 128x256x128 on 14 workers" in cases[1].work
+
+    def test_takes_uneven_shards(self) -> None:
+        cases = plan(["all_gather_matmul"], [{"M": (5, 0, 27), "N": 40, "K": 72}], [3], ["float16"], [0], Path("out"))
+        assert cases[1].shape_text == "M=5+0+27,N=40,K=72"
+        assert len({c.name for c in cases}) == 3
