@@ -171,7 +171,9 @@ ACROSS_CALLS = [
 
 
 @pytest.mark.parametrize(("what", "program", "old", "new", "found"), ACROSS_CALLS, ids=names)
-def test_edited_runs_are_caught(what: str, program: Any, old: str, new: str, found: tuple[type[Exception], ...]) -> None:
+def test_edited_runs_are_caught(
+    what: str, program: Any, old: str, new: str, found: tuple[type[Exception], ...]
+) -> None:
     for seed in SEEDS:
         world = MutatedWorld(
             RANKS, kernel=replaced(old, new), primitives=portable, heap_bytes=4 << 20, sms=8, seed=seed, slots=1

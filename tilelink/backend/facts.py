@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilelink.frontend.ir import RANKS_DIM, TileProgram
+from tilelink.frontend.ir import RANKS_DIM, Copy, TileProgram, walk
 from tilelink.frontend.sizes import Sizes, extents
 
 COPY_CHUNK = 128
@@ -20,7 +20,7 @@ class Facts:
 
     @classmethod
     def of(cls, program: TileProgram, sizes: Sizes) -> Facts:
-        blocks = {(d, COPY_CHUNK) for t in program.tensors for d in t.dims if d != RANKS_DIM}
+        blocks = {(d, COPY_CHUNK) for d in _copied_in_chunks(program)}
         for role in program.roles:
             blocks |= extents(role)
         return cls(
@@ -32,3 +32,11 @@ class Facts:
         equal = ", ".join(sorted(self.equal)) or "none"
         exact = ", ".join(f"{d} by {n}" for d, n in sorted(self.exact)) or "none"
         return f"parts of one length: {equal}; no rest: {exact}"
+
+
+def _copied_in_chunks(program: TileProgram) -> set[str]:
+    """Dimensions along which something is published, or copied without a tile size."""
+    published = {d for name in program.published for d in program.tensor(name).dims}
+    copies = [s for role in program.roles for s in walk(role.body) if isinstance(s, Copy)]
+    whole = {r.dim for s in copies for r in s.source.ranges if r.extent is None}
+    return (published | whole) - {RANKS_DIM}
