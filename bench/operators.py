@@ -52,8 +52,8 @@ Form = tuple[Step, ...]
 
 
 class Operator(ABC):
-    """An operator that can be measured. `cut`: those of its dimensions that are cut over the ranks. `baseline` says what
-    its unfused form is."""
+    """An operator that can be measured. `cut`: which of its dimensions are cut over the ranks. `baseline` says what its
+    unfused form is."""
 
     dims: tuple[str, ...]
     cut: tuple[str, ...]

@@ -13,7 +13,7 @@ NOTES = (
     "[1] Not a time: memory operations on the longest chain of the execution, entering and leaving its runs included. "
     "What overlaps what is real; that every operation costs one, whatever its size and wherever it goes, is not.",
     "[2] Logical makespan of the unfused form, divided by this form's. Not a speed-up.",
-    "[3] Wall time of Triton's interpreter, which executes all ranks in one process: a cost of the test, no performance.",
+    "[3] Wall time of Triton's interpreter, which executes all ranks in one process. Not performance.",
 )
 
 
