@@ -1,7 +1,7 @@
 """AllGather-GEMM on nodes: rows cross to each node once, to one rank of it, and are passed on inside.
 
-Relays are found by arithmetic on ranks, and notifications stand under conditions on ranks: how often each signal comes is
-derived all the same.
+Relays are found by arithmetic on ranks, and notifications stand under conditions on ranks: how often each signal
+comes is derived all the same.
 """
 
 import torch

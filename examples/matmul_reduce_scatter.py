@@ -55,7 +55,7 @@ def main(world: int = 4) -> None:
     want = sum(a @ b for a, b in zip(x, weight, strict=True))
     for name in ("push", "pull"):
         outs = tk.CpuWorld(world).run(
-            lambda group, name=name: matmul_reduce_scatter(x[group.rank], weight[group.rank], schedule=name, group=group)
+            lambda g, name=name: matmul_reduce_scatter(x[g.rank], weight[g.rank], schedule=name, group=g)
         )
         assert torch.equal(torch.cat(outs), want)
         print(f"{name}: {world} ranks own {[len(out) for out in outs]} rows of the sum, bit for bit")

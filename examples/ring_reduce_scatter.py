@@ -1,4 +1,4 @@
-"""GEMM-ReduceScatter around a ring: each sum starts at the neighbour of its home and is passed on, growing, until it is home.
+"""GEMM-ReduceScatter around a ring: each sum starts at the neighbour of its home and is passed on until it is home.
 
 The ring's tile may be larger than the GEMM's: the wait for a partial sum covers as many of its tiles as it takes.
 """

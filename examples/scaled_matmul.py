@@ -51,7 +51,8 @@ def main(world: int = 4) -> None:
     x = [torch.randn(m, 96) for m in parts]
     scale = [torch.rand(m) for m in parts]
     weight = [torch.randn(96, 80) for _ in parts]
-    want = [torch.nn.functional.silu(torch.cat(scale)[:, None].double() * (torch.cat(x).double() @ w.double())) for w in weight]
+    rows = torch.cat(scale)[:, None].double() * torch.cat(x).double()
+    want = [torch.nn.functional.silu(rows @ w.double()) for w in weight]
     for name in ("push", "pull"):
         outs = tk.CpuWorld(world).run(
             lambda group, name=name: scaled_matmul(

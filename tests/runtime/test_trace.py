@@ -114,7 +114,7 @@ def change(operations: list[Operation], pick, edit) -> list[Operation]:  # type:
 def test_a_differing_trace_is_refused(pick, edit) -> None:  # type: ignore[no-untyped-def]
     prepared, operations = execute((32, 32), 32, 64, schedule("push", (16, 32), (16, 32, 32)), calls=1)
     align(prepared.events, operations, "all_gather_matmul run 0")
-    with pytest.raises(TraceMismatchError, match="rank 0|rank 1"):
+    with pytest.raises(TraceMismatchError, match=r"rank \d worker"):
         align(prepared.events, change(operations, pick, edit), "all_gather_matmul run 0")
 
 

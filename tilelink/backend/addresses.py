@@ -13,7 +13,6 @@ from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, TileProgram, View
 from tilelink.frontend.triton_calls import TRITON_DTYPES
 from tilelink.frontend.walk import longest_part
 
-
 Hoist = Callable[[str, str], None]
 
 
@@ -27,7 +26,8 @@ class Address:
 
 class Addresses:
     """Makes addresses for one role. `hoist(name, source)` puts what does not change before the loop over tiles,
-    `per_tile(name, source)` what does not change inside a tile after its coordinates. `home`: the role's (of its walk)."""
+    `per_tile(name, source)` what does not change inside a tile after its coordinates. `home`: that of the role's walk.
+    """
 
     def __init__(self, program: TileProgram, facts: Facts, hoist: Hoist, per_tile: Hoist, home: Expr | None) -> None:
         self.program, self.facts, self.hoist, self.per_tile, self.home = program, facts, hoist, per_tile, home
@@ -66,7 +66,9 @@ class Addresses:
             return f"{tensor.name}_here"
         return pointer
 
-    def block(self, view: View, home: str | None = None, *, published: bool = True, tokens: Mapping[str, str] | None = None) -> Address:
+    def block(
+        self, view: View, home: str | None = None, *, published: bool = True, tokens: Mapping[str, str] | None = None
+    ) -> Address:
         """The address of the block a view describes; all its ranges have extents."""
         tensor = self.program.tensor(view.tensor)
         strides = self.strides(tensor, published)
@@ -152,4 +154,4 @@ def _times(a: str, stride: str) -> str:
 
 
 def _factor(text: str) -> str:
-    return text if text.isidentifier() or text.endswith(")") and text.startswith("(") else f"({text})"
+    return text if text.isidentifier() or (text.endswith(")") and text.startswith("(")) else f"({text})"

@@ -164,7 +164,7 @@ class RoleEmitter:
             self.write(f"entered(control, {self.text(view.home)}, run)")
 
     def on_homes(self, view: View) -> str | None:
-        """The home of a view that is written to, if that may be a peer; opens a loop over the ranks for a view of all."""
+        """The home of a view that is written to, if it may be a peer; opens a loop over the ranks for a view of all."""
         if view.home == ALL_RANKS:
             self.write("for other in range(world):")
             self.write.depth += 1
@@ -277,7 +277,7 @@ def write_expected(
     write: Writer, addresses: Addresses, signals: Signals, known: dict[Expr, Expr], *, inside: bool, start: str = ""
 ) -> str:
     """Source of how often a cell is notified, in the names of `signals.position` replaced by `known`. Where that is a
-    sum over ranks, a loop that makes it is written first, beginning at `start` (a block of zeros, for blocks of cells)."""
+    sum over ranks, a loop that makes it is written first, from `start` on (a block of zeros, for blocks of cells)."""
     terms, loops = [], []
     for n in signals.notifiers:
         times = addresses.text(times_notified(signals, n, inside=inside).xreplace(known))

@@ -203,7 +203,7 @@ def _main(
         if keyword == "elif":
             lines.append("    else:")
             indent = "        "
-        rest = "tl.num_programs(0)" if first == "0" else f"tl.num_programs(0) - ({first})" if "+" in first else f"tl.num_programs(0) - {first}"
+        rest = _less("tl.num_programs(0)", first)
         lines += [indent + _for_workers(c, first, rest) for c in sharing]
     lines.append("    if last_out(control, tl.num_programs(0)):")
     lines += [f"        {d}" for d in drains]
@@ -219,8 +219,12 @@ def _for_workers(call: str, first: str, workers: str) -> str:
     """The call of a role, for the worker's number inside the role."""
     name, rest = call.split("(", 1)
     arguments = rest[:-1].split(", ")[2:]
-    mine = "worker" if first == "0" else f"worker - ({first})" if "+" in first else f"worker - {first}"
-    return f"{name}({', '.join([mine, workers, *arguments])})"
+    return f"{name}({', '.join([_less('worker', first), workers, *arguments])})"
+
+
+def _less(number: str, first: str) -> str:
+    """`number - first`, as short as it can be written."""
+    return number if first == "0" else f"{number} - ({first})" if "+" in first else f"{number} - {first}"
 
 
 def _publish(

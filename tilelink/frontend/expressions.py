@@ -149,8 +149,8 @@ def to_text(e: Any) -> str:
 
 
 def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
-    """The expression's value, elementwise over numpy arrays in `values` (by names of symbols; `D_parts`: where the parts
-    of D begin)."""
+    """The expression's value, elementwise over numpy arrays in `values` (by names of symbols; `D_parts`: where the
+    parts of D begin)."""
     if isinstance(e, int | np.ndarray):
         return e
     code = _COMPILED.get(e)

@@ -1,4 +1,4 @@
-"""AllGather alone: every rank reads the parts of all ranks. With `matmul` after it, the unfused form of AllGather-GEMM."""
+"""AllGather alone: every rank reads the parts of all ranks. With `matmul` after it, AllGather-GEMM unfused."""
 
 import tilelink as tk
 

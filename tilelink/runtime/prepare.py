@@ -1,5 +1,5 @@
-"""Everything that is made once for a program, schedule, dtypes and sizes, before the first launch: bound, unrolled (which
-checks regions, ranks and signal counts), lowered, loaded."""
+"""Everything that is made once for a program, schedule, dtypes and sizes, before the first launch: bound, unrolled
+(which checks regions, ranks and signal counts), lowered, loaded."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ A target is a module with these functions. The lowering imports them by name and
 vendor: another target (PTX forms for Hopper, AMD's) is another module beside this one with the same names.
 
 Words of a rank's control block (int64, at the beginning of its heap), see docs/protocol.md:
-run number, ticket of workers that are done, for each slot the progress that peers must have reached before they are
-written to, and the progress of every rank. Progress is 2 * run + 1 when a rank has entered a run, 2 * run + 2 when it has left it.
+run number, ticket of workers that are done, for each slot the progress that all ranks must have reached before it is
+written to, and the progress of every rank: 2 * run + 1 when it has entered a run, 2 * run + 2 when it has left it.
 """
 
 import triton
@@ -26,8 +26,8 @@ def peer(heaps, rank, at, dtype: tl.constexpr):
 
 @triton.jit
 def wait(word, expected, scope: tl.constexpr):
-    """Until the word is at least `expected`, with acquire order. Returns 0, unknown to the compiler: added to an address, it
-    makes the load depend on the wait."""
+    """Until the word is at least `expected`, with acquire order. Returns 0, unknown to the compiler: added to an
+    address, it makes the load depend on the wait."""
     missing = tl.minimum(tl.atomic_add(word, 0, sem="acquire", scope=scope) - expected, 0)
     while missing < 0:
         missing = tl.minimum(tl.atomic_add(word, 0, sem="acquire", scope=scope) - expected, 0)
@@ -56,8 +56,8 @@ def entered(control, other, run):
 
 @triton.jit
 def credit(control, before, world: tl.constexpr):
-    """Until every rank has left the previous run of this slot: nobody reads what lies in it any more, wherever it lies, so
-    it may be written to. (That its home has left is not enough: others may still be reading there.)"""
+    """Until every rank has left the previous run of this slot: nobody reads what lies in it any more, wherever it lies,
+    so it may be written to. (That its home has left is not enough: others may still be reading there.)"""
     for other in range(world):
         wait(control + PROGRESS + other, before, "sys")
 
