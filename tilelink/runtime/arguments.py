@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
+import numpy as np
 import torch
 
 from tilelink.errors import ArgumentError, DeviceError, DtypeError, RankMismatchError, ShapeError, Site, StrideError
@@ -84,8 +86,12 @@ def _check_tensor(word: TensorWord, tensor: torch.Tensor, device: torch.device, 
         raise ShapeError(f"{word.name} has shape {tuple(tensor.shape)}; it is declared {_declaration(word)}", site)
     if tensor.device.type != device.type:
         raise DeviceError(f"{word.name} is on {tensor.device}; this world is on {device}", site)
-    if word.kind == "output" and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
-        raise StrideError(f"{word.name} has strides {tensor.stride()}: several of its elements are one in memory", site)
+    if word.kind == "output" and _repeats(tensor):
+        raise StrideError(
+            f"{word.name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}: several of its elements are "
+            "one in memory",
+            site,
+        )
     if word.kind == "output" and tensor.requires_grad:
         raise ArgumentError(f"{word.name} requires a gradient; results are written without autograd", site)
     try:
@@ -106,12 +112,12 @@ def _sizes(
     """Sizes of all dimensions, from the tensors that are given. Where shards are given without `parts`, all ranks are
     taken to have shards of one length."""
     cut = {w.dims[w.sharded] for w in declared.values() if w.sharded is not None}
-    for d, lengths in parts.items():
+    found: dict[str, tuple[int | tuple[int, ...], str]] = {}
+    for d, lengths in _lengths(parts, world, site).items():
         if d not in cut:
-            raise ShapeError(f"parts of {d}: it is not spread over the ranks; {', '.join(sorted(cut)) or 'nothing'} is", site)
-        if len(lengths) != world or any(n < 0 for n in lengths):
-            raise ShapeError(f"parts of {d} are {tuple(lengths)}: {world} lengths are needed, one a rank", site)
-    found: dict[str, tuple[int | tuple[int, ...], str]] = {d: (tuple(map(int, n)), "parts") for d, n in parts.items()}
+            spread = ", ".join(sorted(cut)) or "nothing"
+            raise ShapeError(f"parts of {d}: it is not spread over the ranks; {spread} is", site)
+        found[d] = lengths, "parts"
     local = [(n, k) for n in tensors for k in range(len(declared[n].dims))]
     for name, k in sorted(local, key=lambda e: e[1] != declared[e[0]].sharded):
         word, size = declared[name], tensors[name].shape[k]
@@ -138,18 +144,60 @@ def _sizes(
     return {d: n for d, (n, _) in found.items()}
 
 
+def _lengths(parts: Any, world: int, site: Site) -> dict[str, tuple[int, ...]]:
+    """The lengths of parts, as numbers."""
+    if not isinstance(parts, Mapping):
+        raise ShapeError(f"parts are {parts!r}: lengths by dimension are needed, such as {{'M': (5, 3)}}", site)
+    found = {}
+    for d, given in parts.items():
+        try:
+            lengths = tuple(given)
+        except TypeError:
+            raise ShapeError(f"parts of {d} are {given!r}: {world} lengths are needed, one a rank", site) from None
+        integers = all(isinstance(n, SupportsIndex) and not isinstance(n, bool) for n in lengths)
+        if not integers or len(lengths) != world or any(operator.index(n) < 0 for n in lengths):
+            raise ShapeError(f"parts of {d} are {lengths}: {world} lengths are needed, one a rank", site)
+        found[d] = tuple(map(operator.index, lengths))
+    return found
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether several elements may be one in memory: whether a dimension steps into what the finer ones span."""
+    spanned = 0
+    for stride, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if n > 1:
+            if stride <= spanned:
+                return tensor.numel() > 0
+            spanned += (n - 1) * stride
+    return False
+
+
 def _check_overlap(declared: Mapping[str, TensorWord], tensors: Mapping[str, torch.Tensor], site: Site) -> None:
     """An output must not share memory with anything else."""
-
-    def span(t: torch.Tensor) -> tuple[int, int]:
-        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else -1
-        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
-
     for out in (n for n in tensors if declared[n].kind == "output"):
         for other in tensors:
-            (a, b), (c, d) = span(tensors[out]), span(tensors[other])
-            if other != out and a < d and c < b:
-                raise ArgumentError(f"{out} shares memory with {other}: it would be overwritten while peers read it", site)
+            if other != out and _share(tensors[out], tensors[other]):
+                raise ArgumentError(
+                    f"{out} shares memory with {other}: it would be overwritten while peers read it", site
+                )
+
+
+def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors share memory (or it takes too long to tell)."""
+    if not a.numel() or not b.numel():
+        return False
+    try:
+        return np.shares_memory(_addresses(a), _addresses(b), max_work=10_000)  # type: ignore[arg-type]  # any number
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _addresses(t: torch.Tensor) -> np.ndarray:
+    """An array where the tensor lies, on whatever device: nobody reads it."""
+    size = t.element_size()
+    strides = tuple(s * size for s in t.stride())
+    place = {"data": (t.data_ptr(), True), "shape": tuple(t.shape), "strides": strides, "typestr": f"|V{size}"}
+    return np.asarray(type("Place", (), {"__array_interface__": {**place, "version": 3}})())
 
 
 class CallLog:

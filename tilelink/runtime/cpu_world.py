@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from tilelink.backend.lower import Parameter
-from tilelink.errors import ScheduleError, Site, StuckError
+from tilelink.errors import ScheduleError, Site, StuckError, WorldError
 from tilelink.frontend.ir import Tensor
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
@@ -68,6 +68,8 @@ class CpuWorld:
         switch: Literal["atomics", "memory"] = "atomics",
     ) -> None:
         check_world(world)
+        if resident is not None and resident < 1:
+            raise WorldError(f"resident={resident}: at least 1 worker of a rank", Site.of_user())
         self.world, self.sms, self.seed = world, sms, seed
         self.resident, self.races, self.observer, self.switch = resident, races, observer, switch
         self.layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
@@ -149,13 +151,19 @@ class Group:
 
     def synchronize(self) -> None:
         """Waits until everything this rank launched is done."""
-        assert self.owner.execution is not None, "only inside CpuWorld.run"
-        self.owner.execution.synchronize(self.rank)
+        self.execution("synchronize").synchronize(self.rank)
+
+    def execution(self, caller: str) -> Execution:
+        """The execution that runs this rank. Raises WorldError."""
+        if self.owner.execution is None:
+            raise WorldError(f"{caller} is called outside of CpuWorld.run, where no rank runs", Site.of_user())
+        return self.owner.execution
 
     def call(self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]) -> Any:
         """Launches a program on this rank; see `Program.__call__`. Options: tensors by name, `parts` (lengths of the shards of
         each rank, by dimension), `slot` (which copy of buffers and signals; by default they take turns)."""
         site = Site.of_user()
+        execution = self.execution(program.name)
         parts: Parts | None = options.pop("parts", None)
         slot: int | None = options.pop("slot", None)
         device = torch.device("cpu")
@@ -166,15 +174,15 @@ class Group:
         run = _Run(self, ready, arguments, self._slot(ready.prepared, slot, site))
         self.owner.log.compare(self.calls, self.rank, same_call(program, ready.prepared, run.slot), site)
         self.calls += 1
-        return run.launch()
+        return run.launch(execution)
 
     def _slot(self, prepared: Prepared, slot: int | None, site: Site) -> int:
         have = self.owner.layout.slots
         usable = prepared.program.slots
         if slot is None:
             return self.calls % min(usable, have)
-        if not 0 <= slot < have:
-            raise ScheduleError(f"slot {slot}: this world has {have}", site)
+        if not isinstance(slot, int) or isinstance(slot, bool) or not 0 <= slot < have:
+            raise ScheduleError(f"slot {slot!r}: this world has {have}", site)
         return slot
 
 
@@ -192,11 +200,8 @@ class _Run:
                 shape = shape_on(tensor, prepared.sizes, group.rank)
                 self.tensors[tensor.name] = torch.empty(shape, dtype=getattr(torch, tensor.dtype))
 
-    def launch(self) -> Any:
+    def launch(self, execution: Execution) -> Any:
         """Launches the kernels of the run; returns the outputs, complete once the rank's stream is."""
-        execution, lowered = self.owner.execution, self.prepared.lowered
-        if execution is None:
-            raise StuckError(f"{lowered.main} is called outside of CpuWorld.run, where no rank runs")
         tables = {
             f"{d}_parts": torch.from_numpy(self.prepared.sizes.values[f"{d}_parts"]) for d, _ in self.prepared.sizes.parts
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from tilelink.errors import HeapError
+from tilelink.errors import HeapError, Site
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import RANKS_DIM, Tensor, TileProgram
 from tilelink.frontend.signals import cell_count
@@ -36,11 +36,15 @@ class HeapLayout:
 
     def __post_init__(self) -> None:
         if not 1 <= self.slots <= MAX_SLOTS:
-            raise HeapError(f"{self.slots} slots: from 1 to {MAX_SLOTS}")
-        if self.data_bytes < ALIGNMENT:
+            raise HeapError(f"{self.slots} slots: from 1 to {MAX_SLOTS}", Site.of_user())
+        if self.signal_bytes < ALIGNMENT or self.signal_bytes % ALIGNMENT:
+            raise HeapError(f"{self.signal_bytes} bytes of signals: a multiple of {ALIGNMENT}", Site.of_user())
+        least = self.control_bytes + self.slots * (self.signal_bytes + ALIGNMENT)
+        if self.heap_bytes < least:
             raise HeapError(
                 f"a heap of {self.heap_bytes} bytes is too small: {self.slots} slots with {self.signal_bytes} bytes of signals "
-                f"each leave nothing for data; at least {self.control_bytes + self.slots * (self.signal_bytes + ALIGNMENT)}"
+                f"each leave nothing for data; at least {least}",
+                Site.of_user(),
             )
 
     @property
@@ -104,6 +108,6 @@ def place(program: TileProgram, sizes: Sizes, heap: HeapLayout) -> Placement:
             f"bytes for {names} and {signals_end} for signals; it has {heap.data_bytes} and {heap.signal_bytes}. Make the world "
             f"with heap_bytes={heap.control_bytes + heap.slots * (at + max(signals_end, heap.signal_bytes) + ALIGNMENT)}"
             + (f" and signal_bytes={signals_end}" if signals_end > heap.signal_bytes else ""),
-            program.site,
+            Site.of_user(),
         )
     return Placement(tuple(data), tuple(signals))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tilelink.analysis.unroll import WAIT, expected_counts
-from tilelink.runtime.cpu import DeadlockError, StuckProgram
+from tilelink.runtime.cpu import DeadlockError, StuckProgram, UnstartedPrograms
 from tilelink.runtime.cpu import Wait as Poll
 from tilelink.runtime.layout import CONTROL_WORDS
 from tilelink.runtime.prepare import Prepared
@@ -21,7 +21,7 @@ def explain(deadlock: DeadlockError, launched: Mapping[str, Prepared]) -> str:
     lines += [f"  {line}" for s in deadlock.stuck[:SHOWN] for line in _program(s, launched.get(s.launch))]
     if len(deadlock.stuck) > SHOWN:
         lines.append(f"  and {len(deadlock.stuck) - SHOWN} more workers")
-    lines += [f"  {u}, because no more workers may be resident" for u in deadlock.unstarted[:SHOWN]]
+    lines += [f"  {_unstarted(u, launched.get(u.launch))}" for u in deadlock.unstarted[:SHOWN]]
     return "\n".join(lines)
 
 
@@ -31,6 +31,20 @@ def _program(stuck: StuckProgram, prepared: Prepared | None) -> list[str]:
         return [str(stuck)]
     missing = [w for w in stuck.waits if len(stuck.waits) == 1 or _short(w, prepared)] or list(stuck.waits)
     return [f"{head}: {_poll(stuck, missing[0], prepared)}"]
+
+
+def _unstarted(unstarted: UnstartedPrograms, prepared: Prepared | None) -> str:
+    """A rank's launches run one after the other: of the one that runs, some workers have started."""
+    first, last = unstarted.programs[0], unstarted.programs[-1]
+    workers = f"worker {first}" if first == last else f"workers {first} to {last}"
+    head = f"rank {unstarted.rank} {workers} of {unstarted.launch}: never started"
+    if first == 0:
+        return f"{head}, because a launch before it is not done"
+    if prepared is None or unstarted.launch.startswith(f"{prepared.lowered.publish} "):
+        return f"{head}, because no more workers may be resident"
+    allotted = prepared.allotment.items()
+    roles = [n for n, a in allotted if a.first <= last and first < a.first + a.workers]
+    return f"{head}, because no more workers may be resident (of role {', '.join(roles)})"
 
 
 def _short(poll: Poll, prepared: Prepared) -> bool:
