@@ -1,0 +1,146 @@
+"""The other programs of the library, those of the examples, and several programs in one lane."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.gather_gemm import LIMITS, NAMED, Call, relative_rms, small_world
+from tilelink.kernels.all_gather import all_gather
+from tilelink.kernels.all_gather import pull as gather_all
+from tilelink.kernels.matmul import gemm, matmul
+from tilelink.runtime.cpu_world import Group
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+UNEVEN = [(32, 32), (5, 0, 20), (0, 1, 0, 0), (7,)]
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a module of the examples as a user imports his own."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def load(name: str) -> ModuleType:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    return load
+
+
+class ReduceScatter:
+    """Operands of a GEMM-ReduceScatter, and what has to come out."""
+
+    def __init__(self, parts: tuple[int, ...], N: int, K: int, dtype: torch.dtype, *, integers: bool = False) -> None:
+        def numbers(*shape: int) -> torch.Tensor:
+            return (torch.randint(-3, 4, shape) if integers else torch.randn(shape)).to(dtype)
+
+        self.parts, self.dtype = parts, dtype
+        self.x = [numbers(sum(parts), K) for _ in parts]
+        self.weight = [numbers(K, N) for _ in parts]
+        total = torch.stack([x.double() @ w.double() for x, w in zip(self.x, self.weight, strict=True)]).sum(0)
+        self.expected = list(total.split(parts))
+
+    def on(self, program: Any, schedule: Any, group: Group) -> torch.Tensor:
+        r = group.rank
+        out = torch.full((self.parts[r], self.weight[r].shape[1]), float("nan"), dtype=self.dtype)
+        return program(self.x[r], self.weight[r], out, schedule=schedule, group=group, parts={"M": self.parts})
+
+
+@pytest.mark.parametrize("parts", UNEVEN, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_all_gather(parts: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = [torch.randint(-100, 100, (m, 37)).to(dtype) for m in parts]
+    outs = small_world(len(parts)).run(
+        lambda g: [all_gather(x[g.rank], group=g, parts={"M": parts}) for _ in range(3)]
+    )
+    assert all(torch.equal(out, torch.cat(x)) for of_rank in outs for out in of_rank)
+
+
+def test_matmul_of_each_rank() -> None:
+    x, weight, bias = torch.randn(3, 33, 40), torch.randn(3, 40, 20), torch.randn(3, 20)
+    outs = small_world(3).run(lambda g: matmul(x[g.rank], weight[g.rank], bias=bias[g.rank], group=g))
+    expected = x.double() @ weight.double() + bias.double()[:, None]
+    assert relative_rms(outs, list(expected)) < LIMITS[torch.float32]
+
+
+@pytest.mark.parametrize("schedule", list(NAMED))
+@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+def test_fused_and_unfused_have_the_same_bits(schedule: str, dtype: torch.dtype) -> None:
+    """Sums go over K in the same steps, and what is gathered is not rounded."""
+    parts, tile = (20, 3), (16, 16, 16)
+    fused = NAMED[schedule].changed(gather={"tile": (16, 16)}, matmul={"tile": tile})
+    call = Call(parts, N=24, K=40, dtype=dtype, schedule=fused, bias=True)
+
+    def both(group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+        r = group.rank
+        one = call.on(group)
+        full = all_gather(
+            call.x[r], schedule=gather_all.changed(gather={"tile": (16, 16)}), group=group, parts={"M": parts}
+        )
+        two = matmul(
+            full, call.weight[r], bias=call.biases[r], schedule=gemm.changed(multiply={"tile": tile}), group=group
+        )
+        return one, two
+
+    for one, two in small_world(2).run(both):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("schedule", ["push", "pull"])
+@pytest.mark.parametrize("parts", UNEVEN, ids=str)
+def test_reduce_scatter_of_integers_is_exact(example: Any, schedule: str, parts: tuple[int, ...]) -> None:
+    program = example("matmul_reduce_scatter").matmul_reduce_scatter
+    case = ReduceScatter(parts, 20, 24, torch.float32, integers=True)
+    outs = small_world(len(parts)).run(lambda g: [case.on(program, schedule, g) for _ in range(3)])
+    for of_rank, e in zip(outs, case.expected, strict=True):
+        assert all(torch.equal(y.double(), e) for y in of_rank)
+
+
+@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+def test_reduce_scatter_gives_the_same_bits_in_every_order(example: Any, dtype: torch.dtype) -> None:
+    program = example("matmul_reduce_scatter").matmul_reduce_scatter
+    case = ReduceScatter((20, 3, 9), 20, 40, dtype)
+    outs = [small_world(3).run(lambda g: case.on(program, "push", g), seed=seed) for seed in range(4)]
+    for again in outs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(outs[0], again, strict=True))
+    assert relative_rms(outs[0], case.expected) < LIMITS[dtype]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_programs_may_be_mixed_in_one_lane(example: Any, seed: int) -> None:
+    """Over one slot, where buffers and signals of one program come to lie where another's were."""
+    parts = (5, 0, 20)
+    scatter, int8 = example("matmul_reduce_scatter").matmul_reduce_scatter, example("int8_matmul").int8_matmul
+    gathering = Call(parts, N=20, K=40, bias=True)
+    scattering = ReduceScatter(parts, 20, 24, torch.float32, integers=True)
+    x = [torch.randint(-5, 6, (m, 40), dtype=torch.int8) for m in parts]
+    weight = torch.randint(-5, 6, (40, 20), dtype=torch.int8)
+    quartered = torch.cat(x).double() @ weight.double() / 4
+
+    def lane(group: Group) -> list[tuple[torch.Tensor, ...]]:
+        halves = torch.full((parts[group.rank],), 0.5), torch.full((20,), 0.5)
+        return [
+            (
+                gathering.on(group),
+                scattering.on(scatter, schedule, group),
+                int8(
+                    x[group.rank], halves[0], weight, halves[1], torch.full((25, 20), float("nan")),
+                    schedule=schedule, group=group, parts={"M": parts},
+                ),
+            )
+            for schedule in ("push", "pull")
+        ]  # fmt: skip
+
+    results = small_world(3, slots=1).run(lane, seed=seed)
+    for k in range(2):
+        gathered, scattered, scaled = zip(*(of_rank[k] for of_rank in results), strict=True)
+        gathering.check(gathered)
+        assert all(torch.equal(y.double(), e) for y, e in zip(scattered, scattering.expected, strict=True))
+        assert all(torch.equal(y.double(), quartered) for y in scaled)
