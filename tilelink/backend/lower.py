@@ -12,12 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+import sympy
+
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.emit import RoleEmitter, Writer, write_expected
 from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.errors import Site
-from tilelink.frontend.expressions import RANK, Expr, symbol
-from tilelink.frontend.ir import RANKS_DIM, Copy, Range, Role, Signals, TileProgram, View
+from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
+from tilelink.frontend.ir import RANKS_DIM, Copy, For, Role, Signals, Statement, TileProgram, View
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.signals import cell_count, position
 from tilelink.frontend.walk import make_walk
@@ -254,16 +256,20 @@ def publishing_roles(program: TileProgram) -> tuple[Role, ...]:
 
 
 def _publishing_role(program: TileProgram, name: str) -> Role:
-    """The copy of one input, as a role of one statement."""
+    """The copy of one input, as a role: a tile at a time, and of a dimension with an entry a rank all entries."""
     tensor = program.tensor(name)
     dims = tuple(d for d in tensor.dims if d != RANKS_DIM)
     space = Space(dims, tensor.sharded is not None, ())
-    resource = SMs(tile=(COPY_CHUNK,) * len(dims) if len(dims) < 3 else (*(1,) * (len(dims) - 2), COPY_CHUNK, COPY_CHUNK))
+    resource = SMs(tile=(1,) * (len(dims) - 2) + (COPY_CHUNK,) * min(len(dims), 2))
     own = frozenset({tensor.dims[tensor.sharded]}) if tensor.sharded is not None else frozenset()
     site = Site(program.site.file, program.site.line)
     walk, _ = make_walk(f"publish_{name}", space, resource, own, site)
-    index: tuple[Range | Expr, ...] = walk.ranges
+    ranges = iter(walk.ranges)
+    index = tuple(symbol(f"index_{k}") if d == RANKS_DIM else next(ranges) for k, d in enumerate(tensor.dims))
     view = View(name, index, RANK)
-    return Role(f"publish_{name}", resource, walk, (Copy(site, view, view),), site)
+    body: Statement = Copy(site, view, view)
+    for entry in (i for i in index if isinstance(i, Expr)):
+        body = For(site, str(entry), sympy.S.Zero, WORLD, 1, (body,))
+    return Role(f"publish_{name}", resource, walk, (body,), site)
 
 

@@ -68,7 +68,7 @@ class Sizes:
         sizes = dict(self.dims)
         for role in program.roles:
             role.resource.order.check(self.world, role.site)
-            for dim, extent in extents(role):
+            for dim, extent in sorted(extents(role)):
                 if extent > smallest_tile(sizes[dim]):
                     raise TileSizeError(
                         f"{role.name}: a tile of {extent} along {dim} is larger than the tensor, of {sizes[dim]}; use "
@@ -159,10 +159,9 @@ def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
             made[role.name] = Allotment(first, workers, tiles[role.name])
             first += workers
     sharing = [r for r in program.roles if r.resource.count is None]
-    asked = sum(r.resource.count or 0 for r in program.roles)
-    if asked + bool(sharing) > sms:
+    if first + bool(sharing) > sms:
         raise ScheduleError(
-            f"{program.name} asks for {asked} SMs by count" + (" and at least one for the others" if sharing else "")
+            f"{program.name} asks for {first} SMs by count" + (" and at least one for the others" if sharing else "")
             + f"; the device has {sms}",
             program.site,
         )

@@ -201,22 +201,23 @@ def _addresses(t: torch.Tensor) -> np.ndarray:
 
 
 class CallLog:
-    """What the ranks called, in order: the ranks of a group have to call alike. Compared without a barrier."""
+    """What the ranks called: the ranks of a group have to call alike. Compared without a barrier; a call is forgotten
+    once all ranks have made it."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[tuple[tuple[str, Any], ...], int]] = []
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.calls: dict[int, tuple[Mapping[str, Any], list[int]]] = {}
 
     def compare(self, number: int, rank: int, call: Mapping[str, Any], site: Site) -> None:
         """Notes or compares the call with this number. Raises RankMismatchError."""
-        items = tuple(call.items())
-        if number == len(self.calls):
-            self.calls.append((items, rank))
-            return
-        known, first = self.calls[number]
-        for (name, theirs), (_, mine) in zip(known, items, strict=True):
-            if theirs != mine:
+        known, ranks = self.calls.setdefault(number, (call, []))
+        for name, mine in call.items():
+            if known[name] != mine:
                 raise RankMismatchError(
-                    f"call {number} of this group: rank {rank} has {name} {mine}, rank {first} {theirs}; the ranks of a group call "
-                    "the same programs with the same schedules and sizes, in the same order",
+                    f"call {number} of this group: rank {rank} has {name} {mine}, rank {ranks[0]} {known[name]}; the "
+                    "ranks of a group call the same programs with the same schedules and sizes, in the same order",
                     site,
                 )
+        ranks.append(rank)
+        if len(ranks) == self.world:
+            del self.calls[number]

@@ -75,7 +75,7 @@ class CpuWorld:
         self.layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
         self.heaps = [_heap(heap_bytes, self.layout) for _ in range(world)]
         self.table = torch.tensor([h.data_ptr() for h in self.heaps], dtype=torch.int64)
-        self.log = CallLog()
+        self.log = CallLog(world)
         self.groups = [Group(self, r) for r in range(world)]
         self.launched: dict[str, Prepared] = {}
         self._ready: dict[Any, Ready] = {}
@@ -112,7 +112,7 @@ class CpuWorld:
         """Forgets all runs: control words and signals are zero again."""
         for heap in self.heaps:
             _clear(heap, self.layout)
-        self.log = CallLog()
+        self.log = CallLog(self.world)
         for group in self.groups:
             group.calls = 0
 
