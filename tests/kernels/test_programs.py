@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels import exchanges
 from tests.kernels.gather_gemm import LIMITS, NAMED, Call, relative_rms, small_world
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather import pull as gather_all
@@ -91,6 +92,34 @@ def test_fused_and_unfused_have_the_same_bits(schedule: str, dtype: torch.dtype)
 
     for one, two in small_world(2).run(both):
         assert torch.equal(one, two)
+
+
+def test_inputs_with_an_entry_a_rank_are_published() -> None:
+    x = torch.randn(3, 3, 20, 24)
+    outs = small_world(3).run(lambda g: [exchanges.all_to_all(x[g.rank], group=g) for _ in range(3)])
+    assert all(torch.equal(out, x[:, r]) for r, of_rank in enumerate(outs) for out in of_rank)
+
+
+def test_inputs_of_one_and_three_dimensions_are_published() -> None:
+    cubes, vectors = torch.randn(3, 3, 20, 24), torch.randn(3, 200)
+    outs = small_world(3).run(
+        lambda g: (
+            exchanges.from_the_right(cubes[g.rank], group=g),
+            exchanges.vector_from_the_right(vectors[g.rank], group=g),
+        )
+    )
+    for r, (cube, vector) in enumerate(outs):
+        assert torch.equal(cube, cubes[(r + 1) % 3])
+        assert torch.equal(vector, vectors[(r + 1) % 3])
+
+
+@pytest.mark.parametrize("parts", UNEVEN, ids=str)
+def test_columns_are_sent_to_all_ranks(parts: tuple[int, ...]) -> None:
+    x = [torch.randn(40, n) for n in parts]
+    outs = small_world(len(parts)).run(
+        lambda g: [exchanges.broadcast(x[g.rank], group=g, parts={"B": parts}) for _ in range(3)]
+    )
+    assert all(torch.equal(out, torch.cat(x, 1)) for of_rank in outs for out in of_rank)
 
 
 @pytest.mark.parametrize("schedule", ["push", "pull"])
