@@ -36,7 +36,17 @@ from tilelink.errors import (
     ViewError,
 )
 from tilelink.frontend import triton_calls
-from tilelink.frontend.expressions import RANK, WORLD, Expr, first_of, floor_div, never_negative, symbol, to_text
+from tilelink.frontend.expressions import (
+    RANK,
+    WORLD,
+    Expr,
+    first_of,
+    floor_div,
+    modulo,
+    never_negative,
+    symbol,
+    to_text,
+)
 from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
@@ -61,7 +71,7 @@ from tilelink.language import AxisWord, RanksWord, TensorWord, TileFunction
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: floor_div,
-    ast.Mod: lambda a, b: sympy.Mod(a, b),
+    ast.Mod: modulo,
 }  # fmt: skip
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: sympy.Lt, ast.LtE: sympy.Le, ast.Gt: sympy.Gt, ast.GtE: sympy.Ge, ast.Eq: sympy.Eq, ast.NotEq: sympy.Ne,
@@ -400,8 +410,9 @@ class Elaborator:
             made = ast.BinOp(self.node(node.left, left), node.op, self.node(node.right, right))
             return self.elementwise(made, left, right)
         if isinstance(left, Expr) and isinstance(right, Expr) and type(node.op) in _ARITHMETIC:
-            if isinstance(node.op, ast.FloorDiv | ast.Mod) and right.is_zero:
-                self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} divides by 0")
+            if isinstance(node.op, ast.FloorDiv | ast.Mod) and (right.is_zero or not never_negative(right)):
+                self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: the divisor {to_text(right)} is 0 or may be "
+                          "negative; max(1, ...) makes it positive")
             return _ARITHMETIC[type(node.op)](left, right)
         if isinstance(left, Static | Expr) and isinstance(right, Static | Expr):
             return self.python(node, lambda a, b: eval("a" + _symbol_of(node.op) + "b", {"a": a, "b": b}), left, right)

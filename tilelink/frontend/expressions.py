@@ -43,6 +43,14 @@ def floor_div(a: Any, b: Any) -> Expr:
     return sympy.floor(sympy.sympify(a) / sympy.sympify(b))
 
 
+def modulo(a: Any, b: Any) -> Expr:
+    a, b = sympy.sympify(a), sympy.sympify(b)
+    ratio = a / b
+    if ratio.is_Number:  # sympy makes Mod(-n, 2 * n) to -n
+        return b * (ratio - sympy.floor(ratio))
+    return sympy.Mod(a, b)
+
+
 def ceil_div(a: Any, b: Any) -> Expr:
     a, b = sympy.sympify(a), sympy.sympify(b)
     return a if b == 1 else sympy.floor((a + b - 1) / b)
@@ -58,7 +66,7 @@ def never_negative(e: Expr) -> bool:
         case sympy.floor():
             return all(never_negative(a) for a in sympy.fraction(sympy.together(e.args[0])))
         case sympy.Mod():
-            return True
+            return never_negative(e.args[1])
     return bool(e.is_nonnegative)
 
 
@@ -96,13 +104,13 @@ class _Printer(StrPrinter):
         if below == 1:
             return str(self._print(above))
         a, b = self._atom(above), self._atom(below)
-        if never_negative(above):
+        if never_negative(above) and never_negative(below):
             return f"({a} // {b})"
         return f"(({a} - ({a} % {b} + {b}) % {b}) // {b})"
 
     def _print_Mod(self, e: Expr) -> str:
         a, b = self._atom(e.args[0]), self._atom(e.args[1])
-        return f"({a} % {b})" if never_negative(e.args[0]) else f"(({a} % {b} + {b}) % {b})"
+        return f"({a} % {b})" if all(map(never_negative, e.args)) else f"(({a} % {b} + {b}) % {b})"
 
     def _fold(self, function: str, args: tuple[Expr, ...]) -> str:
         first, *rest = sorted(args, key=str)
