@@ -1,4 +1,4 @@
-"""Programs that only move: tensors of one and three dimensions, with an entry a rank, cut along columns, to all ranks."""
+"""Programs that only move: one dimension and three, an entry a rank, parts that are columns, stores to all ranks."""
 
 import tilelink as tk
 

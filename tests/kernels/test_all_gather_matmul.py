@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 import tilelink as tk
 from tests.kernels.gather_gemm import FEW, LAYOUTS, LIMITS, NAMED, Call, relative_rms, run, run_and_check, small_world
+from tilelink.errors import StrideError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 
@@ -20,6 +23,7 @@ def backwards(step, rank, world):  # type: ignore[no-untyped-def]
 
 ORDERS = [tk.own_rank_first, tk.next_rank_first, tk.ring, tk.grouped(2), tk.grouped(3, tk.ring), backwards]
 TILES = (16, 32, 64)
+MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
 
 
 def lengths(tile: int, most: int) -> st.SearchStrategy[int]:
@@ -142,6 +146,35 @@ def test_an_output_of_strange_strides_gets_its_elements_and_no_others() -> None:
     for w, e, y in zip(wide, expected, results, strict=True):
         e[2:23, 1:35:2] = y
         assert torch.equal(w, e)
+
+
+def far_apart(rows: int, columns: int, stride: int, offset: int = 0) -> torch.Tensor:
+    """A matrix with rows far apart, in memory that is reserved and hardly touched."""
+    try:
+        memory = mmap.mmap(-1, 2 * rows * stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    except OSError as e:
+        pytest.skip(f"no {2 * rows * stride} bytes of addresses: {e}")
+    elements = torch.frombuffer(memory, dtype=torch.bfloat16)
+    return elements.as_strided((rows, columns), (stride, 1), storage_offset=offset)
+
+
+@pytest.mark.parametrize("schedule", list(NAMED))
+def test_elements_beyond_the_reach_of_32_bits(schedule: str) -> None:
+    rows, stride = 300, 2**24 - 1
+    tiles = NAMED[schedule].changed(gather={"tile": (128, 32)}, matmul={"tile": (128, 32, 32)})
+    call = Call((rows,), N=24, K=20, dtype=torch.bfloat16, schedule=tiles)
+    x, out = far_apart(rows, 20, stride), far_apart(rows, 24, stride, offset=64)
+    call.__dict__["x"] = [x.copy_(call.x[0])]
+    call.check(small_world(1, races=False).run(lambda g: call.on(g, out=out)))
+
+
+@pytest.mark.parametrize("schedule", list(NAMED))
+def test_a_block_does_not_reach_farther_than_32_bits(schedule: str) -> None:
+    """Inside a block kernels count in 32 bits: they would go to a wrong place without a word."""
+    call = Call((40,), N=24, K=20, dtype=torch.bfloat16, schedule=schedule)
+    call.__dict__["x"] = [far_apart(40, 20, 2**28)]
+    with pytest.raises(StrideError, match=r"x has strides \(268435456, 1\): blocks of \d+ x \d+ reach \d+ elements"):
+        small_world(1).run(call.on)
 
 
 @pytest.mark.parametrize(("of", "out"), [(torch.float16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError
 from tilelink.frontend.expressions import evaluate
-from tilelink.frontend.ir import Role, TileProgram, View, walk
+from tilelink.frontend.ir import Role, Statement, TileProgram, View, walk
 from tilelink.frontend.schedule import smallest_tile
 
 MAX_WORLD = 1024
@@ -122,12 +122,13 @@ def extents(role: Role) -> frozenset[tuple[str, int]]:
     """(dimension, block size) of everything a role cuts."""
     found = {(r.dim, r.extent) for r in role.walk.ranges if r.extent is not None}
     for s in walk(role.body):
-        for view in _views(s):
+        for view in views_of(s):
             found |= {(r.dim, r.extent) for r in view.ranges if r.extent is not None}
     return frozenset(found)
 
 
-def _views(s: Any) -> list[View]:
+def views_of(s: Statement) -> list[View]:
+    """The views that a statement itself names."""
     found: list[View] = []
     for value in vars(s).values():
         if isinstance(value, View):

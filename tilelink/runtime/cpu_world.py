@@ -171,6 +171,7 @@ class Group:
             program, tensors, options, world=self.world, rank=self.rank, device=device, parts=parts, site=site
         )
         ready = self.owner.ready(program, arguments, schedule)
+        ready.prepared.check_strides(arguments.tensors, site)
         run = _Run(self, ready, arguments, self._slot(ready.prepared, slot, site))
         self.owner.log.compare(self.calls, self.rank, same_call(program, ready.prepared, run.slot), site)
         self.calls += 1

@@ -4,22 +4,28 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from tilelink.analysis.unroll import Events, unroll
 from tilelink.backend.cache import load
-from tilelink.backend.facts import Facts
+from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.lower import Lowered, lower, publishing_roles
-from tilelink.frontend.ir import TileProgram
+from tilelink.errors import Site, StrideError
+from tilelink.frontend.ir import Range, TileProgram, walk
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.frontend.sizes import Allotment, Sizes, tile_count
+from tilelink.frontend.sizes import Allotment, Sizes, tile_count, views_of
 from tilelink.runtime.arguments import Arguments
 
 PUBLISHERS = 4
+FARTHEST = 2**31 - 1
+"""Elements from the corner of a block to its end, which kernels count in 32 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +52,30 @@ class Prepared:
         """Workers of the kernel that publishes inputs."""
         most = max((tile_count(role, self.sizes) for role in publishing_roles(self.program)), default=0)
         return max(1, min(PUBLISHERS, self.events.sms, most))
+
+    @cached_property
+    def blocks(self) -> frozenset[tuple[str, tuple[int, ...]]]:
+        """Shapes of the blocks in which kernels touch the tensors of a caller."""
+        own = {t.name for t in self.program.tensors} - {t.name for t in self.program.on_heap}
+        roles = [(role, own) for role in self.program.roles]
+        roles += [(role, set(self.program.published)) for role in publishing_roles(self.program)]
+        views = [v for role, names in roles for s in walk(role.body) for v in views_of(s) if v.tensor in names]
+        return frozenset(
+            (v.tensor, tuple((i.extent or COPY_CHUNK) if isinstance(i, Range) else 1 for i in v.index)) for v in views
+        )
+
+    def check_strides(self, tensors: Mapping[str, torch.Tensor], site: Site) -> None:
+        """Raises StrideError where a block would reach farther than its kernel counts."""
+        for name, block in self.blocks:
+            if name in tensors:
+                strides = tensors[name].stride()
+                reach = sum((n - 1) * s for n, s in zip(block, strides, strict=True))
+                if reach > FARTHEST:
+                    raise StrideError(
+                        f"{name} has strides {strides}: blocks of {' x '.join(map(str, block))} reach {reach} elements "
+                        f"far, {FARTHEST} is the most; use a smaller tile, or a copy of {name} that is contiguous",
+                        site,
+                    )
 
     def scalars(self) -> dict[str, int]:
         """Values of the kernel's parameters that sizes alone decide."""
