@@ -15,7 +15,7 @@ from tilelink.errors import (
     ScheduleWithoutRoleError,
     Site,
 )
-from tilelink.frontend.elaborate import Context, Elaborator
+from tilelink.frontend.elaboration import Context, Elaborator
 from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, walk
 from tilelink.frontend.names import Names
 from tilelink.frontend.schedule import Schedule, smallest_tile

@@ -1,0 +1,230 @@
+"""Calls in tile functions: wait, notify, copy, load, store; and Triton's functions, of which shapes are followed."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import triton
+import triton.language as tl
+
+from tilelink import language
+from tilelink.errors import (
+    DimensionError,
+    DtypeError,
+    HomeError,
+    NotifyWithoutStoreError,
+    NotUnderstoodError,
+    TileSizeError,
+    ViewError,
+)
+from tilelink.frontend import triton_calls
+from tilelink.frontend.elaboration.reading import Expressions
+from tilelink.frontend.expressions import (
+    RANK,
+    WORLD,
+    Expr,
+)
+from tilelink.frontend.ir import (
+    ALL_RANKS,
+    Copy,
+    Load,
+    Notify,
+    Range,
+    Store,
+    View,
+    Wait,
+)
+from tilelink.frontend.values import DOT_DTYPES, Block, Static, broadcast
+from tilelink.language import RanksWord, TensorWord
+
+_TOUCHING = ("load", "store", "make_block_ptr", "advance", "make_tensor_descriptor", "load_tensor_descriptor",
+             "store_tensor_descriptor", "gather", "inline_asm_elementwise")  # fmt: skip
+
+
+class Calls(Expressions):
+    """Reads calls: our words, methods of views, functions of Triton."""
+
+    def call(self, node: ast.Call, label: str) -> Any:
+        function = self.value(node.func)
+        if isinstance(function, Block):  # a method of a block, such as acc.to(tl.float16)
+            return self.triton_call(node, ast.unparse(node.func).split(".")[-1], function.node, function)
+        if not isinstance(function, Static):
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} can't be called")
+        called = function.value
+        if not callable(called) and not isinstance(called, tuple | RanksWord):
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} can't be called")
+        if isinstance(called, tuple) and isinstance(called[0], View):
+            return self.method(node, *called)
+        for word, meaning in ((language.wait, self.wait), (language.notify, self.notify), (language.copy, self.copy)):
+            if called is word:
+                return meaning(node, label)
+        if called is language.rank or called is language.world:
+            self.arguments(node)
+            return RANK if called is language.rank else WORLD
+        if called is len:
+            return self.length(node)
+        if called is min or called is max:
+            fold = sympy.Min if called is min else sympy.Max
+            values = [self.value(a) for a in node.args]
+            if all(isinstance(v, Expr) for v in values):
+                return fold(*values)
+        if called is language.steps or isinstance(called, RanksWord):
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is for loops: for k in {ast.unparse(node)}:")
+        if isinstance(called, triton.runtime.JITFunction) and not _is_triton(called):
+            name = called.fn.__name__
+            if self.functions.setdefault(name, called) is not called or name in self.context.reserved:
+                self.fail(NotUnderstoodError, node, f"{name} has another meaning in the kernel: give the function a "
+                          "name of its own")
+            return self.triton_call(node, name, ast.Name(name, ast.Load()), None)
+        if _is_triton(called):
+            name = called.__name__
+            if name in _TOUCHING or name.startswith("atomic") or "descriptor" in name:
+                self.fail(ViewError, node, f"tl.{name} touches memory outside of views, so nobody can tell what it "
+                          "reads or writes; use view.load(), view.store(), tk.copy, tk.notify, tk.wait")
+            return self.triton_call(node, name, self.triton_name(node, called), None)
+        return self.python_call(node, called)
+
+    def python_call(self, node: ast.Call, called: Any) -> Any:
+        values = [self.value(a) for a in node.args]
+        if any(isinstance(v, Block | View | TensorWord) for v in values):
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} is not Triton's: a function that computes "
+                      "on blocks needs @triton.jit")
+        if node.keywords:
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: only functions of Triton take keywords")
+        return self.python(node, called, *values)
+
+    def triton_name(self, node: ast.Call, called: Any) -> ast.expr:
+        """How a function of Triton is called in a kernel, whatever the tile function's file calls it."""
+        name = called.__name__
+        for module, path in ((tl, "tl"), (triton.language.math, "tl.math")):
+            if getattr(module, name, None) is called:
+                return ast.parse(f"{path}.{name}", mode="eval").body
+        self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} is neither in tl nor in tl.math: call it in a "
+                  "function of your own with @triton.jit")
+
+    def method(self, node: ast.Call, view: View, name: str) -> Any:
+        if name == "at":
+            return self.at(node, view)
+        if name == "load":
+            self.arguments(node)
+            self.readable(node, view)
+            shape = tuple(int(self.extent(node, r)) for r in view.ranges)
+            return Block(self.hole(Load(view)), shape, self.context.dtypes[view.tensor])
+        (block,) = self.arguments(node, "block", needed=1)
+        assert block is not None
+        self.writable(node, view, "store to")
+        for r in view.ranges:
+            self.extent(node, r)
+        value = self.value(block)
+        if isinstance(value, View):
+            self.fail(ViewError, node, f"store takes a block in registers; to bring {value} there, use tk.copy")
+        number = isinstance(value, Expr) or (isinstance(value, Static) and isinstance(value.value, float | bool))
+        if not isinstance(value, Block) and not number:
+            self.fail(ViewError, node, f"store takes a block in registers or a number, not {self.text(value)}")
+        if isinstance(value, Block) and value.shape is not None and broadcast(value.shape, view.shape) != view.shape:  # type: ignore[arg-type]
+            self.fail(DimensionError, node, f"a block of shape {value.shape} does not fit {view}, {view.shape}")
+        code = self.code(self.node(block, value))
+        self.emit(Store(self.function.site(node), view, code))
+        self.stored.append(view)
+        return view
+
+    def copy(self, node: ast.Call, label: str) -> View:
+        source, target = (self.value(a) for a in self.arguments(node, "source", "target", needed=2) if a is not None)
+        if not (isinstance(source, View) and isinstance(target, View)):
+            self.fail(ViewError, node, f"tk.copy takes two views, from and to, not {self.text(source)} and "
+                      f"{self.text(target)}")
+        self.readable(node, source)
+        self.writable(node, target, "copy to")
+        pairs = list(zip(source.ranges, target.ranges, strict=False))
+        if len(source.ranges) != len(target.ranges) or any(a.dim != b.dim for a, b in pairs):
+            self.fail(DimensionError, node, f"{source} and {target} do not have the same shape")
+        for a, b in pairs:
+            if (a.start, a.stop) != (b.start, b.stop):
+                self.fail(DimensionError, node, f"{a} is copied to {b}: a copy keeps coordinates")
+        here, there = (self.context.dtypes[v.tensor] for v in (source, target))
+        if here != there:
+            self.fail(DtypeError, node, f"a copy keeps the dtype: {source.tensor} is {here}, {target.tensor} {there}; "
+                      f"declare {target.tensor} with dtype={source.tensor}")
+        self.emit(Copy(self.function.site(node), source, target))
+        self.stored.append(target)
+        return target
+
+    def wait(self, node: ast.Call, label: str) -> Any:
+        views = self.views(node)
+        for v in views:
+            if v.home is None or v.home == ALL_RANKS:
+                self.fail(HomeError, node, f"wait for {v}: it has more than one home, and a wait looks at one")
+        name = self.fresh_name(f"{label}_ready" if label else "ready")
+        self.emit(Wait(self.function.site(node), name, tuple(views)))
+        guarded = tuple(replace(v, guard=name) for v in views)
+        return guarded if len(guarded) > 1 else guarded[0]
+
+    def notify(self, node: ast.Call, label: str) -> Any:
+        views = self.views(node)
+        for argument, v in zip(node.args, views, strict=True):
+            self.one_home(node, v, "notify of")
+            if v not in self.stored:
+                did = ", ".join(str(s) for s in self.stored) or "nothing"
+                self.fail(NotifyWithoutStoreError, node, f"notify of {v}, which this tile did not store here; it "
+                          f"stored {did}. Notify what store and copy return ({ast.unparse(argument)})")
+        self.emit(Notify(self.function.site(node), tuple(views)))
+        return Static(None)
+
+    def views(self, node: ast.Call) -> list[View]:
+        """The arguments of tk.wait or tk.notify."""
+        values = [self.value(a) for a in node.args]
+        for v in values:
+            if not isinstance(v, View):
+                self.fail(ViewError, node, f"{ast.unparse(node.func)} takes views, not {self.text(v)}")
+        if not values or node.keywords:
+            self.fail(ViewError, node, f"{ast.unparse(node.func)} takes views, and nothing else")
+        return values
+
+    def length(self, node: ast.Call) -> Expr:
+        (of,) = self.arguments(node, "range", needed=1)
+        assert of is not None
+        v = self.value(of)
+        if isinstance(v, Range):
+            return self.extent(node, v)
+        if isinstance(v, tuple):
+            return sympy.Integer(len(v))
+        self.fail(NotUnderstoodError, node, f"len() is for ranges; {self.text(v)} is none")
+
+    def triton_call(self, node: ast.Call, name: str, function: ast.expr, owner: Block | None) -> Block:
+        if any(k.arg is None for k in node.keywords):
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: ** is not understood in a tile function")
+        values = [self.value(a) for a in node.args]
+        keywords = {k.arg: self.value(k.value) for k in node.keywords if k.arg}
+        shape, dtype = triton_calls.result(name, owner, values, keywords)
+        if name == "dot":
+            shape = self.dot(node, values, keywords)
+        arguments = [self.node(n, v) for n, v in zip(node.args, values, strict=True)]
+        keys = [ast.keyword(k.arg, self.node(k.value, keywords[k.arg])) for k in node.keywords if k.arg]
+        return Block(ast.Call(function, arguments, keys), shape, dtype)
+
+    def dot(self, node: ast.Call, values: list[Any], keywords: dict[str, Any]) -> tuple[int, int] | None:
+        a, b = (v if isinstance(v, Block) else None for v in (*values, *keywords.values(), None, None)[:2])
+        if a is None or b is None:
+            self.fail(NotUnderstoodError, node, "tl.dot takes two blocks")
+        for side, operand in (("left", a), ("right", b)):
+            if operand.dtype is not None and operand.dtype not in DOT_DTYPES:
+                self.fail(DtypeError, node, f"tl.dot does not take {operand.dtype} ({side} operand); it takes "
+                          f"{', '.join(DOT_DTYPES)}")
+        if a.dtype and b.dtype and a.dtype != b.dtype:
+            self.fail(DtypeError, node, f"tl.dot takes operands of one dtype; left is {a.dtype}, right {b.dtype}")
+        if not a.shape or not b.shape:
+            return None
+        if a.shape[-1] != b.shape[-2]:
+            self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape}: {a.shape[-1]} is not {b.shape[-2]}")
+        if min(a.shape[-2], a.shape[-1], b.shape[-1]) < 16:
+            self.fail(TileSizeError, node, f"tl.dot of {a.shape} and {b.shape}: it takes at least 16 along each side")
+        self.dots.append((a.shape[-2], b.shape[-1], a.shape[-1]))
+        return a.shape[-2], b.shape[-1]
+
+
+def _is_triton(called: Any) -> bool:
+    module = getattr(called, "__module__", "") or ""
+    return module.startswith(("triton.language", "triton.tools"))

@@ -1,0 +1,276 @@
+"""Expressions of tile functions, except calls."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import sympy
+import triton.language as tl
+
+from tilelink.errors import (
+    HomeError,
+    NotUnderstoodError,
+    UndefinedNameError,
+    ViewError,
+)
+from tilelink.frontend import triton_calls
+from tilelink.frontend.elaboration.views import Views
+from tilelink.frontend.expressions import (
+    Expr,
+    floor_div,
+    modulo,
+    never_negative,
+    symbol,
+    to_text,
+)
+from tilelink.frontend.ir import (
+    Range,
+    View,
+)
+from tilelink.frontend.values import Block, Static, TileValue
+from tilelink.language import AxisWord, TensorWord
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: floor_div,
+    ast.Mod: modulo,
+}  # fmt: skip
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: sympy.Lt, ast.LtE: sympy.Le, ast.Gt: sympy.Gt, ast.GtE: sympy.Ge, ast.Eq: sympy.Eq, ast.NotEq: sympy.Ne,
+}  # fmt: skip
+_BOOLEAN = sympy.logic.boolalg.Boolean
+
+
+class Expressions(Views):
+    """Reads expressions: what is known before the run becomes a value, what Triton computes stays source."""
+
+    def value(self, node: ast.expr, label: str = "") -> Any:
+        """The value of an expression; `label` names the guard of a wait that stands right of `label = `."""
+        if isinstance(node, ast.Call):
+            return self.call(node, label)
+        handler = getattr(self, f"of_{type(node).__name__}", None)
+        if handler is None:
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is not understood in a tile function")
+        return handler(node)
+
+    def of_Constant(self, node: ast.Constant) -> Any:
+        if isinstance(node.value, int) and not isinstance(node.value, bool):
+            return sympy.Integer(node.value)
+        return Static(node.value, node)
+
+    def of_Name(self, node: ast.Name) -> Any:
+        if node.id in self.env:
+            return self.env[node.id]
+        if node.id in self.names:
+            return self.static(self.names[node.id], node)
+        if hasattr(builtins, node.id):
+            return Static(getattr(builtins, node.id), node)
+        if node.id in self.ended:
+            self.fail(UndefinedNameError, node, f"{node.id} is not defined here: what a loop or a branch defines ends "
+                      "with it, so define it before")
+        known = ", ".join(sorted(n for n in self.env if n != self.function.parameters[0]))
+        self.fail(UndefinedNameError, node, f"{node.id} is not defined here; {self.function.name} knows {known}")
+
+    def of_Tuple(self, node: ast.Tuple) -> Any:
+        return tuple(self.value(e) for e in node.elts)
+
+    def of_List(self, node: ast.List) -> Any:
+        return tuple(self.value(e) for e in node.elts)
+
+    def of_Attribute(self, node: ast.Attribute) -> Any:
+        owner = self.value(node.value)
+        name = node.attr
+        if isinstance(owner, TileValue):
+            return self.tile_attribute(node, owner)
+        if isinstance(owner, TensorWord):
+            if name in ("rows", "cols"):
+                return getattr(owner, name)
+            if name == "dtype":
+                return Static(getattr(tl, triton_calls.TRITON_DTYPES[self.context.dtypes[owner.name]]))
+            self.fail(ViewError, node, f"{owner.name} has .rows, .cols and .dtype; memory is touched through views of "
+                      f"it, {owner.name}[...]")
+        if isinstance(owner, View):
+            if name == "home":
+                if not isinstance(owner.home, Expr):
+                    self.fail(HomeError, node, f"{owner} has more than one home")
+                return owner.home
+            if name in ("load", "store", "at"):
+                return Static((owner, name))
+            self.fail(ViewError, node, f"a view has .load(), .store(), .at() and .home, not .{name}")
+        if isinstance(owner, Range) and name in ("start", "stop"):
+            return getattr(owner, name)
+        if isinstance(owner, Block):
+            made = ast.Attribute(owner.node, name, ast.Load())
+            shape = owner.shape[::-1] if name == "T" and owner.shape else None
+            return Block(made, shape, owner.dtype)
+        if isinstance(owner, AxisWord) and name == "size":
+            return symbol(owner.dim)
+        if isinstance(owner, Static):
+            try:
+                return self.static(getattr(owner.value, name), node)
+            except AttributeError:
+                self.fail(UndefinedNameError, node, f"{ast.unparse(node.value)} has no {name}")
+        self.fail(NotUnderstoodError, node, f"{ast.unparse(node.value)} has no {name}")
+
+    def of_BinOp(self, node: ast.BinOp) -> Any:
+        left, right = self.value(node.left), self.value(node.right)
+        if isinstance(left, Block) or isinstance(right, Block):
+            made = ast.BinOp(self.node(node.left, left), node.op, self.node(node.right, right))
+            return self.elementwise(made, left, right)
+        if isinstance(left, Expr) and isinstance(right, Expr) and type(node.op) in _ARITHMETIC:
+            if isinstance(node.op, ast.FloorDiv | ast.Mod) and (right.is_zero or not never_negative(right)):
+                self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: the divisor {to_text(right)} is 0 or may be "
+                          "negative; max(1, ...) makes it positive")
+            return _ARITHMETIC[type(node.op)](left, right)
+        if isinstance(left, Static | Expr) and isinstance(right, Static | Expr):
+            return self.python(node, lambda a, b: eval("a" + _symbol_of(node.op) + "b", {"a": a, "b": b}), left, right)
+        self.fail(ViewError, node, f"{self.text(left)} and {self.text(right)}: memory is touched through .load() of a "
+                  "view; a tensor or view is no address")
+
+    def of_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        v = self.value(node.operand)
+        if isinstance(v, Block):
+            return Block(ast.UnaryOp(node.op, v.node), v.shape, v.dtype)
+        if isinstance(node.op, ast.USub) and isinstance(v, Expr):
+            return -v
+        if isinstance(node.op, ast.USub) and isinstance(v, Static) and isinstance(v.value, float):
+            return Static(-v.value)
+        if isinstance(node.op, ast.Not) and isinstance(v, Static | Expr | _BOOLEAN):
+            return Static(not v.value) if isinstance(v, Static) else sympy.Not(_truth(v))
+        self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is not understood")
+
+    def of_BoolOp(self, node: ast.BoolOp) -> Any:
+        values = [self.value(v) for v in node.values]
+        if any(isinstance(v, Block) for v in values):
+            return Block(ast.BoolOp(node.op, [self.node(n, v) for n, v in zip(node.values, values, strict=True)]))
+        if all(isinstance(v, Static) for v in values):
+            fold = all if isinstance(node.op, ast.And) else any
+            return Static(fold(v.value for v in values))
+        values = [sympy.sympify(bool(v.value)) if isinstance(v, Static) else _truth(v) for v in values]
+        if not all(isinstance(v, _BOOLEAN) for v in values):
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is not understood")
+        return (sympy.And if isinstance(node.op, ast.And) else sympy.Or)(*values)
+
+    def of_Compare(self, node: ast.Compare) -> Any:
+        terms = [self.value(node.left), *(self.value(c) for c in node.comparators)]
+        nodes = [node.left, *node.comparators]
+        if any(isinstance(t, Block) for t in terms):
+            made = ast.Compare(self.node(nodes[0], terms[0]), node.ops,
+                               [self.node(n, t) for n, t in zip(nodes[1:], terms[1:], strict=True)])
+            return replace(self.elementwise(made, *terms), dtype="bool")
+        result: Any = sympy.true
+        for a, op, b in zip(terms, node.ops, terms[1:], strict=False):
+            if isinstance(op, ast.Is | ast.IsNot):
+                same = _same_object(a, b)
+                result = sympy.And(result, sympy.sympify(same == isinstance(op, ast.Is)))
+            elif isinstance(a, Expr) and isinstance(b, Expr) and type(op) in _COMPARISONS:
+                result = sympy.And(result, _COMPARISONS[type(op)](a, b))
+            elif isinstance(a, Static | sympy.Integer) and isinstance(b, Static | sympy.Integer):
+                holds = self.python(node, partial(_compare, op), a, b)
+                result = sympy.And(result, sympy.sympify(holds.value))
+            else:
+                self.fail(NotUnderstoodError, node, f"{self.text(a)} and {self.text(b)} can't be compared")
+        return result
+
+    def of_IfExp(self, node: ast.IfExp) -> Any:
+        test = self.value(node.test)
+        truth = sympy.sympify(bool(test.value)) if isinstance(test, Static) else _truth(test)
+        if truth in (sympy.true, sympy.false):
+            return self.value(node.body if truth == sympy.true else node.orelse)
+        self.fail(NotUnderstoodError, node, "a conditional expression needs a condition that is the same for all "
+                  "tiles; write an if statement for ranks and coordinates, and tl.where for data")
+
+    def of_Subscript(self, node: ast.Subscript) -> Any:
+        owner = self.value(node.value)
+        entries = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if isinstance(owner, TensorWord):
+            return self.view(node, owner, entries)
+        if isinstance(owner, View):
+            return self.narrow(node, owner, entries)
+        if isinstance(owner, Block):
+            if any(ast.unparse(e) not in (":", "None") for e in entries):
+                self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: indices of a block are : and None")
+            return Block(ast.Subscript(owner.node, node.slice, ast.Load()), _indexed(owner.shape, entries), owner.dtype)
+        if isinstance(owner, tuple):
+            index = self.value(node.slice)
+            if isinstance(index, sympy.Integer) and -len(owner) <= int(index) < len(owner):
+                return owner[int(index)]
+        if isinstance(owner, Static):
+            return self.python(node, operator.getitem, owner, self.value(node.slice))
+        self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is not understood")
+
+    def tile_attribute(self, node: ast.Attribute, tile: TileValue) -> Any:
+        match node.attr:
+            case "rows":
+                return tile.ranges[0]
+            case "cols":
+                return tile.ranges[-1]
+            case "shape":
+                return tuple(self.extent(node, r) for r in tile.ranges)
+        if node.attr in tile.axes:
+            return tile.axes[node.attr]
+        known = ["rows", "cols", "shape", *tile.axes]
+        self.fail(UndefinedNameError, node, f"this tile has no {node.attr}; it has {', '.join(known)}")
+
+    def python(self, node: ast.expr, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Ordinary Python on what is known now."""
+        for a in arguments:
+            if not isinstance(a, Static | sympy.Integer):
+                self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: {self.text(a)} differs from tile to tile, "
+                          "rank to rank or call to call; such integers take + - * // %, comparisons, min and max")
+        try:
+            plain = [a.value if isinstance(a, Static) else int(a) for a in arguments]
+            return self.static(function(*plain), node)
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as e:
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: {e}")
+
+    def integer(self, node: ast.expr) -> Expr:
+        v = self.value(node)
+        if not isinstance(v, Expr):
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} has to be an integer known before the run")
+        return v
+
+    @abstractmethod
+    def call(self, node: ast.Call, label: str) -> Any:
+        """The value of a call."""
+
+
+def _truth(value: Any) -> Any:
+    """What an integer is as a condition; anything else is left as it is."""
+    return sympy.Ne(value, 0) if isinstance(value, Expr) else value
+
+
+def _same_object(a: Any, b: Any) -> bool:
+    plain = [v.value if isinstance(v, Static) else v for v in (a, b)]
+    return plain[0] is plain[1]
+
+
+def _symbol_of(op: ast.operator) -> str:
+    return ast.unparse(ast.BinOp(ast.Name("a"), op, ast.Name("b")))[1:-1]
+
+
+def _indexed(shape: tuple[int, ...] | None, entries: list[ast.expr]) -> tuple[int, ...] | None:
+    """The shape of block[:, None] and the like."""
+    if shape is None:
+        return None
+    sizes, made = list(shape), []
+    for e in entries:
+        if isinstance(e, ast.Constant):
+            made.append(1)
+        elif isinstance(e, ast.Slice) and sizes:
+            made.append(sizes.pop(0))
+        else:
+            return None
+    return (*made, *sizes)
+
+
+def _compare(op: ast.cmpop, a: Any, b: Any) -> bool:
+    table = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+             ast.Gt: operator.gt, ast.GtE: operator.ge}  # fmt: skip
+    return bool(table[type(op)](a, b))

@@ -1,0 +1,181 @@
+"""Source text of tile functions, rewritten: names of the kernel, and code with holes for loads and integers."""
+
+from __future__ import annotations
+
+import ast
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import sympy
+import triton
+import triton.language as tl
+
+from tilelink.errors import (
+    NotUnderstoodError,
+    TileLinkError,
+    TileSizeError,
+    ViewError,
+)
+from tilelink.frontend import triton_calls
+from tilelink.frontend.expressions import (
+    Expr,
+    to_text,
+)
+from tilelink.frontend.ir import (
+    Code,
+    Load,
+    Range,
+    Statement,
+    View,
+)
+from tilelink.frontend.names import Names
+from tilelink.frontend.values import Block, Static, TileValue, broadcast, promote
+from tilelink.language import AxisWord, TensorWord, TileFunction
+
+_BOOLEAN = sympy.logic.boolalg.Boolean
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a tile function is elaborated for: its program's tensors and its role."""
+
+    tensors: dict[str, TensorWord]
+    dtypes: dict[str, str]
+    cut: frozenset[str]
+    written: frozenset[str]
+    tile: TileValue
+    step: int | None
+    reserved: Names
+
+
+class Source(ABC):
+    """What all parts of the elaborator share: the names in scope, and source text with holes for Triton's part."""
+
+    def __init__(self, function: TileFunction, arguments: dict[str, Any], context: Context) -> None:
+        self.function, self.context = function, context
+        self.names = function.names()
+        self.env: dict[str, Any] = {function.parameters[0]: context.tile}
+        self.env |= {p: a if isinstance(a, TensorWord) else self.static(a) for p, a in arguments.items()}
+        self.statements: list[Statement] = []
+        self.stored: list[View] = []
+        self.functions: dict[str, Any] = {}
+        self.holes: list[Load | Expr] = []
+        self.dots: list[tuple[int, int, int]] = []
+        self.nested: set[str] = set()
+        self.ended: set[str] = set()
+        self.renamed: dict[str, str] = {}
+        self.taken = {n.id for n in ast.walk(function.node) if isinstance(n, ast.Name)}
+
+    @abstractmethod
+    def value(self, node: ast.expr, label: str = "") -> Any:
+        """The value of an expression; `label` names the guard of a wait that stands right of `label = `."""
+
+    def fail(self, kind: type[TileLinkError], node: ast.AST, message: str) -> NoReturn:
+        raise kind(message, self.function.site(node))
+
+    def emit(self, s: Statement) -> None:
+        self.statements.append(s)
+
+    def arguments(self, node: ast.Call, *names: str, needed: int = 0) -> list[ast.expr | None]:
+        """The arguments of one of our words, given by position or by name; None for those left out."""
+        found: dict[str | None, ast.expr] = dict(zip(names, node.args, strict=False))
+        given = [k.arg for k in node.keywords]
+        if len(node.args) > len(names) or not set(given) <= set(names[len(node.args) :]) or not set(names[:needed]) <= (
+            found.keys() | set(given)
+        ):
+            taken = ", ".join(n if k < needed else f"{n} (may be left out)" for k, n in enumerate(names))
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} takes {taken or 'no arguments'}")
+        found |= {k.arg: k.value for k in node.keywords}
+        return [found.get(n) for n in names]
+
+    def static(self, value: Any, node: ast.expr | None = None) -> Any:
+        value = getattr(value, "value", value) if isinstance(value, tl.constexpr) else value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return sympy.Integer(value)
+        return Static(value, node)
+
+    def hole(self, what: Load | Expr) -> ast.expr:
+        if what not in self.holes:
+            self.holes.append(what)
+        return ast.Name(f"__hole{self.holes.index(what)}__", ast.Load())
+
+    def node(self, node: ast.expr, value: Any) -> ast.expr:
+        """The source of a value, as it stands in Triton code."""
+        match value:
+            case Block():
+                return value.node
+            case sympy.Integer():
+                return ast.Constant(int(value)) if value >= 0 else ast.UnaryOp(ast.USub(), ast.Constant(-int(value)))
+            case Expr():
+                return self.hole(value)
+            case tuple():
+                return ast.Tuple([self.node(node, v) for v in value], ast.Load())
+            case Static(value=v):
+                if isinstance(v, bool | float | str | None):
+                    return ast.Constant(v)
+                if isinstance(v, tl.dtype):
+                    return ast.parse(f"tl.{triton_calls.language_name(v)}", mode="eval").body
+                if isinstance(v, triton.runtime.JITFunction):
+                    self.functions[v.fn.__name__] = v
+                    return ast.Name(v.fn.__name__, ast.Load())
+        if isinstance(value, View | TensorWord):
+            self.fail(ViewError, node, f"{self.text(value)} is used as if it were a block: memory is touched through "
+                      f"views, with .load()")
+        self.fail(NotUnderstoodError, node, f"{self.text(value)} can't be part of Triton code")
+
+    def code(self, node: ast.expr, prefix: str = "") -> Code:
+        """The source of an expression with the holes that were made while it was read; `prefix` goes before it."""
+        text = prefix + ast.unparse(ast.fix_missing_locations(node)).replace("{", "{{").replace("}", "}}")
+        used = [h for k, h in enumerate(self.holes) if f"__hole{k}__" in text]
+        for k, h in enumerate(self.holes):
+            if h in used:
+                text = text.replace(f"__hole{k}__", f"{{{used.index(h)}}}")
+        made = Code(text, tuple(used), tuple(self.dots))
+        self.holes, self.dots = [], []
+        return made
+
+    def elementwise(self, node: ast.expr, *operands: Any) -> Block:
+        shape: tuple[int, ...] | None = ()
+        dtype: str | None = None
+        for o in operands:
+            shape = broadcast(shape, o.shape if isinstance(o, Block) else ())
+            dtype = promote(dtype, o.dtype if isinstance(o, Block) else None)
+        return Block(node, shape, dtype)
+
+    def local_name(self, name: str) -> str:
+        """The name of a variable in the kernel: not one that the kernel has already."""
+        if name not in self.context.reserved:
+            return name
+        if name not in self.renamed:
+            self.renamed[name] = self.fresh_name(name)
+        return self.renamed[name]
+
+    def fresh_name(self, name: str) -> str:
+        """The name of something that the tile function does not name itself: not one that it uses either."""
+        while name in self.context.reserved or name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+    def text(self, value: Any) -> str:
+        match value:
+            case Expr() | _BOOLEAN():
+                return to_text(value)
+            case Block():
+                return ast.unparse(value.node)
+            case TensorWord():
+                return value.name
+            case AxisWord():
+                return value.dim
+            case TileValue():
+                return "the tile"
+            case Static():
+                return repr(value.value)
+        return str(value)
+
+    def extent(self, node: ast.AST, r: Range) -> sympy.Integer:
+        if r.extent is None:
+            self.fail(TileSizeError, node, f"{r} is not cut into tiles by the schedule, so it can't be a block in "
+                      f"registers; give the role a tile size along {r.dim}, or go along it with tk.steps")
+        return sympy.Integer(r.extent)

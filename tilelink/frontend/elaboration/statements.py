@@ -1,0 +1,259 @@
+"""Statements of tile functions: assignments, loops, branches."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sympy
+import triton.language as tl
+
+from tilelink import language
+from tilelink.errors import (
+    DataBranchError,
+    NotUnderstoodError,
+    TileSizeError,
+    ViewError,
+)
+from tilelink.frontend.elaboration.calls import Calls
+from tilelink.frontend.expressions import (
+    WORLD,
+    Expr,
+    first_of,
+    never_negative,
+    symbol,
+    to_text,
+)
+from tilelink.frontend.ir import (
+    Compute,
+    DataIf,
+    For,
+    If,
+    Range,
+    Statement,
+    View,
+    loads_of,
+)
+from tilelink.frontend.values import Block, Static
+from tilelink.language import AxisWord, RanksWord
+
+_BOOLEAN = sympy.logic.boolalg.Boolean
+
+
+class Elaborator(Calls):
+    """Elaborates one tile function for one role. `functions` collects the Triton functions it calls, by name."""
+
+    def body(self) -> tuple[Statement, ...]:
+        self.run(self.function.node.body)
+        return tuple(self.statements)
+
+    def run(self, statements: list[ast.stmt]) -> None:
+        for s in statements:
+            handler = getattr(self, f"on_{type(s).__name__}", None)
+            if handler is None:
+                self.fail(NotUnderstoodError, s, f"{type(s).__name__.lower()} is not understood in a tile function")
+            handler(s)
+
+    def on_Pass(self, s: ast.Pass) -> None:
+        pass
+
+    def on_Expr(self, s: ast.Expr) -> None:
+        if isinstance(s.value, ast.Constant):
+            return
+        value = self.value(s.value)
+        if isinstance(value, Block):
+            self.emit(Compute(self.function.site(s), self.code(value.node)))
+
+    def on_Assign(self, s: ast.Assign) -> None:
+        target = s.targets[0]
+        if len(s.targets) > 1 or not isinstance(target, ast.Name | ast.Tuple):
+            self.fail(NotUnderstoodError, s, "an assignment in a tile function has names on its left, once")
+        names = [target] if isinstance(target, ast.Name) else target.elts
+        if not all(isinstance(n, ast.Name) for n in names):
+            self.fail(NotUnderstoodError, s, "an assignment in a tile function has names on its left, once")
+        label = "_".join(n.id for n in names if isinstance(n, ast.Name))
+        value = self.value(s.value, label)
+        if isinstance(target, ast.Name):
+            self.bind(s, [target.id], [value], value)
+            return
+        values = list(value) if isinstance(value, tuple) else None
+        if isinstance(value, Block):  # a function of Triton that returns several
+            values = [Block(value.node)] * len(names)
+        if values is None or len(values) != len(names):
+            self.fail(NotUnderstoodError, s, f"{len(names)} names for {ast.unparse(s.value)}")
+        self.bind(s, [n.id for n in names if isinstance(n, ast.Name)], values, value)
+
+    def bind(self, s: ast.stmt, names: list[str], values: list[Any], whole: Any) -> None:
+        """Gives names their values, all at once. Blocks become variables of the kernel; `whole` is right of the =."""
+        blocks = [(n, v) for n, v in zip(names, values, strict=True) if isinstance(v, Block)]
+        for name, value in zip(names, values, strict=True):
+            old = self.env.get(name)
+            if name not in self.nested or _agree(old, value):
+                continue
+            if isinstance(old, Block):
+                self.fail(NotUnderstoodError, s, f"{name} is a block of data: in a loop or a branch it can't become "
+                          f"{self.text(value)}")
+            self.fail(NotUnderstoodError, s, f"{name} is known before the run (it is {self.text(old)}), so it can't "
+                      "change in a loop or a branch; only blocks can. For data, begin with tl.zeros or tl.full")
+        if blocks:
+            made = whole.node if isinstance(whole, Block) else ast.Tuple([v.node for _, v in blocks], ast.Load())
+            own = [self.local_name(n) for n, _ in blocks]
+            right = made.elts[0] if isinstance(made, ast.Tuple) and len(blocks) == 1 else made
+            self.emit(Compute(self.function.site(s), self.code(right, f"{', '.join(own)} = ")))
+            self.env |= {
+                n: Block(ast.Name(o, ast.Load()), v.shape, v.dtype) for (n, v), o in zip(blocks, own, strict=True)
+            }
+        self.env |= {n: v for n, v in zip(names, values, strict=True) if not isinstance(v, Block)}
+
+    def on_AugAssign(self, s: ast.AugAssign) -> None:
+        if not isinstance(s.target, ast.Name):
+            self.fail(NotUnderstoodError, s, "an assignment in a tile function has a name on its left")
+        whole = ast.copy_location(ast.BinOp(ast.copy_location(ast.Name(s.target.id, ast.Load()), s), s.op, s.value), s)
+        value = self.value(whole)
+        self.bind(s, [s.target.id], [value], value)
+
+    def on_For(self, s: ast.For) -> None:
+        if not (isinstance(s.target, ast.Name) and isinstance(s.iter, ast.Call)) or s.orelse:
+            self.fail(NotUnderstoodError, s, "loops of a tile function run over tk.steps(), tk.ranks() or range()")
+        function = self.value(s.iter.func)
+        called = function.value if isinstance(function, Static) else function
+        name = s.target.id
+        if name in self.env:
+            self.fail(NotUnderstoodError, s, f"{name} is {self.text(self.env[name])} already: a loop's variable has a "
+                      "name of its own")
+        if called is language.steps:
+            self.steps(s, name, s.iter)
+        elif isinstance(called, RanksWord):
+            self.arguments(s.iter)
+            own = self.local_name(name)
+            self.loop(s, own, sympy.S.Zero, WORLD, 1, {name: symbol(own)})
+        elif called is range or called is tl.range or called is tl.static_range:
+            self.range(s, name, s.iter)
+        else:
+            self.fail(NotUnderstoodError, s, f"a loop over {ast.unparse(s.iter.func)} is not understood")
+
+    def range(self, s: ast.For, name: str, call: ast.Call) -> None:
+        bounds = [self.integer(a) for a in self.arguments(call, "start", "stop", "step", needed=1) if a is not None]
+        start, stop = (sympy.S.Zero, bounds[0]) if len(bounds) == 1 else bounds[:2]
+        step = bounds[2] if len(bounds) > 2 else sympy.S.One
+        if not step.is_Integer or step < 1:
+            self.fail(NotUnderstoodError, s, f"the step of a range is a positive constant, not {to_text(step)}")
+        if not never_negative(start):
+            self.fail(NotUnderstoodError, s, f"a range begins at 0 or above; {to_text(start)} may be negative")
+        own = self.local_name(name)
+        self.loop(s, own, start, stop, int(step), {name: symbol(own)})
+
+    def steps(self, s: ast.For, name: str, call: ast.Call) -> None:
+        dimension, end = self.arguments(call, "along", "stop", needed=1)
+        assert dimension is not None
+        along, stop = self.value(dimension), None if end is None else self.integer(end)
+        if not isinstance(along, AxisWord | Range):
+            self.fail(ViewError, call, f"tk.steps goes along a dimension or a range, not {self.text(along)}")
+        size = self.context.step
+        if size is None:
+            self.fail(TileSizeError, call, "the schedule gives this role's loops no step: add it as the last of tile=")
+        own = self.local_name(name)
+        lo = symbol(own)
+
+        def walk(begin: Expr, end: Expr, part: Expr | None, before: Expr = sympy.S.Zero) -> None:
+            limit = end if stop is None else sympy.Min(end, stop)
+            k = Range(along.dim, lo, sympy.Min(lo + size, limit), size, part, before + lo - begin)
+            self.loop(s, own, begin, limit, size, {name: k})
+
+        if isinstance(along, Range):
+            walk(along.start, along.stop, along.part, along.offset)
+        elif along.dim not in self.context.cut:
+            walk(sympy.S.Zero, symbol(along.dim), None)
+        else:  # steps never cross the parts of the ranks
+            part = self.fresh_name(f"{name}_part")
+            dim = symbol(along.dim)
+            p = symbol(part)
+            with self.inside(s, part, sympy.S.Zero, WORLD, 1):
+                walk(first_of(dim, p), first_of(dim, p + 1), p)
+
+    def loop(self, s: ast.For, own: str, start: Expr, stop: Expr, step: int, names: dict[str, Any]) -> None:
+        with self.inside(s, own, start, stop, step):
+            self.env |= names
+            self.run(s.body)
+
+    @contextmanager
+    def inside(self, s: ast.stmt, name: str, start: Expr, stop: Expr, step: int) -> Iterator[None]:
+        """Statements made in here become the body of a loop."""
+        before = dict(self.env)
+        with self.nesting() as body:
+            yield
+        self.leave(before, self.env)  # it may be passed over
+        self.emit(For(self.function.site(s), name, start, stop, step, tuple(body)))
+
+    @contextmanager
+    def nesting(self) -> Iterator[list[Statement]]:
+        """Statements made in here go to the list. What is stored in here may be notified in here only: whether and how
+        often it happens is not known outside."""
+        outer, nested, stored = self.statements, self.nested, list(self.stored)
+        self.statements, self.nested = [], nested | set(self.env)
+        yield self.statements
+        self.statements, self.nested, self.stored = outer, nested, stored
+
+    def leave(self, one: dict[str, Any], other: dict[str, Any]) -> None:
+        """Goes on after a loop or a branch, of which the two ways end so: what is left is what they agree on."""
+        self.env = {n: _either(one[n], other[n]) for n in one if n in other and _agree(one[n], other[n])}
+        self.ended |= (one.keys() | other.keys()) - self.env.keys()
+
+    def on_If(self, s: ast.If) -> None:
+        condition = self.value(s.test)
+        if isinstance(condition, Static):
+            self.run(s.body if condition.value else s.orelse)
+            return
+        condition = _truth(condition)
+        if condition in (sympy.true, sympy.false):
+            self.run(s.body if condition == sympy.true else s.orelse)
+            return
+        code = self.code(condition.node) if isinstance(condition, Block) else None
+        if code is None and not isinstance(condition, _BOOLEAN):
+            self.fail(NotUnderstoodError, s, f"a branch on {self.text(condition)}")
+        before, bodies, after = self.env, [], []
+        for body in (s.body, s.orelse):
+            self.env = dict(before)
+            with self.nesting() as made:
+                self.run(body)
+            bodies.append(tuple(made))
+            after.append(self.env)
+        self.leave(*after)
+        site = self.function.site(s)
+        if code is None:
+            self.emit(If(site, condition, *bodies))
+            return
+        for inner in (*bodies[0], *bodies[1]):
+            if not isinstance(inner, Compute | DataIf) or loads_of(inner):
+                raise DataBranchError(
+                    f"{inner.site.text} stands in a branch on data ({ast.unparse(s.test)}, line {s.lineno}), so nobody "
+                    "knows before the run whether it happens; branch on ranks and coordinates, or use tl.where",
+                    inner.site,
+                )
+        self.emit(DataIf(site, code, *bodies))
+
+
+def _truth(value: Any) -> Any:
+    """What an integer is as a condition; anything else is left as it is."""
+    return sympy.Ne(value, 0) if isinstance(value, Expr) else value
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """Whether a name that is the one on one way and the other on another can be used after both."""
+    return (isinstance(one, Block) and isinstance(other, Block)) or _same(one, other)
+
+
+def _either(one: Any, other: Any) -> Any:
+    """What is known of a value that is one of two that agree."""
+    if not isinstance(one, Block):
+        return one
+    shape = one.shape if one.shape == other.shape else None
+    return Block(one.node, shape, one.dtype if one.dtype == other.dtype else None)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values known before the run are the same, with what guards them."""
+    guards = [v.guard if isinstance(v, View) else None for v in (one, other)]
+    return bool(one == other) and guards[0] == guards[1]
