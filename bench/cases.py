@@ -76,7 +76,7 @@ def plan(
 ) -> list[Case]:
     """All cases that flags ask for. Raises UsageError, WorldError, DtypeError, and what a shape is no good for."""
     cases = []
-    for op, shape, world, dtype in product(ops, shapes, worlds, dtypes):
+    for op, world, dtype, shape in product(ops, worlds, dtypes, shapes):
         _check(op, shape, world, dtype)
         for schedule, form in OPERATORS[op].forms(shape, world).items():
             work = "; then ".join(_work(step, shape, world, dtype) for step in form)

@@ -35,7 +35,7 @@ class Measured:
 
 
 def measure(case: Case) -> Measured:
-    """Runs a case once for each of its seeds, in this process, and draws the first run."""
+    """Runs a case once for each of its seeds, in this process. The first run is searched for races, and drawn."""
     try:
         measured = _measure(case)
     except Exception as e:  # a race, a deadlock, a kernel that fails: this case is wrong, the others still go on
@@ -57,9 +57,12 @@ def _measure(case: Case) -> Measured:
     seconds: list[float] = []
     files: tuple[str, ...] = ()
     for seed in case.seeds:
-        watch = _Watch(keep=not makespans)
+        first = not makespans
+        watch = _Watch(keep=first)
         # Turns at every access: where a rank runs far ahead in its turn, whoever looks at its words later seems late.
-        world = CpuWorld(case.world, sms=WORKERS, heap_bytes=heap, seed=seed, observer=watch, switch="memory")
+        world = CpuWorld(
+            case.world, sms=WORKERS, heap_bytes=heap, seed=seed, races=first, observer=watch, switch="memory"
+        )
         start = time.perf_counter()
         results = world.run(lambda group: operator.call(form, inputs[group.rank], group, case.sizes))
         took = time.perf_counter() - start
@@ -69,7 +72,7 @@ def _measure(case: Case) -> Measured:
         say(f"{case.name}: seed {seed} is right, after {took:.1f} s")
         makespans.append(watch.last)
         seconds.append(took)
-        if watch.keep:
+        if first:
             files = draw(case, watch.operations)
     return Measured(case, worst, tuple(makespans), tuple(seconds), files)
 

@@ -10,8 +10,9 @@ from typing import Any
 from bench.records import LOGICAL, Record
 
 NOTES = (
-    "[1] Not a time: memory operations on the longest chain of the execution, entering and leaving its runs included. "
-    "What overlaps what is real; that every operation costs one, whatever its size and wherever it goes, is not.",
+    "[1] Not a time: memory operations on the longest chain of the execution. What overlaps what is real; that every "
+    "operation costs one, whatever its size and wherever it goes, is not. Publishing inputs, entering and leaving runs "
+    "count; the timelines leave them out.",
     "[2] Logical makespan of the unfused form, divided by this form's. Not a speed-up.",
     "[3] Wall time of Triton's interpreter, which executes all ranks in one process. Not performance.",
 )
@@ -23,7 +24,10 @@ def table(made: Sequence[Record]) -> str:
     for _, group in groupby(made, key=lambda r: (r["op"], r["dtype"], r["world"])):
         sections.append(_section(list(group)))
     repeats = max((r["repeats"] for r in made), default=0)
-    spread = f"Figures: median (least – most) of {repeats} runs, each with another seed of the scheduler."
+    spread = (
+        f"Figures: median (least – most) of {repeats} runs, each with another seed of the scheduler. The first is "
+        "searched for races, too, and drawn."
+    )
     return "\n".join([*sections, *(_wrapped(note) for note in (spread, *NOTES)), ""])
 
 
