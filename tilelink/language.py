@@ -77,13 +77,14 @@ class AxisWord:
 
 @dataclass(eq=False)
 class TensorWord:
-    """A tensor as a program handles it. `kind` is "input", "output" or "buffer"."""
+    """A tensor as a program handles it. `kind` is "input", "output" or "buffer"; `site`: where a buffer is made."""
 
     name: str
     dims: tuple[str, ...]
     sharded: int | None
     kind: str
     dtype: Any = None
+    site: Site | None = None
 
     def axis(self, k: int) -> AxisWord:
         """Dimension `k` of those with names."""
@@ -309,7 +310,7 @@ class Recording:
         name = names.pop(0)
         while any(t.name == name for t in self.tensors):
             name += "_"
-        word = TensorWord(name, _names(declared.dims), declared.sharded, "buffer", dtype)
+        word = TensorWord(name, _names(declared.dims), declared.sharded, "buffer", dtype, site)
         self.tensors.append(word)
         return word
 

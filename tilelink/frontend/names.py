@@ -6,7 +6,7 @@ A tile function's variables are renamed where they meet one (`name in names`); w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from tilelink.errors import NotUnderstoodError, Site
 
@@ -25,17 +25,21 @@ class Names:
     """The names of a program, and those that its kernels make from them (`x_stride_M`, `M_lo`, `matmul_workers`)."""
 
     def __init__(
-        self, program: str, tensors: Iterable[str], dims: Iterable[str], roles: Iterable[str], axes: Iterable[str]
+        self,
+        program: tuple[str, Site],
+        tensors: Mapping[str, Site],
+        dims: Mapping[str, Site],
+        roles: Mapping[str, Site],
+        axes: Mapping[str, Site],
     ) -> None:
         self.kinds = {
-            "program": (program,), "tensor": tuple(tensors), "dimension": tuple(dict.fromkeys(dims)),
-            "role": tuple(roles), "rank axis": tuple(dict.fromkeys(axes)),
+            "program": dict([program]), "tensor": tensors, "dimension": dims, "role": roles, "rank axis": axes,
         }  # fmt: skip
-        tensor, dim, role = ("|".join(map(re.escape, self.kinds[k])) for k in ("tensor", "dimension", "role"))
+        tensor, dim, role = ("|".join(map(re.escape, names)) for names in (tensors, dims, roles))
         self.made = re.compile(
             rf"({tensor})_(block\d*|here|at|signals|signals_here|stride_\w+|(own_)?\d+(_by_\d+)*)"
             rf"|({dim})_(lo|tiles?|parts?|first|end|inside|at|cell)|(part|cell)_({dim})|index_\d+|their_\w+"
-            rf"|({role})_workers|(drain|publish)_({tensor})|{re.escape(program)}_publish"
+            rf"|({role})_workers|(drain|publish)_({tensor})|{re.escape(program[0])}_publish"
         )
 
     def __contains__(self, name: str) -> bool:
@@ -45,11 +49,11 @@ class Names:
         """Whether the kernels use the name, whatever the program declares."""
         return name in KERNEL_NAMES or self.made.fullmatch(name) is not None
 
-    def check(self, site: Site) -> None:
+    def check(self) -> None:
         """Raises NotUnderstoodError for a name that the kernels use, or that stands for two things."""
         known: dict[str, str] = {}
         for kind, names in self.kinds.items():
-            for name in names:
+            for name, site in names.items():
                 if self.of_kernel(name) or (kind == "rank axis" and name in TILE_ATTRIBUTES):
                     raise NotUnderstoodError(f"{name} has a meaning already: give the {kind} another name", site)
                 if name in known:

@@ -100,8 +100,8 @@ class Program:
         _check_roles(self, recording, schedule)
         dtypes = self._dtypes(recording, given)
         cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
-        names = _names(recording)
-        names.check(self.site)
+        names = _names(recording, self.site)
+        names.check()
         roles: list[Role] = []
         functions: dict[str, Any] = {}
         for launch in recording.launches:
@@ -205,13 +205,13 @@ def _check_roles(program: Program, recording: Recording, schedule: Schedule) -> 
             raise ScheduleWithoutRoleError(f"{program.name} has no role {name}; its roles are {known}", schedule.site)
 
 
-def _names(recording: Recording) -> Names:
+def _names(recording: Recording, site: Site) -> Names:
     return Names(
-        recording.name,
-        tensors=(t.name for t in recording.tensors),
-        dims=(d for t in recording.tensors for d in t.dims if d != RANKS_DIM),
-        roles=(launch.function.name for launch in recording.launches),
-        axes=(a for launch in recording.launches for a in launch.space.axes),
+        (recording.name, site),
+        tensors={t.name: t.site or site for t in recording.tensors},
+        dims={d: site for t in recording.tensors for d in t.dims if d != RANKS_DIM},
+        roles={launch.function.name: launch.site for launch in recording.launches},
+        axes={a: launch.site for launch in recording.launches for a in launch.space.axes},
     )
 
 

@@ -26,7 +26,8 @@ def make_walk(role: str, space: Space, resource: SMs, cut: frozenset[str], site:
     tiled = [d for d, t in sizes.items() if t is not None]
     spread = [d for d in space.dims if d in cut]
     if len(spread) > 1:
-        raise ScheduleError(f"{role} runs over {spread}, which are both cut over the ranks: at most one can be", site)
+        both = " and ".join(spread)
+        raise ScheduleError(f"{role} runs over {both}, which are cut over the ranks: at most one can be", site)
     ranks = (*space.axes, *(["home"] if spread else []))
     executor = _executor(role, space, resource, ranks, site)
     free = [a for a in ranks if a != executor]

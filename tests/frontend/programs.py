@@ -1,0 +1,150 @@
+"""Programs of users that are not in the library: every form of the surface that tests of the front need."""
+
+import triton.language as tl
+
+import tilelink as tk
+from tilelink.kernels.all_gather_matmul import gather, matmul
+
+# ---- GEMM-ReduceScatter: three roles; peers write into an inbox, which is summed in rank order
+
+
+@tk.tile
+def partial_matmul(t, x, weight, partial):
+    acc = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(x.cols):
+        acc = tl.dot(x[t.rows, k].load(), weight[k, t.cols].load(), acc)
+    tk.notify(partial[t].store(acc))
+
+
+@tk.tile
+def send(t, partial, inbox):
+    """Bring one tile of one rank's partial sum to the home of its rows."""
+    mine = tk.wait(partial[t].at(t.source))
+    tk.notify(tk.copy(mine, inbox[t.source, t]))
+
+
+@tk.tile
+def reduce(t, inbox, out):
+    acc = tl.zeros(t.shape, tl.float32)
+    for source in tk.ranks():  # in rank order: every run gives the same bits
+        acc += tk.wait(inbox[source, t]).load()
+    out[t].store(acc)
+
+
+@tk.program
+def matmul_reduce_scatter(x: tk.Local("M", "K"), weight: tk.Local("K", "N"), out: tk.Sharded("M", "N")):
+    partial = tk.local("M", "N")
+    inbox = tk.sharded(tk.ranks, "M", "N", axis=1)  # one place for every source
+    partial_matmul[tk.tiles(partial)](x, weight, partial)
+    send[tk.tiles(out, source=tk.ranks)](partial, inbox)
+    reduce[tk.tiles(out)](inbox, out)
+
+
+# ---- ring reduce-scatter: the sum of a tile comes round, each rank waits for the one after it
+
+
+@tk.tile
+def ring(t, partial, passed, out):
+    """Add this rank's part to the sum that comes round; the rank after the home starts it, the home ends it."""
+    acc = tk.wait(partial[t]).load()
+    if (tk.rank() - t.home - 1) % tk.world():
+        acc += tk.wait(passed[t]).load()
+    if tk.rank() == t.home:
+        out[t].store(acc)
+    else:
+        tk.notify(passed[t].at((tk.rank() + 1) % tk.world()).store(acc))
+
+
+@tk.program
+def ring_reduce_scatter(x: tk.Local("M", "K"), weight: tk.Local("K", "N"), out: tk.Sharded("M", "N")):
+    partial, passed = tk.local("M", "N"), tk.local("M", "N")
+    partial_matmul[tk.tiles(partial)](x, weight, partial)
+    ring[tk.tiles(passed)](partial, passed, out)
+
+
+# ---- attention over gathered keys: waits in the loop over keys, several views waited for at once, a causal gather
+
+
+@tk.tile
+def gather_kv(t, k, v, keys, values):
+    if t.reader >= t.home:  # later ranks only
+        here, there = keys[t.rows].at(t.reader), values[t.rows].at(t.reader)
+        tk.copy(k[t.rows], here)
+        tk.copy(v[t.rows], there)
+        tk.notify(here, there)
+
+
+@tk.tile
+def attend(t, q, keys, values, out):
+    """Without the softmax, which makes no event."""
+    mine = q[t].load()
+    acc = tl.zeros(t.shape, tl.float32)
+    for s in tk.steps(keys.rows, stop=t.rows.stop):
+        k, v = tk.wait(keys[s], values[s])
+        weights = tl.dot(mine, tl.trans(k[:, t.cols].load()))
+        acc = tl.dot(weights, v[:, t.cols].load(), acc)
+    out[t].store(acc)
+
+
+@tk.program
+def gathered_attention(
+    q: tk.Sharded("S", "D"), k: tk.Sharded("S", "D"), v: tk.Sharded("S", "D"), out: tk.Sharded("S", "D")
+):
+    keys, values = tk.local("S", "D"), tk.local("S", "D")
+    gather_kv[tk.tiles(k.rows, reader=tk.ranks)](k, v, keys, values)
+    attend[tk.tiles(q)](q, keys, values, out)
+
+
+# ---- gather in two levels: once between nodes, then inside them; waits for another rank's memory
+
+LOCAL = 2
+
+
+@tk.tile
+def across(t, x, full):
+    if t.node < tk.world() // LOCAL:
+        there = full[t].at(t.node * LOCAL + x[t].home % LOCAL)  # the rank of the same place on that node
+        tk.notify(tk.copy(x[t], there))
+
+
+@tk.tile
+def inside(t, x, full):
+    relay = t.reader // LOCAL * LOCAL + x[t].home % LOCAL
+    if relay != t.reader:
+        tk.notify(tk.copy(tk.wait(full[t].at(relay)), full[t].at(t.reader)))
+
+
+@tk.program
+def hierarchical_matmul(x: tk.Sharded("M", "K"), weight: tk.Local("K", "N"), out: tk.Local("M", "N")):
+    full = tk.local("M", "K")
+    across[tk.tiles(x, node=tk.ranks)](x, full)
+    inside[tk.tiles(x, reader=tk.ranks)](x, full)
+    matmul[tk.tiles(out)](full, weight, out, None)
+
+
+# ---- gradient of a weight: rows of all ranks in steps, waits in the loop
+
+
+@tk.tile
+def weight_gradient(t, full, dy, dw):
+    acc = tl.zeros(t.shape, tl.float32)
+    for s in tk.steps(full.rows):
+        acc = tl.dot(tl.trans(tk.wait(full[s, t.rows]).load()), dy[s, t.cols].load(), acc)
+    dw[t].store(acc)
+
+
+@tk.program
+def matmul_backward(
+    dy: tk.Local("M", "N"),
+    weight_t: tk.Local("N", "K"),
+    x: tk.Sharded("M", "K"),
+    dx: tk.Sharded("M", "K"),
+    dw: tk.Local("K", "N"),
+):
+    partial, full = tk.local("M", "K"), tk.local("M", "K")
+    inbox = tk.sharded(tk.ranks, "M", "K", axis=1)
+    gather[tk.tiles(x, reader=tk.ranks)](x, full)
+    partial_matmul[tk.tiles(partial)](dy, weight_t, partial)
+    send[tk.tiles(dx, source=tk.ranks)](partial, inbox)
+    reduce[tk.tiles(dx)](inbox, dx)
+    weight_gradient[tk.tiles(dw)](full, dy, dw)

@@ -1,0 +1,207 @@
+"""Schedules that do not fit a program: errors at the schedule or at the role."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.frontend.wrong import (
+    GATHER_TILE,
+    LAUNCH_GATHER,
+    LAUNCH_USE,
+    PROGRAM,
+    UNROLL,
+    USE_TILE,
+    Case,
+    check,
+    pair,
+    schedule,
+)
+from tilelink.errors import RoleWithoutScheduleError, ScheduleError, ScheduleWithoutRoleError, TileSizeError
+
+SCHEDULES = [
+    pair(
+        "role without a schedule",
+        RoleWithoutScheduleError,
+        {f"    use=tk.SMs({USE_TILE}),\n": "", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+        "nothing of role use; it names gather",
+    ),
+    schedule(
+        "schedule without a role",
+        ScheduleWithoutRoleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}), send=tk.SMs({USE_TILE}))  # <-",
+        "program has no role send; its roles are gather, use",
+    ),
+    pair(
+        "change of no role",
+        ScheduleError,
+        {UNROLL: UNROLL.replace("schedule,", "schedule.changed(send={'warps': 4}),") + "  # <-"},
+        "no role send in this schedule; it has gather, use",
+    ),
+    pair(
+        "change to what can't be",
+        TileSizeError,
+        {UNROLL: UNROLL.replace("schedule,", "schedule.changed(use={'tile': (16, 24)}),") + "  # <-"},
+        "24 is not a power of two",
+    ),
+    pair(
+        "no schedule of this name",
+        ScheduleError,
+        {UNROLL: UNROLL.replace("schedule", "'push'"), "@tk.program": "@tk.program  # <-"},
+        "program has no schedule push; it has schedule",
+    ),
+    pair(
+        "no schedule beside the program",
+        ScheduleError,
+        {
+            UNROLL: UNROLL.replace("schedule", "None"),
+            "schedule = tk.Schedule(": "schedules = [tk.Schedule(",
+            "\n)\n\n\ndef main": "\n)]\n\n\ndef main",
+            "@tk.program": "@tk.program  # <-",
+        },
+        "no schedule beside it",
+        "tk.Schedule(...)",
+    ),
+    schedule(
+        "resource that is none",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=3)  # <-",
+        "use=3",
+        "tk.SMs(...)",
+    ),
+    schedule(
+        "no slots",
+        ScheduleError,
+        f"tk.Schedule(slots=0, gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",
+        "0 slots",
+    ),
+    schedule(
+        "no SMs",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs(0, {GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",
+        "0 SMs",
+        "at least 1",
+    ),
+    schedule(
+        "half an SM",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs(0.5, {GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",
+        "0.5 SMs",
+    ),
+    schedule(
+        "no stages",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}, stages=0), use=tk.SMs({USE_TILE}))  # <-",
+        "0 stages",
+    ),
+    schedule(
+        "three warps",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}, warps=3), use=tk.SMs({USE_TILE}))  # <-",
+        "3 warps",
+    ),
+    schedule(
+        "group of no rows",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}, order=tk.grouped(0)))  # <-",
+        "0 rows",
+        "at least 1",
+    ),
+    schedule(
+        "function as an order",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}, order=lambda s, r, w: s))  # <-",
+        "tk.order(function)",
+    ),
+    pair(
+        "more SMs than there are",
+        ScheduleError,
+        {"tk.SMs(4, ": "tk.SMs(400, ", "M=64": "M=12800", "@tk.program": "@tk.program  # <-"},
+        "program asks for 400 SMs",
+        "the device has 132",
+    ),
+    pair(
+        "order that is no permutation",
+        ScheduleError,
+        {USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: r)", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+        "walks the parts [0, 0] on rank 0 of 2",
+        "a permutation of 0..1",
+    ),
+    pair(
+        "order that compares",
+        ScheduleError,
+        {
+            USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: s if r < 1 else w - 1 - s)",
+            LAUNCH_USE: f"{LAUNCH_USE}  # <-",
+        },
+        "is not integer arithmetic of (step, rank, world)",
+        "truth value",
+    ),
+    pair(
+        "order that asks whether",
+        ScheduleError,
+        {
+            USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: s if r else w - 1 - s)",
+            LAUNCH_USE: f"{LAUNCH_USE}  # <-",
+        },
+        "[1, 0] on rank 0 of 2, but as integer arithmetic it is step",
+        "decides something in Python",
+    ),
+    pair(
+        "order from a list",
+        ScheduleError,
+        {USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: [1, 0][s])", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+        "not integer arithmetic",
+    ),
+    pair(
+        "order that is nothing",
+        ScheduleError,
+        {USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: None)", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+        "it gives None",
+    ),
+    pair(
+        "order that fails",
+        ScheduleError,
+        {USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: s % (w - 2))", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+        "fails on rank 0 of 2",
+    ),
+    pair(
+        "nobody executes",
+        ScheduleError,
+        {GATHER_TILE: "tile=(16, 16)", LAUNCH_GATHER: "gather[tk.tiles(full, reader=tk.ranks)](x, full)  # <-"},
+        "who executes a tile?",
+        "reader, home",
+    ),
+    pair(
+        "executor that is no axis",
+        ScheduleError,
+        {'at="home"': 'at="sender"', LAUNCH_GATHER: f"{LAUNCH_GATHER}  # <-"},
+        "at='sender' is no rank axis",
+        "one of reader, home",
+    ),
+    pair(
+        "space cut twice",
+        ScheduleError,
+        {PROGRAM: PROGRAM.replace("out:", 'y: tk.Sharded("N", "K"), out:'), LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+        "use runs over M and N, which are cut over the ranks",
+    ),
+    schedule(
+        "cells that part tiles",
+        ScheduleError,
+        f"tk.Schedule(cells={{'full': (24, None)}}, gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",
+        "cells of 24 along M of full",
+        "whole notified tiles, of 16",
+    ),
+    schedule(
+        "cells of what nobody notifies",
+        ScheduleError,
+        f"tk.Schedule(cells={{'x': (16, None)}}, gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",
+        "gives x a signal grid",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", [*SCHEDULES], ids=lambda c: c.name.replace(" ", "-"))
+def test_error(case: Case, tmp_path: Path) -> None:
+    check(case, tmp_path)

@@ -1,0 +1,347 @@
+"""Dimensions, dtypes, worlds and tiles that do not fit: errors with the values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.frontend.wrong import (
+    GATHER_TILE,
+    LAUNCH_GATHER,
+    LAUNCH_USE,
+    NOTIFY,
+    PROGRAM,
+    UNROLL,
+    USE_TILE,
+    Case,
+    check,
+    pair,
+    schedule,
+    tile,
+)
+from tilelink.errors import DimensionError, DtypeError, TileSizeError, WorldError
+
+DIMENSIONS = [
+    tile(
+        "range of another dimension",
+        DimensionError,
+        "a = weight[t].load()  # <-",
+        "dimension 0 of weight is K; it is given M[M_lo:+16], a range along M",
+    ),
+    tile(
+        "dimension of another tensor",
+        DimensionError,
+        "a = out[weight.cols].load()  # <-",
+        "dimension 0 of out is M",
+        "along N",
+    ),
+    tile(
+        "too many indices", DimensionError, "a = out[t, t.rows].load()  # <-", "out has the dimensions M, N; 3 indices"
+    ),
+    tile(
+        "no entry of a rank",
+        DimensionError,
+        "inbox[:, t.rows].store(1.0)  # <-",
+        "dimension 0 of inbox has an entry a rank",
+    ),
+    tile("no index at all", DimensionError, "out['M'].store(1.0)  # <-", "'M' is no index of a view", "use the tile"),
+    tile(
+        "range of a view that has it not",
+        DimensionError,
+        "for k in tk.steps(x.cols):\n    a = out[t][k].load()  # <-",
+        "out[M[M_lo:+16], N[N_lo:+16]] has M[M_lo:+16] there; it is given K[k:+16]",
+    ),
+    tile(
+        "too many indices of a view", DimensionError, "a = out[t][t, t.rows]  # <-", "has 2 dimensions; 3 indices given"
+    ),
+    tile("copy of another shape", DimensionError, "tk.copy(x[t.rows], out[t])  # <-", "do not have the same shape"),
+    tile(
+        "block of another shape",
+        DimensionError,
+        "out[t].store(tl.zeros((32, 16), tl.float32))  # <-",
+        "a block of shape (32, 16) does not fit out[M[M_lo:+16], N[N_lo:+16]], (16, 16)",
+    ),
+    tile(
+        "dot of what does not go together",
+        DimensionError,
+        "a = tl.dot(tl.zeros((16, 32), tl.float16), tl.zeros((16, 16), tl.float16))  # <-",
+        "(16, 32) and (16, 16): 32 is not 16",
+    ),
+    pair(
+        "copy to other coordinates",
+        DimensionError,
+        {"full[t].at(t.reader)))": "full[t.rows, :].at(t.reader)))  # <-"},
+        "K[K_lo:+16] is copied to K",
+        "keeps coordinates",
+    ),
+    pair(
+        "transposed buffer",
+        DimensionError,
+        {'tk.local("M", "K")': 'tk.local("K", "M")', "t.reader)))": "t.reader)))  # <-"},
+        "dimension 0 of full is K; it is given M[M_lo:+16]",
+    ),
+    pair(
+        "dimension that no tensor has",
+        DimensionError,
+        {'tk.local("M", "K")': 'tk.local("M", "Q")  # <-'},
+        "dimension Q",
+        "K, M, N",
+    ),
+    pair(
+        "dimension without a name",
+        DimensionError,
+        {'tk.local("M", "K")': 'tk.local("M", 4)  # <-'},
+        "dimension 1, 4,",
+        "name",
+    ),
+    pair(
+        "declared dimension without a name",
+        DimensionError,
+        {PROGRAM: PROGRAM.replace('"N"', "3") + "  # <-"},
+        "dimension 1, 3",
+    ),
+    pair(
+        "dimension of that name twice",
+        DimensionError,
+        {PROGRAM: PROGRAM.replace('"N"', '"M"') + "  # <-"},
+        "('M', 'M')",
+    ),
+    pair("dimension called ranks", DimensionError, {PROGRAM: PROGRAM.replace('"N"', '"ranks"') + "  # <-"}, "tk.ranks"),
+    pair(
+        "axis that is none",
+        DimensionError,
+        {PROGRAM: PROGRAM.replace('"K")', '"K", axis=2)') + "  # <-"},
+        "axis 2",
+        "('M', 'K')",
+    ),
+    pair(
+        "parameter without a declaration",
+        DimensionError,
+        {"@tk.program": "@tk.program  # <-", PROGRAM: PROGRAM.replace(': tk.Local("M", "N")', "")},
+        "out of program",
+        "tk.Local",
+    ),
+    pair(
+        "number of tensors",
+        DimensionError,
+        {LAUNCH_USE: "use[tk.tiles(out)](full)  # <-"},
+        "use takes full, out; 1 given",
+    ),
+    pair(
+        "role over a tensor",
+        DimensionError,
+        {LAUNCH_USE: "use[out](full, out)  # <-"},
+        "use[out]: a role runs over tk.tiles",
+    ),
+    pair("tiles of a number", DimensionError, {LAUNCH_USE: "use[tk.tiles(3)](full, out)  # <-"}, "tensors", "not of 3"),
+    pair("tiles of nothing", DimensionError, {LAUNCH_USE: "use[tk.tiles()](full, out)  # <-"}, "needs dimensions"),
+    pair(
+        "tiles of a dimension twice",
+        DimensionError,
+        {LAUNCH_USE: "use[tk.tiles(out, out)](full, out)  # <-"},
+        "each once",
+    ),
+    pair(
+        "axis that is no rank axis",
+        DimensionError,
+        {LAUNCH_GATHER: "gather[tk.tiles(x, reader=3)](x, full)  # <-"},
+        "reader=3",
+    ),
+    pair(
+        "size that is missing",
+        DimensionError,
+        {UNROLL: "program.unroll(schedule, world=2, M=3, K=3)  # <-"},
+        "the dimensions M, K, N; N is missing",
+    ),
+    pair(
+        "size of no dimension",
+        DimensionError,
+        {UNROLL: UNROLL.replace("N=16", "N=16, Q=3") + "  # <-"},
+        "no dimension Q",
+        "M, K, N",
+    ),
+    pair(
+        "negative size", DimensionError, {UNROLL: UNROLL.replace("M=64", "M=-3") + "  # <-"}, "M is -3", "not negative"
+    ),
+    pair(
+        "size that is no integer",
+        DimensionError,
+        {UNROLL: UNROLL.replace("M=64", "M=3.5") + "  # <-"},
+        "M is 3.5",
+        "integers",
+    ),
+    pair(
+        "size that is a text",
+        DimensionError,
+        {UNROLL: UNROLL.replace("M=64", "M='64'") + "  # <-"},
+        "M is '64'",
+        "integers",
+    ),
+    pair(
+        "number of parts",
+        DimensionError,
+        {UNROLL: UNROLL.replace("M=64", "M=[3, 0, 7]") + "  # <-"},
+        "3 parts (3, 0, 7) for 2",
+    ),
+    pair(
+        "parts of what is not cut",
+        DimensionError,
+        {UNROLL: UNROLL.replace("K=64", "K=[3, 0]") + "  # <-"},
+        "K is not spread",
+    ),
+    schedule(
+        "cells of too few sizes",
+        DimensionError,
+        f"tk.Schedule(cells={{'full': (16,)}}, gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",
+        "cells of full: 2 sizes needed, 1 given",
+    ),
+]
+
+DTYPES = [
+    pair(
+        "copy to another dtype",
+        DtypeError,
+        {'tk.local("M", "K")': 'tk.local("M", "K", dtype="float16")', NOTIFY: f"{NOTIFY}  # <-"},
+        "x is float32, full float16",
+        "dtype=x",
+    ),
+    tile(
+        "dot of int64",
+        DtypeError,
+        "a = tl.zeros((16, 16), tl.int64)\nb = tl.dot(a, a)  # <-",
+        "int64 (left operand)",
+        "float16",
+    ),
+    tile(
+        "dot of float64",
+        DtypeError,
+        "a, b = tl.zeros((16, 16), tl.float16), tl.zeros((16, 16), tl.float64)\nc = tl.dot(a, b)  # <-",
+        "float64 (right operand)",
+    ),
+    tile(
+        "dot of mixed dtypes",
+        DtypeError,
+        "a, b = tl.zeros((16, 16), tl.float16), tl.zeros((16, 16), tl.bfloat16)\nc = tl.dot(a, b)  # <-",
+        "left is float16, right bfloat16",
+    ),
+    tile(
+        "dot of a tensor's dtype",
+        DtypeError,
+        "a = tl.zeros((16, 16), x.dtype)\nb = tl.dot(a, a.to(tl.float16))  # <-",
+        "left is float32, right float16",
+    ),
+    pair(
+        "dtype that is none",
+        DtypeError,
+        {UNROLL: UNROLL.replace("world", "dtypes='float13', world"), "@tk.program": "@tk.program  # <-"},
+        "x: float13",
+        "bfloat16",
+    ),
+    pair(
+        "dtype of no tensor",
+        DtypeError,
+        {UNROLL: UNROLL.replace("world", "dtypes={'y': 'float16'}, world"), "@tk.program": "@tk.program  # <-"},
+        "y, which is no tensor of program",
+        "x, out, full",
+    ),
+]
+
+WORLDS = [
+    pair(
+        f"world of {world}",
+        WorldError,
+        {UNROLL: UNROLL.replace("world=2", f"world={world}") + "  # <-"},
+        f"a world of {world}",
+        "from 1 to 1024 ranks",
+    )
+    for world in ("0", "-1", "2.0", "'2'", "True", "1025")
+]
+
+TILES = [
+    pair(
+        "tile larger than the tensor",
+        TileSizeError,
+        {GATHER_TILE: 'tile=(16, 128), at="home"', LAUNCH_GATHER: f"{LAUNCH_GATHER}  # <-"},
+        "gather: a tile of 128 along K is larger than the tensor, of 64; use at most 64",
+        "program.fit(schedule, ...)",
+    ),
+    pair(
+        "step larger than the tensor",
+        TileSizeError,
+        {USE_TILE: "tile=(16, 16, 256)", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+        "use: a tile of 256 along K",
+        "at most 64",
+    ),
+    pair(
+        "tile that is no power of two",
+        TileSizeError,
+        {f"    gather=tk.SMs(4, {GATHER_TILE}),": "    gather=tk.SMs(4, tile=(16, 24)),  # <-"},
+        "tile (16, 24): 24 is not a power of two",
+    ),
+    pair(
+        "tile of nothing",
+        TileSizeError,
+        {f"    use=tk.SMs({USE_TILE}),": "    use=tk.SMs(tile=(16, 0, 16)),  # <-"},
+        "0 is not a power",
+    ),
+    pair(
+        "tile that is no tuple",
+        TileSizeError,
+        {f"    use=tk.SMs({USE_TILE}),": "    use=tk.SMs(tile=[16, 16, 16]),  # <-"},
+        "(128, 256)",
+    ),
+    pair(
+        "tile of floats",
+        TileSizeError,
+        {f"    use=tk.SMs({USE_TILE}),": "    use=tk.SMs(tile=(16.0, 16, 16)),  # <-"},
+        "16.0 is not",
+    ),
+    pair(
+        "tile of too few sizes",
+        TileSizeError,
+        {USE_TILE: "tile=(16,)", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+        "use runs over the dimensions M, N",
+        "a tile of 2 sizes",
+        "has (16,)",
+    ),
+    pair(
+        "whole dimension as a block",
+        TileSizeError,
+        {
+            USE_TILE: "tile=(16, None, 16)",
+            "tl.zeros(t.shape": "tl.zeros((16, 16)",
+            "    out[t].store(acc)": "    out[t].store(acc)  # <-",
+        },
+        "N is not cut into tiles",
+        "a tile size along N",
+        "tk.steps",
+    ),
+    pair(
+        "shape of a whole dimension",
+        TileSizeError,
+        {USE_TILE: "tile=(16, None, 16)", "tl.zeros(t.shape, tl.float32)": "tl.zeros(t.shape, tl.float32)  # <-"},
+        "N is not cut into tiles",
+    ),
+    tile(
+        "load of a whole dimension", TileSizeError, "a = x[t.rows].load()  # <-", "K is not cut into tiles", "tk.steps"
+    ),
+    pair(
+        "no step in the schedule",
+        TileSizeError,
+        {USE_TILE: "tile=(16, 16)", "in tk.steps(full.cols):": "in tk.steps(full.cols):  # <-"},
+        "gives this role's loops no step",
+        "the last of tile=",
+    ),
+    tile(
+        "dot of small blocks",
+        TileSizeError,
+        "a = tl.zeros((8, 16), tl.float16)\nb = tl.dot(a, tl.trans(a))  # <-",
+        "(8, 16) and (16, 8): it takes at least 16",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", [*DIMENSIONS, *DTYPES, *WORLDS, *TILES], ids=lambda c: c.name.replace(" ", "-"))
+def test_error(case: Case, tmp_path: Path) -> None:
+    check(case, tmp_path)

@@ -1,0 +1,324 @@
+"""What a tile function or a program can't say: errors at the word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.frontend.wrong import (
+    GATHER,
+    LAUNCH_GATHER,
+    LAUNCH_USE,
+    PROGRAM,
+    UNROLL,
+    Case,
+    alone,
+    check,
+    load,
+    pair,
+    tile,
+)
+from tilelink.errors import NotUnderstoodError, UndefinedNameError
+
+NAMES = [
+    tile(
+        "name", UndefinedNameError, "out[t].store(y)  # <-", "y is not defined here", "role knows inbox, out, weight, x"
+    ),
+    tile("function of tl", UndefinedNameError, "a = tl.zeross((16, 16))  # <-", "tl has no zeross"),
+    tile("axis of the tile", UndefinedNameError, "a = t.reader  # <-", "no reader; it has rows, cols, shape"),
+    tile(
+        "block of a branch",
+        UndefinedNameError,
+        "if tk.rank() == 0:\n    a = tl.zeros((16, 16), tl.float32)\nout[t].store(a)  # <-",
+        "a is not defined here",
+        "ends with it",
+        "define it before",
+    ),
+    tile(
+        "block of a loop",
+        UndefinedNameError,
+        "for n in range(3):\n    a = tl.zeros((16, 16), tl.float32)\nout[t].store(a)  # <-",
+        "a is not defined here",
+        "ends with it",
+    ),
+    tile(
+        "variable of a loop",
+        UndefinedNameError,
+        "for n in range(3):\n    pass\nout[t].store(n)  # <-",
+        "n is not defined here",
+    ),
+    pair(
+        "name in the program",
+        UndefinedNameError,
+        {LAUNCH_USE: "use[tk.tiles(out)](full, outt)  # <-"},
+        "'outt' is not defined",
+    ),
+    pair(
+        "attribute in the program",
+        NotUnderstoodError,
+        {LAUNCH_USE: "use[tk.tiles(out.lines)](full, out)  # <-"},
+        "'lines'",
+    ),
+    pair(
+        "tensor of a kernel's name",
+        NotUnderstoodError,
+        {'full = tk.local("M", "K")': 'wait = full = tk.local("M", "K")  # <-'},
+        "wait has a meaning",
+        "tensor",
+    ),
+    pair(
+        "tensor of a derived name",
+        NotUnderstoodError,
+        {'full = tk.local("M", "K")': 'x_stride_M = full = tk.local("M", "K")  # <-'},
+        "x_stride_M",
+    ),
+    pair(
+        "dimension of a kernel's name",
+        NotUnderstoodError,
+        {"@tk.program": "@tk.program  # <-", PROGRAM: PROGRAM.replace('"N"', '"rank"')},
+        "rank has a meaning",
+        "dimension",
+    ),
+    pair(
+        "axis of a kernel's name",
+        NotUnderstoodError,
+        {LAUNCH_GATHER: "gather[tk.tiles(x, home=tk.ranks)](x, full)  # <-"},
+        "home",
+        "rank axis",
+    ),
+    pair(
+        "axis of a tile's name",
+        NotUnderstoodError,
+        {LAUNCH_GATHER: "gather[tk.tiles(x, rows=tk.ranks)](x, full)  # <-"},
+        "rows",
+        "rank axis",
+    ),
+    pair(
+        "dimension called like a tensor",
+        NotUnderstoodError,
+        {"@tk.program": "@tk.program  # <-", PROGRAM: PROGRAM.replace('"N"', '"out"')},
+        "out is the name of a tensor and of a dimension",
+    ),
+    pair(
+        "role called like a tensor",
+        NotUnderstoodError,
+        {"    use=": "    out=", LAUNCH_USE: "use.named('out')[tk.tiles(out)](full, out)  # <-"},
+        "a tensor and of a role",
+    ),
+    pair(
+        "role called like the program",
+        NotUnderstoodError,
+        {"    use=": "    program=", LAUNCH_USE: "use.named('program')[tk.tiles(out)](full, out)  # <-"},
+        "a program and of a role",
+    ),
+    pair(
+        "two roles of one name",
+        NotUnderstoodError,
+        {LAUNCH_USE: f"{LAUNCH_USE}\n    {LAUNCH_USE}  # <-"},
+        "program has a role use",
+        "use.named(...)",
+    ),
+]
+
+STATEMENTS = [
+    tile("while", NotUnderstoodError, "while True:  # <-\n    pass", "while is not understood"),
+    tile("try", NotUnderstoodError, "try:  # <-\n    pass\nfinally:\n    pass", "try is not understood"),
+    tile("return", NotUnderstoodError, "return 3  # <-", "return is not understood"),
+    tile(
+        "list comprehension",
+        NotUnderstoodError,
+        "a = [n for n in range(3)]  # <-",
+        "[n for n in range(3)] is not understood",
+    ),
+    tile("lambda", NotUnderstoodError, "a = lambda b: b  # <-", "not understood"),
+    tile("star", NotUnderstoodError, "a = tl.zeros(*t.shape)  # <-", "*t.shape is not understood"),
+    tile("two stars", NotUnderstoodError, "a = tl.zeros((16, 16), **{})  # <-", "** is not understood"),
+    tile("assignment to an attribute", NotUnderstoodError, "t.x = 3  # <-", "names on its left"),
+    tile("names that are too many", NotUnderstoodError, "a, b = t.shape, 1, 2  # <-", "2 names"),
+    tile(
+        "loop over a tuple", NotUnderstoodError, "for n in (1, 2):  # <-\n    pass", "tk.steps(), tk.ranks() or range()"
+    ),
+    tile("loop over a function", NotUnderstoodError, "for n in reversed(3):  # <-\n    pass", "reversed"),
+    tile(
+        "range backwards",
+        NotUnderstoodError,
+        "for n in range(3, 0, -1):  # <-\n    pass",
+        "a positive constant, not -1",
+    ),
+    tile(
+        "range from below zero",
+        NotUnderstoodError,
+        "for n in range(-3, 3):  # <-\n    pass",
+        "begins at 0",
+        "-3 may be negative",
+    ),
+    tile(
+        "range over data",
+        NotUnderstoodError,
+        "for n in range(tl.sum(inbox[0, t].load())):  # <-\n    pass",
+        "known before the run",
+    ),
+    tile("range without end", NotUnderstoodError, "for n in range():  # <-\n    pass", "range takes"),
+    tile(
+        "variable that is used already",
+        NotUnderstoodError,
+        "for k in tk.steps(x.cols):\n    for k in range(3):  # <-\n        pass",
+        "k is K[k:+16] already",
+        "name of its own",
+    ),
+    tile(
+        "integer that changes in a loop",
+        NotUnderstoodError,
+        "n = 0\nfor m in range(3):\n    n = n + 1  # <-",
+        "it is 0",
+        "tl.zeros",
+    ),
+    tile(
+        "number that becomes data in a loop",
+        NotUnderstoodError,
+        "a = 0.0\nfor m in range(3):\n    a += inbox[m, t].load()  # <-",
+        "a is known before the run (it is 0.0)",
+        "begin with tl.zeros",
+    ),
+    tile(
+        "block that becomes a view",
+        NotUnderstoodError,
+        "a = tl.zeros((16, 16), tl.float32)\nif tk.rank() == 0:\n    a = out[t]  # <-",
+        "a is a block of data",
+        "out[M[M_lo:+16]",
+    ),
+    tile(
+        "loop's word outside of a loop", NotUnderstoodError, "a = tk.steps(x.cols)  # <-", "for k in tk.steps(x.cols)"
+    ),
+    tile("division", NotUnderstoodError, "a = t.rows.start / 2  # <-", "M_lo differs from tile to tile", "+ - * // %"),
+    tile("division by zero", NotUnderstoodError, "a = t.rows.start % 0  # <-", "the divisor 0"),
+    tile(
+        "division by what may be negative",
+        NotUnderstoodError,
+        "a = 3 // (t.rows.start - 8)  # <-",
+        "M_lo - 8",
+        "max(1, ...)",
+    ),
+    tile(
+        "comparison of an integer with a float",
+        NotUnderstoodError,
+        "a = t.rows.start < 0.5  # <-",
+        "M_lo and 0.5 can't be compared",
+    ),
+    tile(
+        "load with a mask",
+        NotUnderstoodError,
+        "a = inbox[0, t].load(mask=None)  # <-",
+        "inbox[0, t].load takes no arguments",
+    ),
+    tile("store with a mask", NotUnderstoodError, "out[t].store(1.0, mask=None)  # <-", "out[t].store takes block"),
+    tile("store of nothing", NotUnderstoodError, "out[t].store()  # <-", "out[t].store takes block"),
+    tile("copy to nowhere", NotUnderstoodError, "tk.copy(out[t])  # <-", "tk.copy takes source, target"),
+    tile(
+        "steps with a length",
+        NotUnderstoodError,
+        "for k in tk.steps(x.cols, step=3):  # <-\n    pass",
+        "along, stop (may be left out)",
+    ),
+    tile("rank of something", NotUnderstoodError, "a = tk.rank(0)  # <-", "tk.rank takes no arguments"),
+    tile("call of a range", NotUnderstoodError, "a = t.rows()  # <-", "t.rows can't be called"),
+    tile(
+        "Python on blocks",
+        NotUnderstoodError,
+        "a = abs(inbox[0, t].load())  # <-",
+        "abs is not Triton's",
+        "@triton.jit",
+    ),
+    tile(
+        "Python with keywords",
+        NotUnderstoodError,
+        "a = int('10', base=2)  # <-",
+        "only functions of Triton take keywords",
+    ),
+    tile("Python that fails", NotUnderstoodError, "a = int('ten')  # <-", "int('ten'): invalid literal"),
+    tile(
+        "index into a block", NotUnderstoodError, "a = inbox[0, t].load()[0]  # <-", "indices of a block are : and None"
+    ),
+    tile("dot of one block", NotUnderstoodError, "a = tl.dot(inbox[0, t].load(), 1)  # <-", "takes two blocks"),
+    tile(
+        "condition as a block",
+        NotUnderstoodError,
+        "a = tl.where(tk.rank() == 0, 1.0, 2.0)  # <-",
+        "rank == 0 can't be part",
+    ),
+]
+
+PROGRAMS = [
+    pair(
+        "nothing in the program",
+        NotUnderstoodError,
+        {f"    {LAUNCH_GATHER}\n    {LAUNCH_USE}\n": "", "@tk.program": "@tk.program  # <-"},
+        "program launches no tile function",
+    ),
+    pair(
+        "wait in the program",
+        NotUnderstoodError,
+        {LAUNCH_USE: f"tk.wait(full)  # <-\n    {LAUNCH_USE}"},
+        "tk.wait() has a meaning only",
+    ),
+    pair(
+        "wait outside",
+        NotUnderstoodError,
+        {"\n\n\n@tk.program": "\n\n\ntk.wait(3)  # <-\n\n\n@tk.program"},
+        "only inside a tile function",
+    ),
+    pair(
+        "rank outside", NotUnderstoodError, {"\n\n\n@tk.program": "\n\n\ntk.rank()  # <-\n\n\n@tk.program"}, "tk.rank()"
+    ),
+    pair(
+        "local outside",
+        NotUnderstoodError,
+        {"\n\n\n@tk.program": "\n\n\ntk.local('M')  # <-\n\n\n@tk.program"},
+        "only inside a program",
+    ),
+    pair("tile function called", NotUnderstoodError, {LAUNCH_USE: "use(full, out)  # <-"}, "use[tk.tiles(...)](...)"),
+    pair(
+        "launch outside",
+        NotUnderstoodError,
+        {
+            "\n\n\ndef main": "\n\nuse[Space(('M',), False, ())](1, 2)  # <-\n\n\ndef main",
+            "schedule = ": "from tilelink.language import Space\n\nschedule = ",
+        },
+        "use has a meaning only inside a program",
+    ),
+    pair(
+        "tensor of another program",
+        NotUnderstoodError,
+        {
+            "@tk.program": "leaked = []\n\n\n@tk.program",
+            "    full = tk": "    leaked.append(out)\n    full = tk",
+            LAUNCH_USE: "use[tk.tiles(out)](full, leaked[0])  # <-",
+            f"    return {UNROLL}": f"    program.recorded()\n    program._recorded.clear()\n    return {UNROLL}",
+        },
+        "out is no tensor of this program",
+    ),
+    pair(
+        "tile function that is none",
+        NotUnderstoodError,
+        {"schedule = ": "other = tk.tile(lambda t: None)  # <-\nschedule = "},
+        "written with def",
+    ),
+    pair(
+        "tile function with any number of tensors",
+        NotUnderstoodError,
+        {"def use(t, full, out):": "def use(t, *tensors):  # <-"},
+        "the tile, then tensors",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", [*NAMES, *STATEMENTS, *PROGRAMS], ids=lambda c: c.name.replace(" ", "-"))
+def test_error(case: Case, tmp_path: Path) -> None:
+    check(case, tmp_path)
+
+
+@pytest.mark.parametrize("source", [GATHER, alone("out[t].store(1.0)")], ids=["gather", "alone"])
+def test_what_the_cases_change_is_right(source: str, tmp_path: Path) -> None:
+    """Errors come from what the cases change: without a change there is none."""
+    assert len(load(tmp_path, source).main())
