@@ -212,6 +212,7 @@ class TestBadInput:
         assert (answer["schema"], answer["status"]) == (1, "error")
         assert answer["error"].keys() == {"class", "message", "file", "line"}
         assert answer["error"]["class"] == kind and words in answer["error"]["message"]
+        assert "bench" not in (answer["error"]["file"] or "") or "compare" in flags
         assert list(tmp_path.iterdir()) == []
 
     def test_is_a_folder_that_can_not_be_written_to(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
