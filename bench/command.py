@@ -15,6 +15,7 @@ from bench.operators import OPERATORS, Shape
 from bench.processes import measure_all
 from bench.table import table
 from tilelink.cli import Answer, Parser, UsageError, failure, read_dtype, read_shape, respond, shape_text
+from tilelink.errors import TileLinkError
 
 T = TypeVar("T")
 COMPARE = "compare"
@@ -41,7 +42,12 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> Answer:
         raise UsageError(f"--jobs {args.jobs}: at least one process is needed")
     shapes = args.shapes or ([QUICK] if args.quick else list(LAYERS.values()))
     seeds = range(QUICK_SEEDS if args.quick else SEEDS)
-    cases = plan(args.ops, shapes, args.worlds, args.dtypes, seeds, args.out)
+    try:
+        cases = plan(args.ops, shapes, args.worlds, args.dtypes, seeds, args.out)
+    except TileLinkError as e:
+        if e.site and Path(e.site.file).parent == Path(__file__).parent:
+            raise type(e)(e.message) from e  # it is about a flag, not about a line here
+        raise
     _make(args.out)
     measured = measure_all(cases, args.jobs)
     made = records.records(measured, join(["python", "-m", "bench", *argv]))
