@@ -6,7 +6,7 @@ A schedule never changes what a program computes; tile sizes, the k step include
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ class Order:
     """
 
     name: str
-    parts: PartOrder
+    parts: PartOrder = field(repr=False)
     group: int = 1
 
     def part_at(self, step: Expr) -> Expr:

@@ -21,6 +21,7 @@ from tilelink.frontend.sizes import Sizes, check_rank, check_world
 from tilelink.runtime.arguments import Arguments, CallLog, Parts, check_arguments
 from tilelink.runtime.cpu import DeadlockError, Execution, InterpretedKernel, Operation, Region, interpreted
 from tilelink.runtime.cpu.interpreter import suspended
+from tilelink.runtime.cpu.memory import Kind
 from tilelink.runtime.layout import ALIGNMENT, CONTROL_WORDS, HeapLayout, place, shape_on
 from tilelink.runtime.prepare import Prepared, prepare, same_call
 from tilelink.runtime.stuck import explain
@@ -45,10 +46,12 @@ class Ready:
 
 
 class CpuWorld:
-    """A world of ranks on the CPU. `heap_bytes`: the symmetric heap of a rank, cut into `slots`, with `signal_bytes` for the
-    signals of each. `sms`: SMs of a rank's device, hence workers of a kernel. `seed` fixes the schedule of `run`.
-    `resident`: at most so many workers of a rank at a time. `races`: look for data races. `switch`: workers take turns at
-    "atomics", or at every access to "memory", which is slower and keeps their logical times together.
+    """A world of ranks on the CPU.
+
+    `heap_bytes`: the symmetric heap of a rank, cut into `slots`, with `signal_bytes` for the signals of each. `sms`:
+    SMs of a rank's device, hence workers of a kernel. `seed` fixes the schedule of `run`. `resident`: at most so many
+    workers of a rank at a time. `races`: look for data races. `switch`: workers take turns at "atomics", or at every
+    access to "memory", which is slower and keeps their logical times together. `observer` gets every operation.
 
     Raises WorldError, HeapError.
     """
@@ -82,9 +85,9 @@ class CpuWorld:
         self.execution: Execution | None = None
 
     def run(self, function: Callable[[Group], T], *, seed: int | None = None) -> list[T]:
-        """Runs `function(group)` on every rank, each with its own group handle, and all that it launches; returns what it
-        returned, by rank. Raises what a rank raises, StuckError, and what the execution finds (races, accesses out of bounds).
-        After an error the world is as new, apart from results."""
+        """Runs `function(group)` on every rank, each with its own group handle, and all that it launches; returns what
+        it returned, by rank. Raises what a rank raises, StuckError, and what the execution finds (races, accesses out
+        of bounds). After an error the world is as new, apart from results."""
         self.execution = Execution(
             self.world,
             self.seed if seed is None else seed,
@@ -125,13 +128,15 @@ class CpuWorld:
                 self._ready[key] = Ready.of(prepare(program, arguments, schedule, self.world, self.sms))
         return self._ready[key]
 
-    def region(self, name: str, rank: int, at: int, shape: tuple[int, ...], dtype: torch.dtype, kind: Any = "data") -> Region:
+    def region(
+        self, name: str, rank: int, at: int, shape: tuple[int, ...], dtype: torch.dtype, kind: Kind = "data"
+    ) -> Region:
         """A part of a rank's heap."""
         size = torch.Size(shape).numel() * dtype.itemsize
         return Region(name, rank, self.heaps[rank][at : at + size].view(dtype).view(shape), kind)
 
     def shard(self, tensor: Tensor, sizes: Sizes, rank: int, at: int) -> Region:
-        """A rank's tensor on its heap. All ranks lay it out for the longest part; a shorter one is the beginning of it."""
+        """A rank's tensor on its heap, which all ranks lay out for the longest part: a shorter one is the beginning."""
         shape = shape_on(tensor, sizes, None)
         whole = self.region(tensor.name, rank, at, shape, getattr(torch, tensor.dtype))
         if tensor.sharded is None:
@@ -159,9 +164,11 @@ class Group:
             raise WorldError(f"{caller} is called outside of CpuWorld.run, where no rank runs", Site.of_user())
         return self.owner.execution
 
-    def call(self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]) -> Any:
-        """Launches a program on this rank; see `Program.__call__`. Options: tensors by name, `parts` (lengths of the shards of
-        each rank, by dimension), `slot` (which copy of buffers and signals; by default they take turns)."""
+    def call(
+        self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
+    ) -> Any:
+        """Launches a program on this rank; see `Program.__call__`. Options: tensors by name, `parts` (lengths of the
+        shards of each rank, by dimension), `slot` (which copy of buffers and signals; by default they take turns)."""
         site = Site.of_user()
         execution = self.execution(program.name)
         parts: Parts | None = options.pop("parts", None)
@@ -203,9 +210,8 @@ class _Run:
 
     def launch(self, execution: Execution) -> Any:
         """Launches the kernels of the run; returns the outputs, complete once the rank's stream is."""
-        tables = {
-            f"{d}_parts": torch.from_numpy(self.prepared.sizes.values[f"{d}_parts"]) for d, _ in self.prepared.sizes.parts
-        }
+        names = [f"{d}_parts" for d, _ in self.prepared.sizes.parts]
+        tables = {n: torch.from_numpy(self.prepared.sizes.values[n]) for n in names}
         values = self._values(tables)
         regions = self._regions(tables)
         number = self.group.calls - 1

@@ -42,8 +42,8 @@ class HeapLayout:
         least = self.control_bytes + self.slots * (self.signal_bytes + ALIGNMENT)
         if self.heap_bytes < least:
             raise HeapError(
-                f"a heap of {self.heap_bytes} bytes is too small: {self.slots} slots with {self.signal_bytes} bytes of signals "
-                f"each leave nothing for data; at least {least}",
+                f"a heap of {self.heap_bytes} bytes is too small: {self.slots} slots with {self.signal_bytes} bytes of "
+                f"signals each leave nothing for data; at least {least}",
                 Site.of_user(),
             )
 
@@ -103,10 +103,11 @@ def place(program: TileProgram, sizes: Sizes, heap: HeapLayout) -> Placement:
         signals_end += aligned(4 * cells)
     if at > heap.data_bytes or signals_end > heap.signal_bytes:
         names = ", ".join(n for n, _ in data)
+        slot = at + max(signals_end, heap.signal_bytes) + ALIGNMENT
         raise HeapError(
-            f"the symmetric heap is too small for {program.name} at {dict(sizes.dims)} on {sizes.world} ranks: a slot needs {at} "
-            f"bytes for {names} and {signals_end} for signals; it has {heap.data_bytes} and {heap.signal_bytes}. Make the world "
-            f"with heap_bytes={heap.control_bytes + heap.slots * (at + max(signals_end, heap.signal_bytes) + ALIGNMENT)}"
+            f"the symmetric heap is too small for {program.name} at {dict(sizes.dims)} on {sizes.world} ranks: a slot "
+            f"needs {at} bytes for {names} and {signals_end} for signals; it has {heap.data_bytes} and "
+            f"{heap.signal_bytes}. Make the world with heap_bytes={heap.control_bytes + heap.slots * slot}"
             + (f" and signal_bytes={signals_end}" if signals_end > heap.signal_bytes else ""),
             Site.of_user(),
         )

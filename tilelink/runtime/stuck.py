@@ -70,8 +70,8 @@ def _poll(stuck: StuckProgram, poll: Poll, prepared: Prepared) -> str:
         role = program.roles[events.role[k]].name
         site = events.sites[events.site[k]]
         return (
-            f"role {role}, tile {events.tile[k]}, waits for {events.region(k)} of rank {events.home[k]} (signal {poll.index[0]}): "
-            f"expected {events.expected[k]}, observed {poll.observed} ({site}: {site.text})"
+            f"role {role}, tile {events.tile[k]}, waits for {events.region(k)} of rank {events.home[k]} "
+            f"(signal {poll.index[0]}): expected {events.expected[k]}, observed {poll.observed} ({site}: {site.text})"
         )
     expected = expected_counts(program, program.signals_of(name), prepared.sizes)
     due = int(np.asarray(expected)[poll.region_rank, poll.index[0]])

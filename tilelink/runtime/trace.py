@@ -1,4 +1,4 @@
-"""What a lowered kernel did, held against what the unrolled program says: the gate that keeps one source from becoming two.
+"""What a lowered kernel did, held against what the unrolled program says: so one source does not become two.
 
 Every read, write, notification and wait of every worker has to be one of its events, in order; what lies between two
 synchronisations of a worker may be done in any order and in any number of pieces. Aligned so, each operation
@@ -30,7 +30,7 @@ class Trace:
 
 
 def align(events: Events, operations: Iterable[Operation], name: str) -> Trace:
-    """Gives each operation of the launches called `name` to its event. Raises TraceMismatchError at the first difference."""
+    """Gives each operation of the launches called `name` to its event. Raises TraceMismatchError at a difference."""
     theirs: dict[tuple[int, int], list[Operation]] = {}
     for o in operations:
         if o.name == name and o.region.kind != "control":
@@ -92,7 +92,8 @@ class _Worker:
 
     def notify(self, k: int) -> tuple[Operation, ...]:
         o = self.take(self.events.describe(k))
-        if not self.is_signal(k, o) or o.new is None or o.old is None or o.new != o.old + 1 or o.semantic not in ("release", "acq_rel"):
+        counted = o.old is not None and o.new == o.old + 1
+        if not self.is_signal(k, o) or not counted or o.semantic not in ("release", "acq_rel"):
             self.fail(self.events.describe(k), o)
         return (o,)
 
@@ -133,13 +134,16 @@ class _Worker:
 
     def volume(self, k: int) -> int:
         dims = len(self.events.program.tensors[self.events.tensor[k]].dims)
-        return int(prod(int(b) - int(a) for a, b in list(zip(self.events.lo[k], self.events.hi[k], strict=True))[:dims]))
+        return prod(int(b - a) for a, b in zip(self.events.lo[k][:dims], self.events.hi[k][:dims], strict=True))
 
     def fail(self, wanted: str, o: Operation | None) -> NoReturn:
-        did = f"{o.kind} {o.semantic} {o.scope} of {o.region.name}@rank{o.region.rank} {list(o.box)}" if o else "nothing more"
+        did = "nothing more"
+        if o is not None:
+            did = f"{o.kind} {o.semantic} {o.scope} of {o.region.name}@rank{o.region.rank} {list(o.box)}"
         where = f" ({o.site})" if o else ""
         raise TraceMismatchError(
-            f"rank {self.rank} worker {self.worker} of {self.events.program.name}: the program says {wanted}; the kernel did {did}{where}"
+            f"rank {self.rank} worker {self.worker} of {self.events.program.name}: the program says {wanted}; "
+            f"the kernel did {did}{where}"
         )
 
 
