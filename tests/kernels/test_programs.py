@@ -142,6 +142,7 @@ def test_reduce_scatter_gives_the_same_bits_in_every_order(example: Any, dtype: 
     assert relative_rms(outs[0], case.expected) < LIMITS[dtype]
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("seed", range(3))
 def test_programs_may_be_mixed_in_one_lane(example: Any, seed: int) -> None:
     """Over one slot, where buffers and signals of one program come to lie where another's were."""
