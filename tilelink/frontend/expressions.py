@@ -58,16 +58,30 @@ def ceil_div(a: Any, b: Any) -> Expr:
 
 def never_negative(e: Expr) -> bool:
     """Whether an expression can be seen not to be negative (sympy itself gives up at floor)."""
+    bound = least(e)
+    return bound is not None and bound >= 0
+
+
+def least(e: Expr) -> int | None:
+    """A number that an expression is never below, where one can be seen."""
+    bounds = [least(a) for a in e.args]
+    known = [b for b in bounds if b is not None]
     match e:
-        case sympy.Add() | sympy.Mul() | sympy.Pow() | sympy.Min():
-            return all(never_negative(a) for a in e.args)
+        case sympy.Integer():
+            return int(e)
+        case sympy.Add():
+            return sum(known) if known == bounds else None
+        case sympy.Mul() | sympy.Pow():
+            return int(e.func(*known)) if known == bounds and min(known) >= 0 else None
+        case sympy.Min():
+            return min(known) if known == bounds else None
         case sympy.Max():
-            return any(never_negative(a) for a in e.args)
+            return max(known, default=None)
         case sympy.floor():
-            return all(never_negative(a) for a in sympy.fraction(sympy.together(e.args[0])))
+            return 0 if all(map(never_negative, sympy.fraction(sympy.together(e.args[0])))) else None
         case sympy.Mod():
-            return never_negative(e.args[1])
-    return bool(e.is_nonnegative)
+            return 0 if never_negative(e.args[1]) else None
+    return 1 if e.is_positive else 0 if e.is_nonnegative else None
 
 
 def _enclosed(text: str) -> bool:

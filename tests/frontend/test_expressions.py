@@ -1,0 +1,215 @@
+"""Integer expressions mean in kernels and in numpy what they mean in Python, for negative numbers too."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import operator
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tilelink.frontend.expressions import (
+    RANK,
+    WORLD,
+    Expr,
+    ceil_div,
+    evaluate,
+    first_of,
+    floor_div,
+    modulo,
+    never_negative,
+    symbol,
+    to_text,
+    to_triton,
+)
+
+NAMES = ["a", "b", "n", "rank", "world"]
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: floor_div, ast.Mod: modulo,
+}  # fmt: skip
+
+
+class Truncating:
+    """An integer of a kernel: `//` and `%` truncate, as in C."""
+
+    def __init__(self, value: int) -> None:
+        self.value = int(value)
+
+    def __int__(self) -> int:
+        return self.value
+
+    def __neg__(self) -> Truncating:
+        return Truncating(-self.value)
+
+
+def _quotient(a: int, b: int) -> int:
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def _both_ways(function: Callable[[int, int], int]) -> tuple[Any, Any]:
+    def method(self: Truncating, other: Any) -> Truncating:
+        return Truncating(function(int(self), int(other)))
+
+    def reflected(self: Truncating, other: Any) -> Truncating:
+        return Truncating(function(int(other), int(self)))
+
+    return method, reflected
+
+
+Truncating.__add__, Truncating.__radd__ = _both_ways(operator.add)
+Truncating.__sub__, Truncating.__rsub__ = _both_ways(operator.sub)
+Truncating.__mul__, Truncating.__rmul__ = _both_ways(operator.mul)
+Truncating.__pow__, Truncating.__rpow__ = _both_ways(operator.pow)
+Truncating.__floordiv__, Truncating.__rfloordiv__ = _both_ways(_quotient)
+Truncating.__mod__, Truncating.__rmod__ = _both_ways(lambda a, b: a - b * _quotient(a, b))
+
+KERNEL = SimpleNamespace(
+    minimum=lambda a, b: Truncating(min(int(a), int(b))), maximum=lambda a, b: Truncating(max(int(a), int(b)))
+)
+
+
+def in_kernel(e: Expr, values: dict[str, int]) -> int:
+    """The expression as a kernel computes it."""
+    known = {n: Truncating(v) for n, v in values.items()}
+    return int(eval(to_triton(e), {"tl": KERNEL}, known))
+
+
+def elaborated(text: str) -> Expr | None:
+    """What becomes of the source of an expression; None for one that is refused (a divisor may be 0 or negative)."""
+
+    def made(node: ast.expr) -> Expr:
+        match node:
+            case ast.Constant():
+                return sympy.Integer(node.value)
+            case ast.UnaryOp():
+                return -made(node.operand)
+            case ast.Name():
+                return symbol(node.id)
+            case ast.Call(func=ast.Name(id=name)):
+                return (sympy.Min if name == "min" else sympy.Max)(*map(made, node.args))
+            case ast.BinOp():
+                left, right = made(node.left), made(node.right)
+                if isinstance(node.op, ast.FloorDiv | ast.Mod) and (right.is_zero or not never_negative(right)):
+                    raise ZeroDivisionError
+                return OPERATORS[type(node.op)](left, right)
+        raise AssertionError(ast.dump(node))
+
+    try:
+        return made(ast.parse(text, mode="eval").body)
+    except ZeroDivisionError:
+        return None
+
+
+def _combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    binary = st.tuples(inner, st.sampled_from(["//", "%", "+", "-", "*"]), inner).map(lambda t: f"({' '.join(t)})")
+    folds = st.tuples(st.sampled_from(["min", "max"]), inner, inner).map(lambda t: f"{t[0]}({t[1]}, {t[2]})")
+    return binary | folds
+
+
+numbers = st.sampled_from([-7, -3, -2, -1, 0, 1, 2, 3, 4, 5, 8, 16]).map(lambda n: f"({n})" if n < 0 else str(n))
+sources = st.recursive(st.sampled_from(NAMES) | numbers, _combined, max_leaves=8)
+assignments = st.fixed_dictionaries({n: st.integers(n == "world", 9) for n in NAMES})
+
+
+@settings(max_examples=600, deadline=None)
+@given(sources, st.lists(assignments, min_size=5, max_size=5))
+def test_same_as_python(source: str, values: list[dict[str, int]]) -> None:
+    e = elaborated(source)
+    assume(e is not None)
+    for known in values:
+        try:
+            want = eval(source, {}, dict(known))
+        except ZeroDivisionError:
+            continue
+        assert int(evaluate(e, known)) == want, (source, str(e), known)
+        assert in_kernel(e, known) == want, (source, to_triton(e), known)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sources, st.lists(assignments, min_size=2, max_size=6))
+def test_whole_arrays_at_once(source: str, values: list[dict[str, int]]) -> None:
+    """What unrolling does: one evaluation for all tiles."""
+    e = elaborated(source)
+    assume(e is not None)
+    arrays = {n: np.array([v[n] for v in values]) for n in NAMES}
+    with np.errstate(divide="ignore"):
+        one_by_one = [int(evaluate(e, {n: np.int64(v) for n, v in known.items()})) for known in values]
+        together = np.broadcast_to(evaluate(e, arrays), len(values))
+    assert together.tolist() == one_by_one
+
+
+@settings(max_examples=200, deadline=None)
+@given(sources, assignments)
+def test_never_negative_is_true(source: str, values: dict[str, int]) -> None:
+    e = elaborated(source)
+    assume(e is not None and never_negative(e))
+    with contextlib.suppress(ZeroDivisionError):
+        assert eval(source, {}, dict(values)) >= 0
+
+
+@pytest.mark.parametrize(
+    ("source", "printed"),
+    [
+        ("a % 8", "a % 8"),
+        ("(rank + 1) % world", "(rank + 1) % world"),
+        ("(rank - 1) % world", "(rank + world - 1) % world"),
+        ("(rank - a) % world", "((-a + rank) % world + world) % world"),
+        ("a // 8 * 8", "8*(a // 8)"),
+        ("(a - 1) // 8", "((a - 1) - ((a - 1) % 8 + 8) % 8) // 8"),
+        ("min(a + 128, n)", "tl.minimum(a + 128, n)"),
+        ("max(a, b, n)", "tl.maximum(tl.maximum(a, b), n)"),
+    ],
+)
+def test_as_it_stands_in_a_kernel(source: str, printed: str) -> None:
+    """Plain where the sign is known, corrected where it is not."""
+    node = source.replace("max(a, b, n)", "max(max(a, b), n)")
+    e = elaborated(node)
+    assert e is not None and to_triton(e) == printed
+
+
+@pytest.mark.parametrize(("a", "b", "want"), [(0, 8, 0), (1, 8, 1), (8, 8, 1), (9, 8, 2), (7, 1, 7)])
+def test_ceil_div(a: int, b: int, want: int) -> None:
+    assert int(evaluate(ceil_div(symbol("a"), b), {"a": a})) == want
+    assert ceil_div(a, b) == want
+
+
+def test_modulo_of_a_multiple_of_the_divisor() -> None:
+    """sympy itself says -n."""
+    n = symbol("n")
+    assert modulo(-n, 2 * n) == n
+    assert modulo(7, 4) == 3 and modulo(-7, 4) == 1
+
+
+def test_beginnings_of_parts() -> None:
+    m = symbol("M")
+    assert first_of(m, 0) == 0
+    assert first_of(m, WORLD) == m
+    assert to_text(first_of(m, RANK + 1) - first_of(m, RANK)) == "-first_of(M, rank) + first_of(M, rank + 1)"
+    assert to_triton(first_of(m, RANK + 1)) == "tl.load(M_parts + rank + 1)"
+    starts = {"M_parts": np.array([0, 5, 5, 9]), "rank": np.array([0, 1, 2])}
+    assert evaluate(first_of(m, RANK + 1) - first_of(m, RANK), starts).tolist() == [5, 0, 4]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        sympy.And(RANK < WORLD - 1, sympy.Ne(RANK, 0)),
+        sympy.Or(sympy.Eq(RANK, 0), symbol("a") > 3),
+        sympy.Not(sympy.And(sympy.Eq(RANK, 0), symbol("a") > 3)),
+    ],
+    ids=str,
+)
+def test_conditions(condition: sympy.Basic) -> None:
+    """In a kernel, in numpy and in sympy."""
+    for rank, a in ((0, 0), (0, 5), (2, 3), (3, 9)):
+        values = {"rank": rank, "world": 4, "a": a}
+        want = bool(condition.subs({symbol(n): v for n, v in values.items()}))
+        assert bool(evaluate(condition, values)) == want
+        assert bool(eval(to_triton(condition), {}, values)) == want
