@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,14 +73,16 @@ def calls(draw: st.DrawFn, world: int) -> Call:
 
 @pytest.mark.parametrize(("world", "lanes"), [(1, 40), (2, 60), (3, 50), (4, 40), (8, 10)])
 def test_any_three_calls_in_a_row_are_right(world: int, lanes: int) -> None:
-    """Of 200 lanes, fewer the more they cost."""
-    lane = st.lists(calls(world), min_size=3, max_size=3)
+    """Of 200 lanes, fewer the more they cost. Slots are picked at random too: any pick will do."""
+    lane = st.tuples(*[calls(world)] * 3)
+    picks = st.tuples(*[st.none() | st.integers(0, 2)] * 3)
     seed, sms, slots = st.integers(0, 2**16), st.integers(5, 9), st.integers(1, 3)
 
     @settings(max_examples=lanes, deadline=None, derandomize=True, database=None, suppress_health_check=SLOW)
-    @given(lane, seed, sms, slots)
-    def check(lane: list[Call], seed: int, sms: int, slots: int) -> None:
-        run_and_check(*lane, seed=seed, sms=sms, slots=slots)
+    @given(lane, picks, seed, sms, slots)
+    def check(lane: tuple[Call, ...], picks: tuple[int | None, ...], seed: int, sms: int, slots: int) -> None:
+        picked = [replace(c, slot=None if p is None else p % slots) for c, p in zip(lane, picks, strict=True)]
+        run_and_check(*picked, seed=seed, sms=sms, slots=slots)
 
     check()
 
@@ -96,9 +99,9 @@ def test_uneven_parts_and_twice_in_a_row(schedule: str, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("schedule", list(NAMED))
 def test_bits_do_not_depend_on_the_order_of_execution(schedule: str, dtype: torch.dtype) -> None:
     tiles = {"gather": {"tile": (16, 32)}, "matmul": {"tile": (16, 16, 16)}}
-    call = Call((20, 7), N=20, K=50, dtype=dtype, schedule=NAMED[schedule].changed(**tiles), bias=True)
+    call = Call((20, 7), N=16, K=40, dtype=dtype, schedule=NAMED[schedule].changed(**tiles), bias=True)
     first = run_and_check(call, seed=0)[0]
-    for seed in range(1, 5):
+    for seed in range(1, 4):
         again = run([call], seed=seed)[0]
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 

@@ -115,7 +115,7 @@ def test_inputs_of_one_and_three_dimensions_are_published() -> None:
 
 @pytest.mark.parametrize("parts", UNEVEN, ids=str)
 def test_columns_are_sent_to_all_ranks(parts: tuple[int, ...]) -> None:
-    x = [torch.randn(40, n) for n in parts]
+    x = [torch.randn(20, n) for n in parts]
     outs = small_world(len(parts)).run(
         lambda g: [exchanges.broadcast(x[g.rank], group=g, parts={"B": parts}) for _ in range(3)]
     )
