@@ -89,7 +89,7 @@ class AllGatherMatmul(Operator):
     def forms(self, shape: Shape, world: int) -> dict[str, Form]:
         def fitted(program: Program, name: str, **changes: dict[str, Any]) -> Step:
             schedule = program.schedule(name).changed(**changes)
-            sizes = _sizes_of(program.bind(schedule, absent=program.optional), shape)
+            sizes: dict[str, Any] = dict(_sizes_of(program.bind(schedule, absent=program.optional), shape))
             return Step(program, program.fit(schedule, world=world, **sizes))
 
         gather, tile = {"count": GATHERING}, {"tile": TILE}

@@ -229,7 +229,8 @@ def read_schedule(program: Program, text: str | None, world: int, sizes: Shape) 
     """
     items = [item.strip() for item in text.split(",")] if text else []
     name = items.pop(0) if items and "=" not in items[0] else None
-    schedule = program.fit(name, world=world, **sizes)
+    whole: dict[str, Any] = dict(sizes)
+    schedule = program.fit(name, world=world, **whole)
     for item in items:
         match = re.fullmatch(r"(\w+)\.(\w+)=(.+)", item)
         try:

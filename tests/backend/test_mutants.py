@@ -146,7 +146,7 @@ IN_KERNEL = [
     ("notifies in gpu scope", push, r'(notify\(.*)"sys"', r'\1"gpu"', RaceError),
     ("waits in gpu scope", push, r'(rows_ready = wait\(.*)"sys"', r'\1"gpu"', RaceError),
     ("waits in cta scope", pull, r'(rows_ready = wait\(.*)"gpu"', r'\1"cta"', RaceError),
-    ("reads before peers have entered", pull, r"^ +entered\(.*\n", "", RaceError),
+    ("reads before peers have entered", pull, r"= entered\(.*\)", "= 0", RaceError),
     ("notifies before it stores", push, r"^( +tl.store\(.*\n)(.*\n)( +notify\(.*\n)", r"\3\2\1", RaceError),
 ]  # fmt: skip
 

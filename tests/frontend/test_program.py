@@ -82,7 +82,7 @@ def test_equal_for_equal_schedules() -> None:
         {"matmul": {"tile": (128, 256, 32)}},
         {"matmul": {"order": tk.next_rank_first}},
         {"matmul": {"order": tk.grouped(4)}},
-        {"matmul": {"warps": 4}},
+        {"gather": {"warps": 4}, "matmul": {"warps": 4}},
         {"matmul": {"stages": 4}},
         {"gather": {"count": 8}},
         {"gather": {"at": "reader"}},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import sympy
@@ -67,7 +67,7 @@ class Addresses:
         return pointer
 
     def block(
-        self, view: View, home: str | None = None, *, published: bool = True, tokens: Mapping[str, str] | None = None
+        self, view: View, home: str | None = None, *, published: bool = True, token: str | None = None
     ) -> Address:
         """The address of the block a view describes; all its ranges have extents."""
         tensor = self.program.tensor(view.tensor)
@@ -76,7 +76,6 @@ class Addresses:
         corner: list[str] = []
         inside: list[str] = []
         masks: list[str] = []
-        token = (tokens or {}).get(view.guard or "")
         for k, i in enumerate(view.index):
             start = i.start if isinstance(i, Range) else i
             if k == tensor.sharded:
@@ -111,7 +110,10 @@ class Addresses:
 
     def offset(self, at: str, stride: str) -> str:
         """A corner's offset, in 64 bits: tensors may have more than 2**31 elements, a row or a tile does not."""
-        return at if stride == "1" else f"tl.cast({at}, tl.int64) * {_factor(stride)}"
+        if stride == "1":
+            return at
+        factors = stride.split("*") if "(" not in stride else [_factor(stride)]
+        return " * ".join([f"tl.cast({at}, tl.int64)", *factors])
 
     def mask(self, r: Range, spread: str) -> str:
         """Which elements of a block exist along one dimension."""
@@ -123,26 +125,15 @@ class Addresses:
 
     def fills(self, r: Range) -> bool:
         """Whether the block is always full, so that no mask is needed."""
-        if r.extent is None or (r.dim, r.extent) not in self.facts.exact:
+        if r.extent is None or r.bounded or (r.dim, r.extent) not in self.facts.exact:
             return False
-        end = first_of(symbol(r.dim), r.part + 1) if r.part is not None else symbol(r.dim)
-        return all(a == end or _whole_blocks(a, r.extent) for a in _limits(r))
+        return r.inside is None or r.inside % r.extent == 0
 
 
 def limit(r: Range) -> Expr:
     """Where the elements of a block end, besides at the end of the block itself."""
-    return sympy.Min(*_limits(r))
-
-
-def _limits(r: Range) -> list[Expr]:
     bounds = r.stop.args if isinstance(r.stop, sympy.Min) else (r.stop,)
-    return [b for b in bounds if b != r.start + r.extent]
-
-
-def _whole_blocks(bound: Expr, extent: int) -> bool:
-    """Whether a bound is the end of an enclosing tile that holds whole blocks: lo + T."""
-    constant, rest = bound.as_coeff_Add()
-    return bool(rest.is_Symbol and str(rest).endswith("_lo") and constant % extent == 0)
+    return sympy.Min(*[b for b in bounds if b != r.start + r.extent])
 
 
 def _spread(k: int, n: int) -> str:

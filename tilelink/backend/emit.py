@@ -8,7 +8,7 @@ import sympy
 
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.facts import COPY_CHUNK, Facts
-from tilelink.frontend.expressions import Expr, symbol
+from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
 from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
@@ -121,7 +121,7 @@ class RoleEmitter:
                 for view in s.views:
                     self.notify(view)
             case For():
-                self.block(f"for {s.name} in range({self.text(s.start)}, {self.text(s.stop)}, {s.step}):", s.body)
+                self.block(f"for {s.name} in {self.loop(s)}:", s.body)
             case If():
                 self.block(f"if {self.text(s.condition)}:", s.body)
                 if s.orelse:
@@ -130,6 +130,12 @@ class RoleEmitter:
                 self.block(f"if {self.code(s.condition)}:", s.body)
                 if s.orelse:
                     self.block("else:", s.orelse)
+
+    def loop(self, s: For) -> str:
+        """The range of a loop; one over steps of a dot is pipelined in as many stages as the schedule says."""
+        bounds = f"{self.text(s.start)}, {self.text(s.stop)}, {s.step}"
+        dots = any(isinstance(inner, Compute) and inner.code.dots for inner in s.body)
+        return f"tl.range({bounds}, num_stages={self.role.resource.stages})" if dots else f"range({bounds})"
 
     def block(self, head: str, body: tuple[Statement, ...]) -> None:
         self.write(head)
@@ -145,7 +151,6 @@ class RoleEmitter:
         filled: list[str] = []
         for h in code.holes:
             if isinstance(h, Load):
-                self.before_read(h.view)
                 name = f"{h.view.tensor}_block"
                 name += str(filled.count(name) or "") if name in filled else ""
                 self.write(f"{name} = {self.load(h.view)}")
@@ -155,13 +160,23 @@ class RoleEmitter:
         return code.text.format(*filled)
 
     def load(self, view: View) -> str:
-        at = self.addresses.block(view, tokens=self.tokens)
+        at = self.addresses.block(view, token=self.token(view))
         return f"tl.load({at.pointer}, mask={at.mask}, other=0)" if at.mask else f"tl.load({at.pointer})"
 
-    def before_read(self, view: View) -> None:
-        if view.tensor in self.program.published and view.remote:
-            assert isinstance(view.home, Expr)
-            self.write(f"entered(control, {self.text(view.home)}, run)")
+    def token(self, view: View) -> str | None:
+        """What a read of the view has to depend on: its wait, or that its owner has entered the run."""
+        if view.tensor not in self.program.published or not view.remote:
+            return self.tokens.get(view.guard or "")
+        assert isinstance(view.home, Expr)
+        source = f"entered(control, {self.text(view.home)}, run)"
+        fixed = {symbol(n) for n, _ in self.role.walk.coordinates} | {RANK, WORLD}
+        if view.home.free_symbols <= fixed:
+            name = next((n for n, s in self.tile_names.items() if s == source), f"entered_{len(self.tile_names)}")
+            self.per_tile(name, source)
+            return name
+        name = f"entered_{view.tensor}"
+        self.write(f"{name} = {source}")
+        return name
 
     def on_homes(self, view: View) -> str | None:
         """The home of a view that is written to, if it may be a peer; opens a loop over the ranks for a view of all."""
@@ -188,7 +203,7 @@ class RoleEmitter:
         self.end_homes(s.target)
 
     def copy(self, s: Copy) -> None:
-        self.before_read(s.source)
+        token = None if self.publishing else self.token(s.source)
         home = self.on_homes(s.target)
         source, target, opened = s.source, s.target, 0
         for a in s.source.ranges:
@@ -201,7 +216,7 @@ class RoleEmitter:
             lo = symbol(own)
             chunk = Range(a.dim, lo, sympy.Min(lo + COPY_CHUNK, a.stop), COPY_CHUNK, a.part)
             source, target = _with_range(source, chunk), _with_range(target, chunk)
-        here = self.addresses.block(source, tokens=self.tokens, published=not self.publishing)
+        here = self.addresses.block(source, token=token, published=not self.publishing)
         there = self.addresses.block(target, home)
         masks = [f", mask={at.mask}" if at.mask else "" for at in (here, there)]
         self.write(f"{s.source.tensor}_block = tl.load({here.pointer}{masks[0]})")

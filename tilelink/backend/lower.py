@@ -54,6 +54,11 @@ class Lowered:
     publish_parameters: tuple[Parameter, ...]
 
     @property
+    def warps(self) -> int:
+        """Warps of a worker: one kernel, so the same for all roles (the frontend sees to that)."""
+        return self.program.roles[0].resource.warps
+
+    @property
     def sha256(self) -> str:
         return hashlib.sha256(self.source.encode()).hexdigest()
 

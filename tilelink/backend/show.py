@@ -42,7 +42,7 @@ def show(
     absent = program.optional - set(dtypes) if isinstance(dtypes, Mapping) else program.optional
     sizes = with_defaults(program, sizes, absent)
     if not isinstance(schedule, Schedule):
-        schedule = program.fit(schedule, world=world, **sizes)
+        schedule = program.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
     bound = program.bind(schedule, dtypes, absent)
     exact = Sizes.of(bound, world, sizes)
     if stage == "program":

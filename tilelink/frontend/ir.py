@@ -47,6 +47,8 @@ class Range:
     dimension or part.
     `part`: the rank whose part holds it, None where it may lie in several, or the dimension is not cut.
     `offset`: where it starts, counted from the beginning of its part (of the dimension, where that is not cut).
+    `inside`: the extent of the block that it is a step of, None where it is a step or tile of the whole or of a part.
+    `bounded`: it may end earlier than all that, at a bound of the user's.
     """
 
     dim: str
@@ -54,8 +56,10 @@ class Range:
     stop: Expr
     extent: int | None
     part: Expr | None = None
-    offset: Expr = field(default=sympy.S.Zero, compare=False)
+    offset: Expr = sympy.S.Zero
     whole: bool = False
+    inside: int | None = None
+    bounded: bool = False
 
     def __str__(self) -> str:
         if self.whole:
@@ -74,7 +78,7 @@ class View:
     tensor: str
     index: tuple[Range | Expr, ...]
     home: Expr | str | None
-    guard: str | None = field(default=None, compare=False)
+    guard: str | None = None
 
     @property
     def ranges(self) -> tuple[Range, ...]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tilelink.errors import (
+    ArgumentError,
     DtypeError,
     NotUnderstoodError,
     RoleWithoutScheduleError,
@@ -64,17 +65,24 @@ class Program:
     @property
     def schedules(self) -> dict[str, Schedule]:
         """The schedules that stand beside the program in its file, by name; the first is the default."""
-        roles = {launch.function.name for launch in self.recorded(self.optional).launches}
+        return self.schedules_without(frozenset()) | self.schedules_without(self.optional)
+
+    def schedules_without(self, absent: frozenset[str]) -> dict[str, Schedule]:
+        """Those for the roles that there are where the parameters in `absent` are None."""
+        roles = {launch.function.name for launch in self.recorded(absent).launches}
         return {n: s for n, s in self.function.__globals__.items() if isinstance(s, Schedule) and set(s) == roles}
 
-    def schedule(self, wanted: Schedule | str | None) -> Schedule:
+    def schedule(self, wanted: Schedule | str | None, absent: frozenset[str] | None = None) -> Schedule:
         """A schedule by name, the default one for None. Raises ScheduleError."""
         if isinstance(wanted, Schedule):
             return wanted
-        known = self.schedules
-        if not known:
+        known = self.schedules if absent is None else self.schedules_without(absent)
+        if not known and wanted is None:
             raise ScheduleError(f"{self.name} has no schedule beside it: write one, tk.Schedule(...)", self.site)
         if wanted is not None and wanted not in known:
+            other = self.function.__globals__.get(wanted)
+            if isinstance(other, Schedule):  # its roles are not the program's: binding says which
+                return other
             raise ScheduleError(f"{self.name} has no schedule {wanted}; it has {', '.join(known)}", self.site)
         return known[wanted] if wanted is not None else next(iter(known.values()))
 
@@ -88,7 +96,7 @@ class Program:
     ) -> TileProgram:
         """The tile program of this schedule. `dtypes`: one for all tensors, or by parameter; outputs are like the first
         tensor where nothing is said. `absent`: parameters that are None. Raises the errors of the frontend."""
-        schedule = self.schedule(schedule)
+        schedule = self.schedule(schedule, absent)
         given = dict(dtypes) if isinstance(dtypes, Mapping) else dict.fromkeys(self.parameters, dtypes)
         key = (schedule, tuple(sorted((n, str(d)) for n, d in given.items())), absent)
         if key not in self._bound:
@@ -125,13 +133,21 @@ class Program:
         )
 
     def fit(
-        self, schedule: Schedule | str | None = None, *, world: int = 1, **sizes: int | Sequence[int]
+        self,
+        schedule: Schedule | str | None = None,
+        *,
+        world: int = 1,
+        dtypes: Mapping[str, Any] | Any = "float32",
+        absent: frozenset[str] | None = None,
+        **sizes: int | Sequence[int],
     ) -> Schedule:
         """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension
-        that is spread over the ranks) made as small as the tensor allows. Sizes as in `Sizes.of`."""
+        that is spread over the ranks) made as small as the tensor allows. Sizes as in `Sizes.of`, `dtypes` and
+        `absent` as in `bind` (by default, all that may be left out is)."""
         check_world(world)
-        schedule = self.schedule(schedule)
-        bound = self.bind(schedule, absent=self.optional)
+        absent = self.optional if absent is None else absent
+        schedule = self.schedule(schedule, absent)
+        bound = self.bind(schedule, dtypes, absent)
         parts = {d: even_parts(n, world) if d in bound.cut and isinstance(n, int) else n for d, n in sizes.items()}
         longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in parts.items()}
         changes = {}
@@ -179,8 +195,14 @@ class Program:
 
         return show(self, stage, schedule, **options)
 
-    def __call__(self, *tensors: Any, schedule: Schedule | str | None = None, group: Any, **options: Any) -> Any:
-        """Runs the program on the calling rank of `group`; see `tilelink.runtime.call.call`."""
+    def __call__(self, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any) -> Any:
+        """Runs the program on the calling rank of `group`; see `tilelink.runtime.cpu_world.Group.call`."""
+        if not hasattr(group, "call"):
+            what = "missing" if group is None else f"a {type(group).__name__}"
+            raise ArgumentError(
+                f"{self.name} runs on a rank of a group; group= is {what}. In CpuWorld.run(function), function gets it",
+                Site.of_user(),
+            )
         return group.call(self, tensors, schedule, options)
 
     def __repr__(self) -> str:
@@ -199,6 +221,9 @@ def _check_roles(program: Program, recording: Recording, schedule: Schedule) -> 
         if name not in schedule:
             known = ", ".join(schedule) or "no role"
             raise RoleWithoutScheduleError(f"the schedule says nothing of role {name}; it names {known}", launch.site)
+    if len({schedule[r].warps for r in roles}) > 1:
+        warps = ", ".join(f"{r}: {schedule[r].warps}" for r in roles)
+        raise ScheduleError(f"the roles of a program are one kernel, with as many warps each: {warps}", schedule.site)
     for name in schedule:
         if name not in roles:
             known = ", ".join(roles)

@@ -151,7 +151,7 @@ class Allotment:
 
 def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
     """Workers of every role, on a device of `sms` SMs. Roles with a count get theirs in program order; the others
-    share what is left. Nobody gets more workers than tiles. Raises ScheduleError where the SMs do not suffice."""
+    share what is left. No more workers than there are tiles for them. Raises ScheduleError where the SMs don't do."""
     first, made = 0, {}
     tiles = {r.name: tile_count(r, sizes) for r in program.roles}
     for role in program.roles:

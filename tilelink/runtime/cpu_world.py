@@ -206,7 +206,7 @@ class _Run:
         for tensor in prepared.program.outputs:
             if tensor.name not in self.tensors:
                 shape = shape_on(tensor, prepared.sizes, group.rank)
-                self.tensors[tensor.name] = torch.empty(shape, dtype=getattr(torch, tensor.dtype))
+                self.tensors[tensor.name] = _poisoned(shape, getattr(torch, tensor.dtype))
 
     def launch(self, execution: Execution) -> Any:
         """Launches the kernels of the run; returns the outputs, complete once the rank's stream is."""
@@ -261,6 +261,11 @@ class _Run:
                     at += layout.signals_at(self.slot)
                     regions.append(owner.region(f"signals of {name}", peer, at, (cells,), torch.int32, "signal"))
         return regions
+
+
+def _poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An output in which it shows what nobody wrote."""
+    return torch.full(shape, torch.nan, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 
 
 def _heap(heap_bytes: int, layout: HeapLayout) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from tilelink.backend.targets import portable
 from tilelink.errors import HeapError, Site
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import RANKS_DIM, Tensor, TileProgram
@@ -17,8 +18,8 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.values import ITEM_SIZE
 
 ALIGNMENT = 256
-CONTROL_WORDS = 16
-MAX_SLOTS = 8
+CONTROL_WORDS = portable.PROGRESS.value
+MAX_SLOTS = CONTROL_WORDS - portable.SLOT_LEFT.value
 
 
 def aligned(n: int) -> int:

@@ -88,7 +88,9 @@ def prepare(program: Program, arguments: Arguments, schedule: Schedule | str | N
     that is given is taken as it is. Raises the errors of the frontend and of the unrolling."""
     if not isinstance(schedule, Schedule):
         sizes: dict[str, Any] = dict(arguments.sizes)
-        schedule = program.fit(schedule, world=world, **sizes)
+        schedule = program.fit(
+            schedule, world=world, dtypes=arguments.dtypes, absent=arguments.absent, **sizes
+        )
     bound = program.bind(schedule, arguments.dtypes, arguments.absent)
     return prepare_bound(bound, Sizes.of(bound, world, arguments.sizes), sms)
 
@@ -108,5 +110,8 @@ def same_call(program: Program, prepared: Prepared, slot: int) -> dict[str, Any]
         "sizes": dict(prepared.sizes.dims) | dict(prepared.sizes.parts),
         "dtypes": {t.name: t.dtype for t in prepared.program.tensors},
         "schedule": {r.name: str(r.resource) for r in prepared.program.roles},
+        "workers": dict(prepared.allotment),
         "slot": slot,
+        "kernel": prepared.lowered.sha256[:16],
+        "functions": {n: f.src for n, f in prepared.program.functions},
     }

@@ -50,8 +50,8 @@ def enter(heaps, control, rank, run, world: tl.constexpr):
 
 @triton.jit
 def entered(control, other, run):
-    """Until a peer has entered this run: its published inputs may be read."""
-    wait(control + PROGRESS + other, 2 * run + 1, "sys")
+    """Until a peer has entered this run: its published inputs may be read. Returns 0 as `wait` does."""
+    return wait(control + PROGRESS + other, 2 * run + 1, "sys")
 
 
 @triton.jit

@@ -131,6 +131,7 @@ class Source(ABC):
         for k, h in enumerate(self.holes):
             if h in used:
                 text = text.replace(f"__hole{k}__", f"{{{used.index(h)}}}")
+        assert "__hole" not in text, f"a hole of another statement: {text}"
         made = Code(text, tuple(used), tuple(self.dots))
         self.holes, self.dots = [], []
         return made

@@ -88,6 +88,8 @@ class Elaborator(Calls):
     def bind(self, s: ast.stmt, names: list[str], values: list[Any], whole: Any) -> None:
         """Gives names their values, all at once. Blocks become variables of the kernel; `whole` is right of the =."""
         blocks = [(n, v) for n, v in zip(names, values, strict=True) if isinstance(v, Block)]
+        if any(isinstance(v, tuple) and _holds_block(v) for v in values):
+            self.fail(NotUnderstoodError, s, "a tuple of blocks has no name in a kernel: give each block its own")
         for name, value in zip(names, values, strict=True):
             old = self.env.get(name)
             if name not in self.nested or _agree(old, value):
@@ -159,7 +161,12 @@ class Elaborator(Calls):
 
         def walk(begin: Expr, end: Expr, part: Expr | None, before: Expr = sympy.S.Zero) -> None:
             limit = end if stop is None else sympy.Min(end, stop)
-            k = Range(along.dim, lo, sympy.Min(lo + size, limit), size, part, before + lo - begin)
+            within = along.extent if isinstance(along, Range) else None
+            bounded = stop is not None or (isinstance(along, Range) and along.bounded)
+            k = Range(
+                along.dim, lo, sympy.Min(lo + size, limit), size, part, before + lo - begin,
+                inside=within, bounded=bounded,
+            )  # fmt: skip
             self.loop(s, own, begin, limit, size, {name: k})
 
         if isinstance(along, Range):
@@ -233,6 +240,10 @@ class Elaborator(Calls):
                     inner.site,
                 )
         self.emit(DataIf(site, code, *bodies))
+
+
+def _holds_block(values: tuple[Any, ...]) -> bool:
+    return any(isinstance(v, Block) or (isinstance(v, tuple) and _holds_block(v)) for v in values)
 
 
 def _truth(value: Any) -> Any:
