@@ -148,3 +148,98 @@ def matmul_backward(
     send[tk.tiles(dx, source=tk.ranks)](partial, inbox)
     reduce[tk.tiles(dx)](inbox, dx)
     weight_gradient[tk.tiles(dw)](full, dy, dw)
+
+
+# ---- notifications under conditions and in loops, which nobody waits for: what is counted is still what is given
+
+
+@tk.tile
+def later(t, x, full):
+    if t.reader >= t.home:
+        tk.notify(tk.copy(x[t], full[t].at(t.reader)))
+
+
+@tk.tile
+def every_second(t, x, full):
+    if (t.reader + t.home) % 2 == 0 and t.reader != 0:
+        tk.notify(tk.copy(x[t], full[t].at(t.reader)))
+    else:
+        pass
+
+
+@tk.tile
+def one_or_two(t, x, full):
+    there = full[t].at(t.reader)
+    if t.reader == t.home or not t.home:
+        tk.notify(tk.copy(x[t], there))
+    else:
+        tk.notify(tk.copy(x[t], there))
+        tk.notify(tk.copy(x[t], there))
+
+
+@tk.tile
+def as_often_as_the_reader_says(t, x, full):
+    for _ in range(t.reader % 3):
+        tk.notify(tk.copy(x[t], full[t].at(t.reader)))
+
+
+@tk.tile
+def at_home_for_some_readers(t, x, full):
+    if t.reader > 1:
+        tk.notify(tk.copy(x[t], full[t].at(t.home)))
+
+
+@tk.tile
+def to_the_ranks_up_to_here(t, x, full):
+    if t.reader == 0:
+        for r in range(t.home + 1):
+            tk.notify(tk.copy(x[t], full[t].at(r)))
+
+
+@tk.tile
+def to_all(t, x, full):
+    if t.reader == t.home:
+        tk.notify(tk.copy(x[t], full[t].at(tk.ranks)))
+
+
+@tk.tile
+def in_steps(t, x, full):
+    for k in tk.steps(x.cols):
+        tk.notify(tk.copy(x[t.rows, k], full[t.rows, k].at(t.reader)))
+
+
+def notifying(function, rows=False):
+    """A program of this role alone, over tiles of x or of its rows."""
+
+    @tk.program
+    def program(x: tk.Sharded("M", "K"), unused: tk.Local("K")):
+        full = tk.local("M", "K")
+        function[tk.tiles(x.rows if rows else x, reader=tk.ranks)](x, full)
+
+    return program
+
+
+NOTIFYING = [
+    *(notifying(f) for f in (later, every_second, one_or_two, as_often_as_the_reader_says, at_home_for_some_readers)),
+    *(notifying(f) for f in (to_the_ranks_up_to_here, to_all)),
+    notifying(in_steps, rows=True),
+]
+
+
+# ---- two views of one tensor, waited for together
+
+
+@tk.tile
+def two_at_once(t, full, out):
+    acc = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(full.cols):
+        fixed, moving = tk.wait(full[t.rows, t.cols], full[t.rows, k])
+        acc += fixed.load() + moving.load()
+    out[t].store(acc)
+
+
+@tk.program
+def waits_for_two(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    gather[tk.tiles(x, reader=tk.ranks)](x, full)
+    two_at_once[tk.tiles(out)](full, out)

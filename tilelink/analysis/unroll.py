@@ -119,8 +119,8 @@ class Events:
     def _bounds(self) -> dict[tuple[int, int], tuple[int, int]]:
         key = self.rank.astype(np.int64) << 32 | self.worker
         values, first = np.unique(key, return_index=True)
-        last = [*first[1:], len(key)]
-        bounds = zip(values.tolist(), first.tolist(), map(int, last), strict=True)
+        last = [*first[1:].tolist(), len(key)][: len(first)]
+        bounds = zip(values.tolist(), first.tolist(), last, strict=True)
         return {(v >> 32, v & 0xFFFFFFFF): (a, b) for v, a, b in bounds}
 
     def region(self, k: int) -> str:

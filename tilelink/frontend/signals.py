@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import sympy
 
@@ -255,6 +256,7 @@ def _solve(equations: Equations, variables: Bounds, condition: sympy.Basic) -> t
     return sympy.And(condition, *[sympy.Eq(e, t) for e, t in unsolved]), variables
 
 
+@cache
 def recipient(signals: Signals, view: View, home: Expr) -> tuple[Expr | None, sympy.Basic]:
     """Who gets a notification of a view at `home`: a rank, or every rank `waiter` for which the condition holds."""
     if not signals.by_home:
@@ -280,6 +282,7 @@ def _is_rank_axis(name: str, ranges: tuple[Range, ...]) -> bool:
 # ---- the mapping f_C -------------------------------------------------------------------------------------------
 
 
+@cache
 def cells_along(cell: Cell) -> Expr:
     """How many cells a rank has along a dimension."""
     if cell.dim == RANKS_DIM:
@@ -300,6 +303,7 @@ def cell_count(signals: Signals) -> Expr:
     return sympy.prod([cells_along(c) for c in signals.grid])
 
 
+@cache
 def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
     """The cells along one dimension that a range intersects: (first, how many)."""
     if not isinstance(index, Range):
@@ -317,6 +321,7 @@ def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
     return before + first, ceil_div(index.offset + index.stop - index.start, cell.size) - first
 
 
+@cache
 def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
     """Where a cell lies, from its flat number `cell`: names with their values, in order.
 
@@ -339,6 +344,7 @@ def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
     return tuple(made)
 
 
+@cache
 def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False) -> Expr:
     """What a notifier adds to a cell, for each value of its `sums` where its `condition` holds, in the names of
     `position`. `inside`: the cell is known to hold elements, as one that a view lies in."""
@@ -347,6 +353,7 @@ def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False
     return notifier.times * sympy.prod([_tiles_in_cell(c, t, inside, home) for c, t in cells])
 
 
+@cache
 def cell_filled(signals: Signals) -> Expr:
     """1 where a cell holds elements, 0 where it does not, in the names of `position`."""
     home = symbol("index_0") if signals.by_home else RANK
