@@ -53,7 +53,7 @@ RESULTS = [
         all_gather_matmul,
         [small("push"), small("pull"), small("push", order=tk.grouped(2)), small("pull", order=tk.ring)],
     ),
-    (all_gather_matmul, [small("push", (16, None))]),
+    (all_gather_matmul, [small("push", (16, None)), small("push", (None, 32)), small("pull", (None, None))]),
     (programs.matmul_reduce_scatter, [SCATTER, SCATTER.changed(send={"at": "source"})]),
     (programs.ring_reduce_scatter, [RING]),
     (programs.matmul_backward, [BACKWARD]),

@@ -36,6 +36,13 @@ NAMES = [
         "define it before",
     ),
     tile(
+        "view that is another in each branch",
+        UndefinedNameError,
+        "if tk.rank() == 0:\n    there = inbox[0, t]\nelse:\n    there = inbox[1, t]\nthere.store(1.0)  # <-",
+        "there is not defined here",
+        "define it before",
+    ),
+    tile(
         "block of a loop",
         UndefinedNameError,
         "for n in range(3):\n    a = tl.zeros((16, 16), tl.float32)\nout[t].store(a)  # <-",

@@ -23,6 +23,7 @@ from tilelink.frontend.expressions import (
     evaluate,
     first_of,
     floor_div,
+    least,
     modulo,
     never_negative,
     symbol,
@@ -178,6 +179,32 @@ def test_as_it_stands_in_a_kernel(source: str, printed: str) -> None:
 def test_ceil_div(a: int, b: int, want: int) -> None:
     assert int(evaluate(ceil_div(symbol("a"), b), {"a": a})) == want
     assert ceil_div(a, b) == want
+
+
+@pytest.mark.parametrize(
+    ("source", "bound"),
+    [
+        ("a", 0),
+        ("world", 1),
+        ("rank + world - 1", 0),
+        ("a - 1", -1),
+        ("1 - a", None),
+        ("3 * world * (a + 2)", 6),
+        ("min(a, 5 - b)", None),
+        ("max(a - b, 2)", 2),
+        ("a // 2 % 3", 0),
+        ("(a - 5) // 2", None),
+    ],
+)
+def test_least(source: str, bound: int | None) -> None:
+    e = elaborated(source)
+    assert e is not None and least(e) == bound
+
+
+def test_least_of_a_remainder() -> None:
+    """That of a negative divisor is negative; a tile function has none, but a user's order may."""
+    assert least(sympy.Mod(symbol("a"), symbol("b") - 5)) is None
+    assert least(sympy.Mod(symbol("a") - 5, symbol("b") + 1)) == 0
 
 
 def test_modulo_of_a_multiple_of_the_divisor() -> None:

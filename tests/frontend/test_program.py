@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 import tilelink as tk
 from tests.frontend import programs
-from tests.frontend.wrong import GATHER, changed, load
+from tests.frontend.wrong import GATHER, alone, changed, load
 from tilelink.errors import NotUnderstoodError
-from tilelink.frontend.ir import Cell, Range, TileProgram, View, Wait, walk
+from tilelink.frontend.ir import Cell, Compute, Range, TileProgram, View, Wait, walk
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 
@@ -317,6 +317,51 @@ schedule = tk.Schedule(touch=tk.SMs(tile=(16,) * {1 if space.endswith("s") and "
     rows = 1 if space == "out.cols" else 4
     per_rank = rows * columns // (4 if executed == "home" else 1)
     assert tile_count(role, whole) == per_rank
+
+
+def test_variables_have_names_of_their_own(tmp_path: Path) -> None:
+    """A kernel has names of its own, and so have waits; no two of them are one."""
+    body = """
+x_block = tl.zeros(t.shape, tl.float32)
+rank = x_block + 1
+rank_ = rank + 1
+k_ready = rank_ + 1
+for i in tk.ranks():
+    k = tk.wait(inbox[i, t])
+    k_ready += k.load() + rank + rank_
+tk.notify(inbox[0, t].store(k_ready))
+out[t].store(x_block)
+"""
+    module = load(tmp_path, alone(body))
+    (role,) = module.program.bind(module.schedule).roles
+    text = [str(s.code) for s in walk(role.body) if isinstance(s, Compute)]
+    assert text == [
+        "x_block_ = tl.zeros((16, 16), tl.float32)",
+        "rank__ = x_block_ + 1",
+        "rank_ = rank__ + 1",
+        "k_ready = rank_ + 1",
+        "k_ready = k_ready + (inbox[i_, M[M_lo:+16], N[N_lo:+16]].load() + rank__ + rank_)",
+    ]
+    assert [s.name for s in walk(role.body) if isinstance(s, Wait)] == ["k_ready_"]
+
+
+def test_several_values_at_once(tmp_path: Path) -> None:
+    """All are read before any is given: names can be exchanged."""
+    body = """
+a, b = inbox[0, t].load(), inbox[1, t].load()
+a, b = b, a
+top, rows = tl.max(a, 1), out[t.rows]
+c, d = tl.split(tl.join(a, b))
+out[t].store(a - b)
+"""
+    module = load(tmp_path, alone(body))
+    (role,) = module.program.bind(module.schedule).roles
+    assert [str(s.code) for s in walk(role.body) if isinstance(s, Compute)] == [
+        "a, b = (inbox[0, M[M_lo:+16], N[N_lo:+16]].load(), inbox[1, M[M_lo:+16], N[N_lo:+16]].load())",
+        "a, b = (b, a)",
+        "top = tl.max(a, 1)",
+        "c, d = tl.split(tl.join(a, b))",
+    ]
 
 
 def test_waits_name_their_guards() -> None:
