@@ -38,7 +38,8 @@ def notifying(program: Program) -> list[tk.Schedule]:
 
 
 MATMUL = tk.SMs(tile=(16, 32, 16), order=tk.next_rank_first)
-RING = tk.Schedule(partial_matmul=MATMUL, ring=tk.SMs(2, tile=(32, 16)))
+started_first = tk.order(lambda step, rank, world: (rank - step - 1) % world)  # what this rank starts comes first
+RING = tk.Schedule(partial_matmul=MATMUL, ring=tk.SMs(2, tile=(32, 16), order=started_first))
 ATTENTION = tk.Schedule(gather_kv=copying("home", (16,)), attend=tk.SMs(tile=(16, 16, 16)))
 SCATTER = tk.Schedule(partial_matmul=MATMUL, send=copying("home", (32, 16)), reduce=tk.SMs(2, tile=(16, 32)))
 BACKWARD = tk.Schedule(
