@@ -19,7 +19,8 @@ from tilelink.frontend.values import ITEM_SIZE
 
 ALIGNMENT = 256
 CONTROL_WORDS = portable.PROGRESS.value
-MAX_SLOTS = CONTROL_WORDS - portable.SLOT_LEFT.value
+MAX_SLOTS = 8
+assert portable.SLOT_LEFT.value + MAX_SLOTS <= CONTROL_WORDS, "the words of the slots reach into those of progress"
 
 
 def aligned(n: int) -> int:
