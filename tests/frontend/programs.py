@@ -184,8 +184,8 @@ def as_often_as_the_reader_says(t, x, full):
 
 
 @tk.tile
-def at_home_for_some_readers(t, x, full):
-    if t.reader > 1:
+def at_home_for_one_reader(t, x, full):
+    if t.reader == 2:
         tk.notify(tk.copy(x[t], full[t].at(t.home)))
 
 
@@ -220,7 +220,7 @@ def notifying(function, rows=False):
 
 
 NOTIFYING = [
-    *(notifying(f) for f in (later, every_second, one_or_two, as_often_as_the_reader_says, at_home_for_some_readers)),
+    *(notifying(f) for f in (later, every_second, one_or_two, as_often_as_the_reader_says, at_home_for_one_reader)),
     *(notifying(f) for f in (to_the_ranks_up_to_here, to_all)),
     notifying(in_steps, rows=True),
 ]

@@ -1,0 +1,84 @@
+"""What the front makes of the programs here runs: waits in loops, two views waited for at once, signals that are given
+under conditions, from other ranks, and in loops. Small integers, so every sum is exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tilelink as tk
+from tests.analysis.test_unroll import ATTENTION, BACKWARD, RING, notifying
+from tests.frontend import programs
+from tilelink.frontend.program import Program
+from tilelink.runtime.cpu_world import CpuWorld
+
+PARTS = (5, 20, 0, 2)
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randint(-3, 4, shape).float()
+
+
+def run(program: Program, schedule: tk.Schedule, operands: list[list[torch.Tensor]], dim: str = "M") -> list[Any]:
+    """The results of all ranks, of two calls in a row; `operands`: tensors by parameter, then by rank."""
+    world = CpuWorld(len(PARTS), heap_bytes=1 << 20, sms=12)
+
+    def rank(group: Any) -> list[Any]:
+        mine = [o[group.rank] for o in operands]
+        return [program(*mine, schedule=schedule, group=group, parts={dim: PARTS}) for _ in range(2)]
+
+    first, second = zip(*world.run(rank), strict=True)
+    for a, b in zip(first, second, strict=True):
+        for x, y in zip(*(r if isinstance(r, tuple) else (r,) for r in (a, b)), strict=True):
+            assert torch.equal(x, y)
+    return list(first)
+
+
+def test_attention() -> None:
+    """Each tile of 16 rows attends to all keys up to its last row."""
+    q, k, v = ([numbers(n, 16) for n in PARTS] for _ in range(3))
+    got = run(programs.gathered_attention, ATTENTION, [q, k, v], "S")
+    keys, values = torch.cat(k), torch.cat(v)
+    begin = 0
+    for rows, mine in zip(q, got, strict=True):
+        for at in range(0, len(rows), 16):
+            end = begin + min(at + 16, len(rows))
+            assert torch.equal(mine[at : at + 16], rows[at : at + 16] @ keys[:end].T @ values[:end])
+        begin += len(rows)
+
+
+def test_backward() -> None:
+    world, m = len(PARTS), sum(PARTS)
+    dy, weight_t = [numbers(m, 33) for _ in range(world)], [numbers(33, 40) for _ in range(world)]
+    x = [numbers(n, 40) for n in PARTS]
+    got = run(programs.matmul_backward, BACKWARD, [dy, weight_t, x])
+    assert torch.equal(torch.cat([dx for dx, _ in got]), sum(a @ b for a, b in zip(dy, weight_t, strict=True)))
+    for (_, dw), mine in zip(got, dy, strict=True):
+        assert torch.equal(dw, torch.cat(x).T @ mine)
+
+
+def test_ring() -> None:
+    world, m = len(PARTS), sum(PARTS)
+    x, weight = [numbers(m, 33) for _ in range(world)], [numbers(33, 40) for _ in range(world)]
+    got = run(programs.ring_reduce_scatter, RING, [x, weight])
+    assert torch.equal(torch.cat(got), sum(a @ b for a, b in zip(x, weight, strict=True)))
+
+
+def test_two_views_at_once() -> None:
+    x = [numbers(n, 48) for n in PARTS]
+    schedule = tk.Schedule(gather=tk.SMs(3, tile=(16, 16), at="home"), two_at_once=tk.SMs(tile=(16, 16, 16)))
+    got = run(programs.waits_for_two, schedule, [x])
+    blocks = torch.cat(x).reshape(-1, 3, 16)
+    want = (3 * blocks + blocks.sum(1, keepdim=True)).reshape(-1, 48)
+    assert all(torch.equal(mine, want) for mine in got)
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["home", "reader"])
+@pytest.mark.parametrize("program", programs.NOTIFYING, ids=lambda p: p.recorded().launches[0].function.name)
+def test_signals_are_drained(program: Program, at: int) -> None:
+    """A run ends when all its signals have come: one too few or too many would stop it, or the next one."""
+    x = [numbers(n, 32) for n in PARTS]
+    unused = [numbers(32) for _ in PARTS]
+    run(program, notifying(program)[at], [x, unused])
