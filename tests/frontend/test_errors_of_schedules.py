@@ -74,7 +74,28 @@ SCHEDULES = [
         "no slots",
         ScheduleError,
         f"tk.Schedule(slots=0, gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",
-        "0 slots",
+        "slots=0",
+    ),
+    schedule(
+        "role called slots",
+        ScheduleError,
+        f"tk.Schedule(slots=tk.SMs({GATHER_TILE}))  # <-",
+        "slots=SMs(",
+        "a number of slots",
+    ),
+    schedule(
+        "role called cells",
+        ScheduleError,
+        f"tk.Schedule(cells=tk.SMs({GATHER_TILE}))  # <-",
+        "cells=SMs(",
+        "signal grids by tensor",
+    ),
+    schedule(
+        "cells of nothing",
+        ScheduleError,
+        f"tk.Schedule(cells={{'full': (0, None)}}, use=tk.SMs({USE_TILE}))  # <-",
+        "cells of full, (0, None)",
+        "at least 1",
     ),
     schedule(
         "no SMs",
@@ -146,7 +167,7 @@ SCHEDULES = [
             LAUNCH_USE: f"{LAUNCH_USE}  # <-",
         },
         "[1, 0] on rank 0 of 2, but as integer arithmetic it is step",
-        "decides something in Python",
+        "Python decides something",
     ),
     pair(
         "order from a list",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,27 +39,30 @@ class Order:
     def check(self, world: int, site: Site | None) -> None:
         """Raises ScheduleError where the order is not a permutation for each rank of this world, or where what is
         printed into the kernel is not what the function computes."""
-        for rank in range(world):
-            try:
-                walked = [int(self.parts(step, rank, world)) for step in range(world)]
-                part = self.part_at(symbol("step"))
-            except (TypeError, ValueError, ArithmeticError) as e:
-                raise ScheduleError(f"order {self.name} fails on rank {rank} of {world}: {e}", site) from e
-            if sorted(walked) != list(range(world)):
-                raise ScheduleError(
-                    f"order {self.name} walks the parts {walked} on rank {rank} of {world}; "
-                    f"it has to be a permutation of 0..{world - 1}",
-                    site,
-                )
-            if (evaluate(part, {"step": np.arange(world), "rank": rank, "world": world}) != walked).any():
-                raise ScheduleError(
-                    f"order {self.name} walks the parts {walked} on rank {rank} of {world}, but as integer arithmetic "
-                    f"it is {to_text(part)}: it decides something in Python, which a kernel can't do",
-                    site,
-                )
+        problem = _problem(self, world)
+        if problem is not None:
+            raise ScheduleError(f"order {self.name} {problem}", site)
 
     def __str__(self) -> str:
         return self.name if self.group == 1 else f"grouped({self.group}, {self.name})"
+
+
+@lru_cache(maxsize=1024)
+def _problem(order: Order, world: int) -> str | None:
+    """What is wrong with an order in a world of this size, if anything is."""
+    for rank in range(world):
+        try:
+            walked = [int(order.parts(step, rank, world)) for step in range(world)]
+            part = order.part_at(symbol("step"))
+        except (TypeError, ValueError, ArithmeticError) as e:
+            return f"fails on rank {rank} of {world}: {e}"
+        walks = f"walks the parts {walked} on rank {rank} of {world}"
+        if sorted(walked) != list(range(world)):
+            return f"{walks}; it has to be a permutation of 0..{world - 1}"
+        if (evaluate(part, {"step": np.arange(world), "rank": rank, "world": world}) != walked).any():
+            printed = to_text(part)
+            return f"{walks}, but as integer arithmetic it is {printed}: Python decides something, which a kernel can't"
+    return None
 
 
 own_rank_first = Order("own_rank_first", lambda step, rank, world: (rank + step) % world)
@@ -128,8 +132,13 @@ class Schedule(Mapping[str, SMs]):
 
     def __init__(self, *, slots: int = 2, cells: Mapping[str, tuple[int | None, ...]] | None = None, **roles: SMs):
         self.site = Site.of_user()
-        if slots < 1:
-            raise ScheduleError(f"{slots} slots: at least 1", self.site)
+        if not isinstance(slots, int) or slots < 1:
+            raise ScheduleError(f"slots={slots!r}: a number of slots, at least 1", self.site)
+        if not isinstance(cells, Mapping | None) or isinstance(cells, Schedule):
+            raise ScheduleError(f"cells={cells!r}: signal grids by tensor, such as {{'full': (128, None)}}", self.site)
+        for tensor, sizes in (cells or {}).items():
+            if not isinstance(sizes, tuple) or any(s is not None and (not isinstance(s, int) or s < 1) for s in sizes):
+                raise ScheduleError(f"cells of {tensor}, {sizes!r}: a tuple of sizes of at least 1, or None", self.site)
         for name, resource in roles.items():
             if not isinstance(resource, SMs):
                 raise ScheduleError(f"{name}={resource!r} is not a resource such as tk.SMs(...)", self.site)
@@ -154,7 +163,8 @@ class Schedule(Mapping[str, SMs]):
         return hash(self._key())
 
     def __repr__(self) -> str:
-        return f"Schedule({', '.join(f'{k}={v}' for k, v in self.roles.items())})"
+        named: dict[str, Any] = {"slots": self.slots} | ({"cells": self.cells} if self.cells else {}) | self.roles
+        return f"Schedule({', '.join(f'{k}={v}' for k, v in named.items())})"
 
     def changed(self, **roles: Mapping[str, Any]) -> Schedule:
         """This schedule with fields of roles replaced: `push.changed(matmul={"tile": (64, 64, 32)})`."""
