@@ -68,6 +68,24 @@ DIMENSIONS = [
         "a = tl.dot(tl.zeros((16, 32), tl.float16), tl.zeros((16, 16), tl.float16))  # <-",
         "(16, 32) and (16, 16): 32 is not 16",
     ),
+    tile(
+        "blocks that do not go together",
+        DimensionError,
+        "a, b = tl.zeros((16, 32), tl.float16), tl.zeros((16, 16), tl.float16)\nc = a + b  # <-",
+        "a + b: blocks of shape (16, 32) and (16, 16) do not go together",
+    ),
+    tile(
+        "arguments that do not go together",
+        DimensionError,
+        "a, b = tl.zeros((16, 32), tl.float16), tl.zeros((16, 16), tl.float16)\nc = tl.maximum(a, b)  # <-",
+        "tl.maximum(a, b): blocks of shape (16, 32) and (16, 16)",
+    ),
+    tile(
+        "dot that is added to another shape",
+        DimensionError,
+        "a = tl.zeros((16, 32), tl.float16)\nb = tl.dot(a, tl.trans(a), acc=a)  # <-",
+        "can't be added to (16, 32)",
+    ),
     pair(
         "copy to other coordinates",
         DimensionError,
@@ -269,7 +287,11 @@ TILES = [
     pair(
         "step larger than the tensor",
         TileSizeError,
-        {USE_TILE: "tile=(16, 16, 256)", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+        {
+            USE_TILE: "tile=(16, 16, 256)",
+            LAUNCH_USE: f"{LAUNCH_USE}  # <-",
+            "rows[:, k].load()": "tl.sum(rows[:, k].load(), 1)[:, None]",
+        },
         "use: a tile of 256 along K",
         "at most 64",
     ),

@@ -14,8 +14,14 @@ TRITON_DTYPES = {
     "bfloat16": "bfloat16", "int16": "int16", "int8": "int8", "uint8": "uint8", "bool": "int1",
     "float8_e4m3fn": "float8e4nv", "float8_e5m2": "float8e5",
 }  # fmt: skip
-_REDUCTIONS = ("sum", "max", "min", "argmax", "argmin", "xor_sum", "reduce")
-_SHAPELESS = ("reshape", "view", "join", "split", "cat", "permute", "interleave", "broadcast_to")
+_REDUCTIONS = ("sum", "max", "min", "xor_sum", "reduce_or")
+_ELEMENTWISE = frozenset(
+    [
+        *("abs", "ceil", "cos", "div_rn", "erf", "exp", "exp2", "fdiv", "floor", "fma", "log", "log2", "rsqrt", "sin"),
+        *("sqrt", "sqrt_rn", "umulhi", "sigmoid", "softmax", "where", "maximum", "minimum", "clamp", "zeros_like"),
+        *("add", "sub", "mul", "cumsum", "cumprod", "flip", "multiple_of", "max_contiguous", "max_constancy"),
+    ]
+)
 
 Shape = tuple[int, ...] | None
 
@@ -26,7 +32,8 @@ def language_name(dtype: tl.dtype) -> str:
 
 
 def result(name: str, owner: Block | None, arguments: list[Any], keywords: dict[str, Any]) -> tuple[Shape, str | None]:
-    """Shape and dtype of a call, None where they are not known. `owner` is the block whose method it is."""
+    """Shape and dtype of a call, None where they are not known. `owner` is the block whose method it is; `name` is ""
+    for a function of the user. Raises ValueError for shapes that do not go together."""
     values = ([owner] if owner is not None else []) + arguments
     blocks = [v for v in (*values, *keywords.values()) if isinstance(v, Block)]
     dtype: str | None = None
@@ -35,6 +42,11 @@ def result(name: str, owner: Block | None, arguments: list[Any], keywords: dict[
     given = next((d for v in (*arguments, *keywords.values()) if (d := _dtype(v))), None)
     first = blocks[0].shape if blocks else None
     match name:
+        case _ if name in _ELEMENTWISE:
+            shape: Shape = ()
+            for b in blocks:
+                shape = broadcast(shape, b.shape)
+            return shape, dtype
         case "zeros" | "full":
             return _sizes(arguments[0] if arguments else keywords.get("shape")), given
         case "arange":
@@ -42,25 +54,24 @@ def result(name: str, owner: Block | None, arguments: list[Any], keywords: dict[
             return ((bounds[1] - bounds[0],) if len(bounds) == 2 else None), "int32"
         case "to" | "cast":
             return first, given
-        case "trans":
+        case "trans" if len(values) == 1:
             return (first[::-1] if first else None), dtype
         case "dot":
-            accumulator = blocks[2].dtype if len(blocks) > 2 else "float32"
-            return None, accumulator
-        case "expand_dims":
-            return None, dtype
+            exact = "int32" if blocks and blocks[0].dtype == "int8" else "float32"
+            return None, blocks[2].dtype if len(blocks) > 2 else given or exact
         case _ if name in _REDUCTIONS:
-            axis = keywords.get("axis", arguments[-1] if len(values) > 1 else None)
-            if first is None or not isinstance(axis, Expr):
-                return (() if axis is None else None), dtype
-            k = int(axis) % len(first)
-            return (*first[:k], *first[k + 1 :]), dtype
-        case _ if name in _SHAPELESS:
-            return None, dtype
-    shape: Shape = ()
-    for b in blocks:
-        shape = broadcast(shape, b.shape)
-    return (shape if blocks else None), given or dtype
+            return _reduced(first, dict(zip(("axis", "keep_dims"), values[1:], strict=False)) | keywords), dtype
+    return None, None
+
+
+def _reduced(shape: Shape, options: dict[str, Any]) -> Shape:
+    """The shape that a reduction leaves."""
+    axis, kept = options.get("axis"), options.get("keep_dims")
+    if shape is None or not isinstance(axis, Expr):
+        return () if axis is None and kept is None else None
+    k = int(axis) % len(shape)
+    keeps = isinstance(kept, Static) and bool(kept.value)
+    return (*shape[:k], *([1] if keeps else []), *shape[k + 1 :])
 
 
 def _sizes(value: Any) -> Shape:

@@ -43,11 +43,13 @@ def promote(a: str | None, b: str | None) -> str | None:
 
 
 def broadcast(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The shape of an elementwise operation; None where one is not known."""
+    """The shape of an elementwise operation; None where one is not known. Raises ValueError where there is none."""
     if a is None or b is None:
         return None
     n = max(len(a), len(b))
-    pairs = zip((1,) * (n - len(a)) + a, (1,) * (n - len(b)) + b, strict=True)
+    pairs = list(zip((1,) * (n - len(a)) + a, (1,) * (n - len(b)) + b, strict=True))
+    if any(x != y and 1 not in (x, y) for x, y in pairs):
+        raise ValueError(f"blocks of shape {a} and {b} do not go together")
     return tuple(max(x, y) for x, y in pairs)
 
 

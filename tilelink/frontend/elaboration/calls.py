@@ -78,7 +78,7 @@ class Calls(Expressions):
             if self.functions.setdefault(name, called) is not called or name in self.context.reserved:
                 self.fail(NotUnderstoodError, node, f"{name} has another meaning in the kernel: give the function a "
                           "name of its own")
-            return self.triton_call(node, name, ast.Name(name, ast.Load()), None)
+            return self.triton_call(node, "", ast.Name(name, ast.Load()), None)
         if _is_triton(called):
             name = called.__name__
             if name in _TOUCHING or name.startswith("atomic") or "descriptor" in name:
@@ -124,7 +124,7 @@ class Calls(Expressions):
         number = isinstance(value, Expr) or (isinstance(value, Static) and isinstance(value.value, float | bool))
         if not isinstance(value, Block) and not number:
             self.fail(ViewError, node, f"store takes a block in registers or a number, not {self.text(value)}")
-        if isinstance(value, Block) and value.shape is not None and broadcast(value.shape, view.shape) != view.shape:  # type: ignore[arg-type]
+        if isinstance(value, Block) and not _fits(value.shape, view.shape):
             self.fail(DimensionError, node, f"a block of shape {value.shape} does not fit {view}, {view.shape}")
         code = self.code(self.node(block, value))
         self.emit(Store(self.function.site(node), view, code))
@@ -198,7 +198,10 @@ class Calls(Expressions):
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: ** is not understood in a tile function")
         values = [self.value(a) for a in node.args]
         keywords = {k.arg: self.value(k.value) for k in node.keywords if k.arg}
-        shape, dtype = triton_calls.result(name, owner, values, keywords)
+        try:
+            shape, dtype = triton_calls.result(name, owner, values, keywords)
+        except ValueError as e:
+            self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
         if name == "dot":
             shape = self.dot(node, values, keywords)
         arguments = [self.node(n, v) for n, v in zip(node.args, values, strict=True)]
@@ -206,7 +209,8 @@ class Calls(Expressions):
         return Block(ast.Call(function, arguments, keys), shape, dtype)
 
     def dot(self, node: ast.Call, values: list[Any], keywords: dict[str, Any]) -> tuple[int, int] | None:
-        a, b = (v if isinstance(v, Block) else None for v in (*values, *keywords.values(), None, None)[:2])
+        given = dict(zip(("input", "other", "acc"), values, strict=False)) | keywords
+        a, b, acc = (v if isinstance(v := given.get(n), Block) else None for n in ("input", "other", "acc"))
         if a is None or b is None:
             self.fail(NotUnderstoodError, node, "tl.dot takes two blocks")
         for side, operand in (("left", a), ("right", b)):
@@ -221,8 +225,18 @@ class Calls(Expressions):
             self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape}: {a.shape[-1]} is not {b.shape[-2]}")
         if min(a.shape[-2], a.shape[-1], b.shape[-1]) < 16:
             self.fail(TileSizeError, node, f"tl.dot of {a.shape} and {b.shape}: it takes at least 16 along each side")
+        if acc is not None and acc.shape not in (None, (a.shape[-2], b.shape[-1])):
+            self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape} can't be added to {acc.shape}")
         self.dots.append((a.shape[-2], b.shape[-1], a.shape[-1]))
         return a.shape[-2], b.shape[-1]
+
+
+def _fits(shape: tuple[int, ...] | None, place: tuple[int | None, ...]) -> bool:
+    """Whether a block can be stored to a place of this shape, as far as its shape is known."""
+    try:
+        return shape is None or broadcast(shape, tuple(n or 1 for n in place)) == place
+    except ValueError:
+        return False
 
 
 def _is_triton(called: Any) -> bool:

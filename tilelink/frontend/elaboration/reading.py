@@ -106,9 +106,12 @@ class Expressions(Views):
         if isinstance(owner, Range) and name in ("start", "stop"):
             return getattr(owner, name)
         if isinstance(owner, Block):
-            made = ast.Attribute(owner.node, name, ast.Load())
-            shape = owner.shape[::-1] if name == "T" and owner.shape else None
-            return Block(made, shape, owner.dtype)
+            if name == "shape" and owner.shape is not None:
+                return tuple(sympy.Integer(n) for n in owner.shape)
+            if name == "dtype" and owner.dtype is not None:
+                return Static(getattr(tl, triton_calls.TRITON_DTYPES[owner.dtype]))
+            shape = owner.shape[::-1] if name == "T" and owner.shape else owner.shape
+            return Block(ast.Attribute(owner.node, name, ast.Load()), shape, owner.dtype)
         if isinstance(owner, AxisWord) and name == "size":
             return symbol(owner.dim)
         if isinstance(owner, Static):
@@ -122,7 +125,7 @@ class Expressions(Views):
         left, right = self.value(node.left), self.value(node.right)
         if isinstance(left, Block) or isinstance(right, Block):
             made = ast.BinOp(self.node(node.left, left), node.op, self.node(node.right, right))
-            return self.elementwise(made, left, right)
+            return self.elementwise(node, made, left, right)
         if isinstance(left, Expr) and isinstance(right, Expr) and type(node.op) in _ARITHMETIC:
             if isinstance(node.op, ast.FloorDiv | ast.Mod) and (right.is_zero or not never_negative(right)):
                 self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: the divisor {to_text(right)} is 0 or may be "
@@ -163,7 +166,7 @@ class Expressions(Views):
         if any(isinstance(t, Block) for t in terms):
             made = ast.Compare(self.node(nodes[0], terms[0]), node.ops,
                                [self.node(n, t) for n, t in zip(nodes[1:], terms[1:], strict=True)])
-            return replace(self.elementwise(made, *terms), dtype="bool")
+            return replace(self.elementwise(node, made, *terms), dtype="bool")
         result: Any = sympy.true
         for a, op, b in zip(terms, node.ops, terms[1:], strict=False):
             if isinstance(op, ast.Is | ast.IsNot):

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from tilelink.errors import (
+    DimensionError,
     NotUnderstoodError,
     TileLinkError,
     TileSizeError,
@@ -136,13 +137,17 @@ class Source(ABC):
         self.holes, self.dots = [], []
         return made
 
-    def elementwise(self, node: ast.expr, *operands: Any) -> Block:
+    def elementwise(self, node: ast.expr, made: ast.expr, *operands: Any) -> Block:
+        """The block that an operation on blocks and numbers makes; `made` is its source."""
         shape: tuple[int, ...] | None = ()
         dtype: str | None = None
         for o in operands:
-            shape = broadcast(shape, o.shape if isinstance(o, Block) else ())
+            try:
+                shape = broadcast(shape, o.shape if isinstance(o, Block) else ())
+            except ValueError as e:
+                self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
             dtype = promote(dtype, o.dtype if isinstance(o, Block) else None)
-        return Block(node, shape, dtype)
+        return Block(made, shape, dtype)
 
     def local_name(self, name: str) -> str:
         """The name of a variable in the kernel: not one that the kernel has already."""
