@@ -67,7 +67,6 @@ class Static:
     """Any other Python object, known before the run: a module, a function, a constant."""
 
     value: Any
-    node: ast.expr | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,3 @@ class TileValue:
 
     ranges: tuple[Range, ...]
     axes: Mapping[str, Expr]
-
-    def range_of(self, dim: str) -> Range | None:
-        return next((r for r in self.ranges if r.dim == dim), None)

@@ -62,15 +62,15 @@ class Expressions(Views):
     def of_Constant(self, node: ast.Constant) -> Any:
         if isinstance(node.value, int) and not isinstance(node.value, bool):
             return sympy.Integer(node.value)
-        return Static(node.value, node)
+        return Static(node.value)
 
     def of_Name(self, node: ast.Name) -> Any:
         if node.id in self.env:
             return self.env[node.id]
         if node.id in self.names:
-            return self.static(self.names[node.id], node)
+            return self.static(self.names[node.id])
         if hasattr(builtins, node.id):
-            return Static(getattr(builtins, node.id), node)
+            return Static(getattr(builtins, node.id))
         if node.id in self.ended:
             self.fail(UndefinedNameError, node, f"{node.id} is not defined here: what a loop or a branch defines ends "
                       "with it, so define it before")
@@ -116,7 +116,7 @@ class Expressions(Views):
             return symbol(owner.dim)
         if isinstance(owner, Static):
             try:
-                return self.static(getattr(owner.value, name), node)
+                return self.static(getattr(owner.value, name))
             except AttributeError:
                 self.fail(UndefinedNameError, node, f"{ast.unparse(node.value)} has no {name}")
         self.fail(NotUnderstoodError, node, f"{ast.unparse(node.value)} has no {name}")
@@ -229,7 +229,7 @@ class Expressions(Views):
                           "rank to rank or call to call; such integers take + - * // %, comparisons, min and max")
         try:
             plain = [a.value if isinstance(a, Static) else int(a) for a in arguments]
-            return self.static(function(*plain), node)
+            return self.static(function(*plain))
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as e:
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: {e}")
 

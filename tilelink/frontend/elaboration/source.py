@@ -90,11 +90,11 @@ class Source(ABC):
         found |= {k.arg: k.value for k in node.keywords}
         return [found.get(n) for n in names]
 
-    def static(self, value: Any, node: ast.expr | None = None) -> Any:
+    def static(self, value: Any) -> Any:
         value = getattr(value, "value", value) if isinstance(value, tl.constexpr) else value
         if isinstance(value, int) and not isinstance(value, bool):
             return sympy.Integer(value)
-        return Static(value, node)
+        return Static(value)
 
     def hole(self, what: Load | Expr) -> ast.expr:
         if what not in self.holes:
