@@ -10,7 +10,8 @@ from pathlib import Path
 
 from bench.check import LIMITS
 from bench.operators import OPERATORS, Form, Shape, Step
-from tilelink.cli import UsageError, shape_text
+from tilelink.cli.command import UsageError
+from tilelink.cli.program import shape_text
 from tilelink.errors import DtypeError
 from tilelink.frontend.sizes import check_world
 

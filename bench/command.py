@@ -14,7 +14,9 @@ from bench.cases import LAYERS, QUICK, plan
 from bench.operators import OPERATORS, Shape
 from bench.processes import measure_all
 from bench.table import table
-from tilelink.cli import Answer, Parser, UsageError, failure, read_dtype, read_shape, respond, shape_text
+from tilelink.cli import Parser, failure, respond
+from tilelink.cli.command import Answer, UsageError
+from tilelink.cli.program import read_dtype, read_shape, shape_text
 from tilelink.errors import TileLinkError
 
 T = TypeVar("T")

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 import tilelink as tk
-from tilelink.cli import COMMANDS, main, read_schedule, read_shape, schedule_text, shape_text
+from tilelink.cli import COMMANDS, main
+from tilelink.cli.program import read_shape, shape_text
+from tilelink.cli.schedule import read_schedule, schedule_text
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 

@@ -1,0 +1,100 @@
+"""Schedules on a command line: reading them, and writing them back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from tilelink.cli.command import UsageError
+from tilelink.cli.program import Shape
+from tilelink.errors import TileLinkError
+
+if TYPE_CHECKING:
+    from tilelink.frontend.program import Program
+    from tilelink.frontend.schedule import Order, Schedule, SMs
+
+
+def read_schedule(program: Program, text: str | None, world: int, sizes: Shape) -> Schedule:
+    """`NAME`, `NAME,ROLE.FIELD=VALUE,...` or `ROLE.FIELD=VALUE,...`, which changes the program's default schedule.
+
+    The named schedule is fitted to the sizes, what is changed is taken as it is. A field is one of `SMs`, or `group`
+    for that of its order. Raises UsageError, ScheduleError or TileSizeError.
+    """
+    items = [item.strip() for item in text.split(",")] if text else []
+    name = items.pop(0) if items and "=" not in items[0] else None
+    whole: dict[str, Any] = dict(sizes)
+    schedule = program.fit(name, world=world, **whole)
+    for item in items:
+        match = re.fullmatch(r"(\w+)\.(\w+)=(.+)", item)
+        try:
+            if match is None:
+                raise UsageError("a change is ROLE.FIELD=VALUE, such as matmul.tile=64x64x32")
+            role, key, value = match.groups()
+            changes = _read_field(program, schedule[role], key, value) if role in schedule else {}
+            schedule = schedule.changed(**{role: changes})
+        except TileLinkError as e:
+            raise type(e)(f"--schedule {item}: {e.message}") from e
+    return schedule
+
+
+def _read_field(program: Program, resource: SMs, field: str, value: str) -> dict[str, Any]:
+    """The change that FIELD=VALUE makes to a role's resource. Raises UsageError."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal():
+            raise UsageError(f"{text!r} is not a natural number")
+        return int(text)
+
+    def optional(text: str) -> int | None:
+        return None if text == "none" else number(text)
+
+    match field:
+        case "tile":
+            return {"tile": tuple(optional(n) for n in value.split("x"))}
+        case "order":
+            known = orders(program)
+            if value not in known:
+                raise UsageError(f"there is no order {value}; there is {', '.join(known)}")
+            return {"order": known[value]}
+        case "group":
+            return {"order": replace(resource.order, group=number(value))}
+        case "at":
+            return {"at": None if value == "none" else value}
+        case "count":
+            return {"count": optional(value)}
+        case "stages" | "warps":
+            return {field: number(value)}
+    raise UsageError(f"a role has no {field}; it has count, tile, order, group, at, stages, warps")
+
+
+def orders(program: Program) -> dict[str, Order]:
+    """The orders that a command line can name: ours, and those in the file of the program."""
+    from tilelink.frontend import schedule
+
+    names = {**vars(schedule), **program.function.__globals__}
+    return {n: o for n, o in names.items() if isinstance(o, schedule.Order)}
+
+
+def schedule_text(program: Program, schedule: Schedule, asked: str | None) -> str:
+    """A schedule as `read_schedule` reads it: its name, and the fields in which it differs from what stands in the
+    file, because they were fitted or changed."""
+    named = (asked or "=").split(",")[0].strip()
+    name = named if "=" not in named else next(iter(program.schedules))
+    text = [name]
+    for role, resource in schedule.items():
+        was = _field_texts(program, program.schedule(name)[role])
+        text += [f"{role}.{f}={v}" for f, v in _field_texts(program, resource).items() if v != was[f]]
+    return ",".join(text)
+
+
+def _field_texts(program: Program, resource: SMs) -> dict[str, str]:
+    """The fields of a resource as `_read_field` reads them."""
+
+    def word(value: Any) -> str:
+        return "none" if value is None else str(value)
+
+    texts = {f.name: word(getattr(resource, f.name)) for f in fields(resource)}
+    order = resource.order
+    called = next((n for n, o in orders(program).items() if o.parts is order.parts), order.name)
+    return {**texts, "tile": "x".join(map(word, resource.tile)), "order": called, "group": str(order.group)}
