@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import sympy
 
+from tilelink.analysis.counting import check_counts, expected, expected_counts, filled
+from tilelink.analysis.events import DOT, NOTIFY, OPS, READ, WAIT, WRITE, Events
 from tilelink.errors import (
     HomeError,
     RankError,
-    SignalCountError,
     Site,
     TileLinkError,
     ViewError,
@@ -34,7 +35,6 @@ from tilelink.frontend.ir import (
     DataIf,
     For,
     If,
-    Notifier,
     Notify,
     Range,
     Role,
@@ -48,103 +48,15 @@ from tilelink.frontend.ir import (
     walk,
 )
 from tilelink.frontend.signals import (
-    cell_count,
-    cell_filled,
     cells_along,
     cells_of,
-    position,
     recipient,
-    times_notified,
-    uses,
 )
 from tilelink.frontend.sizes import Allotment, Sizes, allot
 from tilelink.frontend.values import ITEM_SIZE
 
-READ, WRITE, NOTIFY, WAIT, DOT = range(5)
-OPS = ("read", "write", "notify", "wait", "dot")
+__all__ = ["DOT", "NOTIFY", "OPS", "READ", "WAIT", "WRITE", "Events", "expected_counts", "unroll"]
 DEFAULT_SMS = 132
-
-
-@dataclass(frozen=True, eq=False)
-class Events:
-    """Events in columns, in the order in which each worker does them.
-
-    `op` (an index of OPS), `rank`, `worker`, `role` and `tensor` (indices of the program's; -1: none), `tile` (its
-    number on the rank), `home` (whose memory; of a notify, who gets the signal), `lo` and `hi` (events x dimensions,
-    global coordinates), `cell` and `expected` (of a signal, -1 else), `amount` (bytes of a read or write, operations
-    of a dot), `site` (index of `sites`).
-    """
-
-    program: TileProgram
-    sizes: Sizes
-    sms: int
-    op: np.ndarray
-    rank: np.ndarray
-    worker: np.ndarray
-    role: np.ndarray
-    tile: np.ndarray
-    tensor: np.ndarray
-    home: np.ndarray
-    lo: np.ndarray
-    hi: np.ndarray
-    cell: np.ndarray
-    expected: np.ndarray
-    amount: np.ndarray
-    site: np.ndarray
-    sites: tuple[Site, ...]
-    allotment: dict[str, Allotment]
-
-    COLUMNS = (
-        "op", "rank", "worker", "role", "tile", "tensor", "home", "lo", "hi", "cell", "expected", "amount", "site",
-    )  # fmt: skip
-
-    def __len__(self) -> int:
-        return len(self.op)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(getattr(self, c).nbytes for c in self.COLUMNS)
-
-    def of_worker(self, rank: int, worker: int) -> np.ndarray:
-        """Indices of a worker's events, in order."""
-        begin, end = self._bounds.get((rank, worker), (0, 0))
-        return np.arange(begin, end)
-
-    @property
-    def workers(self) -> list[tuple[int, int]]:
-        """(rank, worker) of every worker that does something."""
-        return list(self._bounds)
-
-    @cached_property
-    def _bounds(self) -> dict[tuple[int, int], tuple[int, int]]:
-        key = self.rank.astype(np.int64) << 32 | self.worker
-        values, first = np.unique(key, return_index=True)
-        last = [*first[1:].tolist(), len(key)][: len(first)]
-        bounds = zip(values.tolist(), first.tolist(), last, strict=True)
-        return {(v >> 32, v & 0xFFFFFFFF): (a, b) for v, a, b in bounds}
-
-    def region(self, k: int) -> str:
-        """The region of an event, for a person."""
-        tensor = self.program.tensors[self.tensor[k]]
-        spans = (f"{d}[{a}:{b}]" for d, a, b in zip(tensor.dims, self.lo[k], self.hi[k], strict=False))
-        return f"{tensor.name}[{', '.join(spans)}]"
-
-    def describe(self, k: int) -> str:
-        """One event as a line."""
-        role = self.program.roles[self.role[k]].name
-        head = f"rank {self.rank[k]} worker {self.worker[k]} {role} tile {self.tile[k]}: {OPS[self.op[k]]}"
-        match int(self.op[k]):
-            case 0 | 1:
-                return f"{head} {self.region(k)} at rank {self.home[k]}, {int(self.amount[k])} bytes"
-            case 2:
-                return f"{head} rank {self.home[k]} of {self.region(k)}, cell {self.cell[k]}"
-            case 3:
-                return f"{head} {self.region(k)} at rank {self.home[k]}, cell {self.cell[k]} until {self.expected[k]}"
-        return f"{head} {int(self.amount[k])} operations"
-
-    def text(self) -> str:
-        """All events, a line each."""
-        return "".join(f"{self.describe(k)}\n" for k in range(len(self)))
 
 
 def unroll(program: TileProgram, sizes: Sizes, *, sms: int = DEFAULT_SMS, summarise: bool = True) -> Events:
@@ -160,65 +72,8 @@ def unroll(program: TileProgram, sizes: Sizes, *, sms: int = DEFAULT_SMS, summar
     order = np.lexsort((columns.pop("seq"), columns["tile"], columns["role"], columns["worker"], columns["rank"]))
     columns = {c: v[order] for c, v in columns.items()}
     events = Events(program, sizes, sms, sites=tuple(sites), allotment=allotment, **columns)
-    _check_counts(events)
+    check_counts(events)
     return events
-
-
-def expected_counts(program: TileProgram, signals: Signals, sizes: Sizes) -> np.ndarray:
-    """How often each cell of a tensor is notified in a run, as derived: (world, cells)."""
-    values = {**sizes.values}
-    cells = int(evaluate(cell_count(signals), values))
-    values["rank"], values["cell"] = np.arange(sizes.world)[:, None], np.arange(cells)[None, :]
-    return np.broadcast_to(_expected(signals, values), (sizes.world, cells)).astype(np.int64)
-
-
-Sum = tuple[str, Expr, Expr]
-
-
-def _expected(signals: Signals, values: dict[str, Any], *, inside: bool = False) -> Any:
-    values = dict(values)
-    for name, e in position(signals):
-        values[name] = evaluate(e, values)
-    total: Any = 0
-    for n in signals.notifiers:
-        times = times_notified(signals, n, inside=inside)
-
-        def add(sums: tuple[Sum, ...], known: dict[str, Any], n: Notifier = n, times: Expr = times) -> Any:
-            if not sums:
-                return np.where(evaluate(n.condition, known), evaluate(times, known), 0)
-            (name, start, stop), *rest = sums
-            bounds = range(int(evaluate(start, known)), int(evaluate(stop, known)))
-            return sum(add(tuple(rest), {**known, name: v}) for v in bounds)
-
-        total = total + add(n.sums, values)
-    return total
-
-
-def _filled(signals: Signals, values: dict[str, Any]) -> Any:
-    """Whether there is anything in a cell, or it is one of those that shorter parts lack."""
-    values = dict(values)
-    for name, e in position(signals):
-        values[name] = evaluate(e, values)
-    return np.asarray(evaluate(cell_filled(signals), values)) > 0
-
-
-def _check_counts(events: Events) -> None:
-    """The derived counts have to be those of the unrolled notifications: two ways to the same number."""
-    program = events.program
-    for signals in program.signals:
-        index = next(k for k, t in enumerate(program.tensors) if t.name == signals.tensor)
-        derived = expected_counts(program, signals, events.sizes)
-        mine = (events.op == NOTIFY) & (events.tensor == index)
-        counted = np.zeros_like(derived)
-        np.add.at(counted, (events.home[mine], events.cell[mine]), 1)
-        if (derived != counted).any():
-            rank, cell = map(int, np.argwhere(derived != counted)[0])
-            sites = [u.site for r in program.roles for u in uses(r, Notify) if u.view.tensor == signals.tensor]
-            raise SignalCountError(
-                f"signal {cell} of {signals.tensor} on rank {rank} is given {counted[rank, cell]} times in a run; "
-                f"{derived[rank, cell]} were derived. Let whether and how often a tile notifies depend on ranks only",
-                sites[0],
-            )
 
 
 def _no_events(program: TileProgram) -> dict[str, np.ndarray]:
@@ -407,14 +262,14 @@ class _Unroller:
         for home in self.homes(view, s.site):
             for cell, there in self.cells(signals, signals.index(view)):
                 values = {**self.values, "cell": cell}
-                expected = np.broadcast_to(_expected(signals, values), (self.lanes,))
-                wrong = self.first(there & (size > 0) & (expected == 0) & _filled(signals, values))
+                needed = np.broadcast_to(expected(signals, values), (self.lanes,))
+                wrong = self.first(there & (size > 0) & (needed == 0) & filled(signals, values))
                 if wrong is not None:
                     rank = self.values["rank"][wrong]
                     lost = f"no tile of the run notifies cell {cell[wrong]} of {view.tensor} on rank {rank}"
                     then = "the wait passes at once, and what is read was not written"
                     self.fail(WaitWithoutNotifyError, s.site, wrong, f"{view}: {lost}, so {then}")
-                emit = partial(self.emit, WAIT, s.site, view.tensor, home, lo, hi, cell=cell, expected=expected)
+                emit = partial(self.emit, WAIT, s.site, view.tensor, home, lo, hi, cell=cell, expected=needed)
                 self.where(there & (size > 0), emit)
 
     def notify(self, view: View, home: Any, site: Site) -> None:
@@ -532,5 +387,3 @@ def _summarisable(s: For) -> bool:
             if isinstance(hole.view.home, Expr) and name in hole.view.home.free_symbols:
                 return False
     return True
-
-

@@ -1,0 +1,97 @@
+"""Events: what every worker of every rank does in a run, in columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tilelink.errors import Site
+from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.sizes import Allotment, Sizes
+
+READ, WRITE, NOTIFY, WAIT, DOT = range(5)
+OPS = ("read", "write", "notify", "wait", "dot")
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """Events in columns, in the order in which each worker does them.
+
+    `op` (an index of OPS), `rank`, `worker`, `role` and `tensor` (indices of the program's; -1: none), `tile` (its
+    number on the rank), `home` (whose memory; of a notify, who gets the signal), `lo` and `hi` (events x dimensions,
+    global coordinates), `cell` and `expected` (of a signal, -1 else), `amount` (bytes of a read or write, operations
+    of a dot), `site` (index of `sites`).
+    """
+
+    program: TileProgram
+    sizes: Sizes
+    sms: int
+    op: np.ndarray
+    rank: np.ndarray
+    worker: np.ndarray
+    role: np.ndarray
+    tile: np.ndarray
+    tensor: np.ndarray
+    home: np.ndarray
+    lo: np.ndarray
+    hi: np.ndarray
+    cell: np.ndarray
+    expected: np.ndarray
+    amount: np.ndarray
+    site: np.ndarray
+    sites: tuple[Site, ...]
+    allotment: dict[str, Allotment]
+
+    COLUMNS = (
+        "op", "rank", "worker", "role", "tile", "tensor", "home", "lo", "hi", "cell", "expected", "amount", "site",
+    )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, c).nbytes for c in self.COLUMNS)
+
+    def of_worker(self, rank: int, worker: int) -> np.ndarray:
+        """Indices of a worker's events, in order."""
+        begin, end = self._bounds.get((rank, worker), (0, 0))
+        return np.arange(begin, end)
+
+    @property
+    def workers(self) -> list[tuple[int, int]]:
+        """(rank, worker) of every worker that does something."""
+        return list(self._bounds)
+
+    @cached_property
+    def _bounds(self) -> dict[tuple[int, int], tuple[int, int]]:
+        key = self.rank.astype(np.int64) << 32 | self.worker
+        values, first = np.unique(key, return_index=True)
+        last = [*first[1:].tolist(), len(key)][: len(first)]
+        bounds = zip(values.tolist(), first.tolist(), last, strict=True)
+        return {(v >> 32, v & 0xFFFFFFFF): (a, b) for v, a, b in bounds}
+
+    def region(self, k: int) -> str:
+        """The region of an event, for a person."""
+        tensor = self.program.tensors[self.tensor[k]]
+        spans = (f"{d}[{a}:{b}]" for d, a, b in zip(tensor.dims, self.lo[k], self.hi[k], strict=False))
+        return f"{tensor.name}[{', '.join(spans)}]"
+
+    def describe(self, k: int) -> str:
+        """One event as a line."""
+        role = self.program.roles[self.role[k]].name
+        head = f"rank {self.rank[k]} worker {self.worker[k]} {role} tile {self.tile[k]}: {OPS[self.op[k]]}"
+        match int(self.op[k]):
+            case 0 | 1:
+                return f"{head} {self.region(k)} at rank {self.home[k]}, {int(self.amount[k])} bytes"
+            case 2:
+                return f"{head} rank {self.home[k]} of {self.region(k)}, cell {self.cell[k]}"
+            case 3:
+                return f"{head} {self.region(k)} at rank {self.home[k]}, cell {self.cell[k]} until {self.expected[k]}"
+        return f"{head} {int(self.amount[k])} operations"
+
+    def text(self) -> str:
+        """All events, a line each."""
+        return "".join(f"{self.describe(k)}\n" for k in range(len(self)))
