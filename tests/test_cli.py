@@ -254,7 +254,7 @@ def test_named_schedules_are_fitted_and_changes_are_not(run: Run) -> None:
         ("--schedule matmul.order=random", "UsageError", "no order random; there is own_rank_first"),
         ("--schedule gather.at=work", "ScheduleError", "it can be one of reader, home"),
         ("--stage ptx", "UsageError", "choose from 'program', 'events', 'triton'"),
-        ("--target sm_90", "UsageError", "choose from 'cpu'"),
+        ("--target sm_75", "UsageError", "choose from 'cpu'"),
         ("--wor 4", "UsageError", "unrecognized arguments"),
         ("--loud", "UsageError", "unrecognized arguments: --loud"),
     ],

@@ -12,13 +12,14 @@ from triton.compiler import ASTSource
 from tilelink.backend.cache import load
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, Parameter, lower
+from tilelink.backend.targets import TARGETS, Target
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
 
 
-def compiled(lowered: Lowered, name: str, parameters: tuple[Parameter, ...], target: GPUTarget) -> Any:
+def compiled(lowered: Lowered, name: str, parameters: tuple[Parameter, ...], target: Target) -> Any:
     """The kernel as Triton compiles it for row-major tensors of even sizes."""
     signature: dict[str, str] = {}
     constants: dict[tuple[int], int] = {}
@@ -33,17 +34,18 @@ def compiled(lowered: Lowered, name: str, parameters: tuple[Parameter, ...], tar
         else:
             signature[p.name] = "i64" if p.kind in ("at", "signals") else "i32"
     kernel = getattr(load(lowered), name)
-    return triton.compile(ASTSource(kernel, signature, constants), target=target, options={"num_warps": 8})
+    on = GPUTarget(target.backend, target.arch, target.warp_size)
+    return triton.compile(ASTSource(kernel, signature, constants), target=on, options={"num_warps": 8})
 
 
 @pytest.mark.parametrize("schedule", ["push", "pull"])
 @pytest.mark.parametrize("sizes", [{"M": 512, "N": 512, "K": 512}, {"M": [5, 0, 30, 1], "N": 50, "K": 70}])
 def test_lowered_source_compiles_for_hopper(schedule: str, sizes: dict[str, Any]) -> None:
+    target = TARGETS["sm_90"]
     program = all_gather_matmul.bind(all_gather_matmul.fit(schedule, **sizes), "bf16")
-    lowered = lower(program, Facts.of(program, Sizes.of(program, 4, sizes)))
-    target = GPUTarget("cuda", 90, 32)
+    lowered = lower(program, Facts.of(program, Sizes.of(program, 4, sizes)), target)
     main = compiled(lowered, lowered.main, lowered.main_parameters, target)
     assert "mma" in main.asm["ptx"]
-    assert main.metadata.shared <= 232_448
+    assert target.shared_bytes and main.metadata.shared <= target.shared_bytes
     if lowered.publish:
         compiled(lowered, lowered.publish, lowered.publish_parameters, target)

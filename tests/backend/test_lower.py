@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.backend import awkward_names
 from tests.kernels.gather_gemm import small_world
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.targets import CPU
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 
@@ -32,7 +34,7 @@ def lowered(schedule: Any = "push", absent: frozenset[str] = frozenset(), **size
     if isinstance(schedule, str):
         schedule = all_gather_matmul.fit(schedule, world=WORLD, **sizes)
     bound = all_gather_matmul.bind(schedule, "bfloat16", absent)
-    return lower(bound, Facts.of(bound, Sizes.of(bound, WORLD, sizes)))
+    return lower(bound, Facts.of(bound, Sizes.of(bound, WORLD, sizes)), CPU)
 
 
 def function(source: str, name: str) -> str:
@@ -134,6 +136,6 @@ def test_what_a_role_does_not_need_it_does_not_take(schedule: str) -> None:
 
 def test_another_target_is_another_import_and_nothing_else() -> None:
     one = lowered("push", **DIVIDING)
-    other = lower(one.program, one.facts, target="somewhere.else_")
+    other = lower(one.program, one.facts, replace(CPU, module="somewhere.else_"))
     assert other.source == one.source.replace("tilelink.backend.targets.portable", "somewhere.else_")
     assert other.sha256 != one.sha256

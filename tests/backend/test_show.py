@@ -7,6 +7,7 @@ import pytest
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
 from tilelink.backend.show import SIZE, WORLD
+from tilelink.backend.targets import CPU
 from tilelink.errors import DimensionError, TileSizeError, WorldError
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
@@ -29,7 +30,7 @@ def test_events_are_those_of_the_unrolling() -> None:
 
 def test_triton_is_the_source_that_a_call_of_these_sizes_runs() -> None:
     bound = all_gather_matmul.bind(fitted, "bfloat16", all_gather_matmul.optional)
-    lowered = lower(bound, Facts.of(bound, Sizes.of(bound, 3, SIZES)))
+    lowered = lower(bound, Facts.of(bound, Sizes.of(bound, 3, SIZES)), CPU)
     text = all_gather_matmul.show("triton", "push", world=3, **SIZES)
     assert text == lowered.source
     compile(text, "shown", "exec")
@@ -57,8 +58,8 @@ def test_a_schedule_that_is_given_is_not_fitted() -> None:
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="no stage ptx; there is program, events, triton"):
         all_gather_matmul.show("ptx")
-    with pytest.raises(ValueError, match="no target sm_90; there is cpu"):
-        all_gather_matmul.show("triton", target="sm_90")
+    with pytest.raises(ValueError, match="no target sm_75; there is cpu, sm_90, sm_100, gfx942"):
+        all_gather_matmul.show("triton", target="sm_75")
     with pytest.raises(WorldError):
         all_gather_matmul.show(world=0)
     with pytest.raises(DimensionError):

@@ -17,6 +17,7 @@ import sympy
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.emit import RoleEmitter, Writer, write_expected
 from tilelink.backend.facts import COPY_CHUNK, Facts
+from tilelink.backend.targets import Target
 from tilelink.errors import Site
 from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
 from tilelink.frontend.ir import RANKS_DIM, Copy, For, Role, Signals, Statement, TileProgram, View
@@ -27,7 +28,6 @@ from tilelink.language import Space
 
 DRAIN_BLOCK = 128
 PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT")
-DEFAULT_TARGET = "tilelink.backend.targets.portable"
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Lowered:
 
     program: TileProgram
     facts: Facts
+    target: Target
     source: str
     main: str
     main_parameters: tuple[Parameter, ...]
@@ -64,8 +65,8 @@ class Lowered:
 
 
 @lru_cache(maxsize=256)
-def lower(program: TileProgram, facts: Facts, target: str = DEFAULT_TARGET) -> Lowered:
-    """The Triton source of a program for sizes of which `facts` hold. `target`: the module of its primitives."""
+def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
+    """The Triton source of a program, for a target and for sizes of which `facts` hold."""
     everything = _parameters(program, facts)
     functions: list[list[str]] = []
     calls: list[str] = []
@@ -87,13 +88,13 @@ def lower(program: TileProgram, facts: Facts, target: str = DEFAULT_TARGET) -> L
         functions += made
     body = [line for f in functions for line in ["", "", *f]]
     text = "\n".join(_header(program, facts, target, body) + body) + "\n"
-    return Lowered(program, facts, text, program.name, main_parameters, publish, publish_parameters)
+    return Lowered(program, facts, target, text, program.name, main_parameters, publish, publish_parameters)
 
 
 # ---- parts of the module -----------------------------------------------------------------------------------------
 
 
-def _header(program: TileProgram, facts: Facts, target: str, body: list[str]) -> list[str]:
+def _header(program: TileProgram, facts: Facts, target: Target, body: list[str]) -> list[str]:
     """Always as long, because Triton's cache keys hold line numbers."""
     text = "\n".join(body)
     used = [p for p in PRIMITIVES if re.search(rf"\b{p}\b", text)]
@@ -102,7 +103,7 @@ def _header(program: TileProgram, facts: Facts, target: str, body: list[str]) ->
         "",
         "import triton",
         "import triton.language as tl",
-        f"from {target} import {', '.join(used)}",
+        f"from {target.module} import {', '.join(used)}",
     ]
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tilelink.backend.targets import TARGETS
+
 if TYPE_CHECKING:
     from tilelink.frontend.program import Program
     from tilelink.frontend.schedule import Schedule
 
 STAGES = ("program", "events", "triton")
-TARGETS = ("cpu",)
 WORLD, SIZE, DTYPE = 4, 512, "bfloat16"
 """What is shown where nothing is said: small enough to be read, large enough for several tiles on each rank."""
 
@@ -54,7 +55,7 @@ def show(
     from tilelink.backend.facts import Facts
     from tilelink.backend.lower import lower
 
-    return lower(bound, Facts.of(bound, exact)).source
+    return lower(bound, Facts.of(bound, exact), TARGETS[target]).source
 
 
 def with_defaults(

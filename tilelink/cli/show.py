@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from hashlib import sha256
 
-from tilelink.backend.show import STAGES, TARGETS, show, with_defaults
+from tilelink.backend.show import STAGES, show, with_defaults
+from tilelink.backend.targets import TARGETS
 from tilelink.cli.command import Answer, Command
 from tilelink.cli.program import add_program_flags, find, shape_text
 from tilelink.cli.schedule import read_schedule, schedule_text
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> Answer:
 def flags(parser: argparse.ArgumentParser) -> None:
     add_program_flags(parser)
     parser.add_argument("--stage", choices=STAGES, default=STAGES[0], help="how far on its way (default: %(default)s)")
-    parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help="what runs it (default: %(default)s)")
+    parser.add_argument("--target", choices=list(TARGETS), default="cpu", help="what runs it (default: %(default)s)")
 
 
 COMMAND = Command(

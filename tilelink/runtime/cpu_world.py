@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from tilelink.backend.lower import Parameter
+from tilelink.backend.targets import CPU, Target
 from tilelink.errors import ScheduleError, Site, StuckError, WorldError
 from tilelink.frontend.ir import Tensor
 from tilelink.frontend.program import Program
@@ -52,6 +53,7 @@ class CpuWorld:
     SMs of a rank's device, hence workers of a kernel. `seed` fixes the schedule of `run`. `resident`: at most so many
     workers of a rank at a time. `races`: look for data races. `switch`: workers take turns at "atomics", or at every
     access to "memory", which is slower and keeps their logical times together. `observer` gets every operation.
+    `target`: what kernels are lowered for; its primitives have to be those that the interpreter runs.
 
     Raises WorldError, HeapError.
     """
@@ -69,11 +71,12 @@ class CpuWorld:
         races: bool | Literal["collect"] = True,
         observer: Callable[[Operation], None] | None = None,
         switch: Literal["atomics", "memory"] = "atomics",
+        target: Target = CPU,
     ) -> None:
         check_world(world)
         if resident is not None and resident < 1:
             raise WorldError(f"resident={resident}: at least 1 worker of a rank", Site.of_user())
-        self.world, self.sms, self.seed = world, sms, seed
+        self.world, self.sms, self.seed, self.target = world, sms, seed, target
         self.resident, self.races, self.observer, self.switch = resident, races, observer, switch
         self.layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
         self.heaps = [_heap(heap_bytes, self.layout) for _ in range(world)]
@@ -125,7 +128,7 @@ class CpuWorld:
         key = program, schedule, dtypes, sizes, arguments.absent
         if key not in self._ready:
             with suspended():
-                self._ready[key] = Ready.of(prepare(program, arguments, schedule, self.world, self.sms))
+                self._ready[key] = Ready.of(prepare(program, arguments, schedule, self.world, self.sms, self.target))
         return self._ready[key]
 
     def region(

@@ -16,6 +16,7 @@ from tilelink.analysis.unroll import Events, unroll
 from tilelink.backend.cache import load
 from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.lower import Lowered, lower, publishing_roles
+from tilelink.backend.targets import Target
 from tilelink.errors import Site, StrideError
 from tilelink.frontend.ir import Range, TileProgram, walk
 from tilelink.frontend.program import Program
@@ -83,7 +84,9 @@ class Prepared:
         return values | {f"{n}_workers": a.workers for n, a in self.allotment.items()}
 
 
-def prepare(program: Program, arguments: Arguments, schedule: Schedule | str | None, world: int, sms: int) -> Prepared:
+def prepare(
+    program: Program, arguments: Arguments, schedule: Schedule | str | None, world: int, sms: int, target: Target
+) -> Prepared:
     """The prepared program for a call. A schedule taken by its name (or by default) is fitted to the sizes, a schedule
     that is given is taken as it is. Raises the errors of the frontend and of the unrolling."""
     if not isinstance(schedule, Schedule):
@@ -92,14 +95,14 @@ def prepare(program: Program, arguments: Arguments, schedule: Schedule | str | N
             schedule, world=world, dtypes=arguments.dtypes, absent=arguments.absent, **sizes
         )
     bound = program.bind(schedule, arguments.dtypes, arguments.absent)
-    return prepare_bound(bound, Sizes.of(bound, world, arguments.sizes), sms)
+    return prepare_bound(bound, Sizes.of(bound, world, arguments.sizes), sms, target)
 
 
 @lru_cache(maxsize=128)
-def prepare_bound(program: TileProgram, sizes: Sizes, sms: int) -> Prepared:
-    """The prepared tile program at given sizes, on devices of `sms` SMs."""
+def prepare_bound(program: TileProgram, sizes: Sizes, sms: int, target: Target) -> Prepared:
+    """The prepared tile program at given sizes, on devices of `sms` SMs that are the target."""
     events = unroll(program, sizes, sms=sms)
-    lowered = lower(program, Facts.of(program, sizes))
+    lowered = lower(program, Facts.of(program, sizes), target)
     return Prepared(program, sizes, events, lowered, load(lowered))
 
 
