@@ -105,7 +105,8 @@ def _check(op: str, shape: Shape, world: int, dtype: str) -> None:
 def _work(step: Step, shape: Shape, world: int, dtype: str) -> str:
     """Tiles and workers of each role on a rank."""
     parts = []
-    for role, allotted in step.events(shape, world, dtype).allotment.items():
-        tile = "x".join(map(str, step.schedule[role].tile))
+    events = step.events(shape, world, dtype)
+    for role, allotted in events.allotment.items():
+        tile = "x".join(map(str, events.program.role(role).resource.tile))
         parts.append(f"{role}: {allotted.tiles} tiles of {tile} on {allotted.workers} workers")
     return ", ".join(parts)

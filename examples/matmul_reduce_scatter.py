@@ -1,7 +1,8 @@
 """GEMM-ReduceScatter: every rank has a part of K; the rows of the sum are spread over the ranks.
 
 Three tile functions: multiply into a partial sum, bring each tile of it to the home of its rows, add up in rank order
-(so that every run gives the same bits). Whether ranks push or owners pull is a matter of the schedule.
+(so that every run gives the same bits). Whether ranks push, owners pull or the epilogue of the GEMM stores each tile
+where its owner wants it (FLUX, arXiv 2406.06858) is a matter of the schedule.
 """
 
 import torch
@@ -46,14 +47,15 @@ def matmul_reduce_scatter(x: tk.Local("M", "K"), weight: tk.Local("K", "N"), out
 gemm = tk.SMs(tile=(32, 64, 32), order=tk.next_rank_first)
 push = tk.Schedule(matmul=gemm, send=tk.SMs(4, tile=(32, 64), at="source"), reduce=tk.SMs(tile=(16, 64)))
 pull = tk.Schedule(matmul=gemm, send=tk.SMs(4, tile=(32, 64), at="home"), reduce=tk.SMs(tile=(16, 64)))
+fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), reduce=tk.SMs(tile=(16, 64)))
 
 
 def main(world: int = 4) -> None:
-    """Runs both schedules on CPU ranks on small integers, where every sum is exact."""
+    """Runs the schedules on CPU ranks on small integers, where every sum is exact."""
     x = [torch.randint(-3, 4, (90, 70)).float() for _ in range(world)]
     weight = [torch.randint(-3, 4, (70, 50)).float() for _ in range(world)]
     want = sum(a @ b for a, b in zip(x, weight, strict=True))
-    for name in ("push", "pull"):
+    for name in ("push", "pull", "fused"):
         outs = tk.CpuWorld(world).run(
             lambda g, name=name: matmul_reduce_scatter(x[g.rank], weight[g.rank], schedule=name, group=g)
         )

@@ -247,7 +247,7 @@ def test_named_schedules_are_fitted_and_changes_are_not(run: Run) -> None:
         ("--schedule push,", "UsageError", "a change is ROLE.FIELD=VALUE"),
         ("--schedule tile=64", "UsageError", "--schedule tile=64: a change is"),
         ("--schedule send.tile=64", "ScheduleError", "no role send in this schedule; it has gather, matmul"),
-        ("--schedule matmul.speed=9", "UsageError", "a role has no speed; it has count, tile, order"),
+        ("--schedule matmul.speed=9", "UsageError", "a role on SMs has no speed; it has count, tile, order"),
         ("--schedule matmul.tile=64*64", "UsageError", "'64*64' is not a natural number"),
         ("--schedule matmul.tile=65x64x32", "TileSizeError", "--schedule matmul.tile=65x64x32: tile (65, 64"),
         ("--schedule matmul.stages=none", "UsageError", "'none' is not a natural number"),

@@ -4,7 +4,17 @@ from typing import Any
 
 from tilelink.errors import TileLinkError
 from tilelink.frontend.program import Program, program
-from tilelink.frontend.schedule import Order, Schedule, SMs, grouped, next_rank_first, order, own_rank_first, ring
+from tilelink.frontend.schedule import (
+    Epilogue,
+    Order,
+    Schedule,
+    SMs,
+    grouped,
+    next_rank_first,
+    order,
+    own_rank_first,
+    ring,
+)
 from tilelink.language import (
     Local,
     Sharded,
@@ -23,9 +33,9 @@ from tilelink.language import (
 
 __version__ = "0.1.0"
 __all__ = [
-    "CpuWorld", "Local", "Order", "Program", "SMs", "Schedule", "Sharded", "TileLinkError", "copy", "grouped", "local",
-    "next_rank_first", "notify", "order", "own_rank_first", "program", "rank", "ranks", "ring", "sharded", "steps",
-    "tile", "tiles", "wait", "world",
+    "CpuWorld", "Epilogue", "Local", "Order", "Program", "SMs", "Schedule", "Sharded", "TileLinkError", "copy",
+    "grouped", "local", "next_rank_first", "notify", "order", "own_rank_first", "program", "rank", "ranks", "ring",
+    "sharded", "steps", "tile", "tiles", "wait", "world",
 ]  # fmt: skip
 
 

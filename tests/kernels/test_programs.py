@@ -122,8 +122,8 @@ def test_columns_are_sent_to_all_ranks(parts: tuple[int, ...]) -> None:
     assert all(torch.equal(out, torch.cat(x, 1)) for of_rank in outs for out in of_rank)
 
 
-@pytest.mark.parametrize("schedule", ["push", "pull"])
-@pytest.mark.parametrize("parts", UNEVEN, ids=str)
+@pytest.mark.parametrize("schedule", ["push", "pull", "fused"])
+@pytest.mark.parametrize("parts", [*UNEVEN, (3, 1, 0, 17, 5, 0, 2, 4)], ids=str)
 def test_reduce_scatter_of_integers_is_exact(example: Any, schedule: str, parts: tuple[int, ...]) -> None:
     program = example("matmul_reduce_scatter").matmul_reduce_scatter
     case = ReduceScatter(parts, 20, 24, torch.float32, integers=True)
@@ -140,6 +140,16 @@ def test_reduce_scatter_gives_the_same_bits_in_every_order(example: Any, dtype: 
     for again in outs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outs[0], again, strict=True))
     assert relative_rms(outs[0], case.expected) < LIMITS[dtype]
+
+
+@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+def test_a_role_in_an_epilogue_gives_the_bits_of_one_of_its_own(example: Any, dtype: torch.dtype) -> None:
+    """Also where the buffer that it would go through rounds."""
+    for program in (example("matmul_reduce_scatter").matmul_reduce_scatter, exchanges.rounded_reduce_scatter):
+        case = ReduceScatter((20, 3, 9), 20, 40, dtype)
+        push = small_world(3).run(lambda g, p=program, c=case: c.on(p, "push", g))
+        fused = small_world(3, slots=1).run(lambda g, p=program, c=case: [c.on(p, "fused", g) for _ in range(2)])
+        assert all(torch.equal(a, b) for a, of_rank in zip(push, fused, strict=True) for b in of_rank)
 
 
 @pytest.mark.versions

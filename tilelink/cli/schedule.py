@@ -12,14 +12,14 @@ from tilelink.errors import TileLinkError
 
 if TYPE_CHECKING:
     from tilelink.frontend.program import Program
-    from tilelink.frontend.schedule import Order, Schedule, SMs
+    from tilelink.frontend.schedule import Order, Resource, Schedule
 
 
 def read_schedule(program: Program, text: str | None, world: int, sizes: Shape) -> Schedule:
     """`NAME`, `NAME,ROLE.FIELD=VALUE,...` or `ROLE.FIELD=VALUE,...`, which changes the program's default schedule.
 
-    The named schedule is fitted to the sizes, what is changed is taken as it is. A field is one of `SMs`, or `group`
-    for that of its order. Raises UsageError, ScheduleError or TileSizeError.
+    The named schedule is fitted to the sizes, what is changed is taken as it is. A field is one of its
+    resource, or `group` for that of its order. Raises UsageError, ScheduleError or TileSizeError.
     """
     items = [item.strip() for item in text.split(",")] if text else []
     name = items.pop(0) if items and "=" not in items[0] else None
@@ -38,7 +38,7 @@ def read_schedule(program: Program, text: str | None, world: int, sizes: Shape) 
     return schedule
 
 
-def _read_field(program: Program, resource: SMs, field: str, value: str) -> dict[str, Any]:
+def _read_field(program: Program, resource: Resource, field: str, value: str) -> dict[str, Any]:
     """The change that FIELD=VALUE makes to a role's resource. Raises UsageError."""
 
     def number(text: str) -> int:
@@ -49,23 +49,26 @@ def _read_field(program: Program, resource: SMs, field: str, value: str) -> dict
     def optional(text: str) -> int | None:
         return None if text == "none" else number(text)
 
+    known = _field_texts(program, resource)
+    if field not in known:
+        raise UsageError(f"a role on {type(resource).__name__} has no {field}; it has {', '.join(known)}")
     match field:
         case "tile":
             return {"tile": tuple(optional(n) for n in value.split("x"))}
         case "order":
-            known = orders(program)
-            if value not in known:
-                raise UsageError(f"there is no order {value}; there is {', '.join(known)}")
-            return {"order": known[value]}
+            named = orders(program)
+            if value not in named:
+                raise UsageError(f"there is no order {value}; there is {', '.join(named)}")
+            return {"order": named[value]}
         case "group":
-            return {"order": replace(resource.order, group=number(value))}
+            return {"order": replace(vars(resource)["order"], group=number(value))}
         case "at":
             return {"at": None if value == "none" else value}
         case "count":
             return {"count": optional(value)}
         case "stages" | "warps":
             return {field: number(value)}
-    raise UsageError(f"a role has no {field}; it has count, tile, order, group, at, stages, warps")
+    return {field: value}
 
 
 def orders(program: Program) -> dict[str, Order]:
@@ -88,13 +91,16 @@ def schedule_text(program: Program, schedule: Schedule, asked: str | None) -> st
     return ",".join(text)
 
 
-def _field_texts(program: Program, resource: SMs) -> dict[str, str]:
+def _field_texts(program: Program, resource: Resource) -> dict[str, str]:
     """The fields of a resource as `_read_field` reads them."""
+    from tilelink.frontend.schedule import Epilogue
 
     def word(value: Any) -> str:
         return "none" if value is None else str(value)
 
     texts = {f.name: word(getattr(resource, f.name)) for f in fields(resource)}
+    if isinstance(resource, Epilogue):
+        return texts
     order = resource.order
     called = next((n for n, o in orders(program).items() if o.parts is order.parts), order.name)
     return {**texts, "tile": "x".join(map(word, resource.tile)), "order": called, "group": str(order.group)}

@@ -234,13 +234,14 @@ class Walk:
 
 @dataclass(frozen=True)
 class Role:
-    """A tile function over a tile space, with its schedule."""
+    """A tile function over a tile space, with its schedule. `folded`: the roles in its epilogue."""
 
     name: str
     resource: SMs
     walk: Walk
     body: tuple[Statement, ...]
     site: Site = field(compare=False)
+    folded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

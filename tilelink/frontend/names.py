@@ -37,7 +37,7 @@ class Names:
         }  # fmt: skip
         tensor, dim, role = ("|".join(map(re.escape, names)) for names in (tensors, dims, roles))
         self.made = re.compile(
-            rf"({tensor})_(block\d*|here|at|signals|signals_here|stride_\w+|(own_)?\d+(_by_\d+)*)"
+            rf"({tensor})_(block\d*|kept|here|at|signals|signals_here|stride_\w+|(own_)?\d+(_by_\d+)*)"
             rf"|({dim})_(lo|tiles?|parts?|first|end|inside|at|cell)|(part|cell)_({dim})|index_\d+|their_\w+"
             rf"|({role})_workers|(drain|publish)_({tensor})|{re.escape(program[0])}_publish"
         )

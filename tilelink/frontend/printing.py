@@ -51,7 +51,8 @@ def _tile(sizes: tuple[int | None, ...]) -> str:
 
 def _role(role: Role) -> Iterator[str]:
     walk = role.walk
-    yield f"role {role.name} on {role.resource}"
+    folded = f", with {', '.join(role.folded)} in its epilogue" if role.folded else ""
+    yield f"role {role.name} on {role.resource}{folded}"
     for name, value in walk.sizes:
         yield f"    {name} = {to_text(value)}"
     yield f"    tiles on each rank: i in 0..{to_text(walk.count)}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +19,10 @@ from tilelink.errors import (
     Site,
 )
 from tilelink.frontend.elaboration import Context, Elaborator
+from tilelink.frontend.folding import fold, without_unread
 from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, walk
 from tilelink.frontend.names import Names
-from tilelink.frontend.schedule import Schedule, smallest_tile
+from tilelink.frontend.schedule import Epilogue, Schedule, SMs, smallest_tile
 from tilelink.frontend.signals import derive_signals
 from tilelink.frontend.sizes import Sizes, check_world, even_parts, extents
 from tilelink.frontend.values import TileValue, dtype_name
@@ -110,24 +113,25 @@ class Program:
         cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
         names = _names(recording, self.site)
         names.check()
-        roles: list[Role] = []
-        functions: dict[str, Any] = {}
-        for launch in recording.launches:
-            role, theirs = _elaborate(launch, schedule, recording, dtypes, cut, names)
-            roles.append(role)
-            for name, function in theirs.items():
-                if functions.setdefault(name, function) is not function:
-                    raise NotUnderstoodError(f"two functions {name} are called: give one another name", launch.site)
         tensors = tuple(Tensor(t.name, t.dims, t.sharded, t.kind, dtypes[t.name]) for t in recording.tensors)
-        signals = derive_signals(tensors, tuple(roles), cut, schedule.cells, schedule.site)
+        elaboration = _Elaboration(recording, dtypes, cut, names)
+        made: dict[str, Role] = {}
+        for launch in recording.launches:
+            resource, name = schedule[launch.function.name], launch.function.name
+            if isinstance(resource, Epilogue):
+                producer = _producer(name, resource, schedule, made)
+                made[resource.of] = fold(producer, elaboration.ways(launch, producer), tensors)
+            else:
+                made[name] = elaboration.role(launch, resource)
+        tensors, roles = without_unread(tensors, tuple(made.values()))
         return TileProgram(
             name=self.name,
             tensors=tensors,
             cut=tuple(d for d in dict.fromkeys(d for t in tensors for d in t.dims) if d in cut),
-            roles=tuple(roles),
-            signals=signals,
-            published=_published(tensors, tuple(roles)),
-            functions=tuple(functions.items()),
+            roles=roles,
+            signals=derive_signals(tensors, roles, cut, schedule.cells, schedule.site),
+            published=_published(tensors, roles),
+            functions=tuple(elaboration.functions.items()),
             slots=schedule.slots,
             site=self.site,
         )
@@ -221,8 +225,9 @@ def _check_roles(program: Program, recording: Recording, schedule: Schedule) -> 
         if name not in schedule:
             known = ", ".join(schedule) or "no role"
             raise RoleWithoutScheduleError(f"the schedule says nothing of role {name}; it names {known}", launch.site)
-    if len({schedule[r].warps for r in roles}) > 1:
-        warps = ", ".join(f"{r}: {schedule[r].warps}" for r in roles)
+    sms = {r: s for r in roles if isinstance(s := schedule[r], SMs)}
+    if len({s.warps for s in sms.values()}) > 1:
+        warps = ", ".join(f"{r}: {s.warps}" for r, s in sms.items())
         raise ScheduleError(f"the roles of a program are one kernel, with as many warps each: {warps}", schedule.site)
     for name in schedule:
         if name not in roles:
@@ -240,37 +245,72 @@ def _names(recording: Recording, site: Site) -> Names:
     )
 
 
-def _elaborate(
-    launch: Launch,
-    schedule: Schedule,
-    recording: Recording,
-    dtypes: dict[str, str],
-    cut: frozenset[str],
-    names: Names,
-) -> tuple[Role, dict[str, Any]]:
-    """A role, and the Triton functions that it calls, by name."""
-    function, resource = launch.function, schedule[launch.function.name]
-    found, axes = make_walk(function.name, launch.space, resource, cut, launch.site)
-    for parameter, argument in launch.arguments.items():
-        if isinstance(argument, TensorWord) and argument not in recording.tensors:
-            raise NotUnderstoodError(f"{parameter}: {argument.name} is no tensor of this program", launch.site)
-    context = Context(
-        tensors={t.name: t for t in recording.tensors},
-        dtypes=dtypes,
-        cut=cut,
-        written=frozenset(
-            word.name
-            for other in recording.launches
-            for p in other.function.written_parameters()
-            if isinstance(word := other.arguments.get(p), TensorWord)
-        ),
-        tile=TileValue(found.ranges, axes),
-        step=step_size(resource, launch.space),
-        reserved=names,
+def _producer(name: str, resource: Epilogue, schedule: Schedule, made: Mapping[str, Role]) -> Role:
+    """The role that another is folded into. Raises ScheduleError."""
+    if resource.of in made:
+        return made[resource.of]
+    known = ", ".join(made) or "none"
+    why = f"{resource.of} is no role of the program"
+    if resource.of in schedule:
+        folded = isinstance(schedule[resource.of], Epilogue)
+        why = f"{resource.of} is {'in an epilogue itself' if folded else 'launched later'}"
+    raise ScheduleError(
+        f"{name}={resource}: {why}; a role is folded into one on SMs that is launched before it: {known}", schedule.site
     )
-    elaborator = Elaborator(function, launch.arguments, context)
-    body = elaborator.body()
-    return Role(function.name, resource, found, body, launch.site), elaborator.functions
+
+
+@dataclass
+class _Elaboration:
+    """From launches to roles. `functions`: the Triton functions that the roles call, by name."""
+
+    recording: Recording
+    dtypes: dict[str, str]
+    cut: frozenset[str]
+    names: Names
+    functions: dict[str, Any] = field(default_factory=dict)
+
+    def ways(self, launch: Launch, producer: Role) -> list[Role]:
+        """A role in the tiles of a producer, once for each answer to who executes it."""
+        space, theirs = launch.space, [r.dim for r in producer.walk.ranges]
+        if list(space.dims) != theirs:
+            raise ScheduleError(
+                f"{launch.function.name} can't be folded into {producer.name}: it runs over {', '.join(space.dims)}, "
+                f"{producer.name} over {', '.join(theirs)}",
+                launch.site,
+            )
+        other = next(o for o in self.recording.launches if o.function.name == producer.name)
+        taken = frozenset(n.id for n in ast.walk(other.function.node) if isinstance(n, ast.Name))
+        executors: list[str | None] = [*space.axes, *(["home"] if self.cut & set(space.dims) else [])]
+        return [self.role(launch, replace(producer.resource, at=at), taken) for at in executors or [None]]
+
+    def role(self, launch: Launch, resource: SMs, taken: frozenset[str] = frozenset()) -> Role:
+        """A launch as a role; `taken`: names that its variables must not have."""
+        function, recording = launch.function, self.recording
+        found, axes = make_walk(function.name, launch.space, resource, self.cut, launch.site)
+        for parameter, argument in launch.arguments.items():
+            if isinstance(argument, TensorWord) and argument not in recording.tensors:
+                raise NotUnderstoodError(f"{parameter}: {argument.name} is no tensor of this program", launch.site)
+        context = Context(
+            tensors={t.name: t for t in recording.tensors},
+            dtypes=self.dtypes,
+            cut=self.cut,
+            written=frozenset(
+                word.name
+                for other in recording.launches
+                for p in other.function.written_parameters()
+                if isinstance(word := other.arguments.get(p), TensorWord)
+            ),
+            tile=TileValue(found.ranges, axes),
+            step=step_size(resource, launch.space),
+            reserved=self.names,
+            taken=taken,
+        )
+        elaborator = Elaborator(function, launch.arguments, context)
+        body = elaborator.body()
+        for name, called in elaborator.functions.items():
+            if self.functions.setdefault(name, called) is not called:
+                raise NotUnderstoodError(f"two functions {name} are called: give one another name", launch.site)
+        return Role(function.name, resource, found, body, launch.site)
 
 
 def _published(tensors: tuple[Tensor, ...], roles: tuple[Role, ...]) -> tuple[str, ...]:

@@ -102,15 +102,9 @@ class SMs:
 
     def __post_init__(self) -> None:
         site = Site.of_user()
-        if not isinstance(self.tile, tuple):
-            raise TileSizeError(f"tile {self.tile!r}: a tile is a tuple of sizes, such as (128, 256)", site)
-        for size in self.tile:
-            if size is not None and not _power_of_two(size):
-                raise TileSizeError(f"tile {self.tile}: {size!r} is not a power of two", site)
+        _check_walk(self.tile, self.order, site)
         if self.count is not None and (not isinstance(self.count, int) or self.count < 1):
             raise ScheduleError(f"{self.count!r} SMs: a role needs at least 1", site)
-        if not isinstance(self.order, Order):
-            raise ScheduleError(f"order {self.order!r}: a function becomes an order by tk.order(function)", site)
         if not isinstance(self.stages, int) or self.stages < 1:
             raise ScheduleError(f"{self.stages!r} stages: at least 1", site)
         if not _power_of_two(self.warps):
@@ -122,7 +116,29 @@ class SMs:
         return f"SMs({', '.join(parts)}, stages={self.stages}, warps={self.warps})"
 
 
-class Schedule(Mapping[str, SMs]):
+@dataclass(frozen=True)
+class Epilogue:
+    """A role inside the epilogue of the role that makes what it waits for: `of`, a role launched before it.
+
+    It then stores the block that is still in registers where it would have copied it to, tile by tile, in the order and
+    on the rank of `of`; FLUX (arXiv 2406.06858) brings the tiles of a GEMM to their owners so. For roles that wait for
+    what a tile of `of` notifies, copy it and notify.
+    """
+
+    of: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.of, str):
+            raise ScheduleError(f"tk.Epilogue({self.of!r}): it takes the name of a role", Site.of_user())
+
+    def __str__(self) -> str:
+        return f"Epilogue({self.of!r})"
+
+
+Resource = SMs | Epilogue
+
+
+class Schedule(Mapping[str, Resource]):
     """The resource of each role, by the role's name: `tk.Schedule(gather=tk.SMs(...), matmul=tk.SMs(...))`.
 
     `slots`: how many copies of the program's buffers and signals the host may alternate between. More than one hides
@@ -130,7 +146,9 @@ class Schedule(Mapping[str, SMs]):
     `cells`: the signal grid of a tensor where the derived one is not wanted: {"full": (128, None)}.
     """
 
-    def __init__(self, *, slots: int = 2, cells: Mapping[str, tuple[int | None, ...]] | None = None, **roles: SMs):
+    def __init__(
+        self, *, slots: int = 2, cells: Mapping[str, tuple[int | None, ...]] | None = None, **roles: Resource
+    ):
         self.site = Site.of_user()
         if not isinstance(slots, int) or slots < 1:
             raise ScheduleError(f"slots={slots!r}: a number of slots, at least 1", self.site)
@@ -140,11 +158,11 @@ class Schedule(Mapping[str, SMs]):
             if not isinstance(sizes, tuple) or any(s is not None and (not isinstance(s, int) or s < 1) for s in sizes):
                 raise ScheduleError(f"cells of {tensor}, {sizes!r}: a tuple of sizes of at least 1, or None", self.site)
         for name, resource in roles.items():
-            if not isinstance(resource, SMs):
+            if not isinstance(resource, Resource):
                 raise ScheduleError(f"{name}={resource!r} is not a resource such as tk.SMs(...)", self.site)
         self.roles, self.slots, self.cells = dict(roles), slots, dict(cells or {})
 
-    def __getitem__(self, role: str) -> SMs:
+    def __getitem__(self, role: str) -> Resource:
         return self.roles[role]
 
     def __iter__(self) -> Any:
@@ -172,13 +190,27 @@ class Schedule(Mapping[str, SMs]):
         for name, fields in roles.items():
             if name not in new:
                 raise ScheduleError(f"no role {name} in this schedule; it has {', '.join(new)}", Site.of_user())
-            new[name] = replace(new[name], **fields)
+            try:
+                new[name] = replace(new[name], **fields)
+            except TypeError:
+                raise ScheduleError(f"{name}={new[name]} has no {' and '.join(fields)}", Site.of_user()) from None
         return self._with(new)
 
-    def _with(self, roles: dict[str, SMs]) -> Schedule:
+    def _with(self, roles: dict[str, Resource]) -> Schedule:
         schedule = Schedule(slots=self.slots, cells=self.cells, **roles)
         schedule.site = self.site
         return schedule
+
+
+def _check_walk(tile: Any, order: Any, site: Site) -> None:
+    """Raises TileSizeError or ScheduleError."""
+    if not isinstance(tile, tuple):
+        raise TileSizeError(f"tile {tile!r}: a tile is a tuple of sizes, such as (128, 256)", site)
+    for size in tile:
+        if size is not None and not _power_of_two(size):
+            raise TileSizeError(f"tile {tile}: {size!r} is not a power of two", site)
+    if not isinstance(order, Order):
+        raise ScheduleError(f"order {order!r}: a function becomes an order by tk.order(function)", site)
 
 
 def _power_of_two(size: Any) -> bool:

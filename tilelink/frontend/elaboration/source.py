@@ -39,7 +39,8 @@ _BOOLEAN = sympy.logic.boolalg.Boolean
 
 @dataclass(frozen=True)
 class Context:
-    """What a tile function is elaborated for: its program's tensors and its role."""
+    """What a tile function is elaborated for: its program's tensors and its role. `taken`: names of the role that it is
+    folded into."""
 
     tensors: dict[str, TensorWord]
     dtypes: dict[str, str]
@@ -48,6 +49,7 @@ class Context:
     tile: TileValue
     step: int | None
     reserved: Names
+    taken: frozenset[str] = frozenset()
 
 
 class Source(ABC):
@@ -66,7 +68,7 @@ class Source(ABC):
         self.nested: set[str] = set()
         self.ended: set[str] = set()
         self.renamed: dict[str, str] = {}
-        self.taken = {n.id for n in ast.walk(function.node) if isinstance(n, ast.Name)}
+        self.taken = {n.id for n in ast.walk(function.node) if isinstance(n, ast.Name)} | context.taken
 
     @abstractmethod
     def value(self, node: ast.expr, label: str = "") -> Any:
@@ -151,7 +153,7 @@ class Source(ABC):
 
     def local_name(self, name: str) -> str:
         """The name of a variable in the kernel: not one that the kernel has already."""
-        if name not in self.context.reserved:
+        if name not in self.context.reserved and name not in self.context.taken:
             return name
         if name not in self.renamed:
             self.renamed[name] = self.fresh_name(name)
