@@ -24,7 +24,8 @@ from tilelink.errors import StuckError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cpu import RaceError
 from tilelink.runtime.cpu.interpreter import suspended
-from tilelink.runtime.cpu_world import CpuWorld, Group, Ready
+from tilelink.runtime.cpu_world import CpuWorld, Group
+from tilelink.runtime.prepare import Prepared
 
 SEEDS = range(4)
 EITHER = (RaceError, StuckError)
@@ -39,12 +40,12 @@ class MutatedWorld(CpuWorld):
         super().__init__(*arguments, **options)
         self.kernel, self.primitives = kernel, primitives
 
-    def ready(self, *arguments: Any) -> Ready:
-        prepared = super().ready(*arguments).prepared
+    def prepare(self, *arguments: Any) -> Prepared:
+        prepared = super().prepare(*arguments)
         source = self.kernel(prepared.lowered.source).replace(portable.__name__, self.primitives.__name__)
         lowered = dataclasses.replace(prepared.lowered, source=source)
         with suspended():
-            return Ready.of(dataclasses.replace(prepared, lowered=lowered, module=cache.load(lowered)))
+            return dataclasses.replace(prepared, lowered=lowered, module=cache.load(lowered))
 
 
 def same(source: str) -> str:
@@ -158,6 +159,20 @@ def test_edited_kernels_are_caught(what: str, program: Any, old: str, new: str, 
         world = MutatedWorld(RANKS, kernel=edit, primitives=portable, heap_bytes=4 << 20, sms=8, seed=seed)
         with pytest.raises(found):
             world.run(program())
+
+
+def test_a_race_names_role_tile_and_line_of_both_sides() -> None:
+    world = MutatedWorld(RANKS, kernel=replaced(WAIT, "rows_ready = 0"), primitives=portable, heap_bytes=4 << 20, sms=8)
+    with pytest.raises(RaceError) as e:
+        world.run(push())
+    kernel = all_gather_matmul.file
+    sides = [s.tile for race in e.value.races for s in (race.first, race.second) if s.region == "full"]
+    gathers = [s for s in sides if s.startswith("role gather, ")]
+    matmuls = [s for s in sides if s.startswith("role matmul, ")]
+    assert sides and len(gathers) + len(matmuls) == len(sides)
+    assert all(re.fullmatch(rf"role gather, tile \d+ \({kernel}:\d+: tk.copy\(x.*", s) for s in gathers)
+    assert all(re.search(rf"tiles? \d.* \({kernel}:\d+: .*rows\[:, k\].load\(\)", s) for s in matmuls)
+    assert gathers and matmuls and all(s in str(e.value) for s in sides[:2])
 
 
 ACROSS_CALLS = [

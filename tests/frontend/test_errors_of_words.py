@@ -128,6 +128,17 @@ NAMES = [
     ),
 ]
 
+OPTIONS = [
+    pair(
+        f"tensor called like the option {name} of a call",
+        NotUnderstoodError,
+        {"@tk.program": "@tk.program  # <-", PROGRAM: PROGRAM.replace("x:", f"{name}:")},
+        f"program has a tensor {name}",
+        f"{name}= is an option of every call",
+    )
+    for name in ("schedule", "group", "parts", "slot")
+]
+
 STATEMENTS = [
     tile("while", NotUnderstoodError, "while True:  # <-\n    pass", "while is not understood"),
     tile("try", NotUnderstoodError, "try:  # <-\n    pass\nfinally:\n    pass", "try is not understood"),
@@ -320,7 +331,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("case", [*NAMES, *STATEMENTS, *PROGRAMS], ids=lambda c: c.name.replace(" ", "-"))
+@pytest.mark.parametrize("case", [*NAMES, *OPTIONS, *STATEMENTS, *PROGRAMS], ids=lambda c: c.name.replace(" ", "-"))
 def test_error(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)
 

@@ -279,8 +279,9 @@ def test_values_in_which_ranks_differ_are_said() -> None:
 def test_a_rank_that_calls_once_too_often_waits_in_vain() -> None:
     world = small_world(2)
     call = Call((4, 4))
-    with pytest.raises(StuckError, match=r"rank 1 worker \d+ of all_gather_matmul run 1: role matmul"):
+    with pytest.raises(StuckError, match=r"rank 1 worker \d+ of all_gather_matmul run 1: role matmul") as e:
         world.run(lambda group: [call.on(group) for _ in range(1 + group.rank)])
+    assert "2 calls were made by rank 1; rank 0 made 1: the ranks of a group make the same calls" in str(e.value)
     check_usable(world)
 
 
@@ -382,6 +383,9 @@ def test_a_rank_that_does_not_call_is_waited_for() -> None:
         world.run(lambda group: gathered(group) if group.rank else None)
     waits = r"rank 1 worker \d+ of all_gather run 0: waits for rank 0 to go on, which has not entered any run"
     assert re.search(waits, str(e.value))
+    assert str(e.value).endswith(
+        "1 call was made by rank 1; rank 0 made 0: the ranks of a group make the same calls"
+    )
     check_usable(world)
 
 

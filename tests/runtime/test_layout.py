@@ -99,13 +99,13 @@ def test_all_ranks_lay_a_run_out_alike(program: Program) -> None:
         tensors = [torch.ones(parts[group.rank], 40)] + [torch.ones(40, 24)] * (program is all_gather_matmul)
         for _ in range(2):
             program(*tensors, group=group, parts={"M": parts})
-            (ready,) = world._ready.values()
-            placements[group.rank].append(place(ready.prepared.program, ready.prepared.sizes, world.layout))
+            (prepared,) = world.lane.prepared.values()
+            placements[group.rank].append(place(prepared.program, prepared.sizes, world.layout))
 
     world.run(rank)
     assert len({p for of_rank in placements.values() for p in of_rank}) == 1
-    assert len({h.data_ptr() % ALIGNMENT for h in world.heaps}) == 1
-    assert world.table.tolist() == [h.data_ptr() for h in world.heaps]
+    assert len({h.data_ptr() % ALIGNMENT for h in world.lane.heaps}) == 1
+    assert world.lane.table.tolist() == [h.data_ptr() for h in world.lane.heaps]
 
 
 def test_shapes_of_ranks() -> None:
@@ -178,7 +178,7 @@ def test_heaps_begin_with_nothing_that_looks_like_data() -> None:
     """Control words and signals are zero; data is NaN in every dtype."""
     world = CpuWorld(2, heap_bytes=8 << 10, slots=3, signal_bytes=512)
     layout = world.layout
-    for heap in world.heaps:
+    for heap in world.lane.heaps:
         assert heap.numel() == 8 << 10
         assert not heap[: layout.control_bytes].any()
         for slot in range(layout.slots):

@@ -38,8 +38,8 @@ def execute(
             )
 
     cpu.run(rank)
-    (ready,) = cpu._ready.values()
-    return ready.prepared, operations
+    (prepared,) = cpu.lane.prepared.values()
+    return prepared, operations
 
 
 def schedule(name: str, gather: tuple[int | None, ...], matmul: tuple[int, ...], count: int = 3) -> tk.Schedule:
@@ -72,8 +72,8 @@ def test_program_without_signals() -> None:
     operations: list[Operation] = []
     cpu = CpuWorld(2, observer=operations.append, sms=SMS, heap_bytes=4 << 20)
     cpu.run(lambda group: all_gather(torch.randn(20, 40), group=group))
-    (ready,) = cpu._ready.values()
-    assert align(ready.prepared.events, operations, "all_gather run 0").done
+    (prepared,) = cpu.lane.prepared.values()
+    assert align(prepared.events, operations, "all_gather run 0").done
 
 
 def change(operations: list[Operation], pick, edit) -> list[Operation]:  # type: ignore[no-untyped-def]

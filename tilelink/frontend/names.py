@@ -6,7 +6,7 @@ A tile function's variables are renamed where they meet one (`name in names`); w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tilelink.errors import NotUnderstoodError, Site
 
@@ -18,7 +18,21 @@ KERNEL_NAMES = frozenset(
         *("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT"),
     ]
 )
+CALL_OPTIONS = ("schedule", "group", "parts", "slot")
+"""What a call of a program takes beside the tensors."""
 TILE_ATTRIBUTES = frozenset(["rows", "cols", "shape"])
+
+
+def check_parameters(program: str, names: Iterable[str], site: Site) -> None:
+    """Raises NotUnderstoodError for a parameter that could not be told from an option of the call."""
+    for name in names:
+        if name in CALL_OPTIONS:
+            options = ", ".join(f"{n}=" for n in CALL_OPTIONS)
+            raise NotUnderstoodError(
+                f"{program} has a tensor {name}, but {name}= is an option of every call ({options}): give the tensor "
+                "another name",
+                site,
+            )
 
 
 class Names:

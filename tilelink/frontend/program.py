@@ -21,7 +21,7 @@ from tilelink.errors import (
 from tilelink.frontend.elaboration import Context, Elaborator
 from tilelink.frontend.folding import fold, without_unread
 from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, walk
-from tilelink.frontend.names import Names
+from tilelink.frontend.names import Names, check_parameters
 from tilelink.frontend.schedule import Epilogue, Schedule, SMs, smallest_tile
 from tilelink.frontend.signals import derive_signals
 from tilelink.frontend.sizes import Sizes, check_world, even_parts, extents
@@ -45,6 +45,7 @@ class Program:
         self.__doc__ = function.__doc__
         self.file = inspect.getsourcefile(function) or "<unknown>"
         self.site = Site(self.file, function.__code__.co_firstlineno, f"def {self.name}")
+        check_parameters(self.name, inspect.signature(function).parameters, self.site)
         self._recorded: dict[frozenset[str], Recording] = {}
         self._bound: dict[Any, TileProgram] = {}
 
@@ -199,8 +200,10 @@ class Program:
 
         return show(self, stage, schedule, **options)
 
-    def __call__(self, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any) -> Any:
-        """Runs the program on the calling rank of `group`; see `tilelink.runtime.cpu_world.Group.call`."""
+    def __call__(
+        self, /, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any
+    ) -> Any:
+        """Runs the program on the calling rank of `group`; see `tilelink.runtime.group.Group.call`."""
         if not hasattr(group, "call"):
             what = "missing" if group is None else f"a {type(group).__name__}"
             raise ArgumentError(

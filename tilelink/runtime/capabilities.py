@@ -90,7 +90,7 @@ def _cache() -> str:
 def _cpu_ranks() -> str:
     """All layers at once: a program is elaborated, unrolled, lowered, and run on two ranks."""
     from tilelink.kernels.all_gather_matmul import all_gather_matmul
-    from tilelink.runtime.cpu_world import CpuWorld, Group
+    from tilelink.runtime import CpuWorld, Group
 
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randint(-3, 4, (32, 32), generator=generator).float() for _ in range(2))

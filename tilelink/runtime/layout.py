@@ -76,6 +76,12 @@ class Placement:
     data: tuple[tuple[str, int], ...]
     signals: tuple[tuple[str, int, int], ...]
 
+    def data_of(self, tensor: str) -> int:
+        return next(at for name, at in self.data if name == tensor)
+
+    def signals_of(self, tensor: str) -> int:
+        return next(at for name, at, _ in self.signals if name == tensor)
+
 
 def shape_on(tensor: Tensor, sizes: Sizes, rank: int | None) -> tuple[int, ...]:
     """The shape of a rank's tensor; with rank None, of the longest part."""

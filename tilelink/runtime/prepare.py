@@ -78,11 +78,6 @@ class Prepared:
                         site,
                     )
 
-    def scalars(self) -> dict[str, int]:
-        """Values of the kernel's parameters that sizes alone decide."""
-        values = {n: v for n, v in self.sizes.values.items() if isinstance(v, int)}
-        return values | {f"{n}_workers": a.workers for n, a in self.allotment.items()}
-
 
 def prepare(
     program: Program, arguments: Arguments, schedule: Schedule | str | None, world: int, sms: int, target: Target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,13 +15,22 @@ from tilelink.runtime.prepare import Prepared
 SHOWN = 20
 
 
-def explain(deadlock: DeadlockError, launched: Mapping[str, Prepared]) -> str:
-    """The message of a deadlock in the words of the programs that are stuck."""
+Launched = Mapping[tuple[int, str], Prepared]
+"""What was launched: by rank, and what messages call the launch."""
+
+
+def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int]) -> str:
+    """The message of a deadlock in the words of the programs that are stuck. `runs`: how many each rank launched."""
     lines = ["no rank can go on:"]
-    lines += [f"  {line}" for s in deadlock.stuck[:SHOWN] for line in _program(s, launched.get(s.launch))]
+    lines += [f"  {line}" for s in deadlock.stuck[:SHOWN] for line in _program(s, launched.get((s.rank, s.launch)))]
     if len(deadlock.stuck) > SHOWN:
         lines.append(f"  and {len(deadlock.stuck) - SHOWN} more workers")
-    lines += [f"  {_unstarted(u, launched.get(u.launch))}" for u in deadlock.unstarted[:SHOWN]]
+    lines += [f"  {_unstarted(u, launched.get((u.rank, u.launch)))}" for u in deadlock.unstarted[:SHOWN]]
+    most = max(runs)
+    fewer = ", ".join(f"rank {r} made {n}" for r, n in enumerate(runs) if n < most)
+    if fewer:
+        calls = "1 call was" if most == 1 else f"{most} calls were"
+        lines.append(f"  {calls} made by rank {runs.index(most)}; {fewer}: the ranks of a group make the same calls")
     return "\n".join(lines)
 
 

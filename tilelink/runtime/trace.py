@@ -15,7 +15,7 @@ from typing import NoReturn
 from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, Span, Timeline
 from tilelink.analysis.unroll import DOT, NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.errors import TraceMismatchError
-from tilelink.runtime.cpu import Operation
+from tilelink.runtime.cpu import Box, Operation
 
 SIGNALS = "signals of "
 _STRONGER = {"gpu": ("gpu", "sys"), "sys": ("sys",)}
@@ -71,7 +71,7 @@ class _Worker:
         pieces: dict[int, list[Operation]] = {k: [] for k in wanted}
         while any(left.values()):
             o = self.take(self.events.describe(next(k for k in wanted if left[k])))
-            box = self.box(o)
+            box = global_box(self.events, o.region.name, o.region.rank, o.box)
             size = prod(b - a for a, b in box)
             k = next((k for k in wanted if left[k] >= size and self.fits(k, o, box)), None)
             if k is None:
@@ -124,14 +124,6 @@ class _Worker:
             and o.scope in _STRONGER[scope]
         )
 
-    def box(self, o: Operation) -> tuple[tuple[int, int], ...]:
-        """The region of an access in global coordinates."""
-        tensor = next((t for t in self.events.program.tensors if t.name == o.region.name), None)
-        if tensor is None or tensor.sharded is None:
-            return o.box
-        first = int(self.events.sizes.values[f"{tensor.dims[tensor.sharded]}_parts"][o.region.rank])
-        return tuple((a + first, b + first) if k == tensor.sharded else (a, b) for k, (a, b) in enumerate(o.box))
-
     def volume(self, k: int) -> int:
         dims = len(self.events.program.tensors[self.events.tensor[k]].dims)
         return prod(int(b - a) for a, b in zip(self.events.lo[k][:dims], self.events.hi[k][:dims], strict=True))
@@ -145,6 +137,15 @@ class _Worker:
             f"rank {self.rank} worker {self.worker} of {self.events.program.name}: the program says {wanted}; "
             f"the kernel did {did}{where}"
         )
+
+
+def global_box(events: Events, region: str, rank: int, box: Box) -> Box:
+    """A box of a rank's region, in global coordinates."""
+    tensor = next((t for t in events.program.tensors if t.name == region), None)
+    if tensor is None or tensor.sharded is None:
+        return box
+    first = int(events.sizes.values[f"{tensor.dims[tensor.sharded]}_parts"][rank])
+    return tuple((a + first, b + first) if k == tensor.sharded else (a, b) for k, (a, b) in enumerate(box))
 
 
 def timeline(trace: Trace, title: str) -> Timeline:

@@ -16,7 +16,8 @@ LONGEST_CHAIN = 256
 
 @dataclass(frozen=True)
 class Party:
-    """One side of a race: who did what where. `box` has the elements that both sides touched."""
+    """One side of a race: who did what where. `box` has the elements that both sides touched. `tile`: role, tile and
+    line of the tile function, where somebody knew them."""
 
     rank: int
     launch: str
@@ -27,13 +28,15 @@ class Party:
     region_rank: int
     box: Box
     site: Site
+    tile: str = ""
 
     def __str__(self) -> str:
         box = ", ".join(f"{low}:{high}" for low, high in self.box)
         scope = f" ({self.scope})" if self.scope else ""
+        tile = f", {self.tile}" if self.tile else ""
         return (
             f"{self.kind}{scope} of {self.region}[{box}]@rank{self.region_rank} "
-            f"by rank {self.rank} {self.launch}[{self.program}] at {self.site}"
+            f"by rank {self.rank} {self.launch}[{self.program}] at {self.site}{tile}"
         )
 
 

@@ -1,0 +1,101 @@
+"""A lane on the CPU: heaps in memory, kernels in the interpreter, and which memory a run may touch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tilelink.backend.targets import CPU, Target
+from tilelink.frontend.ir import Tensor
+from tilelink.frontend.program import Program
+from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.sizes import Sizes
+from tilelink.runtime.arguments import Arguments
+from tilelink.runtime.cpu import Execution, InterpretedKernel, Region, interpreted
+from tilelink.runtime.cpu.interpreter import suspended
+from tilelink.runtime.cpu.memory import Kind
+from tilelink.runtime.launch import Run
+from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout, shape_on
+from tilelink.runtime.prepare import Prepared, prepare
+
+
+class CpuLane:
+    """The heaps of all ranks as one process sees them (uint8 tensors), and programs prepared for devices of `sms`."""
+
+    def __init__(self, layout: HeapLayout, heaps: list[torch.Tensor], sms: int, target: Target = CPU) -> None:
+        self.layout, self.heaps, self.sms, self.target = layout, heaps, sms, target
+        self.table = torch.tensor([h.data_ptr() for h in heaps], dtype=torch.int64)
+        self.prepared: dict[Any, Prepared] = {}
+        self._kernels: dict[Prepared, dict[str, InterpretedKernel]] = {}
+
+    def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
+        """The program with its kernels, made once for a schedule, dtypes and sizes."""
+        dtypes, sizes = tuple(arguments.dtypes.items()), tuple(arguments.sizes.items())
+        key = program, schedule, dtypes, sizes, arguments.absent
+        if key not in self.prepared:
+            with suspended():
+                self.prepared[key] = prepare(program, arguments, schedule, self.layout.world, self.sms, self.target)
+        return self.prepared[key]
+
+    def launch(self, run: Run, execution: Execution) -> None:
+        """Launches the kernels of a rank's run."""
+        regions = self._regions(run)
+        for launch in run.launches:
+            kernel = self._kernel(run.prepared, launch.kernel)
+            execution.launch(kernel, launch.workers, launch.arguments, regions, run.lane.rank, name=launch.label)
+
+    def clear(self, rank: int) -> None:
+        """Control words and signals of a rank are zero again."""
+        heap, layout = self.heaps[rank], self.layout
+        heap[: layout.control_bytes] = 0
+        for slot in range(layout.slots):
+            heap[layout.signals_at(slot) : layout.data_at(slot)] = 0
+
+    def _kernel(self, prepared: Prepared, name: str) -> InterpretedKernel:
+        known = self._kernels.setdefault(prepared, {})
+        if name not in known:
+            with suspended():
+                known[name] = interpreted(getattr(prepared.module, name))
+        return known[name]
+
+    # ---- regions
+
+    def _regions(self, run: Run) -> list[Region]:
+        """All that a run may touch: its own tensors, and its place in the heaps of all ranks."""
+        layout, rank, prepared = self.layout, run.lane.rank, run.prepared
+        regions = [Region(n, rank, t) for n, t in run.tensors.items() if t.numel()]
+        regions += [Region(f"{d}_parts", rank, t, "control") for d, t in run.tables.items()]
+        regions.append(Region("heaps", rank, self.table, "control"))
+        for peer in range(layout.world):
+            regions.append(self._region("control", peer, 0, (CONTROL_WORDS + layout.world,), torch.int64, "control"))
+            for name, at in run.placement.data:
+                tensor = prepared.program.tensor(name)
+                if 0 not in shape_on(tensor, prepared.sizes, peer):
+                    regions.append(self._shard(tensor, prepared.sizes, peer, at + layout.data_at(run.slot)))
+            for name, at, cells in run.placement.signals:
+                if cells:
+                    at += layout.signals_at(run.slot)
+                    regions.append(self._region(f"signals of {name}", peer, at, (cells,), torch.int32, "signal"))
+        return regions
+
+    def _region(
+        self, name: str, rank: int, at: int, shape: tuple[int, ...], dtype: torch.dtype, kind: Kind = "data"
+    ) -> Region:
+        """A part of a rank's heap."""
+        size = torch.Size(shape).numel() * dtype.itemsize
+        return Region(name, rank, self.heaps[rank][at : at + size].view(dtype).view(shape), kind)
+
+    def _shard(self, tensor: Tensor, sizes: Sizes, rank: int, at: int) -> Region:
+        """A rank's tensor on its heap, which all ranks lay out for the longest part: a shorter one is the beginning."""
+        shape = shape_on(tensor, sizes, None)
+        whole = self._region(tensor.name, rank, at, shape, getattr(torch, tensor.dtype))
+        if tensor.sharded is None:
+            return whole
+        length = shape_on(tensor, sizes, rank)[tensor.sharded]
+        return Region(tensor.name, rank, whole.tensor.narrow(tensor.sharded, 0, length))
+
+
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An output in which it shows what nobody wrote."""
+    return torch.full(shape, torch.nan, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)

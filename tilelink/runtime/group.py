@@ -1,0 +1,87 @@
+"""What a rank sees of its world, and what every kind of world does alike in a call: the arguments are checked, the
+program is prepared, a slot is picked, the ranks compare what they call, and then it is launched."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from tilelink.errors import ScheduleError, Site
+from tilelink.frontend.program import Program
+from tilelink.frontend.schedule import Schedule
+from tilelink.runtime.arguments import Arguments, Parts, check_arguments
+from tilelink.runtime.launch import Lane, Run
+from tilelink.runtime.prepare import Prepared, same_call
+
+
+class Group(ABC):
+    """A rank of a lane: `rank`, `world`, and the way to call programs. `runs`: how many it has launched.
+
+    A kind of world is a subclass with the five methods below; values of parameters and outputs come from
+    `tilelink.runtime.launch.Run`.
+    """
+
+    lane: Lane
+    runs: int = 0
+
+    @property
+    def rank(self) -> int:
+        return self.lane.rank
+
+    @property
+    def world(self) -> int:
+        return self.lane.world
+
+    # ---- what a kind of world has to say
+
+    @abstractmethod
+    def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
+        """The program for this world and its target, made once for a schedule, dtypes and sizes."""
+
+    @abstractmethod
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for an output."""
+
+    @abstractmethod
+    def compare(self, call: dict[str, Any], site: Site) -> None:
+        """Compares a call with those of the other ranks, before anything is launched. Raises RankMismatchError."""
+
+    @abstractmethod
+    def launch(self, run: Run, site: Site) -> None:
+        """Puts the kernels of a run (`run.launches`) on this rank's stream."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Waits until everything this rank launched is done."""
+
+    # ---- what is the same in all of them
+
+    def call(
+        self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
+    ) -> Any:
+        """Launches a program on this rank; see `Program.__call__`. Options: tensors by name, `parts` (lengths of the
+        shards of each rank, by dimension), `slot` (which copy of buffers and signals; by default they take turns)."""
+        site = Site.of_user()
+        parts: Parts | None = options.pop("parts", None)
+        slot: int | None = options.pop("slot", None)
+        device = self.lane.device
+        arguments = check_arguments(
+            program, tensors, options, world=self.world, rank=self.rank, device=device, parts=parts, site=site
+        )
+        prepared = self.prepare(program, arguments, schedule)
+        prepared.check_strides(arguments.tensors, site)
+        run = Run(self.lane, prepared, arguments, self._slot(prepared, slot, site), self.runs, self.allocate)
+        self.compare(same_call(program, prepared, run.slot), site)
+        self.runs += 1
+        self.launch(run, site)
+        return run.outputs
+
+    def _slot(self, prepared: Prepared, slot: int | None, site: Site) -> int:
+        have = self.lane.layout.slots
+        if slot is None:
+            return self.runs % min(prepared.program.slots, have)
+        if not isinstance(slot, int) or isinstance(slot, bool) or not 0 <= slot < have:
+            raise ScheduleError(f"slot {slot!r}: this world has {have}", site)
+        return slot
