@@ -20,7 +20,8 @@ from tilelink.frontend.values import ITEM_SIZE
 ALIGNMENT = 256
 CONTROL_WORDS = portable.PROGRESS.value
 MAX_SLOTS = 8
-assert portable.SLOT_LEFT.value + MAX_SLOTS <= CONTROL_WORDS, "the words of the slots reach into those of progress"
+assert portable.SLOT_LEFT.value + MAX_SLOTS <= portable.POISON.value, "the words of the slots reach into the poison"
+assert portable.REASON.value < CONTROL_WORDS, "the mailbox reaches into the words of progress"
 
 
 def aligned(n: int) -> int:

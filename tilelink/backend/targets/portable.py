@@ -6,6 +6,7 @@ vendor: another target (PTX forms for Hopper, AMD's) is another module beside th
 Words of a rank's control block (int64, at the beginning of its heap), see docs/protocol.md:
 run number, ticket of workers that are done, for each slot the progress that all ranks must have reached before it is
 written to, and the progress of every rank: 2 * run + 1 when it has entered a run, 2 * run + 2 when it has left it.
+Between them the poison word, which ends all waits of the lane, and the mailbox of who gave up waiting.
 """
 
 import triton
@@ -14,7 +15,18 @@ import triton.language as tl
 RUN = tl.constexpr(0)
 TICKET = tl.constexpr(1)
 SLOT_LEFT = tl.constexpr(2)
+POISON = tl.constexpr(10)
+WAITER = tl.constexpr(11)
+WORD = tl.constexpr(12)
+EXPECTED = tl.constexpr(13)
+OBSERVED = tl.constexpr(14)
+REASON = tl.constexpr(15)
 PROGRESS = tl.constexpr(16)
+
+NEVER_ENTERED = tl.constexpr(1)
+STUCK = tl.constexpr(2)
+DIED = tl.constexpr(3)
+FAILED = tl.constexpr(4)
 
 
 @triton.jit
