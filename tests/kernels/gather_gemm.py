@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from tilelink import Schedule
-from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
+from tilelink.kernels.all_gather_matmul import all_gather_matmul, multicast, pull, push
 from tilelink.runtime.cpu_world import CpuWorld
 
 LIMITS = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 2.5e-3}
 """Relative RMS against float64 of the rounded inputs: what rounding once costs, and not much more."""
 FEW = 32
 """Of fewer results the rounding errors do not average out, and their RMS says little."""
-NAMED = {"push": push, "pull": pull}
+NAMED = {"push": push, "pull": pull, "multicast": multicast}
 LAYOUTS = ("rows", "columns", "offset")
 
 

@@ -55,7 +55,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["push", "pull"])
+@pytest.mark.parametrize("name", ["push", "pull", "multicast"])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c[0])))
 def test_trace_is_the_unrolled_program(name: str, case: tuple) -> None:  # type: ignore[type-arg]
     parts, n, k, gather, matmul = case

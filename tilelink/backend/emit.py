@@ -204,7 +204,6 @@ class RoleEmitter:
 
     def copy(self, s: Copy) -> None:
         token = None if self.publishing else self.token(s.source)
-        home = self.on_homes(s.target)
         source, target, opened = s.source, s.target, 0
         for a in s.source.ranges:
             if a.extent is not None:
@@ -217,12 +216,11 @@ class RoleEmitter:
             chunk = Range(a.dim, lo, sympy.Min(lo + COPY_CHUNK, a.stop), COPY_CHUNK, a.part)
             source, target = _with_range(source, chunk), _with_range(target, chunk)
         here = self.addresses.block(source, token=token, published=not self.publishing)
-        there = self.addresses.block(target, home)
-        masks = [f", mask={at.mask}" if at.mask else "" for at in (here, there)]
-        self.write(f"{s.source.tensor}_block = tl.load({here.pointer}{masks[0]})")
-        self.write(f"tl.store({there.pointer}, {s.source.tensor}_block{masks[1]})")
+        self.write(f"{s.source.tensor}_block = tl.load({here.pointer}{f', mask={here.mask}' if here.mask else ''})")
+        there = self.addresses.block(target, self.on_homes(target))
+        self.write(f"tl.store({there.pointer}, {s.source.tensor}_block{f', mask={there.mask}' if there.mask else ''})")
+        self.end_homes(target)
         self.write.depth -= opened
-        self.end_homes(s.target)
 
     # ---- signals
 

@@ -21,6 +21,7 @@ from tilelink.errors import (
 from tilelink.frontend.elaboration import Context, Elaborator
 from tilelink.frontend.folding import fold, without_unread
 from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, walk
+from tilelink.frontend.multicast import multicast
 from tilelink.frontend.names import Names, check_parameters
 from tilelink.frontend.schedule import Epilogue, Schedule, SMs, smallest_tile
 from tilelink.frontend.signals import derive_signals
@@ -123,7 +124,8 @@ class Program:
                 producer = _producer(name, resource, schedule, made)
                 made[resource.of] = fold(producer, elaboration.ways(launch, producer), tensors)
             else:
-                made[name] = elaboration.role(launch, resource)
+                role = elaboration.role(launch, resource)
+                made[name] = multicast(role, launch.space, cut) if resource.via == "multicast" else role
         tensors, roles = without_unread(tensors, tuple(made.values()))
         return TileProgram(
             name=self.name,

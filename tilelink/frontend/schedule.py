@@ -82,6 +82,9 @@ def grouped(group: int, parts: Order = own_rank_first) -> Order:
     return replace(parts, group=group)
 
 
+VIAS = ("load-store", "multicast")
+
+
 @dataclass(frozen=True)
 class SMs:
     """A role on streaming multiprocessors, one worker an SM, inside the program's persistent kernel.
@@ -91,6 +94,8 @@ class SMs:
     None for a dimension stands for the whole of it, for roles that only copy.
     `at`: who executes a tile: "home" (the rank in whose part it lies) or the name of a rank axis of the space; by
     default the home of a sharded space, and every rank for a local one.
+    `via`: "load-store", or "multicast": a rank axis that only names whose memory copies, stores and notifications go to
+    is no axis then, but views of all ranks, which a target whose fabric multicasts stores to at once.
     """
 
     count: int | None = None
@@ -99,6 +104,7 @@ class SMs:
     at: str | None = None
     stages: int = 3
     warps: int = 8
+    via: str = "load-store"
 
     def __post_init__(self) -> None:
         site = Site.of_user()
@@ -107,12 +113,15 @@ class SMs:
             raise ScheduleError(f"{self.count!r} SMs: a role needs at least 1", site)
         if not isinstance(self.stages, int) or self.stages < 1:
             raise ScheduleError(f"{self.stages!r} stages: at least 1", site)
+        if self.via not in VIAS:
+            raise ScheduleError(f"via={self.via!r}: it is one of {', '.join(map(repr, VIAS))}", site)
         if not _power_of_two(self.warps):
             raise ScheduleError(f"{self.warps!r} warps: their number is a power of two", site)
 
     def __str__(self) -> str:
         parts = [str(self.count)] if self.count else []
         parts += [f"tile={self.tile}", f"order={self.order}"] + ([f"at={self.at!r}"] if self.at else [])
+        parts += [f"via={self.via!r}"] if self.via != VIAS[0] else []
         return f"SMs({', '.join(parts)}, stages={self.stages}, warps={self.warps})"
 
 

@@ -39,3 +39,4 @@ def all_gather_matmul(
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)
 push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"), matmul=gemm)
 pull = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), at="reader"), matmul=gemm)
+multicast = tk.Schedule(gather=tk.SMs(8, tile=(128, 256), at="home", via="multicast"), matmul=gemm)
