@@ -20,8 +20,13 @@ from tilelink.language import (
     Sharded,
     copy,
     local,
+    locals,
+    node,
+    nodes,
     notify,
+    place,
     rank,
+    rank_at,
     ranks,
     sharded,
     steps,
@@ -34,8 +39,8 @@ from tilelink.language import (
 __version__ = "0.1.0"
 __all__ = [
     "CpuWorld", "Epilogue", "Local", "Order", "Program", "SMs", "Schedule", "Sharded", "TileLinkError", "copy",
-    "grouped", "local", "next_rank_first", "notify", "order", "own_rank_first", "program", "rank", "ranks", "ring",
-    "sharded", "steps", "tile", "tiles", "wait", "world",
+    "grouped", "local", "locals", "next_rank_first", "node", "nodes", "notify", "order", "own_rank_first", "place",
+    "program", "rank", "rank_at", "ranks", "ring", "sharded", "steps", "tile", "tiles", "wait", "world",
 ]  # fmt: skip
 
 

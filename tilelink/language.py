@@ -11,7 +11,7 @@ import contextvars
 import inspect
 import linecache
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -20,20 +20,26 @@ from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkEr
 # ---- what a program declares -------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class RanksWord:
-    """`tk.ranks`: all ranks of the world. A rank axis of a tile space, a dimension of a buffer, the argument of
-    `.at()`; `for r in tk.ranks():` in a tile function."""
+    """`tk.ranks`: all ranks of the world; `tk.nodes`: the nodes they are on; `tk.locals`: the places of a node. Each is
+    a rank axis of a tile space, and a loop in a tile function, `for r in tk.ranks():`. `tk.ranks` is a dimension of a
+    buffer and an argument of `.at()`, too."""
+
+    name: str
 
     def __call__(self) -> NoReturn:
-        only_in_tile_functions("ranks()")
+        only_in_tile_functions(f"{self.name}()")
 
     def __repr__(self) -> str:
-        return RANKS_DIM
+        return f"tk.{self.name}"
 
 
 RANKS_DIM = "ranks"
 """What dimensions with an entry a rank are called."""
-ranks = RanksWord()
+ranks = RanksWord(RANKS_DIM)
+nodes = RanksWord("nodes")
+locals = RanksWord("locals")
 Dim = str | RanksWord
 
 
@@ -58,7 +64,7 @@ def Sharded(*dims: Dim, axis: int = 0) -> Declared:
 def _declared(dims: tuple[Dim, ...], sharded: int | None, site: Site) -> Declared:
     """Dimensions, checked. Raises DimensionError."""
     for k, d in enumerate(dims):
-        if not isinstance(d, RanksWord) and not (isinstance(d, str) and d.isidentifier() and d != RANKS_DIM):
+        if d != ranks and not (isinstance(d, str) and d.isidentifier() and d != RANKS_DIM):
             raise DimensionError(f"dimension {k}, {d!r}, has to be the name of a dimension, or tk.ranks", site)
         if d in dims[:k]:
             raise DimensionError(f"the dimensions {dims}: each has a name of its own", site)
@@ -69,7 +75,7 @@ def _declared(dims: tuple[Dim, ...], sharded: int | None, site: Site) -> Declare
 
 @dataclass(frozen=True)
 class AxisWord:
-    """A dimension of a tensor, as in `full.cols`. `sharded`: the tensor is cut along it."""
+    """A dimension of a tensor, as in `full.cols` or `full.K`. `sharded`: the tensor is cut along it."""
 
     dim: str
     sharded: bool = False
@@ -86,18 +92,25 @@ class TensorWord:
     dtype: Any = None
     site: Site | None = None
 
-    def axis(self, k: int) -> AxisWord:
-        """Dimension `k` of those with names."""
-        named = [d for d in self.dims if d != RANKS_DIM]
-        return AxisWord(named[k], self.sharded is not None and named[k] == self.dims[self.sharded])
+    def axis(self, dim: str) -> AxisWord:
+        """The dimension of this name."""
+        return AxisWord(dim, self.sharded is not None and dim == self.dims[self.sharded])
 
     @property
     def rows(self) -> AxisWord:
-        return self.axis(0)
+        """The first dimension with a name."""
+        return self.axis(next(d for d in self.dims if d != RANKS_DIM))
 
     @property
     def cols(self) -> AxisWord:
-        return self.axis(-1)
+        """The last dimension with a name."""
+        return self.axis([d for d in self.dims if d != RANKS_DIM][-1])
+
+    def __getattr__(self, name: str) -> AxisWord:
+        if name != RANKS_DIM and name in self.__dict__.get("dims", ()):
+            return self.axis(name)
+        dims = ", ".join(self.__dict__.get("dims", ()))
+        raise AttributeError(f"{self.__dict__.get('name')} has no {name}; its dimensions are {dims}")
 
     def __repr__(self) -> str:
         return self.name
@@ -105,37 +118,39 @@ class TensorWord:
 
 @dataclass(frozen=True)
 class Space:
-    """A tile space: dimensions that are cut into tiles, and rank axes by name."""
+    """A tile space: dimensions that are cut into tiles, and rank axes with their names. `sharded`: the first dimension
+    along which one of its tensors is cut over the ranks; in whose part of it a tile lies, that rank is its home."""
 
     dims: tuple[str, ...]
-    sharded: bool
-    axes: tuple[str, ...]
+    sharded: str | None
+    axes: Mapping[str, RanksWord]
 
 
 def tiles(*of: TensorWord | AxisWord, **axes: RanksWord) -> Space:
     """The tile space of a tensor (all its dimensions) or of single dimensions; `reader=tk.ranks` adds a rank axis.
 
     The tiles of a sharded tensor (or of the dimension it is cut along) are executed once, at their home; those of a
-    local one by every rank.
+    local one by every rank. With several that are cut along different dimensions, the first of these says which rank is
+    the home.
     """
     site = Site.of_user()
     dims: list[str] = []
-    sharded = False
+    sharded: list[str] = []
     for o in of:
         if isinstance(o, TensorWord):
             dims += [d for d in o.dims if d != RANKS_DIM]
-            sharded |= o.sharded is not None
+            sharded += [] if o.sharded is None else [o.dims[o.sharded]]
         elif isinstance(o, AxisWord):
             dims.append(o.dim)
-            sharded |= o.sharded
+            sharded += [o.dim] if o.sharded else []
         else:
             raise DimensionError(f"a tile space is made of tensors and their dimensions, not of {o!r}", site)
     if not dims or len(set(dims)) != len(dims):
         raise DimensionError(f"a tile space needs dimensions, each once; these are {tuple(dims)}", site)
     for name, axis in axes.items():
         if not isinstance(axis, RanksWord):
-            raise DimensionError(f"{name}={axis!r}: a rank axis is tk.ranks", site)
-    return Space(tuple(dims), sharded, tuple(axes))
+            raise DimensionError(f"{name}={axis!r}: a rank axis is tk.ranks, tk.nodes or tk.locals", site)
+    return Space(tuple(dims), next(iter(sharded), None), axes)
 
 
 def local(*dims: Dim, dtype: Any = None) -> TensorWord:
@@ -253,6 +268,21 @@ def rank() -> Any:
 def world() -> Any:
     """The number of ranks."""
     only_in_tile_functions("world()")
+
+
+def node(rank: Any = None) -> Any:
+    """The node that a rank is on, by default the executing one: ranks are numbered node by node."""
+    only_in_tile_functions("node()")
+
+
+def place(rank: Any = None) -> Any:
+    """Which of the ranks of its node a rank is, by default the executing one."""
+    only_in_tile_functions("place()")
+
+
+def rank_at(node: Any, place: Any) -> Any:
+    """The rank at a place of a node."""
+    only_in_tile_functions("rank_at()")
 
 
 def steps(along: Any, stop: Any = None) -> Any:

@@ -21,7 +21,6 @@ from tests.frontend.wrong import (
 )
 from tilelink.errors import (
     DataBranchError,
-    DimensionError,
     HomeError,
     NotifyWithoutStoreError,
     NotUnderstoodError,
@@ -41,7 +40,7 @@ MEMORY = [
     tile("tensor given to tl", ViewError, "a = tl.exp(x)  # <-", "x is used as if it were a block"),
     tile("view given to tl", ViewError, "a = tl.exp(x[t.rows])  # <-", "x[M[M_lo:+16], K]", ".load()"),
     tile("slice", ViewError, "a = x[0:4].load()  # <-", "0:4", "t.rows", "tk.steps"),
-    tile("number", DimensionError, "a = x[0].load()  # <-", "dimension 0 of x is M", "not the number 0"),
+    tile("number in a wait", ViewError, "a = tk.wait(inbox[0, 3])  # <-", "name a range along M, not the number 3"),
     tile("attribute of a tensor", ViewError, "out.store(1.0)  # <-", "out has .rows, .cols", "out[...]"),
     tile(
         "attribute of a view", ViewError, "a = out[t].shape  # <-", ".load(), .store(), .at() and .home", "not .shape"

@@ -202,10 +202,42 @@ SCHEDULES = [
         "one of reader, home",
     ),
     pair(
-        "space cut twice",
+        "executor of a space that is cut twice",
         ScheduleError,
-        {PROGRAM: PROGRAM.replace("out:", 'y: tk.Sharded("N", "K"), out:'), LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
-        "use runs over M and N, which are cut over the ranks",
+        {
+            PROGRAM: PROGRAM.replace("out:", 'y: tk.Sharded("N", "K"), out:'),
+            LAUNCH_USE: f"{LAUNCH_USE}  # <-",
+            USE_TILE: f"{USE_TILE}, at='N'",
+        },
+        "use: at='N' is no rank axis of its space; it can be one of home, N_home",
+    ),
+    schedule(
+        "block over a whole dimension of no size",
+        TileSizeError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}, whole={{'K': 24}}))  # <-",
+        "whole={'K': 24}: 24 for K is not a power of two",
+    ),
+    schedule(
+        "whole of nothing",
+        TileSizeError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}, whole=64))  # <-",
+        "whole=64: sizes of blocks by dimension",
+    ),
+    pair(
+        "block over a whole dimension that is not taken",
+        ScheduleError,
+        {USE_TILE: f"{USE_TILE}, whole={{'K': 64}}", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+        "use takes no block over the whole of K",
+    ),
+    pair(
+        "block that does not hold a whole dimension",
+        TileSizeError,
+        {
+            "tile=(16, 16, 16)": "tile=(16, 16, 16), whole={'K': 32}",
+            "        acc += rows[:, k].load()": "        pass\n    acc += tl.sum(rows.load(), 1)[:, None]",
+            LAUNCH_USE: f"{LAUNCH_USE}  # <-",
+        },
+        "use: a block of 32 over the whole of K does not hold its 64 elements; say whole={'K': 64}",
     ),
     schedule(
         "cells that part tiles",

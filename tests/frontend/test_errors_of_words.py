@@ -65,7 +65,7 @@ NAMES = [
         "attribute in the program",
         NotUnderstoodError,
         {LAUNCH_USE: "use[tk.tiles(out.lines)](full, out)  # <-"},
-        "'lines'",
+        "out has no lines; its dimensions are M, N",
     ),
     pair(
         "tensor of a kernel's name",
@@ -300,7 +300,7 @@ PROGRAMS = [
         "launch outside",
         NotUnderstoodError,
         {
-            "\n\n\ndef main": "\n\nuse[Space(('M',), False, ())](1, 2)  # <-\n\n\ndef main",
+            "\n\n\ndef main": "\n\nuse[Space(('M',), None, {})](1, 2)  # <-\n\n\ndef main",
             "schedule = ": "from tilelink.language import Space\n\nschedule = ",
         },
         "use has a meaning only inside a program",

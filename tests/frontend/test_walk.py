@@ -65,7 +65,8 @@ class Walked:
         return [0, *accumulate(self.parts)] if self.parts is not None else [0, self.sizes[0]]
 
     def made(self) -> tuple[Walk, dict[str, Any]]:
-        space = Space(self.dims, self.at is not None, self.axes)
+        sharded = self.dims[0] if self.parts is not None and self.at is not None else None
+        space = Space(self.dims, sharded, dict.fromkeys(self.axes, tk.ranks))
         cut = frozenset(self.dims[:1]) if self.parts is not None else frozenset[str]()
         return make_walk("role", space, tk.SMs(tile=self.tile, order=self.order, at=self.at), cut, Site("here", 1))
 
@@ -177,6 +178,65 @@ def test_order_inside_a_part(group: int, rows: int, cols: int, deep: int) -> Non
     outer = range(0, deep, 8) if deep else [None]
     want = [(*([o] if deep else []), row, col) for o in outer for row, col in inside]
     assert [tuple(a for a, _ in t.bounds) for t in space.tiles()] == want
+
+
+@pytest.mark.parametrize("at", [None, "home", "D1_home"])
+@pytest.mark.parametrize("sharded", [None, "D0", "D1"])
+@pytest.mark.parametrize("parts", [((9,), (4,)), ((5, 0, 20), (0, 17, 3)), ((3, 3), (8, 0))], ids=str)
+def test_space_that_is_cut_twice(parts: Any, sharded: str | None, at: str | None) -> None:
+    """Every tile lies in one part along each of both dimensions; the rank of one of them executes it, or all do."""
+    if at == "D1_home" and sharded == "D1":
+        at = "D0_home"
+    world = len(parts[0])
+    space = Space(("D0", "D1"), sharded, {})
+    role, axes = make_walk("role", space, tk.SMs(tile=(4, 8), at=at), frozenset(["D0", "D1"]), Site("here", 1))
+    starts = [np.array([0, *accumulate(p)]) for p in parts]
+    values: dict[str, Any] = {"world": world}
+    for k, p in enumerate(parts):
+        values |= {f"D{k}": sum(p), f"D{k}_part": max(p), f"D{k}_parts": starts[k]}
+    values |= {name: int(evaluate(e, values)) for name, e in role.sizes}
+    counts = np.zeros((world, sum(parts[0]), sum(parts[1])), int)
+    homes = dict(role.homes)
+    executor = at or ("home" if sharded else None)
+    for rank in range(world):
+        for number in range(int(evaluate(role.count, {**values, "rank": rank}))):
+            known = {**values, "rank": rank, "i": number}
+            for name, e in role.coordinates:
+                known[name] = int(evaluate(e, known))
+            if not evaluate(role.exists, known):
+                continue
+            bounds = [(int(evaluate(r.start, known)), int(evaluate(r.stop, known))) for r in role.ranges]
+            for k, (a, b) in enumerate(bounds):
+                home = int(evaluate(homes[f"D{k}"], known))
+                assert starts[k][home] <= a < b <= starts[k][home + 1]
+            counts[rank][tuple(slice(a, b) for a, b in bounds)] += 1
+            assert executor is None or evaluate(axes[executor], known) == rank
+    assert ((counts if executor is None else counts.sum(0)) == 1).all()
+
+
+@pytest.mark.parametrize(("world", "per_node"), [(1, 1), (4, 2), (8, 2), (6, 3), (3, 1)])
+@pytest.mark.parametrize("at", ["home", "node", "place"])
+@pytest.mark.parametrize("order", [tk.own_rank_first, tk.next_rank_first, tk.ring], ids=str)
+def test_nodes_and_places(world: int, per_node: int, at: str, order: tk.Order) -> None:
+    """A tile for each node and each place; executed by its home, or by all ranks of the node, or of the place."""
+    space = Space(("D0",), "D0", {"node": tk.nodes, "place": tk.locals})
+    role, axes = make_walk("role", space, tk.SMs(tile=(4,), order=order, at=at), frozenset(["D0"]), Site("here", 1))
+    values: dict[str, Any] = {"world": world, "per_node": per_node, "D0": 3 * world, "D0_part": 3, "D0_tiles": 1}
+    values["D0_parts"] = np.arange(world + 1) * 3
+    done = []
+    for rank in range(world):
+        for number in range(int(evaluate(role.count, {**values, "rank": rank}))):
+            known = {**values, "rank": rank, "i": number}
+            for name, e in role.coordinates:
+                known[name] = int(evaluate(e, known))
+            home, node, place = (int(evaluate(axes[a], known)) for a in ("home", "node", "place"))
+            assert {"home": home, "node": node, "place": place}[at] == {
+                "home": rank, "node": rank // per_node, "place": rank % per_node,
+            }[at]  # fmt: skip
+            done.append((rank if at != "home" else 0, home, node, place))
+    each = {"home": 1, "node": per_node, "place": world // per_node}[at]
+    assert len(done) == len(set(done)) == each * world * world
+    assert {d[1:] for d in done} == set(product(range(world), range(world // per_node), range(per_node)))
 
 
 @settings(max_examples=200, deadline=None)

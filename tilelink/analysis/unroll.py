@@ -373,8 +373,6 @@ def _summarisable(s: For) -> bool:
             return False
         for hole in inner.code.holes:
             if isinstance(hole, Expr):
-                if name in hole.free_symbols:
-                    return False
                 continue
             for i in hole.view.index:
                 if isinstance(i, Range):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -26,11 +26,13 @@ class Address:
 
 class Addresses:
     """Makes addresses for one role. `hoist(name, source)` puts what does not change before the loop over tiles,
-    `per_tile(name, source)` what does not change inside a tile after its coordinates. `home`: that of the role's walk.
+    `per_tile(name, source)` what does not change inside a tile after its coordinates. `homes`: of the role's walk.
     """
 
-    def __init__(self, program: TileProgram, facts: Facts, hoist: Hoist, per_tile: Hoist, home: Expr | None) -> None:
-        self.program, self.facts, self.hoist, self.per_tile, self.home = program, facts, hoist, per_tile, home
+    def __init__(
+        self, program: TileProgram, facts: Facts, hoist: Hoist, per_tile: Hoist, homes: Mapping[str, Expr]
+    ) -> None:
+        self.program, self.facts, self.hoist, self.per_tile, self.homes = program, facts, hoist, per_tile, homes
         self.heap = {t.name for t in program.on_heap}
 
     def text(self, e: Expr) -> str:
@@ -44,13 +46,16 @@ class Addresses:
         def begin(dim: Expr, part: Expr) -> Expr:
             if str(dim) in equal:
                 return part * longest_part(str(dim))
-            if self.home is not None and part in (self.home, self.home + 1):
-                name = f"{dim}_{'first' if part == self.home else 'end'}"
+            home = self.homes.get(str(dim))
+            if home is not None and part in (home, home + 1):
+                name = f"{dim}_{'first' if part == home else 'end'}"
                 self.per_tile(name, to_triton(first_of(dim, part)))
                 return symbol(name)
             return first_of(dim, part)
 
         e = sympy.sympify(e)
+        if isinstance(e, sympy.logic.boolalg.BooleanFunction):
+            return e.func(*map(self.resolve, e.args))
         return sympy.expand_mul(e.replace(first_of, begin)) if e.has(first_of) else e
 
     def base(self, view: View, home: str | None = None, *, published: bool = True) -> str:
@@ -117,7 +122,7 @@ class Addresses:
 
     def mask(self, r: Range, spread: str) -> str:
         """Which elements of a block exist along one dimension."""
-        source = f"{self.text(r.start)} + tl.arange(0, {r.extent}) < {self.text(limit(r))}"
+        source = f"{self.text(r.start)} + tl.arange(0, {r.extent}) < {self.text(r.limit)}"
         if str(r.start) == f"{r.dim}_lo":
             self.per_tile(f"{r.dim}_inside", source)
             return f"{r.dim}_inside{spread}"
@@ -128,12 +133,6 @@ class Addresses:
         if r.extent is None or r.bounded or (r.dim, r.extent) not in self.facts.exact:
             return False
         return r.inside is None or r.inside % r.extent == 0
-
-
-def limit(r: Range) -> Expr:
-    """Where the elements of a block end, besides at the end of the block itself."""
-    bounds = r.stop.args if isinstance(r.stop, sympy.Min) else (r.stop,)
-    return sympy.Min(*[b for b in bounds if b != r.start + r.extent])
 
 
 def _spread(k: int, n: int) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import sympy
 
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.facts import COPY_CHUNK, Facts
-from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
+from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, symbol
 from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
@@ -32,6 +33,7 @@ from tilelink.frontend.ir import (
 )
 from tilelink.frontend.ir import walk as walk_statements
 from tilelink.frontend.signals import cells_along, cells_in_part, cells_of, recipient, times_notified
+from tilelink.frontend.sizes import views_of
 from tilelink.frontend.triton_calls import TRITON_DTYPES
 
 
@@ -53,7 +55,7 @@ class RoleEmitter:
         self.program, self.role, self.facts, self.publishing = program, role, facts, publishing
         self.hoisted: dict[str, str] = {}
         self.tile_names: dict[str, str] = {}
-        self.addresses = Addresses(program, facts, self.hoist, self.per_tile, role.walk.home)
+        self.addresses = Addresses(program, facts, self.hoist, self.per_tile, dict(role.walk.homes))
         self.text = self.addresses.text
         self.write = Writer(2)
         self.tokens: dict[str, str] = {}
@@ -76,7 +78,7 @@ class RoleEmitter:
         coordinates = [(n, self.text(v)) for n, v in walk.coordinates]
         bounds = [n for n in self.tile_names if n.endswith(("_first", "_end"))]
         known = [n for n, _ in coordinates]
-        place = known.index("home") + 1 if "home" in known else 0
+        place = max((known.index(str(h)) + 1 for _, h in walk.homes if str(h) in known), default=0)
         lines = coordinates[:place] + [(n, self.tile_names[n]) for n in bounds] + coordinates[place:]
         for name, value in lines:
             head(f"{name} = {value}")
@@ -132,10 +134,17 @@ class RoleEmitter:
                     self.block("else:", s.orelse)
 
     def loop(self, s: For) -> str:
-        """The range of a loop; one over steps of a dot is pipelined in as many stages as the schedule says."""
+        """The range of a loop; one over steps of a dot is pipelined in as many stages as the schedule says, unless it
+        waits: a pipelined loop would read ahead of its waits."""
         bounds = f"{self.text(s.start)}, {self.text(s.stop)}, {s.step}"
-        dots = any(isinstance(inner, Compute) and inner.code.dots for inner in s.body)
-        return f"tl.range({bounds}, num_stages={self.role.resource.stages})" if dots else f"range({bounds})"
+        if not any(isinstance(i, Compute) and i.code.dots for i in _of_loop(s.body)):
+            return f"range({bounds})"
+        stages = 1 if any(map(self.synchronises, walk_statements(s.body))) else self.role.resource.stages
+        return f"tl.range({bounds}, num_stages={stages})"
+
+    def synchronises(self, s: Statement) -> bool:
+        """Whether a statement waits or notifies."""
+        return isinstance(s, Wait | Notify) or any(self.enters(v) for v in views_of(s))
 
     def block(self, head: str, body: tuple[Statement, ...]) -> None:
         self.write(head)
@@ -169,14 +178,20 @@ class RoleEmitter:
             return self.tokens.get(view.guard or "")
         assert isinstance(view.home, Expr)
         source = f"entered(control, {self.text(view.home)}, run)"
-        fixed = {symbol(n) for n, _ in self.role.walk.coordinates} | {RANK, WORLD}
-        if view.home.free_symbols <= fixed:
+        if not self.enters(view):
             name = next((n for n, s in self.tile_names.items() if s == source), f"entered_{len(self.tile_names)}")
             self.per_tile(name, source)
             return name
         name = f"entered_{view.tensor}"
         self.write(f"{name} = {source}")
         return name
+
+    def enters(self, view: View) -> bool:
+        """Whether a read of the view waits for its owner's entry where it stands: its owner changes inside a tile."""
+        if view.tensor not in self.program.published or not isinstance(view.home, Expr):
+            return False
+        fixed = {symbol(n) for n, _ in self.role.walk.coordinates} | {RANK, WORLD, PER_NODE}
+        return not view.home.free_symbols <= fixed
 
     def on_homes(self, view: View) -> str | None:
         """The home of a view that is written to, if it may be a peer; opens a loop over the ranks for a view of all."""
@@ -326,6 +341,14 @@ def _place(c: Cell, k: int, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
 
 def _with_range(view: View, r: Range) -> View:
     return replace(view, index=tuple(r if isinstance(i, Range) and i.dim == r.dim else i for i in view.index))
+
+
+def _of_loop(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    """The statements of a loop, without those of loops inside it."""
+    for s in body:
+        yield s
+        if isinstance(s, If | DataIf):
+            yield from _of_loop((*s.body, *s.orelse))
 
 
 def _group(text: str) -> str:

@@ -117,6 +117,7 @@ def _parameters(program: TileProgram, facts: Facts) -> tuple[Parameter, ...]:
         made += [Parameter(f"{t.name}_stride_{d}", "stride", t.name, d) for d in t.dims]
     made += [Parameter(n, "run") for n in ("heaps", "rank", "slot")]
     made += [Parameter(d, "size", dim=d) for d in program.dims]
+    made.append(Parameter("per_node", "size"))
     for d in program.cut:
         made.append(Parameter(f"{d}_part", "size", dim=d))
         if d not in facts.equal:
@@ -164,7 +165,7 @@ def _drain_function(
     program: TileProgram, signals: Signals, facts: Facts, parameters: tuple[Parameter, ...]
 ) -> tuple[list[str], list[str]]:
     """A function that waits for every notification of a tensor on this rank, and zeroes the signals."""
-    addresses = Addresses(program, facts, lambda name, source: None, lambda name, source: None, None)
+    addresses = Addresses(program, facts, lambda name, source: None, lambda name, source: None, {})
     write = Writer(1)
     write(f"signals = peer(heaps, rank, {signals.tensor}_signals, tl.int32)")
     write(f"cells = {addresses.text(cell_count(signals))}")
@@ -265,7 +266,7 @@ def _publishing_role(program: TileProgram, name: str) -> Role:
     """The copy of one input, as a role: a tile at a time, and of a dimension with an entry a rank all entries."""
     tensor = program.tensor(name)
     dims = tuple(d for d in tensor.dims if d != RANKS_DIM)
-    space = Space(dims, tensor.sharded is not None, ())
+    space = Space(dims, None if tensor.sharded is None else tensor.dims[tensor.sharded], {})
     resource = SMs(tile=(1,) * (len(dims) - 2) + (COPY_CHUNK,) * min(len(dims), 2))
     own = frozenset({tensor.dims[tensor.sharded]}) if tensor.sharded is not None else frozenset()
     site = Site(program.site.file, program.site.line)

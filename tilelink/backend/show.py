@@ -26,6 +26,7 @@ def show(
     *,
     target: str = "cpu",
     world: int = WORLD,
+    per_node: int | None = None,
     dtypes: Mapping[str, Any] | Any = DTYPE,
     **sizes: int | Sequence[int],
 ) -> str:
@@ -45,7 +46,7 @@ def show(
     if not isinstance(schedule, Schedule):
         schedule = program.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
     bound = program.bind(schedule, dtypes, absent)
-    exact = Sizes.of(bound, world, sizes)
+    exact = Sizes.of(bound, world, sizes, per_node)
     if stage == "program":
         return str(bound)
     if stage == "events":

@@ -55,6 +55,9 @@ def _read_field(program: Program, resource: Resource, field: str, value: str) ->
     match field:
         case "tile":
             return {"tile": tuple(optional(n) for n in value.split("x"))}
+        case "whole":
+            pairs = [pair.partition(":") for pair in value.split("+")] if value != "none" else []
+            return {"whole": {dim: number(size) for dim, _, size in pairs}}
         case "order":
             named = orders(program)
             if value not in named:
@@ -101,6 +104,8 @@ def _field_texts(program: Program, resource: Resource) -> dict[str, str]:
     texts = {f.name: word(getattr(resource, f.name)) for f in fields(resource)}
     if isinstance(resource, Epilogue):
         return texts
+    whole = "+".join(f"{d}:{n}" for d, n in dict(resource.whole).items()) or "none"
+    tile = "x".join(map(word, resource.tile))
     order = resource.order
     called = next((n for n, o in orders(program).items() if o.parts is order.parts), order.name)
-    return {**texts, "tile": "x".join(map(word, resource.tile)), "order": called, "group": str(order.group)}
+    return {**texts, "tile": tile, "whole": whole, "order": called, "group": str(order.group)}

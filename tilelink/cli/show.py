@@ -17,7 +17,10 @@ def run(args: argparse.Namespace) -> Answer:
     program = find(args.program)
     sizes = with_defaults(program, args.shape, program.optional)
     schedule = read_schedule(program, args.schedule, args.world, sizes)
-    text = show(program, args.stage, schedule, target=args.target, world=args.world, dtypes=args.dtype, **sizes)
+    world, target = args.world, args.target
+    text = show(
+        program, args.stage, schedule, target=target, world=world, per_node=None, dtypes=args.dtype, **sizes
+    )
     flags = {
         "stage": args.stage, "target": args.target, "world": args.world, "shape": sizes, "dtype": args.dtype,
         "schedule": schedule_text(program, schedule, args.schedule),

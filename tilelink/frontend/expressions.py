@@ -16,11 +16,13 @@ from sympy.printing.str import StrPrinter
 
 RANK = sympy.Symbol("rank", integer=True, nonnegative=True)
 WORLD = sympy.Symbol("world", integer=True, positive=True)
+PER_NODE = sympy.Symbol("per_node", integer=True, positive=True)
 
 
 def symbol(name: str) -> sympy.Symbol:
     """The integer, not negative, of this name."""
-    return {"rank": RANK, "world": WORLD}.get(name) or sympy.Symbol(name, integer=True, nonnegative=True)
+    known = {"rank": RANK, "world": WORLD, "per_node": PER_NODE}
+    return known.get(name) or sympy.Symbol(name, integer=True, nonnegative=True)
 
 
 class first_of(sympy.Function):  # noqa: N801 - reads as a function in printed expressions
@@ -54,6 +56,24 @@ def modulo(a: Any, b: Any) -> Expr:
 def ceil_div(a: Any, b: Any) -> Expr:
     a, b = sympy.sympify(a), sympy.sympify(b)
     return a if b == 1 else sympy.floor((a + b - 1) / b)
+
+
+def node_of(rank: Any) -> Expr:
+    """The node that a rank is on; a node has PER_NODE ranks."""
+    return floor_div(rank, PER_NODE)
+
+
+def place_of(rank: Any) -> Expr:
+    """Which of the ranks of its node a rank is."""
+    return modulo(rank, PER_NODE)
+
+
+def rank_at(node: Any, place: Any) -> Expr:
+    """The rank at a place of a node."""
+    for rank in sympy.sympify(place).args[:1]:
+        if node == node_of(rank) and place == place_of(rank):
+            return rank
+    return node * PER_NODE + place
 
 
 def never_negative(e: Expr) -> bool:

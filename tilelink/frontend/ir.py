@@ -61,6 +61,12 @@ class Range:
     inside: int | None = None
     bounded: bool = False
 
+    @property
+    def limit(self) -> Expr:
+        """Where its elements end, besides at the end of the block itself."""
+        bounds = self.stop.args if isinstance(self.stop, sympy.Min) else (self.stop,)
+        return sympy.Min(*[b for b in bounds if b != self.start + (self.extent or 0)])
+
     def __str__(self) -> str:
         if self.whole:
             return self.dim
@@ -220,16 +226,19 @@ class Walk:
     """How a worker finds its tiles: the mapping f_S of a role.
 
     Tile number i, of `count` on each rank, has `coordinates`: (name, value) in order, each in terms of `i`, the
-    names before it, `rank`, `world` and sizes. A number is passed over where `exists` does not hold (parts of
-    different length). `f_R`: `home`, the rank in whose part the tile lies, where its space is cut over the ranks.
+    names before it, `rank`, `world` and sizes; `axes` are the rank axes among them, each with the number of its values,
+    outermost first. A number is passed over where `exists` does not hold (parts of
+    different length). `f_R`: `homes`, the rank in whose part the tile lies along each dimension that is cut over the
+    ranks.
     """
 
     sizes: tuple[tuple[str, Expr], ...]
     count: Expr
     coordinates: tuple[tuple[str, Expr], ...]
+    axes: tuple[tuple[str, Expr], ...]
     exists: sympy.logic.boolalg.Boolean
     ranges: tuple[Range, ...]
-    home: Expr | None
+    homes: tuple[tuple[str, Expr], ...]
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,17 @@ from tilelink.frontend.expressions import symbol
 from tilelink.frontend.ir import ALL_RANKS, Copy, For, If, Notify, Role, Statement, Store, View, walk
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.walk import make_walk
-from tilelink.language import Space
+from tilelink.language import Space, ranks
 
 
 def multicast(role: Role, space: Space, cut: frozenset[str]) -> Role:
     """The role with views of all ranks instead of its first rank axis that only names where things go. A role without
     such an axis stays as it is if it has views of all ranks already. Raises ScheduleError."""
     assert isinstance(role.resource, SMs)
-    for axis in (a for a in space.axes if a != role.resource.at):
+    for axis in (a for a, word in space.axes.items() if word == ranks and a != role.resource.at):
         body = _to_all(role.body, symbol(axis))
         if not _mentions(body, symbol(axis)):
-            rest = replace(space, axes=tuple(a for a in space.axes if a != axis))
+            rest = replace(space, axes={a: word for a, word in space.axes.items() if a != axis})
             found, _ = make_walk(role.name, rest, role.resource, cut, role.site)
             return replace(role, walk=found, body=body)
     if not any(v.home == ALL_RANKS for s in walk(role.body) for v in _targets(s)):

@@ -12,7 +12,7 @@ from tilelink.errors import NotUnderstoodError, Site
 
 KERNEL_NAMES = frozenset(
     [
-        *("rank", "world", "slot", "run", "worker", "workers", "heaps", "control", "before", "after"),
+        *("rank", "world", "per_node", "slot", "run", "worker", "workers", "heaps", "control", "before", "after"),
         *("i", "t", "executor", "other", "tile", "home", "step", "part", "cell", "cells", "first", "last", "waiter"),
         *("signals", "expected", "missing", "here", "value", "tl", "triton", "range"),
         *("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT"),
@@ -52,7 +52,7 @@ class Names:
         tensor, dim, role = ("|".join(map(re.escape, names)) for names in (tensors, dims, roles))
         self.made = re.compile(
             rf"({tensor})_(block\d*|kept|here|at|signals|signals_here|stride_\w+|(own_)?\d+(_by_\d+)*)"
-            rf"|({dim})_(lo|tiles?|parts?|first|end|inside|at|cell)|(part|cell)_({dim})|index_\d+|their_\w+"
+            rf"|({dim})_(lo|tiles?|parts?|first|end|inside|at|cell|home)|(part|cell)_({dim})|index_\d+|their_\w+"
             rf"|({role})_workers|(drain|publish)_({tensor})|{re.escape(program[0])}_publish"
         )
 

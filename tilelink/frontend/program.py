@@ -25,9 +25,10 @@ from tilelink.frontend.multicast import multicast
 from tilelink.frontend.names import Names, check_parameters
 from tilelink.frontend.schedule import Epilogue, Schedule, SMs, smallest_tile
 from tilelink.frontend.signals import derive_signals
-from tilelink.frontend.sizes import Sizes, check_world, even_parts, extents
+from tilelink.frontend.sizes import Sizes, check_world, even_parts, stepped
+from tilelink.frontend.splitting import split_waits
 from tilelink.frontend.values import TileValue, dtype_name
-from tilelink.frontend.walk import make_walk, step_size
+from tilelink.frontend.walk import make_walk, rank_axes, step_size
 from tilelink.language import Declared, Launch, Recording, TensorWord, record
 
 if TYPE_CHECKING:
@@ -127,12 +128,14 @@ class Program:
                 role = elaboration.role(launch, resource)
                 made[name] = multicast(role, launch.space, cut) if resource.via == "multicast" else role
         tensors, roles = without_unread(tensors, tuple(made.values()))
+        signals = derive_signals(tensors, roles, cut, schedule.cells, schedule.site)
+        roles = tuple(split_waits(role, signals, names) for role in roles)
         return TileProgram(
             name=self.name,
             tensors=tensors,
             cut=tuple(d for d in dict.fromkeys(d for t in tensors for d in t.dims) if d in cut),
             roles=roles,
-            signals=derive_signals(tensors, roles, cut, schedule.cells, schedule.site),
+            signals=signals,
             published=_published(tensors, roles),
             functions=tuple(elaboration.functions.items()),
             slots=schedule.slots,
@@ -157,13 +160,14 @@ class Program:
         bound = self.bind(schedule, dtypes, absent)
         parts = {d: even_parts(n, world) if d in bound.cut and isinstance(n, int) else n for d, n in sizes.items()}
         longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in parts.items()}
+        totals = {d: smallest_tile(sum(n) if isinstance(n, Sequence) else n) for d, n in sizes.items()}
         changes = {}
         for role in bound.roles:
             tile = role.resource.tile
             cut = [t and min(t, longest.get(r.dim, t)) for t, r in zip(tile, role.walk.ranges, strict=False)]
-            inner = {d for d, _ in extents(role)} - {r.dim for r in role.walk.ranges}
-            cut += [t and min(t, *(longest.get(d, t) for d in inner), t) for t in tile[len(cut) :]]
-            changes[role.name] = {"tile": tuple(cut)}
+            cut += [t and min(t, *(longest.get(d, t) for d in stepped(role)), t) for t in tile[len(cut) :]]
+            whole = {d: min(n, totals.get(d, n)) for d, n in dict(role.resource.whole).items()}
+            changes[role.name] = {"tile": tuple(cut), "whole": whole}
         return schedule.changed(**changes)
 
     def _dtypes(self, recording: Recording, given: Mapping[str, Any]) -> dict[str, str]:
@@ -187,14 +191,20 @@ class Program:
     # ---- what can be done with a program; each is the work of a layer above, imported when it is asked for
 
     def unroll(
-        self, schedule: Schedule | str | None = None, *, world: int, dtypes: Any = "float32", **sizes: Any
+        self,
+        schedule: Schedule | str | None = None,
+        *,
+        world: int,
+        per_node: int | None = None,
+        dtypes: Any = "float32",
+        **sizes: Any,
     ) -> Events:
         """The events of every worker of every rank; see `tilelink.analysis.unroll.unroll`."""
         from tilelink.analysis.unroll import unroll
 
         absent = self.optional if not isinstance(dtypes, Mapping) else self.optional - set(dtypes)
         program = self.bind(schedule, dtypes, absent)
-        return unroll(program, Sizes.of(program, world, sizes))
+        return unroll(program, Sizes.of(program, world, sizes, per_node))
 
     def show(self, stage: str = "program", schedule: Schedule | str | None = None, **options: Any) -> str:
         """The program as text, at a stage: "program", "events" or "triton"; see `tilelink.backend.show`."""
@@ -285,7 +295,7 @@ class _Elaboration:
             )
         other = next(o for o in self.recording.launches if o.function.name == producer.name)
         taken = frozenset(n.id for n in ast.walk(other.function.node) if isinstance(n, ast.Name))
-        executors: list[str | None] = [*space.axes, *(["home"] if self.cut & set(space.dims) else [])]
+        executors: list[str | None] = list(rank_axes(space, self.cut))
         return [self.role(launch, replace(producer.resource, at=at), taken) for at in executors or [None]]
 
     def role(self, launch: Launch, resource: SMs, taken: frozenset[str] = frozenset()) -> Role:
@@ -307,11 +317,14 @@ class _Elaboration:
             ),
             tile=TileValue(found.ranges, axes),
             step=step_size(resource, launch.space),
+            whole=dict(resource.whole),
             reserved=self.names,
             taken=taken,
         )
         elaborator = Elaborator(function, launch.arguments, context)
         body = elaborator.body()
+        for dim in sorted(set(dict(resource.whole)) - elaborator.wholes) if not taken else ():
+            raise ScheduleError(f"{function.name} takes no block over the whole of {dim}: leave it out", launch.site)
         for name, called in elaborator.functions.items():
             if self.functions.setdefault(name, called) is not called:
                 raise NotUnderstoodError(f"two functions {name} are called: give one another name", launch.site)

@@ -32,9 +32,9 @@ class Order:
     parts: PartOrder = field(repr=False)
     group: int = 1
 
-    def part_at(self, step: Expr) -> Expr:
+    def part_at(self, step: Expr, rank: Expr = RANK, world: Expr = WORLD) -> Expr:
         """The symbolic part at a step."""
-        return self.parts(step, RANK, WORLD)
+        return self.parts(step, rank, world)
 
     def check(self, world: int, site: Site | None) -> None:
         """Raises ScheduleError where the order is not a permutation for each rank of this world, or where what is
@@ -96,6 +96,8 @@ class SMs:
     default the home of a sharded space, and every rank for a local one.
     `via`: "load-store", or "multicast": a rank axis that only names whose memory copies, stores and notifications go to
     is no axis then, but views of all ranks, which a target whose fabric multicasts stores to at once.
+    `whole`: elements of a block over a whole dimension, such as {"D": 128} where a tile function loads `q[t.rows]` of a
+    tensor with the dimensions S and D. At least the dimension's size; the rest is masked.
     """
 
     count: int | None = None
@@ -105,10 +107,17 @@ class SMs:
     stages: int = 3
     warps: int = 8
     via: str = "load-store"
+    whole: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         site = Site.of_user()
         _check_walk(self.tile, self.order, site)
+        if not isinstance(self.whole, Mapping | tuple):
+            raise TileSizeError(f"whole={self.whole!r}: sizes of blocks by dimension, such as {{'D': 128}}", site)
+        for dim, size in dict(self.whole).items():
+            if not _power_of_two(size):
+                raise TileSizeError(f"whole={dict(self.whole)}: {size!r} for {dim} is not a power of two", site)
+        object.__setattr__(self, "whole", tuple(dict(self.whole).items()))
         if self.count is not None and (not isinstance(self.count, int) or self.count < 1):
             raise ScheduleError(f"{self.count!r} SMs: a role needs at least 1", site)
         if not isinstance(self.stages, int) or self.stages < 1:
@@ -122,6 +131,7 @@ class SMs:
         parts = [str(self.count)] if self.count else []
         parts += [f"tile={self.tile}", f"order={self.order}"] + ([f"at={self.at!r}"] if self.at else [])
         parts += [f"via={self.via!r}"] if self.via != VIAS[0] else []
+        parts += [f"whole={dict(self.whole)}"] if self.whole else []
         return f"SMs({', '.join(parts)}, stages={self.stages}, warps={self.warps})"
 
 

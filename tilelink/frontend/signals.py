@@ -13,7 +13,7 @@ from functools import cache
 import sympy
 
 from tilelink.errors import DimensionError, ScheduleError, SignalCountError, Site, WaitWithoutNotifyError
-from tilelink.frontend.expressions import RANK, WORLD, Expr, ceil_div, first_of, floor_div, symbol, to_text
+from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, ceil_div, first_of, floor_div, symbol, to_text
 from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
@@ -159,7 +159,8 @@ def _notifier(use: Use, grid: tuple[Cell, ...], by_home: bool, waiters: sympy.Ba
     times = sympy.sympify(sympy.prod([sympy.Max(0, count) for count in free]))
     sums = {own_names[v]: b for v, b in variables.items() if v in own_names}
     bounds = {s for b in sums.values() for e in b for s in e.free_symbols}
-    strange = ((condition.free_symbols | times.free_symbols) - _place_names(grid) - set(own_names)) | (bounds - {WORLD})
+    strange = (condition.free_symbols | times.free_symbols) - _place_names(grid) - set(own_names)
+    strange |= bounds - {WORLD, PER_NODE}
     if strange:
         names = ", ".join(sorted(map(str, strange)))
         where = f" (where {to_text(condition)})" if condition != sympy.true else ""
@@ -222,16 +223,13 @@ def _place_equations(use: Use, grid: tuple[Cell, ...], by_home: bool) -> Equatio
 
 def _place_names(grid: tuple[Cell, ...]) -> set[sympy.Symbol]:
     names = {symbol(f"part_{c.dim}") for c in grid} | {symbol(f"index_{k}") for k in range(len(grid))}
-    return {RANK, WORLD, *names}
+    return {RANK, WORLD, PER_NODE, *names}
 
 
 def _variables(use: Use, swap: dict[Expr, Expr]) -> Bounds:
     """The ranks and counters that vary where a wait or notify stands, besides the executing rank, with their bounds
     (in which `swap` renames that)."""
-    walk = use.role.walk
-    executor = use.role.resource.at or ("home" if walk.home == RANK else None)
-    axes = [n for n, _ in walk.coordinates if _is_rank_axis(n, walk.ranges) and n != executor]
-    variables: Bounds = {symbol(n): (sympy.S.Zero, WORLD) for n in axes}
+    variables: Bounds = {symbol(n): (sympy.S.Zero, count) for n, count in use.role.walk.axes}
     counters = {symbol(loop.name): (loop.start, loop.stop) for loop in use.loops if loop.step == 1}
     return variables | {v: (a.xreplace(swap), b.xreplace(swap)) for v, (a, b) in counters.items()}
 
@@ -275,10 +273,6 @@ def recipient(signals: Signals, view: View, home: Expr) -> tuple[Expr | None, sy
     return None, condition
 
 
-def _is_rank_axis(name: str, ranges: tuple[Range, ...]) -> bool:
-    return name != "tile" and not any(name in (f"{r.dim}_lo", f"{r.dim}_tile") for r in ranges)
-
-
 # ---- the mapping f_C -------------------------------------------------------------------------------------------
 
 
@@ -316,7 +310,7 @@ def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
         return sympy.S.Zero, cells_along(cell)
     before = cells_in_part(cell) * index.part if cell.cut and not cell.local else sympy.S.Zero
     first = floor_div(index.offset, cell.size)
-    if index.extent is not None and index.extent <= cell.size:
+    if index.extent is not None and cell.size % index.extent == 0:
         return before + first, sympy.S.One
     return before + first, ceil_div(index.offset + index.stop - index.start, cell.size) - first
 

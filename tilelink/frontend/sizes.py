@@ -13,7 +13,7 @@ import numpy as np
 
 from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError
 from tilelink.frontend.expressions import evaluate
-from tilelink.frontend.ir import Role, Statement, TileProgram, View, walk
+from tilelink.frontend.ir import For, Role, Statement, TileProgram, View, walk
 from tilelink.frontend.schedule import smallest_tile
 
 MAX_WORLD = 1024
@@ -22,16 +22,24 @@ MAX_WORLD = 1024
 @dataclass(frozen=True)
 class Sizes:
     """World and sizes. `dims`: the whole size of each dimension; `parts`: lengths of the parts of those that are cut
-    over the ranks."""
+    over the ranks; `per_node`: ranks of a node."""
 
     world: int
     dims: tuple[tuple[str, int], ...]
     parts: tuple[tuple[str, tuple[int, ...]], ...]
+    per_node: int
 
     @classmethod
-    def of(cls, program: TileProgram, world: int, sizes: Mapping[str, int | Sequence[int]]) -> Sizes:
+    def of(
+        cls,
+        program: TileProgram,
+        world: int,
+        sizes: Mapping[str, int | Sequence[int]],
+        per_node: int | None = None,
+    ) -> Sizes:
         """Sizes by dimension: a number, or for a dimension that is cut the lengths of its parts. A number is cut into
-        parts of ceil(size / world), the last ones shorter or empty. Raises WorldError, DimensionError, TileSizeError,
+        parts of ceil(size / world), the last ones shorter or empty. All ranks are on one node where `per_node` is not
+        given. Raises WorldError, DimensionError, TileSizeError,
         ScheduleError."""
         site = Site.of_user()
         check_world(world)
@@ -59,7 +67,7 @@ class Sizes:
         for d in sizes:
             if d not in program.dims:
                 raise DimensionError(f"{program.name} has no dimension {d}; it has {', '.join(program.dims)}", site)
-        made = cls(world, tuple(dims.items()), tuple(parts.items()))
+        made = cls(world, tuple(dims.items()), tuple(parts.items()), check_nodes(world, per_node))
         made.check(program)
         return made
 
@@ -67,7 +75,8 @@ class Sizes:
         """Raises TileSizeError for a tile larger than the tensor, ScheduleError for an order that is none."""
         sizes = dict(self.dims)
         for role in program.roles:
-            role.resource.order.check(self.world, role.site)
+            ways = next((int(evaluate(count, self.values)) for _, count in role.walk.axes), self.world)
+            role.resource.order.check(ways, role.site)
             for dim, extent in sorted(extents(role)):
                 if extent > smallest_tile(sizes[dim]):
                     raise TileSizeError(
@@ -76,11 +85,18 @@ class Sizes:
                         f"taken by its name is fitted)",
                         role.site,
                     )
+            for dim, block in dict(role.resource.whole).items():
+                if not 0 < sizes[dim] <= block:
+                    raise TileSizeError(
+                        f"{role.name}: a block of {block} over the whole of {dim} does not hold its {sizes[dim]} "
+                        f"elements; say whole={{{dim!r}: {smallest_tile(sizes[dim])}}}",
+                        role.site,
+                    )
 
     @cached_property
     def values(self) -> dict[str, Any]:
         """Values of the symbols of sizes, for `expressions.evaluate`."""
-        values: dict[str, Any] = {"world": self.world, **dict(self.dims)}
+        values: dict[str, Any] = {"world": self.world, "per_node": self.per_node, **dict(self.dims)}
         for d, lengths in self.parts:
             values[f"{d}_part"] = max(lengths)
             values[f"{d}_parts"] = np.array([0, *accumulate(lengths)], np.int64)
@@ -112,6 +128,19 @@ def check_world(world: int) -> None:
         raise WorldError(f"a world of {world!r}: it has from 1 to {MAX_WORLD} ranks", Site.of_user())
 
 
+def check_nodes(world: int, per_node: int | None) -> int:
+    """The number of ranks of a node, all ranks by default. Raises WorldError."""
+    if per_node is None:
+        return world
+    if not isinstance(per_node, int) or isinstance(per_node, bool) or per_node < 1 or world % per_node:
+        raise WorldError(
+            f"per_node={per_node!r}: a world of {world} ranks has a whole number of nodes, of {per_node!r} ranks each; "
+            f"say one of {', '.join(str(n) for n in range(1, world + 1) if not world % n)}",
+            Site.of_user(),
+        )
+    return per_node
+
+
 def check_rank(rank: int, world: int) -> None:
     """Raises RankError."""
     if not 0 <= rank < world:
@@ -125,6 +154,13 @@ def extents(role: Role) -> frozenset[tuple[str, int]]:
         for view in views_of(s):
             found |= {(r.dim, r.extent) for r in view.ranges if r.extent is not None}
     return frozenset(found)
+
+
+def stepped(role: Role) -> frozenset[str]:
+    """Dimensions along which the loops of a role take steps."""
+    loops = {s.name for s in walk(role.body) if isinstance(s, For)}
+    ranges = (r for s in walk(role.body) for v in views_of(s) for r in v.ranges)
+    return frozenset(r.dim for r in ranges if str(r.start) in loops)
 
 
 def views_of(s: Statement) -> list[View]:

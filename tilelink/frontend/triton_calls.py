@@ -53,7 +53,7 @@ def result(name: str, owner: Block | None, arguments: list[Any], keywords: dict[
             bounds = [int(a) for a in arguments if isinstance(a, Expr) and a.is_Integer]
             return ((bounds[1] - bounds[0],) if len(bounds) == 2 else None), "int32"
         case "to" | "cast":
-            return first, given
+            return (first if blocks else ()), given
         case "trans" if len(values) == 1:
             return (first[::-1] if first else None), dtype
         case "dot":

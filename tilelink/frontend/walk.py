@@ -9,10 +9,22 @@ from __future__ import annotations
 import sympy
 
 from tilelink.errors import ScheduleError, Site, TileSizeError
-from tilelink.frontend.expressions import RANK, WORLD, Expr, ceil_div, first_of, floor_div, symbol
+from tilelink.frontend.expressions import (
+    PER_NODE,
+    RANK,
+    WORLD,
+    Expr,
+    ceil_div,
+    first_of,
+    floor_div,
+    modulo,
+    node_of,
+    place_of,
+    symbol,
+)
 from tilelink.frontend.ir import Range, Walk
 from tilelink.frontend.schedule import SMs
-from tilelink.language import Space
+from tilelink.language import RanksWord, Space, nodes, ranks
 
 
 def longest_part(dim: str) -> sympy.Symbol:
@@ -25,20 +37,18 @@ def make_walk(role: str, space: Space, resource: SMs, cut: frozenset[str], site:
     sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site), strict=True))
     tiled = [d for d, t in sizes.items() if t is not None]
     spread = [d for d in space.dims if d in cut]
-    if len(spread) > 1:
-        both = " and ".join(spread)
-        raise ScheduleError(f"{role} runs over {both}, which are cut over the ranks: at most one can be", site)
-    ranks = (*space.axes, *(["home"] if spread else []))
-    executor = _executor(role, space, resource, ranks, site)
-    free = [a for a in ranks if a != executor]
+    homes = home_names(space, cut)
+    values = {a: axis_values(word) for a, word in rank_axes(space, cut).items()}
+    executor = _executor(role, space, resource, tuple(values), site)
+    free = {a: count for a, (count, _) in values.items() if a != executor}
     counts = {d: symbol(f"{d}_tiles") for d in tiled}
     inner = sympy.prod(counts.values())
-    coordinates = _rank_coordinates(free, inner, resource, site)
-    axes = ({executor: RANK} if executor else {}) | {a: symbol(a) for a in free}
+    coordinates = _rank_coordinates(values, list(free), inner, resource, site)
+    axes = ({executor: values[executor][1]} if executor else {}) | {a: symbol(a) for a in free}
     indices = _indices(symbol("tile") if free else symbol("i"), list(counts.items()), resource.order.group)
     ranges = []
     for d, t in sizes.items():
-        part = axes["home"] if d in spread else None
+        part = axes[homes[d]] if d in spread else None
         begin, end = _bounds(d, part)
         if t is None:
             ranges.append(Range(d, begin, end, None, part, whole=part is None))
@@ -49,11 +59,12 @@ def make_walk(role: str, space: Space, resource: SMs, cut: frozenset[str], site:
     lengths = {d: longest_part(d) if d in spread else symbol(d) for d in tiled}
     walk = Walk(
         sizes=tuple((f"{d}_tiles", ceil_div(lengths[d], sizes[d])) for d in tiled),
-        count=inner * WORLD ** len(free),
+        count=inner * sympy.prod(free.values()),
+        axes=tuple(free.items()),
         coordinates=tuple(coordinates),
         exists=sympy.And(*[r.start < _bounds(r.dim, r.part)[1] for r in ranges if r.part is not None]),
         ranges=tuple(ranges),
-        home=axes.get("home"),
+        homes=tuple((d, axes[name]) for d, name in homes.items()),
     )
     return walk, axes
 
@@ -64,13 +75,38 @@ def _bounds(dim: str, part: Expr | None) -> tuple[Expr, Expr]:
     return (sympy.S.Zero, whole) if part is None else (first_of(whole, part), first_of(whole, part + 1))
 
 
-def _rank_coordinates(free: list[str], inner: Expr, resource: SMs, site: Site) -> list[tuple[str, Expr]]:
-    """The rank axes that are walked on a rank, outermost first (in the schedule's order), and the tile inside them."""
+def home_names(space: Space, cut: frozenset[str]) -> dict[str, str]:
+    """What the rank in whose part a tile lies is called, by dimension of the space that is cut over the ranks: `home`
+    along the first one that a tensor of the space is cut along, `D_home` along another dimension D."""
+    names = {d: f"{d}_home" for d in space.dims if d in cut}
+    if names:
+        names[space.sharded or next(iter(names))] = "home"
+    return names
+
+
+def rank_axes(space: Space, cut: frozenset[str]) -> dict[str, RanksWord]:
+    """The rank axes of a space: those with a name, and the homes of its tiles."""
+    return {**space.axes, **dict.fromkeys(home_names(space, cut).values(), ranks)}
+
+
+def axis_values(word: RanksWord) -> tuple[Expr, Expr]:
+    """How many values a rank axis has, and which of them the executing rank is."""
+    if word == ranks:
+        return WORLD, RANK
+    return (floor_div(WORLD, PER_NODE), node_of(RANK)) if word == nodes else (PER_NODE, place_of(RANK))
+
+
+def _rank_coordinates(
+    values: dict[str, tuple[Expr, Expr]], free: list[str], inner: Expr, resource: SMs, site: Site
+) -> list[tuple[str, Expr]]:
+    """The rank axes that are walked on a rank, outermost first (in the schedule's order), and the tile inside them.
+    `values`: how many values an axis has, and which of them the executing rank is."""
     number = symbol("i")
     coordinates: list[tuple[str, Expr]] = []
     for k, axis in enumerate(free):
-        step = floor_div(number, inner * WORLD ** (len(free) - 1 - k))
-        coordinates.append((axis, step % WORLD if k else _part_at(resource, step, site)))
+        count, own = values[axis]
+        step = floor_div(number, inner * sympy.prod(values[a][0] for a in free[k + 1 :]))
+        coordinates.append((axis, modulo(step, count) if k else _part_at(resource, step, own, count, site)))
     return [("tile", number % inner), *coordinates] if free else []
 
 
@@ -105,9 +141,9 @@ def _executor(role: str, space: Space, resource: SMs, ranks: tuple[str, ...], si
     return at
 
 
-def _part_at(resource: SMs, step: Expr, site: Site) -> Expr:
+def _part_at(resource: SMs, step: Expr, own: Expr, count: Expr, site: Site) -> Expr:
     try:
-        part = sympy.sympify(resource.order.part_at(step))
+        part = sympy.sympify(resource.order.part_at(step, own, count))
         wrong = None if isinstance(part, Expr) else f"it gives {part}"
     except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as e:
         part, wrong = None, str(e)

@@ -21,10 +21,18 @@ from tilelink.runtime.prepare import Prepared, prepare
 
 
 class CpuLane:
-    """The heaps of all ranks as one process sees them (uint8 tensors), and programs prepared for devices of `sms`."""
+    """The heaps of all ranks as one process sees them (uint8 tensors), and programs prepared for devices of `sms`, on
+    nodes of `per_node` ranks."""
 
-    def __init__(self, layout: HeapLayout, heaps: list[torch.Tensor], sms: int, target: Target = CPU) -> None:
-        self.layout, self.heaps, self.sms, self.target = layout, heaps, sms, target
+    def __init__(
+        self,
+        layout: HeapLayout,
+        heaps: list[torch.Tensor],
+        sms: int,
+        target: Target = CPU,
+        per_node: int | None = None,
+    ) -> None:
+        self.layout, self.heaps, self.sms, self.target, self.per_node = layout, heaps, sms, target, per_node
         self.table = torch.tensor([h.data_ptr() for h in heaps], dtype=torch.int64)
         self.prepared: dict[Any, Prepared] = {}
         self._kernels: dict[Prepared, dict[str, InterpretedKernel]] = {}
@@ -35,7 +43,10 @@ class CpuLane:
         key = program, schedule, dtypes, sizes, arguments.absent
         if key not in self.prepared:
             with suspended():
-                self.prepared[key] = prepare(program, arguments, schedule, self.layout.world, self.sms, self.target)
+                world = self.layout.world
+                self.prepared[key] = prepare(
+                    program, arguments, schedule, world, self.sms, self.target, self.per_node
+                )
         return self.prepared[key]
 
     def launch(self, run: Run, execution: Execution) -> None:

@@ -15,7 +15,7 @@ from tilelink.backend.targets import CPU, Target
 from tilelink.errors import Site, StuckError, WorldError
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.frontend.sizes import check_rank, check_world
+from tilelink.frontend.sizes import check_nodes, check_rank, check_world
 from tilelink.runtime.arguments import Arguments, CallLog
 from tilelink.runtime.cpu import DeadlockError, Execution, Operation, RaceError
 from tilelink.runtime.cpu_lane import CpuLane, poisoned
@@ -39,7 +39,8 @@ class CpuWorld:
     SMs of a rank's device, hence workers of a kernel. `seed` fixes the schedule of `run`. `resident`: at most so many
     workers of a rank at a time. `races`: look for data races. `switch`: workers take turns at "atomics", or at every
     access to "memory", which is slower and keeps their logical times together. `observer` gets every operation.
-    `target`: what kernels are lowered for; its primitives have to be those that the interpreter runs.
+    `target`: what kernels are lowered for; its primitives have to be those that the interpreter runs. `per_node`: ranks
+    of a node, all by default (no difference in this process, but programs may ask).
 
     Raises WorldError, HeapError.
     """
@@ -58,14 +59,16 @@ class CpuWorld:
         observer: Callable[[Operation], None] | None = None,
         switch: Literal["atomics", "memory"] = "atomics",
         target: Target = CPU,
+        per_node: int | None = None,
     ) -> None:
         check_world(world)
+        check_nodes(world, per_node)
         if resident is not None and resident < 1:
             raise WorldError(f"resident={resident}: at least 1 worker of a rank", Site.of_user())
         self.world, self.sms, self.seed = world, sms, seed
         self.resident, self.races, self.observer, self.switch = resident, races, observer, switch
         self.layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
-        self.lane = CpuLane(self.layout, [_heap(heap_bytes) for _ in range(world)], sms, target)
+        self.lane = CpuLane(self.layout, [_heap(heap_bytes) for _ in range(world)], sms, target, per_node)
         for rank in range(world):
             self.lane.clear(rank)
         self.log = CallLog(world)

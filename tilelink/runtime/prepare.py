@@ -80,17 +80,24 @@ class Prepared:
 
 
 def prepare(
-    program: Program, arguments: Arguments, schedule: Schedule | str | None, world: int, sms: int, target: Target
+    program: Program,
+    arguments: Arguments,
+    schedule: Schedule | str | None,
+    world: int,
+    sms: int,
+    target: Target,
+    per_node: int | None = None,
 ) -> Prepared:
-    """The prepared program for a call. A schedule taken by its name (or by default) is fitted to the sizes, a schedule
-    that is given is taken as it is. Raises the errors of the frontend and of the unrolling."""
+    """The prepared program for a call, on nodes of `per_node` ranks (on one node where that is not given). A schedule
+    taken by its name (or by default) is fitted to the sizes, a schedule that is given is taken as it is. Raises the
+    errors of the frontend and of the unrolling."""
     if not isinstance(schedule, Schedule):
         sizes: dict[str, Any] = dict(arguments.sizes)
         schedule = program.fit(
             schedule, world=world, dtypes=arguments.dtypes, absent=arguments.absent, **sizes
         )
     bound = program.bind(schedule, arguments.dtypes, arguments.absent)
-    return prepare_bound(bound, Sizes.of(bound, world, arguments.sizes), sms, target)
+    return prepare_bound(bound, Sizes.of(bound, world, arguments.sizes, per_node), sms, target)
 
 
 @lru_cache(maxsize=128)

@@ -26,9 +26,15 @@ from tilelink.frontend.expressions import (
     RANK,
     WORLD,
     Expr,
+    node_of,
+    place_of,
+    rank_at,
+    symbol,
+    to_text,
 )
 from tilelink.frontend.ir import (
     ALL_RANKS,
+    RANKS_DIM,
     Copy,
     Load,
     Notify,
@@ -38,7 +44,7 @@ from tilelink.frontend.ir import (
     Wait,
 )
 from tilelink.frontend.values import DOT_DTYPES, Block, Static, broadcast
-from tilelink.language import RanksWord, TensorWord
+from tilelink.language import AxisWord, RanksWord, TensorWord
 
 _TOUCHING = ("load", "store", "make_block_ptr", "advance", "make_tensor_descriptor", "load_tensor_descriptor",
              "store_tensor_descriptor", "gather", "inline_asm_elementwise")  # fmt: skip
@@ -64,6 +70,12 @@ class Calls(Expressions):
         if called is language.rank or called is language.world:
             self.arguments(node)
             return RANK if called is language.rank else WORLD
+        if called is language.node or called is language.place:
+            of = node_of if called is language.node else place_of
+            return of(*[RANK if a is None else self.integer(a) for a in self.arguments(node, "rank")])
+        if called is language.rank_at:
+            places = [self.integer(a) for a in self.arguments(node, "node", "place", needed=2) if a is not None]
+            return rank_at(*places)
         if called is len:
             return self.length(node)
         if called is min or called is max:
@@ -111,25 +123,29 @@ class Calls(Expressions):
         if name == "load":
             self.arguments(node)
             self.readable(node, view)
-            shape = tuple(int(self.extent(node, r)) for r in view.ranges)
-            return Block(self.hole(Load(view)), shape, self.context.dtypes[view.tensor])
-        (block,) = self.arguments(node, "block", needed=1)
-        assert block is not None
+            block = self.as_block(node, view)
+            shape = tuple(int(self.extent(node, r)) for r in block.ranges)
+            return Block(self.hole(Load(block)), shape, self.context.dtypes[view.tensor])
+        (stored,) = self.arguments(node, "block", needed=1)
+        assert stored is not None
         self.writable(node, view, "store to")
-        for r in view.ranges:
-            self.extent(node, r)
-        value = self.value(block)
+        place = self.as_block(node, view)
+        value = self.value(stored)
         if isinstance(value, View):
             self.fail(ViewError, node, f"store takes a block in registers; to bring {value} there, use tk.copy")
         number = isinstance(value, Expr) or (isinstance(value, Static) and isinstance(value.value, float | bool))
         if not isinstance(value, Block) and not number:
             self.fail(ViewError, node, f"store takes a block in registers or a number, not {self.text(value)}")
-        if isinstance(value, Block) and not _fits(value.shape, view.shape):
-            self.fail(DimensionError, node, f"a block of shape {value.shape} does not fit {view}, {view.shape}")
-        code = self.code(self.node(block, value))
-        self.emit(Store(self.function.site(node), view, code))
+        if isinstance(value, Block) and not _fits(value.shape, place.shape):
+            self.fail(DimensionError, node, f"a block of shape {value.shape} does not fit {view}, {place.shape}")
+        code = self.code(self.node(stored, value))
+        self.emit(Store(self.function.site(node), place, code))
         self.stored.append(view)
         return view
+
+    def as_block(self, node: ast.Call, view: View) -> View:
+        """The view as it is loaded or stored: a block along every range."""
+        return replace(view, index=tuple(self.blocked(node, i) if isinstance(i, Range) else i for i in view.index))
 
     def copy(self, node: ast.Call, label: str) -> View:
         source, target = (self.value(a) for a in self.arguments(node, "source", "target", needed=2) if a is not None)
@@ -179,6 +195,10 @@ class Calls(Expressions):
         for v in values:
             if not isinstance(v, View):
                 self.fail(ViewError, node, f"{ast.unparse(node.func)} takes views, not {self.text(v)}")
+            for dim, i in zip(self.context.tensors[v.tensor].dims, v.index, strict=True):
+                if isinstance(i, Expr) and dim != RANKS_DIM:
+                    self.fail(ViewError, node, f"{ast.unparse(node.func)} of {v}: signals belong to tiles, so name a "
+                              f"range along {dim}, not the number {to_text(i)}")
         if not values or node.keywords:
             self.fail(ViewError, node, f"{ast.unparse(node.func)} takes views, and nothing else")
         return values
@@ -188,7 +208,10 @@ class Calls(Expressions):
         assert of is not None
         v = self.value(of)
         if isinstance(v, Range):
-            return self.extent(node, v)
+            return self.extent(node, self.blocked(node, v))
+        if isinstance(v, AxisWord):
+            whole = Range(v.dim, sympy.S.Zero, symbol(v.dim), None, whole=True)
+            return self.extent(node, self.blocked(node, whole))
         if isinstance(v, tuple):
             return sympy.Integer(len(v))
         self.fail(NotUnderstoodError, node, f"len() is for ranges; {self.text(v)} is none")

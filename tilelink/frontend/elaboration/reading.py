@@ -89,12 +89,13 @@ class Expressions(Views):
         if isinstance(owner, TileValue):
             return self.tile_attribute(node, owner)
         if isinstance(owner, TensorWord):
-            if name in ("rows", "cols"):
+            if name in ("rows", "cols") or name in owner.dims:
                 return getattr(owner, name)
             if name == "dtype":
                 return Static(getattr(tl, triton_calls.TRITON_DTYPES[self.context.dtypes[owner.name]]))
-            self.fail(ViewError, node, f"{owner.name} has .rows, .cols and .dtype; memory is touched through views of "
-                      f"it, {owner.name}[...]")
+            known = ", ".join(f".{n}" for n in ("rows", "cols", *owner.dims, "dtype"))
+            self.fail(ViewError, node, f"{owner.name} has {known}; memory is touched through views of it, "
+                      f"{owner.name}[...]")
         if isinstance(owner, View):
             if name == "home":
                 if not isinstance(owner.home, Expr):
@@ -218,7 +219,10 @@ class Expressions(Views):
                 return tuple(self.extent(node, r) for r in tile.ranges)
         if node.attr in tile.axes:
             return tile.axes[node.attr]
-        known = ["rows", "cols", "shape", *tile.axes]
+        for r in tile.ranges:
+            if r.dim == node.attr:
+                return r
+        known = ["rows", "cols", "shape", *(r.dim for r in tile.ranges), *tile.axes]
         self.fail(UndefinedNameError, node, f"this tile has no {node.attr}; it has {', '.join(known)}")
 
     def python(self, node: ast.expr, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -48,6 +48,7 @@ class Context:
     written: frozenset[str]
     tile: TileValue
     step: int | None
+    whole: dict[str, int]
     reserved: Names
     taken: frozenset[str] = frozenset()
 
@@ -63,6 +64,7 @@ class Source(ABC):
         self.statements: list[Statement] = []
         self.stored: list[View] = []
         self.functions: dict[str, Any] = {}
+        self.wholes: set[str] = set()
         self.holes: list[Load | Expr] = []
         self.dots: list[tuple[int, int, int]] = []
         self.nested: set[str] = set()
@@ -184,6 +186,17 @@ class Source(ABC):
 
     def extent(self, node: ast.AST, r: Range) -> sympy.Integer:
         if r.extent is None:
+            how = "or go along it with tk.steps"
+            if r.whole:
+                how = f"go along it with tk.steps, or say whole={{{r.dim!r}: size}} for the role in the schedule"
             self.fail(TileSizeError, node, f"{r} is not cut into tiles by the schedule, so it can't be a block in "
-                      f"registers; give the role a tile size along {r.dim}, or go along it with tk.steps")
+                      f"registers; give the role a tile size along {r.dim}, {how}")
         return sympy.Integer(r.extent)
+
+    def blocked(self, node: ast.AST, r: Range) -> Range:
+        """The range as one of a block in registers: a whole dimension takes as many elements as the schedule says."""
+        if r.whole and r.dim in self.context.whole:
+            self.wholes.add(r.dim)
+            r = Range(r.dim, r.start, r.stop, self.context.whole[r.dim])
+        self.extent(node, r)
+        return r

@@ -37,6 +37,7 @@ from tilelink.frontend.ir import (
     loads_of,
 )
 from tilelink.frontend.values import Block, Static
+from tilelink.frontend.walk import axis_values
 from tilelink.language import AxisWord, RanksWord
 
 _BOOLEAN = sympy.logic.boolalg.Boolean
@@ -130,7 +131,7 @@ class Elaborator(Calls):
         elif isinstance(called, RanksWord):
             self.arguments(s.iter)
             own = self.local_name(name)
-            self.loop(s, own, sympy.S.Zero, WORLD, 1, {name: symbol(own)})
+            self.loop(s, own, sympy.S.Zero, axis_values(called)[0], 1, {name: symbol(own)})
         elif called is range or called is tl.range or called is tl.static_range:
             self.range(s, name, s.iter)
         else:

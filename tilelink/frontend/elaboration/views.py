@@ -30,7 +30,7 @@ from tilelink.frontend.ir import (
     View,
 )
 from tilelink.frontend.values import Static, TileValue
-from tilelink.language import AxisWord, RanksWord, TensorWord
+from tilelink.language import AxisWord, TensorWord, ranks
 
 
 class Views(Source):
@@ -53,9 +53,9 @@ class Views(Source):
             if isinstance(i, Range) and i.dim != dim:
                 self.fail(DimensionError, node, f"dimension {k} of {tensor.name} is {dim}; it is given {i}, a range "
                           f"along {i.dim}")
-            if isinstance(i, Expr) and dim != RANKS_DIM:
-                self.fail(DimensionError, node, f"dimension {k} of {tensor.name} is {dim}: it takes a range, "
-                          f"not the number {to_text(i)}")
+            if isinstance(i, Expr) and k == tensor.sharded:
+                self.fail(DimensionError, node, f"dimension {k} of {tensor.name}, {dim}, is spread over the ranks: it "
+                          f"takes a range, which has a home, not the number {to_text(i)}")
         index += [self.whole(tensor, k, node) for k in range(len(index), len(tensor.dims))]
         home: Expr | str | None = RANK
         if tensor.sharded is not None:
@@ -85,7 +85,7 @@ class Views(Source):
 
     def narrow(self, node: ast.expr, view: View, entries: list[ast.expr]) -> View:
         """A view of a view: ranges take the place of wider ones. The unrolling checks that they lie within."""
-        index = list(view.index)
+        index, sharded = list(view.index), self.context.tensors[view.tensor].sharded
         places = [k for k, i in enumerate(index) if isinstance(i, Range)]
         given: list[Any] = []
         for entry in entries:
@@ -96,6 +96,9 @@ class Views(Source):
         for k, v in zip(places, given, strict=False):
             old = index[k]
             if v is None:
+                continue
+            if isinstance(v, Expr) and k != sharded:
+                index[k] = v
                 continue
             if not isinstance(v, Range | AxisWord) or not isinstance(old, Range) or v.dim != old.dim:
                 self.fail(DimensionError, node, f"{view} has {old} there; it is given {self.text(v)}")
@@ -110,7 +113,7 @@ class Views(Source):
         (rank,) = self.arguments(node, "rank", needed=1)
         assert rank is not None
         where = self.value(rank)
-        if isinstance(where, Static) and isinstance(where.value, RanksWord):
+        if isinstance(where, Static) and where.value == ranks:
             return replace(view, home=ALL_RANKS, guard=None)
         if not isinstance(where, Expr):
             self.fail(RankError, node, f".at() takes a rank or tk.ranks, not {self.text(where)}")

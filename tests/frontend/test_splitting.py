@@ -1,0 +1,102 @@
+"""Loops that wait become two where cells hold several steps; where that can't be, they are not pipelined."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import triton.language as tl
+
+import tilelink as tk
+from tests.analysis.test_unroll import ATTENTION
+from tests.frontend.programs import gathered_attention
+from tilelink.analysis.unroll import WAIT
+from tilelink.frontend.program import Program
+from tilelink.kernels.all_gather_matmul import gather
+
+SIZES = {"M": 128, "K": 64, "N": 32}
+
+
+def loops(program: Program, schedule: tk.Schedule, role: str) -> list[str]:
+    """The heads of the loops of a role, and its waits, in order."""
+    body = str(program.bind(schedule)).split(f"role {role} ")[1].split("\nrole ")[0]
+    return re.findall(r"for \w+|wait(?=\()|if .*:|notify", body)
+
+
+def stages(program: Program, schedule: tk.Schedule, **sizes: int) -> list[str]:
+    source = program.show("triton", schedule, world=2, dtypes="float32", **(sizes or SIZES))
+    return re.findall(r"for (\w+) in tl.range.*num_stages=(\d)", source)
+
+
+def attention(tile: int, step: int) -> tk.Schedule:
+    return ATTENTION.changed(gather_kv={"tile": (tile,)}, attend={"tile": (16, 16, step)})
+
+
+def test_a_wait_stands_outside_of_the_steps_of_its_cell() -> None:
+    split = attention(64, 16)
+    assert loops(gathered_attention, split, "attend") == ["for s_part", "for s_cell", "wait", "for s"]
+    assert stages(gathered_attention, split, S=256, D=16) == [("s", "3")]
+    waits = gathered_attention.unroll(split, world=1, S=256, D=16)
+    assert (waits.op == WAIT).sum() == 2 * sum(-(-n // 64) for n in range(16, 257, 16))
+
+
+@pytest.mark.parametrize("tile", [16, 32], ids=["a step each", "several cells a step"])
+def test_a_wait_in_every_step_is_not_pipelined(tile: int) -> None:
+    kept = attention(tile, 32)
+    assert loops(gathered_attention, kept, "attend") == ["for s_part", "for s", "wait"]
+    assert stages(gathered_attention, kept, S=256, D=16) == [("s", "1")]
+
+
+@tk.tile
+def whole_rows(t, full, weight, out):
+    """Each step waits for what the first has waited for: the cell holds whole rows."""
+    acc = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(full.cols):
+        rows = tk.wait(full[t.rows])
+        acc = tl.dot(rows[:, k].load(), weight[k, t.cols].load(), acc)
+    out[t].store(acc)
+
+
+@tk.tile
+def passes_on(t, full, weight, out, told):
+    """Notifies before it waits, in every step: nothing may be waited for earlier than it says."""
+    acc = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(full.cols):
+        tk.notify(told[t.rows, k].store(weight[k, t.cols].load()))
+        acc = tl.dot(tk.wait(full[t.rows, k]).load(), weight[k, t.cols].load(), acc)
+    out[t].store(acc)
+
+
+def program(function: tk.Program) -> Program:
+    @tk.program
+    def made(x: tk.Sharded("M", "K"), weight: tk.Local("K", "N"), out: tk.Local("M", "N")):
+        full, told = tk.local("M", "K"), tk.local("M", "K")
+        gather[tk.tiles(x, reader=tk.ranks)](x, full)
+        function[tk.tiles(out)](full, weight, out, *([told] if function is passes_on else []))
+
+    return made
+
+
+def schedule(role: str) -> tk.Schedule:
+    roles = {"gather": tk.SMs(2, tile=(16, 32), at="home"), role: tk.SMs(tile=(16, 16, 16))}
+    return tk.Schedule(**roles)
+
+
+def test_a_wait_that_no_step_changes_comes_first() -> None:
+    made, plan = program(whole_rows), schedule("whole_rows")
+    assert loops(made, plan, "whole_rows") == ["if 0 < K:", "wait", "for k"]
+    assert stages(made, plan) == [("k", "3")]
+
+
+def test_nothing_is_waited_for_before_what_is_notified() -> None:
+    made, plan = program(passes_on), schedule("passes_on")
+    assert loops(made, plan, "passes_on") == ["for k", "notify", "wait"]
+    assert stages(made, plan) == [("k", "1")]
+
+
+def test_cells_that_hold_no_whole_steps() -> None:
+    """A grid of the user's: cells of 48 rows, steps of 32."""
+    odd = attention(16, 32)
+    odd = tk.Schedule(cells={"keys": (48, None), "values": (48, None)}, **odd)
+    assert loops(gathered_attention, odd, "attend") == ["for s_part", "for s", "wait"]
+    gathered_attention.unroll(odd, world=2, S=200, D=16)

@@ -1,0 +1,174 @@
+"""The programs of the examples in lanes: every world, parts of any length, two calls in a row, and what each lowered
+kernel does is what its unrolled program says."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.gather_gemm import LIMITS, relative_rms
+from tilelink.runtime.cpu import Operation
+from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.trace import align
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PARTS = [(7,), (20, 13), (5, 0, 20), (0, 1, 0, 0), (40, 0, 33, 7), (3, 0, 17, 1, 0, 0, 5, 2)]
+"""Rows of each rank: worlds of 1, 2, 3, 4 and 8; one row in all of them; parts that are empty."""
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules of the examples are imported as a user imports his own."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if (EXAMPLES / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+@dataclass
+class Case:
+    """A call of every rank. `operands`: tensors of each rank; `expected`: of each rank, in float64; `parts`: lengths by
+    dimension; `per_node`: ranks of a node."""
+
+    module: str
+    program: str
+    operands: list[tuple[torch.Tensor, ...]]
+    expected: list[torch.Tensor]
+    parts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    per_node: int | None = None
+
+    def run(self, schedule: Any = None, calls: int = 2, seed: int = 0) -> list[list[torch.Tensor]]:
+        """The results by rank and call; every run's trace is held against its events."""
+        program = getattr(importlib.import_module(self.module), self.program)
+        operations: list[Operation] = []
+        world = CpuWorld(
+            len(self.operands), per_node=self.per_node, heap_bytes=4 << 20, signal_bytes=8 << 10, sms=24,
+            observer=operations.append,
+        )  # fmt: skip
+        results = world.run(
+            lambda g: [
+                program(*self.operands[g.rank], schedule=schedule, group=g, parts=self.parts) for _ in range(calls)
+            ],
+            seed=seed,
+        )
+        (prepared,) = world.lane.prepared.values()
+        for n in range(calls):
+            align(prepared.events, operations, f"{self.program} run {n}")
+        return results
+
+    def check(self, schedule: Any = None, **options: Any) -> None:
+        """Raises AssertionError unless all calls of all ranks are right, and alike."""
+        for again in zip(*(r for r in self.run(schedule, **options)), strict=True):
+            error = relative_rms(again, self.expected)
+            assert all(not y.isnan().any() for y in again)
+            assert error < LIMITS[again[0].dtype], f"relative RMS {error}"
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+def summed(program: str, module: str, parts: tuple[int, ...], *, everywhere: bool = False, K: int = 24) -> Case:
+    """Ranks have parts of K; the rows of the sum are cut over them, or all ranks have it."""
+    M, N = sum(parts), 20
+    operands = [(normal(M, K), normal(K, N)) for _ in parts]
+    total = sum((x.double() @ w.double() for x, w in operands), torch.zeros(M, N, dtype=torch.float64))
+    expected = [total] * len(parts) if everywhere else list(total.split(parts))
+    return Case(module, program, operands, expected, {} if everywhere else {"M": parts})
+
+
+def gathered(parts: tuple[int, ...], per_node: int) -> Case:
+    x, weight = [normal(m, 70) for m in parts], [normal(70, 20) for _ in parts]
+    full = torch.cat(x).double()
+    return Case(
+        "hierarchical_gather", "hierarchical_all_gather_matmul", list(zip(x, weight, strict=True)),
+        [full @ w.double() for w in weight], {"M": parts}, per_node,
+    )  # fmt: skip
+
+
+def exchanged(tokens: tuple[int, ...], heads: tuple[int, ...]) -> Case:
+    x, weight = [normal(m, 40) for m in tokens], normal(40, sum(heads))
+    full = torch.cat(x).double() @ weight.double()
+    operands = [(part, weight) for part in x]
+    return Case(
+        "matmul_all_to_all", "matmul_all_to_all", operands, list(full.split(heads, 1)), {"M": tokens, "N": heads}
+    )
+
+
+def attention(parts: tuple[int, ...], heads: int = 2, size: int = 20, dtype: torch.dtype = torch.float32) -> Case:
+    q, k, v = (normal(sum(parts), heads, size, dtype=dtype) for _ in range(3))
+    by_head = (x.double().transpose(0, 1) for x in (q, k, v))
+    want = torch.nn.functional.scaled_dot_product_attention(*by_head, is_causal=True).transpose(0, 1)
+    shards = list(zip(*(x.split(parts) for x in (q, k, v)), strict=True))
+    return Case("gathered_attention", "gathered_attention", shards, list(want.split(parts)), {"S": parts})
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_ring_reduce_scatter(parts: tuple[int, ...]) -> None:
+    summed("ring_reduce_scatter", "ring_reduce_scatter", parts).check()
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_two_shot_all_reduce(parts: tuple[int, ...]) -> None:
+    """Of as many rows as there are in all: who sums which is not the caller's business."""
+    summed("matmul_all_reduce", "matmul_all_reduce", parts, everywhere=True).check()
+
+
+def test_all_ranks_have_the_same_bits_of_an_all_reduce() -> None:
+    case = summed("matmul_all_reduce", "matmul_all_reduce", (5, 0, 20), everywhere=True)
+    first, *others = [calls[0] for seed in (0, 1) for calls in case.run(calls=1, seed=seed)]
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_attention(parts: tuple[int, ...]) -> None:
+    attention(parts).check()
+
+
+@pytest.mark.parametrize("tile", [16, 32, 64], ids=lambda t: f"gathered in blocks of {t}")
+def test_attention_in_tiles_of_any_size(tile: int) -> None:
+    """What is gathered at once holds several steps of the loop over keys, one, or a part of one."""
+    causal = importlib.import_module("gathered_attention").causal
+    attention((40, 0, 33, 7), heads=1).check(
+        causal.changed(gather={"tile": (tile, 1)}, attend={"tile": (16, 1, 32), "whole": {"D": 32}})
+    )
+
+
+def test_attention_in_bfloat16() -> None:
+    """Weights are rounded before they meet the values: a few times what one rounding costs."""
+    case = attention((40, 0, 33, 7), dtype=torch.bfloat16)
+    results = [calls[0] for calls in case.run(calls=1)]
+    assert relative_rms(results, case.expected) < 2 * LIMITS[torch.bfloat16]
+
+
+@pytest.mark.parametrize("tokens", PARTS, ids=str)
+def test_all_to_all(tokens: tuple[int, ...]) -> None:
+    heads = (8, 40, 0, 16, 1, 24, 0, 33)[: len(tokens)]
+    exchanged(tokens, heads).check()
+
+
+@pytest.mark.parametrize("at", ["home", "N_home"])
+def test_either_home_may_execute_a_tile(at: str) -> None:
+    """The owner of the tokens sends, or the owner of the heads computes: x is published for it then."""
+    schedule = importlib.import_module("matmul_all_to_all").exchange.changed(
+        matmul={"tile": (16, 16, 16), "at": at}, take={"tile": (16, 16)}
+    )
+    exchanged((5, 0, 20), (17, 16, 0)).check(schedule)
+
+
+@pytest.mark.parametrize(
+    ("parts", "per_node"),
+    [((7,), 1), ((20, 13), 1), ((20, 13), 2), ((5, 0, 20), 3), ((40, 0, 33, 7), 2), ((0, 1, 0, 0), 4), (PARTS[-1], 2)],
+    ids=str,
+)
+def test_hierarchical_gather(parts: tuple[int, ...], per_node: int) -> None:
+    gathered(parts, per_node).check()
