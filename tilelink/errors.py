@@ -150,3 +150,19 @@ class StuckError(TileLinkError):
 
 class TraceMismatchError(TileLinkError):
     """A lowered kernel did something else than the unrolled program says."""
+
+
+class SymmetricMemoryError(TileLinkError):
+    """Memory that the ranks of a group reach in each other can't be had."""
+
+
+class DriverError(TileLinkError):
+    """A call of CUDA's driver failed, or there is no driver."""
+
+
+class ResidencyError(ScheduleError):
+    """Workers that wait for each other, and can't all be on the device at a time."""
+
+
+class CaptureError(TileLinkError):
+    """A call inside the capture of a CUDA graph that would have to compile or allocate: it was not prepared."""

@@ -1,0 +1,139 @@
+"""torch's symmetric memory behind our adapter: where heaps lie, and what is in the way. torch is a stand-in."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tilelink.errors import SymmetricMemoryError
+from tilelink.runtime.cuda import symmetric
+from tilelink.runtime.cuda.symmetric import OVERLAPPING, _Place, _unreachable, heap_of, symmetric_heap
+
+MEMORY = torch.empty(4096, dtype=torch.uint8)
+HERE = SimpleNamespace(data_ptr=lambda: 0x7000_0000_0400)
+
+
+def handle(**changes: Any) -> Any:
+    """As torch gives it to rank 1 of 2: bases of allocations, and the tensor's offset in its own."""
+    fields = {"rank": 1, "offset": 0x400, "buffer_ptrs": [0x7100_0000_0000, 0x7000_0000_0000], "multicast_ptr": 0}
+    return SimpleNamespace(**(fields | changes))
+
+
+def heap(**changes: Any) -> symmetric.SymmetricHeap:
+    return heap_of(handle(**changes), HERE, 1, 2)  # type: ignore[arg-type]  # it has an address, and that is asked
+
+
+def test_addresses_are_bases_and_the_offset() -> None:
+    assert heap().addresses == (0x7100_0000_0400, 0x7000_0000_0400)
+    assert heap().multicast == 0
+    assert heap(multicast_ptr=0x7800_0000_0000).multicast == 0x7800_0000_0400
+
+
+def test_a_torch_that_means_something_else_by_its_fields() -> None:
+    """The address of the own heap is known: so a base that holds the offset already is noticed."""
+    with pytest.raises(SymmetricMemoryError, match=r"rank 1 is at 0x700000000400, and torch .* says 0x700000000800"):
+        heap(buffer_ptrs=[0x7100_0000_0400, 0x7000_0000_0400])
+
+
+@pytest.mark.parametrize("base", [0, 0x7100_0000_0010])
+def test_a_peer_that_is_not_mapped_or_not_aligned(base: int) -> None:
+    with pytest.raises(SymmetricMemoryError, match=r"heap of rank 0 is mapped at .* a multiple of 256 is needed"):
+        heap(buffer_ptrs=[base, 0x7000_0000_0000])
+
+
+def test_another_group_than_was_asked_for() -> None:
+    with pytest.raises(SymmetricMemoryError, match="torch maps 3 heaps for rank 1; the group has 2 ranks"):
+        heap(buffer_ptrs=[0x7100_0000_0000, 0x7000_0000_0000, 0x7200_0000_0000])
+
+
+# ---- who reaches whom
+
+
+def places(**second: Any) -> list[_Place]:
+    fields = {"host": "a", "device": 1, "uuid": "GPU-1"} | second
+    return [_Place("a", 0, "GPU-0"), _Place(**fields)]
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: (a, b) != (0, 7))
+    monkeypatch.delenv(OVERLAPPING, raising=False)
+
+
+@pytest.mark.usefixtures("peers")
+def test_who_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _unreachable(places(), 0) is None
+    assert "rank 1 is on node b, rank 0 on a" in str(_unreachable(places(host="b"), 0))
+    assert "cuda:0 can't access the memory of cuda:7, where rank 1 is" in str(_unreachable(places(device=7), 0))
+    assert _unreachable(places(device=0, uuid="GPU-1"), 0) is None, "each process sees its own GPU as the first"
+    assert f"set {OVERLAPPING}=1 to share it" in str(_unreachable(places(uuid="GPU-0"), 1))
+    monkeypatch.setenv(OVERLAPPING, "1")
+    assert _unreachable(places(uuid="GPU-0"), 1) is None
+
+
+# ---- the collective, on this machine and with a stand-in for torch
+
+
+@pytest.fixture
+def alone(tmp_path: Any) -> Any:
+    """A group of one rank."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_a_torch_without_cuda(alone: dist.ProcessGroup) -> None:
+    if torch.backends.cuda.is_built():
+        pytest.skip("this torch is built with CUDA")
+    with pytest.raises(SymmetricMemoryError, match=r"rank 0 can't have symmetric memory: torch .* without CUDA"):
+        symmetric_heap(4096, alone, torch.device("cuda", 0))
+
+
+def test_a_torch_that_is_too_old(alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    with pytest.raises(SymmetricMemoryError, match=r"torch 2.9.1\+cu128: symmetric memory is used from 2.11 on"):
+        symmetric_heap(4096, alone, torch.device("cuda", 0))
+
+
+@pytest.fixture
+def torch_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symmetric, "_obstacle", lambda device: None)
+    monkeypatch.setattr(symmetric, "_places", lambda group, device: [_Place("a", 0, "GPU-0")])
+
+
+@pytest.mark.usefixtures("torch_with_cuda")
+def test_what_torch_is_asked_for(alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed._symmetric_memory as theirs
+
+    asked: list[Any] = []
+
+    def empty(*size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        asked.append((size, dtype, device))
+        whole = torch.empty(size[0] + 256, dtype=dtype)
+        return whole[-whole.data_ptr() % 256 :][: size[0]]
+
+    def rendezvous(tensor: torch.Tensor, group: Any) -> Any:
+        asked.append(group)
+        return handle(rank=0, offset=256, buffer_ptrs=[tensor.data_ptr() - 256])
+
+    monkeypatch.setattr(theirs, "empty", empty)
+    monkeypatch.setattr(theirs, "rendezvous", rendezvous)
+    made = symmetric_heap(4096, alone, torch.device("cuda", 0))
+    assert made.memory.shape == (4096,) and made.addresses == (made.memory.data_ptr(),)
+    assert asked == [((4096,), torch.uint8, torch.device("cuda", 0)), alone.group_name]
+
+
+@pytest.mark.usefixtures("torch_with_cuda")
+def test_what_torch_says_is_passed_on(alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed._symmetric_memory as theirs
+
+    def empty(*size: int, **options: Any) -> torch.Tensor:
+        raise RuntimeError("CUDA driver error: out of memory")
+
+    monkeypatch.setattr(theirs, "empty", empty)
+    with pytest.raises(SymmetricMemoryError, match="rank 0 could not map the heaps: CUDA driver error: out of memory"):
+        symmetric_heap(4096, alone, torch.device("cuda", 0))

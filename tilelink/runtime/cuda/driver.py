@@ -1,0 +1,61 @@
+"""The calls of CUDA's driver that torch has no word for: how many workers of a kernel fit on an SM, and a word that a
+stream writes."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from tilelink.errors import DriverError
+
+LIBRARY = "libcuda.so.1"
+
+
+class Driver:
+    """CUDA's driver; each method is one call of it. `library`: what answers, by ctypes. Raises DriverError."""
+
+    def __init__(self, library: Any) -> None:
+        self.library = library
+
+    def workers_per_sm(self, function: int, threads: int, shared_bytes: int) -> int:
+        """How many workers of a loaded kernel an SM holds at a time."""
+        found = ctypes.c_int()
+        self._call(
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+            ctypes.byref(found),
+            ctypes.c_void_p(function),
+            ctypes.c_int(threads),
+            ctypes.c_size_t(shared_bytes),
+        )
+        return found.value
+
+    def write_value(self, stream: int, address: int, value: int) -> None:
+        """A word of 32 bits, written when the stream comes to it: all the stream did before is visible by then."""
+        # cuda.h calls this cuStreamWriteValue32; the symbol without _v2 is the one before CUDA 12, off by default.
+        self._call(
+            "cuStreamWriteValue32_v2",
+            ctypes.c_void_p(stream),
+            ctypes.c_uint64(address),
+            ctypes.c_uint32(value),
+            ctypes.c_uint(0),
+        )
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function = getattr(self.library, name, None)
+        if function is None:
+            raise DriverError(f"this driver has no {name}: one of CUDA 12 or newer is needed")
+        code = function(*arguments)
+        if code != 0:
+            text = ctypes.c_char_p()
+            self.library.cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
+            raise DriverError(f"{name} failed with {(text.value or b'an unknown error').decode()} ({code})")
+
+
+@cache
+def driver() -> Driver:
+    """The driver of this machine. Raises DriverError where there is none."""
+    try:
+        return Driver(ctypes.CDLL(LIBRARY))
+    except OSError as e:
+        raise DriverError(f"there is no CUDA driver: {e}") from e

@@ -1,0 +1,155 @@
+"""Symmetric memory of torch, behind one function: torch 2.11 to 2.15 differ here, and nothing else may know.
+
+`torch.distributed._symmetric_memory` maps an allocation of every rank into every other's address space. We use that and
+no more: no signal pads, which moved between releases, no barriers, no groups to be enabled first. Control words and
+signals lie in the heap that is allocated here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tilelink.errors import SymmetricMemoryError
+from tilelink.runtime.layout import ALIGNMENT
+
+FIRST_TORCH = (2, 11)
+"""The first whose `rendezvous` needs no group to be enabled and whose handle has `offset`."""
+
+OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+"""torch's switch for several ranks on one device: it then maps no multicast, and time-slices the processes."""
+
+
+@dataclass(frozen=True)
+class SymmetricHeap:
+    """The heap of this rank (`memory`: uint8, on the device), where all ranks' heaps lie in the address space of this
+    process, and where a store reaches all of them (0: nowhere). `handle` keeps the mappings alive."""
+
+    memory: torch.Tensor
+    addresses: tuple[int, ...]
+    multicast: int
+    handle: Any
+
+
+def symmetric_heap(heap_bytes: int, group: dist.ProcessGroup, device: torch.device) -> SymmetricHeap:
+    """Allocates a heap on every rank of a group and maps all of them; collective. What is in it is undefined.
+
+    Raises SymmetricMemoryError on every rank, where one of them can't.
+    """
+    _agree(group, _obstacle(device), "can't have symmetric memory")
+    _agree(group, _unreachable(_places(group, device), group.rank()), "can't reach its peers")
+    from torch.distributed import _symmetric_memory as symmetric
+
+    heap, failed = None, None
+    try:
+        memory = symmetric.empty(heap_bytes, dtype=torch.uint8, device=device)
+        handle = symmetric.rendezvous(memory, group.group_name)
+        heap = heap_of(handle, memory, group.rank(), group.size())
+    except (RuntimeError, SymmetricMemoryError) as e:
+        failed = str(e)
+    _agree(group, failed, "could not map the heaps")
+    assert heap is not None
+    return heap
+
+
+def heap_of(handle: Any, memory: torch.Tensor, rank: int, world: int) -> SymmetricHeap:
+    """The heap behind a handle of torch. `buffer_ptrs` are where allocations begin, and `offset` is where the tensor
+    lies in its own; all ranks allocate alike, so it lies there in theirs. Raises SymmetricMemoryError."""
+    offset = int(handle.offset)
+    addresses = tuple(int(base) + offset for base in handle.buffer_ptrs)
+    if len(addresses) != world or int(handle.rank) != rank:
+        raise SymmetricMemoryError(
+            f"torch maps {len(addresses)} heaps for rank {int(handle.rank)}; the group has {world} ranks and this is "
+            f"rank {rank}"
+        )
+    if addresses[rank] != memory.data_ptr():
+        raise SymmetricMemoryError(
+            f"the heap of rank {rank} is at {memory.data_ptr():#x}, and torch {torch.__version__} says "
+            f"{addresses[rank]:#x} (its allocation, {addresses[rank] - offset:#x}, and an offset of {offset})"
+        )
+    for peer, address in enumerate(addresses):
+        if address == offset or address % ALIGNMENT:
+            raise SymmetricMemoryError(
+                f"the heap of rank {peer} is mapped at {address:#x} on rank {rank}: an address that is a multiple of "
+                f"{ALIGNMENT} is needed. Ranks of one node reach each other by torch's backend CUDA; "
+                "set TORCH_SYMMMEM=CUDA where another is chosen"
+            )
+    multicast = int(handle.multicast_ptr)
+    return SymmetricHeap(memory, addresses, multicast and multicast + offset, handle)
+
+
+def has_multicast(device: torch.device) -> bool:
+    """Whether the fabric of a device stores to, and reduces over, all ranks of a node."""
+    from torch._C._autograd import DeviceType
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    return bool(_SymmetricMemory.has_multicast_support(DeviceType.CUDA, device.index or 0))
+
+
+# ---- what may be in the way
+
+
+def _obstacle(device: torch.device) -> str | None:
+    """Why this rank can't have symmetric memory at all."""
+    number = tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2])
+    if number < FIRST_TORCH:
+        return f"torch {torch.__version__}: symmetric memory is used from {'.'.join(map(str, FIRST_TORCH))} on"
+    if not torch.backends.cuda.is_built():
+        return f"torch {torch.__version__} is built without CUDA"
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return f"the device is {device}, and torch sees {torch.cuda.device_count()} CUDA devices"
+    return None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a rank is."""
+
+    host: str
+    device: int
+    uuid: str
+
+
+def _places(group: dist.ProcessGroup, device: torch.device) -> list[_Place]:
+    """Where all ranks are."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    mine = _Place(socket.gethostname(), index, str(torch.cuda.get_device_properties(index).uuid))
+    return gathered(group, mine)
+
+
+def _unreachable(places: list[_Place], rank: int) -> str | None:
+    """Which peer's memory this rank can't reach, and why."""
+    mine = places[rank]
+    for peer, place in enumerate(places):
+        if peer == rank:
+            continue
+        if place.host != mine.host:
+            return f"rank {peer} is on node {place.host}, rank {rank} on {mine.host}: peer memory is of one node"
+        if place.uuid == mine.uuid:
+            if os.environ.get(OVERLAPPING) != "1":
+                return (
+                    f"rank {peer} is on the GPU of rank {rank}, cuda:{mine.device}: give each its own "
+                    f"(torch.cuda.set_device before the first call), or set {OVERLAPPING}=1 to share it for tests"
+                )
+        elif place.device != mine.device and not torch.cuda.can_device_access_peer(mine.device, place.device):
+            return f"cuda:{mine.device} can't access the memory of cuda:{place.device}, where rank {peer} is"
+    return None
+
+
+def gathered(group: dist.ProcessGroup, mine: Any) -> list[Any]:
+    """What every rank of the group gives, by rank."""
+    found: list[Any] = [None] * group.size()
+    dist.all_gather_object(found, mine, group=group)
+    return found
+
+
+def _agree(group: dist.ProcessGroup, mine: str | None, what: str) -> None:
+    """Raises on every rank, if something is in the way of any."""
+    found = {rank: why for rank, why in enumerate(gathered(group, mine)) if why}
+    if found:
+        raise SymmetricMemoryError("; ".join(f"rank {rank} {what}: {why}" for rank, why in found.items()))
