@@ -55,7 +55,7 @@ class Scheduler:
     """Runs tasks one at a time in an order that `seed` and `policy` fix.
 
     `on_stall(parked)` is called when every task is parked: it may wake some of them or raise what `run` shall
-    raise. If no task can run after it, `run` raises `DeadlockError`.
+    raise. If no task can run after it, `run` raises `DeadlockError`. `stack_bytes`: the stack of a task.
     """
 
     def __init__(
@@ -63,11 +63,13 @@ class Scheduler:
         seed: int = 0,
         policy: Policy = "random",
         on_stall: Callable[[Sequence[Task]], None] | None = None,
+        stack_bytes: int = STACK_BYTES,
     ) -> None:
         if policy not in ("random", "round_robin"):
             raise ValueError(f"unknown policy {policy!r}")
         self._random = random.Random(seed).random if policy == "random" else None
         self.on_stall = on_stall
+        self._stack_bytes = stack_bytes
         self._ready: deque[Task] = deque()
         self._parked: dict[int, list[Task]] = {}
         self._keys: list[int] = []  # of _parked, sorted
@@ -98,7 +100,7 @@ class Scheduler:
     def run(self) -> None:
         """Runs all tasks. Raises what one of them raised, or `DeadlockError`; no thread is left behind."""
         self._main.acquire()
-        stack_before = threading.stack_size(STACK_BYTES)
+        stack_before = threading.stack_size(self._stack_bytes)
         try:
             first = self._next()
             if first is not None:
