@@ -296,7 +296,7 @@ class RoleEmitter:
             self.write.depth += 1
         expected = write_expected(self.write, self.addresses, signals, known, inside=not loops)
         where = self.signal(signals, "rank", self.text(cell))
-        self.write(f'{name} {"+=" if loops else "="} wait({where}, {expected}, "{signals.scope}")')
+        self.write(f'{name} {"+=" if loops else "="} wait(control, {where}, {expected}, "{signals.scope}")')
         self.write.depth -= len(loops)
 
 

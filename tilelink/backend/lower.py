@@ -179,8 +179,8 @@ def _drain_function(
         known[symbol(name)] = symbol(name)
     start = f"tl.zeros([{DRAIN_BLOCK}], tl.int32)"
     expected = write_expected(write, addresses, signals, known, inside=False, start=start)
-    write(f'drain(signals + cell, {expected}, here, "{signals.scope}")')
-    needed = _needed(write.lines, parameters)
+    write(f'drain(control, signals + cell, {expected}, here, "{signals.scope}")')
+    needed = _needed(write.lines, (Parameter("control", "run"), *parameters))
     return ["@triton.jit", f"def drain_{signals.tensor}({_signature(needed)}):", *write.lines], needed
 
 

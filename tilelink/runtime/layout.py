@@ -21,7 +21,7 @@ ALIGNMENT = 256
 CONTROL_WORDS = portable.PROGRESS.value
 MAX_SLOTS = 8
 assert portable.SLOT_LEFT.value + MAX_SLOTS <= portable.POISON.value, "the words of the slots reach into the poison"
-assert portable.REASON.value < CONTROL_WORDS, "the mailbox reaches into the words of progress"
+assert portable.RANK.value < CONTROL_WORDS, "what bounds the waits reaches into the words of progress"
 
 
 def aligned(n: int) -> int:

@@ -7,6 +7,9 @@ Words of a rank's control block (int64, at the beginning of its heap), see docs/
 run number, ticket of workers that are done, for each slot the progress that all ranks must have reached before it is
 written to, and the progress of every rank: 2 * run + 1 when it has entered a run, 2 * run + 2 when it has left it.
 Between them the poison word, which ends all waits of the lane, and the mailbox of who gave up waiting.
+Then, for targets whose kernels bound their waits themselves: nanoseconds a wait may take while some rank has not
+entered the run, and when all have (0: for ever); the addresses of the table of heaps, and of a word that the host looks
+at (0: none); the number of ranks, and this rank.
 """
 
 import triton
@@ -21,7 +24,13 @@ WORD = tl.constexpr(12)
 EXPECTED = tl.constexpr(13)
 OBSERVED = tl.constexpr(14)
 REASON = tl.constexpr(15)
-PROGRESS = tl.constexpr(16)
+ENTER_NS = tl.constexpr(16)
+STUCK_NS = tl.constexpr(17)
+HEAPS = tl.constexpr(18)
+HOST = tl.constexpr(19)
+RANKS = tl.constexpr(20)
+RANK = tl.constexpr(21)
+PROGRESS = tl.constexpr(24)
 
 NEVER_ENTERED = tl.constexpr(1)
 STUCK = tl.constexpr(2)
@@ -37,9 +46,9 @@ def peer(heaps, rank, at, dtype: tl.constexpr):
 
 
 @triton.jit
-def wait(word, expected, scope: tl.constexpr):
+def wait(control, word, expected, scope: tl.constexpr):
     """Until the word is at least `expected`, with acquire order. Returns 0, unknown to the compiler: added to an
-    address, it makes the load depend on the wait."""
+    address, it makes the load depend on the wait. (Other targets find in the control block how long it may take.)"""
     missing = tl.minimum(tl.atomic_add(word, 0, sem="acquire", scope=scope) - expected, 0)
     while missing < 0:
         missing = tl.minimum(tl.atomic_add(word, 0, sem="acquire", scope=scope) - expected, 0)
@@ -63,7 +72,7 @@ def enter(heaps, control, rank, run, world: tl.constexpr):
 @triton.jit
 def entered(control, other, run):
     """Until a peer has entered this run: its published inputs may be read. Returns 0 as `wait` does."""
-    return wait(control + PROGRESS + other, 2 * run + 1, "sys")
+    return wait(control, control + PROGRESS + other, 2 * run + 1, "sys")
 
 
 @triton.jit
@@ -71,7 +80,7 @@ def credit(control, before, world: tl.constexpr):
     """Until every rank has left the previous run of this slot: nobody reads what lies in it any more, wherever it lies,
     so it may be written to. (That its home has left is not enough: others may still be reading there.)"""
     for other in range(world):
-        wait(control + PROGRESS + other, before, "sys")
+        wait(control, control + PROGRESS + other, before, "sys")
 
 
 @triton.jit
@@ -82,7 +91,7 @@ def last_out(control, workers):
 
 
 @triton.jit
-def drain(signals, expected, here, scope: tl.constexpr):
+def drain(control, signals, expected, here, scope: tl.constexpr):
     """Until a block of signals have been given `expected` times, where `here` holds; then zeroes them."""
     missing = tl.sum(tl.where(here, expected - tl.atomic_add(signals, 0, mask=here, sem="acquire", scope=scope), 0))
     while missing > 0:

@@ -1,0 +1,229 @@
+"""Waits that end: by the word, when the time is over, when the lane is poisoned. Their PTX, executed by a stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tests.backend.ptx_machine import ExitError, Machine
+from tilelink.backend.targets import portable
+from tilelink.backend.targets.polling import polling
+from tilelink.backend.targets.portable import POISON, PROGRESS, WAITER
+from tilelink.runtime.poison import Reason, Report
+
+WORLD, ME, RUN_NOW = 3, 1, 5
+HEAP = [0x10000, 0x20000, 0x30000]
+TABLE, FLAG = 0x500, 0x600
+SIGNAL = HEAP[ME] + 0x1000
+EVERY = 64
+"""Polls until a wait looks around."""
+
+
+class World:
+    """Heaps of three ranks, and a clock that goes on by 1000 a look. `at`: what changes, by the number of the poll."""
+
+    def __init__(self, word: int = SIGNAL, **control: int) -> None:
+        self.memory = {h + 8 * k: 0 for h in HEAP for k in range(PROGRESS.value + WORLD)}
+        self.memory |= {TABLE + 8 * r: h for r, h in enumerate(HEAP)} | {FLAG: 0, SIGNAL: 0}
+        fields = {"RUN": RUN_NOW, "ENTER_NS": 10**6, "STUCK_NS": 5000, "HEAPS": TABLE, "HOST": FLAG, "RANKS": WORLD}
+        for name, value in (fields | {"RANK": ME} | control).items():
+            self.memory[HEAP[ME] + 8 * getattr(portable, name).value] = value
+        for rank in range(WORLD):
+            self.enter(rank)
+        self.word, self.polls, self.clock = word, 0, 50_000
+        self.at: dict[int, Callable[[], None]] = {}
+
+    def enter(self, rank: int, run: int = RUN_NOW) -> None:
+        self.memory[HEAP[ME] + 8 * (PROGRESS.value + rank)] = 2 * run + 1
+
+    @property
+    def poison(self) -> list[int]:
+        return [self.memory[h + 8 * POISON.value] for h in HEAP]
+
+    @property
+    def report(self) -> Report:
+        return Report.of(ME, [self.memory[HEAP[ME] + 8 * k] for k in range(PROGRESS.value)])
+
+    def look(self) -> int:
+        self.clock += 1000
+        return self.clock
+
+    def wait(
+        self, expected: int, *, bits: int = 32, lanes: str = "one", lane: int = 0, ends: bool = False, others: int = 0
+    ) -> Machine:
+        special: Mapping[str, Any] = {"%laneid": lane, "%ctaid.x": 7, "%globaltimer": self.look}
+        machine = Machine(self.memory, special, self.loaded)
+        machine.others = others
+        text = polling.fn(bits, "sys", lanes, True)
+        if ends:
+            with pytest.raises(ExitError):
+                machine.run(text, self.word, expected, HEAP[ME])
+        else:
+            machine.run(text, self.word, expected, HEAP[ME])
+        return machine
+
+    def loaded(self, address: int) -> None:
+        if address == self.word:
+            self.polls += 1
+            if self.polls in self.at:
+                self.at[self.polls]()
+
+
+@pytest.mark.parametrize("polls", [1, 2, EVERY, EVERY + 1, 1000])
+def test_the_word_comes(polls: int) -> None:
+    world = World(STUCK_NS=0)
+    world.at[polls] = lambda: world.memory.update({SIGNAL: 4})
+    machine = world.wait(4)
+    assert world.polls == polls + 1, "the load that acquires comes after the polls"
+    names = [e[0] for e in machine.log]
+    assert names[-4:-2] == ["bar.warp.sync", "barrier.cta.red.or.pred"]
+    assert names[-2:] == ["ld.acquire.sys.global.s32", "fence.proxy.async.global"]
+    assert machine.registers["$0"] == 4
+    assert not [n for n in names if n.startswith(("st", "atom"))], "a wait that ends well stores nothing"
+
+
+def test_more_than_expected_is_enough() -> None:
+    world = World()
+    world.memory[SIGNAL] = 9
+    world.wait(4)
+    assert world.polls == 2
+
+
+def test_followers_do_not_poll() -> None:
+    world = World()
+    machine = world.wait(4, lane=3)
+    assert world.polls == 1 and machine.log[0] == ("bar.warp.sync",)
+
+
+def test_all_lanes_poll_if_told_to() -> None:
+    world = World()
+    world.at[10] = lambda: world.memory.update({SIGNAL: 4})
+    world.wait(4, lanes="all", lane=3)
+    assert world.polls == 11
+
+
+def test_a_signal_that_nobody_gives() -> None:
+    """All ranks have entered, so this takes 5000 ns: looks at 1000 (from which time counts), 2000, ..., 6000."""
+    world = World()
+    world.memory[SIGNAL] = 3
+    machine = world.wait(4, ends=True)
+    assert world.polls == 6 * EVERY
+    assert world.report == Report(ME, RUN_NOW, 7, 0x1000, 4, 3, Reason.STUCK)
+    assert world.poison == [1 + ME] * WORLD and world.memory[FLAG] == 1
+    stores = [e for e in machine.log if e[0].startswith(("st", "atom"))]
+    assert stores[0][0] == "atom.relaxed.sys.global.cas.b64", "first the claim"
+    assert [e[0] for e in stores[1:5]] == ["st.global.u64"] * 4, "then the report"
+    assert stores[5][:2] == ("atom.acq_rel.sys.global.cas.b64", HEAP[0] + 8 * POISON.value), "then the arbiter"
+    assert [e[0] for e in stores[6:]] == ["st.release.sys.global.u64"] * WORLD + ["st.relaxed.sys.global.u64"]
+    assert machine.log[-2:] == [("barrier.cta.red.or.pred",), ("nanosleep.u32", 1_000_000)]
+
+
+def test_a_rank_that_never_enters() -> None:
+    world = World(ENTER_NS=20_000)
+    world.enter(2, RUN_NOW - 1)
+    world.wait(4, ends=True)
+    assert world.polls == 21 * EVERY
+    assert world.report.reason == Reason.NEVER_ENTERED
+
+
+def test_time_for_a_signal_counts_from_the_last_entry() -> None:
+    world = World()
+    world.enter(0, RUN_NOW - 1)
+    world.at[10 * EVERY - 1] = lambda: world.enter(0)
+    world.wait(4, ends=True)
+    # The ninth look is the last that misses rank 0, the tenth is 1000 ns later: 5000 are over at the fourteenth.
+    assert world.polls == 14 * EVERY
+    assert world.report.reason == Reason.STUCK
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_without_a_bound_a_wait_is_for_ever(absent: bool) -> None:
+    world = World(STUCK_NS=0, ENTER_NS=0)
+    if absent:
+        world.enter(0, RUN_NOW - 1)
+    world.at[100 * EVERY] = lambda: world.memory.update({SIGNAL: 4})
+    world.wait(4)
+    assert world.polls == 100 * EVERY + 1 and not any(world.poison)
+
+
+def test_a_poisoned_lane() -> None:
+    """The first look ends the worker, which tells its host and nobody else: who gave up does that."""
+    world = World()
+    world.memory[HEAP[ME] + 8 * POISON.value] = 3
+    machine = world.wait(4, ends=True)
+    assert world.polls == EVERY and world.poison == [0, 3, 0] and world.memory[FLAG] == 1
+    assert world.memory[HEAP[ME] + 8 * WAITER.value] == 0
+    assert ("ld.acquire.sys.global.u64", HEAP[ME] + 8 * POISON.value) in machine.log
+
+
+def test_another_worker_of_the_rank_was_faster() -> None:
+    world = World()
+    world.memory[HEAP[ME] + 8 * WAITER.value] = 3
+    machine = world.wait(4, ends=True)
+    assert not [e for e in machine.log if e[0].startswith("st")]
+
+
+def test_another_rank_was_faster() -> None:
+    """The name that the arbiter has goes to all."""
+    world = World()
+    world.memory[HEAP[0] + 8 * POISON.value] = 3
+    world.wait(4, ends=True)
+    assert world.poison == [3, 3, 3]
+
+
+def test_a_thread_ends_with_the_others_of_its_worker() -> None:
+    world = World()
+    world.memory[SIGNAL] = 4
+    machine = world.wait(4, ends=True, others=1)
+    assert world.polls == 1 and not [e for e in machine.log if e[0].startswith("st")]
+    world.wait(4, ends=True, others=1, lane=5)
+
+
+def test_no_word_of_the_host() -> None:
+    world = World(HOST=0)
+    world.wait(4, ends=True)
+    assert world.poison == [2, 2, 2] and world.memory[FLAG] == 0
+
+
+def test_progress_has_64_bits() -> None:
+    far = 2**40
+    word = 8 * (PROGRESS.value + 2)
+    world = World(word=HEAP[ME] + word, RUN=far, ENTER_NS=2000)
+    for rank in range(WORLD):
+        world.enter(rank, far if rank != 2 else far - 1)
+    world.wait(2 * far + 1, bits=64, ends=True)
+    assert world.report == Report(ME, far, 7, word, 2 * far + 1, 2 * far - 1, Reason.NEVER_ENTERED)
+
+
+# ---- ptxas takes it
+
+
+@triton.jit
+def _waits(control, signals, out, expected):  # type: ignore[no-untyped-def]
+    at = control.to(tl.int64)
+    one: tl.constexpr = polling(32, "sys", "one", True)
+    wide: tl.constexpr = polling(64, "gpu", "one", False)
+    each: tl.constexpr = polling(32, "sys", "all", False)
+    a = tl.inline_asm_elementwise(one, "=r,l,r,l,~{memory}", [signals, expected, at], tl.int32, False, 1)
+    b = tl.inline_asm_elementwise(
+        wide, "=r,l,l,l,~{memory}", [control, expected.to(tl.int64), at], tl.int32, False, 1
+    )
+    cells = signals + tl.arange(0, 128)
+    c = tl.inline_asm_elementwise(
+        each, "=r,l,r,l,~{memory}", [cells, tl.full([128], 1, tl.int32), at], tl.int32, False, 1
+    )
+    tl.store(out + tl.arange(0, 128), a + b + c)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("arch", [90, 100])
+def test_it_assembles(arch: int) -> None:
+    signature = {"control": "*i64", "signals": "*i32", "out": "*i32", "expected": "i32"}
+    made = triton.compile(ASTSource(_waits, signature), target=GPUTarget("cuda", arch, 32), options={"num_warps": 4})
+    assert made.asm["ptx"].count("barrier.cta.red.or.pred") == 3

@@ -1,0 +1,143 @@
+"""PTX that waits for a word, and ends the worker when its time is over or the lane is poisoned (docs/protocol.md).
+
+A poll is one load. Every 64th looks around: is the lane poisoned, who has not entered the run, how long has it been?
+While some rank has not entered (it may be compiling) a wait may take ENTER_NS, and STUCK_NS from when all have: then
+nobody will give the signal any more. A worker ends as a whole, after a vote of its threads, for those that went on
+alone would wait for the others; and a while later, because the copy engine for tiles may still write to its memory.
+"""
+
+import triton
+
+from tilelink.backend.targets.portable import (
+    ENTER_NS,
+    EXPECTED,
+    HEAPS,
+    HOST,
+    NEVER_ENTERED,
+    OBSERVED,
+    POISON,
+    PROGRESS,
+    RANK,
+    RANKS,
+    REASON,
+    RUN,
+    STUCK,
+    STUCK_NS,
+    WAITER,
+    WORD,
+)
+
+
+@triton.constexpr_function
+def polling(bits, scope, lanes, fence):
+    """PTX that waits until the word of `bits` at $1 is at least $2; $3 is the control block. `lanes`: "one" polls for
+    its warp, or "all" for themselves, each another word. The result is the low half of the word."""
+    at = {"ENTER_NS": ENTER_NS, "STUCK_NS": STUCK_NS, "HEAPS": HEAPS, "HOST": HOST, "RANKS": RANKS, "RANK": RANK}
+    at |= {"WAITER": WAITER, "WORD": WORD, "EXPECTED": EXPECTED, "OBSERVED": OBSERVED, "REASON": REASON}
+    at |= {"RUN": RUN, "POISON": POISON}
+    own = {name: f"[$3+{8 * number.value}]" for name, number in at.items()}
+    poison, progress = 8 * POISON.value, 8 * PROGRESS.value
+    leader = "mov.u32 %n, %laneid; setp.ne.u32 %p, %n, 0; @%p bra DONE_${:uid};"
+    widen, narrow = ("mov.b64", "cvt.s32.s64") if bits == 64 else ("cvt.s64.s32", "mov.b32")
+    return f"""{{
+        .reg .pred %p, %over; .reg .b32 %n, %polls; .reg .s{bits} %word;
+        .reg .b64 %v, %limit, %why, %due, %ranks, %rank, %at, %now, %began, %entered;
+        mov.u32 %polls, 0;
+        setp.ne.u32 %over, %polls, 0;
+        {leader if lanes == "one" else ""}
+    POLL_${{:uid}}:
+        ld.relaxed.{scope}.global.s{bits} %word, [$1];
+        sub.s{bits} %word, %word, $2;
+        setp.ge.s{bits} %p, %word, 0;
+        @%p bra DONE_${{:uid}};
+        add.u32 %polls, %polls, 1;
+        and.b32 %n, %polls, 63;
+        setp.ne.u32 %p, %n, 0;
+        @%p bra POLL_${{:uid}};
+
+        ld.acquire.sys.global.u64 %v, {own["POISON"]};
+        setp.ne.u64 %p, %v, 0;
+        @%p bra TELL_${{:uid}};
+        mov.u64 %now, %globaltimer;
+        setp.ne.u32 %p, %polls, 64;
+        @%p bra LOOK_${{:uid}};
+        mov.u64 %began, %now;
+        mov.u64 %entered, %now;
+    LOOK_${{:uid}}:
+        ld.global.u64 %ranks, {own["RANKS"]};
+        ld.global.u64 %due, {own["RUN"]};
+        shl.b64 %due, %due, 1;
+        add.u64 %due, %due, 1;
+        mov.u64 %rank, 0;
+        mov.u64 %at, $3;
+    NEXT_${{:uid}}:
+        setp.ge.u64 %p, %rank, %ranks;
+        @%p bra ALL_${{:uid}};
+        ld.relaxed.sys.global.u64 %v, [%at+{progress}];
+        setp.lt.u64 %p, %v, %due;
+        @%p bra ABSENT_${{:uid}};
+        add.u64 %rank, %rank, 1;
+        add.u64 %at, %at, 8;
+        bra NEXT_${{:uid}};
+    ABSENT_${{:uid}}:
+        mov.u64 %entered, %now;
+        sub.u64 %v, %now, %began;
+        ld.global.u64 %limit, {own["ENTER_NS"]};
+        mov.u64 %why, {NEVER_ENTERED.value};
+        bra LIMIT_${{:uid}};
+    ALL_${{:uid}}:
+        sub.u64 %v, %now, %entered;
+        ld.global.u64 %limit, {own["STUCK_NS"]};
+        mov.u64 %why, {STUCK.value};
+    LIMIT_${{:uid}}:
+        setp.eq.u64 %p, %limit, 0;
+        @%p bra POLL_${{:uid}};
+        setp.lt.u64 %p, %v, %limit;
+        @%p bra POLL_${{:uid}};
+
+        mov.u32 %n, %ctaid.x;
+        add.u32 %n, %n, 1;
+        cvt.u64.u32 %v, %n;
+        atom.relaxed.sys.global.cas.b64 %limit, {own["WAITER"]}, 0, %v;
+        setp.ne.u64 %p, %limit, 0;
+        @%p bra OVER_${{:uid}};
+        sub.u64 %v, $1, $3;
+        st.global.u64 {own["WORD"]}, %v;
+        {widen} %v, $2;
+        st.global.u64 {own["EXPECTED"]}, %v;
+        add.s{bits} %word, %word, $2;
+        {widen} %v, %word;
+        st.global.u64 {own["OBSERVED"]}, %v;
+        st.global.u64 {own["REASON"]}, %why;
+        ld.global.u64 %why, {own["RANK"]};
+        add.u64 %why, %why, 1;
+        ld.global.u64 %at, {own["HEAPS"]};
+        ld.global.u64 %v, [%at];
+        atom.acq_rel.sys.global.cas.b64 %limit, [%v+{poison}], 0, %why;
+        setp.eq.u64 %p, %limit, 0;
+        @%p mov.u64 %limit, %why;
+        mov.u64 %rank, 0;
+    EACH_${{:uid}}:
+        setp.ge.u64 %p, %rank, %ranks;
+        @%p bra TELL_${{:uid}};
+        ld.global.u64 %v, [%at];
+        st.release.sys.global.u64 [%v+{poison}], %limit;
+        add.u64 %rank, %rank, 1;
+        add.u64 %at, %at, 8;
+        bra EACH_${{:uid}};
+    TELL_${{:uid}}:
+        ld.global.u64 %at, {own["HOST"]};
+        setp.eq.u64 %p, %at, 0;
+        @%p bra OVER_${{:uid}};
+        st.relaxed.sys.global.u64 [%at], 1;
+    OVER_${{:uid}}:
+        setp.eq.u32 %over, %polls, %polls;
+    DONE_${{:uid}}:
+        bar.warp.sync 0xffffffff;
+        barrier.cta.red.or.pred %p, 0, %over;
+        @%p nanosleep.u32 1000000;
+        @%p exit;
+        ld.acquire.{scope}.global.s{bits} %word, [$1];
+        {"fence.proxy.async.global;" if fence else ""}
+        {narrow} $0, %word;
+    }}"""
