@@ -39,8 +39,8 @@ from tilelink.language import (
 __version__ = "0.1.0"
 __all__ = [
     "CpuWorld", "Epilogue", "Local", "Order", "Program", "SMs", "Schedule", "Sharded", "TileLinkError", "copy",
-    "grouped", "local", "locals", "next_rank_first", "node", "nodes", "notify", "order", "own_rank_first", "place",
-    "program", "rank", "rank_at", "ranks", "ring", "sharded", "steps", "tile", "tiles", "wait", "world",
+    "group", "grouped", "local", "locals", "next_rank_first", "node", "nodes", "notify", "order", "own_rank_first",
+    "place", "program", "rank", "rank_at", "ranks", "ring", "sharded", "steps", "tile", "tiles", "wait", "world",
 ]  # fmt: skip
 
 
@@ -50,4 +50,8 @@ def __getattr__(name: str) -> Any:
         from tilelink.runtime import CpuWorld
 
         return CpuWorld
+    if name == "group":
+        from tilelink.runtime.process_group import group
+
+        return group
     raise AttributeError(f"module 'tilelink' has no attribute {name!r}")

@@ -144,8 +144,20 @@ class RankMismatchError(TileLinkError):
     """Ranks that call with different programs, schedules, shapes or dtypes."""
 
 
+class RankDiedError(TileLinkError):
+    """The process of a rank has ended while its peers wait for it."""
+
+
+class RankFailedError(TileLinkError):
+    """Another rank of the group raised an error in a run that this rank takes part in."""
+
+
 class StuckError(TileLinkError):
     """No rank can go on: a wait whose signals will never come."""
+
+
+class NeverEnteredError(StuckError):
+    """A rank waited too long for another one to come to a run."""
 
 
 class TraceMismatchError(TileLinkError):

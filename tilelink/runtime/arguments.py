@@ -200,6 +200,19 @@ def _addresses(t: torch.Tensor) -> np.ndarray:
     return np.asarray(type("Place", (), {"__array_interface__": {**place, "version": 3}})())
 
 
+def mismatch(what: str, calls: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """What ranks have differently, None if nothing. `calls`: what they have to agree on, by rank."""
+    (first, known), *others = calls.items()
+    for rank, call in others:
+        for name, mine in call.items():
+            if known[name] != mine:
+                return (
+                    f"{what}: rank {rank} has {name} {mine}, rank {first} {known[name]}; the ranks of a group call the "
+                    "same programs with the same schedules and sizes, in the same order"
+                )
+    return None
+
+
 class CallLog:
     """What the ranks called: the ranks of a group have to call alike. Compared without a barrier; a call is forgotten
     once all ranks have made it."""
@@ -211,13 +224,8 @@ class CallLog:
     def compare(self, number: int, rank: int, call: Mapping[str, Any], site: Site) -> None:
         """Notes or compares the call with this number. Raises RankMismatchError."""
         known, ranks = self.calls.setdefault(number, (call, []))
-        for name, mine in call.items():
-            if known[name] != mine:
-                raise RankMismatchError(
-                    f"call {number} of this group: rank {rank} has {name} {mine}, rank {ranks[0]} {known[name]}; the "
-                    "ranks of a group call the same programs with the same schedules and sizes, in the same order",
-                    site,
-                )
+        if ranks and (difference := mismatch(f"call {number} of this group", {ranks[0]: known, rank: call})):
+            raise RankMismatchError(difference, site)
         ranks.append(rank)
         if len(ranks) == self.world:
             del self.calls[number]

@@ -40,6 +40,16 @@ class Launch:
     arguments: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Record:
+    """What reports need of a run. `signals`: by tensor, bytes from a heap's beginning to its cells, their number."""
+
+    number: int
+    label: str
+    prepared: Prepared
+    signals: tuple[tuple[str, int, int], ...]
+
+
 class Run:
     """Run `number` of a lane, in a slot, on one rank. `allocate(shape, dtype)` makes the outputs that are not given.
     Raises HeapError where the slot is too small."""
@@ -83,6 +93,15 @@ class Run:
             return (main,)
         return self._launch(lowered.publish, lowered.publish_parameters, self.prepared.publishers), main
 
+    def record(self) -> Record:
+        """What is kept of the run."""
+        at = tuple((name, self.signals_at(name), cells) for name, _, cells in self.placement.signals)
+        return Record(self.number, self.launches[-1].label, self.prepared, at)
+
+    def signals_at(self, tensor: str) -> int:
+        """Where the signals of a tensor lie, in bytes from the beginning of a heap."""
+        return self.lane.layout.signals_at(self.slot) + self.placement.signals_of(tensor)
+
     def _parameters(self) -> tuple[tuple[Parameter, ...], ...]:
         return self.prepared.lowered.publish_parameters, self.prepared.lowered.main_parameters
 
@@ -106,7 +125,7 @@ class Run:
             case "at":
                 return layout.data_at(self.slot) + self.placement.data_of(parameter.of)
             case "signals":
-                return layout.signals_at(self.slot) + self.placement.signals_of(parameter.of)
+                return self.signals_at(parameter.of)
             case "workers":
                 return prepared.allotment[parameter.of].workers
         assert parameter.kind == "run", parameter

@@ -12,6 +12,16 @@ POISON = portable.POISON.value
 HOST = -1
 
 
+def entered(run: int) -> int:
+    """The progress of a rank that has entered a run."""
+    return 2 * run + 1
+
+
+def left(run: int) -> int:
+    """The progress of a rank that has left a run."""
+    return 2 * run + 2
+
+
 class Reason(IntEnum):
     """Why a lane was poisoned."""
 

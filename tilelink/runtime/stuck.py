@@ -7,26 +7,31 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tilelink.analysis.unroll import WAIT, expected_counts
+from tilelink.errors import Site
 from tilelink.runtime.cpu import DeadlockError, StuckProgram, UnstartedPrograms
 from tilelink.runtime.cpu import Wait as Poll
-from tilelink.runtime.layout import CONTROL_WORDS
+from tilelink.runtime.launch import Record
+from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
+from tilelink.runtime.poison import HOST, Reason, Report, entered
 from tilelink.runtime.prepare import Prepared
+from tilelink.runtime.trace import SIGNALS
 
 SHOWN = 20
+CONTROL = "control"
 
 
 Launched = Mapping[tuple[int, str], Prepared]
 """What was launched: by rank, and what messages call the launch."""
 
 
-def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int]) -> str:
+def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int] = ()) -> str:
     """The message of a deadlock in the words of the programs that are stuck. `runs`: how many each rank launched."""
     lines = ["no rank can go on:"]
     lines += [f"  {line}" for s in deadlock.stuck[:SHOWN] for line in _program(s, launched.get((s.rank, s.launch)))]
     if len(deadlock.stuck) > SHOWN:
         lines.append(f"  and {len(deadlock.stuck) - SHOWN} more workers")
     lines += [f"  {_unstarted(u, launched.get((u.rank, u.launch)))}" for u in deadlock.unstarted[:SHOWN]]
-    most = max(runs)
+    most = max(runs, default=0)
     fewer = ", ".join(f"rank {r} made {n}" for r, n in enumerate(runs) if n < most)
     if fewer:
         calls = "1 call was" if most == 1 else f"{most} calls were"
@@ -34,12 +39,44 @@ def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int]) ->
     return "\n".join(lines)
 
 
+def first_wait(deadlock: DeadlockError, run: Record, reason: Reason) -> Report:
+    """What a rank reports of its workers that can't go on: one that waits for a signal rather than for a rank."""
+    prepared = run.prepared
+    waits = [(s, w) for s in deadlock.stuck for w in s.waits if len(s.waits) == 1 or _short(w, prepared)]
+    stuck, wait = min(waits, key=lambda e: (e[1].region == CONTROL, e[0].program))
+    word, expected = wait.index[0] * 8, entered(run.number)
+    if wait.region != CONTROL:
+        name = wait.region.removeprefix(SIGNALS)
+        word = next(at for n, at, _ in run.signals if n == name) + 4 * wait.index[0]
+        k = _tile_wait(stuck.rank, stuck.program, wait, prepared)
+        expected = int(prepared.events.expected[k]) if k is not None else _due(wait, prepared)
+    return Report(stuck.rank, run.number, stuck.program, word, expected, int(wait.observed), reason)
+
+
+def of_report(report: Report, layout: HeapLayout, run: Record | None) -> str:
+    """A report in the words of the program; `run` is the run it is about, if this rank launched it."""
+    who = "the host" if report.waiter == HOST else f"worker {report.waiter}"
+    label = run.label if run else f"run {report.run}"
+    head = f"rank {report.rank} {who} of {label}"
+    if report.word < layout.control_bytes:
+        source = report.word // 8 - CONTROL_WORDS
+        return f"{head}: {_awaited(source, report.observed)}: expected {report.expected}, observed {report.observed}"
+    if run is None:
+        return f"{head}: waits for a signal: expected {report.expected}, observed {report.observed}"
+    for name, at, cells in run.signals:
+        cell = (report.word - at) // 4
+        if 0 <= cell < cells:
+            wait = Poll(SIGNALS + name, report.rank, (cell,), report.observed, Site("", 0))
+            return f"{head}: {_poll(report.rank, report.waiter, wait, run.prepared)}"
+    return f"{head}: waits for byte {report.word} of its heap: expected {report.expected}, observed {report.observed}"
+
+
 def _program(stuck: StuckProgram, prepared: Prepared | None) -> list[str]:
     head = f"rank {stuck.rank} worker {stuck.program} of {stuck.launch}"
     if prepared is None or not stuck.waits:
         return [str(stuck)]
     missing = [w for w in stuck.waits if len(stuck.waits) == 1 or _short(w, prepared)] or list(stuck.waits)
-    return [f"{head}: {_poll(stuck, missing[0], prepared)}"]
+    return [f"{head}: {_poll(stuck.rank, stuck.program, missing[0], prepared)}"]
 
 
 def _unstarted(unstarted: UnstartedPrograms, prepared: Prepared | None) -> str:
@@ -58,40 +95,45 @@ def _unstarted(unstarted: UnstartedPrograms, prepared: Prepared | None) -> str:
 
 def _short(poll: Poll, prepared: Prepared) -> bool:
     """Whether a signal that a drain polls has not come in full."""
-    name = poll.region.removeprefix("signals of ")
-    signals = next((s for s in prepared.program.signals if s.tensor == name), None)
-    if signals is None:
-        return True
-    expected = expected_counts(prepared.program, signals, prepared.sizes)
-    return poll.observed < int(expected[poll.region_rank, poll.index[0]])
+    return poll.region == CONTROL or int(poll.observed) < _due(poll, prepared)
 
 
-def _poll(stuck: StuckProgram, poll: Poll, prepared: Prepared) -> str:
-    program, events = prepared.program, prepared.events
-    if poll.region == "control":
-        return _progress(poll)
-    name = poll.region.removeprefix("signals of ")
-    mine = events.of_worker(stuck.rank, stuck.program)
-    tensor = next(k for k, t in enumerate(program.tensors) if t.name == name)
+def _due(poll: Poll, prepared: Prepared) -> int:
+    """How often a signal is given in the run."""
+    signals = prepared.program.signals_of(poll.region.removeprefix(SIGNALS))
+    return int(np.asarray(expected_counts(prepared.program, signals, prepared.sizes))[poll.region_rank, poll.index[0]])
+
+
+def _tile_wait(rank: int, worker: int, poll: Poll, prepared: Prepared) -> int | None:
+    """The event of a worker's wait that is not fulfilled; None if all are, so that it is leaving the run."""
+    events = prepared.events
+    name = poll.region.removeprefix(SIGNALS)
+    tensor = next(k for k, t in enumerate(prepared.program.tensors) if t.name == name)
+    mine = events.of_worker(rank, worker)
     waits = mine[(events.op[mine] == WAIT) & (events.tensor[mine] == tensor) & (events.cell[mine] == poll.index[0])]
-    if len(waits) and len(stuck.waits) == 1:
-        k = int(waits[0])
-        role = program.roles[events.role[k]].name
-        site = events.sites[events.site[k]]
+    waits = waits[events.expected[waits] > poll.observed]
+    return int(waits[0]) if len(waits) else None
+
+
+def _poll(rank: int, worker: int, poll: Poll, prepared: Prepared) -> str:
+    program, events = prepared.program, prepared.events
+    if poll.region == CONTROL:
+        done = int(poll.observed)
+        return f"{_awaited(poll.index[0] - CONTROL_WORDS, done)} (progress {done}; {poll.site})"
+    k = _tile_wait(rank, worker, poll, prepared)
+    if k is not None:
+        role, site = program.roles[events.role[k]].name, events.sites[events.site[k]]
         return (
             f"role {role}, tile {events.tile[k]}, waits for {events.region(k)} of rank {events.home[k]} "
             f"(signal {poll.index[0]}): expected {events.expected[k]}, observed {poll.observed} ({site}: {site.text})"
         )
-    expected = expected_counts(program, program.signals_of(name), prepared.sizes)
-    due = int(np.asarray(expected)[poll.region_rank, poll.index[0]])
     return (
-        f"leaving the run, waits for all notifications of {name} on rank {poll.region_rank} (signal {poll.index[0]}): "
-        f"expected {due}, observed {poll.observed}"
+        f"leaving the run, waits for all notifications of {poll.region.removeprefix(SIGNALS)} on rank "
+        f"{poll.region_rank} (signal {poll.index[0]}): expected {_due(poll, prepared)}, observed {poll.observed}"
     )
 
 
-def _progress(poll: Poll) -> str:
-    source = poll.index[0] - CONTROL_WORDS
-    done = int(poll.observed)
-    state = "has not entered any run" if done == 0 else f"has {'entered' if done % 2 else 'left'} run {(done - 1) // 2}"
-    return f"waits for rank {source} to go on, which {state} (progress {done}; {poll.site})"
+def _awaited(rank: int, progress: int) -> str:
+    state = "entered" if progress % 2 else "left"
+    where = "has not entered any run" if progress == 0 else f"has {state} run {(progress - 1) // 2}"
+    return f"waits for rank {rank} to go on, which {where}"

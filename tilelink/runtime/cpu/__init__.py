@@ -18,6 +18,7 @@ from tilelink.runtime.cpu.races import Party, Race
 from tilelink.runtime.cpu.scheduler import Scheduler, Task
 from tilelink.runtime.cpu.sites import KernelSite
 from tilelink.runtime.cpu.trace import Operation
+from tilelink.runtime.cpu.words import Words
 
 __all__ = [
     "Box",
@@ -39,5 +40,6 @@ __all__ = [
     "UnstartedPrograms",
     "Wait",
     "WaitingHost",
+    "Words",
     "interpreted",
 ]

@@ -34,13 +34,14 @@ class Accesses:
         observer: Callable[[Operation], None] | None,
         switch_always: bool,
         livelock: int,
+        heartbeat: Array | None = None,
     ) -> None:
         self.scheduler, self.ordering, self.races, self.observer = scheduler, ordering, races, observer
         self.shadows = ShadowMemory()
         self.program: Program | None = None
         self.effects = 0
         self.operations = 0
-        self._switch_always, self._livelock = switch_always, livelock
+        self._switch_always, self._livelock, self._heartbeat = switch_always, livelock, heartbeat
         self._quiet = 0
         self._observed = 0
 
@@ -170,6 +171,8 @@ class Accesses:
         self.operations += 1
         self._quiet += 1
         me.quiet += 1
+        if self._heartbeat is not None:
+            self._heartbeat[0] += 1
         if self._quiet > self._livelock:
             raise LivelockError(
                 f"livelock: {self._livelock} memory operations without an effect; the last is that of rank "
@@ -193,6 +196,10 @@ class Accesses:
     def ended(self, program: Program) -> None:
         """The program is done."""
         self.effects += 1
+        self._quiet = 0
+
+    def disturbed(self) -> None:
+        """Another process wrote what a program polls."""
         self._quiet = 0
 
     # Polls.

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from tilelink.errors import TileLinkError
 from tilelink.runtime.cpu.accesses import Accesses
@@ -19,7 +19,7 @@ from tilelink.runtime.cpu.errors import (
     WaitingHost,
 )
 from tilelink.runtime.cpu.interpreter import InterpretedKernel, installed, sites
-from tilelink.runtime.cpu.memory import Region, RegionMap
+from tilelink.runtime.cpu.memory import Array, Region, RegionMap
 from tilelink.runtime.cpu.ordering import Moment, Ordering, Strand
 from tilelink.runtime.cpu.programs import Program
 from tilelink.runtime.cpu.races import Race, RaceDetector
@@ -30,6 +30,18 @@ T = TypeVar("T")
 
 FRUITLESS_ROUNDS = 16
 """How often all stuck programs may look again, with nothing changing, before that is a deadlock."""
+
+
+class Elsewhere(Protocol):
+    """The other processes whose programs reach the same memory, as one that has nothing to do sees them.
+
+    `heartbeat`: one int64 that grows with every memory operation here.
+    """
+
+    heartbeat: Array
+
+    def wait(self, changed: Callable[[], bool], deadlock: Callable[[], DeadlockError]) -> None:
+        """Returns once `changed()`. Raises where that is not to be expected; `deadlock()` says who waits for what."""
 
 
 class Launch:
@@ -68,7 +80,9 @@ class Execution:
     time (None: all of them). `races`: True raises `RaceError` at the end of a run, "collect" leaves what was
     found in `races`, False does not look. `switch`: programs take turns at "atomics" (and volatile loads) or
     at every access to "memory". `observer` gets an `Operation` for every access. `livelock`: so many accesses
-    without an effect are an error.
+    without an effect are an error. `ranks`: those that run here, by default all; the others run `elsewhere`, in
+    processes that reach the same memory. Then nobody who polls is stuck before `elsewhere` says so, and races are not
+    looked for: what others do, and the order that they make, can't be seen from here.
     """
 
     def __init__(
@@ -81,7 +95,11 @@ class Execution:
         observer: Callable[[Operation], None] | None = None,
         switch: Literal["atomics", "memory"] = "atomics",
         livelock: int = 200_000,
+        ranks: Sequence[int] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
+        if elsewhere is not None and races:
+            raise ValueError("races are looked for where all ranks run in one process")
         if world < 1 or (resident is not None and resident < 1):
             raise ValueError("world and resident must be positive")
         self.world = world
@@ -90,10 +108,11 @@ class Execution:
         self.operations = 0
         self._seed, self._policy, self._resident, self._livelock = seed, policy, resident, livelock
         self._find_races, self._observer, self._switch = races, observer, switch
+        self._ranks, self._elsewhere = range(world) if ranks is None else ranks, elsewhere
         self._run: _Run | None = None
 
     def run(self, host: Callable[[int], T]) -> list[T]:
-        """Runs `host(rank)` for every rank and all it launches, and returns what it returned.
+        """Runs `host(rank)` for every rank that runs here and all it launches, and returns what it returned.
 
         Raises what a host raised, `KernelError` for what a kernel raised, `OutOfBoundsError`,
         `DeadlockError`, `LivelockError`, and `RaceError`.
@@ -109,8 +128,9 @@ class Execution:
             observer=self._observer,
             switch_always=self._switch == "memory",
             livelock=self._livelock,
+            heartbeat=self._elsewhere.heartbeat if self._elsewhere else None,
         )
-        run = self._run = _Run(self.world, self._resident, scheduler, accesses)
+        run = self._run = _Run(self.world, self._resident, scheduler, accesses, self._elsewhere)
         results: dict[int, T] = {}
 
         def body(rank: int) -> None:
@@ -119,7 +139,7 @@ class Execution:
 
         try:
             with installed(accesses):
-                for rank in range(self.world):
+                for rank in self._ranks:
                     run.spawn_host(rank, partial(body, rank))
                 scheduler.run()
         finally:
@@ -128,7 +148,7 @@ class Execution:
             self.races = detector.races if detector else []
         if self.races and self._find_races is True:
             raise RaceError(self.races)
-        return [results[rank] for rank in range(self.world)]
+        return [results[rank] for rank in self._ranks]
 
     def launch(
         self,
@@ -160,8 +180,16 @@ class Execution:
 class _Run:
     """The state of one run."""
 
-    def __init__(self, world: int, resident: int | None, scheduler: Scheduler, accesses: Accesses) -> None:
-        scheduler.on_stall = self.stalled
+    def __init__(
+        self,
+        world: int,
+        resident: int | None,
+        scheduler: Scheduler,
+        accesses: Accesses,
+        elsewhere: Elsewhere | None,
+    ) -> None:
+        self.elsewhere = elsewhere
+        scheduler.on_stall = self.stalled if elsewhere is None else self.await_others
         self.scheduler, self.accesses = scheduler, accesses
         self.resident = resident or sys.maxsize
         self.ordering = accesses.ordering or Ordering()
@@ -218,6 +246,21 @@ class _Run:
         if not polling or self.rounds > FRUITLESS_ROUNDS:
             raise self._deadlock(parked)
         for task in polling:
+            self.scheduler.unpark(task)
+
+    def await_others(self, parked: Sequence[Task]) -> None:
+        """Lets stuck programs look again once another process has written what they poll."""
+        assert self.elsewhere is not None
+        polling = {task: self.programs[task] for task in parked if task in self.programs}
+        if not polling:
+            raise self._deadlock(parked)
+
+        def outdated() -> list[Task]:
+            return [task for task, program in polling.items() if not program.is_current()]
+
+        self.elsewhere.wait(lambda: self.scheduler.stopping or bool(outdated()), lambda: self._deadlock(parked))
+        self.accesses.disturbed()
+        for task in outdated():
             self.scheduler.unpark(task)
 
     def _host(self) -> Strand:

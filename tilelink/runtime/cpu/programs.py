@@ -68,6 +68,10 @@ class Program:
         """What the program polls, as far as it did nothing else since."""
         return self._polls.values()
 
+    def is_current(self) -> bool:
+        """Whether all that the program polls still holds what it saw."""
+        return all(poll.is_current() for poll in self.polls)
+
     def look(self, key: PollKey, poll: Poll) -> bool:
         """Records a poll. Whether the program saw the same there before, and nothing new anywhere since."""
         before = self._polls.get(key)

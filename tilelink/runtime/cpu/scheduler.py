@@ -89,6 +89,11 @@ class Scheduler:
         """A 64-bit hash of the order in which tasks were given their turns."""
         return self._hash
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the run ends before its tasks are done."""
+        return self._stopping.is_set()
+
     def spawn(self, body: Callable[[], None], rank: int = 0, name: str = "") -> Task:
         """Adds a task; it runs when its turn comes."""
         task = Task(self._spawned, rank, name, body)

@@ -1,0 +1,76 @@
+"""Waiting for other processes: how a process rests, how long it waits, and how it finds out that a peer has died."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilelink.errors import Site, WorldError
+
+PROMPT_LOOKS = 50
+LONGEST_REST = 2e-3
+"""Seconds. At first a process only lets others run between two looks, then it rests, longer each time."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How long waits last, in seconds. `enter`: while some peer has not come to the run, since it may be compiling;
+    `stuck`: while all are in it, or beyond, and nothing moves on any rank."""
+
+    enter: float
+    stuck: float
+
+    def __post_init__(self) -> None:
+        for name, seconds in vars(self).items():
+            if not isinstance(seconds, int | float) or not seconds > 0:
+                raise WorldError(f"{name}_timeout={seconds!r}: a number of seconds, more than 0", Site.of_user())
+
+
+class Processes:
+    """The processes of all ranks. Made while all of them live."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.pids = list(pids)
+        self._exits = select.poll()
+        self._ranks: dict[int, int] = {}
+        self._gone: set[int] = set()
+        for rank, pid in enumerate(pids):
+            if pid == os.getpid():
+                continue
+            try:
+                exit_ = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self._gone.add(rank)
+                continue
+            self._ranks[exit_] = rank
+            self._exits.register(exit_, select.POLLIN)
+
+    def gone(self) -> set[int]:
+        """The ranks whose processes have ended."""
+        for exit_, _ in self._exits.poll(0):
+            self._gone.add(self._ranks.pop(exit_))
+            self._exits.unregister(exit_)
+            os.close(exit_)
+        return self._gone
+
+    def close(self) -> None:
+        """Watches no longer."""
+        for exit_ in self._ranks:
+            os.close(exit_)
+        self._ranks.clear()
+
+
+def wait_until(done: Callable[[], bool], check: Callable[[], None]) -> None:
+    """Returns once `done()`; looks at once again at first, then rests. `check()` raises what ends the wait."""
+    looks, rest = 0, 20e-6
+    while not done():
+        check()
+        looks += 1
+        if looks < PROMPT_LOOKS:
+            os.sched_yield()
+        else:
+            time.sleep(rest)
+            rest = min(2 * rest, LONGEST_REST)
