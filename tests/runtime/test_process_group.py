@@ -197,7 +197,8 @@ class RankLeft(Exception):
 def test_ranks_call_in_different_numbers(pool: Pool) -> None:
     failures = pool.failures(let_go)
     assert [f.kind for f in failures] == ["RankMismatchError", "RankLeft", "RankMismatchError", "RankMismatchError"]
-    assert all("call 1 of this group: rank 1 ended after 1 calls" in failures[r].text for r in (0, 2, 3))
+    assert all("call 1 of this group: rank 1 has ended (rank 0 made " in failures[r].text for r in (0, 2, 3))
+    assert all("rank 1 made 1 call, rank 2 made" in failures[r].text for r in (0, 2, 3))
 
 
 def other_heap() -> None:
@@ -308,7 +309,7 @@ def test_a_rank_that_does_not_come_is_named_on_every_rank(pool: Pool) -> None:
     assert {f.kind for f in failures} == {"NeverEnteredError"}
     (line,) = {f.text.splitlines()[1] for f in failures}
     assert re.fullmatch(
-        r"  rank \d the host of run 0: waits for rank 3 to go on, which has not entered any run: "
+        r"  rank \d host of run 0: waits for rank 3 to go on, which has not entered any run: "
         r"expected 1, observed 0",
         line,
     )
@@ -360,9 +361,9 @@ def test_a_process_that_is_killed_is_named(in_run: bool) -> None:
         assert dead is None and pool.processes[1].exitcode == -signal.SIGKILL
         for f in (alive, other):
             assert f.kind == "RankDiedError"
-            assert f"rank 1 has died: its process, {pool.processes[1].pid}, is gone" in f.text
-            when = "in all_gather run 1, which it has not left" if in_run else "before call 1: it made 1 calls"
-            assert when in f.text
+            when = "in all_gather run 1" if in_run else "before call 1"
+            assert f"rank 1 has died: its process, {pool.processes[1].pid}, is gone, {when} (" in f.text
+            assert "test_process_group.py:" in f.text and f"rank 1 made {1 + in_run} call" in f.text
     finally:
         pool.close()
     assert set(os.listdir("/dev/shm")) <= names

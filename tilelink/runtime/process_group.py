@@ -1,4 +1,4 @@
-"""One process a rank: a `torch.distributed` group whose ranks share symmetric memory on one machine.
+"""One process a rank: a lane of the processes of a `torch.distributed` group, whatever memory they share.
 
     dist.init_process_group("gloo")  # under torchrun
     group = tilelink.group()
@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from tilelink.errors import (
@@ -30,19 +30,16 @@ from tilelink.errors import (
 )
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.runtime.arguments import Arguments, mismatch
+from tilelink.runtime.arguments import mismatch
 from tilelink.runtime.board import ROW_BYTES, Board, Post
 from tilelink.runtime.bounds import Bounds, Processes, wait_until
-from tilelink.runtime.cpu import DeadlockError, Execution, Words
-from tilelink.runtime.cpu_lane import CpuLane, poisoned
 from tilelink.runtime.cpu_world import DEFAULT_HEAP, DEFAULT_SIGNALS, DEFAULT_SMS
 from tilelink.runtime.group import Group
 from tilelink.runtime.launch import Lane, Record, Run
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
-from tilelink.runtime.poison import HOST, POISON, Reason, Report, entered, left
-from tilelink.runtime.prepare import Prepared
+from tilelink.runtime.poison import HOST, Reason, Report, entered
 from tilelink.runtime.shared import gathered, share
-from tilelink.runtime.stuck import explain, first_wait, of_report
+from tilelink.runtime.stuck import of_report
 
 DEFAULT_ENTER = 300.0
 DEFAULT_STUCK = 30.0
@@ -68,6 +65,8 @@ def group(
     `heap_bytes`, `slots`, `signal_bytes`, `sms`, `seed`: as in `CpuWorld`. `enter_timeout`, `stuck_timeout`: seconds,
     see `Bounds`. Raises WorldError, RankError, DeviceError, HeapError, RankMismatchError; on every rank, if one does.
     """
+    from tilelink.runtime.cpu_process_group import CpuProcessGroup
+
     site = Site.of_user()
     if not dist.is_available() or not dist.is_initialized():
         raise WorldError('there are no processes to group: call torch.distributed.init_process_group("gloo")', site)
@@ -84,38 +83,53 @@ def group(
     if difference := mismatch("this lane", dict(enumerate(gathered(members, options)))):
         raise RankMismatchError(difference, site)
     layout = HeapLayout(dist.get_world_size(members), heap_bytes, slots, signal_bytes)
-    return ProcessGroup(members, layout, sms, seed, Bounds(enter_timeout, stuck_timeout))
+    return CpuProcessGroup(members, layout, sms, seed, Bounds(enter_timeout, stuck_timeout))
 
 
 class ProcessGroup(Group):
-    """A rank that is a process of its own. A call returns when this rank has left the run. See `group`."""
+    """A rank that is a process of its own: what its host and those of its peers do together. See `group`.
 
-    def __init__(
-        self, process_group: dist.ProcessGroup, layout: HeapLayout, sms: int, seed: int, bounds: Bounds
-    ) -> None:
-        rank, world = dist.get_rank(process_group), dist.get_world_size(process_group)
-        self.seed, self.bounds = seed, bounds
-        heaps = share(process_group, layout.heap_bytes)
-        self.cpu = CpuLane(layout, heaps, sms)
-        self.lane = Lane(rank, world, layout, self.cpu.table)
-        self.control = [Words(h[: 8 * (CONTROL_WORDS + world)].view(torch.int64)) for h in heaps]
-        self.board = Board(share(process_group, ROW_BYTES), rank)
-        self.heartbeat = self.board.heartbeat
+    Calls are compared before anything is launched, through a board in shared memory; a rank that dies, fails or stays
+    away is named by all others. A kind of memory is a subclass with the methods of `Group` and the four below.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup, lane: Lane, bounds: Bounds) -> None:
+        self.lane, self.bounds = lane, bounds
+        self.board = Board(share(process_group, ROW_BYTES), lane.rank)
         self.processes = Processes(gathered(process_group, os.getpid()))
         self.calls = self.phase = 0
         self.recent: dict[int, Record] = {}
-        self._moved = self._began = 0.0
-        self._heartbeats: tuple[int, ...] = ()
-        weakref.finalize(self, _end, self.board, self.processes)
+        self.site = Site.of_user()
+        weakref.finalize(self, _end, os.getpid(), self.board, self.processes)
+
+    # ---- what a kind of memory has to say
+
+    @abstractmethod
+    def progress(self, rank: int) -> int:
+        """How far a rank is, as far as this rank was told."""
+
+    @abstractmethod
+    def report(self) -> Report | None:
+        """Why the lane is poisoned; None if this rank knows nothing of that."""
+
+    @abstractmethod
+    def poison(self, report: Report) -> None:
+        """Ends all waits of the lane, unless somebody was faster: see docs/protocol.md."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Control words and cells of this rank are zero again."""
 
     # ---- a call
 
     def call(
         self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
     ) -> Any:
-        """As `Group.call`; then the outputs are complete. Raises StuckError, NeverEnteredError, RankMismatchError,
-        RankDiedError and RankFailedError on every rank that takes part; after all but RankMismatchError, `reset`."""
-        self._raise_if_poisoned()
+        """As `Group.call`. Raises StuckError, NeverEnteredError, RankDiedError and RankFailedError on every rank that
+        takes part; then the lane can be used again after a `reset`. Raises RankMismatchError on every rank, and
+        RankFailedError where a peer could not make the call; then nothing was launched, and the lane goes on."""
+        self.site = Site.of_user()
+        self.raise_if_poisoned()
         before = self.calls
         try:
             return super().call(program, tensors, schedule, options)
@@ -124,19 +138,13 @@ class ProcessGroup(Group):
                 self._post({"raised": f"{type(e).__name__}: {e.message if isinstance(e, TileLinkError) else e}"})
             raise
 
-    def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
-        return self.cpu.prepare(program, arguments, schedule)
-
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return poisoned(shape, dtype)
-
     def compare(self, call: dict[str, Any], site: Site) -> None:
-        number = self._post(call)
-        self._began = time.monotonic()
+        number, began = self._post(call), time.monotonic()
+        ranks = range(self.world)
         wait_until(
-            lambda: all(self.board.posted(r, number) for r in range(self.world)), lambda: self._check_call(number)
+            lambda: all(self.board.posted(r, number) for r in ranks), lambda: self._check_call(number, began)
         )
-        posts = {r: self.board.read(r, number) for r in range(self.world)}
+        posts = {r: self.board.read(r, number) for r in ranks}
         for rank, post in posts.items():
             if "raised" in post.values:
                 raise RankFailedError(f"call {number} of this group: rank {rank} raised {post.values['raised']}", site)
@@ -150,110 +158,79 @@ class ProcessGroup(Group):
         self.board.post(Post.of(number, call))
         return number
 
-    def launch(self, run: Run, site: Site) -> None:
-        self.recent[run.number] = run.record()
+    def remember(self, run: Run) -> Record:
+        """Keeps what reports need of a run."""
+        record = self.recent[run.number] = run.record()
         self.recent.pop(run.number - KEPT_RUNS, None)
-        self._began = self._moved = time.monotonic()
-        execution = Execution(self.world, self.seed, races=False, ranks=(self.rank,), elsewhere=self)
-        try:
-            execution.run(lambda rank: self.cpu.launch(run, execution))
-        except (StuckError, RankDiedError, RankFailedError):
-            raise
-        except BaseException as e:
-            self.board.note(f"{type(e).__name__}: {e}")
-            self._poison(Report(self.rank, run.number, HOST, 0, 0, 0, Reason.FAILED))
-            raise
+        return record
 
-    def synchronize(self) -> None:
-        """Nothing is under way between calls. Raises what ended the lane on another rank."""
-        self._raise_if_poisoned()
-
-    # ---- waits
-
-    def wait(self, changed: Callable[[], bool], deadlock: Callable[[], DeadlockError]) -> None:
-        """Until another process has written what a worker of this rank polls: see `Elsewhere`."""
-        wait_until(changed, lambda: self._check_run(deadlock))
-
-    def _check_run(self, deadlock: Callable[[], DeadlockError]) -> None:
-        """Raises where the run is over for this rank, or has to be."""
-        run = self.recent[self.runs - 1]
-        self._raise_if_poisoned(deadlock)
-        for rank in self.processes.gone():
-            if self._progress(rank) < left(run.number):
-                raise RankDiedError(f"{self._who(rank)} in {run.label}, which it has not left")
-        now, heartbeats = time.monotonic(), self.board.heartbeats()
-        if heartbeats != self._heartbeats:
-            self._heartbeats, self._moved = heartbeats, now
-        late = [r for r in range(self.world) if self._progress(r) < entered(run.number)]
-        if late and now - self._began > self.bounds.enter:
-            self._give_up(self._late(late[0], run.number, Reason.NEVER_ENTERED), deadlock)
-        if not late and now - self._moved > self.bounds.stuck:
-            self._give_up(first_wait(deadlock(), run, Reason.STUCK), deadlock)
-
-    def _check_call(self, number: int) -> None:
+    def _check_call(self, number: int, began: float) -> None:
         """Raises where not all ranks will make the call."""
-        self._raise_if_poisoned()
+        self.raise_if_poisoned()
         missing = [r for r in range(self.world) if not self.board.posted(r, number)]
         for rank in missing:
-            calls = f"{self.board.calls(rank)} calls"
             if self.board.ended(rank):
                 raise RankMismatchError(
-                    f"call {number} of this group: rank {rank} ended after {calls}, rank {self.rank} makes one more; "
-                    "the ranks of a group make the same calls",
-                    Site.of_user(),
+                    f"call {number} of this group: rank {rank} has ended ({self._calls()}); the ranks of a group make the "
+                    "same calls",
+                    self.site,
                 )
-            if rank in self.processes.gone():
-                raise RankDiedError(f"{self._who(rank)} before call {number}: it made {calls}", Site.of_user())
-        if missing and time.monotonic() - self._began > self.bounds.enter:
-            self._give_up(self._late(missing[0], self.runs, Reason.NEVER_ENTERED))
-
-    def _who(self, rank: int) -> str:
-        return f"rank {rank} has died: its process, {self.processes.pids[rank]}, is gone"
-
-    def _progress(self, rank: int) -> int:
-        """How far a rank is, as far as this rank was told."""
-        return self.control[self.rank].peek(CONTROL_WORDS + rank)
-
-    def _late(self, rank: int, run: int, reason: Reason) -> Report:
-        return Report(self.rank, run, HOST, 8 * (CONTROL_WORDS + rank), entered(run), self._progress(rank), reason)
+        self.raise_if_dead(missing, f"before call {number}")
+        if missing and time.monotonic() - began > self.bounds.enter:
+            self.give_up(self.late(missing[0], self.runs))
 
     # ---- the end of a lane
 
-    def _give_up(self, report: Report, deadlock: Callable[[], DeadlockError] | None = None) -> None:
-        self._poison(report)
-        self._raise_if_poisoned(deadlock)
+    def raise_if_dead(self, needed: Iterable[int], when: str) -> None:
+        """Raises RankDiedError if the process of one of these ranks is gone."""
+        for rank in self.processes.gone().intersection(needed):
+            pid = self.processes.pids[rank]
+            raise RankDiedError(
+                f"rank {rank} has died: its process, {pid}, is gone, {when} ({self._calls()})", self.site
+            )
 
-    def _poison(self, report: Report) -> None:
-        """Ends all waits of the lane, unless somebody was faster: see docs/protocol.md."""
-        own, arbiter = self.control[self.rank], self.control[0]
-        for word, value in report.mailbox().items():
-            own.store(word, value)
-        name = arbiter.compare_and_swap(POISON, 0, 1 + self.rank) or 1 + self.rank
-        for control in self.control:
-            control.store(POISON, name)
+    def late(self, rank: int, run: int) -> Report:
+        """What the host reports of a rank that does not come to a run."""
+        word = 8 * (CONTROL_WORDS + rank)
+        return Report(self.rank, run, HOST, word, entered(run), self.progress(rank), Reason.NEVER_ENTERED)
 
-    def _raise_if_poisoned(self, deadlock: Callable[[], DeadlockError] | None = None) -> None:
-        if not self.control[self.rank].peek(POISON):
+    def give_up(self, report: Report, here: Iterable[str] = ()) -> None:
+        """Poisons the lane, and raises what all ranks raise."""
+        self.poison(report)
+        self.raise_if_poisoned(here)
+
+    def fail(self, run: int, error: BaseException) -> None:
+        """Ends a run of the lane with an error of this rank."""
+        self.board.note(f"{type(error).__name__}: {error}")
+        self.poison(Report(self.rank, run, HOST, 0, 0, 0, Reason.FAILED))
+
+    def raise_if_poisoned(self, here: Iterable[str] = ()) -> None:
+        """Raises what the report of the lane says. `here`: lines about the workers of this rank."""
+        report = self.report()
+        if report is None:
             return
-        finder = self.control[self.rank].load(POISON) - 1
-        report = Report.of(finder, self.control[finder].tensor.tolist())
-        run = self.recent.get(report.run)
         if report.reason == Reason.FAILED:
-            raise RankFailedError(f"rank {finder} raised {self.board.note_of(finder)}", Site.of_user())
-        lines = [of_report(report, self.lane.layout, run)]
-        if deadlock is not None:
-            here = explain(deadlock(), {(self.rank, run.label): run.prepared} if run else {})
-            lines += ["on this rank:", *here.splitlines()[1:]]
+            raise RankFailedError(f"rank {report.rank} raised {self.board.note_of(report.rank)}", self.site)
+        lines = [of_report(report, self.lane.layout, self.recent.get(report.run)), *here]
         if report.reason == Reason.NEVER_ENTERED:
-            bound = f"a rank did not come within {self.bounds.enter:g} s (it may still compile, or it does not call):"
-            raise NeverEnteredError("\n  ".join([bound, *lines]), Site.of_user())
-        bound = f"no rank can go on, nothing moved for {self.bounds.stuck:g} s:"
-        raise StuckError("\n  ".join([bound, *lines]), Site.of_user())
+            head = f"a rank did not come within {self.bounds.enter:g} s; it may still compile, or it does not call:"
+            lines.insert(1, f"calls so far: {self._calls()}")
+            raise NeverEnteredError("\n  ".join([head, *lines]), self.site)
+        if report.reason == Reason.DIED:
+            raise RankDiedError("\n  ".join(["a rank has died:", *lines]), self.site)
+        head = f"no rank can go on, nothing moved for {self.bounds.stuck:g} s:"
+        raise StuckError("\n  ".join([head, *lines]), self.site)
+
+    def _calls(self) -> str:
+        """How many calls the ranks have made of this group."""
+        numbers = [self.board.calls(r) for r in range(self.world)]
+        return ", ".join(f"rank {r} made {n} call{'s' * (n != 1)}" for r, n in enumerate(numbers))
 
     def reset(self) -> None:
         """Collective: the lane is as new, whatever ended it. Raises RankDiedError, NeverEnteredError."""
+        self.site = Site.of_user()
         self._meet()
-        self.cpu.clear(self.rank)
+        self.clear()
         self.board.forget_calls()
         self.calls = self.runs = 0
         self.recent.clear()
@@ -269,15 +246,15 @@ class ProcessGroup(Group):
             return [r for r in range(self.world) if not self.board.in_phase(r, self.phase)]
 
         def check() -> None:
-            for rank in self.processes.gone().intersection(missing()):
-                raise RankDiedError(f"{self._who(rank)}: the lane can't be reset", Site.of_user())
+            self.raise_if_dead(missing(), "and the lane can't be reset")
             if missing() and time.monotonic() - began > self.bounds.enter:
-                raise NeverEnteredError(f"rank {missing()[0]} does not take part in the reset", Site.of_user())
+                raise NeverEnteredError(f"rank {missing()[0]} does not take part in the reset", self.site)
 
         wait_until(lambda: not missing(), check)
 
 
-def _end(board: Board, processes: Processes) -> None:
-    """When a group is let go, or the process ends in order: the other ranks need not wait."""
-    board.end()
-    processes.close()
+def _end(pid: int, board: Board, processes: Processes) -> None:
+    """When a group is let go, or its process ends in order: the other ranks need not wait. Not in a fork of it."""
+    if os.getpid() == pid:
+        board.end()
+        processes.close()

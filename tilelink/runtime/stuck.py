@@ -42,7 +42,8 @@ def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int] = (
 def first_wait(deadlock: DeadlockError, run: Record, reason: Reason) -> Report:
     """What a rank reports of its workers that can't go on: one that waits for a signal rather than for a rank."""
     prepared = run.prepared
-    waits = [(s, w) for s in deadlock.stuck for w in s.waits if len(s.waits) == 1 or _short(w, prepared)]
+    every = [(s, w) for s in deadlock.stuck for w in s.waits]
+    waits = [(s, w) for s, w in every if len(s.waits) == 1 or _short(w, prepared)] or every
     stuck, wait = min(waits, key=lambda e: (e[1].region == CONTROL, e[0].program))
     word, expected = wait.index[0] * 8, entered(run.number)
     if wait.region != CONTROL:
@@ -55,7 +56,7 @@ def first_wait(deadlock: DeadlockError, run: Record, reason: Reason) -> Report:
 
 def of_report(report: Report, layout: HeapLayout, run: Record | None) -> str:
     """A report in the words of the program; `run` is the run it is about, if this rank launched it."""
-    who = "the host" if report.waiter == HOST else f"worker {report.waiter}"
+    who = "host" if report.waiter == HOST else f"worker {report.waiter}"
     label = run.label if run else f"run {report.run}"
     head = f"rank {report.rank} {who} of {label}"
     if report.word < layout.control_bytes:
