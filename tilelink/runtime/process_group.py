@@ -171,8 +171,8 @@ class ProcessGroup(Group):
         for rank in missing:
             if self.board.ended(rank):
                 raise RankMismatchError(
-                    f"call {number} of this group: rank {rank} has ended ({self._calls()}); the ranks of a group make the "
-                    "same calls",
+                    f"call {number} of this group: rank {rank} has ended ({self._calls()}); the ranks of a group make "
+                    "the same calls",
                     self.site,
                 )
         self.raise_if_dead(missing, f"before call {number}")
