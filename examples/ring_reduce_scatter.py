@@ -1,6 +1,8 @@
-"""GEMM-ReduceScatter around a ring: each sum starts at the neighbour of its home and is passed on until it is home.
+"""GEMM-ReduceScatter around a ring: a sum starts at one neighbour of its home, and comes home from the other.
 
-The ring's tile may be larger than the GEMM's: the wait for a partial sum covers as many of its tiles as it takes.
+Each rank adds its part to the sum that comes from the right, and passes it to the left. A rank waits for the signals
+of two tensors: its own partial tiles, and what its neighbour has passed. The ring's tile may be larger than the
+GEMM's; then one wait covers several tiles of the GEMM.
 """
 
 import torch
@@ -12,12 +14,12 @@ import tilelink as tk
 
 @tk.tile
 def ring(t, partial, passed, out):
-    """Add this rank's part to the sum that comes round; the first starts it, the home of the rows ends it."""
-    step = (t.home - tk.rank() - 1) % tk.world()
+    """Add this rank's part to the sum of a tile: the rank left of its home is first, the home is last."""
+    before = (t.home - 1 - tk.rank()) % tk.world()  # how many ranks have added theirs
     acc = tk.wait(partial[t]).load()
-    if step > 0:
-        acc = acc + tk.wait(passed[t]).load()
-    if step == tk.world() - 1:
+    if before > 0:
+        acc += tk.wait(passed[t]).load()
+    if tk.rank() == t.home:
         out[t].store(acc)
     else:
         left = (tk.rank() - 1) % tk.world()
@@ -29,12 +31,13 @@ def ring_reduce_scatter(x: tk.Local("M", "K"), weight: tk.Local("K", "N"), out: 
     """out = the rows of this rank of the sum over ranks of x @ weight."""
     partial, passed = tk.local("M", "N", dtype=tl.float32), tk.local("M", "N", dtype=tl.float32)
     matmul[tk.tiles(partial)](x, weight, partial)
-    ring[tk.tiles(passed)](partial, passed, out)
+    ring[tk.tiles(partial)](partial, passed, out)
 
 
-first_sent_first = tk.order(lambda step, rank, world: (rank + step + 1) % world)
+# What this rank starts, the sums of its right neighbour, comes first; its own come last.
 ringed = tk.Schedule(
-    matmul=tk.SMs(tile=(16, 32, 32), order=first_sent_first), ring=tk.SMs(2, tile=(32, 64), order=first_sent_first)
+    matmul=tk.SMs(tile=(64, 128, 64), order=tk.next_rank_first),
+    ring=tk.SMs(8, tile=(128, 128), order=tk.next_rank_first),
 )
 
 

@@ -104,6 +104,17 @@ def exchanged(tokens: tuple[int, ...], heads: tuple[int, ...]) -> Case:
     )
 
 
+def scaled(parts: tuple[int, ...], B: int = 3, E: int = 40, N: int = 20) -> Case:
+    quantized = importlib.import_module("scaled_matmul").quantized
+    x = [quantized(normal(m, B, E), 2) for m in parts]
+    weight = [quantized(normal(B, E, N), 1) for _ in parts]
+    rows = torch.cat([(v * s[..., None]).double().flatten(1) for v, s in x])
+    want = [torch.nn.functional.silu(rows @ (v * s[:, None]).double().flatten(0, 1)) for v, s in weight]
+    outs = [torch.full((sum(parts), N), torch.nan) for _ in parts]
+    operands = [(*a, *b, out) for a, b, out in zip(x, weight, outs, strict=True)]
+    return Case("scaled_matmul", "scaled_matmul", operands, want, {"M": parts})
+
+
 def attention(parts: tuple[int, ...], heads: int = 2, size: int = 20, dtype: torch.dtype = torch.float32) -> Case:
     q, k, v = (normal(sum(parts), heads, size, dtype=dtype) for _ in range(3))
     by_head = (x.double().transpose(0, 1) for x in (q, k, v))
@@ -163,6 +174,12 @@ def test_either_home_may_execute_a_tile(at: str) -> None:
         matmul={"tile": (16, 16, 16), "at": at}, take={"tile": (16, 16)}
     )
     exchanged((5, 0, 20), (17, 16, 0)).check(schedule)
+
+
+@pytest.mark.parametrize("schedule", ["push", "pull"])
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_scaled_matmul(parts: tuple[int, ...], schedule: str) -> None:
+    scaled(parts).check(schedule)
 
 
 @pytest.mark.parametrize(

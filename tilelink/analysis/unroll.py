@@ -231,13 +231,13 @@ class _Unroller:
         return lo, hi
 
     def bounds(self, i: Range | Expr) -> tuple[Any, Any]:
-        if not isinstance(i, Range):
-            at = self.get(i)
-            return at, at + 1
-        loop = self.whole.get(str(i.start))
-        if loop is None:
+        loop = self.whole.get(str(i.start if isinstance(i, Range) else i))
+        if loop is not None:
+            return self.get(loop[0]), self.get(loop[1])
+        if isinstance(i, Range):
             return self.get(i.start), self.get(i.stop)
-        return self.get(loop[0]), self.get(loop[1])
+        at = self.get(i)
+        return at, at + 1
 
     def check_guard(self, view: View, lo: list[Any], hi: list[Any], site: Site) -> None:
         """What is read of a guarded view has to lie in one of the views that were waited for together."""
@@ -366,7 +366,8 @@ def _per_lane(value: Any, here: np.ndarray) -> bool:
 
 
 def _summarisable(s: For) -> bool:
-    """No synchronisation or stores inside, and the variable only as where a block of the step's length begins."""
+    """No synchronisation or stores inside, and the variable only as where a block of the step's length begins, or as
+    the number of an entry."""
     name = symbol(s.name)
     for inner in walk(s.body):
         if not isinstance(inner, Compute):
@@ -380,7 +381,7 @@ def _summarisable(s: For) -> bool:
                         continue
                     if name in i.start.free_symbols | i.stop.free_symbols:
                         return False
-                elif name in sympy.sympify(i).free_symbols:
+                elif (i != name or s.step != 1) and name in sympy.sympify(i).free_symbols:
                     return False
             if isinstance(hole.view.home, Expr) and name in hole.view.home.free_symbols:
                 return False

@@ -130,6 +130,8 @@ class Addresses:
 
     def fills(self, r: Range) -> bool:
         """Whether the block is always full, so that no mask is needed."""
+        if r.extent == 1:
+            return True
         if r.extent is None or r.bounded or (r.dim, r.extent) not in self.facts.exact:
             return False
         return r.inside is None or r.inside % r.extent == 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 import sympy
 
 from tilelink.backend.addresses import Addresses
-from tilelink.backend.facts import COPY_CHUNK, Facts
+from tilelink.backend.facts import Facts, copied_chunks
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, symbol
 from tilelink.frontend.ir import (
     ALL_RANKS,
@@ -220,15 +220,13 @@ class RoleEmitter:
     def copy(self, s: Copy) -> None:
         token = None if self.publishing else self.token(s.source)
         source, target, opened = s.source, s.target, 0
-        for a in s.source.ranges:
-            if a.extent is not None:
-                continue
+        for a, n in copied_chunks(s.source.ranges):
             own = f"{a.dim}_at"
-            self.write(f"for {own} in range({self.text(a.start)}, {self.text(a.stop)}, {COPY_CHUNK}):")
+            self.write(f"for {own} in range({self.text(a.start)}, {self.text(a.stop)}, {n}):")
             self.write.depth += 1
             opened += 1
             lo = symbol(own)
-            chunk = Range(a.dim, lo, sympy.Min(lo + COPY_CHUNK, a.stop), COPY_CHUNK, a.part)
+            chunk = Range(a.dim, lo, sympy.Min(lo + n, a.stop), n, a.part)
             source, target = _with_range(source, chunk), _with_range(target, chunk)
         here = self.addresses.block(source, token=token, published=not self.publishing)
         self.write(f"{s.source.tensor}_block = tl.load({here.pointer}{f', mask={here.mask}' if here.mask else ''})")

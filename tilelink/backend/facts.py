@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
-from tilelink.frontend.ir import RANKS_DIM, Copy, TileProgram, walk
+from tilelink.frontend.ir import RANKS_DIM, Copy, Range, TileProgram, walk
 from tilelink.frontend.sizes import Sizes, extents
 
 COPY_CHUNK = 128
+COPY_BLOCK = 2**15
+"""Elements that are copied at a time, at most, if a copy goes along several dimensions that have no tile size."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,17 @@ class Facts:
         equal = ", ".join(sorted(self.equal)) or "none"
         exact = ", ".join(f"{d} by {n}" for d, n in sorted(self.exact)) or "none"
         return f"parts of one length: {equal}; no rest: {exact}"
+
+
+def copied_chunks(ranges: Sequence[Range]) -> list[tuple[Range, int]]:
+    """The ranges that a copy has no tile size for, in order, each with how much of it is copied at a time."""
+    chunks: list[tuple[Range, int]] = []
+    block = prod(r.extent or 1 for r in ranges)
+    for r in (r for r in reversed(ranges) if r.extent is None):
+        n = COPY_CHUNK if not chunks or block * COPY_CHUNK <= COPY_BLOCK else 1
+        chunks.append((r, n))
+        block *= n
+    return chunks[::-1]
 
 
 def _copied_in_chunks(program: TileProgram) -> set[str]:

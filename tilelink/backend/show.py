@@ -62,8 +62,11 @@ def show(
 def with_defaults(
     program: Program, sizes: Mapping[str, int | Sequence[int]], absent: frozenset[str]
 ) -> dict[str, int | Sequence[int]]:
-    """Sizes of all dimensions, in the order in which the tensors name them; those left out are `SIZE`."""
+    """Sizes of all dimensions, in the order in which the tensors name them; those left out are `SIZE`, or what a block
+    over the whole dimension has in a schedule of the program."""
     from tilelink.frontend.ir import RANKS_DIM
 
     dims = (d for t in program.recorded(absent).tensors for d in t.dims if d != RANKS_DIM)
-    return {**dict.fromkeys(dims, SIZE), **sizes}
+    resources = [r for s in program.schedules_without(absent).values() for r in s.values()]
+    whole = {d: n for r in resources for d, n in dict(getattr(r, "whole", ())).items()}
+    return {d: sizes.get(d, whole.get(d, SIZE)) for d in (*dims, *sizes)}
