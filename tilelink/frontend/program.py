@@ -216,13 +216,24 @@ class Program:
         self, /, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any
     ) -> Any:
         """Runs the program on the calling rank of `group`; see `tilelink.runtime.group.Group.call`."""
+        self._check_group(group)
+        return group.call(self, tensors, schedule, options)
+
+    def prepare(
+        self, /, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any
+    ) -> None:
+        """Does all that a call like this one needs once, on every rank of `group`, and launches nothing; see
+        `tilelink.runtime.group.Group.prepare_call`. Afterwards such a call may be captured in a CUDA graph."""
+        self._check_group(group)
+        group.prepare_call(self, tensors, schedule, options)
+
+    def _check_group(self, group: Any) -> None:
         if not hasattr(group, "call"):
             what = "missing" if group is None else f"a {type(group).__name__}"
             raise ArgumentError(
                 f"{self.name} runs on a rank of a group; group= is {what}. In CpuWorld.run(function), function gets it",
                 Site.of_user(),
             )
-        return group.call(self, tensors, schedule, options)
 
     def __repr__(self) -> str:
         return f"<program {self.name} of {self.file}>"

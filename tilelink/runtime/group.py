@@ -64,19 +64,38 @@ class Group(ABC):
         """Launches a program on this rank; see `Program.__call__`. Options: tensors by name, `parts` (lengths of the
         shards of each rank, by dimension), `slot` (which copy of buffers and signals; by default they take turns)."""
         site = Site.of_user()
-        parts: Parts | None = options.pop("parts", None)
         slot: int | None = options.pop("slot", None)
+        arguments, prepared = self._checked(program, tensors, schedule, options, site)
+        run = Run(self.lane, prepared, arguments, self._slot(prepared, slot, site), self.runs, self.allocate)
+        self.compare(same_call(program, prepared, run.slot), site)
+        self.runs += 1
+        self.launch(run, site)
+        return run.outputs
+
+    def prepare_call(
+        self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
+    ) -> None:
+        """Checks a call, and does what calls like it need once; launches nothing. Every rank does it."""
+        options.pop("slot", None)
+        self._checked(program, tensors, schedule, options, Site.of_user())
+
+    def _checked(
+        self,
+        program: Program,
+        tensors: tuple[Any, ...],
+        schedule: Schedule | str | None,
+        options: dict[str, Any],
+        site: Site,
+    ) -> tuple[Arguments, Prepared]:
+        """The arguments of a call, and the program prepared for them."""
+        parts: Parts | None = options.pop("parts", None)
         device = self.lane.device
         arguments = check_arguments(
             program, tensors, options, world=self.world, rank=self.rank, device=device, parts=parts, site=site
         )
         prepared = self.prepare(program, arguments, schedule)
         prepared.check_strides(arguments.tensors, site)
-        run = Run(self.lane, prepared, arguments, self._slot(prepared, slot, site), self.runs, self.allocate)
-        self.compare(same_call(program, prepared, run.slot), site)
-        self.runs += 1
-        self.launch(run, site)
-        return run.outputs
+        return arguments, prepared
 
     def _slot(self, prepared: Prepared, slot: int | None, site: Site) -> int:
         have = self.lane.layout.slots

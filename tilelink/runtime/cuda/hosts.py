@@ -22,10 +22,11 @@ _LAUNCHED = 0
 
 
 class Hosts:
-    """The hosts of `world` ranks, in the order of their ranks."""
+    """The hosts of `world` ranks, in the order of their ranks. `check(ranks)` is called before the launches of these
+    ranks are made, and may raise."""
 
-    def __init__(self, world: int) -> None:
-        self.world = world
+    def __init__(self, world: int, check: Callable[[Sequence[int]], None] = lambda ranks: None) -> None:
+        self.world, self.check = world, check
         self._scheduler: Scheduler | None = None
         self._waiting: dict[int, Callable[[], None]] = {}
 
@@ -66,6 +67,7 @@ class Hosts:
     def _launch(self) -> None:
         assert self._scheduler is not None
         launches, self._waiting = self._waiting, {}
+        self.check(sorted(launches))
         for rank in sorted(launches):
             launches[rank]()
         self._scheduler.wake(_LAUNCHED, _LAUNCHED + 1)

@@ -1,0 +1,280 @@
+"""Virtual ranks on one device: launches, slots, calls that are done again, graphs, ends in vain. The device is a
+stand-in that interprets kernels; on a GPU, tests/runtime/test_on_gpu.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import tilelink as tk
+from tests.runtime.cuda_stand_in import StandIn, virtual_world
+from tilelink.errors import (
+    CaptureError,
+    DeviceError,
+    NeverEnteredError,
+    RankMismatchError,
+    ResidencyError,
+    ScheduleError,
+    ShapeError,
+    StuckError,
+    WorldError,
+)
+from tilelink.kernels.all_gather import all_gather
+from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
+from tilelink.runtime.cuda.group import CudaGroup
+from tilelink.runtime.cuda.virtual_world import VirtualWorld
+
+K, N = 16, 24
+SMALL = {
+    s: schedule.changed(gather={"count": 1, "tile": (16, 16)}, matmul={"tile": (16, 16, 16)})
+    for s, schedule in {"push": push, "pull": pull}.items()
+}
+
+
+class Inputs:
+    """Whole numbers, of which all sums are exact."""
+
+    def __init__(self, world: int, rows: int = 16, seed: int = 0, parts: tuple[int, ...] | None = None) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self.lengths = parts or (rows,) * world
+        self.x = [torch.randint(-3, 4, (m, K), generator=random).float() for m in self.lengths]
+        self.weight = [torch.randint(-3, 4, (K, N), generator=random).float() for _ in range(world)]
+
+    def call(self, group: CudaGroup, schedule: Any = SMALL["push"], **options: Any) -> torch.Tensor:
+        out: torch.Tensor = all_gather_matmul(
+            self.x[group.rank], self.weight[group.rank], schedule=schedule, group=group, **options
+        )
+        return out
+
+    def right(self, rank: int) -> torch.Tensor:
+        return torch.cat(self.x) @ self.weight[rank]
+
+    def check(self, outs: list[torch.Tensor]) -> None:
+        for rank, out in enumerate(outs):
+            torch.testing.assert_close(out, self.right(rank), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("schedule", ["push", "pull"])
+def test_results_on_worlds_of_all_sizes(world: int, schedule: str) -> None:
+    device = StandIn(sms=24)
+    ranks, inputs = virtual_world(world, device), Inputs(world)
+    for _ in range(2):
+        inputs.check(ranks.run(lambda group: inputs.call(group, SMALL[schedule])))
+    kernels = ["all_gather_matmul"] if schedule == "push" else ["all_gather_matmul_publish", "all_gather_matmul"]
+    assert [name for _, name, _ in device.launched] == kernels * world * 2
+    assert all(workers <= 24 // world for _, _, workers in device.launched), "each rank has its share of the SMs"
+
+
+def test_uneven_parts() -> None:
+    ranks, inputs = virtual_world(3, StandIn()), Inputs(3, parts=(5, 0, 18))
+    inputs.check(ranks.run(lambda group: inputs.call(group, parts={"M": inputs.lengths})))
+
+
+def test_calls_alike_are_checked_and_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = StandIn()
+    ranks, sets = virtual_world(2, device), [Inputs(2, seed=s) for s in range(5)]
+
+    def body(group: CudaGroup) -> list[torch.Tensor]:
+        outs = [i.call(group) for i in sets[:2]]  # a slot each
+        loads = len(device.loads)
+        monkeypatch.setattr(all_gather_matmul, "bind", None)
+        outs += [i.call(group) for i in sets[2:]]
+        assert len(device.loads) == loads
+        return outs
+
+    results = ranks.run(body)
+    for k, inputs in enumerate(sets):
+        inputs.check([r[k] for r in results])
+
+
+def test_calls_that_differ_are_checked_anew() -> None:
+    """Other strides, sizes, dtypes and names of what is given: each is right, and an error is found at any time."""
+    ranks, inputs = virtual_world(2, StandIn()), Inputs(2)
+
+    def body(group: CudaGroup) -> list[torch.Tensor]:
+        x, weight = inputs.x[group.rank], inputs.weight[group.rank]
+        call: Callable[..., torch.Tensor] = lambda *t, **o: all_gather_matmul(  # noqa: E731
+            *t, **o, schedule=SMALL["push"], group=group
+        )
+        outs = [call(x, weight), call(x, weight.T.contiguous().T), call(x, weight=weight)]
+        outs.append(call(x.half(), weight.half()))
+        bias = torch.full((N,), float(group.rank))
+        biased = [call(x, weight, bias=bias), call(x, weight, None, bias)]
+        group.synchronize()
+        outs += [out - bias for out in biased]
+        given = torch.full((32, N), torch.nan)
+        assert call(x, weight, given) is given and call(x, weight, out=given) is given
+        with pytest.raises(ShapeError):
+            call(x, weight[:8])
+        return [*outs, given]
+
+    for rank, outs in enumerate(ranks.run(body)):
+        for out in outs:
+            torch.testing.assert_close(out.float(), inputs.right(rank), rtol=0, atol=0)
+
+
+def test_a_slot_may_be_chosen() -> None:
+    ranks, inputs = virtual_world(2, StandIn()), Inputs(2)
+    for slot in (1, 1, 0):
+        inputs.check(ranks.run(lambda group, slot=slot: inputs.call(group, slot=slot)))  # type: ignore[misc]
+    with pytest.raises(ScheduleError, match="slot 2: this world has 2"):
+        ranks.run(lambda group: inputs.call(group, slot=2))
+
+
+def test_workers_that_do_not_fit() -> None:
+    inputs = Inputs(2)
+    with pytest.raises(ResidencyError, match=r"has \d+ workers .* 0 fit on the 6 SMs it has: 0 on each"):
+        virtual_world(2, StandIn(workers_per_sm=0)).run(inputs.call)
+    with pytest.raises(WorldError, match="8 ranks on 12 SMs, of which 5 are reserved"):
+        virtual_world(8, StandIn(sms=12), reserved=5)
+
+
+# ---- what is prepared may be captured
+
+
+def test_a_graph_is_replayed_with_other_inputs() -> None:
+    device = StandIn()
+    ranks, first, second = virtual_world(2, device), Inputs(2, seed=1), Inputs(2, seed=2)
+
+    def body(group: CudaGroup) -> list[torch.Tensor]:
+        x, weight = first.x[group.rank].clone(), first.weight[group.rank]
+        call: Callable[[], torch.Tensor] = lambda: all_gather_matmul(  # noqa: E731
+            x, weight, schedule=SMALL["push"], group=group
+        )
+        all_gather_matmul.prepare(x, weight, schedule=SMALL["push"], group=group)
+        with device.capture() as graph:
+            outs = [call(), call(), call()]
+        found = []
+        for inputs in (first, second, first):
+            x.copy_(inputs.x[group.rank])
+            group.replay(graph)
+            group.synchronize()
+            found.append(torch.stack(outs).clone())
+        return found
+
+    first_x, second_x = torch.cat(first.x), torch.cat(second.x)
+    for rank, found in enumerate(ranks.run(body)):
+        for outs, x in zip(found, (first_x, second_x, first_x), strict=True):
+            for out in outs:
+                torch.testing.assert_close(out, x @ first.weight[rank], rtol=0, atol=0)
+
+
+def test_what_was_not_prepared_is_not_captured() -> None:
+    device = StandIn()
+    ranks, inputs = virtual_world(1, device), Inputs(1)
+
+    def body(group: CudaGroup) -> None:
+        with device.capture():
+            inputs.call(group)
+
+    with pytest.raises(CaptureError, match=r"all_gather_matmul is captured .* by all_gather_matmul.prepare"):
+        ranks.run(body)
+
+
+def test_preparing_launches_nothing() -> None:
+    device = StandIn()
+    ranks, inputs = virtual_world(2, device), Inputs(2)
+    ranks.run(
+        lambda g: all_gather_matmul.prepare(inputs.x[g.rank], inputs.weight[g.rank], schedule=SMALL["pull"], group=g)
+    )
+    assert not device.launched and {g.runs for g in ranks.groups} == {0}
+    inputs.check(ranks.run(lambda group: inputs.call(group, SMALL["pull"])))
+
+
+# ---- ranks that do not agree, and waits in vain
+
+
+def test_ranks_that_call_differently() -> None:
+    device = StandIn()
+    ranks, inputs = virtual_world(2, device), Inputs(2)
+    schedules = [SMALL["push"], SMALL["push"].changed(matmul={"stages": 2})]
+    with pytest.raises(RankMismatchError, match="call 0 of this group: rank 1 has schedule"):
+        ranks.run(lambda group: inputs.call(group, schedules[group.rank]))
+    assert not device.launched
+    inputs.check(ranks.run(inputs.call))
+
+
+def test_a_rank_that_does_not_call() -> None:
+    ranks, inputs = virtual_world(2, StandIn()), Inputs(2)
+    inputs.check(ranks.run(inputs.call))
+
+    def body(group: CudaGroup) -> Any:
+        return inputs.call(group) if group.rank == 0 else None
+
+    with pytest.raises(NeverEnteredError) as error:
+        ranks.run(body)
+    assert "a rank did not come within 2 s" in str(error.value)
+    assert "rank 0 worker" in str(error.value) and "of all_gather_matmul run 1" in str(error.value)
+    inputs.check(ranks.run(inputs.call))
+
+
+def test_a_signal_that_is_withheld() -> None:
+    """The gather of rank 1 brings nothing to rank 0: its signals are there before, and taken away."""
+    device = StandIn()
+    ranks, inputs = virtual_world(2, device), Inputs(2)
+    inputs.check(ranks.run(inputs.call))
+    real = device.launch
+
+    def withhold(code: Any, workers: int, values: tuple[Any, ...], stream: int) -> None:
+        if values[code.names.index("rank")] == 1:
+            values = tuple(0 if n == "gather_workers" else v for n, v in zip(code.names, values, strict=True))
+        real(code, workers, values, stream)
+
+    device.launch = withhold  # type: ignore[method-assign]
+    with pytest.raises(StuckError) as error:
+        ranks.run(inputs.call)
+    assert "role matmul, tile" in str(error.value) and "waits for full[M[16:32], K[0:16]] of rank 0" in str(error.value)
+    assert "expected 1, observed 0" in str(error.value)
+    device.launch = real  # type: ignore[method-assign]
+    inputs.check(ranks.run(inputs.call))
+
+
+def test_after_a_wait_in_vain_no_call_is_made() -> None:
+    ranks, inputs = virtual_world(2, StandIn()), Inputs(2)
+
+    def body(group: CudaGroup) -> None:
+        if group.rank == 0:
+            inputs.call(group)
+            with pytest.raises(NeverEnteredError):
+                group.synchronize()
+            with pytest.raises(NeverEnteredError):
+                inputs.call(group)
+        raise KeyError("as expected")
+
+    with pytest.raises(KeyError):
+        ranks.run(lambda group: body(group) if group.rank == 0 else None)
+
+
+# ---- where there is no GPU
+
+
+def test_a_machine_without_a_gpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(DeviceError, match=r"there is no CUDA device: torch .* sees none"):
+        VirtualWorld(2)
+
+
+def test_outside_of_a_run() -> None:
+    ranks, inputs = virtual_world(1, StandIn()), Inputs(1)
+    with pytest.raises(WorldError, match=r"all_gather_matmul is called outside of VirtualWorld.run"):
+        inputs.call(ranks.groups[0])
+
+
+def test_a_call_of_another_program_in_between() -> None:
+    ranks, inputs = virtual_world(2, StandIn()), Inputs(2)
+    whole = tk.Schedule(gather=tk.SMs(tile=(16, 16), at="reader"))
+
+    def body(group: CudaGroup) -> torch.Tensor:
+        inputs.call(group)
+        full = all_gather(inputs.x[group.rank], schedule=whole, group=group)
+        group.synchronize()
+        assert torch.equal(full, torch.cat(inputs.x))
+        return inputs.call(group)
+
+    inputs.check(ranks.run(body))
+

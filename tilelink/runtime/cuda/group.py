@@ -1,0 +1,205 @@
+"""A rank on a CUDA device: a first call checks, compiles and loads; calls like it then take some microseconds."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from tilelink.errors import CaptureError, DeviceError, NeverEnteredError, Site, StuckError
+from tilelink.frontend.program import Program
+from tilelink.frontend.schedule import Schedule
+from tilelink.runtime.arguments import Arguments
+from tilelink.runtime.cuda.kernels import alike
+from tilelink.runtime.cuda.lane import CudaLane
+from tilelink.runtime.cuda.script import Script
+from tilelink.runtime.group import Group
+from tilelink.runtime.launch import Lane, Record, Run
+from tilelink.runtime.poison import Reason
+from tilelink.runtime.prepare import Prepared
+from tilelink.runtime.stuck import of_report
+
+KEPT_RUNS = 64
+"""So many of the last runs can be named in a report."""
+
+
+@dataclass
+class _Known:
+    """Calls that are alike, in every slot that was used so far. `names`: of the tensors that are given."""
+
+    slots: int
+    names: tuple[str, ...]
+    scripts: dict[int, Script] = field(default_factory=dict)
+
+
+class CudaGroup(Group):
+    """A rank of a lane on CUDA devices. Runs are launched on the current stream; where that is another one than before,
+    it first waits for the runs that were launched."""
+
+    def __init__(self, cuda: CudaLane, rank: int) -> None:
+        self.cuda = cuda
+        self.lane = Lane(rank, cuda.layout.world, cuda.layout, cuda.table)
+        self.flag = cuda.device.seen_by_host()
+        self._flag = self.flag.numpy()
+        self.recent: dict[int, Record] = {}
+        self._known: dict[Any, _Known] = {}
+        self._call: Mapping[str, Any] = {}
+        self._given: frozenset[str] = frozenset()
+        self._made: Script | None = None
+        self._stream: Any = None
+
+    # ---- calls
+
+    def call(
+        self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
+    ) -> Any:
+        """As `Group.call`; the results are complete once the current stream is. Raises StuckError where an earlier run
+        ended in vain, and CaptureError."""
+        if self._flag[0]:
+            self.check()
+        key = _key(program, tensors, schedule, options)
+        known = self._known.get(key) if key is not None else None
+        if known is not None:
+            slot = options.get("slot")
+            script = known.scripts.get(self.runs % known.slots if slot is None else slot)
+            if script is not None:
+                return self._again(known, script, tensors, options)
+        if self.cuda.device.capturing():
+            raise CaptureError(
+                f"{program.name} is captured with sizes, dtypes, strides or a slot that it was not called with before: "
+                f"compile and load it first, by {program.name}.prepare(...) with arguments like these",
+                Site.of_user(),
+            )
+        made = super().call(program, tensors, schedule, options)
+        if key is not None and self._made is not None:
+            self._remember(key, program, tensors, self._made)
+        return made
+
+    def prepare_call(
+        self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
+    ) -> None:
+        """Compiles and loads all that a call like this needs, in every slot, and compares it with the other ranks'.
+        Collective; nothing is launched. Afterwards the call may be captured."""
+        key = _key(program, tensors, schedule, options)
+        self._preparing = True
+        before = self.runs
+        try:
+            for slot in range(self.cuda.layout.slots):
+                super().call(program, tensors, schedule, {**options, "slot": slot})
+                if key is not None and self._made is not None:
+                    self._remember(key, program, tensors, self._made)
+        finally:
+            self._preparing = False
+            self.runs = before
+
+    _preparing = False
+
+    def _remember(self, key: Any, program: Program, tensors: tuple[Any, ...], script: Script) -> None:
+        slots = min(script.record.prepared.program.slots, self.cuda.layout.slots)
+        names = tuple(program.parameters)[: len(tensors)]
+        known = self._known.setdefault(key, _Known(slots, names))
+        known.scripts[script.slot] = script
+        self._made = None
+
+    def _again(self, known: _Known, script: Script, tensors: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """A call like one before."""
+        named = {n: t for n, t in zip(known.names, tensors, strict=True) if t is not None}
+        named |= {n: t for n, t in options.items() if isinstance(t, torch.Tensor)}
+        for name, shape, dtype in script.outputs:
+            named[name] = self.allocate(shape, dtype)
+        number, self.runs = self.runs, self.runs + 1
+        self._launch(script, number, named)
+        found = tuple(named[n] for n in script.returned)
+        return found[0] if len(found) == 1 else found
+
+    # ---- what a kind of world has to say
+
+    def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
+        for name, tensor in arguments.tensors.items():
+            if tensor.device != self.lane.device:
+                raise DeviceError(f"{name} is on {tensor.device}; this rank is on {self.lane.device}", Site.of_user())
+        self._given = frozenset(arguments.tensors)
+        return self.cuda.prepare(program, arguments, schedule)
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.cuda.device.empty(shape, dtype)
+
+    def compare(self, call: dict[str, Any], site: Site) -> None:
+        self._call = call
+        self.agree(call, site)
+
+    @abstractmethod
+    def agree(self, call: Mapping[str, Any], site: Site) -> None:
+        """Compares a call that is new to this rank with those of the others. Raises RankMismatchError."""
+
+    def launch(self, run: Run, site: Site) -> None:
+        self._made = Script.of(self.cuda, run, self._given, self._call, site)
+        if not self._preparing:
+            self._launch(self._made, run.number, run.tensors)
+
+    def _launch(self, script: Script, number: int, tensors: dict[str, torch.Tensor]) -> None:
+        """Launches a run on the current stream."""
+        device = self.cuda.device
+        stream = device.current()
+        if stream != self._stream:
+            if self._stream is not None and not device.capturing():
+                device.follow(stream, self._stream)
+            self._stream = stream
+        self.recent[number] = script.record
+        self.recent.pop(number - KEPT_RUNS, None)
+        self.play(script, tensors, stream)
+
+    def play(self, script: Script, tensors: dict[str, torch.Tensor], stream: Any) -> None:
+        """Launches the kernels of a run."""
+        script.play(tensors, stream.cuda_stream)
+
+    # ---- the end of a run, and of a lane
+
+    def synchronize(self) -> None:
+        """Waits until everything this rank launched is done. Raises StuckError or NeverEnteredError where a run ended
+        in vain, the same on every rank; then `reset` makes the lane usable again."""
+        self.cuda.device.synchronize(self.cuda.device.current())
+        if self._stream is not None:
+            self.cuda.device.synchronize(self._stream)
+        self.check()
+
+    def check(self) -> None:
+        """Raises what ended the lane, if something did."""
+        report = self.cuda.report(self.rank)
+        if report is None:
+            return
+        line = of_report(report, self.lane.layout, self.recent.get(report.run))
+        bounds = self.cuda.bounds
+        if report.reason == Reason.NEVER_ENTERED:
+            bound = f"a rank did not come within {bounds.enter:g} s (it may still compile, or it does not call):"
+            raise NeverEnteredError(f"{bound}\n  {line}", Site.of_user())
+        raise StuckError(f"no rank can go on, nothing came for {bounds.stuck:g} s:\n  {line}", Site.of_user())
+
+
+@lru_cache(maxsize=1024)
+def _outputs(program: Program) -> tuple[frozenset[str], frozenset[int]]:
+    """The names of a program's results, and where they stand among its parameters."""
+    kinds = {t.name: t.kind for t in program.recorded().tensors}
+    names = [n for n in program.parameters if kinds[n] == "output"]
+    return frozenset(names), frozenset(k for k, n in enumerate(program.parameters) if n in names)
+
+
+def _key(program: Program, tensors: tuple[Any, ...], schedule: Any, options: dict[str, Any]) -> Any:
+    """What calls have in common that are checked, compiled and loaded alike; None where something is no tensor. Where
+    results are given, that they share no memory with anything is known for these addresses only."""
+    named = [(n, v) for n, v in options.items() if n not in ("parts", "slot")]
+    values = [*tensors, *(v for _, v in named)]
+    if any(v is not None and not isinstance(v, torch.Tensor) for v in values):
+        return None
+    names, places = _outputs(program)
+    given = [v for k, v in enumerate(tensors) if k in places] + [v for n, v in named if n in names]
+    places_of_all: tuple[Any, ...] = ()
+    if any(v is not None for v in given):
+        places_of_all = tuple([v if v is None else (v.data_ptr(), v.requires_grad) for v in values])
+    parts = options.get("parts")
+    lengths = tuple((d, tuple(p)) for d, p in parts.items()) if parts else None
+    return program, schedule, lengths, tuple(n for n, _ in named), alike(values), places_of_all

@@ -1,0 +1,64 @@
+"""The heaps of a lane on CUDA devices, as one process sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tilelink.backend.targets import portable
+from tilelink.frontend.program import Program
+from tilelink.frontend.schedule import Schedule
+from tilelink.runtime.arguments import Arguments
+from tilelink.runtime.bounds import Bounds
+from tilelink.runtime.cuda.device import Device
+from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
+from tilelink.runtime.poison import POISON, Report
+from tilelink.runtime.prepare import Prepared, prepare
+
+
+class CudaLane:
+    """The heaps of all ranks (uint8 tensors) on a device, and programs prepared for `sms` SMs of it. `bounds`: how long
+    kernels wait."""
+
+    def __init__(
+        self, device: Device, layout: HeapLayout, heaps: Sequence[torch.Tensor], sms: int, bounds: Bounds
+    ) -> None:
+        self.device, self.layout, self.heaps, self.sms, self.bounds = device, layout, list(heaps), sms, bounds
+        self.table = torch.tensor([h.data_ptr() for h in heaps], dtype=torch.int64).to(device.place)
+        self.prepared: dict[Any, Prepared] = {}
+
+    def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
+        """The program, made once for a schedule, dtypes and sizes."""
+        dtypes, sizes = tuple(arguments.dtypes.items()), tuple(arguments.sizes.items())
+        key = program, schedule, dtypes, sizes, arguments.absent
+        if key not in self.prepared:
+            made = prepare(program, arguments, schedule, self.layout.world, self.sms, self.device.target)
+            self.prepared[key] = made
+        return self.prepared[key]
+
+    def clear(self, rank: int, flag: torch.Tensor) -> None:
+        """Control words and signals of a rank are as in the beginning. `flag`: the word its host looks at."""
+        heap, layout = self.heaps[rank], self.layout
+        for slot in range(layout.slots):
+            heap[layout.signals_at(slot) : layout.data_at(slot)] = 0
+        words = [0] * (layout.control_bytes // 8)
+        words[portable.ENTER_NS.value] = int(self.bounds.enter * 1e9)
+        words[portable.STUCK_NS.value] = int(self.bounds.stuck * 1e9)
+        words[portable.HEAPS.value] = self.table.data_ptr()
+        words[portable.HOST.value] = flag.data_ptr()
+        words[portable.RANKS.value] = layout.world
+        words[portable.RANK.value] = rank
+        heap[: layout.control_bytes].view(torch.int64).copy_(torch.tensor(words, dtype=torch.int64))
+        flag.zero_()
+
+    def control(self, rank: int) -> list[int]:
+        """The control words of a rank, as they are once the current stream is done."""
+        words: list[int] = self.heaps[rank][: 8 * (CONTROL_WORDS + self.layout.world)].view(torch.int64).tolist()
+        return words
+
+    def report(self, rank: int) -> Report | None:
+        """Why the lane ended, as far as a rank knows; None if it goes on."""
+        name = self.control(rank)[POISON]
+        return Report.of(name - 1, self.control(name - 1)) if name else None

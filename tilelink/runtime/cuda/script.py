@@ -1,0 +1,74 @@
+"""What the host of a rank does for a run, to be done again: only the caller's tensors change from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilelink.errors import Site
+from tilelink.runtime.cuda.lane import CudaLane
+from tilelink.runtime.launch import Launch, Record, Run
+from tilelink.runtime.layout import shape_on
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """A kernel on the stream of the lane: values of all its parameters, and which of them are tensors of the caller."""
+
+    launch: Callable[..., None]
+    values: tuple[Any, ...]
+    tensors: tuple[tuple[int, str], ...]
+
+    def play(self, tensors: Tensors, stream: Any) -> None:
+        values = list(self.values)
+        for at, name in self.tensors:
+            values[at] = tensors[name]
+        self.launch(*values, stream=stream)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A run that was made once, in its slot. `outputs`: name, shape and dtype of the results that torch allocates;
+    `returned`: what the call returns; `call`: what ranks have to agree on."""
+
+    record: Record
+    slot: int
+    call: Mapping[str, Any]
+    outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    returned: tuple[str, ...]
+    steps: tuple[KernelStep, ...]
+
+    @classmethod
+    def of(cls, lane: CudaLane, run: Run, given: frozenset[str], call: Mapping[str, Any], site: Site) -> Script:
+        """The script of a run: its kernels are loaded, which may take a while. Raises ResidencyError."""
+        prepared, rank = run.prepared, run.lane.rank
+        outputs = prepared.program.outputs
+        return cls(
+            run.record(),
+            run.slot,
+            call,
+            tuple(
+                (t.name, shape_on(t, prepared.sizes, rank), getattr(torch, t.dtype))
+                for t in outputs
+                if t.name not in given
+            ),
+            tuple(t.name for t in outputs),
+            tuple(_step(lane, run, launch, site) for launch in run.launches),
+        )
+
+    def play(self, tensors: dict[str, torch.Tensor], stream: Any) -> None:
+        """Does it again, with other tensors of the caller."""
+        for step in self.steps:
+            step.play(tensors, stream)
+
+
+def _step(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
+    kernel = lane.device.load(run.prepared, launch.kernel, launch.arguments)
+    kernel.check_resident(launch.workers, lane.sms, site)
+    tensors = tuple((at, name) for at, name in enumerate(launch.arguments) if name in run.tensors)
+    return KernelStep(kernel.launcher(launch.workers), tuple(launch.arguments.values()), tensors)
