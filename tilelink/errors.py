@@ -140,6 +140,18 @@ class HeapError(TileLinkError):
     """The symmetric heap is too small."""
 
 
+class TargetError(TileLinkError):
+    """A target that there is not, or that can't do what is asked of it."""
+
+
+class FarAccessError(TileLinkError):
+    """An access to the memory of another node that a network has no operation for."""
+
+
+class NvshmemError(TileLinkError):
+    """NVSHMEM is not installed, or not in a version that goes with the rest."""
+
+
 class RankMismatchError(TileLinkError):
     """Ranks that call with different programs, schedules, shapes or dtypes."""
 

@@ -105,7 +105,7 @@ def test_all_ranks_lay_a_run_out_alike(program: Program) -> None:
     world.run(rank)
     assert len({p for of_rank in placements.values() for p in of_rank}) == 1
     assert len({h.data_ptr() % ALIGNMENT for h in world.lane.heaps}) == 1
-    assert world.lane.table.tolist() == [h.data_ptr() for h in world.lane.heaps]
+    assert world.lane.tables[0].tolist() == [h.data_ptr() for h in world.lane.heaps]
 
 
 def test_shapes_of_ranks() -> None:

@@ -91,7 +91,7 @@ class Addresses:
             if at != "0":
                 corner.append(self.offset(at, strides[k]))
             if isinstance(i, Range):
-                spread = _spread(ranges.index(i), len(ranges))
+                spread = along(ranges.index(i), len(ranges))
                 inside.append(_times(f"tl.arange(0, {i.extent}){spread}", strides[k]))
                 if not self.fills(i):
                     masks.append(self.mask(i, spread))
@@ -137,7 +137,8 @@ class Addresses:
         return r.inside is None or r.inside % r.extent == 0
 
 
-def _spread(k: int, n: int) -> str:
+def along(k: int, n: int) -> str:
+    """The index by which a vector lies along dimension k of n."""
     return "" if n == 1 else "[" + ", ".join(":" if j == k else "None" for j in range(n)) + "]"
 
 

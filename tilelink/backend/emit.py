@@ -9,6 +9,7 @@ import sympy
 
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.facts import Facts, copied_chunks
+from tilelink.backend.targets import Target
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, symbol
 from tilelink.frontend.ir import (
     ALL_RANKS,
@@ -51,8 +52,10 @@ class Writer:
 class RoleEmitter:
     """Writes one role: what does not change into `before`, the body of the loop over its tiles into `body`."""
 
-    def __init__(self, program: TileProgram, role: Role, facts: Facts, *, publishing: bool = False) -> None:
-        self.program, self.role, self.facts, self.publishing = program, role, facts, publishing
+    def __init__(
+        self, program: TileProgram, role: Role, facts: Facts, target: Target, *, publishing: bool = False
+    ) -> None:
+        self.program, self.role, self.facts, self.target, self.publishing = program, role, facts, target, publishing
         self.hoisted: dict[str, str] = {}
         self.tile_names: dict[str, str] = {}
         self.addresses = Addresses(program, facts, self.hoist, self.per_tile, dict(role.walk.homes))
@@ -237,12 +240,13 @@ class RoleEmitter:
 
     # ---- signals
 
-    def signal(self, signals: Signals, home: str, cell: str) -> str:
-        base = f"peer(heaps, {home}, {signals.tensor}_signals, tl.int32)"
+    def signal(self, signals: Signals, home: str, cell: Expr) -> str:
+        """Where a signal lies in the heap of a rank."""
+        base = f"peer(heaps, {home}, {signals.tensor}_signals, tl.{self.target.signal_dtype})"
         if home == "rank":
             self.hoist(f"{signals.tensor}_signals_here", base)
             base = f"{signals.tensor}_signals_here"
-        return base if cell == "0" else f"{base} + {cell}"
+        return base if cell == 0 else f"{base} + {self.text(self.target.signal_words * cell)}"
 
     def notify(self, view: View) -> None:
         """Signals go to the ranks that wait: to the home, or to those for which a condition holds."""
@@ -257,12 +261,19 @@ class RoleEmitter:
             if condition != sympy.true:
                 self.write(f"if {self.text(condition)}:")
                 self.write.depth += 1
+        self.give(signals, symbol("waiter") if to is None else to, self.cell(signals, view, home))
+        self.write.depth = depth
+
+    def cell(self, signals: Signals, view: View, home: Expr) -> Expr:
+        """The number of the signal of a view that a tile notifies."""
         cell: Expr = sympy.S.Zero
         for c, i in zip(signals.grid, signals.index(view, home), strict=True):
             cell = cell * cells_along(c) + cells_of(c, i)[0]
-        where = "waiter" if to is None else self.text(to)
-        self.write(f'notify({self.signal(signals, where, self.text(cell))}, "{signals.scope}")')
-        self.write.depth = depth
+        return cell
+
+    def give(self, signals: Signals, to: Expr, cell: Expr) -> None:
+        """One notification of a rank."""
+        self.write(f'notify({self.signal(signals, self.text(to), cell)}, "{signals.scope}")')
 
     def wait(self, s: Wait) -> None:
         """One poll where the views lie in one cell each; else a loop over the cells. All tokens are summed."""
@@ -293,7 +304,7 @@ class RoleEmitter:
             self.write(head)
             self.write.depth += 1
         expected = write_expected(self.write, self.addresses, signals, known, inside=not loops)
-        where = self.signal(signals, "rank", self.text(cell))
+        where = self.signal(signals, "rank", cell)
         self.write(f'{name} {"+=" if loops else "="} wait(control, {where}, {expected}, "{signals.scope}")')
         self.write.depth -= len(loops)
 

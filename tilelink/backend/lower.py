@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import sympy
 
+from tilelink.backend.across_nodes import NetworkEmitter, stage_bytes
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.emit import RoleEmitter, Writer, write_expected
 from tilelink.backend.facts import COPY_CHUNK, Facts
@@ -28,12 +29,14 @@ from tilelink.language import Space
 
 DRAIN_BLOCK = 128
 PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT")
+NETWORK_PRIMITIVES = ("far", "put", "put_notify", "notify_far", "fetch", "complete")
 
 
 @dataclass(frozen=True)
 class Parameter:
     """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (where parts begin), "at" (bytes into the
-    heap), "signals" (bytes into the heap), "workers", or "run" for heaps, rank, slot and world."""
+    heap), "signals" (bytes into the heap), "stage" (bytes into the heap), "workers", or "run" for heaps, rank, slot and
+    world."""
 
     name: str
     kind: str
@@ -60,6 +63,11 @@ class Lowered:
         return self.program.roles[0].resource.warps
 
     @property
+    def stage_bytes(self) -> int:
+        """Memory of a worker, on the heap, for a block on its way to another node."""
+        return stage_bytes(self.program) if self.target.network else 0
+
+    @property
     def sha256(self) -> str:
         return hashlib.sha256(self.source.encode()).hexdigest()
 
@@ -71,12 +79,12 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     functions: list[list[str]] = []
     calls: list[str] = []
     for role in program.roles:
-        source, needed = _role_function(program, role, facts, everything)
+        source, needed = _role_function(program, role, facts, target, everything)
         functions.append(source)
         calls.append(_call(role.name, needed))
     drains: list[str] = []
     for signals in program.signals:
-        source, needed = _drain_function(program, signals, facts, everything)
+        source, needed = _drain_function(program, signals, facts, target, everything)
         functions.append(source)
         drains.append(_call(f"drain_{signals.tensor}", needed))
     main, main_parameters = _main(program, calls, drains, everything)
@@ -84,7 +92,7 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     publish = f"{program.name}_publish" if program.published else None
     publish_parameters: tuple[Parameter, ...] = ()
     if publish is not None:
-        made, publish_parameters = _publish(program, facts, everything, publish)
+        made, publish_parameters = _publish(program, facts, target, everything, publish)
         functions += made
     body = [line for f in functions for line in ["", "", *f]]
     text = "\n".join(_header(program, facts, target, body) + body) + "\n"
@@ -97,7 +105,7 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
 def _header(program: TileProgram, facts: Facts, target: Target, body: list[str]) -> list[str]:
     """Always as long, because Triton's cache keys hold line numbers."""
     text = "\n".join(body)
-    used = [p for p in PRIMITIVES if re.search(rf"\b{p}\b", text)]
+    used = [p for p in (*PRIMITIVES, *NETWORK_PRIMITIVES) if re.search(rf"\b{p}\b", text)]
     return [
         f'"""{program.name}, lowered by TileLink; {facts}."""',
         "",
@@ -123,6 +131,7 @@ def _parameters(program: TileProgram, facts: Facts) -> tuple[Parameter, ...]:
         if d not in facts.equal:
             made.append(Parameter(f"{d}_parts", "table", dim=d))
     made += [Parameter(f"{t.name}_at", "at", t.name) for t in program.on_heap]
+    made.append(Parameter("stage_at", "stage"))
     made += [Parameter(f"{s.tensor}_signals", "signals", s.tensor) for s in program.signals]
     made += [Parameter(f"{r.name}_workers", "workers", r.name) for r in program.roles if r.resource.count is not None]
     return (*made, Parameter("world", "run"))
@@ -143,10 +152,17 @@ def _call(function: str, names: list[str]) -> str:
 
 
 def _role_function(
-    program: TileProgram, role: Role, facts: Facts, parameters: tuple[Parameter, ...], *, publishing: bool = False
+    program: TileProgram,
+    role: Role,
+    facts: Facts,
+    target: Target,
+    parameters: tuple[Parameter, ...],
+    *,
+    publishing: bool = False,
 ) -> tuple[list[str], list[str]]:
     """A function that does all tiles of one worker, and the names it takes."""
-    emitter = RoleEmitter(program, role, facts, publishing=publishing)
+    kind = NetworkEmitter if target.network else RoleEmitter
+    emitter = kind(program, role, facts, target, publishing=publishing)
     before, body = emitter.emit()
     count = emitter.text(role.walk.count)
     running = [Parameter(n, "run") for n in ("worker", "workers", "control", "run", "before")]
@@ -162,12 +178,12 @@ def _role_function(
 
 
 def _drain_function(
-    program: TileProgram, signals: Signals, facts: Facts, parameters: tuple[Parameter, ...]
+    program: TileProgram, signals: Signals, facts: Facts, target: Target, parameters: tuple[Parameter, ...]
 ) -> tuple[list[str], list[str]]:
     """A function that waits for every notification of a tensor on this rank, and zeroes the signals."""
     addresses = Addresses(program, facts, lambda name, source: None, lambda name, source: None, {})
     write = Writer(1)
-    write(f"signals = peer(heaps, rank, {signals.tensor}_signals, tl.int32)")
+    write(f"signals = peer(heaps, rank, {signals.tensor}_signals, tl.{target.signal_dtype})")
     write(f"cells = {addresses.text(cell_count(signals))}")
     write(f"for first in range(0, cells, {DRAIN_BLOCK}):")
     write.depth += 1
@@ -179,7 +195,8 @@ def _drain_function(
         known[symbol(name)] = symbol(name)
     start = f"tl.zeros([{DRAIN_BLOCK}], tl.int32)"
     expected = write_expected(write, addresses, signals, known, inside=False, start=start)
-    write(f'drain(control, signals + cell, {expected}, here, "{signals.scope}")')
+    pointers = f"signals + {addresses.text(target.signal_words * symbol('cell'))}"
+    write(f'drain(control, {pointers}, {expected}, here, "{signals.scope}")')
     needed = _needed(write.lines, (Parameter("control", "run"), *parameters))
     return ["@triton.jit", f"def drain_{signals.tensor}({_signature(needed)}):", *write.lines], needed
 
@@ -219,7 +236,7 @@ def _main(
     lines.append("        leave(heaps, control, rank, slot, run, world)")
     names = _needed(lines, parameters)
     taken = tuple(p for p in parameters if p.name in names)
-    stable = [p.name for p in taken if p.kind in ("at", "signals", "workers") or p.name in ("rank", "slot")]
+    stable = [p.name for p in taken if p.kind in ("at", "signals", "stage", "workers") or p.name in ("rank", "slot")]
     head = [f"@triton.jit(do_not_specialize={stable!r})", f"def {program.name}({_signature(p.name for p in taken)}):"]
     return head + lines, taken
 
@@ -237,7 +254,7 @@ def _less(number: str, first: str) -> str:
 
 
 def _publish(
-    program: TileProgram, facts: Facts, parameters: tuple[Parameter, ...], name: str
+    program: TileProgram, facts: Facts, target: Target, parameters: tuple[Parameter, ...], name: str
 ) -> tuple[list[list[str]], tuple[Parameter, ...]]:
     """A kernel that copies inputs to the heap, once the peers have left the previous run of the slot."""
     functions: list[list[str]] = []
@@ -247,7 +264,7 @@ def _publish(
         "    before = tl.load(control + SLOT_LEFT + slot)",
     ]
     for role in publishing_roles(program):
-        source, needed = _role_function(program, role, facts, parameters, publishing=True)
+        source, needed = _role_function(program, role, facts, target, parameters, publishing=True)
         functions.append(source)
         lines.append(f"    {_call(role.name, ['worker', 'tl.num_programs(0)', *needed[2:]])}")
     names = _needed(lines, parameters)

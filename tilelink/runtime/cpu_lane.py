@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tilelink.backend.targets import CPU, Target
+from tilelink.backend.targets.portable_network import FAR
 from tilelink.frontend.ir import Tensor
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
@@ -32,8 +33,9 @@ class CpuLane:
         target: Target = CPU,
         per_node: int | None = None,
     ) -> None:
-        self.layout, self.heaps, self.sms, self.target, self.per_node = layout, heaps, sms, target, per_node
-        self.table = torch.tensor([h.data_ptr() for h in heaps], dtype=torch.int64)
+        self.layout, self.heaps, self.sms, self.per_node = layout, heaps, sms, per_node
+        self.target = target.across_nodes() if per_node and per_node < layout.world else target
+        self.tables = [self._table(rank) for rank in range(layout.world)]
         self.prepared: dict[Any, Prepared] = {}
         self._kernels: dict[Prepared, dict[str, InterpretedKernel]] = {}
 
@@ -70,6 +72,14 @@ class CpuLane:
                 known[name] = interpreted(getattr(prepared.module, name))
         return known[name]
 
+    def _table(self, rank: int) -> torch.Tensor:
+        """Where all heaps lie, for the kernels of a rank: those of other nodes as `portable_network` finds them."""
+        bases = [h.data_ptr() for h in self.heaps]
+        per_node = self.per_node or len(bases)
+        near = [peer // per_node == rank // per_node for peer in range(len(bases))]
+        entries = [base if n else base - bases[rank] - FAR.value for base, n in zip(bases, near, strict=True)]
+        return torch.tensor(entries, dtype=torch.int64)
+
     # ---- regions
 
     def _regions(self, run: Run) -> list[Region]:
@@ -77,17 +87,22 @@ class CpuLane:
         layout, rank, prepared = self.layout, run.lane.rank, run.prepared
         regions = [Region(n, rank, t) for n, t in run.tensors.items() if t.numel()]
         regions += [Region(f"{d}_parts", rank, t, "control") for d, t in run.tables.items()]
-        regions.append(Region("heaps", rank, self.table, "control"))
+        regions.append(Region("heaps", rank, self.tables[rank], "control"))
         for peer in range(layout.world):
             regions.append(self._region("control", peer, 0, (CONTROL_WORDS + layout.world,), torch.int64, "control"))
             for name, at in run.placement.data:
                 tensor = prepared.program.tensor(name)
                 if 0 not in shape_on(tensor, prepared.sizes, peer):
                     regions.append(self._shard(tensor, prepared.sizes, peer, at + layout.data_at(run.slot)))
+            if peer == rank and prepared.stage_bytes:
+                at = layout.data_at(run.slot) + run.placement.stage
+                regions.append(self._region("stage", rank, at, (prepared.stage_bytes,), torch.uint8, "control"))
             for name, at, cells in run.placement.signals:
                 if cells:
                     at += layout.signals_at(run.slot)
-                    regions.append(self._region(f"signals of {name}", peer, at, (cells,), torch.int32, "signal"))
+                    dtype, words = getattr(torch, self.target.signal_dtype), self.target.signal_words
+                    shape = (cells,) if words == 1 else (cells, words)
+                    regions.append(self._region(f"signals of {name}", peer, at, shape, dtype, "signal"))
         return regions
 
     def _region(

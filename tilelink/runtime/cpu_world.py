@@ -40,7 +40,7 @@ class CpuWorld:
     workers of a rank at a time. `races`: look for data races. `switch`: workers take turns at "atomics", or at every
     access to "memory", which is slower and keeps their logical times together. `observer` gets every operation.
     `target`: what kernels are lowered for; its primitives have to be those that the interpreter runs. `per_node`: ranks
-    of a node, all by default (no difference in this process, but programs may ask).
+    of a node, all by default; those of other nodes are reached as over a network.
 
     Raises WorldError, HeapError.
     """
@@ -123,7 +123,7 @@ class CpuGroup(Group):
     def __init__(self, owner: CpuWorld, rank: int) -> None:
         check_rank(rank, owner.world)
         self.owner = owner
-        self.lane = Lane(rank, owner.world, owner.layout, owner.lane.table)
+        self.lane = Lane(rank, owner.world, owner.layout, owner.lane.tables[rank])
         self.keep: list[Any] = []
 
     def call(

@@ -64,7 +64,9 @@ class Run:
         allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor],
     ) -> None:
         self.lane, self.prepared, self.slot, self.number = lane, prepared, slot, number
-        self.placement: Placement = place(prepared.program, prepared.sizes, lane.layout)
+        self.placement: Placement = place(
+            prepared.program, prepared.sizes, lane.layout, prepared.lowered.target, prepared.stage_bytes
+        )
         self.tensors = dict(arguments.tensors)
         for tensor in prepared.program.outputs:
             if tensor.name not in self.tensors:
@@ -126,6 +128,8 @@ class Run:
                 return layout.data_at(self.slot) + self.placement.data_of(parameter.of)
             case "signals":
                 return self.signals_at(parameter.of)
+            case "stage":
+                return layout.data_at(self.slot) + self.placement.stage
             case "workers":
                 return prepared.allotment[parameter.of].workers
         assert parameter.kind == "run", parameter

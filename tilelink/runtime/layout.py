@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from tilelink.backend.targets import portable
+from tilelink.backend.targets import CPU, Target, portable
 from tilelink.errors import HeapError, Site
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import RANKS_DIM, Tensor, TileProgram
@@ -72,10 +72,12 @@ class HeapLayout:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a run's tensors and signals lie, in bytes from the zones' beginnings; how many signals a tensor has."""
+    """Where a run's tensors and signals lie, in bytes from the zones' beginnings; how many signals a tensor has.
+    `stage`: where the workers' blocks lie that are on their way to another node, among the data."""
 
     data: tuple[tuple[str, int], ...]
     signals: tuple[tuple[str, int, int], ...]
+    stage: int
 
     def data_of(self, tensor: str) -> int:
         return next(at for name, at in self.data if name == tensor)
@@ -99,17 +101,19 @@ def shape_on(tensor: Tensor, sizes: Sizes, rank: int | None) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def place(program: TileProgram, sizes: Sizes, heap: HeapLayout) -> Placement:
-    """Lays a run out in a slot. Raises HeapError where it does not fit, with what it needs."""
+def place(program: TileProgram, sizes: Sizes, heap: HeapLayout, target: Target = CPU, stage: int = 0) -> Placement:
+    """Lays a run out in a slot, with `stage` bytes for blocks that are on their way to another node. Raises HeapError
+    where it does not fit, with what it needs."""
     data, at = [], 0
     for tensor in program.on_heap:
         data.append((tensor.name, at))
         at += aligned(prod(shape_on(tensor, sizes, None)) * ITEM_SIZE[tensor.dtype])
+    at += aligned(stage)
     signals, signals_end = [], 0
     for s in program.signals:
         cells = int(evaluate(cell_count(s), sizes.values))
         signals.append((s.tensor, signals_end, cells))
-        signals_end += aligned(4 * cells)
+        signals_end += aligned(target.signal_bytes * cells)
     if at > heap.data_bytes or signals_end > heap.signal_bytes:
         names = ", ".join(n for n, _ in data)
         slot = at + max(signals_end, heap.signal_bytes) + ALIGNMENT
@@ -120,4 +124,4 @@ def place(program: TileProgram, sizes: Sizes, heap: HeapLayout) -> Placement:
             + (f" and signal_bytes={signals_end}" if signals_end > heap.signal_bytes else ""),
             Site.of_user(),
         )
-    return Placement(tuple(data), tuple(signals))
+    return Placement(tuple(data), tuple(signals), at - aligned(stage))

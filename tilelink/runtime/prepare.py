@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tilelink.analysis.unroll import Events, unroll
+from tilelink.backend.across_nodes import publish_sources
 from tilelink.backend.cache import load
 from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.lower import Lowered, lower, publishing_roles
@@ -47,6 +48,11 @@ class Prepared:
     def grid(self) -> int:
         """Workers of the persistent kernel."""
         return max(a.first + a.workers for a in self.allotment.values())
+
+    @property
+    def stage_bytes(self) -> int:
+        """Memory on the heap for what workers send to other nodes from registers."""
+        return self.grid * self.lowered.stage_bytes
 
     @cached_property
     def publishers(self) -> int:
@@ -103,6 +109,8 @@ def prepare(
 @lru_cache(maxsize=128)
 def prepare_bound(program: TileProgram, sizes: Sizes, sms: int, target: Target) -> Prepared:
     """The prepared tile program at given sizes, on devices of `sms` SMs that are the target."""
+    if target.network:
+        program = publish_sources(program)
     events = unroll(program, sizes, sms=sms)
     lowered = lower(program, Facts.of(program, sizes), target)
     return Prepared(program, sizes, events, lowered, load(lowered))

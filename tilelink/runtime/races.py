@@ -47,7 +47,7 @@ def _touches(party: Party, events: Events, mine: np.ndarray) -> np.ndarray:
     tensor = next((k for k, t in enumerate(events.program.tensors) if t.name == name), -1)
     same = (events.tensor[mine] == tensor) & (tensor >= 0)
     if party.region.startswith(SIGNALS):
-        ((low, high),) = party.box
+        low, high = party.box[0]
         given = (events.op[mine] == NOTIFY) & (events.home[mine] == party.region_rank)
         awaited = (events.op[mine] == WAIT) & (events.rank[mine] == party.region_rank)
         return same & (given | awaited) & (events.cell[mine] >= low) & (events.cell[mine] < high)

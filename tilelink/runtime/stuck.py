@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,13 +43,15 @@ def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int] = (
 def first_wait(deadlock: DeadlockError, run: Record, reason: Reason) -> Report:
     """What a rank reports of its workers that can't go on: one that waits for a signal rather than for a rank."""
     prepared = run.prepared
-    every = [(s, w) for s in deadlock.stuck for w in s.waits]
+    programs = [replace(s, waits=_signals(s.waits)) for s in deadlock.stuck]
+    every = [(s, w) for s in programs for w in s.waits]
     waits = [(s, w) for s, w in every if len(s.waits) == 1 or _short(w, prepared)] or every
     stuck, wait = min(waits, key=lambda e: (e[1].region == CONTROL, e[0].program))
     word, expected = wait.index[0] * 8, entered(run.number)
     if wait.region != CONTROL:
         name = wait.region.removeprefix(SIGNALS)
-        word = next(at for n, at, _ in run.signals if n == name) + 4 * wait.index[0]
+        word = next(at for n, at, _ in run.signals if n == name)
+        word += prepared.lowered.target.signal_bytes * wait.index[0]
         k = _tile_wait(stuck.rank, stuck.program, wait, prepared)
         expected = int(prepared.events.expected[k]) if k is not None else _due(wait, prepared)
     return Report(stuck.rank, run.number, stuck.program, word, expected, int(wait.observed), reason)
@@ -65,7 +68,7 @@ def of_report(report: Report, layout: HeapLayout, run: Record | None) -> str:
     if run is None:
         return f"{head}: waits for a signal: expected {report.expected}, observed {report.observed}"
     for name, at, cells in run.signals:
-        cell = (report.word - at) // 4
+        cell = (report.word - at) // run.prepared.lowered.target.signal_bytes
         if 0 <= cell < cells:
             wait = Poll(SIGNALS + name, report.rank, (cell,), report.observed, Site("", 0))
             return f"{head}: {_poll(report.rank, report.waiter, wait, run.prepared)}"
@@ -74,10 +77,20 @@ def of_report(report: Report, layout: HeapLayout, run: Record | None) -> str:
 
 def _program(stuck: StuckProgram, prepared: Prepared | None) -> list[str]:
     head = f"rank {stuck.rank} worker {stuck.program} of {stuck.launch}"
+    stuck = replace(stuck, waits=_signals(stuck.waits))
     if prepared is None or not stuck.waits:
         return [str(stuck)]
     missing = [w for w in stuck.waits if len(stuck.waits) == 1 or _short(w, prepared)] or list(stuck.waits)
     return [f"{head}: {_poll(stuck.rank, stuck.program, missing[0], prepared)}"]
+
+
+def _signals(waits: Iterable[Poll]) -> tuple[Poll, ...]:
+    """What is polled, the words of one signal added up."""
+    found: dict[tuple[str, int, int], Poll] = {}
+    for w in waits:
+        key = w.region, w.region_rank, w.index[0]
+        found[key] = replace(w, observed=w.observed + found[key].observed) if key in found else w
+    return tuple(found.values())
 
 
 def _unstarted(unstarted: UnstartedPrograms, prepared: Prepared | None) -> str:

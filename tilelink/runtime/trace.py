@@ -81,13 +81,17 @@ class _Worker:
         return [(k, tuple(pieces[k])) for k in wanted]
 
     def wait(self, k: int) -> tuple[Operation, ...]:
+        """Polls of all words of a signal, one after the other, until they add up to what is expected."""
         polls = []
+        seen: dict[Box, int | float] = {}
         while True:
             o = self.take(self.events.describe(k))
-            if not self.is_signal(k, o) or o.new != o.old or o.semantic not in ("acquire", "acq_rel"):
+            if not self.is_signal(k, o) or o.old is None or o.new != o.old or o.semantic not in ("acquire", "acq_rel"):
                 self.fail(self.events.describe(k), o)
             polls.append(o)
-            if o.old is not None and o.old >= self.events.expected[k]:
+            seen[o.box] = o.old
+            words = prod(o.region.tensor.shape[1:])
+            if len(polls) % words == 0 and sum(seen.values()) >= self.events.expected[k]:
                 return tuple(polls)
 
     def notify(self, k: int) -> tuple[Operation, ...]:
@@ -120,7 +124,7 @@ class _Worker:
         return (
             o.region.name == SIGNALS + tensor
             and o.region.rank == (self.rank if self.events.op[k] == WAIT else self.events.home[k])
-            and o.box == ((int(self.events.cell[k]), int(self.events.cell[k]) + 1),)
+            and o.box[0] == (int(self.events.cell[k]), int(self.events.cell[k]) + 1)
             and o.scope in _STRONGER[scope]
         )
 

@@ -6,7 +6,9 @@ and lowering ask for what a target has, never for who makes it. `portable` runs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from tilelink.errors import TargetError
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,9 @@ class Target:
     `module`: dotted name of the primitives. `backend`, `arch`, `warp_size`: what Triton's `GPUTarget` takes; `backend`
     is "" where the interpreter runs the kernel. `shared_bytes`: shared memory that a worker may have, None where
     nothing limits it. `descriptors`: blocks are loaded through tensor descriptors, where their tensors allow it.
-    `multicast`: the fabric stores to, and reduces over, all ranks of a node.
+    `multicast`: the fabric stores to, and reduces over, all ranks of a node. `network`: some ranks are on other nodes,
+    and reached by puts. A network's additions to a word are not atomic with a GPU's, so each has its own: there, a
+    signal is two words of 64 bits, which a wait adds up.
     """
 
     name: str
@@ -27,9 +31,39 @@ class Target:
     shared_bytes: int | None = None
     descriptors: bool = False
     multicast: bool = False
+    network: bool = False
+
+    @property
+    def signal_dtype(self) -> str:
+        """Of the words of a signal."""
+        return "int64" if self.network else "int32"
+
+    @property
+    def signal_words(self) -> int:
+        """Words of a signal."""
+        return 2 if self.network else 1
+
+    @property
+    def signal_bytes(self) -> int:
+        return 16 if self.network else 4
+
+    def across_nodes(self) -> Target:
+        """The target of programs whose world spans nodes, on the same chips. Raises TargetError."""
+        if self.network:
+            return self
+        if self.backend not in NETWORKS:
+            with_network = ", ".join(t.name for t in TARGETS.values() if t.backend in NETWORKS)
+            raise TargetError(f"{self.name} has no network to other nodes here; these have: {with_network}")
+        name, module = NETWORKS[self.backend]
+        return replace(self, name=f"{self.name}+{name}", module=module, multicast=False, network=True)
 
 
 PORTABLE = "tilelink.backend.targets.portable"
+NETWORKS = {
+    "": ("network", f"{PORTABLE}_network"),
+    "cuda": ("nvshmem", "tilelink.backend.targets.nvshmem"),
+}
+"""By Triton's backend: what the network is called, and the module of primitives that has it too."""
 
 TARGETS = {
     t.name: t

@@ -1,0 +1,140 @@
+"""Programs on several nodes: CPU ranks that reach those of other nodes as over a network, bit for bit."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tilelink as tk
+from tests.kernels.gather_gemm import NAMED, Call
+from tilelink.backend.targets import TARGETS
+from tilelink.errors import FarAccessError, StuckError, TargetError, WorldError
+from tilelink.kernels.all_gather import all_gather
+from tilelink.runtime.cpu import Operation
+from tilelink.runtime.trace import align
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MORE = pytest.mark.verify
+NODES = [(2, 1), (4, 2), pytest.param(3, 1, marks=MORE), pytest.param(8, 4, marks=MORE)]
+"""Ranks, and how many a node has."""
+World = tk.CpuWorld
+
+
+def nodes(world: int, per_node: int, **more: Any) -> tk.CpuWorld:
+    return World(world, per_node=per_node, heap_bytes=4 << 20, sms=8, **more)
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of the examples as a user imports his own."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def load(name: str) -> Any:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    return load
+
+
+@pytest.mark.parametrize("tile", ["rows", "pieces"])
+@pytest.mark.parametrize("name", list(NAMED))
+@pytest.mark.parametrize(("world", "per_node"), NODES, ids=str)
+def test_all_gather_matmul(world: int, per_node: int, name: str, tile: str) -> None:
+    """Twice in a row, with parts of all lengths; whole rows are one put, others a put each."""
+    parts = (1, 2, 9, 7, 5, 0, 33, 20)[-world:]
+    schedule = NAMED[name].changed(
+        gather={"tile": (16, None) if tile == "rows" else (16, 32), "count": 3}, matmul={"tile": (16, 32, 32)}
+    )
+    call = Call(parts, N=24, K=40, schedule=schedule, integers=True)
+    outs = nodes(world, per_node).run(lambda g: [call.on(g, out=call.poison()) for _ in range(2)])
+    for run in range(2):
+        call.check([of_rank[run] for of_rank in outs])
+
+
+@pytest.mark.parametrize(("world", "per_node"), NODES, ids=str)
+def test_all_gather_fetches(world: int, per_node: int) -> None:
+    x = [torch.randn(7 + r, 50) for r in range(world)]
+    parts = tuple(len(a) for a in x)
+    outs = nodes(world, per_node).run(lambda g: [all_gather(x[g.rank], group=g, parts={"M": parts}) for _ in range(2)])
+    assert all(torch.equal(out, torch.cat(x)) for of_rank in outs for out in of_rank)
+
+
+@pytest.mark.parametrize("schedule", ["push", "pull", "fused"])
+@pytest.mark.parametrize(("world", "per_node"), NODES, ids=str)
+def test_reduce_scatter(example: Any, world: int, per_node: int, schedule: str) -> None:
+    """Fused, blocks go to other nodes out of registers."""
+    program = example("matmul_reduce_scatter").matmul_reduce_scatter
+    x = [torch.randint(-3, 4, (world * 12, 24)).float() for _ in range(world)]
+    weight = [torch.randint(-3, 4, (24, 40)).float() for _ in range(world)]
+    want = sum((a @ b for a, b in zip(x, weight, strict=True)), torch.zeros(()))
+    outs = nodes(world, per_node).run(
+        lambda g: [program(x[g.rank], weight[g.rank], schedule=schedule, group=g) for _ in range(2)]
+    )
+    for run in range(2):
+        assert torch.equal(torch.cat([of_rank[run] for of_rank in outs]), want)
+
+
+@pytest.mark.parametrize("name", ["ring_reduce_scatter", "hierarchical_gather"])
+def test_examples(example: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tk, "CpuWorld", lambda world, per_node=2: nodes(world, per_node))
+    example(name).main()
+
+
+@pytest.mark.parametrize(("name", "tile"), [("push", (32, 128)), ("push", (32, None)), ("pull", (32, 128))])
+def test_trace_is_the_unrolled_program(name: str, tile: tuple[int | None, ...]) -> None:
+    operations: list[Operation] = []
+    world = nodes(4, 2, observer=operations.append)
+    schedule = NAMED[name].changed(gather={"tile": tile, "count": 3}, matmul={"tile": (32, 32, 32)})
+    call = Call((32, 64, 32, 32), N=64, K=256, schedule=schedule)
+    world.run(lambda g: [call.on(g) for _ in range(2)])
+    (prepared,) = world.lane.prepared.values()
+    for run in range(2):
+        assert align(prepared.events, operations, f"all_gather_matmul run {run}").done
+
+
+@tk.tile
+def add(t, x, out):
+    acc = x[t].at(0).load()
+    for r in range(1, tk.world()):
+        acc += x[t].at(r).load()
+    out[t].store(acc)
+
+
+@tk.program
+def sum_of_peers(x: tk.Local("M", "N"), out: tk.Local("M", "N")):
+    add[tk.tiles(out)](x, out)
+
+
+peers = tk.Schedule(add=tk.SMs(tile=(16, 16)))
+
+
+def test_a_load_from_another_node_has_to_be_a_copy_first() -> None:
+    x = [torch.ones(16, 16) for _ in range(4)]
+    assert all((out == 4).all() for out in World(4).run(lambda g: sum_of_peers(x[g.rank], group=g)))
+    with pytest.raises(FarAccessError, match=r"test_across_nodes\.py:\d+: .*tk\.copy it to a buffer of the reader's"):
+        nodes(4, 2).run(lambda g: sum_of_peers(x[g.rank], group=g))
+
+
+def test_ranks_of_a_node() -> None:
+    for wrong in (0, 3, 8):
+        with pytest.raises(WorldError, match=f"per_node={wrong}"):
+            nodes(4, wrong)
+
+
+def test_a_wait_in_vain_for_another_node() -> None:
+    call = Call((16, 16, 16, 16), N=16, K=16, schedule=NAMED["push"].changed(
+        gather={"tile": (16, None), "count": 1}, matmul={"tile": (16, 16, 16)}))  # fmt: skip
+    waits = r"rank 0 worker 4 of .*: role matmul, tile 3, waits for full\[M\[48.* \(signal 3\): expected 1, observed 0"
+    with pytest.raises(StuckError, match=waits):
+        nodes(4, 2).run(lambda g: call.on(g) if g.rank != 3 else None)
+
+
+def test_amd_gpus_have_no_network_yet() -> None:
+    with pytest.raises(TargetError, match=r"gfx942 has no network to other nodes here; these have: cpu, sm_90, sm_100"):
+        TARGETS["gfx942"].across_nodes()
+    assert TARGETS["sm_90"].across_nodes().across_nodes().name == "sm_90+nvshmem"

@@ -1,0 +1,136 @@
+"""Primitives for ranks on several nodes, in Triton's own loads, stores and atomics: what the interpreter runs.
+
+It has the functions of `nvshmem`, so programs across nodes can be executed on a CPU. The table `heaps` holds, for a
+near rank, the address of its heap, and for a far one how much farther its heap lies than the own, less `FAR`: so a
+place of the own heap leads to the same place of the peer's, which is how a network names far memory.
+"""
+
+import triton
+import triton.language as tl
+
+from tilelink.backend.targets.portable import (
+    PROGRESS,
+    RUN,
+    SLOT_LEFT,
+    TICKET,
+    credit,
+    entered,
+    last_out,
+    notify,
+    peer,
+)
+
+__all__ = [
+    "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
+    "complete", "credit", "drain", "enter", "entered", "far", "fetch", "last_out", "leave", "notify", "notify_far",
+    "peer", "put", "put_notify", "wait",
+]  # fmt: skip
+
+FAR = tl.constexpr(2**62)
+CHUNK = tl.constexpr(128)
+
+
+@triton.jit
+def far(heaps, other):
+    """Whether a rank is on another node."""
+    return tl.load(heaps + other) < 0
+
+
+@triton.jit
+def there(heaps, other, pointer):
+    """A far rank's memory in the place where the pointer leads here."""
+    return (pointer.to(tl.int64) + tl.load(heaps + other) + FAR).to(pointer.dtype)
+
+
+@triton.jit
+def copy(target, source, count):
+    """Copies elements that lie in one piece."""
+    for first in range(0, count, CHUNK):
+        here = first + tl.arange(0, CHUNK) < count
+        tl.store(target + first + tl.arange(0, CHUNK), tl.load(source + first + tl.arange(0, CHUNK), mask=here), here)
+
+
+@triton.jit
+def put(heaps, other, target, source, count):
+    """Sends `count` elements to a far rank. Both are places of the own heap: of the peer's in the same place there."""
+    copy(there(heaps, other, target), source, count)
+
+
+@triton.jit
+def put_notify(heaps, other, target, source, count, signal):
+    """Sends `count` elements, then counts a signal of the peer one up."""
+    put(heaps, other, target, source, count)
+    notify_far(heaps, other, signal)
+
+
+@triton.jit
+def fetch(heaps, other, target, source, count):
+    """Brings `count` elements from a far rank, and returns when all threads may read them."""
+    copy(target, there(heaps, other, source), count)
+
+
+@triton.jit
+def complete():
+    """Until all that this rank has put has arrived: at once, here."""
+    tl.debug_barrier()
+
+
+@triton.jit
+def notify_far(heaps, other, signal):
+    """Counts a signal of a far rank one up, after all that was put there before."""
+    notify(there(heaps, other, signal + 1), "sys")
+
+
+@triton.jit
+def missing(signal, expected, scope: tl.constexpr):
+    """How often near and far ranks have still to count a signal up, with acquire order."""
+    near = tl.atomic_add(signal, 0, sem="acquire", scope=scope)
+    return expected - near - tl.atomic_add(signal + 1, 0, sem="acquire", scope=scope)
+
+
+@triton.jit
+def wait(control, signal, expected, scope: tl.constexpr):
+    """Until a signal is at least `expected`, with acquire order. Returns 0 as `portable.wait` does."""
+    left = tl.maximum(missing(signal, expected, scope), 0)
+    while left > 0:
+        left = tl.maximum(missing(signal, expected, scope), 0)
+    return left.to(tl.int32)
+
+
+@triton.jit
+def drain(control, signals, expected, here, scope: tl.constexpr):
+    """Until a block of signals have been given `expected` times, where `here` holds; then zeroes them."""
+    words = signals[:, None] + tl.arange(0, 2)[None, :]
+    given = tl.atomic_add(words, 0, mask=here[:, None], sem="acquire", scope=scope)
+    left = tl.sum(tl.where(here, expected - tl.sum(given, 1), 0))
+    while left > 0:
+        given = tl.atomic_add(words, 0, mask=here[:, None], sem="acquire", scope=scope)
+        left = tl.sum(tl.where(here, expected - tl.sum(given, 1), 0))
+    tl.store(words, tl.zeros(words.shape, tl.int64), mask=here[:, None])
+
+
+@triton.jit
+def tell(heaps, control, rank, progress, world: tl.constexpr):
+    """Tells every peer this rank's progress: a near one what it is, a far one that it has grown by one."""
+    for other in range(world):
+        if far(heaps, other):
+            word = there(heaps, other, control + PROGRESS + rank)
+            tl.atomic_add(word, 1, sem="release", scope="sys")
+        else:
+            tl.atomic_xchg(peer(heaps, other, 0, tl.int64) + PROGRESS + rank, progress, sem="release", scope="sys")
+
+
+@triton.jit
+def enter(heaps, control, rank, run, world: tl.constexpr):
+    """Tells every peer that all earlier work of this rank is done, so that its inputs may be read."""
+    tell(heaps, control, rank, 2 * run + 1, world)
+
+
+@triton.jit
+def leave(heaps, control, rank, slot, run, world: tl.constexpr):
+    """Ends a run: all signals of it have come and are zero again; tells the peers."""
+    tl.store(control + TICKET, 0)
+    tl.store(control + SLOT_LEFT + slot, 2 * run + 2)
+    tl.store(control + RUN, run + 1)
+    tl.debug_barrier()
+    tell(heaps, control, rank, 2 * run + 2, world)
