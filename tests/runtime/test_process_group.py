@@ -7,13 +7,18 @@ import gc
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import triton
+import triton.language as tl
 
 import tilelink as tk
 from tests.runtime.processes import SMALL, Failure, Pool, members
@@ -22,8 +27,10 @@ from tilelink.backend import cache as kernels
 from tilelink.errors import NeverEnteredError, StuckError, WorldError
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
+from tilelink.runtime.cpu import Execution, Region, Words, interpreted
 from tilelink.runtime.cpu_world import CpuWorld
 from tilelink.runtime.group import Group
+from tilelink.runtime.shared import share
 
 WORLD = 4
 K, N = 24, 20
@@ -138,6 +145,47 @@ def test_eight_ranks() -> None:
     expected = CpuWorld(8, **SMALL).run(lambda group: three_calls(group, parts, "push", torch.float32))
     for mine, theirs in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@triton.jit
+def add_ones(word, n):  # type: ignore[no-untyped-def]
+    for _ in range(n):
+        tl.atomic_add(word, 1, sem="relaxed", scope="sys")
+
+
+def count_together(times: int) -> int:
+    """All ranks count in one word of rank 0: by a kernel's additions, and by compare-and-swap."""
+    group = members(*range(WORLD))
+    memory = share(group, 4096)[0]
+    word, swapped = memory[:4].view(torch.int32), Words(memory[8:16].view(torch.int64))
+    execution = Execution(1, races=False)
+    dist.barrier(group)
+    kernel, region = interpreted(add_ones), Region("word", 0, word, "signal")
+    execution.run(lambda rank: execution.launch(kernel, 1, {"word": word, "n": times}, [region], rank))
+    for _ in range(times):
+        while swapped.compare_and_swap(0, seen := swapped.peek(0), seen + 1) != seen:
+            pass
+    dist.barrier(group)
+    assert swapped.load(0) == int(word)
+    return int(word)
+
+
+def test_atomics_are_atomic_across_processes(pool: Pool) -> None:
+    assert pool.results(count_together, 1000) == [1000 * WORLD] * WORLD
+
+
+def test_it_runs_under_torchrun() -> None:
+    """A process a rank gives the bits that ranks in one process give."""
+    root = Path(__file__).parents[2]
+    example = root / "examples" / "one_process_a_rank.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    done, alone = (
+        subprocess.run([*command, example], capture_output=True, text=True, env=environment, check=True).stdout
+        for command in (torchrun, [sys.executable])
+    )
+    lines = sorted(line for line in done.splitlines() if line.startswith("rank "))
+    assert len(lines) == WORLD and lines == sorted(alone.splitlines())
 
 
 # ---- Ranks that do not agree: nothing is launched, and the lane goes on.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,8 +111,13 @@ def _cpu_ranks() -> str:
 def _process_groups() -> str:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         raise MissingError("this torch is built without gloo")
-    free = shutil.disk_usage("/dev/shm").free
-    return f"gloo, and {free // 2**20} MiB of shared memory in /dev/shm"
+    memory = os.memfd_create("tilelink")
+    try:
+        os.close(os.open(f"/proc/{os.getpid()}/fd/{memory}", os.O_RDWR))
+        os.close(os.pidfd_open(os.getpid()))
+    finally:
+        os.close(memory)
+    return "gloo, and the kernel's anonymous shared memory"
 
 
 def _compiles(backend: str, tool: str | None) -> Callable[[], str]:

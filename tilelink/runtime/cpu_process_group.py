@@ -28,10 +28,16 @@ class CpuProcessGroup(ProcessGroup):
     """A call returns when this rank has left the run: then its outputs are complete."""
 
     def __init__(
-        self, process_group: dist.ProcessGroup, layout: HeapLayout, sms: int, seed: int, bounds: Bounds
+        self,
+        process_group: dist.ProcessGroup,
+        layout: HeapLayout,
+        sms: int,
+        seed: int,
+        bounds: Bounds,
+        per_node: int | None,
     ) -> None:
         heaps = share(process_group, layout.heap_bytes)
-        self.cpu, self.seed = CpuLane(layout, heaps, sms), seed
+        self.cpu, self.seed = CpuLane(layout, heaps, sms, per_node=per_node), seed
         rank = dist.get_rank(process_group)
         super().__init__(process_group, Lane(rank, layout.world, layout, self.cpu.tables[rank]), bounds)
         self.control = [Words(h[: 8 * (CONTROL_WORDS + layout.world)].view(torch.int64)) for h in heaps]

@@ -30,6 +30,7 @@ from tilelink.errors import (
 )
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.sizes import check_nodes
 from tilelink.runtime.arguments import mismatch
 from tilelink.runtime.board import ROW_BYTES, Board, Post
 from tilelink.runtime.bounds import Bounds, Processes, wait_until
@@ -57,13 +58,15 @@ def group(
     seed: int = 0,
     enter_timeout: float = DEFAULT_ENTER,
     stuck_timeout: float = DEFAULT_STUCK,
+    per_node: int | None = None,
 ) -> ProcessGroup:
     """The calling process's rank in a lane of all processes of a `torch.distributed` group, by default of all there
     are. Collective: all of them call it, with the same options. Several lanes may exist, of one group or of several; a
     process that has more than one calls programs on them in an order that does not make ranks wait in a circle.
 
-    `heap_bytes`, `slots`, `signal_bytes`, `sms`, `seed`: as in `CpuWorld`. `enter_timeout`, `stuck_timeout`: seconds,
-    see `Bounds`. Raises WorldError, RankError, DeviceError, HeapError, RankMismatchError; on every rank, if one does.
+    `heap_bytes`, `slots`, `signal_bytes`, `sms`, `seed`, `per_node`: as in `CpuWorld`. `enter_timeout`,
+    `stuck_timeout`: seconds, see `Bounds`. Raises WorldError, RankError, DeviceError, HeapError, RankMismatchError; on
+    every rank, if one does.
     """
     from tilelink.runtime.cpu_process_group import CpuProcessGroup
 
@@ -78,12 +81,14 @@ def group(
         raise DeviceError(f"the group's backends are {backends}: ranks on the CPU need gloo", site)
     options = {
         "heap_bytes": heap_bytes, "slots": slots, "signal_bytes": signal_bytes, "sms": sms,
-        "enter_timeout": enter_timeout, "stuck_timeout": stuck_timeout,
+        "enter_timeout": enter_timeout, "stuck_timeout": stuck_timeout, "per_node": per_node,
     }  # fmt: skip
     if difference := mismatch("this lane", dict(enumerate(gathered(members, options)))):
         raise RankMismatchError(difference, site)
-    layout = HeapLayout(dist.get_world_size(members), heap_bytes, slots, signal_bytes)
-    return CpuProcessGroup(members, layout, sms, seed, Bounds(enter_timeout, stuck_timeout))
+    world = dist.get_world_size(members)
+    check_nodes(world, per_node)
+    layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
+    return CpuProcessGroup(members, layout, sms, seed, Bounds(enter_timeout, stuck_timeout), per_node)
 
 
 class ProcessGroup(Group):
