@@ -114,6 +114,7 @@ def read_first(group: Group) -> list[torch.Tensor]:
     return [readers_first(x, schedule=own_workers, group=group) for _ in range(2)]
 
 
+@pytest.mark.versions
 def test_a_consumer_may_come_before_the_producer_of_its_own_rank(pool: Pool) -> None:
     for outs in pool.results(in_processes, read_first, tuple(range(WORLD))):
         for y in outs:
@@ -170,6 +171,7 @@ def count_together(times: int) -> int:
     return int(word)
 
 
+@pytest.mark.versions
 def test_atomics_are_atomic_across_processes(pool: Pool) -> None:
     assert pool.results(count_together, 1000) == [1000 * WORLD] * WORLD
 

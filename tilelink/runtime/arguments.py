@@ -205,9 +205,10 @@ def mismatch(what: str, calls: Mapping[int, Mapping[str, Any]]) -> str | None:
     (first, known), *others = calls.items()
     for rank, call in others:
         for name, mine in call.items():
-            if known[name] != mine:
+            theirs = known.get(name)
+            if theirs != mine:
                 return (
-                    f"{what}: rank {rank} has {name} {mine}, rank {first} {known[name]}; the ranks of a group call the "
+                    f"{what}: rank {rank} has {name} {mine}, rank {first} {theirs}; the ranks of a group call the "
                     "same programs with the same schedules and sizes, in the same order"
                 )
     return None

@@ -82,13 +82,17 @@ class Board:
         return bool(self._plain[rank][POSTS + POST * (number % 2) + NUMBER] > number)
 
     def read(self, rank: int, number: int) -> Post:
-        """The call of a rank that has made it. A rank that made more calls than it waited for has overwritten it."""
+        """The call of a rank that has made it, or a later one: a rank that could not make two calls has waited for
+        nobody, and overwrites the first."""
         side = number % 2
         at = POSTS + POST * side
         found = self._words[rank].load(at + NUMBER) - 1
         row = self._plain[rank]
-        values = json.loads(self._read(rank, 1 + side, int(row[at + LENGTH])))
-        return Post(found, row[at + DIGEST : at + DIGEST + 4].tobytes(), values)
+        digest, text = row[at + DIGEST : at + DIGEST + 4].tobytes(), self._read(rank, 1 + side, int(row[at + LENGTH]))
+        try:
+            return Post(found, digest, json.loads(text))
+        except ValueError:  # it is being overwritten
+            return Post(found, digest, {})
 
     def calls(self, rank: int) -> int:
         """How many calls a rank has made."""

@@ -17,8 +17,8 @@ LONGEST_REST = 2e-3
 
 @dataclass(frozen=True)
 class Bounds:
-    """How long waits last, in seconds. `enter`: while some peer has not come to the run, since it may be compiling;
-    `stuck`: while all are in it, or beyond, and nothing moves on any rank."""
+    """How long waits last while nothing moves on any rank, in seconds. `enter`: as long as some peer has not come to
+    the run, since it may be compiling; `stuck`: when all are in it, or beyond."""
 
     enter: float
     stuck: float
@@ -61,6 +61,19 @@ class Processes:
         for exit_ in self._ranks:
             os.close(exit_)
         self._ranks.clear()
+
+
+class Stillness:
+    """How long nothing has moved on any rank. `heartbeats()`: counts that grow while ranks do something."""
+
+    def __init__(self, heartbeats: Callable[[], tuple[int, ...]]) -> None:
+        self._heartbeats, self._last, self._since = heartbeats, heartbeats(), time.monotonic()
+
+    def seconds(self) -> float:
+        now, latest = time.monotonic(), self._heartbeats()
+        if latest != self._last:
+            self._last, self._since = latest, now
+        return now - self._since
 
 
 def wait_until(done: Callable[[], bool], check: Callable[[], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -12,7 +11,7 @@ from tilelink.errors import RankDiedError, RankFailedError, Site, StuckError
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.runtime.arguments import Arguments
-from tilelink.runtime.bounds import Bounds, wait_until
+from tilelink.runtime.bounds import Bounds, Stillness, wait_until
 from tilelink.runtime.cpu import DeadlockError, Execution, Words
 from tilelink.runtime.cpu_lane import CpuLane, poisoned
 from tilelink.runtime.launch import Lane, Record, Run
@@ -93,8 +92,7 @@ class _Peers:
     def __init__(self, group: CpuProcessGroup, run: Record) -> None:
         self.group, self.run = group, run
         self.heartbeat = group.board.heartbeat
-        self.began = self.moved = time.monotonic()
-        self.heartbeats: tuple[int, ...] = ()
+        self.still = Stillness(group.board.heartbeats)
 
     def wait(self, changed: Callable[[], bool], deadlock: Callable[[], DeadlockError]) -> None:
         """Until another process has written what a worker of this rank polls."""
@@ -112,11 +110,7 @@ class _Peers:
             group.raise_if_poisoned(here())
         ranks = range(group.world)
         group.raise_if_dead([r for r in ranks if group.progress(r) < left(run.number)], f"in {run.label}")
-        now, heartbeats = time.monotonic(), group.board.heartbeats()
-        if heartbeats != self.heartbeats:
-            self.heartbeats, self.moved = heartbeats, now
         late = [r for r in ranks if group.progress(r) < entered(run.number)]
-        if late and now - self.began > group.bounds.enter:
-            group.give_up(group.late(late[0], run.number), here())
-        if not late and now - self.moved > group.bounds.stuck:
-            group.give_up(first_wait(deadlock(), run, Reason.STUCK), here())
+        if self.still.seconds() > (group.bounds.enter if late else group.bounds.stuck):
+            report = group.late(late[0], run.number) if late else first_wait(deadlock(), run, Reason.STUCK)
+            group.give_up(report, here())

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -33,7 +32,7 @@ from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import check_nodes
 from tilelink.runtime.arguments import mismatch
 from tilelink.runtime.board import ROW_BYTES, Board, Post
-from tilelink.runtime.bounds import Bounds, Processes, wait_until
+from tilelink.runtime.bounds import Bounds, Processes, Stillness, wait_until
 from tilelink.runtime.cpu_world import DEFAULT_HEAP, DEFAULT_SIGNALS, DEFAULT_SMS
 from tilelink.runtime.group import Group
 from tilelink.runtime.launch import Lane, Record, Run
@@ -144,10 +143,10 @@ class ProcessGroup(Group):
             raise
 
     def compare(self, call: dict[str, Any], site: Site) -> None:
-        number, began = self._post(call), time.monotonic()
+        number, still = self._post(call), Stillness(self.board.heartbeats)
         ranks = range(self.world)
         wait_until(
-            lambda: all(self.board.posted(r, number) for r in ranks), lambda: self._check_call(number, began)
+            lambda: all(self.board.posted(r, number) for r in ranks), lambda: self._check_call(number, still)
         )
         posts = {r: self.board.read(r, number) for r in ranks}
         for rank, post in posts.items():
@@ -169,7 +168,7 @@ class ProcessGroup(Group):
         self.recent.pop(run.number - KEPT_RUNS, None)
         return record
 
-    def _check_call(self, number: int, began: float) -> None:
+    def _check_call(self, number: int, still: Stillness) -> None:
         """Raises where not all ranks will make the call."""
         self.raise_if_poisoned()
         missing = [r for r in range(self.world) if not self.board.posted(r, number)]
@@ -181,7 +180,7 @@ class ProcessGroup(Group):
                     self.site,
                 )
         self.raise_if_dead(missing, f"before call {number}")
-        if missing and time.monotonic() - began > self.bounds.enter:
+        if missing and still.seconds() > self.bounds.enter:
             self.give_up(self.late(missing[0], self.runs))
 
     # ---- the end of a lane
@@ -245,14 +244,14 @@ class ProcessGroup(Group):
         """Until all ranks are here."""
         self.phase += 1
         self.board.enter_phase(self.phase)
-        began = time.monotonic()
+        still = Stillness(self.board.heartbeats)
 
         def missing() -> list[int]:
             return [r for r in range(self.world) if not self.board.in_phase(r, self.phase)]
 
         def check() -> None:
             self.raise_if_dead(missing(), "and the lane can't be reset")
-            if missing() and time.monotonic() - began > self.bounds.enter:
+            if missing() and still.seconds() > self.bounds.enter:
                 raise NeverEnteredError(f"rank {missing()[0]} does not take part in the reset", self.site)
 
         wait_until(lambda: not missing(), check)
