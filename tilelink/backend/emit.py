@@ -332,7 +332,7 @@ def write_expected(
         for variable, begin, end in sums:
             write(f"for {variable} in range({addresses.text(begin)}, {addresses.text(end)}):")
             write.depth += 1
-        write(f"expected += {times}")
+        write(f"expected += {times}.to(tl.int32)")  # tables of parts are 64-bit, and a loop keeps its types
         write.depth -= len(sums)
     return "expected"
 

@@ -1,0 +1,52 @@
+"""The programs of the examples compile for a GPU: for sizes that leave rests and for even ones. Compiled only."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backend.test_compiles import POINTERS, compiled
+from tilelink.backend.facts import Facts
+from tilelink.backend.lower import lower
+from tilelink.backend.show import with_defaults
+from tilelink.backend.targets import TARGETS
+from tilelink.frontend.sizes import Sizes
+
+SCALED = {"x": "int8", "scale": "fp32", "weight": "int8", "weight_scale": "fp32", "out": "bf16"}
+PROGRAMS: list[tuple[str, str, Any]] = [
+    ("matmul_reduce_scatter", "matmul_reduce_scatter", "bf16"),
+    ("ring_reduce_scatter", "ring_reduce_scatter", "bf16"),
+    ("matmul_all_reduce", "matmul_all_reduce", "bf16"),
+    ("gathered_attention", "gathered_attention", "bf16"),
+    ("matmul_all_to_all", "matmul_all_to_all", "bf16"),
+    ("hierarchical_gather", "hierarchical_all_gather_matmul", "bf16"),
+    ("scaled_matmul", "scaled_matmul", SCALED),
+]
+WORLD, PER_NODE = 4, 2
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    monkeypatch.setitem(POINTERS, "int8", "*i8")
+
+
+@pytest.mark.parametrize("rest", [0, pytest.param(7, marks=pytest.mark.verify)], ids=["even", "with rests"])
+@pytest.mark.parametrize(("module", "name", "dtypes"), PROGRAMS, ids=lambda v: v if isinstance(v, str) else "")
+def test_example_compiles_for_hopper(module: str, name: str, dtypes: Any, rest: int) -> None:
+    program, target = getattr(importlib.import_module(module), name), TARGETS["sm_90"]
+    sizes: dict[str, Any] = {d: n - rest for d, n in with_defaults(program, {}, frozenset()).items()}
+    schedule = program.fit(world=WORLD, dtypes=dtypes, absent=frozenset(), **sizes)
+    bound = program.bind(schedule, dtypes)
+    lowered = lower(bound, Facts.of(bound, Sizes.of(bound, WORLD, sizes, PER_NODE)), target)
+    main = compiled(lowered, lowered.main, lowered.main_parameters, target)
+    assert "mma" in main.asm["ptx"]
+    assert main.metadata.shared <= target.shared_bytes
+
+
+def test_all_examples_are_compiled() -> None:
+    files = (Path(__file__).parents[2] / "examples").glob("*.py")
+    assert {p.stem for p in files if "@tk.program" in p.read_text()} == {module for module, _, _ in PROGRAMS}
