@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import tilelink
+
 ROOT = Path(__file__).parent.parent
 KERNEL = ROOT / "tilelink" / "kernels" / "all_gather_matmul.py"
 
@@ -31,6 +33,13 @@ def test_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.Mon
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
+
+
+def test_page_of_the_language_has_every_word() -> None:
+    """In code that runs; types of what words return are left out."""
+    code = "\n".join(blocks(ROOT / "docs" / "language.md"))
+    words = set(tilelink.__all__) - {"Order", "Program", "group"}
+    assert not [w for w in sorted(words) if not re.search(rf"\btk\.{w}\b", code)]
 
 
 def test_readme_shows_the_program_in_full() -> None:
