@@ -106,7 +106,7 @@ def test_list(run: Run) -> None:
     by_name = {o["name"]: o for o in found["operators"]}
     assert list(by_name) == list(operators())
     found = by_name["all_gather_matmul"]
-    assert found["schedules"] == ["push", "pull", "multicast"]
+    assert found["schedules"] == ["push", "pull", "multicast", "engine"]
     assert found["tensors"] == [
         {"name": "x", "kind": "input", "dims": ["M", "K"], "sharded": "M", "optional": False},
         {"name": "weight", "kind": "input", "dims": ["K", "N"], "sharded": None, "optional": False},
@@ -121,7 +121,7 @@ def test_list_for_people(run: Run) -> None:
     lines = out[out.index("all_gather_matmul\n") :].splitlines()
     assert lines[2:4] == [
         "    x[M/world, K], weight[K, N], bias[N] (optional) -> out[M, N]",
-        "    schedules: push (default), pull, multicast",
+        "    schedules: push (default), pull, multicast, engine",
     ]
 
 
@@ -242,7 +242,7 @@ def test_named_schedules_are_fitted_and_changes_are_not(run: Run) -> None:
         ("--shape K=1+1+1+1", "DimensionError", "K is not spread over the ranks"),
         ("--dtype bf17", "UsageError", "bf17 is not a dtype"),
         ("--dtype int64", "DtypeError", "tl.dot does not take int64"),
-        ("--schedule shove", "ScheduleError", "no schedule shove; it has push, pull, multicast"),
+        ("--schedule shove", "ScheduleError", "no schedule shove; it has push, pull, multicast, engine"),
         ("--schedule push,pull", "UsageError", "--schedule pull: a change is ROLE.FIELD=VALUE"),
         ("--schedule push,", "UsageError", "a change is ROLE.FIELD=VALUE"),
         ("--schedule tile=64", "UsageError", "--schedule tile=64: a change is"),

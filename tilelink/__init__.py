@@ -5,6 +5,7 @@ from typing import Any
 from tilelink.errors import TileLinkError
 from tilelink.frontend.program import Program, program
 from tilelink.frontend.schedule import (
+    CopyEngine,
     Epilogue,
     Order,
     Schedule,
@@ -38,9 +39,10 @@ from tilelink.language import (
 
 __version__ = "0.1.0"
 __all__ = [
-    "CpuWorld", "Epilogue", "Local", "Order", "Program", "SMs", "Schedule", "Sharded", "TileLinkError", "copy",
-    "group", "grouped", "local", "locals", "next_rank_first", "node", "nodes", "notify", "order", "own_rank_first",
-    "place", "program", "rank", "rank_at", "ranks", "ring", "sharded", "steps", "tile", "tiles", "wait", "world",
+    "CopyEngine", "CpuWorld", "Epilogue", "Local", "Order", "Program", "SMs", "Schedule", "Sharded", "TileLinkError",
+    "copy", "group", "grouped", "local", "locals", "next_rank_first", "node", "nodes", "notify", "order",
+    "own_rank_first", "place", "program", "rank", "rank_at", "ranks", "ring", "sharded", "steps", "tile", "tiles",
+    "wait", "world",
 ]  # fmt: skip
 
 

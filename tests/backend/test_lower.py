@@ -27,7 +27,7 @@ WORLD = 4
 DIVIDING = {"M": 512, "N": 256, "K": 256}
 UNEVEN = {"M": (130, 0, 7, 5), "N": 100, "K": 70}
 SIZES: dict[str, dict[str, Any]] = {"dividing": DIVIDING, "uneven": UNEVEN}
-ALL = [(s, z) for s in ("push", "pull", "multicast") for z in SIZES]
+ALL = [(s, z) for s in ("push", "pull", "multicast", "engine") for z in SIZES]
 
 
 def lowered(schedule: Any = "push", absent: frozenset[str] = frozenset(), **sizes: Any) -> Lowered:

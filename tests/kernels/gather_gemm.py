@@ -10,15 +10,23 @@ from typing import Any
 import torch
 
 from tilelink import Schedule
-from tilelink.kernels.all_gather_matmul import all_gather_matmul, multicast, pull, push
+from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, multicast, pull, push
 from tilelink.runtime.cpu_world import CpuWorld
 
 LIMITS = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 2.5e-3}
 """Relative RMS against float64 of the rounded inputs: what rounding once costs, and not much more."""
 FEW = 32
 """Of fewer results the rounding errors do not average out, and their RMS says little."""
-NAMED = {"push": push, "pull": pull, "multicast": multicast}
+NAMED = {"push": push, "pull": pull, "multicast": multicast, "engine": engine}
+ENGINES = {at: engine.changed(gather={"at": at}) for at in ("home", "reader")}
+"""A copy engine of the rank that has the rows, or of the one that reads them."""
 LAYOUTS = ("rows", "columns", "offset")
+
+
+def in_tiles(schedule: str, gather: tuple[int, int | None], matmul: tuple[int, int, int]) -> Schedule:
+    """A schedule of the library in smaller tiles; those of an engine cover a signal, which whole rows have."""
+    tile = (gather[0], None) if schedule == "engine" else gather
+    return NAMED[schedule].changed(gather={"tile": tile}, matmul={"tile": matmul})
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tilelink as tk
-from tests.kernels.gather_gemm import FEW, LAYOUTS, LIMITS, NAMED, Call, relative_rms, run, run_and_check, small_world
+from tests.kernels.gather_gemm import (
+    ENGINES,
+    FEW,
+    LAYOUTS,
+    LIMITS,
+    NAMED,
+    Call,
+    in_tiles,
+    relative_rms,
+    run,
+    run_and_check,
+    small_world,
+)
 from tilelink.errors import StrideError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
@@ -51,13 +63,10 @@ def calls(draw: st.DrawFn, world: int) -> Call:
     decode = st.integers(0, world - 1).map(lambda r: tuple(int(r == k) for k in range(world)))
     parts = draw(st.one_of(even, uneven, decode))
     N, K = draw(lengths(tiles[1], few)), draw(lengths(tiles[2], few + 1))
-    schedule = NAMED[draw(st.sampled_from(list(NAMED)))].changed(
-        gather={
-            "tile": (draw(tile_for(max(parts))), draw(tile_for(K))),
-            "order": draw(st.sampled_from(ORDERS)),
-            "count": draw(st.integers(1, 4)),
-        },
-        matmul={"tile": tiles, "order": draw(st.sampled_from(ORDERS))},
+    name, tile = draw(st.sampled_from(list(NAMED))), (draw(tile_for(max(parts))), draw(tile_for(K)))
+    own = {"at": draw(st.sampled_from(list(ENGINES)))} if name == "engine" else {"count": draw(st.integers(1, 4))}
+    schedule = in_tiles(name, tile, tiles).changed(
+        gather={"order": draw(st.sampled_from(ORDERS)), **own}, matmul={"order": draw(st.sampled_from(ORDERS))}
     )
     return Call(
         parts, N, K,
@@ -98,8 +107,7 @@ def test_uneven_parts_and_twice_in_a_row(schedule: str, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
 @pytest.mark.parametrize("schedule", list(NAMED))
 def test_bits_do_not_depend_on_the_order_of_execution(schedule: str, dtype: torch.dtype) -> None:
-    tiles = {"gather": {"tile": (16, 32)}, "matmul": {"tile": (16, 16, 16)}}
-    call = Call((20, 7), N=16, K=40, dtype=dtype, schedule=NAMED[schedule].changed(**tiles), bias=True)
+    call = Call((20, 7), N=16, K=40, dtype=dtype, schedule=in_tiles(schedule, (16, 32), (16, 16, 16)), bias=True)
     first = run_and_check(call, seed=0)[0]
     for seed in range(1, 4):
         again = run([call], seed=seed)[0]
@@ -166,7 +174,7 @@ def far_apart(rows: int, columns: int, stride: int, offset: int = 0) -> torch.Te
 @pytest.mark.parametrize("schedule", list(NAMED))
 def test_elements_beyond_the_reach_of_32_bits(schedule: str) -> None:
     rows, stride = 300, 2**24 - 1
-    tiles = NAMED[schedule].changed(gather={"tile": (128, 32)}, matmul={"tile": (128, 32, 32)})
+    tiles = in_tiles(schedule, (128, 32), (128, 32, 32))
     call = Call((rows,), N=24, K=20, dtype=torch.bfloat16, schedule=tiles)
     x, out = far_apart(rows, 20, stride), far_apart(rows, 24, stride, offset=64)
     call.__dict__["x"] = [x.copy_(call.x[0])]
@@ -201,9 +209,9 @@ def test_the_default_schedule_is_the_first_beside_the_program() -> None:
     assert next(iter(all_gather_matmul.schedules)) == "push"
 
 
-@pytest.mark.parametrize("schedule", list(NAMED))
+@pytest.mark.parametrize("schedule", [n for n in NAMED if n != "engine"])
 def test_cells_of_signals_may_be_chosen(schedule: str) -> None:
     """The grid of the signals is the schedule's to coarsen: one signal for two rows of tiles."""
-    tiles = NAMED[schedule].changed(gather={"tile": (16, 32)}, matmul={"tile": (32, 32, 32)})
+    tiles = in_tiles(schedule, (16, 32), (32, 32, 32))
     coarse = tk.Schedule(cells={"full": (32, None)}, **tiles)
     run_and_check(*[Call((70, 33), N=17, K=37, schedule=coarse)] * 2)

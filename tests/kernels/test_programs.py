@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.kernels import exchanges
-from tests.kernels.gather_gemm import LIMITS, NAMED, Call, relative_rms, small_world
+from tests.kernels.gather_gemm import LIMITS, NAMED, Call, in_tiles, relative_rms, small_world
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather import pull as gather_all
 from tilelink.kernels.matmul import gemm, matmul
@@ -76,7 +76,7 @@ def test_matmul_of_each_rank() -> None:
 def test_fused_and_unfused_have_the_same_bits(schedule: str, dtype: torch.dtype) -> None:
     """Sums go over K in the same steps, and what is gathered is not rounded."""
     parts, tile = (20, 3), (16, 16, 16)
-    fused = NAMED[schedule].changed(gather={"tile": (16, 16)}, matmul={"tile": tile})
+    fused = in_tiles(schedule, (16, 16), tile)
     call = Call(parts, N=24, K=40, dtype=dtype, schedule=fused, bias=True)
 
     def both(group: Group) -> tuple[torch.Tensor, torch.Tensor]:

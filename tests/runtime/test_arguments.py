@@ -232,7 +232,7 @@ BAD = [
     Bad(
         "unknown schedule",
         ScheduleError,
-        "has no schedule pusch; it has push, pull, multicast",
+        "has no schedule pusch; it has push, pull, multicast, engine",
         options={"schedule": "pusch"},
         at=KERNEL,
     ),

@@ -43,6 +43,10 @@ def execute(
 
 
 def schedule(name: str, gather: tuple[int | None, ...], matmul: tuple[int, ...], count: int = 3) -> tk.Schedule:
+    if name.startswith("engine"):
+        at = "home" if name == "engine pushes" else "reader"
+        by_rows = {"tile": (gather[0], None), "at": at}
+        return all_gather_matmul.schedule("engine").changed(gather=by_rows, matmul={"tile": matmul})
     return all_gather_matmul.schedule(name).changed(gather={"tile": gather, "count": count}, matmul={"tile": matmul})
 
 
@@ -55,7 +59,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["push", "pull", "multicast"])
+@pytest.mark.parametrize("name", ["push", "pull", "multicast", "engine", "engine pushes"])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c[0])))
 def test_trace_is_the_unrolled_program(name: str, case: tuple) -> None:  # type: ignore[type-arg]
     parts, n, k, gather, matmul = case

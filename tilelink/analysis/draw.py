@@ -64,7 +64,9 @@ def perfetto(timeline: Timeline) -> dict[str, Any]:
         metadata.append(_metadata("process_sort_index", pid, sort_index=rank))
     for (rank, worker), tid in threads.items():
         pid = processes[rank]
-        metadata.append(_metadata("thread_name", pid, tid, name=f"worker {worker}"))
+        peer = timeline.peer_of(worker)
+        name = f"worker {worker}" if peer is None else f"engine to rank {peer}"
+        metadata.append(_metadata("thread_name", pid, tid, name=name))
         metadata.append(_metadata("thread_sort_index", pid, tid, sort_index=worker))
 
     def place(span: Span) -> Event:
@@ -355,7 +357,9 @@ def _frame(axes: Axes, page: _Page) -> None:
 
     every = max(1, round(0.13 / page.row))  # a label a row, unless rows are lower than text
     ticks = [(row, worker) for (_, worker), row in page.rows.items() if worker % every == 0]
-    axes.set_yticks([row for row, _ in ticks], [str(worker) for _, worker in ticks], fontsize=7, color=FAINT)
+    peers = {worker: timeline.peer_of(worker) for _, worker in ticks}
+    names = [str(worker) if peers[worker] is None else f"engine {peers[worker]}" for _, worker in ticks]
+    axes.set_yticks([row for row, _ in ticks], names, fontsize=7, color=FAINT)
     axes.tick_params(axis="y", length=0, pad=3)
     for rank in timeline.ranks:
         first, last = page.band(rank)

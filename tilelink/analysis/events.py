@@ -23,6 +23,10 @@ class Events:
     number on the rank), `home` (whose memory; of a notify, who gets the signal), `lo` and `hi` (events x dimensions,
     global coordinates), `cell` and `expected` (of a signal, -1 else), `amount` (bytes of a read or write, operations
     of a dot), `site` (index of `sites`).
+
+    `worker`: those of the kernel, an SM each, have the numbers from 0 to `kernel_workers - 1`. Behind them come the
+    agents of the copy engine, a stream a peer: `kernel_workers + p` copies between its rank's memory and that of rank
+    p. An agent does its events one after the other, too, but on no SM.
     """
 
     program: TileProgram
@@ -55,6 +59,17 @@ class Events:
     def nbytes(self) -> int:
         return sum(getattr(self, c).nbytes for c in self.COLUMNS)
 
+    @cached_property
+    def kernel_workers(self) -> int:
+        """Workers of the persistent kernel on each rank."""
+        counts = (self.allotment[r.name] for r in self.program.in_kernel)
+        return max((a.first + a.workers for a in counts), default=1)
+
+    def worker_name(self, worker: int) -> str:
+        """What a worker is called: "worker 3", or "engine to rank 1"."""
+        peer = worker - self.kernel_workers
+        return f"worker {worker}" if peer < 0 else f"engine to rank {peer}"
+
     def of_worker(self, rank: int, worker: int) -> np.ndarray:
         """Indices of a worker's events, in order."""
         begin, end = self._bounds.get((rank, worker), (0, 0))
@@ -82,7 +97,7 @@ class Events:
     def describe(self, k: int) -> str:
         """One event as a line."""
         role = self.program.roles[self.role[k]].name
-        head = f"rank {self.rank[k]} worker {self.worker[k]} {role} tile {self.tile[k]}: {OPS[self.op[k]]}"
+        head = f"rank {self.rank[k]} {self.worker_name(self.worker[k])} {role} tile {self.tile[k]}: {OPS[self.op[k]]}"
         match int(self.op[k]):
             case 0 | 1:
                 return f"{head} {self.region(k)} at rank {self.home[k]}, {int(self.amount[k])} bytes"

@@ -70,12 +70,14 @@ class Timeline:
     count: "us", or "memory operations" for the logical time of an execution on the CPU, which is not
     performance.
     `source` says where the times are from (`EXECUTED`, `PREDICTED`, `MEASURED` or words of your own).
+    `agents`: workers with this number or a higher one are streams of the copy engine, one a peer; None: there are none.
     """
 
     title: str
     unit: str
     source: str
     spans: tuple[Span, ...]
+    agents: int | None = None
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
@@ -102,6 +104,10 @@ class Timeline:
     def workers(self, rank: int) -> tuple[int, ...]:
         """The workers of a rank that ran tiles."""
         return tuple(sorted({s.worker for s in self.spans if s.rank == rank}))
+
+    def peer_of(self, worker: int) -> int | None:
+        """The peer of a stream of the copy engine; None for a worker on an SM."""
+        return None if self.agents is None or worker < self.agents else worker - self.agents
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import sympy
 
+from tilelink.analysis.copy_engine import check_signals, put_on_streams
 from tilelink.analysis.counting import check_counts, expected, expected_counts, filled
 from tilelink.analysis.events import DOT, NOTIFY, OPS, READ, WAIT, WRITE, Events
 from tilelink.errors import (
@@ -61,7 +62,7 @@ DEFAULT_SMS = 132
 
 def unroll(program: TileProgram, sizes: Sizes, *, sms: int = DEFAULT_SMS, summarise: bool = True) -> Events:
     """The events of a run. `summarise`: loops without synchronisation as one event. Raises ViewError, RankError or
-    SignalCountError where a tile would do what it must not, with the values."""
+    SignalCountError where a tile would do what it must not, with the values; ScheduleError where an engine would."""
     allotment = allot(program, sizes, sms)
     sites: dict[Site, int] = {}
     batches: list[dict[str, np.ndarray]] = []
@@ -69,10 +70,12 @@ def unroll(program: TileProgram, sizes: Sizes, *, sms: int = DEFAULT_SMS, summar
         batches += _Unroller(program, sizes, k, role, allotment[role.name], summarise, sites).run()
     names = (*Events.COLUMNS, "seq")
     columns = {c: np.concatenate([b[c] for b in batches]) for c in names} if batches else _no_events(program)
+    put_on_streams(columns, program, allotment, tuple(sites))
     order = np.lexsort((columns.pop("seq"), columns["tile"], columns["role"], columns["worker"], columns["rank"]))
     columns = {c: v[order] for c, v in columns.items()}
     events = Events(program, sizes, sms, sites=tuple(sites), allotment=allotment, **columns)
     check_counts(events)
+    check_signals(events)
     return events
 
 

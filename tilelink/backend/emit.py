@@ -33,6 +33,7 @@ from tilelink.frontend.ir import (
     Wait,
 )
 from tilelink.frontend.ir import walk as walk_statements
+from tilelink.frontend.schedule import SMs
 from tilelink.frontend.signals import cells_along, cells_in_part, cells_of, recipient, times_notified
 from tilelink.frontend.sizes import views_of
 from tilelink.frontend.triton_calls import TRITON_DTYPES
@@ -55,7 +56,9 @@ class RoleEmitter:
     def __init__(
         self, program: TileProgram, role: Role, facts: Facts, target: Target, *, publishing: bool = False
     ) -> None:
+        assert isinstance(role.resource, SMs), f"{role.name} is not in the kernel"
         self.program, self.role, self.facts, self.target, self.publishing = program, role, facts, target, publishing
+        self.stages = role.resource.stages
         self.hoisted: dict[str, str] = {}
         self.tile_names: dict[str, str] = {}
         self.addresses = Addresses(program, facts, self.hoist, self.per_tile, dict(role.walk.homes))
@@ -142,7 +145,7 @@ class RoleEmitter:
         bounds = f"{self.text(s.start)}, {self.text(s.stop)}, {s.step}"
         if not any(isinstance(i, Compute) and i.code.dots for i in _of_loop(s.body)):
             return f"range({bounds})"
-        stages = 1 if any(map(self.synchronises, walk_statements(s.body))) else self.role.resource.stages
+        stages = 1 if any(map(self.synchronises, walk_statements(s.body))) else self.stages
         return f"tl.range({bounds}, num_stages={stages})"
 
     def synchronises(self, s: Statement) -> bool:

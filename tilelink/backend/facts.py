@@ -25,7 +25,7 @@ class Facts:
     @classmethod
     def of(cls, program: TileProgram, sizes: Sizes) -> Facts:
         blocks = {(d, COPY_CHUNK) for d in _copied_in_chunks(program)}
-        for role in program.roles:
+        for role in program.in_kernel:
             blocks |= extents(role)
         return cls(
             equal=frozenset(d for d in program.cut if sizes.equal(d)),
@@ -52,6 +52,6 @@ def copied_chunks(ranges: Sequence[Range]) -> list[tuple[Range, int]]:
 def _copied_in_chunks(program: TileProgram) -> set[str]:
     """Dimensions along which something is published, or copied without a tile size."""
     published = {d for name in program.published for d in program.tensor(name).dims}
-    copies = [s for role in program.roles for s in walk(role.body) if isinstance(s, Copy)]
+    copies = [s for role in program.in_kernel for s in walk(role.body) if isinstance(s, Copy)]
     whole = {r.dim for s in copies for r in s.source.ranges if r.extent is None}
     return (published | whole) - {RANKS_DIM}

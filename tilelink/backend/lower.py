@@ -1,7 +1,8 @@
 """Lowering: a tile program becomes the source of a Triton module that a person can read beside it.
 
 One persistent kernel: its workers enter the run, do the tiles of their role, and the last one out ends the run
-(docs/protocol.md). Where peers read an input, a second kernel publishes it to the heap first.
+(docs/protocol.md). Where peers read an input, a second kernel publishes it to the heap first; where roles are on the
+copy engine, a third enters the run before their copies begin (`tilelink.backend.host` says in what order).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from tilelink.backend.addresses import Addresses
 from tilelink.backend.emit import RoleEmitter, Writer, write_expected
 from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.targets import Target
-from tilelink.errors import Site
+from tilelink.errors import ScheduleError, Site
 from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
-from tilelink.frontend.ir import RANKS_DIM, Copy, For, Role, Signals, Statement, TileProgram, View
+from tilelink.frontend.ir import RANKS_DIM, Copy, For, Role, Signals, Statement, TileProgram, View, walk
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.signals import cell_count, position
 from tilelink.frontend.walk import make_walk
@@ -56,11 +57,13 @@ class Lowered:
     main_parameters: tuple[Parameter, ...]
     publish: str | None
     publish_parameters: tuple[Parameter, ...]
+    enter: str | None = None
+    enter_parameters: tuple[Parameter, ...] = ()
 
     @property
     def warps(self) -> int:
         """Warps of a worker: one kernel, so the same for all roles (the frontend sees to that)."""
-        return self.program.roles[0].resource.warps
+        return next((r.resource.warps for r in self.program.roles if isinstance(r.resource, SMs)), SMs.warps)
 
     @property
     def stage_bytes(self) -> int:
@@ -75,10 +78,16 @@ class Lowered:
 @lru_cache(maxsize=256)
 def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     """The Triton source of a program, for a target and for sizes of which `facts` hold."""
+    if target.network and program.on_engine:
+        raise ScheduleError(
+            f"{program.on_engine[0].name} is on the copy engine, which reaches the ranks of its own node only; the world "
+            "has several: give it SMs",
+            program.on_engine[0].site,
+        )
     everything = _parameters(program, facts)
     functions: list[list[str]] = []
     calls: list[str] = []
-    for role in program.roles:
+    for role in program.in_kernel:
         source, needed = _role_function(program, role, facts, target, everything)
         functions.append(source)
         calls.append(_call(role.name, needed))
@@ -94,9 +103,17 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     if publish is not None:
         made, publish_parameters = _publish(program, facts, target, everything, publish)
         functions += made
+    enter = f"{program.name}_enter" if program.on_engine else None
+    enter_parameters: tuple[Parameter, ...] = ()
+    if enter is not None:
+        entering, enter_parameters = _enter(program, everything, enter)
+        functions.append(entering)
     body = [line for f in functions for line in ["", "", *f]]
     text = "\n".join(_header(program, facts, target, body) + body) + "\n"
-    return Lowered(program, facts, target, text, program.name, main_parameters, publish, publish_parameters)
+    entered = enter, enter_parameters
+    return Lowered(
+        program, facts, target, text, program.name, main_parameters, publish, publish_parameters, *entered
+    )
 
 
 # ---- parts of the module -----------------------------------------------------------------------------------------
@@ -133,7 +150,7 @@ def _parameters(program: TileProgram, facts: Facts) -> tuple[Parameter, ...]:
     made += [Parameter(f"{t.name}_at", "at", t.name) for t in program.on_heap]
     made.append(Parameter("stage_at", "stage"))
     made += [Parameter(f"{s.tensor}_signals", "signals", s.tensor) for s in program.signals]
-    made += [Parameter(f"{r.name}_workers", "workers", r.name) for r in program.roles if r.resource.count is not None]
+    made += [Parameter(f"{r.name}_workers", "workers", r.name) for r in program.in_kernel if _counted(r)]
     return (*made, Parameter("world", "run"))
 
 
@@ -209,13 +226,13 @@ def _main(
         "    control = peer(heaps, rank, 0, tl.int64)",
         "    run = tl.load(control + RUN)",
         "    before = tl.load(control + SLOT_LEFT + slot)",
-        "    if worker == 0:",
-        "        enter(heaps, control, rank, run, world)",
     ]
-    counted = [r.resource.count is not None for r in program.roles]
+    if not program.on_engine:
+        lines += ["    if worker == 0:", "        enter(heaps, control, rank, run, world)"]
+    counted = [_counted(r) for r in program.in_kernel]
     first = "0"
     keyword = "if"
-    for role, call, own in zip(program.roles, calls, counted, strict=True):
+    for role, call, own in zip(program.in_kernel, calls, counted, strict=True):
         if not own:
             continue
         workers = f"{role.name}_workers"
@@ -239,6 +256,11 @@ def _main(
     stable = [p.name for p in taken if p.kind in ("at", "signals", "stage", "workers") or p.name in ("rank", "slot")]
     head = [f"@triton.jit(do_not_specialize={stable!r})", f"def {program.name}({_signature(p.name for p in taken)}):"]
     return head + lines, taken
+
+
+def _counted(role: Role) -> bool:
+    """Whether the schedule says how many workers a role has."""
+    return isinstance(role.resource, SMs) and role.resource.count is not None
 
 
 def _for_workers(call: str, first: str, workers: str) -> str:
@@ -274,6 +296,25 @@ def _publish(
     return [*functions, head + lines], taken
 
 
+def _enter(
+    program: TileProgram, parameters: tuple[Parameter, ...], name: str
+) -> tuple[list[str], tuple[Parameter, ...]]:
+    """A kernel of one worker after which the copy engine may go to work: it has the credit of all ranks, has told them
+    that this one has entered the run, and where engines read what peers publish, these have entered, too."""
+    lines = [
+        "    control = peer(heaps, rank, 0, tl.int64)",
+        "    run = tl.load(control + RUN)",
+        "    credit(control, tl.load(control + SLOT_LEFT + slot), world)",
+        "    enter(heaps, control, rank, run, world)",
+    ]
+    read = {s.source.tensor for r in program.on_engine for s in walk(r.body) if isinstance(s, Copy) and s.source.remote}
+    if read & set(program.published):
+        lines += ["    for other in range(world):", "        entered(control, other, run)"]
+    taken = tuple(p for p in parameters if p.name in _needed(lines, parameters))
+    head = ["@triton.jit(do_not_specialize=['rank', 'slot'])", f"def {name}({_signature(p.name for p in taken)}):"]
+    return head + lines, taken
+
+
 def publishing_roles(program: TileProgram) -> tuple[Role, ...]:
     """The copies of this rank's parts of inputs to their places on the heap."""
     return tuple(_publishing_role(program, name) for name in program.published)
@@ -287,13 +328,13 @@ def _publishing_role(program: TileProgram, name: str) -> Role:
     resource = SMs(tile=(1,) * (len(dims) - 2) + (COPY_CHUNK,) * min(len(dims), 2))
     own = frozenset({tensor.dims[tensor.sharded]}) if tensor.sharded is not None else frozenset()
     site = Site(program.site.file, program.site.line)
-    walk, _ = make_walk(f"publish_{name}", space, resource, own, site)
-    ranges = iter(walk.ranges)
+    found, _ = make_walk(f"publish_{name}", space, resource, own, site)
+    ranges = iter(found.ranges)
     index = tuple(symbol(f"index_{k}") if d == RANKS_DIM else next(ranges) for k, d in enumerate(tensor.dims))
     view = View(name, index, RANK)
     body: Statement = Copy(site, view, view)
     for entry in (i for i in index if isinstance(i, Expr)):
         body = For(site, str(entry), sympy.S.Zero, WORLD, 1, (body,))
-    return Role(f"publish_{name}", resource, walk, (body,), site)
+    return Role(f"publish_{name}", resource, found, (body,), site)
 
 

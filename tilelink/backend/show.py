@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tilelink.frontend.program import Program
     from tilelink.frontend.schedule import Schedule
 
-STAGES = ("program", "events", "triton")
+STAGES = ("program", "events", "triton", "host")
 WORLD, SIZE, DTYPE = 4, 512, "bfloat16"
 """What is shown where nothing is said: small enough to be read, large enough for several tiles on each rank."""
 
@@ -30,7 +30,8 @@ def show(
     dtypes: Mapping[str, Any] | Any = DTYPE,
     **sizes: int | Sequence[int],
 ) -> str:
-    """The text of a stage: "program" (the tile program), "events" (one a line) or "triton" (the generated module).
+    """The text of a stage: "program" (the tile program), "events" (one a line), "triton" (the generated module) or
+    "host" (what the host of each rank launches and enqueues).
 
     A schedule is taken as it is, one given by name (or by default) is fitted to the sizes. `dtypes` and sizes as for
     `Program.unroll`; a size left out is `SIZE`. Raises the errors of the frontend, ValueError for an unknown stage.
@@ -49,14 +50,16 @@ def show(
     exact = Sizes.of(bound, world, sizes, per_node)
     if stage == "program":
         return str(bound)
-    if stage == "events":
-        from tilelink.analysis.unroll import unroll
+    from tilelink.analysis.unroll import unroll
 
+    if stage == "events":
         return unroll(bound, exact).text()
     from tilelink.backend.facts import Facts
+    from tilelink.backend.host import plan_text
     from tilelink.backend.lower import lower
 
-    return lower(bound, Facts.of(bound, exact), TARGETS[target]).source
+    lowered = lower(bound, Facts.of(bound, exact), TARGETS[target])
+    return lowered.source if stage == "triton" else plan_text(lowered, unroll(bound, exact))
 
 
 def with_defaults(

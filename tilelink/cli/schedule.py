@@ -104,8 +104,9 @@ def _field_texts(program: Program, resource: Resource) -> dict[str, str]:
     texts = {f.name: word(getattr(resource, f.name)) for f in fields(resource)}
     if isinstance(resource, Epilogue):
         return texts
-    whole = "+".join(f"{d}:{n}" for d, n in dict(resource.whole).items()) or "none"
+    if "whole" in texts:
+        texts["whole"] = "+".join(f"{d}:{n}" for d, n in dict(resource.whole).items()) or "none"
     tile = "x".join(map(word, resource.tile))
     order = resource.order
     called = next((n for n, o in orders(program).items() if o.parts is order.parts), order.name)
-    return {**texts, "tile": tile, "whole": whole, "order": called, "group": str(order.group)}
+    return {**texts, "tile": tile, "order": called, "group": str(order.group)}

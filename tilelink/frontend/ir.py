@@ -14,7 +14,7 @@ import sympy
 
 from tilelink.errors import Site
 from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol, to_text
-from tilelink.frontend.schedule import SMs
+from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.language import RANKS_DIM as RANKS_DIM
 
 ALL_RANKS = "all ranks"
@@ -246,7 +246,7 @@ class Role:
     """A tile function over a tile space, with its schedule. `folded`: the roles in its epilogue."""
 
     name: str
-    resource: SMs
+    resource: SMs | CopyEngine
     walk: Walk
     body: tuple[Statement, ...]
     site: Site = field(compare=False)
@@ -333,6 +333,16 @@ class TileProgram:
 
     def role(self, name: str) -> Role:
         return next(r for r in self.roles if r.name == name)
+
+    @property
+    def in_kernel(self) -> tuple[Role, ...]:
+        """The roles on SMs: those of the persistent kernel."""
+        return tuple(r for r in self.roles if isinstance(r.resource, SMs))
+
+    @property
+    def on_engine(self) -> tuple[Role, ...]:
+        """The roles on the copy engine."""
+        return tuple(r for r in self.roles if isinstance(r.resource, CopyEngine))
 
     @property
     def dims(self) -> tuple[str, ...]:

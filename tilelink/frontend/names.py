@@ -53,7 +53,7 @@ class Names:
         self.made = re.compile(
             rf"({tensor})_(block\d*|kept|here|at|signals|signals_here|stride_\w+|(own_)?\d+(_by_\d+)*)"
             rf"|({dim})_(lo|tiles?|parts?|first|end|inside|at|cell|home)|(part|cell)_({dim})|index_\d+|their_\w+"
-            rf"|({role})_workers|(drain|publish)_({tensor})|{re.escape(program[0])}_publish"
+            rf"|({role})_workers|(drain|publish)_({tensor})|{re.escape(program[0])}_(publish|enter)"
         )
 
     def __contains__(self, name: str) -> bool:

@@ -18,12 +18,13 @@ from tilelink.errors import (
     ScheduleWithoutRoleError,
     Site,
 )
+from tilelink.frontend.copy_engine import check_copy_engine
 from tilelink.frontend.elaboration import Context, Elaborator
 from tilelink.frontend.folding import fold, without_unread
 from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, walk
 from tilelink.frontend.multicast import multicast
 from tilelink.frontend.names import Names, check_parameters
-from tilelink.frontend.schedule import Epilogue, Schedule, SMs, smallest_tile
+from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule, SMs, smallest_tile
 from tilelink.frontend.signals import derive_signals
 from tilelink.frontend.sizes import Sizes, check_world, even_parts, stepped
 from tilelink.frontend.splitting import split_waits
@@ -126,8 +127,10 @@ class Program:
                 made[resource.of] = fold(producer, elaboration.ways(launch, producer), tensors)
             else:
                 role = elaboration.role(launch, resource)
-                made[name] = multicast(role, launch.space, cut) if resource.via == "multicast" else role
+                goes_to_all = isinstance(resource, SMs) and resource.via == "multicast"
+                made[name] = multicast(role, launch.space, cut) if goes_to_all else role
         tensors, roles = without_unread(tensors, tuple(made.values()))
+        check_copy_engine(roles)
         signals = derive_signals(tensors, roles, cut, schedule.cells, schedule.site)
         roles = tuple(split_waits(role, signals, names) for role in roles)
         return TileProgram(
@@ -167,7 +170,7 @@ class Program:
             cut = [t and min(t, longest.get(r.dim, t)) for t, r in zip(tile, role.walk.ranges, strict=False)]
             cut += [t and min(t, *(longest.get(d, t) for d in stepped(role)), t) for t in tile[len(cut) :]]
             whole = {d: min(n, totals.get(d, n)) for d, n in dict(role.resource.whole).items()}
-            changes[role.name] = {"tile": tuple(cut), "whole": whole}
+            changes[role.name] = {"tile": tuple(cut)} | ({"whole": whole} if whole else {})
         return schedule.changed(**changes)
 
     def _dtypes(self, recording: Recording, given: Mapping[str, Any]) -> dict[str, str]:
@@ -273,13 +276,15 @@ def _names(recording: Recording, site: Site) -> Names:
 
 def _producer(name: str, resource: Epilogue, schedule: Schedule, made: Mapping[str, Role]) -> Role:
     """The role that another is folded into. Raises ScheduleError."""
-    if resource.of in made:
+    if resource.of in made and isinstance(made[resource.of].resource, SMs):
         return made[resource.of]
     known = ", ".join(made) or "none"
     why = f"{resource.of} is no role of the program"
     if resource.of in schedule:
         folded = isinstance(schedule[resource.of], Epilogue)
         why = f"{resource.of} is {'in an epilogue itself' if folded else 'launched later'}"
+    if resource.of in made:
+        why = f"{resource.of} is on the copy engine"
     raise ScheduleError(
         f"{name}={resource}: {why}; a role is folded into one on SMs that is launched before it: {known}", schedule.site
     )
@@ -309,7 +314,7 @@ class _Elaboration:
         executors: list[str | None] = list(rank_axes(space, self.cut))
         return [self.role(launch, replace(producer.resource, at=at), taken) for at in executors or [None]]
 
-    def role(self, launch: Launch, resource: SMs, taken: frozenset[str] = frozenset()) -> Role:
+    def role(self, launch: Launch, resource: SMs | CopyEngine, taken: frozenset[str] = frozenset()) -> Role:
         """A launch as a role; `taken`: names that its variables must not have."""
         function, recording = launch.function, self.recording
         found, axes = make_walk(function.name, launch.space, resource, self.cut, launch.site)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -154,7 +154,30 @@ class Epilogue:
         return f"Epilogue({self.of!r})"
 
 
-Resource = SMs | Epilogue
+@dataclass(frozen=True)
+class CopyEngine:
+    """A role on the copy engines: the host enqueues its copies, each followed by a write of 1 to its signal, on a
+    stream a peer, beside the program's kernel, which has all SMs. `tile`, `order`, `at` as for `SMs`.
+
+    For roles that only copy and notify. An engine writes signals and can't add, so a tile covers a whole cell of the
+    signal grid; it waits for nothing but that its rank may write and that peers have entered. FLUX (arXiv 2406.06858)
+    gathers so.
+    """
+
+    tile: tuple[int | None, ...] = ()
+    order: Order = own_rank_first
+    at: str | None = None
+    whole: ClassVar[tuple[()]] = ()
+
+    def __post_init__(self) -> None:
+        _check_walk(self.tile, self.order, Site.of_user())
+
+    def __str__(self) -> str:
+        at = f", at={self.at!r}" if self.at else ""
+        return f"CopyEngine(tile={self.tile}, order={self.order}{at})"
+
+
+Resource = SMs | CopyEngine | Epilogue
 
 
 class Schedule(Mapping[str, Resource]):

@@ -14,7 +14,7 @@ import numpy as np
 from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import For, Role, Statement, TileProgram, View, walk
-from tilelink.frontend.schedule import smallest_tile
+from tilelink.frontend.schedule import SMs, smallest_tile
 
 MAX_WORLD = 1024
 
@@ -178,7 +178,8 @@ def views_of(s: Statement) -> list[View]:
 
 @dataclass(frozen=True)
 class Allotment:
-    """Which workers of the persistent kernel run a role: `workers` of them, from `first`; `tiles` on each rank."""
+    """Which workers of the persistent kernel (or streams of the copy engine) run a role: `workers` of them, from
+    `first`; `tiles` on each rank."""
 
     first: int
     workers: int
@@ -187,15 +188,19 @@ class Allotment:
 
 def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
     """Workers of every role, on a device of `sms` SMs. Roles with a count get theirs in program order; the others
-    share what is left. No more workers than there are tiles for them. Raises ScheduleError where the SMs don't do."""
+    share what is left. No more workers than there are tiles for them. Behind them come the streams of the copy engine,
+    one a peer, which the roles on it share. Raises ScheduleError where the SMs don't do."""
     first, made = 0, {}
     tiles = {r.name: tile_count(r, sizes) for r in program.roles}
-    for role in program.roles:
-        if role.resource.count is not None:
+    sharing = []
+    for role in program.in_kernel:
+        assert isinstance(role.resource, SMs)
+        if role.resource.count is None:
+            sharing.append(role)
+        else:
             workers = max(1, min(role.resource.count, tiles[role.name]))
             made[role.name] = Allotment(first, workers, tiles[role.name])
             first += workers
-    sharing = [r for r in program.roles if r.resource.count is None]
     if first + bool(sharing) > sms:
         raise ScheduleError(
             f"{program.name} asks for {first} SMs by count" + (" and at least one for the others" if sharing else "")
@@ -205,6 +210,8 @@ def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
     for role in sharing:
         workers = max(1, min(sms - first, max(tiles[r.name] for r in sharing)))
         made[role.name] = Allotment(first, workers, tiles[role.name])
+    behind = max((a.first + a.workers for a in made.values()), default=1)
+    made |= {r.name: Allotment(behind, sizes.world, tiles[r.name]) for r in program.on_engine}
     return {r.name: made[r.name] for r in program.roles}
 
 

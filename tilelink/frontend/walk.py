@@ -23,7 +23,7 @@ from tilelink.frontend.expressions import (
     symbol,
 )
 from tilelink.frontend.ir import Range, Walk
-from tilelink.frontend.schedule import SMs
+from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.language import RanksWord, Space, nodes, ranks
 
 
@@ -32,7 +32,9 @@ def longest_part(dim: str) -> sympy.Symbol:
     return symbol(f"{dim}_part")
 
 
-def make_walk(role: str, space: Space, resource: SMs, cut: frozenset[str], site: Site) -> tuple[Walk, dict[str, Expr]]:
+def make_walk(
+    role: str, space: Space, resource: SMs | CopyEngine, cut: frozenset[str], site: Site
+) -> tuple[Walk, dict[str, Expr]]:
     """The walk over a space, and the values of its rank axes. Raises ScheduleError, TileSizeError."""
     sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site), strict=True))
     tiled = [d for d, t in sizes.items() if t is not None]
@@ -97,7 +99,7 @@ def axis_values(word: RanksWord) -> tuple[Expr, Expr]:
 
 
 def _rank_coordinates(
-    values: dict[str, tuple[Expr, Expr]], free: list[str], inner: Expr, resource: SMs, site: Site
+    values: dict[str, tuple[Expr, Expr]], free: list[str], inner: Expr, resource: SMs | CopyEngine, site: Site
 ) -> list[tuple[str, Expr]]:
     """The rank axes that are walked on a rank, outermost first (in the schedule's order), and the tile inside them.
     `values`: how many values an axis has, and which of them the executing rank is."""
@@ -110,7 +112,7 @@ def _rank_coordinates(
     return [("tile", number % inner), *coordinates] if free else []
 
 
-def tile_sizes(role: str, space: Space, resource: SMs, site: Site) -> tuple[int | None, ...]:
+def tile_sizes(role: str, space: Space, resource: SMs | CopyEngine, site: Site) -> tuple[int | None, ...]:
     """Tile sizes along the space's dimensions (what follows them in the schedule is the step)."""
     n = len(space.dims)
     if len(resource.tile) not in (n, n + 1):
@@ -122,12 +124,12 @@ def tile_sizes(role: str, space: Space, resource: SMs, site: Site) -> tuple[int 
     return resource.tile[:n]
 
 
-def step_size(resource: SMs, space: Space) -> int | None:
+def step_size(resource: SMs | CopyEngine, space: Space) -> int | None:
     """The step of the role's loops, if the schedule gives one."""
     return resource.tile[len(space.dims)] if len(resource.tile) > len(space.dims) else None
 
 
-def _executor(role: str, space: Space, resource: SMs, ranks: tuple[str, ...], site: Site) -> str | None:
+def _executor(role: str, space: Space, resource: SMs | CopyEngine, ranks: tuple[str, ...], site: Site) -> str | None:
     at = resource.at
     if at is None:
         if space.sharded and "home" in ranks:
@@ -141,7 +143,7 @@ def _executor(role: str, space: Space, resource: SMs, ranks: tuple[str, ...], si
     return at
 
 
-def _part_at(resource: SMs, step: Expr, own: Expr, count: Expr, site: Site) -> Expr:
+def _part_at(resource: SMs | CopyEngine, step: Expr, own: Expr, count: Expr, site: Site) -> Expr:
     try:
         part = sympy.sympify(resource.order.part_at(step, own, count))
         wrong = None if isinstance(part, Expr) else f"it gives {part}"

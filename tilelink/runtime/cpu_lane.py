@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tilelink.backend.host import Fork, Join, RegionCopy, SignalWrite
 from tilelink.backend.targets import CPU, Target
 from tilelink.backend.targets.portable_network import FAR
 from tilelink.frontend.ir import Tensor
@@ -14,11 +15,22 @@ from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.cpu import Execution, InterpretedKernel, Region, interpreted
+from tilelink.runtime.cpu.engine import EngineCopy, EngineSignal
 from tilelink.runtime.cpu.interpreter import suspended
 from tilelink.runtime.cpu.memory import Kind
-from tilelink.runtime.launch import Run
+from tilelink.runtime.cpu.streams import Work
+from tilelink.runtime.launch import Launch, Run
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout, shape_on
 from tilelink.runtime.prepare import Prepared, prepare
+from tilelink.runtime.trace import SIGNALS
+
+LANE = "lane"
+"""The stream of a rank on which its kernels are launched."""
+
+
+def engine_to(peer: int) -> str:
+    """The stream of a rank's copy engine that copies from or to a peer."""
+    return f"engine to rank {peer}"
 
 
 class CpuLane:
@@ -52,11 +64,27 @@ class CpuLane:
         return self.prepared[key]
 
     def launch(self, run: Run, execution: Execution) -> None:
-        """Launches the kernels of a rank's run."""
-        regions = self._regions(run)
-        for launch in run.launches:
-            kernel = self._kernel(run.prepared, launch.kernel)
-            execution.launch(kernel, launch.workers, launch.arguments, regions, run.lane.rank, name=launch.label)
+        """Does what the host of a rank does for a run."""
+        rank, regions = run.lane.rank, self._regions(run)
+        memory = {(r.name, r.rank): r.tensor for r in regions}
+        first = run.prepared.events.kernel_workers
+        for step in run.steps:
+            match step:
+                case Launch():
+                    kernel: Work = self._kernel(run.prepared, step.kernel)
+                    execution.launch(kernel, step.workers, step.arguments, regions, rank, LANE, step.label)
+                case Fork():
+                    for peer in step.peers:
+                        execution.follow(rank, engine_to(peer), [LANE])
+                case Join():
+                    execution.follow(rank, LANE, [engine_to(peer) for peer in step.peers])
+                case RegionCopy():
+                    source, target = (memory[p.tensor, p.rank][run.part_of(p)] for p in (step.source, step.target))
+                    kernel = EngineCopy(source, target)
+                    execution.launch(kernel, 1, {}, regions, rank, engine_to(step.peer), run.label, first + step.peer)
+                case SignalWrite():
+                    kernel = EngineSignal(memory[SIGNALS + step.tensor, step.rank][step.cell])
+                    execution.launch(kernel, 1, {}, regions, rank, engine_to(step.peer), run.label, first + step.peer)
 
     def clear(self, rank: int) -> None:
         """Control words and signals of a rank are zero again."""
@@ -102,7 +130,7 @@ class CpuLane:
                     at += layout.signals_at(run.slot)
                     dtype, words = getattr(torch, self.target.signal_dtype), self.target.signal_words
                     shape = (cells,) if words == 1 else (cells, words)
-                    regions.append(self._region(f"signals of {name}", peer, at, shape, dtype, "signal"))
+                    regions.append(self._region(f"{SIGNALS}{name}", peer, at, shape, dtype, "signal"))
         return regions
 
     def _region(

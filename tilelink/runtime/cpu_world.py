@@ -18,9 +18,9 @@ from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import check_nodes, check_rank, check_world
 from tilelink.runtime.arguments import Arguments, CallLog
 from tilelink.runtime.cpu import DeadlockError, Execution, Operation, RaceError
-from tilelink.runtime.cpu_lane import CpuLane, poisoned
+from tilelink.runtime.cpu_lane import LANE, CpuLane, poisoned
 from tilelink.runtime.group import Group
-from tilelink.runtime.launch import Lane, Run
+from tilelink.runtime.launch import Lane, Launch, Run
 from tilelink.runtime.layout import ALIGNMENT, HeapLayout
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.races import with_tiles
@@ -143,12 +143,13 @@ class CpuGroup(Group):
 
     def launch(self, run: Run, site: Site) -> None:
         self.keep.append((run.tensors, run.tables))
-        for launch in run.launches:
-            self.owner.launched[self.rank, launch.label] = run.prepared
+        for step in run.steps:
+            if isinstance(step, Launch):
+                self.owner.launched[self.rank, step.label] = run.prepared
         self.owner.lane.launch(run, self.execution("launch"))
 
     def synchronize(self) -> None:
-        self.execution("synchronize").synchronize(self.rank)
+        self.execution("synchronize").synchronize(self.rank, LANE)
 
     def execution(self, caller: str) -> Execution:
         """The execution that runs this rank. Raises WorldError."""

@@ -50,7 +50,7 @@ class Group(ABC):
 
     @abstractmethod
     def launch(self, run: Run, site: Site) -> None:
-        """Puts the kernels of a run (`run.launches`) on this rank's stream."""
+        """Does what the host does for a run (`run.steps`): kernels on this rank's stream, copies on those of peers."""
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tilelink.backend.host import Fork, Join, KernelLaunch, Place, RegionCopy, SignalWrite
 from tilelink.backend.lower import Parameter
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.layout import HeapLayout, Placement, place, shape_on
@@ -50,6 +51,10 @@ class Record:
     signals: tuple[tuple[str, int, int], ...]
 
 
+RunStep = Launch | Fork | RegionCopy | SignalWrite | Join
+"""What a host does for a run, `tilelink.backend.host`, with the values that kernels get."""
+
+
 class Run:
     """Run `number` of a lane, in a slot, on one rank. `allocate(shape, dtype)` makes the outputs that are not given.
     Raises HeapError where the slot is too small."""
@@ -83,33 +88,44 @@ class Run:
     def tables(self) -> dict[str, torch.Tensor]:
         """Where the parts of each dimension begin that is cut into parts of several lengths, on the lane's device."""
         prepared = self.prepared
-        dims = {p.dim for launch in self._parameters() for p in launch if p.kind == "table"}
+        kernels = (s for s in prepared.plan(self.lane.rank) if isinstance(s, KernelLaunch))
+        dims = {p.dim for kernel in kernels for p in kernel.parameters if p.kind == "table"}
         return {d: torch.from_numpy(prepared.sizes.values[f"{d}_parts"]).to(self.lane.device) for d in sorted(dims)}
 
     @cached_property
-    def launches(self) -> tuple[Launch, ...]:
-        """The kernels of the run, in the order of the stream."""
-        lowered = self.prepared.lowered
-        main = self._launch(lowered.main, lowered.main_parameters, self.prepared.grid)
-        if lowered.publish is None:
-            return (main,)
-        return self._launch(lowered.publish, lowered.publish_parameters, self.prepared.publishers), main
+    def steps(self) -> tuple[RunStep, ...]:
+        """What the host does, in order."""
+        return tuple(self._launch(s) if isinstance(s, KernelLaunch) else s for s in self.prepared.plan(self.lane.rank))
 
     def record(self) -> Record:
         """What is kept of the run."""
         at = tuple((name, self.signals_at(name), cells) for name, _, cells in self.placement.signals)
-        return Record(self.number, self.launches[-1].label, self.prepared, at)
+        return Record(self.number, self.label, self.prepared, at)
 
     def signals_at(self, tensor: str) -> int:
         """Where the signals of a tensor lie, in bytes from the beginning of a heap."""
         return self.lane.layout.signals_at(self.slot) + self.placement.signals_of(tensor)
 
-    def _parameters(self) -> tuple[tuple[Parameter, ...], ...]:
-        return self.prepared.lowered.publish_parameters, self.prepared.lowered.main_parameters
+    @property
+    def label(self) -> str:
+        """What messages call the persistent kernel, and the copies of the copy engine beside it."""
+        return self._label(self.prepared.lowered.main)
 
-    def _launch(self, kernel: str, parameters: tuple[Parameter, ...], workers: int) -> Launch:
-        values = {p.name: self.value(p) for p in parameters}
-        return Launch(kernel, f"{kernel} run {self.number}", workers, values)
+    def _label(self, kernel: str) -> str:
+        return f"{kernel} run {self.number}"
+
+    def _launch(self, step: KernelLaunch) -> Launch:
+        values = {p.name: self.value(p) for p in step.parameters}
+        return Launch(step.kernel, self._label(step.kernel), step.workers, values)
+
+    def part_of(self, place: Place) -> tuple[slice, ...]:
+        """Where a region lies in the tensor that its rank has."""
+        tensor, sizes = self.prepared.program.tensor(place.tensor), self.prepared.sizes
+        spans = list(place.box)
+        if tensor.sharded is not None:
+            first = int(sizes.values[f"{tensor.dims[tensor.sharded]}_parts"][place.rank])
+            spans[tensor.sharded] = spans[tensor.sharded][0] - first, spans[tensor.sharded][1] - first
+        return tuple(slice(lo, hi) for lo, hi in spans)
 
     def value(self, parameter: Parameter) -> Any:
         """The value of a kernel's parameter in this run."""

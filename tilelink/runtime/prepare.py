@@ -16,16 +16,16 @@ from tilelink.analysis.unroll import Events, unroll
 from tilelink.backend.across_nodes import publish_sources
 from tilelink.backend.cache import load
 from tilelink.backend.facts import COPY_CHUNK, Facts
+from tilelink.backend.host import Step, host_plan
 from tilelink.backend.lower import Lowered, lower, publishing_roles
 from tilelink.backend.targets import Target
 from tilelink.errors import Site, StrideError
 from tilelink.frontend.ir import Range, TileProgram, walk
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.frontend.sizes import Allotment, Sizes, tile_count, views_of
+from tilelink.frontend.sizes import Allotment, Sizes, views_of
 from tilelink.runtime.arguments import Arguments
 
-PUBLISHERS = 4
 FARTHEST = 2**31 - 1
 """Elements from the corner of a block to its end, which kernels count in 32 bits."""
 
@@ -44,27 +44,20 @@ class Prepared:
     def allotment(self) -> dict[str, Allotment]:
         return self.events.allotment
 
-    @cached_property
-    def grid(self) -> int:
-        """Workers of the persistent kernel."""
-        return max(a.first + a.workers for a in self.allotment.values())
-
     @property
     def stage_bytes(self) -> int:
         """Memory on the heap for what workers send to other nodes from registers."""
-        return self.grid * self.lowered.stage_bytes
+        return self.events.kernel_workers * self.lowered.stage_bytes
 
-    @cached_property
-    def publishers(self) -> int:
-        """Workers of the kernel that publishes inputs."""
-        most = max((tile_count(role, self.sizes) for role in publishing_roles(self.program)), default=0)
-        return max(1, min(PUBLISHERS, self.events.sms, most))
+    def plan(self, rank: int) -> tuple[Step, ...]:
+        """What the host of a rank does for a run."""
+        return host_plan(self.lowered, self.events, rank)
 
     @cached_property
     def blocks(self) -> frozenset[tuple[str, tuple[int, ...]]]:
         """Shapes of the blocks in which kernels touch the tensors of a caller."""
         own = {t.name for t in self.program.tensors} - {t.name for t in self.program.on_heap}
-        roles = [(role, own) for role in self.program.roles]
+        roles = [(role, own) for role in self.program.in_kernel]
         roles += [(role, set(self.program.published)) for role in publishing_roles(self.program)]
         views = [v for role, names in roles for s in walk(role.body) for v in views_of(s) if v.tensor in names]
         return frozenset(

@@ -96,6 +96,9 @@ def _signals(waits: Iterable[Poll]) -> tuple[Poll, ...]:
 def _unstarted(unstarted: UnstartedPrograms, prepared: Prepared | None) -> str:
     """A rank's launches run one after the other: of the one that runs, some workers have started."""
     first, last = unstarted.programs[0], unstarted.programs[-1]
+    if prepared is not None and first >= prepared.events.kernel_workers:
+        agent = prepared.events.worker_name(first)
+        return f"rank {unstarted.rank} {agent} of {unstarted.launch}: not begun, because a launch before it is not done"
     workers = f"worker {first}" if first == last else f"workers {first} to {last}"
     head = f"rank {unstarted.rank} {workers} of {unstarted.launch}: never started"
     if first == 0:

@@ -189,7 +189,8 @@ def timeline(trace: Trace, title: str) -> Timeline:
         cell = poll.region.name, poll.region.rank, poll.box[0][0]
         before = [own for sequence, own in notifiers.get(cell, []) if sequence < poll.sequence]
         spans[index] = replace(spans[index], cause=before[-1] if before else None)
-    return Timeline(title, MEMORY_OPERATIONS, EXECUTED, tuple(spans))
+    agents = events.kernel_workers if events.program.on_engine else None
+    return Timeline(title, MEMORY_OPERATIONS, EXECUTED, tuple(spans), agents)
 
 
 def _label(events: Events, steps: list[tuple[int, tuple[Operation, ...]]]) -> str:

@@ -165,6 +165,13 @@ class Accesses:
         self.program = program
         set_program(program.index, program.launch.grid)
 
+    def pause(self) -> None:
+        """Lets others run before the program goes on."""
+        me = self.program
+        assert me is not None, "a pause outside of a program"
+        self.scheduler.switch()
+        self.enter(me)
+
     def _begin(self, switch: bool) -> Program:
         me = self.program
         assert me is not None, "memory is touched outside of a program"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -18,12 +17,13 @@ from tilelink.runtime.cpu.errors import (
     UnstartedPrograms,
     WaitingHost,
 )
-from tilelink.runtime.cpu.interpreter import InterpretedKernel, installed, sites
+from tilelink.runtime.cpu.interpreter import installed, sites
 from tilelink.runtime.cpu.memory import Array, Region, RegionMap
 from tilelink.runtime.cpu.ordering import Moment, Ordering, Strand
 from tilelink.runtime.cpu.programs import Program
 from tilelink.runtime.cpu.races import Race, RaceDetector
 from tilelink.runtime.cpu.scheduler import Policy, Scheduler, Task
+from tilelink.runtime.cpu.streams import Launch, Mark, Stream, Work
 from tilelink.runtime.cpu.trace import Operation
 
 T = TypeVar("T")
@@ -42,35 +42,6 @@ class Elsewhere(Protocol):
 
     def wait(self, changed: Callable[[], bool], deadlock: Callable[[], DeadlockError]) -> None:
         """Returns once `changed()`. Raises where that is not to be expected; `deadlock()` says who waits for what."""
-
-
-class Launch:
-    """A kernel with its arguments, on its way through a stream. `number` counts the launches of its rank."""
-
-    def __init__(
-        self,
-        kernel: InterpretedKernel,
-        grid: int,
-        arguments: dict[str, Any],
-        regions: RegionMap,
-        rank: int,
-        name: str,
-        number: int,
-        start: Moment,
-    ) -> None:
-        self.kernel, self.grid, self.arguments, self.regions = kernel, grid, arguments, regions
-        self.rank, self.name, self.number, self.start = rank, name, number, start
-        self.started = self.finished = 0
-        self.end = start
-
-
-class _Stream:
-    """The launches of a stream that are not done; the first one runs. Hosts wait for it on `key`."""
-
-    def __init__(self, rank: int, name: object, key: int) -> None:
-        self.rank, self.name, self.key = rank, name, key
-        self.launches: deque[Launch] = deque()
-        self.end = Moment()
 
 
 class Execution:
@@ -152,20 +123,27 @@ class Execution:
 
     def launch(
         self,
-        kernel: InterpretedKernel,
+        work: Work,
         grid: int,
         arguments: Mapping[str, Any],
         regions: Sequence[Region],
         rank: int,
         stream: object = 0,
         name: str | None = None,
+        agent: int | None = None,
     ) -> None:
-        """Puts a launch of `grid` programs on a stream of a rank; to be called by a host function.
+        """Puts a launch of `grid` programs on a stream of a rank; to be called by a host function. `agent`: the number
+        of the program, where it is an agent of the copy engine, which is resident on no SM.
 
         `arguments`: tensors, numbers, and values of constexpr parameters, by name. The launch may touch
         `regions` and nothing else. Raises `TypeError` for arguments that do not fit the kernel.
         """
-        self._running().launch(kernel, grid, arguments, regions, rank, stream, name or kernel.name)
+        self._running().launch(work, grid, arguments, regions, rank, stream, name or work.name, agent)
+
+    def follow(self, rank: int, stream: object, others: Sequence[object]) -> None:
+        """What is put on a stream from now on begins after what is on other streams of its rank now; to be called by a
+        host function."""
+        self._running().follow(rank, stream, others)
 
     def synchronize(self, rank: int, stream: object | None = None) -> None:
         """Waits until a stream of a rank, or all of them, are done; to be called by a host function."""
@@ -195,7 +173,7 @@ class _Run:
         self.ordering = accesses.ordering or Ordering()
         self.hosts: dict[Task, Strand] = {}
         self.programs: dict[Task, Program] = {}
-        self.streams: dict[tuple[int, object], _Stream] = {}
+        self.streams: dict[tuple[int, object], Stream] = {}
         self.launched = [0] * world
         self.under_way = [0] * world
         self.rounds = 0
@@ -207,33 +185,41 @@ class _Run:
 
     def launch(
         self,
-        kernel: InterpretedKernel,
+        work: Work,
         grid: int,
         arguments: Mapping[str, Any],
         regions: Sequence[Region],
         rank: int,
         stream_name: object,
         name: str,
+        agent: int | None,
     ) -> None:
         for region in regions:
             self.accesses.shadows.add(region)
         start = self._host().publish()
-        bound = kernel.bind(arguments)
-        launch = Launch(kernel, grid, bound, RegionMap(regions), rank, name, self.launched[rank], start)
+        bound = work.bind(arguments)
+        launch = Launch(work, grid, bound, RegionMap(regions), rank, name, self.launched[rank], start, agent)
         self.launched[rank] += 1
-        stream = self.streams.get((rank, stream_name))
-        if stream is None:
-            stream = self.streams[rank, stream_name] = _Stream(rank, stream_name, -1 - len(self.streams))
         self.accesses.effects += 1
         if grid > 0:
-            stream.launches.append(launch)
+            self._stream(rank, stream_name).entries.append(launch)
             self._admit()
+
+    def follow(self, rank: int, stream_name: object, others: Sequence[object]) -> None:
+        self._stream(rank, stream_name).entries.append(Mark([self._stream(rank, other) for other in others]))
+        self._admit()
+
+    def _stream(self, rank: int, name: object) -> Stream:
+        known = self.streams.get((rank, name))
+        if known is None:
+            known = self.streams[rank, name] = Stream(rank, name, -1 - len(self.streams))
+        return known
 
     def synchronize(self, rank: int, stream_name: object | None = None) -> None:
         host = self._host()
         streams = [s for s in self.streams.values() if s.rank == rank and stream_name in (None, s.name)]
-        while any(stream.launches for stream in streams):
-            self.scheduler.block(stream.key for stream in streams if stream.launches)
+        while any(stream.entries for stream in streams):
+            self.scheduler.block(stream.key for stream in streams if stream.entries)
         for stream in streams:
             host.follow(stream.end)
 
@@ -271,27 +257,41 @@ class _Run:
 
     def _admit(self) -> None:
         """Starts programs of the first launch of every stream, as far as they may be under way."""
+        while any(self._pass_mark(stream) for stream in self.streams.values()):
+            pass
         for stream in self.streams.values():
-            if not stream.launches:
+            launch, rank = stream.entries[0] if stream.entries else None, stream.rank
+            if not isinstance(launch, Launch):
                 continue
-            launch, rank = stream.launches[0], stream.rank
-            while launch.started < launch.grid and self.under_way[rank] < self.resident:
+            while launch.started < launch.grid and (launch.agent is not None or self.under_way[rank] < self.resident):
                 lane = rank, stream.name, launch.started
                 start = launch.start.join(stream.end)
-                strand = self.ordering.strand(rank, launch.name, launch.started, lane, start)
-                program = Program(launch, launch.started, strand)
+                index = launch.first + launch.started
+                program = Program(launch, index, self.ordering.strand(rank, launch.name, index, lane, start))
                 body = partial(self._execute, program, stream)
-                program.task = self.scheduler.spawn(body, rank, f"{launch.name}[{launch.started}]")
+                program.task = self.scheduler.spawn(body, rank, f"{launch.name}[{index}]")
                 self.programs[program.task] = program
                 launch.started += 1
-                self.under_way[rank] += 1
+                self.under_way[rank] += launch.agent is None
 
-    def _execute(self, program: Program, stream: _Stream) -> None:
+    def _pass_mark(self, stream: Stream) -> bool:
+        """Takes a mark off a stream, if it is the first entry and the other streams have come so far."""
+        mark = stream.entries[0] if stream.entries else None
+        if not isinstance(mark, Mark) or not mark.is_past():
+            return False
+        self._pop(stream, mark.end())
+        return True
+
+    def _pop(self, stream: Stream, end: Moment) -> None:
+        stream.pop(end)
+        self.scheduler.wake(stream.key, stream.key + 1)
+
+    def _execute(self, program: Program, stream: Stream) -> None:
         """The body of a program's task."""
         launch = program.launch
         self.accesses.enter(program)
         try:
-            launch.kernel.function(**launch.arguments)
+            launch.work.run(self.accesses, launch.arguments)
         except TileLinkError:
             raise
         except Exception as error:
@@ -300,13 +300,11 @@ class _Run:
         assert program.task is not None
         del self.programs[program.task]
         self.accesses.ended(program)
-        self.under_way[launch.rank] -= 1
+        self.under_way[launch.rank] -= launch.agent is None
         launch.finished += 1
         launch.end = launch.end.join(program.strand.now())
         if launch.finished == launch.grid:
-            stream.launches.popleft()
-            stream.end = stream.end.join(launch.end)
-            self.scheduler.wake(stream.key, stream.key + 1)
+            self._pop(stream, launch.end)
         self._admit()
 
     def _deadlock(self, parked: Sequence[Task]) -> DeadlockError:
@@ -317,7 +315,7 @@ class _Run:
                 waits = [wait for poll in program.polls for wait in poll.waits()]
                 stuck.append(StuckProgram(task.rank, program.launch.name, program.index, tuple(waits)))
         unstarted = [
-            UnstartedPrograms(launch.rank, launch.name, range(launch.started, launch.grid))
+            UnstartedPrograms(launch.rank, launch.name, launch.waiting)
             for stream in self.streams.values()
             for launch in stream.launches
             if launch.started < launch.grid

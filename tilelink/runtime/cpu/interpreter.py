@@ -66,6 +66,10 @@ class InterpretedKernel:
             name: value if name in self.constexprs else stock._implicit_cvt(value) for name, value in values.items()
         }
 
+    def run(self, memory: MemoryHandler, arguments: Mapping[str, Any]) -> None:
+        """Runs one program; what it accesses goes to the handler that is `installed`, which is `memory`."""
+        self.function(**arguments)
+
 
 def interpreted(kernel: Any) -> InterpretedKernel:
     """The twin of a `triton.jit` function that `Execution.launch` takes. The kernel itself stays as it is."""

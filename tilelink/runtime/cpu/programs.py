@@ -13,7 +13,7 @@ from tilelink.runtime.cpu.scheduler import Task
 from tilelink.runtime.cpu.sites import KernelSite
 
 if TYPE_CHECKING:
-    from tilelink.runtime.cpu.execution import Launch
+    from tilelink.runtime.cpu.streams import Launch
 
 PollKey = tuple[KernelSite, tuple[tuple[int, ...], ...]]
 """The line and the addresses of a poll."""

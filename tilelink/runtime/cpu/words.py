@@ -58,5 +58,14 @@ class Words:
         return _Handle(np.array([self.tensor[word].data_ptr()], np.uint64), tl.pointer_type(tl.int64))
 
 
+def exchange(word: torch.Tensor, value: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Writes a word (int32) that several processes change, with release order; what it was before, as one element."""
+    pointer = _Handle(np.array([word.data_ptr()], np.uint64), tl.pointer_type(tl.int32))
+    new, everywhere = _Handle(np.array([value], np.int32), tl.int32), _Handle(np.array([True]), tl.int1)
+    order, operation = stock._ir.MEM_SEMANTIC.RELEASE, stock._ir.ATOMIC_OP.XCHG
+    old = _stock_rmw(stock.interpreter_builder, operation, pointer, new, everywhere, order, _SYSTEM)
+    return np.asarray(old.data, np.int32)
+
+
 def _int64(value: int) -> Any:
     return _Handle(np.array([value], np.int64), tl.int64)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tilelink.errors import Site
+from tilelink.errors import ScheduleError, Site
 from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.launch import Launch, Record, Run
 from tilelink.runtime.layout import shape_on
@@ -45,8 +45,11 @@ class Script:
 
     @classmethod
     def of(cls, lane: CudaLane, run: Run, given: frozenset[str], call: Mapping[str, Any], site: Site) -> Script:
-        """The script of a run: its kernels are loaded, which may take a while. Raises ResidencyError."""
+        """The script of a run: its kernels are loaded, which may take a while. Raises ResidencyError, ScheduleError."""
         prepared, rank = run.prepared, run.lane.rank
+        launches = [step for step in run.steps if isinstance(step, Launch)]
+        if len(launches) < len(run.steps):
+            raise ScheduleError(f"{prepared.program.name}: CUDA worlds have no streams for copy engines yet", site)
         outputs = prepared.program.outputs
         return cls(
             run.record(),
@@ -58,7 +61,7 @@ class Script:
                 if t.name not in given
             ),
             tuple(t.name for t in outputs),
-            tuple(_step(lane, run, launch, site) for launch in run.launches),
+            tuple(_step(lane, run, launch, site) for launch in launches),
         )
 
     def play(self, tensors: dict[str, torch.Tensor], stream: Any) -> None:

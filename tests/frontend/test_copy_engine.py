@@ -1,0 +1,166 @@
+"""Roles on the copy engine: what they become, and what can't be one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tilelink as tk
+from tests.frontend.wrong import Case, changed, check, load
+from tilelink.analysis.unroll import Events, unroll
+from tilelink.errors import ScheduleError, TileSizeError
+from tilelink.frontend.sizes import Sizes
+from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, gemm
+
+SOURCE = """
+@tk.tile
+def bring(t, x, full):
+    tk.notify(tk.copy(x[t], full[t].at(t.reader)))
+
+
+@tk.tile
+def pass_on(t, full, passed):
+    mine = tk.wait(full[t].at(t.reader))
+    tk.notify(tk.copy(mine, passed[t].at(t.reader)))
+
+
+@tk.tile
+def take(t, passed, out):
+    out[t].store(tk.wait(passed[t]).load())
+
+
+@tk.program
+def program(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    passed = tk.local("M", "K")
+    bring[tk.tiles(x, reader=tk.ranks)](x, full)
+    pass_on[tk.tiles(full, reader=tk.ranks)](full, passed)
+    take[tk.tiles(out)](passed, out)
+
+
+schedule = tk.Schedule(
+    bring=tk.CopyEngine(tile=(16, 16), at="home"),
+    pass_on=tk.SMs(tile=(16, 16), at="reader"),
+    take=tk.SMs(tile=(16, 16)),
+)
+
+
+def main():
+    return program.unroll(schedule, world=3, M=48, K=32)
+"""
+COPY = "    tk.notify(tk.copy(x[t], full[t].at(t.reader)))"
+ENGINE = 'bring=tk.CopyEngine(tile=(16, 16), at="home")'
+PASS_ON = 'pass_on=tk.SMs(tile=(16, 16), at="reader")'
+WAIT = "    mine = tk.wait(full[t].at(t.reader))"
+ON = "    tk.notify(tk.copy(mine, passed[t].at(t.reader)))"
+STORE = "    out[t].store(tk.wait(passed[t]).load())"
+
+
+def case(name: str, changes: dict[str, str], *says: str) -> Case:
+    return Case(name, ScheduleError, changed(SOURCE, changes), says)
+
+
+BACK = {
+    "bring[tk.tiles(x, reader=tk.ranks)](x, full)": "bring[tk.tiles(full, reader=tk.ranks)](x, passed, full)",
+    "def bring(t, x, full):": "def bring(t, x, passed, full):",
+    COPY: f"    tk.wait(passed[t].at(t.reader))  # <-\n{COPY}",
+    ENGINE: ENGINE.replace("home", "reader"),
+}
+WRONG = [
+    Case(
+        "no power of two", TileSizeError, changed(SOURCE, {ENGINE: "bring=tk.CopyEngine(tile=(24,)),  # <-\n    #"}),
+        ("24 is not a power of two",),
+    ),
+    case("no order", {ENGINE: "bring=tk.CopyEngine(tile=(16, 16), order=max),  # <-\n    #"}, "by tk.order(function)"),
+    case(
+        "waits",
+        {PASS_ON: PASS_ON.replace("SMs", "CopyEngine"), WAIT: f"{WAIT}  # <-"},
+        "pass_on can't be on the copy engine: it waits for full[M[M_lo:+16], K[K_lo:+16]]",
+        "Give it SMs, or put it into the epilogue of the role that it waits for",
+    ),
+    case("in a cycle", BACK, "it is in a cycle of roles, bring -> pass_on -> bring;"),
+    case(
+        "computes",
+        {"take=tk.SMs(tile=(16, 16))": "take=tk.CopyEngine(tile=(16, 16))",
+         STORE: "    block = passed[t].load()  # <-\n    out[t].store(block)", ON: ON.replace("passed", "full")},
+        "take can't be on the copy engine: it computes, and an engine only copies and notifies",
+    ),
+    case(
+        "goes to all",
+        {COPY: f"{COPY.replace('t.reader', 'tk.ranks')}  # <-"},
+        "it copies to all ranks at once, and a copy of an engine is between two",
+    ),
+    case(
+        "notifies nobody",
+        {COPY: "    tk.copy(x[t], full[t])  # <-\n    tk.notify(tk.copy(x[t], full[t].at(t.reader)))"},
+        "it notifies nobody of its copy to full[M[M_lo:+16], K[K_lo:+16]]",
+        "Notify what tk.copy returns",
+    ),
+    case(
+        "two peers in a tile",
+        {COPY: f"    for k in range(2):\n    {COPY.replace('t.reader', '(t.reader + k) % tk.world()')}  # <-"},
+        "copies between its rank and two others",
+        "a tile on the copy engine has one peer",
+    ),
+    case(
+        "counts",
+        {WAIT: "    mine = tk.wait(full[t.rows].at(t.reader))[:, t.cols]", COPY: f"{COPY}  # <-"},
+        "signal 0 of full on rank 0 is given 2 times in a run, and a copy engine writes 1",
+        "A cell is 16 along M x the whole along K: let one tile of bring cover it",
+    ),
+    case(
+        "two givers",
+        {COPY: f"{COPY}  # <-", ON: f"{ON}\n{ON.replace('passed', 'full')}"},
+        "is given 2 times in a run (by pass_on, too)",
+    ),
+    case(
+        "an epilogue of its own",
+        {PASS_ON: 'pass_on=tk.Epilogue("bring")', "schedule = tk.Schedule(": "schedule = tk.Schedule(  # <-"},
+        "pass_on=Epilogue('bring'): bring is on the copy engine; a role is folded into one on SMs",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda c: c.name)
+def test_what_can_not_be_on_the_copy_engine(wrong: Case, tmp_path: Path) -> None:
+    check(wrong, tmp_path)
+
+
+def test_engines_are_agents_behind_the_workers_of_the_kernel() -> None:
+    small = engine.changed(gather={"tile": (16, None)}, matmul={"tile": (16, 16, 16)})
+    for at, other in (("reader", "at rank 2"), ("home", "write full[M[0:16], K[0:16]] at rank 2")):
+        events = all_gather_matmul.unroll(small.changed(gather={"at": at}), world=3, M=48, N=16, K=16)
+        assert events.kernel_workers == 3
+        agents = [w for r, w in events.workers if r == 0 and w >= events.kernel_workers]
+        assert [events.worker_name(w) for w in agents] == [f"engine to rank {p}" for p in range(3)]
+        assert other in [events.describe(k) for k in events.of_worker(0, agents[2])][at == "home"]
+
+
+def test_engines_take_no_sms() -> None:
+    small = engine.changed(gather={"tile": (16, None)}, matmul={"tile": (16, 16, 16)})
+    bound = all_gather_matmul.bind(small)
+    assert unroll(bound, Sizes.of(bound, 2, {"M": 64, "N": 64, "K": 16}), sms=1).kernel_workers == 1
+
+
+def test_signals_of_an_engine_are_of_the_system() -> None:
+    pulled = tk.Schedule(gather=tk.SMs(tile=(512, None), at="reader"), matmul=gemm)
+    assert [all_gather_matmul.bind(s).signals_of("full").scope for s in (pulled, engine)] == ["gpu", "sys"]
+
+
+def test_text_of_a_schedule() -> None:
+    assert str(engine["gather"]) == "CopyEngine(tile=(512, None), order=own_rank_first, at='reader')"
+
+
+def test_engine_and_sms_have_the_same_events_apart_from_who_does_them(tmp_path: Path) -> None:
+    program = load(tmp_path, SOURCE)
+    ours = program.main()
+    theirs = program.program.unroll(
+        tk.Schedule(**{**program.schedule.roles, "bring": tk.SMs(tile=(16, 16), at="home")}), world=3, M=48, K=32
+    )
+    assert sorted(_without_worker(ours)) == sorted(_without_worker(theirs))
+
+
+def _without_worker(events: Events) -> list[str]:
+    lines = (line.split() for line in events.text().splitlines())
+    return [" ".join([*words[:2], *words[words.index("tile") - 1 :]]) for words in lines]

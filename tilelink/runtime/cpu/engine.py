@@ -1,0 +1,79 @@
+"""The copy engine of a rank: what it does for the host, piece by piece, while programs and other copies go on.
+
+It starts late and takes its time; what is on one stream is done in order, and streams overtake each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilelink.runtime.cpu.accesses import Accesses
+from tilelink.runtime.cpu.interpreter import sites
+from tilelink.runtime.cpu.memory import Array
+from tilelink.runtime.cpu.words import exchange
+
+sites.files.add(__file__)  # races name the lines below
+
+PIECES = 4
+"""In so many pieces, along its first dimension, a copy is done."""
+LATE = 3
+"""So many turns of others may pass before a copy begins."""
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class EngineCopy:
+    """A copy of memory to memory of the same shape and dtype."""
+
+    name = "copy engine"
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.source, self.target = source, target
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(arguments)
+
+    def run(self, memory: Accesses, arguments: Mapping[str, Any]) -> None:
+        for _ in range(LATE):
+            memory.pause()
+        length = -(-self.source.shape[0] // PIECES)
+        for source, target in zip(self.source.split(length), self.target.split(length), strict=True):
+            memory.pause()
+            words = _words(source)
+            block = memory.load(_pointers(source), None, None, words.dtype, False, words.copy)
+            memory.pause()
+            memory.store(_pointers(target), None, block, partial(np.copyto, _words(target), block))
+
+
+class EngineSignal:
+    """A write of 1 to a word, after what came before it on its stream, for everybody who acquires it."""
+
+    name = "copy engine"
+
+    def __init__(self, word: torch.Tensor) -> None:
+        self.word = word.view(1)
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(arguments)
+
+    def run(self, memory: Accesses, arguments: Mapping[str, Any]) -> None:
+        pointers, dtype = _pointers(self.word), np.dtype(np.int32)
+        memory.atomic("atomic_store", pointers, None, dtype, "release", "sys", partial(exchange, self.word, 1))
+
+
+def _words(tensor: torch.Tensor) -> Array:
+    """The memory of a tensor as integers."""
+    return np.asarray(tensor.view(_WORDS[tensor.element_size()]).numpy())
+
+
+def _pointers(tensor: torch.Tensor) -> Array:
+    """The addresses of the elements of a tensor."""
+    size = tensor.element_size()
+    addresses = np.full(tensor.shape, tensor.data_ptr(), np.int64)
+    for n, (length, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        addresses += (np.arange(length) * stride * size).reshape([-1 if k == n else 1 for k in range(tensor.dim())])
+    return addresses.view(np.uint64)

@@ -1,0 +1,103 @@
+"""Streams of a rank: launches one after the other, and marks after which other streams go on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tilelink.runtime.cpu.memory import RegionMap
+from tilelink.runtime.cpu.ordering import Moment
+
+if TYPE_CHECKING:
+    from tilelink.runtime.cpu.accesses import Accesses
+
+
+class Work(Protocol):
+    """What can be launched: an interpreted kernel, or what a copy engine does."""
+
+    @property
+    def name(self) -> str:
+        """What it is called where a launch has no name."""
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as `run` takes them. Raises `TypeError` if they do not fit."""
+
+    def run(self, memory: Accesses, arguments: Mapping[str, Any]) -> None:
+        """Does the work of one program, whose accesses go through `memory`."""
+
+
+class Launch:
+    """Work with its arguments, on its way through a stream. `number` counts the launches of its rank. `agent`: the
+    number of its one program, where that is an agent of the copy engine."""
+
+    def __init__(
+        self,
+        work: Work,
+        grid: int,
+        arguments: dict[str, Any],
+        regions: RegionMap,
+        rank: int,
+        name: str,
+        number: int,
+        start: Moment,
+        agent: int | None = None,
+    ) -> None:
+        self.work, self.grid, self.arguments, self.regions = work, grid, arguments, regions
+        self.rank, self.name, self.number, self.start, self.agent = rank, name, number, start, agent
+        self.started = self.finished = 0
+        self.end = start
+
+    @property
+    def first(self) -> int:
+        """The number of its first program."""
+        return self.agent or 0
+
+    @property
+    def waiting(self) -> range:
+        """The numbers of the programs that have not started."""
+        return range(self.first + self.started, self.first + self.grid)
+
+
+class Mark:
+    """A place in a stream that lets it go on once what is on other streams so far is done."""
+
+    def __init__(self, streams: list[Stream]) -> None:
+        self.after = [(stream, stream.done + len(stream.entries)) for stream in streams]
+
+    def is_past(self) -> bool:
+        return all(stream.done >= count for stream, count in self.after)
+
+    def end(self) -> Moment:
+        moment = Moment()
+        for stream, count in self.after:
+            moment = moment.join(stream.ends[count])
+        return moment
+
+
+class Stream:
+    """The entries of a stream that are not done; a launch that is the first one runs. Hosts wait for it on `key`."""
+
+    def __init__(self, rank: int, name: object, key: int) -> None:
+        self.rank, self.name, self.key = rank, name, key
+        self.entries: deque[Launch | Mark] = deque()
+        self.ends = [Moment()]  # after none, one, two... entries
+
+    @property
+    def done(self) -> int:
+        """How many entries are done."""
+        return len(self.ends) - 1
+
+    @property
+    def end(self) -> Moment:
+        return self.ends[-1]
+
+    @property
+    def launches(self) -> list[Launch]:
+        """Those that are not done."""
+        return [entry for entry in self.entries if isinstance(entry, Launch)]
+
+    def pop(self, end: Moment) -> None:
+        """The first entry is done."""
+        self.entries.popleft()
+        self.ends.append(self.end.join(end))
