@@ -95,8 +95,8 @@ class AllGatherMatmul(Operator):
         gather, tile = {"count": GATHERING}, {"tile": TILE}
         return {
             UNFUSED: (fitted(all_gather, "pull", gather=gather), fitted(matmul, "gemm", multiply=tile)),
-            "push": (fitted(all_gather_matmul, "push", gather=gather, matmul=tile),),
-            "pull": (fitted(all_gather_matmul, "pull", gather=gather, matmul=tile),),
+            **{n: (fitted(all_gather_matmul, n, gather=gather, matmul=tile),) for n in ("push", "pull", "multicast")},
+            "engine": (fitted(all_gather_matmul, "engine", matmul=tile),),
         }
 
     def inputs(self, shape: Shape, world: int, dtype: torch.dtype) -> list[Tensors]:

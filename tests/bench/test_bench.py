@@ -28,7 +28,7 @@ CONTRACT = {
     "repeats", "baseline", "speedup", "bound_us", "versions", "command",
 }  # fmt: skip
 TINY = ["--shapes", "M=32,N=64,K=64", "--worlds", "2", "--dtypes", "fp32", "--quick"]
-FORMS = (UNFUSED, "push", "pull")
+FORMS = (UNFUSED, "push", "pull", "multicast", "engine")
 Record = dict[str, Any]
 
 
@@ -74,7 +74,7 @@ class TestRecords:
     def test_come_with_timelines_of_every_form(self, result: tuple[Record, Path]) -> None:
         answer, out = result
         assert sorted(map(Path, answer["files"])) == sorted(out.iterdir())
-        for form, last in zip(FORMS, ("multiply", "matmul", "matmul"), strict=True):
+        for form, last in zip(FORMS, ("multiply", *["matmul"] * 4), strict=True):
             (trace,) = out.glob(f"*-{form}-*.perfetto.json")
             events = json.loads(trace.read_text())["traceEvents"]
             roles = {e["args"]["role"] for e in events if "role" in e.get("args", {})}
@@ -169,14 +169,14 @@ class TestCompare:
         code, answer = self.compare(capsys, tmp_path, before, after)
         assert (code, answer["status"], answer["regressions"]) == (0, "ok", [])
         assert main(["compare", str(result[1]), str(result[1])]) == 0
-        assert capsys.readouterr().out == "0 regressions in 6 figures and results\n"
+        assert capsys.readouterr().out == "0 regressions in 10 figures and results\n"
 
     def test_takes_what_is_wrong_or_gone_for_worse(self, result: tuple[Record, Path]) -> None:
         before = result[0]["records"]
         after = deepcopy(before[:-2])
         after[0] |= {"ok": False, "logical": None}
         found = [(r["schedule"], r["kind"]) for r in regressions(before, after)]
-        assert found == [(UNFUSED, "wrong"), ("pull", "missing"), ("pull", "missing")]
+        assert found == [(UNFUSED, "wrong"), (FORMS[-1], "missing"), (FORMS[-1], "missing")]
         assert regressions(after[:1], before) == []
 
 
@@ -238,4 +238,4 @@ class TestPlan:
     def test_takes_uneven_shards(self) -> None:
         cases = plan(["all_gather_matmul"], [{"M": (5, 0, 27), "N": 40, "K": 72}], [3], ["float16"], [0], Path("out"))
         assert cases[1].shape_text == "M=5+0+27,N=40,K=72"
-        assert len({c.name for c in cases}) == 3
+        assert len({c.name for c in cases}) == len(FORMS)

@@ -96,6 +96,7 @@ CASES = [
     ((1, 40, 3), "tiled", torch.float32),
     ((16, 16, 16, 16), "pull", torch.float32),
     ((0, 33, 2, 7), "push", torch.float16),
+    ((5, 40, 0), "engine", torch.bfloat16),
 ]
 
 

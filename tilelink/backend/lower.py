@@ -80,8 +80,8 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     """The Triton source of a program, for a target and for sizes of which `facts` hold."""
     if target.network and program.on_engine:
         raise ScheduleError(
-            f"{program.on_engine[0].name} is on the copy engine, which reaches the ranks of its own node only; the world "
-            "has several: give it SMs",
+            f"{program.on_engine[0].name} is on the copy engine, which reaches the ranks of its own node only; the "
+            "world has several: give it SMs",
             program.on_engine[0].site,
         )
     everything = _parameters(program, facts)
