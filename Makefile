@@ -14,7 +14,7 @@ READY = .venv/.ready
 RUN = .venv/bin/python
 
 .DEFAULT_GOAL = help
-.PHONY: help setup test lint bench verify versions clean
+.PHONY: help setup test lint bench gpu verify versions clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -31,6 +31,11 @@ lint: $(READY) ## ruff and mypy
 
 bench: $(READY) ## the benchmark harness; results in bench/out
 	$(RUN) -m bench --out bench/out $(ARGS)
+
+gpu: ## one script of under 8 minutes for a machine with a GPU; results in bench/results
+	@python=python3; $$python -c "import sympy, torch, triton; assert torch.cuda.is_available()" 2>/dev/null \
+		|| { $(MAKE) --no-print-directory setup; python=$(RUN); }; \
+	PYTHONPATH=$(CURDIR) $$python -m bench.gpu $(ARGS)
 
 verify: versions ## the long suites, and the Triton versions
 	$(RUN) -m pytest -q -m "verify and not gpu" $(ARGS)

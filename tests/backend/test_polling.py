@@ -129,7 +129,9 @@ def test_a_rank_that_never_enters() -> None:
     world.enter(2, RUN_NOW - 1)
     world.wait(4, ends=True)
     assert world.polls == 21 * EVERY
-    assert world.report.reason == Reason.NEVER_ENTERED
+    progress = 8 * (PROGRESS.value + 2)
+    expected, observed = 2 * RUN_NOW + 1, 2 * (RUN_NOW - 1) + 1
+    assert world.report == Report(ME, RUN_NOW, 7, progress, expected, observed, Reason.NEVER_ENTERED)
 
 
 def test_time_for_a_signal_counts_from_the_last_entry() -> None:

@@ -17,8 +17,8 @@ from tilelink.runtime.cpu.interpreter import suspended
 from tilelink.runtime.cpu_lane import CpuLane
 from tilelink.runtime.cuda.kernels import Kernel
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
-from tilelink.runtime.layout import place
-from tilelink.runtime.poison import POISON, Reason
+from tilelink.runtime.layout import CONTROL_WORDS, place
+from tilelink.runtime.poison import POISON, Reason, Report, entered
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.stuck import first_wait
 
@@ -128,10 +128,15 @@ class StandIn:
         rank = min(s.rank for s in deadlock.stuck if s.waits)
         group = self.world.groups[rank]
         record = group.recent[group.runs - 1]
-        most = max(g.runs for g in self.world.groups)
-        late = any(g.runs < most for g in self.world.groups)
-        mine = DeadlockError([s for s in deadlock.stuck if s.rank == rank], [], [])
-        report = first_wait(mine, record, Reason.NEVER_ENTERED if late else Reason.STUCK)
+        runs = [g.runs for g in self.world.groups]
+        late = next((r for r in range(self.world.world) if runs[r] < max(runs)), None)
+        if late is None:
+            mine = DeadlockError([s for s in deadlock.stuck if s.rank == rank], [], [])
+            report = first_wait(mine, record, Reason.STUCK)
+        else:
+            word = CONTROL_WORDS + late
+            progress = int(lane.heaps[rank].view(torch.int64)[word])
+            report = Report(rank, record.number, 0, 8 * word, entered(record.number), progress, Reason.NEVER_ENTERED)
         for word, value in report.mailbox().items():
             lane.heaps[rank].view(torch.int64)[word] = value
         for peer, heap in enumerate(lane.heaps):

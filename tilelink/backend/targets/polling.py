@@ -2,7 +2,8 @@
 
 A poll is one load. Every 64th looks around: is the lane poisoned, who has not entered the run, how long has it been?
 While some rank has not entered (it may be compiling) a wait may take ENTER_NS, and STUCK_NS from when all have: then
-nobody will give the signal any more. A worker ends as a whole, after a vote of its threads, for those that went on
+nobody will give the signal any more. In the first case the report names the rank, by its word of progress, in the
+second the word that is waited for. A worker ends as a whole, after a vote of its threads, for those that went on
 alone would wait for the others; and a while later, because the copy engine for tiles may still write to its memory.
 """
 
@@ -41,7 +42,7 @@ def polling(bits, scope, lanes, fence):
     widen, narrow = ("mov.b64", "cvt.s32.s64") if bits == 64 else ("cvt.s64.s32", "mov.b32")
     return f"""{{
         .reg .pred %p, %over; .reg .b32 %n, %polls; .reg .s{bits} %word;
-        .reg .b64 %v, %limit, %why, %due, %ranks, %rank, %at, %now, %began, %entered;
+        .reg .b64 %v, %limit, %why, %what, %due, %seen, %ranks, %rank, %at, %now, %began, %entered;
         mov.u32 %polls, 0;
         setp.ne.u32 %over, %polls, 0;
         {leader if lanes == "one" else ""}
@@ -73,8 +74,8 @@ def polling(bits, scope, lanes, fence):
     NEXT_${{:uid}}:
         setp.ge.u64 %p, %rank, %ranks;
         @%p bra ALL_${{:uid}};
-        ld.relaxed.sys.global.u64 %v, [%at+{progress}];
-        setp.lt.u64 %p, %v, %due;
+        ld.relaxed.sys.global.u64 %seen, [%at+{progress}];
+        setp.lt.u64 %p, %seen, %due;
         @%p bra ABSENT_${{:uid}};
         add.u64 %rank, %rank, 1;
         add.u64 %at, %at, 8;
@@ -84,11 +85,17 @@ def polling(bits, scope, lanes, fence):
         sub.u64 %v, %now, %began;
         ld.global.u64 %limit, {own["ENTER_NS"]};
         mov.u64 %why, {NEVER_ENTERED.value};
+        sub.u64 %what, %at, $3;
+        add.u64 %what, %what, {progress};
         bra LIMIT_${{:uid}};
     ALL_${{:uid}}:
         sub.u64 %v, %now, %entered;
         ld.global.u64 %limit, {own["STUCK_NS"]};
         mov.u64 %why, {STUCK.value};
+        sub.u64 %what, $1, $3;
+        {widen} %due, $2;
+        add.s{bits} %word, %word, $2;
+        {widen} %seen, %word;
     LIMIT_${{:uid}}:
         setp.eq.u64 %p, %limit, 0;
         @%p bra POLL_${{:uid}};
@@ -101,13 +108,9 @@ def polling(bits, scope, lanes, fence):
         atom.relaxed.sys.global.cas.b64 %limit, {own["WAITER"]}, 0, %v;
         setp.ne.u64 %p, %limit, 0;
         @%p bra OVER_${{:uid}};
-        sub.u64 %v, $1, $3;
-        st.global.u64 {own["WORD"]}, %v;
-        {widen} %v, $2;
-        st.global.u64 {own["EXPECTED"]}, %v;
-        add.s{bits} %word, %word, $2;
-        {widen} %v, %word;
-        st.global.u64 {own["OBSERVED"]}, %v;
+        st.global.u64 {own["WORD"]}, %what;
+        st.global.u64 {own["EXPECTED"]}, %due;
+        st.global.u64 {own["OBSERVED"]}, %seen;
         st.global.u64 {own["REASON"]}, %why;
         ld.global.u64 %why, {own["RANK"]};
         add.u64 %why, %why, 1;

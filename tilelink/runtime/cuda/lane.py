@@ -13,6 +13,7 @@ from tilelink.frontend.schedule import Schedule
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.bounds import Bounds
 from tilelink.runtime.cuda.device import Device
+from tilelink.runtime.cuda.kernels import Kernel
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
 from tilelink.runtime.poison import POISON, Report
 from tilelink.runtime.prepare import Prepared, prepare
@@ -20,7 +21,7 @@ from tilelink.runtime.prepare import Prepared, prepare
 
 class CudaLane:
     """The heaps of all ranks (uint8 tensors) on a device, and programs prepared for `sms` SMs of it. `bounds`: how long
-    kernels wait."""
+    kernels wait. `loaded`: the kernels that were loaded last, by name."""
 
     def __init__(
         self, device: Device, layout: HeapLayout, heaps: Sequence[torch.Tensor], sms: int, bounds: Bounds
@@ -28,6 +29,7 @@ class CudaLane:
         self.device, self.layout, self.heaps, self.sms, self.bounds = device, layout, list(heaps), sms, bounds
         self.table = torch.tensor([h.data_ptr() for h in heaps], dtype=torch.int64).to(device.place)
         self.prepared: dict[Any, Prepared] = {}
+        self.loaded: dict[str, Kernel] = {}
 
     def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
         """The program, made once for a schedule, dtypes and sizes."""

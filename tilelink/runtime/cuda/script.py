@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +19,22 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class KernelStep:
-    """A kernel on the stream of the lane: values of all its parameters, and which of them are tensors of the caller."""
+    """A kernel on the stream of the lane: values of all its parameters, and which of them are tensors of the caller, or
+    descriptors of them."""
 
     launch: Callable[..., None]
+    names: tuple[str, ...]
     values: tuple[Any, ...]
     tensors: tuple[tuple[int, str], ...]
+    described: tuple[tuple[int, str], ...]
 
     def play(self, tensors: Tensors, stream: Any) -> None:
         values = list(self.values)
         for at, name in self.tensors:
             values[at] = tensors[name]
+        for at, name in self.described:
+            values[at] = copy(values[at])
+            values[at].base = tensors[name]
         self.launch(*values, stream=stream)
 
 
@@ -72,6 +79,15 @@ class Script:
 
 def _step(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
     kernel = lane.device.load(run.prepared, launch.kernel, launch.arguments)
+    lane.loaded[launch.kernel] = kernel
     kernel.check_resident(launch.workers, lane.sms, site)
-    tensors = tuple((at, name) for at, name in enumerate(launch.arguments) if name in run.tensors)
-    return KernelStep(kernel.launcher(launch.workers), tuple(launch.arguments.values()), tensors)
+    lowered = run.prepared.lowered
+    of = {p.name: p.of for p in (*lowered.main_parameters, *lowered.publish_parameters) if p.of in run.tensors}
+    mine = [(at, name, value) for at, (name, value) in enumerate(launch.arguments.items()) if name in of]
+    return KernelStep(
+        kernel.launcher(launch.workers),
+        tuple(launch.arguments),
+        tuple(launch.arguments.values()),
+        tuple((at, of[name]) for at, name, value in mine if isinstance(value, torch.Tensor)),
+        tuple((at, of[name]) for at, name, value in mine if hasattr(value, "block_shape")),
+    )

@@ -1,0 +1,58 @@
+"""What the machine is, and what the kernels become on it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from bench.gpu.place import Place
+from bench.gpu.report import Report
+from bench.gpu.right import schedules
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.runtime.capabilities import capabilities
+
+
+def machine(place: Place, report: Report) -> None:
+    """Capabilities, as `tilelink doctor` has them, and the two ceilings: a large copy and a large matmul."""
+    for found in capabilities():
+        report.add(f"capability: {found.name}", ok=found.ok or (None if not found.needed else False), why=found.why)
+    with report.case("ceilings of the machine") as figures:
+        figures |= ceilings(place) if place.on_gpu else {"ok": None, "error": "no GPU"}
+
+
+def ceilings(place: Place) -> dict[str, Any]:
+    """GB/s of a copy, read and written, and TFLOP/s of a bf16 matmul on random data, the medians of some."""
+    from bench.gpu.speed import _timed
+
+    source = torch.empty(2 << 30, dtype=torch.uint8, device=place.place)
+    target = torch.empty_like(source)
+    n = 8192
+    a, b = (torch.randn(n, n, device=place.place).bfloat16() for _ in range(2))
+    nothing = lambda k: None  # noqa: E731
+    copy, gemm = _timed(place, [(nothing, lambda k: target.copy_(source)), (nothing, lambda k: torch.matmul(a, b))])
+    return {
+        "copy_gb_s": round(2 * source.nbytes / sorted(copy)[len(copy) // 2] / 1e3, 1),
+        "bf16_tflops": round(2 * n**3 / sorted(gemm)[len(gemm) // 2] / 1e6, 1),
+    }
+
+
+def kernels(place: Place, report: Report) -> None:
+    """Registers, spills, shared memory and time of compilation of each kernel, as loaded on this device."""
+    for schedule in schedules(place):
+        about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": 1, "schedule": schedule}
+        with report.case("kernels as loaded", kind="measured", **about) as found:
+            world = place.world(1)
+            m, n, k = (place.sizes[d] for d in "MNK")
+            x, weight = (torch.zeros(*s, dtype=torch.bfloat16, device=place.place) for s in ((m, k), (k, n)))
+            began = time.monotonic()
+            world.run(lambda g, x=x, w=weight, s=schedule: all_gather_matmul.prepare(x, w, schedule=s, group=g))
+            found["compile_seconds"] = round(time.monotonic() - began, 2)
+            for name, kernel in (world.lane.loaded if place.on_gpu else {}).items():
+                found[name] = {
+                    "registers": kernel.registers, "spills": kernel.spills, "shared_bytes": kernel.shared_bytes,
+                    "workers_per_sm": kernel.workers_per_sm, "warps": kernel.warps,
+                }  # fmt: skip
+                if kernel.spills:
+                    found |= {"ok": False, "error": f"{name} spills {kernel.spills} words"}

@@ -1,0 +1,107 @@
+"""Where the steps run: on virtual ranks of a GPU, or, to try the steps themselves, on ranks of the CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.cuda.device import CudaDevice
+from tilelink.runtime.cuda.virtual_world import VirtualWorld
+
+Sizes = Mapping[str, int]
+GEMMS = {
+    "LLaMA-7B": (4096, 11008), "LLaMA-3.1-8B": (4096, 14336), "Gemma-2-9B": (3584, 14336),
+    "Gemma-2-27B": (4608, 36864), "LLaMA-3.1-70B": (8192, 28672), "Qwen-2-72B": (8192, 29568),
+}  # fmt: skip
+"""Hidden and intermediate sizes of the six MLPs of the paper (TileLink, MLSys 2025, section 7), whose M is 8192."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """`device`: what records call it. `world(n)` makes a world. `capture()` captures a graph on the current stream;
+    None where there are no graphs. `clock(call)`: microseconds that a call takes on the device. `settle()`
+    waits until the device is idle. `on_gpu`: times say
+    something, and kernels bound their own waits. `sizes`: of the checks; `parts`: uneven ones for so many ranks;
+    `gemms`: M, N and K by name; `repeats`: of what is timed."""
+
+    device: str
+    place: torch.device
+    on_gpu: bool
+    world: Callable[..., Any]
+    capture: Callable[[], AbstractContextManager[Any]] | None
+    clock: Callable[[Callable[[], Any]], float]
+    settle: Callable[[], None]
+    sizes: Sizes
+    parts: Mapping[int, tuple[int, ...]]
+    gemms: Mapping[str, tuple[int, int, int]]
+    repeats: int
+
+
+def gpu() -> Place:
+    """The current GPU. Raises DeviceError."""
+    device = CudaDevice()
+
+    def world(n: int, **options: Any) -> VirtualWorld:
+        return VirtualWorld(n, enter_timeout=3.0, stuck_timeout=1.0, **options)
+
+    rank = 8  # tensor parallel
+    layers = {f"{n}, gate": (8192, i // rank, h) for n, (h, i) in GEMMS.items()}
+    layers |= {f"{n}, down": (8192, h, i // rank) for n, (h, i) in GEMMS.items()}
+    return Place(
+        device.name, device.place, True, world, _capture, _by_events, torch.cuda.synchronize,
+        {"M": 1024, "N": 768, "K": 512}, {2: (300, 33), 4: (5, 0, 300, 129)}, layers, 30,
+    )  # fmt: skip
+
+
+def _capture() -> AbstractContextManager[Any]:
+    graph = torch.cuda.CUDAGraph()
+    return _Entered(torch.cuda.graph(graph, stream=torch.cuda.current_stream()), graph)
+
+
+class _Entered(AbstractContextManager[Any]):
+    """A context that gives something else when it is entered."""
+
+    def __init__(self, context: Any, value: Any) -> None:
+        self.context, self.value = context, value
+
+    def __enter__(self) -> Any:
+        self.context.__enter__()
+        return self.value
+
+    def __exit__(self, *error: Any) -> None:
+        self.context.__exit__(*error)
+
+
+def _by_events(call: Callable[[], Any]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(200_000)  # so that the host is ahead, and the events stand next to the kernel
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
+
+
+def by_host(call: Callable[[], Any]) -> float:
+    """Microseconds of the host."""
+    began = time.perf_counter()
+    call()
+    return (time.perf_counter() - began) * 1e6
+
+
+def dry() -> Place:
+    """The CPU: tiny sizes, no graphs."""
+
+    def world(n: int, **options: Any) -> CpuWorld:
+        return CpuWorld(n, sms=24, heap_bytes=1 << 20, signal_bytes=1 << 12, **options)
+
+    return Place(
+        "none: kernels are interpreted", torch.device("cpu"), False, world, None, by_host, lambda: None,
+        {"M": 64, "N": 48, "K": 32}, {2: (20, 5), 4: (5, 0, 30, 9)}, {"tiny": (64, 32, 32)}, 2,
+    )  # fmt: skip

@@ -1,0 +1,71 @@
+"""What a step finds, written down at once: a JSON line each, in the keys of `bench`."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.gpu.place import Place
+from bench.progress import say
+from bench.records import machine, versions
+
+MEASURED, COMPILED = "measured", "compiled"
+
+
+class Report:
+    """Findings of one step, appended to `path`. `seconds`: when it should be over; what is left then is not begun."""
+
+    def __init__(self, path: Path, step: str, place: Place, command: str, seconds: float) -> None:
+        self.path, self.step, self.place = path, step, place
+        self.about = {"versions": versions(), "machine": {**machine(), "gpu": place.device}, "command": command}
+        self.until = time.monotonic() + seconds
+        self.failed = 0
+
+    @contextmanager
+    def case(self, what: str, **about: Any) -> Iterator[dict[str, Any]]:
+        """One finding: what is put into the dictionary is recorded, with `ok` True unless it says otherwise. An error
+        is a finding, too."""
+        found: dict[str, Any] = {}
+        if time.monotonic() > self.until:
+            self.add(what, ok=None, error="not begun: the time of this step is over", **about)
+            raise OutOfTimeError
+        began = time.monotonic()
+        try:
+            yield found
+        except Exception as e:
+            found |= {"ok": False, "error": f"{type(e).__name__}: {e}", "traceback": traceback.format_exc(limit=-6)}
+        found.setdefault("ok", True)
+        self.add(what, **about, **found, seconds=round(time.monotonic() - began, 3))
+
+    def add(self, what: str, *, ok: bool | None, kind: str = MEASURED, **found: Any) -> None:
+        """Writes a finding."""
+        kind = kind if self.place.on_gpu or kind == COMPILED else "interpreted"
+        keys = ("op", "shape", "dtype", "world", "schedule", "rel_rms", "median_us", "min_us", "max_us", "repeats")
+        blank = dict.fromkeys((*keys, "baseline", "speedup", "bound_us", "error"))
+        record = {"step": self.step, "kind": kind, "what": what, "ok": ok, **blank, **found, **self.about}
+        with self.path.open("a") as file:
+            file.write(json.dumps(record, default=str) + "\n")
+        self.failed += ok is False
+        word = {True: "ok", False: "WRONG", None: "skipped"}[ok]
+        where = " ".join(str(found[k]) for k in ("op", "dtype", "schedule", "shape") if found.get(k))
+        ranks = f" on {found['world']} ranks" if found.get("world") else ""
+        figure = f": {found['median_us']:.1f} us" if found.get("median_us") else ""
+        versus = f", {found['speedup']:.3f} of {found['baseline']}" if found.get("speedup") else ""
+        error = f": {found['error']}" if found.get("error") else ""
+        say(f"{word:<7} {what}: {where}{ranks}{figure}{versus}{error}")
+
+
+class OutOfTimeError(Exception):
+    """The time of a step is over."""
+
+
+def spread(us: Sequence[float]) -> dict[str, Any]:
+    """The figures of repeated measurements, in microseconds."""
+    ordered = [round(u, 3) for u in us]
+    return {"median_us": median(ordered), "min_us": min(ordered), "max_us": max(ordered), "repeats": len(ordered)}

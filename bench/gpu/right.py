@@ -1,0 +1,158 @@
+"""Are results right? On 1, 2 and 4 ranks, in every dtype and schedule, of uneven parts, call after call, in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bench.check import LIMITS, relative_rms
+from bench.gpu.place import Place
+from bench.gpu.report import Report
+from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.sizes import even_parts
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+
+WORLDS = (2, 1, 4)
+DTYPES = ("bfloat16", "float16", "float32")
+REPLAYS = 20
+POISON = float("nan")
+
+
+class Inputs:
+    """Inputs of all ranks: small whole numbers, of which products are exact, or random ones."""
+
+    def __init__(
+        self, place: Place, parts: Sequence[int], dtype: str, *, whole: bool, seed: int = 0, transposed: bool = True
+    ) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self.parts, self.whole, n, k = tuple(parts), whole, place.sizes["N"], place.sizes["K"]
+        self.dtype: torch.dtype = getattr(torch, dtype)
+
+        def tensor(rows: int, cols: int) -> torch.Tensor:
+            if whole:
+                return torch.randint(-3, 4, (rows, cols), generator=random).to(self.dtype)
+            return torch.randn(rows, cols, generator=random).to(self.dtype)
+
+        x = [tensor(m, k) for m in self.parts]
+        weight = [tensor(n, k).T if transposed else tensor(k, n) for _ in self.parts]
+        full = torch.cat(x).double()
+        self.right = [full @ w.double() for w in weight]
+        self.x, self.weight = [t.to(place.place) for t in x], [t.to(place.place) for t in weight]
+
+    def call(self, group: Any, schedule: Schedule | str) -> torch.Tensor:
+        """Computes it on a rank."""
+        out: torch.Tensor = all_gather_matmul(
+            self.x[group.rank], self.weight[group.rank], schedule=schedule, group=group, parts={"M": self.parts}
+        )
+        return out
+
+    def judge(self, results: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """What a record says of results: whole numbers have to be exact, after rounding to their dtype."""
+        found = [r.cpu() for r in results]
+        rms = relative_rms(found, self.right)
+        name = str(self.dtype).removeprefix("torch.")
+        ok = rms <= LIMITS[name]
+        if self.whole:
+            ok = all(torch.equal(f, r.to(self.dtype)) for f, r in zip(found, self.right, strict=True))
+        return {"ok": ok, "rel_rms": None if rms == float("inf") else rms, "exact": ok if self.whole else None}
+
+
+def settle(group: Any) -> None:
+    """Nothing: what a rank does next is in the order of its stream. (The device that stands in has no such order.)"""
+
+
+def schedules(place: Place) -> tuple[str, ...]:
+    """The schedules beside the program, push and pull first."""
+    return tuple(all_gather_matmul.schedules)
+
+
+def first(place: Place, report: Report) -> None:
+    """The smallest thing that can go wrong: one rank, two ranks, one call, whole numbers."""
+    for world in (1, 2):
+        _results(place, report, world, "bfloat16", "push", even_parts(place.sizes["M"], world), calls=1, kinds=(True,))
+
+
+def results(place: Place, report: Report) -> None:
+    """Every dtype and schedule, even and uneven parts, two calls in a row of different inputs."""
+    for world in WORLDS:
+        for dtype in DTYPES:
+            for schedule in schedules(place):
+                _results(place, report, world, dtype, schedule, even_parts(place.sizes["M"], world))
+    for world, parts in place.parts.items():
+        for schedule in schedules(place):
+            _results(place, report, world, "bfloat16", schedule, parts)
+
+
+def _results(
+    place: Place,
+    report: Report,
+    world: int,
+    dtype: str,
+    schedule: str,
+    parts: Sequence[int],
+    calls: int = 2,
+    kinds: Sequence[bool] = (True, False),
+) -> None:
+    shape = f"M={list(parts)},N={place.sizes['N']},K={place.sizes['K']}"
+    about = {"op": "all_gather_matmul", "dtype": dtype, "world": world, "schedule": schedule, "shape": shape}
+    with report.case("result", **about) as found:
+        ranks = place.world(world)
+        found |= {"calls": calls, "of": "whole and random numbers" if len(kinds) > 1 else "whole numbers"}
+        for whole in kinds:
+            sets = [Inputs(place, parts, dtype, whole=whole, seed=s) for s in range(calls)]
+            outs = ranks.run(lambda group, sets=sets: [i.call(group, schedule) for i in sets])
+            for call, inputs in enumerate(sets):
+                verdict = inputs.judge([o[call] for o in outs])
+                found |= {k: v for k, v in verdict.items() if v is not None}
+                if not verdict["ok"]:
+                    found["error"] = f"call {call} of {'whole' if whole else 'random'} numbers is wrong"
+                    return
+
+
+def graphs(place: Place, report: Report) -> None:
+    """Two calls captured, replayed with changing inputs."""
+    if place.capture is None:
+        report.add("graph", ok=None, error="there are no graphs here")
+        return
+    for world in WORLDS:
+        for schedule in schedules(place):
+            about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": world, "schedule": schedule}
+            with report.case("graph replayed with changing inputs", **about, repeats=REPLAYS) as found:
+                _replays(place, world, schedule, found)
+
+
+def _replays(place: Place, world: int, schedule: str, found: dict[str, Any]) -> None:
+    parts = even_parts(place.sizes["M"], world)
+    sets = [Inputs(place, parts, "bfloat16", whole=True, seed=s) for s in range(3)]
+    capture = place.capture
+    assert capture is not None
+
+    def body(group: Any) -> list[torch.Tensor]:
+        rank = group.rank
+        x, weight = sets[0].x[rank].clone(), sets[0].weight[rank].clone()
+        options: dict[str, Any] = {"schedule": schedule, "group": group, "parts": {"M": parts}}
+        all_gather_matmul.prepare(x, weight, **options)
+        with capture() as graph:
+            outs = [all_gather_matmul(x, weight, **options) for _ in range(2)]
+        kept = []
+        for k in range(REPLAYS):
+            x.copy_(sets[k % 3].x[rank])
+            weight.copy_(sets[k % 3].weight[rank])
+            for out in outs:
+                out.fill_(POISON)
+            group.replay(graph)
+            settle(group)
+            kept.append(torch.stack(outs))
+        group.synchronize()
+        return kept
+
+    by_rank = place.world(world).run(body)
+    for k in range(REPLAYS):
+        for call in range(2):
+            verdict = sets[k % 3].judge([kept[k][call] for kept in by_rank])
+            if not verdict["ok"]:
+                found |= {"ok": False, "error": f"replay {k}, call {call} is wrong", "rel_rms": verdict["rel_rms"]}
+                return
+    found["exact"] = True

@@ -1,0 +1,201 @@
+"""How fast: the GEMM with all signals set against cuBLAS, and what a call costs the host. One rank, the whole GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from bench.check import LIMITS, relative_rms
+from bench.gpu.place import Place
+from bench.gpu.report import Report, spread
+from bench.gpu.vain import without_workers
+from tilelink.analysis.counting import expected_counts
+from tilelink.frontend.program import Program
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul import matmul
+from tilelink.runtime.cuda.script import Script
+from tilelink.runtime.cuda.virtual_world import VirtualGroup, VirtualWorld
+
+SETS, WARM_UP, CALLS = 3, 5, 2000
+"""Sets of inputs that take turns, so that no call finds its own in the cache; and the calls of the host's time."""
+
+
+def speed(place: Place, report: Report) -> None:
+    """The GEMMs of the paper's MLPs: `matmul`, which waits for nothing, and that of `all_gather_matmul`, whose rows are
+    there and whose signals are set. In turns with cuBLAS; time by events, inputs in turns."""
+    for name, (m, n, k) in place.gemms.items():
+        shape = f"M={m},N={n},K={k}"
+        about = {"dtype": "bfloat16", "world": 1, "shape": shape, "layer": name, "baseline": "cuBLAS (torch.matmul)"}
+        sets = _inputs(place, m, n, k)
+        with report.case("GEMM without waits", op="matmul", schedule="gemm", **about) as found:
+            found |= _against(place, sets, _plain(place, sets))
+        if ", gate" in name or not place.on_gpu:
+            what = "GEMM with all signals set"
+            with report.case(what, op="all_gather_matmul", schedule="push", **about) as found:
+                found |= _against(place, sets, _signals_set(place, sets) if place.on_gpu else _plain(place, sets))
+
+
+Tensors = list[tuple[torch.Tensor, torch.Tensor]]
+Call = tuple[Callable[[int], None], Callable[[int], torch.Tensor]]
+"""What is done before a call, out of its time, and the call, of one of the sets of inputs."""
+
+
+def _inputs(place: Place, m: int, n: int, k: int) -> Tensors:
+    """x (M, K) and a weight (K, N) that lies as nn.Linear keeps it, row by row of (N, K)."""
+    random = torch.Generator(place.place).manual_seed(0)
+
+    def tensor(rows: int, cols: int) -> torch.Tensor:
+        return torch.randn(rows, cols, generator=random, device=place.place).bfloat16()
+
+    return [(tensor(m, k), tensor(n, k).T) for _ in range(SETS)]
+
+
+def _against(place: Place, sets: Tensors, call: Call) -> dict[str, Any]:
+    """The figures of a call, and its speed over cuBLAS's; its result is checked first."""
+    before, ours = call
+    before(0)
+    result = ours(0)
+    place.settle()
+    x, weight = sets[0]
+    rows = slice(0, None, max(1, len(x) // 512))  # float64 is slow: some rows stand for all
+    rms = relative_rms([result[rows].cpu()], [x[rows].cpu().double() @ weight.cpu().double()])
+    if not rms <= LIMITS["bfloat16"]:
+        return {"ok": False, "rel_rms": None if rms == float("inf") else rms, "error": "the result is wrong"}
+    theirs = (lambda k: None, lambda k: torch.matmul(*sets[k]))
+    mine, other = _timed(place, [call, theirs])
+    flop = 2 * x.shape[0] * x.shape[1] * weight.shape[1]
+    found = {"rel_rms": rms, **spread(mine), "tflops": round(flop / median(mine) / 1e6, 1)}
+    ratio = round(median(other) / median(mine), 4) if place.on_gpu else None
+    return found | {"speedup": ratio, "baseline_us": spread(other)}
+
+
+def _timed(place: Place, calls: list[Call]) -> list[list[float]]:
+    """Microseconds of each call, many times, in turns."""
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(-WARM_UP if place.on_gpu else 0, place.repeats):
+        for found, (before, call) in zip(times, calls, strict=True):
+            before(turn % SETS)
+            us = place.clock(partial(call, turn % SETS))
+            if turn >= 0:
+                found.append(us)
+    return times
+
+
+# ---- the calls
+
+
+def _world(place: Place, sets: Tensors) -> Any:
+    x = sets[0][0]
+    return place.world(1, heap_bytes=4 * x.nbytes + (64 << 20)) if place.on_gpu else place.world(1)
+
+
+def _plain(place: Place, sets: Tensors) -> Call:
+    if not place.on_gpu:
+        world = _world(place, sets)
+        return lambda k: None, lambda k: world.run(lambda group: matmul(*sets[k], schedule="gemm", group=group))[0]
+    script, group = _script(_world(place, sets), matmul, sets, "gemm")
+    return lambda k: None, lambda k: _play(group, script, sets[k])
+
+
+def _signals_set(place: Place, sets: Tensors) -> Call:
+    """The run of one rank, without the gather: its rows lie in the slot, its signals are set before each call."""
+    world: VirtualWorld = _world(place, sets)
+    script, group = _script(world, all_gather_matmul, sets, "push", gathers=True)
+    prepared = script.record.prepared
+    (signals,) = prepared.program.signals
+    ((_, at, cells),) = script.record.signals
+    counts = expected_counts(prepared.program, signals, prepared.sizes)[0]
+    words = world.lane.heaps[0][at : at + 4 * cells].view(torch.int32)
+    expected = torch.tensor(counts, dtype=torch.int32, device=place.place)
+    layout = world.lane.layout
+    rows = world.lane.heaps[0][layout.data_at(0) :][: sets[0][0].nbytes]
+
+    def before(k: int) -> None:
+        words.copy_(expected)
+        rows.copy_(sets[k][0].reshape(-1).view(torch.uint8))
+
+    return before, lambda k: _play(group, script, sets[k])
+
+
+def _script(
+    world: VirtualWorld, program: Program, sets: Tensors, schedule: str, gathers: bool = False
+) -> tuple[Script, VirtualGroup]:
+    """The script of a call in slot 0, which is made once; without its gather, if it has one."""
+    kept: list[Script] = []
+
+    def body(group: VirtualGroup) -> None:
+        real = group.play
+        group.play = lambda script, *rest: (kept.append(script), real(script, *rest))[1]  # type: ignore[method-assign, func-returns-value]
+        program(*sets[0], schedule=schedule, group=group, slot=0)
+        group.play = real  # type: ignore[method-assign]
+
+    world.run(body)
+    (script,) = kept
+    return (without_workers(script, "gather") if gathers else script), world.groups[0]
+
+
+def _play(group: VirtualGroup, script: Script, tensors: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Launches a script on the current stream, past the checks of a call."""
+    named = dict(zip(("x", "weight"), tensors, strict=True))
+    for name, shape, dtype in script.outputs or (("out", (len(tensors[0]), tensors[1].shape[1]), torch.bfloat16),):
+        named[name] = group.allocate(shape, dtype)
+    device = group.cuda.device
+    script.play(named, device.current().cuda_stream)
+    return named["out"]
+
+
+# ---- the host
+
+
+@triton.jit
+def _little(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def host(place: Place, report: Report) -> None:
+    """What a call takes of the host, beside a bare launch of Triton's: many calls of a small size, none waited for."""
+    with report.case("host time of a call", op="all_gather_matmul", dtype="bfloat16", world=1) as found:
+        if not place.on_gpu:
+            found |= {"ok": None, "error": "the host of interpreted kernels says nothing"}
+            return
+        x = torch.randn(256, 256, device=place.place).bfloat16()
+        weight = torch.randn(256, 256, device=place.place).bfloat16()
+        out = torch.empty_like(x)
+
+        def bare() -> None:
+            _little[(1,)](x, out, 256, BLOCK=256)
+
+        figures: dict[str, list[float]] = {}
+
+        def body(group: VirtualGroup) -> None:
+            def call(schedule: str) -> Callable[[], Any]:
+                return lambda: all_gather_matmul(x, weight, schedule=schedule, group=group)
+
+            for name, what in {"bare": bare, "push": call("push"), "pull": call("pull")}.items():
+                what()
+                figures[name] = [_host_time(what) for _ in range(5)]
+
+        place.world(1).run(body)
+        for name, us in figures.items():
+            found[f"{name}_us"] = spread(us)
+        found |= spread(figures["push"])
+        found["above_a_bare_launch_us"] = round(median(figures["push"]) - median(figures["bare"]), 2)
+
+
+def _host_time(call: Callable[[], Any], calls: int = CALLS // 10) -> float:
+    """Microseconds of the host for one of many calls. Few enough for the queue, or the host would wait for the GPU."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    took = (time.perf_counter() - began) / calls * 1e6
+    torch.cuda.synchronize()
+    return took

@@ -1,0 +1,80 @@
+"""Waits in vain end within their bound, by name, and after a reset the world is as new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from bench.gpu.place import Place
+from bench.gpu.report import Report
+from bench.gpu.right import Inputs
+from tilelink.errors import NeverEnteredError, StuckError
+from tilelink.frontend.sizes import even_parts
+from tilelink.runtime.cuda.script import Script
+from tilelink.runtime.cuda.virtual_world import VirtualGroup
+
+WORLD, SCHEDULE = 2, "push"
+
+
+def vain(place: Place, report: Report) -> None:
+    """A rank that never calls; a rank whose gather brings nothing; and a good call after each."""
+    cases: dict[str, tuple[type[StuckError], tuple[str, ...], Callable[[Any], Callable[[Any], Any]]]] = {
+        "a rank never enters": (NeverEnteredError, ("rank 0", "rank 1", "all_gather_matmul run 1"), _absent),
+        "a signal is withheld": (StuckError, ("role matmul", "tile", "waits for full[", "expected", "observed"), _mute),
+    }
+    for what, (error, names, broken) in cases.items():
+        with report.case(f"wait in vain: {what}", op="all_gather_matmul", world=WORLD, schedule=SCHEDULE) as found:
+            inputs = Inputs(place, even_parts(place.sizes["M"], WORLD), "bfloat16", whole=True)
+            ranks = place.world(WORLD)
+            good = inputs.judge(ranks.run(lambda group, i=inputs: i.call(group, SCHEDULE)))
+            assert good["ok"], f"the call before is wrong already: {good}"
+            if not place.on_gpu and broken is _mute:
+                found["error"] = "not done here: a kernel's arguments are changed on a GPU alone"
+                found["ok"] = None
+                continue
+            try:
+                ranks.run(broken(inputs))
+            except StuckError as e:
+                found["message"] = str(e)
+                missing = [n for n in names if n not in str(e)] if place.on_gpu else []
+                if place.on_gpu and type(e) is not error:
+                    missing.insert(0, f"it is a {type(e).__name__}, not a {error.__name__}")
+                found |= {"ok": not missing, "error": f"not in the error: {', '.join(missing)}" if missing else None}
+            else:
+                found |= {"ok": False, "error": "no error was raised"}
+                continue
+            after = inputs.judge(ranks.run(lambda group, i=inputs: i.call(group, SCHEDULE)))
+            if not after["ok"]:
+                found |= {"ok": False, "error": f"the call after the reset is wrong: {after}"}
+
+
+def _absent(inputs: Inputs) -> Callable[[Any], Any]:
+    def body(group: Any) -> Any:
+        return inputs.call(group, SCHEDULE) if group.rank == 0 else None
+
+    return body
+
+
+def _mute(inputs: Inputs) -> Callable[[Any], Any]:
+    """Rank 1 calls with no workers for its gather, so it brings nothing to anybody."""
+
+    def body(group: VirtualGroup) -> Any:
+        real = group.play
+        if group.rank == 1:
+            group.play = lambda script, *rest: real(without_workers(script, "gather"), *rest)  # type: ignore[method-assign]
+        try:
+            return inputs.call(group, SCHEDULE)
+        finally:
+            group.play = real  # type: ignore[method-assign]
+
+    return body
+
+
+def without_workers(script: Script, role: str) -> Script:
+    """The same run, with no workers for a role: its tiles are not done."""
+    steps = []
+    for step in script.steps:
+        values = tuple(0 if n == f"{role}_workers" else v for n, v in zip(step.names, step.values, strict=True))
+        steps.append(replace(step, values=values))
+    return replace(script, steps=tuple(steps))
