@@ -20,7 +20,7 @@ from tilelink.analysis.counting import expected_counts
 from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul import matmul
-from tilelink.runtime.cuda.script import Script
+from tilelink.runtime.cuda.script import Script, Streams
 from tilelink.runtime.cuda.virtual_world import VirtualGroup, VirtualWorld
 
 SETS, WARM_UP, CALLS = 3, 5, 2000
@@ -147,7 +147,7 @@ def _play(group: VirtualGroup, script: Script, tensors: tuple[torch.Tensor, torc
     for name, shape, dtype in script.outputs or (("out", (len(tensors[0]), tensors[1].shape[1]), torch.bfloat16),):
         named[name] = group.allocate(shape, dtype)
     device = group.cuda.device
-    script.play(named, device.current().cuda_stream)
+    script.play(named, Streams(device.current(), {}))
     return named["out"]
 
 

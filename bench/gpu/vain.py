@@ -11,7 +11,7 @@ from bench.gpu.report import Report
 from bench.gpu.right import Inputs
 from tilelink.errors import NeverEnteredError, StuckError
 from tilelink.frontend.sizes import even_parts
-from tilelink.runtime.cuda.script import Script
+from tilelink.runtime.cuda.script import KernelStep, Script, Step
 from tilelink.runtime.cuda.virtual_world import VirtualGroup
 
 WORLD, SCHEDULE = 2, "push"
@@ -73,8 +73,11 @@ def _mute(inputs: Inputs) -> Callable[[Any], Any]:
 
 def without_workers(script: Script, role: str) -> Script:
     """The same run, with no workers for a role: its tiles are not done."""
-    steps = []
-    for step in script.steps:
-        values = tuple(0 if n == f"{role}_workers" else v for n, v in zip(step.names, step.values, strict=True))
-        steps.append(replace(step, values=values))
-    return replace(script, steps=tuple(steps))
+
+    def without(step: Step) -> Step:
+        if not isinstance(step, KernelStep):
+            return step
+        values = (0 if n == f"{role}_workers" else v for n, v in zip(step.names, step.values, strict=True))
+        return replace(step, values=tuple(values))
+
+    return replace(script, steps=tuple(map(without, script.steps)))

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from tilelink.backend.targets import CPU
-from tilelink.runtime.cpu import DeadlockError, Execution, InterpretedKernel, interpreted
+from tilelink.runtime.cpu import DeadlockError, Execution, InterpretedKernel, Region, interpreted
+from tilelink.runtime.cpu.engine import EngineCopy, EngineSignal
 from tilelink.runtime.cpu.interpreter import suspended
 from tilelink.runtime.cpu_lane import CpuLane
 from tilelink.runtime.cuda.kernels import Kernel
@@ -41,7 +42,7 @@ class StandIn:
         self.launched: list[tuple[int, str, int]] = []
         self.world: VirtualWorld | None = None
         self.graph: list[Any] | None = None
-        self._waiting: list[_Launched] = []
+        self._waiting: list[_Work] = []
         self._streams = 0
         self._thread = threading.local()
         self._outside = self.stream()
@@ -74,13 +75,19 @@ class StandIn:
         self._thread.stream = before
 
     def follow(self, stream: StandInStream, before: StandInStream) -> None:
-        pass
+        self._enqueue(_Follow(stream.cuda_stream, before.cuda_stream))
 
     def capturing(self) -> bool:
         return self.graph is not None
 
+    def copy(self, stream: StandInStream, source: torch.Tensor, target: torch.Tensor) -> None:
+        self._enqueue(_Engine(stream.cuda_stream, EngineCopy(source, target)))
+
     def write_signal(self, stream: StandInStream, address: int) -> None:
-        raise NotImplementedError
+        assert self.world is not None
+        for heap in self.world.lane.heaps:
+            if 0 <= (at := address - heap.data_ptr()) < len(heap):
+                self._enqueue(_Engine(stream.cuda_stream, EngineSignal(heap[at : at + 4].view(torch.int32))))
 
     def synchronize(self, stream: StandInStream) -> None:
         """Interprets all that waits. Where the kernels are stuck, they have waited long enough: one gives up."""
@@ -91,10 +98,19 @@ class StandIn:
         lane = self.world.lane
         execution = Execution(self.world.world)
 
+        streams = {s.cuda_stream: g.rank for g in self.world.groups for s in (g.stream, *g._engine.values())}
+
         def host(rank: int) -> None:
-            for launched in waiting:
-                if launched.arguments["rank"] == rank:
-                    launched.interpret(execution, lane.layout, lane.heaps)
+            regions: list[Region] = []
+            for work in waiting:
+                if streams.get(work.stream) != rank:
+                    continue
+                if isinstance(work, _Launched):
+                    regions = work.interpret(execution, lane.layout, lane.heaps)
+                elif isinstance(work, _Engine):
+                    execution.launch(work.work, 1, {}, regions, rank, work.stream, "copy engine", 1000 + work.stream)
+                elif streams.get(work.before) == rank:
+                    execution.follow(rank, work.stream, [work.before])
 
         try:
             execution.run(host)
@@ -114,12 +130,12 @@ class StandIn:
     # ---- kernels
 
     def launch(self, code: _Code, workers: int, values: tuple[Any, ...], stream: int) -> None:
-        launched = _Launched(code, workers, dict(zip(code.names, values, strict=True)))
-        if self.graph is not None:
-            self.graph.append(launched)
-            return
-        self.launched.append((stream, code.kernel.name, workers))
-        self._waiting.append(launched)
+        if self.graph is None:
+            self.launched.append((stream, code.kernel.name, workers))
+        self._enqueue(_Launched(stream, code, workers, dict(zip(code.names, values, strict=True))))
+
+    def _enqueue(self, work: _Work) -> None:
+        (self._waiting if self.graph is None else self.graph).append(work)
 
     def _give_up(self, deadlock: DeadlockError) -> None:
         """As a kernel does, see docs/protocol.md."""
@@ -155,24 +171,44 @@ class _Code:
 
 
 @dataclass(frozen=True, eq=False)
+class _Follow:
+    stream: int
+    before: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Engine:
+    stream: int
+    work: EngineCopy | EngineSignal
+
+
+@dataclass(frozen=True, eq=False)
 class _Launched:
+    stream: int
     code: _Code
     workers: int
     arguments: dict[str, Any]
 
-    def interpret(self, execution: Execution, layout: Any, heaps: list[torch.Tensor]) -> None:
+    def interpret(self, execution: Execution, layout: Any, heaps: list[torch.Tensor]) -> list[Region]:
         prepared, rank = self.code.prepared, self.arguments["rank"]
         tensors = {t.name: self.arguments[t.name] for t in prepared.program.tensors if t.name in self.arguments}
-        parameters = prepared.lowered.main_parameters + prepared.lowered.publish_parameters
+        lowered = prepared.lowered
+        parameters = lowered.main_parameters + lowered.publish_parameters + lowered.enter_parameters
         tables = {p.dim: self.arguments[p.name] for p in parameters if p.kind == "table" and p.name in self.arguments}
         run = SimpleNamespace(
             lane=SimpleNamespace(rank=rank), prepared=prepared, tensors=tensors, tables=tables,
-            placement=place(prepared.program, prepared.sizes, layout), slot=self.arguments["slot"],
+            slot=self.arguments["slot"],
+            placement=place(prepared.program, prepared.sizes, layout, lowered.target, prepared.stage_bytes),
         )  # fmt: skip
         cpu = CpuLane(layout, heaps, prepared.events.sms)
-        cpu.table = self.arguments["heaps"]
+        cpu.tables[rank] = self.arguments["heaps"]
+        regions = cpu._regions(run)
         name = self.code.kernel.name
-        execution.launch(self.code.kernel, self.workers, self.arguments, cpu._regions(run), rank, name=name)
+        execution.launch(self.code.kernel, self.workers, self.arguments, regions, rank, self.stream, name)
+        return regions
+
+
+_Work = _Launched | _Follow | _Engine
 
 
 def virtual_world(world: int, device: StandIn, **options: Any) -> VirtualWorld:

@@ -23,15 +23,19 @@ from tilelink.errors import (
     WorldError,
 )
 from tilelink.kernels.all_gather import all_gather
-from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
+from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, multicast, pull, push
 from tilelink.runtime.cuda.group import CudaGroup
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
 
 K, N = 16, 24
 SMALL = {
     s: schedule.changed(gather={"count": 1, "tile": (16, 16)}, matmul={"tile": (16, 16, 16)})
-    for s, schedule in {"push": push, "pull": pull}.items()
+    for s, schedule in {"push": push, "pull": pull, "multicast": multicast}.items()
 }
+SMALL["engine"] = engine.changed(gather={"tile": (16, None)}, matmul={"tile": (16, 16, 16)})
+KERNELS = {
+    "push": [""], "pull": ["_publish", ""], "multicast": [""], "engine": ["_publish", "_enter", ""],
+}  # fmt: skip
 
 
 class Inputs:
@@ -58,13 +62,13 @@ class Inputs:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("schedule", ["push", "pull"])
+@pytest.mark.parametrize("schedule", ["push", "pull", "multicast", "engine"])
 def test_results_on_worlds_of_all_sizes(world: int, schedule: str) -> None:
     device = StandIn(sms=24)
     ranks, inputs = virtual_world(world, device), Inputs(world)
     for _ in range(2):
         inputs.check(ranks.run(lambda group: inputs.call(group, SMALL[schedule])))
-    kernels = ["all_gather_matmul"] if schedule == "push" else ["all_gather_matmul_publish", "all_gather_matmul"]
+    kernels = [f"all_gather_matmul{k}" for k in KERNELS[schedule]]
     assert [name for _, name, _ in device.launched] == kernels * world * 2
     assert all(workers <= 24 // world for _, _, workers in device.launched), "each rank has its share of the SMs"
 
@@ -136,16 +140,17 @@ def test_workers_that_do_not_fit() -> None:
 # ---- what is prepared may be captured
 
 
-def test_a_graph_is_replayed_with_other_inputs() -> None:
+@pytest.mark.parametrize("schedule", ["push", "engine"])
+def test_a_graph_is_replayed_with_other_inputs(schedule: str) -> None:
     device = StandIn()
     ranks, first, second = virtual_world(2, device), Inputs(2, seed=1), Inputs(2, seed=2)
 
     def body(group: CudaGroup) -> list[torch.Tensor]:
         x, weight = first.x[group.rank].clone(), first.weight[group.rank]
         call: Callable[[], torch.Tensor] = lambda: all_gather_matmul(  # noqa: E731
-            x, weight, schedule=SMALL["push"], group=group
+            x, weight, schedule=SMALL[schedule], group=group
         )
-        all_gather_matmul.prepare(x, weight, schedule=SMALL["push"], group=group)
+        all_gather_matmul.prepare(x, weight, schedule=SMALL[schedule], group=group)
         with device.capture() as graph:
             outs = [call(), call(), call()]
         found = []

@@ -52,6 +52,9 @@ class Device(Protocol):
     def synchronize(self, stream: Stream) -> None:
         """Waits until a stream is done."""
 
+    def copy(self, stream: Stream, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies memory to memory, when the stream comes to it."""
+
     def write_signal(self, stream: Stream, address: int) -> None:
         """Writes 1 to a word of 32 bits when the stream comes to it, after all that it did before."""
 
@@ -103,6 +106,10 @@ class CudaDevice:
 
     def synchronize(self, stream: Stream) -> None:
         stream.synchronize()
+
+    def copy(self, stream: Stream, source: torch.Tensor, target: torch.Tensor) -> None:
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
 
     def write_signal(self, stream: Stream, address: int) -> None:
         driver().write_value(stream.cuda_stream, address, 1)

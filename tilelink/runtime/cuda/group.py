@@ -16,7 +16,7 @@ from tilelink.frontend.schedule import Schedule
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.cuda.kernels import alike
 from tilelink.runtime.cuda.lane import CudaLane
-from tilelink.runtime.cuda.script import Script
+from tilelink.runtime.cuda.script import ForkStep, Script, Streams
 from tilelink.runtime.group import Group
 from tilelink.runtime.launch import Lane, Record, Run
 from tilelink.runtime.poison import Reason
@@ -51,6 +51,7 @@ class CudaGroup(Group):
         self._given: frozenset[str] = frozenset()
         self._made: Script | None = None
         self._stream: Any = None
+        self._engine: dict[int, Any] = {}
 
     # ---- calls
 
@@ -138,6 +139,9 @@ class CudaGroup(Group):
 
     def launch(self, run: Run, site: Site) -> None:
         self._made = Script.of(self.cuda, run, self._given, self._call, site)
+        for step in self._made.steps:
+            if isinstance(step, ForkStep):
+                self._engine |= {p: self.cuda.device.stream() for p in step.peers if p not in self._engine}
         if not self._preparing:
             self._launch(self._made, run.number, run.tensors)
 
@@ -151,11 +155,11 @@ class CudaGroup(Group):
             self._stream = stream
         self.recent[number] = script.record
         self.recent.pop(number - KEPT_RUNS, None)
-        self.play(script, tensors, stream)
+        self.play(script, tensors, Streams(stream, self._engine))
 
-    def play(self, script: Script, tensors: dict[str, torch.Tensor], stream: Any) -> None:
-        """Launches the kernels of a run."""
-        script.play(tensors, stream.cuda_stream)
+    def play(self, script: Script, tensors: dict[str, torch.Tensor], streams: Streams) -> None:
+        """Does what the host does for a run."""
+        script.play(tensors, streams)
 
     # ---- the end of a run, and of a lane
 

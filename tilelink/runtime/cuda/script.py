@@ -1,4 +1,8 @@
-"""What the host of a rank does for a run, to be done again: only the caller's tensors change from call to call."""
+"""What the host of a rank does for a run, to be done again: only the caller's tensors change from call to call.
+
+It is the host plan of `tilelink.backend.host` with all values in it: kernels on the stream of the lane, copies and
+writes of signals on a stream for each peer.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,22 @@ from typing import Any
 
 import torch
 
-from tilelink.errors import ScheduleError, Site
+from tilelink.backend.host import Fork, Join, Place, RegionCopy, SignalWrite
+from tilelink.errors import Site
+from tilelink.runtime.cuda.device import Device, Stream
 from tilelink.runtime.cuda.lane import CudaLane
-from tilelink.runtime.launch import Launch, Record, Run
+from tilelink.runtime.launch import Launch, Record, Run, RunStep
 from tilelink.runtime.layout import shape_on
 
 Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The stream of a rank's lane, and those of its copy engine, by peer."""
+
+    lane: Stream
+    engine: Mapping[int, Stream]
 
 
 @dataclass(frozen=True)
@@ -28,14 +42,69 @@ class KernelStep:
     tensors: tuple[tuple[int, str], ...]
     described: tuple[tuple[int, str], ...]
 
-    def play(self, tensors: Tensors, stream: Any) -> None:
+    def play(self, tensors: Tensors, streams: Streams) -> None:
         values = list(self.values)
         for at, name in self.tensors:
             values[at] = tensors[name]
         for at, name in self.described:
             values[at] = copy(values[at])
             values[at].base = tensors[name]
-        self.launch(*values, stream=stream)
+        self.launch(*values, stream=streams.lane.cuda_stream)
+
+
+@dataclass(frozen=True)
+class CopyStep:
+    """A copy on the stream of a peer. What is no tensor is a part of the caller's tensor of that name."""
+
+    device: Device
+    peer: int
+    source: torch.Tensor | tuple[str, tuple[slice, ...]]
+    target: torch.Tensor | tuple[str, tuple[slice, ...]]
+
+    def play(self, tensors: Tensors, streams: Streams) -> None:
+        source, target = (
+            p if isinstance(p, torch.Tensor) else tensors[p[0]][p[1]] for p in (self.source, self.target)
+        )
+        self.device.copy(streams.engine[self.peer], source, target)
+
+
+@dataclass(frozen=True)
+class SignalStep:
+    """A write of 1 on the stream of a peer."""
+
+    device: Device
+    peer: int
+    address: int
+
+    def play(self, tensors: Tensors, streams: Streams) -> None:
+        self.device.write_signal(streams.engine[self.peer], self.address)
+
+
+@dataclass(frozen=True)
+class ForkStep:
+    """The streams of peers go on after the lane's."""
+
+    device: Device
+    peers: tuple[int, ...]
+
+    def play(self, tensors: Tensors, streams: Streams) -> None:
+        for peer in self.peers:
+            self.device.follow(streams.engine[peer], streams.lane)
+
+
+@dataclass(frozen=True)
+class JoinStep:
+    """The lane's stream goes on after those of peers."""
+
+    device: Device
+    peers: tuple[int, ...]
+
+    def play(self, tensors: Tensors, streams: Streams) -> None:
+        for peer in self.peers:
+            self.device.follow(streams.lane, streams.engine[peer])
+
+
+Step = KernelStep | CopyStep | SignalStep | ForkStep | JoinStep
 
 
 @dataclass(frozen=True)
@@ -48,15 +117,12 @@ class Script:
     call: Mapping[str, Any]
     outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
     returned: tuple[str, ...]
-    steps: tuple[KernelStep, ...]
+    steps: tuple[Step, ...]
 
     @classmethod
     def of(cls, lane: CudaLane, run: Run, given: frozenset[str], call: Mapping[str, Any], site: Site) -> Script:
-        """The script of a run: its kernels are loaded, which may take a while. Raises ResidencyError, ScheduleError."""
+        """The script of a run: its kernels are loaded, which may take a while. Raises ResidencyError."""
         prepared, rank = run.prepared, run.lane.rank
-        launches = [step for step in run.steps if isinstance(step, Launch)]
-        if len(launches) < len(run.steps):
-            raise ScheduleError(f"{prepared.program.name}: CUDA worlds have no streams for copy engines yet", site)
         outputs = prepared.program.outputs
         return cls(
             run.record(),
@@ -68,21 +134,37 @@ class Script:
                 if t.name not in given
             ),
             tuple(t.name for t in outputs),
-            tuple(_step(lane, run, launch, site) for launch in launches),
+            tuple(_step(lane, run, step, site) for step in run.steps),
         )
 
-    def play(self, tensors: dict[str, torch.Tensor], stream: Any) -> None:
+    def play(self, tensors: Tensors, streams: Streams) -> None:
         """Does it again, with other tensors of the caller."""
         for step in self.steps:
-            step.play(tensors, stream)
+            step.play(tensors, streams)
 
 
-def _step(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
+def _step(lane: CudaLane, run: Run, step: RunStep, site: Site) -> Step:
+    match step:
+        case Launch():
+            return _kernel(lane, run, step, site)
+        case RegionCopy():
+            return CopyStep(lane.device, step.peer, _part(lane, run, step.source), _part(lane, run, step.target))
+        case SignalWrite():
+            address = lane.heaps[step.rank].data_ptr() + run.signals_at(step.tensor) + 4 * step.cell
+            return SignalStep(lane.device, step.peer, address)
+        case Fork():
+            return ForkStep(lane.device, step.peers)
+        case Join():
+            return JoinStep(lane.device, step.peers)
+
+
+def _kernel(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
     kernel = lane.device.load(run.prepared, launch.kernel, launch.arguments)
     lane.loaded[launch.kernel] = kernel
     kernel.check_resident(launch.workers, lane.sms, site)
     lowered = run.prepared.lowered
-    of = {p.name: p.of for p in (*lowered.main_parameters, *lowered.publish_parameters) if p.of in run.tensors}
+    parameters = (*lowered.main_parameters, *lowered.publish_parameters, *lowered.enter_parameters)
+    of = {p.name: p.of for p in parameters if p.of in run.tensors}
     mine = [(at, name, value) for at, (name, value) in enumerate(launch.arguments.items()) if name in of]
     return KernelStep(
         kernel.launcher(launch.workers),
@@ -91,3 +173,15 @@ def _step(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
         tuple((at, of[name]) for at, name, value in mine if isinstance(value, torch.Tensor)),
         tuple((at, of[name]) for at, name, value in mine if hasattr(value, "block_shape")),
     )
+
+
+def _part(lane: CudaLane, run: Run, place: Place) -> torch.Tensor | tuple[str, tuple[slice, ...]]:
+    """Where a region of a copy lies: in the slot on its rank, or in the caller's tensor."""
+    part = run.part_of(place)
+    if place.tensor not in dict(run.placement.data):
+        return place.tensor, part
+    tensor = run.prepared.program.tensor(place.tensor)
+    shape, dtype = shape_on(tensor, run.prepared.sizes, None), getattr(torch, tensor.dtype)
+    at = run.lane.layout.data_at(run.slot) + run.placement.data_of(place.tensor)
+    memory = lane.heaps[place.rank][at : at + torch.Size(shape).numel() * dtype.itemsize]
+    return memory.view(dtype).view(shape)[part]

@@ -26,7 +26,7 @@ from tilelink.runtime.cuda.device import CudaDevice, Device
 from tilelink.runtime.cuda.group import CudaGroup
 from tilelink.runtime.cuda.hosts import Hosts
 from tilelink.runtime.cuda.lane import CudaLane
-from tilelink.runtime.cuda.script import Script
+from tilelink.runtime.cuda.script import Script, Streams
 from tilelink.runtime.layout import ALIGNMENT, HeapLayout
 
 T = TypeVar("T")
@@ -143,13 +143,13 @@ class VirtualGroup(CudaGroup):
     def agree(self, call: Mapping[str, Any], site: Site) -> None:
         """Nothing yet: calls are compared when all ranks have come to launch."""
 
-    def play(self, script: Script, tensors: dict[str, torch.Tensor], stream: Any) -> None:
+    def play(self, script: Script, tensors: dict[str, torch.Tensor], streams: Streams) -> None:
         """Launches together with the other ranks; while a graph is captured, which runs nothing, at once."""
         if self.cuda.device.capturing():
-            super().play(script, tensors, stream)
+            super().play(script, tensors, streams)
             return
         self.owner.calls[self.rank] = script.call
-        self.owner.hosts.together(self.rank, partial(super().play, script, tensors, stream))
+        self.owner.hosts.together(self.rank, partial(super().play, script, tensors, streams))
 
     def replay(self, graph: Any) -> None:
         """Replays a graph (`torch.cuda.CUDAGraph`) that was captured on this rank, together with the other ranks. What
