@@ -103,7 +103,7 @@ class StandIn:
         def host(rank: int) -> None:
             regions: list[Region] = []
             for work in waiting:
-                if streams.get(work.stream) != rank:
+                if (work.arguments["rank"] if isinstance(work, _Launched) else streams.get(work.stream)) != rank:
                     continue
                 if isinstance(work, _Launched):
                     regions = work.interpret(execution, lane.layout, lane.heaps)
