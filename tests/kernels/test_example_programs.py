@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.kernels.gather_gemm import LIMITS, relative_rms
+from tilelink.frontend.schedule import smallest_tile
 from tilelink.runtime.cpu import Operation
 from tilelink.runtime.cpu_world import CpuWorld
 from tilelink.runtime.trace import align
@@ -152,6 +155,31 @@ def test_attention_in_tiles_of_any_size(tile: int) -> None:
     attention((40, 0, 33, 7), heads=1).check(
         causal.changed(gather={"tile": (tile, 1)}, attend={"tile": (16, 1, 32), "whole": {"D": 32}})
     )
+
+
+@pytest.mark.verify
+@settings(max_examples=40, deadline=None)
+@given(
+    parts=st.lists(st.integers(0, 70), min_size=1, max_size=4).filter(any).map(tuple),
+    heads=st.integers(1, 3),
+    size=st.integers(1, 40),
+    gathered=st.sampled_from([16, 32, 64]),
+    queries=st.sampled_from([16, 32]),
+    step=st.sampled_from([16, 32, 64]),
+    reader=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_attention_of_any_size(
+    parts: tuple[int, ...], heads: int, size: int, gathered: int, queries: int, step: int, reader: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    causal = importlib.import_module("gathered_attention").causal
+    most = smallest_tile(max(parts))
+    schedule = causal.changed(
+        gather={"tile": (min(gathered, most), 1), "at": "reader" if reader else "home"},
+        attend={"tile": (min(queries, most), 1, min(step, most)), "whole": {"D": smallest_tile(size)}},
+    )
+    attention(parts, heads, size).check(schedule, seed=seed)
 
 
 def test_attention_in_bfloat16() -> None:
