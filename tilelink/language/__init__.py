@@ -1,0 +1,41 @@
+"""The words of the language: what a tile function and a program may say.
+
+A program is an ordinary function that is run once to record its buffers and roles. A tile function is never run:
+its source is read (`frontend/elaboration/`), so the words used inside it are names, and calling them is an error.
+"""
+
+from tilelink.language.declarations import (
+    RANKS_DIM,
+    AxisWord,
+    Declared,
+    Local,
+    RanksWord,
+    Sharded,
+    Space,
+    TensorWord,
+    locals,
+    nodes,
+    ranks,
+)
+from tilelink.language.recording import Launch, Recording, record
+from tilelink.language.tile_functions import TileFunction, tile
+from tilelink.language.words import (
+    copy,
+    local,
+    node,
+    notify,
+    place,
+    rank,
+    rank_at,
+    sharded,
+    steps,
+    tiles,
+    wait,
+    world,
+)
+
+__all__ = [
+    "RANKS_DIM", "AxisWord", "Declared", "Launch", "Local", "RanksWord", "Recording", "Sharded", "Space", "TensorWord",
+    "TileFunction", "copy", "local", "locals", "node", "nodes", "notify", "place", "rank", "rank_at", "ranks",
+    "record", "sharded", "steps", "tile", "tiles", "wait", "world",
+]  # fmt: skip

@@ -1,0 +1,119 @@
+"""Tensors, their dimensions and tile spaces, as a program declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tilelink.errors import DimensionError, NotUnderstoodError, Site
+
+
+def only_in_tile_functions(word: str) -> NoReturn:
+    raise NotUnderstoodError(f"tk.{word} has a meaning only inside a tile function", Site.of_user())
+
+
+@dataclass(frozen=True)
+class RanksWord:
+    """`tk.ranks`: all ranks of the world; `tk.nodes`: the nodes they are on; `tk.locals`: the places of a node. Each is
+    a rank axis of a tile space, and a loop in a tile function, `for r in tk.ranks():`. `tk.ranks` is a dimension of a
+    buffer and an argument of `.at()`, too."""
+
+    name: str
+
+    def __call__(self) -> NoReturn:
+        only_in_tile_functions(f"{self.name}()")
+
+    def __repr__(self) -> str:
+        return f"tk.{self.name}"
+
+
+RANKS_DIM = "ranks"
+"""What dimensions with an entry a rank are called."""
+ranks = RanksWord(RANKS_DIM)
+nodes = RanksWord("nodes")
+locals = RanksWord("locals")
+Dim = str | RanksWord
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The declaration of a parameter: its dimensions by name, and which of them is cut over the ranks, if one is."""
+
+    dims: tuple[Dim, ...]
+    sharded: int | None
+
+
+def Local(*dims: Dim) -> Declared:
+    """A tensor of which every rank has its own: `tk.Local("K", "N")`."""
+    return declared_dims(dims, None, Site.of_user())
+
+
+def Sharded(*dims: Dim, axis: int = 0) -> Declared:
+    """A tensor cut along dimension `axis` over the ranks, so that each element has one home."""
+    return declared_dims(dims, axis, Site.of_user())
+
+
+def declared_dims(dims: tuple[Dim, ...], sharded: int | None, site: Site) -> Declared:
+    """Dimensions, checked. Raises DimensionError."""
+    for k, d in enumerate(dims):
+        if d != ranks and not (isinstance(d, str) and d.isidentifier() and d != RANKS_DIM):
+            raise DimensionError(f"dimension {k}, {d!r}, has to be the name of a dimension, or tk.ranks", site)
+        if d in dims[:k]:
+            raise DimensionError(f"the dimensions {dims}: each has a name of its own", site)
+    if sharded is not None and (not 0 <= sharded < len(dims) or isinstance(dims[sharded], RanksWord)):
+        raise DimensionError(f"axis {sharded} is not a named dimension of {dims}", site)
+    return Declared(dims, sharded)
+
+
+@dataclass(frozen=True)
+class AxisWord:
+    """A dimension of a tensor, as in `full.cols` or `full.K`. `sharded`: the tensor is cut along it."""
+
+    dim: str
+    sharded: bool = False
+
+
+@dataclass(eq=False)
+class TensorWord:
+    """A tensor as a program handles it. `kind` is "input", "output" or "buffer"; `site`: where a buffer is made."""
+
+    name: str
+    dims: tuple[str, ...]
+    sharded: int | None
+    kind: str
+    dtype: Any = None
+    site: Site | None = None
+
+    def axis(self, dim: str) -> AxisWord:
+        """The dimension of this name."""
+        return AxisWord(dim, self.sharded is not None and dim == self.dims[self.sharded])
+
+    @property
+    def rows(self) -> AxisWord:
+        """The first dimension with a name."""
+        return self.axis(next(d for d in self.dims if d != RANKS_DIM))
+
+    @property
+    def cols(self) -> AxisWord:
+        """The last dimension with a name."""
+        return self.axis([d for d in self.dims if d != RANKS_DIM][-1])
+
+    def __getattr__(self, name: str) -> AxisWord:
+        if name != RANKS_DIM and name in self.__dict__.get("dims", ()):
+            return self.axis(name)
+        dims = ", ".join(self.__dict__.get("dims", ()))
+        raise AttributeError(f"{self.__dict__.get('name')} has no {name}; its dimensions are {dims}")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Space:
+    """A tile space: dimensions that are cut into tiles, and rank axes with their names. `sharded`: the first dimension
+    along which one of its tensors is cut over the ranks; in whose part of it a tile lies, that rank is its home."""
+
+    dims: tuple[str, ...]
+    sharded: str | None
+    axes: Mapping[str, RanksWord]

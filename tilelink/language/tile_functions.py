@@ -1,0 +1,88 @@
+"""Tile functions: read from their source, launched over tile spaces, never run."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from tilelink.errors import DimensionError, NotUnderstoodError, Site
+from tilelink.language.declarations import Space
+from tilelink.language.recording import assigned, program_of
+
+
+class TileFunction:
+    """A function of one tile; `function[space](tensors...)` in a program makes it a role."""
+
+    def __init__(self, function: Callable[..., None], name: str | None = None) -> None:
+        self.function, self.name = function, name or function.__name__
+        self.file = inspect.getsourcefile(function) or "<unknown>"
+        try:
+            lines, self.first_line = inspect.getsourcelines(function)
+        except OSError as e:
+            raise NotUnderstoodError(f"the source of {self.name} can't be read: tile functions live in files") from e
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+        ast.increment_lineno(tree, self.first_line - 1)
+        node = tree.body[0]
+        if not isinstance(node, ast.FunctionDef):
+            raise NotUnderstoodError(f"{self.name}: a tile function is written with def", self.site(node))
+        self.node = node
+        self.parameters = tuple(a.arg for a in node.args.args)
+        if not self.parameters or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
+            raise NotUnderstoodError(f"{self.name}: the parameters are the tile, then tensors", self.site(node))
+
+    def site(self, node: ast.AST) -> Site:
+        return Site(self.file, getattr(node, "lineno", self.first_line), ast.unparse(node).split("\n")[0])
+
+    def names(self) -> dict[str, Any]:
+        """What the function sees around it."""
+        seen = inspect.getclosurevars(self.function)
+        return {**self.function.__globals__, **seen.nonlocals}
+
+    def named(self, name: str) -> TileFunction:
+        """The same function under another role name, for programs that use it twice."""
+        return TileFunction(self.function, name)
+
+    def __getitem__(self, space: Space) -> Callable[..., None]:
+        if not isinstance(space, Space):
+            raise DimensionError(f"{self.name}[{space!r}]: a role runs over tk.tiles(...)", Site.of_user())
+
+        def launch(*arguments: Any) -> None:
+            program_of(self.name).launch(self, space, arguments, Site.of_user())
+
+        return launch
+
+    def __call__(self, *arguments: Any) -> NoReturn:
+        raise NotUnderstoodError(
+            f"{self.name} is a tile function: a program launches it over a tile space, {self.name}[tk.tiles(...)](...)",
+            Site.of_user(),
+        )
+
+    def written_parameters(self) -> frozenset[str]:
+        """Parameters that the function stores or copies to (the elaboration checks that no other is)."""
+        roots: dict[str, str] = {}
+
+        def root(node: ast.AST) -> str | None:
+            while isinstance(node, ast.Subscript | ast.Attribute | ast.Call):
+                node = node.func if isinstance(node, ast.Call) else node.value
+            return roots.get(node.id, node.id) if isinstance(node, ast.Name) else None
+
+        written: set[str | None] = set()
+        for name, value in assigned(self.node):
+            if (r := root(value)) in self.parameters and isinstance(r, str):
+                roots[name] = r
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr == "store":
+                    written.add(root(node.func.value))
+                elif node.func.attr == "copy":
+                    written |= {root(a) for a in node.args[1:]}
+                    written |= {root(k.value) for k in node.keywords if k.arg == "target"}
+        return frozenset(p for p in self.parameters if p in written)
+
+
+def tile(function: Callable[..., None]) -> TileFunction:
+    """Declares a function of one tile. Its first parameter is the tile, the others are tensors of the program."""
+    return TileFunction(function)

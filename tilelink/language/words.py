@@ -1,0 +1,101 @@
+"""Words of programs (`tiles`, `local`, `sharded`), which are called when one is recorded, and those that stand inside
+tile functions only, whose source is read: calling them is an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelink.errors import DimensionError, Site
+from tilelink.language.declarations import (
+    RANKS_DIM,
+    AxisWord,
+    Dim,
+    RanksWord,
+    Space,
+    TensorWord,
+    only_in_tile_functions,
+)
+from tilelink.language.recording import program_of
+
+
+def tiles(*of: TensorWord | AxisWord, **axes: RanksWord) -> Space:
+    """The tile space of a tensor (all its dimensions) or of single dimensions; `reader=tk.ranks` adds a rank axis.
+
+    The tiles of a sharded tensor (or of the dimension it is cut along) are executed once, at their home; those of a
+    local one by every rank. With several that are cut along different dimensions, the first of these says which rank is
+    the home.
+    """
+    site = Site.of_user()
+    dims: list[str] = []
+    sharded: list[str] = []
+    for o in of:
+        if isinstance(o, TensorWord):
+            dims += [d for d in o.dims if d != RANKS_DIM]
+            sharded += [] if o.sharded is None else [o.dims[o.sharded]]
+        elif isinstance(o, AxisWord):
+            dims.append(o.dim)
+            sharded += [o.dim] if o.sharded else []
+        else:
+            raise DimensionError(f"a tile space is made of tensors and their dimensions, not of {o!r}", site)
+    if not dims or len(set(dims)) != len(dims):
+        raise DimensionError(f"a tile space needs dimensions, each once; these are {tuple(dims)}", site)
+    for name, axis in axes.items():
+        if not isinstance(axis, RanksWord):
+            raise DimensionError(f"{name}={axis!r}: a rank axis is tk.ranks, tk.nodes or tk.locals", site)
+    return Space(tuple(dims), next(iter(sharded), None), axes)
+
+
+def local(*dims: Dim, dtype: Any = None) -> TensorWord:
+    """A buffer of which every rank has its own. `dtype`: a dtype, or a tensor to be like; by default like the
+    program's first tensor."""
+    return program_of("local").buffer(dims, None, dtype)
+
+
+def sharded(*dims: Dim, axis: int = 0, dtype: Any = None) -> TensorWord:
+    """A buffer cut along dimension `axis` over the ranks."""
+    return program_of("sharded").buffer(dims, axis, dtype)
+
+
+def rank() -> Any:
+    """The rank that executes the tile."""
+    only_in_tile_functions("rank()")
+
+
+def world() -> Any:
+    """The number of ranks."""
+    only_in_tile_functions("world()")
+
+
+def node(rank: Any = None) -> Any:
+    """The node that a rank is on, by default the executing one: ranks are numbered node by node."""
+    only_in_tile_functions("node()")
+
+
+def place(rank: Any = None) -> Any:
+    """Which of the ranks of its node a rank is, by default the executing one."""
+    only_in_tile_functions("place()")
+
+
+def rank_at(node: Any, place: Any) -> Any:
+    """The rank at a place of a node."""
+    only_in_tile_functions("rank_at()")
+
+
+def steps(along: Any, stop: Any = None) -> Any:
+    """Ranges along a dimension or range, as long as the last entry of the role's tile in the schedule."""
+    only_in_tile_functions("steps()")
+
+
+def copy(source: Any, target: Any) -> Any:
+    """Copies a view to a view of the same shape, memory to memory; returns the target."""
+    only_in_tile_functions("copy()")
+
+
+def wait(*views: Any) -> Any:
+    """Returns the views, guarded, once every tile of this run that notifies a region of them has done so."""
+    only_in_tile_functions("wait()")
+
+
+def notify(*views: Any) -> Any:
+    """Makes this tile's stores to the views visible where the views live."""
+    only_in_tile_functions("notify()")
