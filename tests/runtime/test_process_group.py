@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import triton
 import triton.language as tl
 
 import tilelink as tk
+from tests.backend.orphans import lower_rows
 from tests.runtime.processes import SMALL, Failure, Pool, members
 from tests.runtime.test_cpu_world import own_workers, readers_first
 from tilelink.backend import cache as kernels
@@ -108,6 +110,23 @@ def test_same_bits_as_in_one_process(pool: Pool, parts: tuple[int, ...], schedul
     assert [y is None for y in found] == [r not in ranks for r in range(WORLD)]
     for mine, theirs in zip([f for f in found if f is not None], expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def on_nodes(group: Group) -> torch.Tensor:
+    """The program of the example, whose ranks go through one rank of each node."""
+    example = Path(__file__).parents[2] / "examples" / "hierarchical_gather.py"
+    program = runpy.run_path(str(example))["hierarchical_all_gather_matmul"]
+    x, w = operands((5, 0, 17, 2), torch.float32, 0)
+    return program(x[group.rank], w[group.rank], parts={"M": (5, 0, 17, 2)}, group=group)
+
+
+def nodes() -> torch.Tensor:
+    return on_nodes(everybody(per_node=2))
+
+
+def test_nodes_of_processes(pool: Pool) -> None:
+    expected = CpuWorld(WORLD, per_node=2, **SMALL).run(on_nodes)
+    assert all(torch.equal(a, b) for a, b in zip(pool.results(nodes), expected, strict=True))
 
 
 def read_first(group: Group) -> list[torch.Tensor]:
@@ -296,7 +315,7 @@ def impatient() -> Group:
     return everybody(stuck_timeout=2.0)
 
 
-def withheld() -> Any:
+def withheld(program: str) -> Any:
     """Rank 1 does not tell rank 0 of its rows. All ranks call twice."""
     group = impatient()
     if group.rank == 1:
@@ -313,7 +332,10 @@ def withheld() -> Any:
     try:
         x, w = operands((4,) * WORLD, torch.float32, 0)
         for _ in range(2):
-            all_gather_matmul(x[group.rank], w[group.rank], schedule="push", group=group)
+            if program == "gather":
+                all_gather_matmul(x[group.rank], w[group.rank], schedule="push", group=group)
+            else:
+                lower_rows(x[group.rank], group=group)
     finally:
         vars(group).pop("prepare", None)
 
@@ -323,7 +345,7 @@ def reset(function: Callable[[], Group]) -> None:
 
 
 def test_a_withheld_signal_is_named_on_every_rank(pool: Pool) -> None:
-    failures = pool.failures(withheld)
+    failures = pool.failures(withheld, "gather")
     assert {f.kind for f in failures} == {"StuckError"}
     (line,) = {f.text.splitlines()[1] for f in failures}
     assert re.fullmatch(
@@ -334,6 +356,20 @@ def test_a_withheld_signal_is_named_on_every_rank(pool: Pool) -> None:
     assert all("nothing moved for 2 s" in f.text for f in failures)
     again = pool.failures(_use, impatient)
     assert [f.text.splitlines()[1] for f in again] == [line] * WORLD
+    pool.results(reset, impatient)
+    check_usable(pool, impatient)
+
+
+def test_a_withheld_signal_that_no_tile_waits_for(pool: Pool) -> None:
+    """The last worker of the run does: it would count in the next one."""
+    failures = pool.failures(withheld, "lower")
+    assert {f.kind for f in failures} == {"StuckError"}
+    (line,) = {f.text.splitlines()[1] for f in failures}
+    assert re.fullmatch(
+        r"  rank 0 worker \d+ of lower_rows run 1: leaving the run, waits for all notifications of full on rank 0 "
+        r"\(signal 1\): expected 1, observed 0",
+        line,
+    )
     pool.results(reset, impatient)
     check_usable(pool, impatient)
 

@@ -60,6 +60,9 @@ class Program:
         self.task: Task | None = None
         self.quiet = 0  # operations since the last one with an effect
         self._polls: dict[PollKey, Poll] = {}  # the latest comes last
+        self._looks = 0
+        self._looked: dict[PollKey, int] = {}  # by poll, the number of the last look
+        self._news = 0  # the last look that saw something new
         self._loads: set[tuple[KernelSite, int]] = set()  # plain loads between polls
         self._wait: tuple[PollKey, int] | None = None  # the poll that was the last operation, the time before it
 
@@ -74,8 +77,11 @@ class Program:
 
     def look(self, key: PollKey, poll: Poll) -> bool:
         """Records a poll. Whether the program saw the same there before, and nothing new anywhere since."""
-        before = self._polls.get(key)
+        self._looks += 1
+        before, last = self._polls.get(key), self._looked.get(key, 0)
+        self._looked[key] = self._looks
         if before is None or any((a != b).any() for a, b in zip(before.values, poll.values, strict=True)):
+            self._news = self._looks
             self._polls.pop(key, None)
             self._polls[key] = poll
             return False
@@ -88,7 +94,7 @@ class Program:
         for other in outdated:
             del self._polls[other]
         self._polls[key] = poll
-        return not outdated
+        return not outdated and last >= self._news
 
     def load(self, site: KernelSite, address: int) -> None:
         """A load between polls that was not there before shows that the program is not just polling."""
@@ -100,6 +106,7 @@ class Program:
         """The program did something with an effect."""
         self.quiet = 0
         self._polls.clear()
+        self._looked.clear()
         self._loads.clear()
 
     def rewind(self, key: PollKey | None) -> None:
