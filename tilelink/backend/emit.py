@@ -217,11 +217,13 @@ class RoleEmitter:
         if s.target.home == ALL_RANKS:
             self.write(f"value = {value}")
             value = "value"
-        home = self.on_homes(s.target)
-        at = self.addresses.block(s.target, home)
-        mask = f", mask={at.mask}" if at.mask else ""
-        self.write(f"tl.store({at.pointer}, {_group(value)}.to(tl.{dtype}){mask})")
-        self.end_homes(s.target)
+        self.put(s.target, f"{_group(value)}.to(tl.{dtype})")
+
+    def put(self, view: View, block: str) -> None:
+        """Stores a block to a view: of a rank, or of all of them, one after the other."""
+        at = self.addresses.block(view, self.on_homes(view))
+        self.write(f"tl.store({at.pointer}, {block}{f', mask={at.mask}' if at.mask else ''})")
+        self.end_homes(view)
 
     def copy(self, s: Copy) -> None:
         token = None if self.publishing else self.token(s.source)
@@ -236,9 +238,7 @@ class RoleEmitter:
             source, target = _with_range(source, chunk), _with_range(target, chunk)
         here = self.addresses.block(source, token=token, published=not self.publishing)
         self.write(f"{s.source.tensor}_block = tl.load({here.pointer}{f', mask={here.mask}' if here.mask else ''})")
-        there = self.addresses.block(target, self.on_homes(target))
-        self.write(f"tl.store({there.pointer}, {s.source.tensor}_block{f', mask={there.mask}' if there.mask else ''})")
-        self.end_homes(target)
+        self.put(target, f"{s.source.tensor}_block")
         self.write.depth -= opened
 
     # ---- signals

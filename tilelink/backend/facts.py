@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilelink.frontend.ir import RANKS_DIM, Copy, Range, TileProgram, walk
+from tilelink.frontend.ir import ALL_RANKS, RANKS_DIM, Copy, Range, Store, Tensor, TileProgram, walk
+from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import Sizes, extents
+from tilelink.frontend.values import ITEM_SIZE
 
 COPY_CHUNK = 128
 COPY_BLOCK = 2**15
@@ -27,6 +29,7 @@ class Facts:
         blocks = {(d, COPY_CHUNK) for d in _copied_in_chunks(program)}
         for role in program.in_kernel:
             blocks |= extents(role)
+        blocks |= _in_vectors(program)
         return cls(
             equal=frozenset(d for d in program.cut if sizes.equal(d)),
             exact=frozenset((d, n) for d, n in blocks if sizes.exact(d, n)),
@@ -47,6 +50,20 @@ def copied_chunks(ranges: Sequence[Range]) -> list[tuple[Range, int]]:
         chunks.append((r, n))
         block *= n
     return chunks[::-1]
+
+
+def vector_of(tensor: Tensor) -> int | None:
+    """Elements of a tensor in 16 bytes, which a multicast stores at once; None where they are too wide."""
+    size = ITEM_SIZE[tensor.dtype]
+    return 16 // size if size <= 4 else None
+
+
+def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:
+    """(dimension, elements) of the rows that roles multicast."""
+    roles = [r for r in program.in_kernel if isinstance(r.resource, SMs) and r.resource.via == "multicast"]
+    stores = [s for r in roles for s in walk(r.body) if isinstance(s, Copy | Store) and s.target.home == ALL_RANKS]
+    found = {program.tensor(s.target.tensor) for s in stores}
+    return {(t.dims[-1], n) for t in found if (n := vector_of(t)) is not None and t.dims[-1] != RANKS_DIM}
 
 
 def _copied_in_chunks(program: TileProgram) -> set[str]:

@@ -19,6 +19,7 @@ from tilelink.backend.across_nodes import NetworkEmitter, stage_bytes
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.emit import RoleEmitter, Writer, write_expected
 from tilelink.backend.facts import COPY_CHUNK, Facts
+from tilelink.backend.multicast import MulticastEmitter
 from tilelink.backend.targets import Target
 from tilelink.errors import ScheduleError, Site
 from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
@@ -30,14 +31,15 @@ from tilelink.language import Space
 
 DRAIN_BLOCK = 128
 PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT")
+MULTICAST_PRIMITIVES = ("multicast_store", "multicast_notify")
 NETWORK_PRIMITIVES = ("far", "put", "put_notify", "notify_far", "fetch", "complete")
 
 
 @dataclass(frozen=True)
 class Parameter:
     """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (where parts begin), "at" (bytes into the
-    heap), "signals" (bytes into the heap), "stage" (bytes into the heap), "workers", or "run" for heaps, rank, slot and
-    world."""
+    heap), "signals" (bytes into the heap), "stage" (bytes into the heap), "workers", or "run" for heaps, multicast,
+    rank, slot and world."""
 
     name: str
     kind: str
@@ -122,7 +124,7 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
 def _header(program: TileProgram, facts: Facts, target: Target, body: list[str]) -> list[str]:
     """Always as long, because Triton's cache keys hold line numbers."""
     text = "\n".join(body)
-    used = [p for p in (*PRIMITIVES, *NETWORK_PRIMITIVES) if re.search(rf"\b{p}\b", text)]
+    used = [p for p in (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES) if re.search(rf"\b{p}\b", text)]
     return [
         f'"""{program.name}, lowered by TileLink; {facts}."""',
         "",
@@ -140,7 +142,7 @@ def _parameters(program: TileProgram, facts: Facts) -> tuple[Parameter, ...]:
             continue
         made.append(Parameter(t.name, "tensor", t.name))
         made += [Parameter(f"{t.name}_stride_{d}", "stride", t.name, d) for d in t.dims]
-    made += [Parameter(n, "run") for n in ("heaps", "rank", "slot")]
+    made += [Parameter(n, "run") for n in ("heaps", "multicast", "rank", "slot")]
     made += [Parameter(d, "size", dim=d) for d in program.dims]
     made.append(Parameter("per_node", "size"))
     for d in program.cut:
@@ -178,7 +180,7 @@ def _role_function(
     publishing: bool = False,
 ) -> tuple[list[str], list[str]]:
     """A function that does all tiles of one worker, and the names it takes."""
-    kind = NetworkEmitter if target.network else RoleEmitter
+    kind = NetworkEmitter if target.network else MulticastEmitter if target.multicast else RoleEmitter
     emitter = kind(program, role, facts, target, publishing=publishing)
     before, body = emitter.emit()
     count = emitter.text(role.walk.count)

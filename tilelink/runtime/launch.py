@@ -19,12 +19,14 @@ from tilelink.runtime.prepare import Prepared
 @dataclass(frozen=True)
 class Lane:
     """What a rank knows of the memory of its lane: who it is, how every heap is laid out, and `heaps`, the addresses
-    of all heaps as kernels take them (int64, one a rank)."""
+    of all heaps as kernels take them (int64, one a rank). `multicast`: the address at which all heaps lie one over the
+    other, for targets that store there."""
 
     rank: int
     world: int
     layout: HeapLayout
     heaps: torch.Tensor
+    multicast: Any = None
 
     @property
     def device(self) -> torch.device:
@@ -150,4 +152,5 @@ class Run:
                 return prepared.allotment[parameter.of].workers
         assert parameter.kind == "run", parameter
         lane = self.lane
-        return {"heaps": lane.heaps, "rank": lane.rank, "slot": self.slot, "world": lane.world}[parameter.name]
+        known = {"heaps": lane.heaps, "rank": lane.rank, "slot": self.slot, "world": lane.world}
+        return {**known, "multicast": lane.multicast}[parameter.name]

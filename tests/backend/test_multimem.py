@@ -1,0 +1,139 @@
+"""Multicast as a target has it: what is stored where, by a stand-in that the interpreter runs; and what NVIDIA's
+multimem becomes, compiled only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import tilelink as tk
+from tests.backend import multicast_by_loops
+from tests.kernels.gather_gemm import Call, small_world
+from tilelink.backend.facts import Facts
+from tilelink.backend.lower import lower
+from tilelink.backend.targets import CPU
+from tilelink.backend.targets.multimem import multicast_notify, multicast_store
+from tilelink.frontend.sizes import Sizes
+from tilelink.kernels.all_gather_matmul import all_gather_matmul, multicast, push
+from tilelink.runtime.cpu_world import CpuWorld
+
+TARGET = replace(CPU, name="multicast", module=multicast_by_loops.__name__, multicast=True)
+
+
+def source(schedule: tk.Schedule, dtype: str = "bfloat16", **sizes: Any) -> str:
+    program = all_gather_matmul.bind(all_gather_matmul.fit(schedule, world=3, **sizes), dtype, frozenset(["bias"]))
+    return lower(program, Facts.of(program, Sizes.of(program, 3, sizes)), TARGET).source
+
+
+def gather(text: str) -> str:
+    return text.split("def gather(")[1].split("\n\n\n")[0]
+
+
+@pytest.mark.parametrize(("M", "K"), [(48, 64), ((16, 0, 24), 72), ((1, 2, 3), 8)])
+def test_stores_and_notifications_go_to_all_at_once(M: Any, K: int) -> None:
+    body = gather(source(multicast, M=M, N=16, K=K))
+    assert (
+        body.count("multicast_store(multicast, full_at, ")
+        == body.count("multicast_notify(multicast, full_signals")
+        == 1
+    )
+    assert "range(world)" not in body and "peer(" not in body
+
+
+@pytest.mark.parametrize(
+    ("schedule", "dtype", "K"), [(multicast, "bfloat16", 68), (multicast, "float32", 6), (push, "bfloat16", 64)]
+)
+def test_rows_of_other_lengths_and_other_schedules_loop(schedule: tk.Schedule, dtype: str, K: int) -> None:
+    text = source(schedule, dtype, M=48, N=16, K=K)
+    assert "multicast_store" not in text and "notify(peer(" in gather(text)
+
+
+def with_multicast() -> CpuWorld:
+    """A world whose kernels get the table of heaps for a multicast address."""
+    world = small_world(3, target=TARGET, sms=12)
+    for group in world.groups:
+        group.lane = replace(group.lane, multicast=group.lane.heaps)
+    return world
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("parts", "K"), [((16, 16, 16), 64), ((5, 0, 20), 40), ((1, 7, 0), 24)])
+def test_every_rank_gets_it(parts: tuple[int, ...], K: int, dtype: torch.dtype) -> None:
+    """Two calls in a row; the kernel of K = 40 has tails that 16 bytes divide."""
+    tiles = multicast.changed(gather={"tile": (16, 16)}, matmul={"tile": (16, 16, 16)})
+    call = Call(parts, N=20, K=K, dtype=dtype, schedule=tiles, integers=True)
+    world = with_multicast()
+    results = world.run(lambda group: [call.on(group, out=call.poison()) for _ in range(2)])
+    (prepared,) = world.lane.prepared.values()
+    assert "multicast_store(" in prepared.lowered.source
+    for outs in zip(*results, strict=True):
+        call.check(outs)
+
+
+@tk.tile
+def tell(t, told):  # type: ignore[no-untyped-def]
+    """A number of this rank's for each of its rows, to all."""
+    tk.notify(told[tk.rank(), t].at(tk.ranks).store(tl.full((16,), 2.0, tl.float32) * tk.rank()))
+
+
+@tk.tile
+def add(t, told, out):  # type: ignore[no-untyped-def]
+    acc = tl.zeros(t.shape, tl.float32)
+    for source in tk.ranks():
+        acc += tk.wait(told[source, t]).load()
+    out[t].store(acc)
+
+
+@tk.program
+def telling(out: tk.Local("M")):  # type: ignore[valid-type]
+    told = tk.local(tk.ranks, "M", dtype="float32")
+    tell[tk.tiles(out)](told)
+    add[tk.tiles(out)](told, out)
+
+
+@pytest.mark.parametrize(("M", "at_once"), [(20, True), (32, True), (17, False)])
+def test_vectors_with_an_entry_a_rank(M: int, at_once: bool) -> None:
+    """A store from registers to views of all ranks, in a role that has no rank axis."""
+    schedule = tk.Schedule(tell=tk.SMs(2, tile=(16,), via="multicast"), add=tk.SMs(tile=(16,)))
+    world = with_multicast()
+    outs = world.run(lambda group: telling(torch.full((M,), float("nan")), schedule=schedule, group=group))
+    assert all(torch.equal(out, torch.full((M,), 6.0)) for out in outs)
+    (prepared,) = world.lane.prepared.values()
+    assert ("multicast_store(" in prepared.lowered.source) == at_once
+
+
+POINTERS = {"bf16": 16, "fp16": 16, "fp32": 32, "i8": 8, "fp8e4nv": 8}
+
+
+@triton.jit
+def send(x, multicast, M, K):
+    tile = tl.program_id(0)
+    block = tl.load(x + tile * 64 + tl.arange(0, 32)[:, None] * K + tl.arange(0, 64)[None, :])
+    width: tl.constexpr = 128 // block.dtype.primitive_bitwidth
+    rows = tl.arange(0, 32)[:, None]
+    offsets = tile * 64 + rows * K + tl.arange(0, 64 // width)[None, :] * width
+    multicast_store(multicast, 256, offsets, block, rows < M)
+    multicast_notify(multicast, 512, tile)
+
+
+@pytest.mark.parametrize("arch", [90, 100])
+@pytest.mark.parametrize("dtype", list(POINTERS))
+def test_multimem_stores_16_bytes_as_they_were_loaded(dtype: str, arch: int) -> None:
+    """Compiled only. Vectors stay in the registers they were loaded to: no way through shared memory."""
+    signature = {"x": f"*{dtype}", "multicast": "i64", "M": "i32", "K": "i32"}
+    aligned = {(k,): [["tt.divisibility", 16]] for k in (0, 3)}
+    made = triton.compile(ASTSource(send, signature, {}, aligned), target=GPUTarget("cuda", arch, 32))
+    ptx = made.asm["ptx"]
+    bytes_of_a_thread = 32 * 64 * POINTERS[dtype] // 8 // 128
+    assert (
+        ptx.count("multimem.st.relaxed.sys.global.v4.f32") == ptx.count("ld.global.v4.b32") == bytes_of_a_thread // 16
+    )
+    assert ptx.count("multimem.red.release.sys.global.add.u32") == ptx.count("fence.proxy.alias") == 1
+    assert made.metadata.shared == 0

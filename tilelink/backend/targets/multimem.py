@@ -1,0 +1,74 @@
+"""Stores and notifications to all ranks at once, for fabrics that multicast: PTX's multimem, from Hopper on.
+
+`multicast` is the address at which the heaps of all ranks lie one over the other: what is stored there arrives at the
+same place of every heap (CUDA's multicast objects). 16 bytes go in one instruction, whatever the dtype.
+"""
+
+import triton
+import triton.language as tl
+
+_STORE = tl.constexpr("""{
+    .reg .pred %here;
+    setp.ne.b32 %here, $6, 0;
+    @%here multimem.st.relaxed.sys.global.v4.f32 [$1], {$2, $3, $4, $5};
+    mov.b32 $0, 0;
+}""")
+_NOTIFY = tl.constexpr("""{
+    .reg .pred %first; .reg .b32 %thread;
+    mov.u32 %thread, %tid.x; setp.eq.u32 %first, %thread, 0;
+    @%first fence.proxy.alias;
+    @%first multimem.red.release.sys.global.add.u32 [$1], 1;
+    mov.b32 $0, 0;
+}""")
+
+
+@triton.jit
+def _halves(words):
+    """Neighbours along the last dimension apart: the even ones, the odd ones."""
+    shape: tl.constexpr = words.shape
+    n: tl.constexpr = len(shape)
+    rows: tl.constexpr = shape[0] if n == 2 else 1
+    even, odd = tl.split(words.reshape([rows, shape[n - 1] // 2, 2]))
+    if n == 1:
+        even, odd = even.reshape([shape[0] // 2]), odd.reshape([shape[0] // 2])
+    return even, odd
+
+
+@triton.jit
+def _words(block):
+    """A block of one dimension or two as int32, as many elements of it in each word as it holds."""
+    bits: tl.constexpr = block.dtype.primitive_bitwidth
+    if bits == 32:
+        words = block.to(tl.int32, bitcast=True)
+    elif bits == 16:
+        low, high = _halves(block.to(tl.uint16, bitcast=True))
+        words = (low.to(tl.uint32) | (high.to(tl.uint32) << 16)).to(tl.int32, bitcast=True)
+    else:
+        tl.static_assert(bits == 8, "elements of 1, 2 or 4 bytes")
+        low, high = _halves(block.to(tl.uint8, bitcast=True))
+        low, high = _halves(low.to(tl.uint32) | (high.to(tl.uint32) << 8))
+        words = (low | (high << 16)).to(tl.int32, bitcast=True)
+    return words
+
+
+@triton.jit
+def multicast_store(multicast, at, offsets, block, here):
+    """Stores a block (its elements have 1, 2 or 4 bytes, its last dimension a multiple of 16 bytes) to what lies `at`
+    bytes into the heap of every rank. `offsets`: elements from there to each 16 bytes of the block; `here`: which of
+    these exist (True: all)."""
+    even, odd = _halves(_words(block))
+    first, third = _halves(even)
+    second, fourth = _halves(odd)
+    base = tl.cast(multicast + at, tl.pointer_type(block.dtype))
+    exists = ((tl.zeros(first.shape, tl.int32) == 0) & here).to(tl.int32)
+    operands = [base + offsets, first, second, third, fourth, exists]
+    tl.inline_asm_elementwise(_STORE, "=r,l,r,r,r,r,r,~{memory}", operands, dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def multicast_notify(multicast, at, cell):
+    """Counts a signal of every rank one up, with release order, once all threads have stored what they had to. The
+    stores went to other addresses of the same memory than those it is read at: hence the fence of the alias proxy."""
+    tl.debug_barrier()
+    signal = tl.cast(multicast + at, tl.pointer_type(tl.int32)) + cell
+    tl.inline_asm_elementwise(_NOTIFY, "=r,l,~{memory}", [signal], dtype=tl.int32, is_pure=False, pack=1)
