@@ -154,7 +154,7 @@ class TestCompare:
         after = deepcopy(before)
         after[2]["logical"]["median"] *= 1.5
         code, answer = self.compare(capsys, tmp_path, before, after)
-        assert (code, answer["command"], answer["status"], answer["compared"]) == (1, "bench compare", "finding", 6)
+        assert (code, answer["command"], answer["status"], answer["compared"]) == (1, "bench compare", "finding", 10)
         (found,) = answer["regressions"]
         assert (found["kind"], found["schedule"], found["what"], found["change"]) == ("slower", "push", LOGICAL, 0.5)
 
