@@ -6,20 +6,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from bench.gpu.place import Place
 from bench.gpu.report import Report
 from bench.gpu.right import Inputs
+from tilelink.backend.targets.portable import STUCK_NS
 from tilelink.errors import NeverEnteredError, StuckError
 from tilelink.frontend.sizes import even_parts
 from tilelink.runtime.cuda.script import KernelStep, Script, Step
-from tilelink.runtime.cuda.virtual_world import VirtualGroup
+from tilelink.runtime.cuda.virtual_world import VirtualGroup, VirtualWorld
 
 WORLD, SCHEDULE = 2, "push"
 
 
 def vain(place: Place, report: Report) -> None:
     """A rank that never calls; a rank whose gather brings nothing; and a good call after each."""
-    cases: dict[str, tuple[type[StuckError], tuple[str, ...], Callable[[Any], Callable[[Any], Any]]]] = {
+    cases: dict[str, tuple[type[StuckError], tuple[str, ...], Callable[[Inputs, Any], Any]]] = {
         "a rank never enters": (NeverEnteredError, ("rank 0", "rank 1", "all_gather_matmul run 1"), _absent),
         "a signal is withheld": (StuckError, ("role matmul", "tile", "waits for full[", "expected", "observed"), _mute),
     }
@@ -34,7 +37,7 @@ def vain(place: Place, report: Report) -> None:
                 found["ok"] = None
                 continue
             try:
-                ranks.run(broken(inputs))
+                ranks.run(broken(inputs, ranks))
             except StuckError as e:
                 found["message"] = str(e)
                 missing = [n for n in names if n not in str(e)] if place.on_gpu else []
@@ -49,15 +52,18 @@ def vain(place: Place, report: Report) -> None:
                 found |= {"ok": False, "error": f"the call after the reset is wrong: {after}"}
 
 
-def _absent(inputs: Inputs) -> Callable[[Any], Any]:
+def _absent(inputs: Inputs, ranks: Any) -> Callable[[Any], Any]:
     def body(group: Any) -> Any:
         return inputs.call(group, SCHEDULE) if group.rank == 0 else None
 
     return body
 
 
-def _mute(inputs: Inputs) -> Callable[[Any], Any]:
-    """Rank 1 calls with no workers for its gather, so it brings nothing to anybody."""
+def _mute(inputs: Inputs, ranks: VirtualWorld) -> Callable[[Any], Any]:
+    """Rank 1 calls with no workers for its gather, so it brings nothing to anybody. It waits for ever, or its workers,
+    whose numbers are others than its program says, would be named."""
+    word = STUCK_NS.value
+    ranks.lane.heaps[1][8 * word : 8 * word + 8].view(torch.int64).zero_()
 
     def body(group: VirtualGroup) -> Any:
         real = group.play

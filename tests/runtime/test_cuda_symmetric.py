@@ -14,13 +14,19 @@ from tilelink.runtime.cuda import symmetric
 from tilelink.runtime.cuda.symmetric import OVERLAPPING, _Place, _unreachable, heap_of, symmetric_heap
 
 MEMORY = torch.empty(4096, dtype=torch.uint8)
-HERE = SimpleNamespace(data_ptr=lambda: 0x7000_0000_0400)
+HERE = SimpleNamespace(data_ptr=lambda: 0x7000_0000_0400, shape=(4096,), dtype=torch.uint8)
+THERE = 0x7100_0000_0400
 
 
 def handle(**changes: Any) -> Any:
     """As torch gives it to rank 1 of 2: bases of allocations, and the tensor's offset in its own."""
     fields = {"rank": 1, "offset": 0x400, "buffer_ptrs": [0x7100_0000_0000, 0x7000_0000_0000], "multicast_ptr": 0}
+    fields["get_buffer"] = lambda peer, shape, dtype, first: SimpleNamespace(data_ptr=lambda: THERE - 0x400 + first)
     return SimpleNamespace(**(fields | changes))
+
+
+def addresses(made: symmetric.SymmetricHeap) -> list[int]:
+    return [m.data_ptr() for m in made.memories]
 
 
 def heap(**changes: Any) -> symmetric.SymmetricHeap:
@@ -28,9 +34,18 @@ def heap(**changes: Any) -> symmetric.SymmetricHeap:
 
 
 def test_addresses_are_bases_and_the_offset() -> None:
-    assert heap().addresses == (0x7100_0000_0400, 0x7000_0000_0400)
+    assert addresses(heap()) == [THERE, 0x7000_0000_0400]
     assert heap().multicast == 0
     assert heap(multicast_ptr=0x7800_0000_0000).multicast == 0x7800_0000_0400
+
+
+def test_a_torch_that_counts_from_the_tensor_or_elsewhere() -> None:
+    at = {"first": THERE}
+    known = heap(get_buffer=lambda peer, shape, dtype, first: SimpleNamespace(data_ptr=lambda: at["first"] + first))
+    assert addresses(known) == [THERE, 0x7000_0000_0400]
+    at["first"] += 64
+    with pytest.raises(SymmetricMemoryError, match=r"rank 0 is at 0x710000000400, .* a tensor of it at 0x710000000840"):
+        heap(get_buffer=lambda peer, shape, dtype, first: SimpleNamespace(data_ptr=lambda: at["first"] + first))
 
 
 def test_a_torch_that_means_something_else_by_its_fields() -> None:
@@ -123,7 +138,7 @@ def test_what_torch_is_asked_for(alone: dist.ProcessGroup, monkeypatch: pytest.M
     monkeypatch.setattr(theirs, "empty", empty)
     monkeypatch.setattr(theirs, "rendezvous", rendezvous)
     made = symmetric_heap(4096, alone, torch.device("cuda", 0))
-    assert made.memory.shape == (4096,) and made.addresses == (made.memory.data_ptr(),)
+    assert [m.shape for m in made.memories] == [(4096,)]
     assert asked == [((4096,), torch.uint8, torch.device("cuda", 0)), alone.group_name]
 
 

@@ -11,8 +11,9 @@ import os
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 
 from tilelink.errors import (
@@ -41,6 +42,8 @@ from tilelink.runtime.poison import HOST, Reason, Report, entered
 from tilelink.runtime.shared import gathered, share
 from tilelink.runtime.stuck import of_report
 
+CUDA_HEAP = 512 << 20
+CUDA_SIGNALS = 1 << 20
 DEFAULT_ENTER = 300.0
 DEFAULT_STUCK = 30.0
 KEPT_RUNS = 8
@@ -50,10 +53,12 @@ KEPT_RUNS = 8
 def group(
     process_group: dist.ProcessGroup | None = None,
     *,
-    heap_bytes: int = DEFAULT_HEAP,
+    device: Literal["cpu", "cuda"] | None = None,
+    heap_bytes: int | None = None,
     slots: int = 2,
-    signal_bytes: int = DEFAULT_SIGNALS,
+    signal_bytes: int | None = None,
     sms: int = DEFAULT_SMS,
+    reserved: int = 0,
     seed: int = 0,
     enter_timeout: float = DEFAULT_ENTER,
     stuck_timeout: float = DEFAULT_STUCK,
@@ -63,12 +68,12 @@ def group(
     are. Collective: all of them call it, with the same options. Several lanes may exist, of one group or of several; a
     process that has more than one calls programs on them in an order that does not make ranks wait in a circle.
 
-    `heap_bytes`, `slots`, `signal_bytes`, `sms`, `seed`, `per_node`: as in `CpuWorld`. `enter_timeout`,
-    `stuck_timeout`: seconds, see `Bounds`. Raises WorldError, RankError, DeviceError, HeapError, RankMismatchError; on
-    every rank, if one does.
+    `device`: where the ranks are; by default each on its current CUDA device, where the group has a backend for them
+    and this process sees one, and else on the CPU. `heap_bytes`, `slots`, `signal_bytes`: as in `CpuWorld`. `reserved`:
+    SMs that are left to others, on CUDA devices; `sms`, `seed`, `per_node`, on the CPU: as in `CpuWorld`.
+    `enter_timeout`, `stuck_timeout`: seconds, see `Bounds`. Raises WorldError, RankError, DeviceError, HeapError,
+    SymmetricMemoryError, RankMismatchError; on every rank, if one does.
     """
-    from tilelink.runtime.cpu_process_group import CpuProcessGroup
-
     site = Site.of_user()
     if not dist.is_available() or not dist.is_initialized():
         raise WorldError('there are no processes to group: call torch.distributed.init_process_group("gloo")', site)
@@ -76,9 +81,17 @@ def group(
     if not isinstance(members, dist.ProcessGroup):
         raise RankError("this process is no rank of the group: only its members make a lane of it", site)
     backends = dist.get_backend_config(members)
-    if "cpu:" not in backends:
+    if device is None:
+        device = "cuda" if "cuda:" in backends and torch.cuda.is_available() else "cpu"
+    if device == "cpu" and "cpu:" not in backends:
         raise DeviceError(f"the group's backends are {backends}: ranks on the CPU need gloo", site)
+    on_cpu = device == "cpu"
+    if heap_bytes is None:
+        heap_bytes = DEFAULT_HEAP if on_cpu else CUDA_HEAP
+    if signal_bytes is None:
+        signal_bytes = DEFAULT_SIGNALS if on_cpu else CUDA_SIGNALS
     options = {
+        "device": device, "reserved": reserved,
         "heap_bytes": heap_bytes, "slots": slots, "signal_bytes": signal_bytes, "sms": sms,
         "enter_timeout": enter_timeout, "stuck_timeout": stuck_timeout, "per_node": per_node,
     }  # fmt: skip
@@ -87,7 +100,14 @@ def group(
     world = dist.get_world_size(members)
     check_nodes(world, per_node)
     layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
-    return CpuProcessGroup(members, layout, sms, seed, Bounds(enter_timeout, stuck_timeout), per_node)
+    bounds = Bounds(enter_timeout, stuck_timeout)
+    if on_cpu:
+        from tilelink.runtime.cpu_process_group import CpuProcessGroup
+
+        return CpuProcessGroup(members, layout, sms, seed, bounds, per_node)
+    from tilelink.runtime.cuda.process_group import cuda_process_group
+
+    return cuda_process_group(members, layout, reserved, bounds)
 
 
 class ProcessGroup(Group):

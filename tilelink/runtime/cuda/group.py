@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tilelink.errors import CaptureError, DeviceError, NeverEnteredError, Site, StuckError
+from tilelink.errors import CaptureError, DeviceError, Site
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.runtime.arguments import Arguments
@@ -19,9 +19,7 @@ from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.cuda.script import ForkStep, Script, Streams
 from tilelink.runtime.group import Group
 from tilelink.runtime.launch import Lane, Record, Run
-from tilelink.runtime.poison import Reason
 from tilelink.runtime.prepare import Prepared
-from tilelink.runtime.stuck import of_report
 
 KEPT_RUNS = 64
 """So many of the last runs can be named in a report."""
@@ -171,17 +169,9 @@ class CudaGroup(Group):
             self.cuda.device.synchronize(self._stream)
         self.check()
 
+    @abstractmethod
     def check(self) -> None:
         """Raises what ended the lane, if something did."""
-        report = self.cuda.report(self.rank)
-        if report is None:
-            return
-        line = of_report(report, self.lane.layout, self.recent.get(report.run))
-        bounds = self.cuda.bounds
-        if report.reason == Reason.NEVER_ENTERED:
-            bound = f"a rank did not come within {bounds.enter:g} s (it may still compile, or it does not call):"
-            raise NeverEnteredError(f"{bound}\n  {line}", Site.of_user())
-        raise StuckError(f"no rank can go on, nothing came for {bounds.stuck:g} s:\n  {line}", Site.of_user())
 
 
 @lru_cache(maxsize=1024)

@@ -30,6 +30,7 @@ class CudaLane:
         self.table = torch.tensor([h.data_ptr() for h in heaps], dtype=torch.int64).to(device.place)
         self.prepared: dict[Any, Prepared] = {}
         self.loaded: dict[str, Kernel] = {}
+        self.aside = device.stream()  # the host looks and writes while kernels wait
 
     def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
         """The program, made once for a schedule, dtypes and sizes."""
@@ -42,9 +43,7 @@ class CudaLane:
 
     def clear(self, rank: int, flag: torch.Tensor) -> None:
         """Control words and signals of a rank are as in the beginning. `flag`: the word its host looks at."""
-        heap, layout = self.heaps[rank], self.layout
-        for slot in range(layout.slots):
-            heap[layout.signals_at(slot) : layout.data_at(slot)] = 0
+        layout = self.layout
         words = [0] * (layout.control_bytes // 8)
         words[portable.ENTER_NS.value] = int(self.bounds.enter * 1e9)
         words[portable.STUCK_NS.value] = int(self.bounds.stuck * 1e9)
@@ -52,13 +51,36 @@ class CudaLane:
         words[portable.HOST.value] = flag.data_ptr()
         words[portable.RANKS.value] = layout.world
         words[portable.RANK.value] = rank
-        heap[: layout.control_bytes].view(torch.int64).copy_(torch.tensor(words, dtype=torch.int64))
+        with self.device.on(self.aside):
+            self._clear(self.heaps[rank], torch.tensor(words, dtype=torch.int64))
+        self.device.synchronize(self.aside)
         flag.zero_()
 
+    def _clear(self, heap: torch.Tensor, control: torch.Tensor) -> None:
+        layout = self.layout
+        for slot in range(layout.slots):
+            heap[layout.signals_at(slot) : layout.data_at(slot)] = 0
+        heap[: layout.control_bytes].view(torch.int64).copy_(control)
+
     def control(self, rank: int) -> list[int]:
-        """The control words of a rank, as they are once the current stream is done."""
-        words: list[int] = self.heaps[rank][: 8 * (CONTROL_WORDS + self.layout.world)].view(torch.int64).tolist()
+        """The control words of a rank, now."""
+        with self.device.on(self.aside):
+            words: list[int] = self._words(rank).tolist()
         return words
+
+    def poison(self, report: Report) -> None:
+        """Ends all waits of the lane, unless somebody was faster: see docs/protocol.md."""
+        with self.device.on(self.aside):
+            own = self._words(report.rank)
+            for word, value in report.mailbox().items():
+                own[word] = value
+            name = int(self._words(0)[POISON].item()) or 1 + report.rank
+            for rank in range(self.layout.world):
+                self._words(rank)[POISON] = name
+        self.device.synchronize(self.aside)
+
+    def _words(self, rank: int) -> torch.Tensor:
+        return self.heaps[rank][: 8 * (CONTROL_WORDS + self.layout.world)].view(torch.int64)
 
     def report(self, rank: int) -> Report | None:
         """Why the lane ended, as far as a rank knows; None if it goes on."""

@@ -27,11 +27,10 @@ OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 @dataclass(frozen=True)
 class SymmetricHeap:
-    """The heap of this rank (`memory`: uint8, on the device), where all ranks' heaps lie in the address space of this
-    process, and where a store reaches all of them (0: nowhere). `handle` keeps the mappings alive."""
+    """The heaps of all ranks as they are mapped in this process (`memories`: uint8, on its device; its own among them),
+    and where a store reaches all of them (0: nowhere). `handle` keeps the mappings alive."""
 
-    memory: torch.Tensor
-    addresses: tuple[int, ...]
+    memories: tuple[torch.Tensor, ...]
     multicast: int
     handle: Any
 
@@ -79,8 +78,21 @@ def heap_of(handle: Any, memory: torch.Tensor, rank: int, world: int) -> Symmetr
                 f"{ALIGNMENT} is needed. Ranks of one node reach each other by torch's backend CUDA; "
                 "set TORCH_SYMMMEM=CUDA where another is chosen"
             )
+    memories = [memory if peer == rank else _peer(handle, peer, memory, addresses[peer]) for peer in range(world)]
     multicast = int(handle.multicast_ptr)
-    return SymmetricHeap(memory, addresses, multicast and multicast + offset, handle)
+    return SymmetricHeap(tuple(memories), multicast and multicast + offset, handle)
+
+
+def _peer(handle: Any, peer: int, memory: torch.Tensor, address: int) -> torch.Tensor:
+    """The heap of a peer as a tensor. Whether torch counts from the allocation or from the tensor in it is seen."""
+    for first in (0, int(handle.offset)):
+        found: torch.Tensor = handle.get_buffer(peer, memory.shape, memory.dtype, first)
+        if found.data_ptr() == address:
+            return found
+    raise SymmetricMemoryError(
+        f"the heap of rank {peer} is at {address:#x}, and torch {torch.__version__} makes a tensor of it at "
+        f"{found.data_ptr():#x}"
+    )
 
 
 def has_multicast(device: torch.device) -> bool:

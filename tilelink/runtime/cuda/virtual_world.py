@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tilelink.errors import RankMismatchError, Site, WorldError
+from tilelink.errors import NeverEnteredError, RankMismatchError, Site, StuckError, WorldError
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import check_rank, check_world
@@ -28,10 +28,11 @@ from tilelink.runtime.cuda.hosts import Hosts
 from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.cuda.script import Script, Streams
 from tilelink.runtime.layout import ALIGNMENT, HeapLayout
+from tilelink.runtime.poison import Reason
+from tilelink.runtime.process_group import CUDA_HEAP, CUDA_SIGNALS
+from tilelink.runtime.stuck import of_report
 
 T = TypeVar("T")
-DEFAULT_HEAP = 512 << 20
-DEFAULT_SIGNALS = 1 << 20
 DEFAULT_ENTER = 60.0
 DEFAULT_STUCK = 5.0
 
@@ -51,9 +52,9 @@ class VirtualWorld:
         world: int,
         *,
         device: int | Device | None = None,
-        heap_bytes: int = DEFAULT_HEAP,
+        heap_bytes: int = CUDA_HEAP,
         slots: int = 2,
-        signal_bytes: int = DEFAULT_SIGNALS,
+        signal_bytes: int = CUDA_SIGNALS,
         reserved: int = 0,
         enter_timeout: float = DEFAULT_ENTER,
         stuck_timeout: float = DEFAULT_STUCK,
@@ -150,6 +151,16 @@ class VirtualGroup(CudaGroup):
             return
         self.owner.calls[self.rank] = script.call
         self.owner.hosts.together(self.rank, partial(super().play, script, tensors, streams))
+
+    def check(self) -> None:
+        report = self.cuda.report(self.rank)
+        if report is None:
+            return
+        line, bounds = of_report(report, self.lane.layout, self.recent.get(report.run)), self.cuda.bounds
+        if report.reason == Reason.NEVER_ENTERED:
+            head = f"a rank did not come within {bounds.enter:g} s; its function ended without the call:"
+            raise NeverEnteredError(f"{head}\n  {line}", Site.of_user())
+        raise StuckError(f"no rank can go on, nothing came for {bounds.stuck:g} s:\n  {line}", Site.of_user())
 
     def replay(self, graph: Any) -> None:
         """Replays a graph (`torch.cuda.CUDAGraph`) that was captured on this rank, together with the other ranks. What

@@ -1,0 +1,146 @@
+"""A process a rank on CUDA devices: what a CPU can tell. The device and torch's symmetric memory are stand-ins; on
+GPUs, tests/runtime/test_on_gpu.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tilelink as tk
+from tests.runtime.cuda_stand_in import StandIn
+from tests.runtime.processes import Pool
+from tests.runtime.test_virtual_world import SMALL, Inputs
+from tilelink.errors import CaptureError, NeverEnteredError, RankMismatchError, StuckError, WorldError
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.runtime.bounds import Bounds
+from tilelink.runtime.cuda.process_group import CudaProcessGroup
+from tilelink.runtime.cuda.symmetric import SymmetricHeap
+from tilelink.runtime.layout import ALIGNMENT, HeapLayout
+from tilelink.runtime.poison import HOST, Reason, Report
+from tilelink.runtime.shared import share
+
+HEAP, SIGNALS = 1 << 20, 1 << 12
+
+
+def made(device: StandIn, members: dist.ProcessGroup, bounds: Bounds = Bounds(5.0, 1.0)) -> CudaProcessGroup:  # noqa: B008
+    """A rank on a stand-in, with heaps in shared memory."""
+    world, rank = dist.get_world_size(members), dist.get_rank(members)
+    memories = [m[-m.data_ptr() % ALIGNMENT :][:HEAP] for m in share(members, HEAP + ALIGNMENT)]
+    heap = SymmetricHeap(tuple(memories), 0, None)
+    group = CudaProcessGroup(members, HeapLayout(world, HEAP, 2, SIGNALS), device, heap, 0, bounds)
+    group.stream = device.current()  # type: ignore[attr-defined]
+    groups = [group if r == rank else SimpleNamespace(runs=0) for r in range(world)]
+    device.world = SimpleNamespace(world=world, lane=group.cuda, groups=groups)  # type: ignore[assignment]
+    return group
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[tuple[CudaProcessGroup, StandIn]]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    device = StandIn()
+    assert dist.group.WORLD is not None
+    yield made(device, dist.group.WORLD), device
+    dist.destroy_process_group()
+
+
+def test_calls_graphs_and_results(alone: tuple[CudaProcessGroup, StandIn]) -> None:
+    group, device = alone
+    inputs = Inputs(1)
+    outs = [inputs.call(group) for _ in range(3)]
+    group.synchronize()
+    inputs.check([outs[0]]), inputs.check([outs[2]])
+    x, weight = inputs.x[0], inputs.weight[0]
+    all_gather_matmul.prepare(x, weight, schedule=SMALL["pull"], group=group)
+    with device.capture() as graph:
+        out = all_gather_matmul(x, weight, schedule=SMALL["pull"], group=group)
+    group.replay(graph)
+    group.synchronize()
+    inputs.check([out])
+    with device.capture(), pytest.raises(CaptureError):
+        inputs.call(group, SMALL["multicast"])
+
+
+def test_a_withheld_signal_a_reset_and_a_good_call(alone: tuple[CudaProcessGroup, StandIn]) -> None:
+    group, device = alone
+    inputs = Inputs(1)
+    inputs.call(group)
+    group.synchronize()
+    real = device.launch
+
+    def mute(code: Any, workers: int, values: tuple[Any, ...], stream: int) -> None:
+        values = tuple(0 if n == "gather_workers" else v for n, v in zip(code.names, values, strict=True))
+        real(code, workers, values, stream)
+
+    device.launch = mute  # type: ignore[method-assign]
+    inputs.call(group)
+    with pytest.raises(StuckError, match=r"waits for all notifications of full on rank 0 .* observed 0"):
+        group.synchronize()
+    with pytest.raises(StuckError):
+        inputs.call(group)
+    device.launch = real  # type: ignore[method-assign]
+    group.reset()
+    out = inputs.call(group)
+    group.synchronize()
+    inputs.check([out])
+
+
+def test_the_host_gives_up(alone: tuple[CudaProcessGroup, StandIn]) -> None:
+    """As where a peer makes no call that is new to this rank."""
+    group, _ = alone
+    assert group.late(0, 0) == Report(0, 0, HOST, group.late(0, 0).word, 1, 0, Reason.NEVER_ENTERED)
+    with pytest.raises(NeverEnteredError, match="rank 0 host of run 0: waits for rank 0 to go on"):
+        group.give_up(group.late(0, 0))
+    group.reset()
+    group.synchronize()
+
+
+# ---- several processes
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    opened = Pool(2)
+    yield opened
+    opened.close()
+
+
+def calls_differently(schedules: list[str]) -> None:
+    assert dist.group.WORLD is not None
+    device = StandIn()
+    group = made(device, dist.group.WORLD)
+    inputs = Inputs(2)
+    try:
+        inputs.call(group, SMALL[schedules[group.rank]])
+    finally:
+        assert not device.launched
+
+
+def test_ranks_that_call_differently(pool: Pool) -> None:
+    for failure in pool.failures(calls_differently, ["push", "pull"]):
+        assert failure.kind == RankMismatchError.__name__
+        assert "call 0 of this group: rank 1 has schedule" in failure.text
+
+
+def asks_for_a_gpu() -> None:
+    tk.group(device="cuda")
+
+
+def test_a_machine_without_the_gpu_that_was_asked_for(pool: Pool) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    for failure in pool.failures(asks_for_a_gpu):
+        assert failure.kind == "DeviceError" and "rank 0: there is no CUDA device" in failure.text
+
+
+def test_reserved_sms(alone: tuple[CudaProcessGroup, StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilelink.runtime.cuda import process_group
+
+    monkeypatch.setattr(process_group, "CudaDevice", StandIn)
+    with pytest.raises(WorldError, match="reserved=12: the device has 12 SMs"):
+        tk.group(device="cuda", reserved=12)
