@@ -39,7 +39,7 @@ from tilelink.runtime.group import Group
 from tilelink.runtime.launch import Lane, Record, Run
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
 from tilelink.runtime.poison import HOST, Reason, Report, entered
-from tilelink.runtime.shared import gathered, share
+from tilelink.runtime.shared import gathered, share, together
 from tilelink.runtime.stuck import of_report
 
 CUDA_HEAP = 512 << 20
@@ -120,7 +120,8 @@ class ProcessGroup(Group):
     def __init__(self, process_group: dist.ProcessGroup, lane: Lane, bounds: Bounds) -> None:
         self.lane, self.bounds = lane, bounds
         self.board = Board(share(process_group, ROW_BYTES), lane.rank)
-        self.processes = Processes(gathered(process_group, os.getpid()))
+        pids = gathered(process_group, os.getpid())
+        self.processes = together(process_group, "watch the processes of its peers", lambda: Processes(pids))
         self.calls = self.phase = 0
         self.recent: dict[int, Record] = {}
         self.site = Site.of_user()

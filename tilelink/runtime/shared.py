@@ -5,33 +5,42 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from tilelink.errors import Site, WorldError
 
+T = TypeVar("T")
+
 
 def share(process_group: dist.ProcessGroup, size: int) -> list[torch.Tensor]:
     """Collective: `size` bytes of every rank, zero at first, as uint8 tensors of all ranks, by rank. Raises WorldError
     on every rank where one of them can't reach the memory of another."""
-    mine = os.memfd_create("tilelink")
+    mine = together(process_group, "make memory to share", lambda: _made(size))
     try:
-        os.ftruncate(mine, size)
         owners = gathered(process_group, (_machine(), os.getpid(), mine))
-        tensors, trouble = [], ""
-        try:
-            tensors = [_mapped(owner, size) for owner in owners]
-        except OSError as e:
-            trouble = str(e)
-        for rank, theirs in enumerate(gathered(process_group, trouble)):  # nobody closes before all have opened
-            if theirs:
-                raise WorldError(f"rank {rank} can't share memory with its peers: {theirs}", Site.of_user())
-        return tensors
+        reach = "reach the memory of its peers"
+        return together(process_group, reach, lambda: [_mapped(owner, size) for owner in owners])
     finally:
-        os.close(mine)
+        os.close(mine)  # all have opened it
+
+
+def together(process_group: dist.ProcessGroup, what: str, function: Callable[[], T]) -> T:
+    """What `function()` gives. Collective: raises WorldError on every rank where the system refuses it on one."""
+    found: list[T] = []
+    trouble = ""
+    try:
+        found.append(function())
+    except OSError as e:
+        trouble = str(e)
+    for rank, theirs in enumerate(gathered(process_group, trouble)):
+        if theirs:
+            raise WorldError(f"rank {rank} can't {what}: {theirs}", Site.of_user())
+    return found[0]
 
 
 def gathered(process_group: dist.ProcessGroup, mine: Any) -> list[Any]:
@@ -44,6 +53,12 @@ def gathered(process_group: dist.ProcessGroup, mine: Any) -> list[Any]:
 def _machine() -> tuple[str, int]:
     """What two processes have in common that can see each other: the kernel that runs, and the names of processes."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.stat("/proc/self/ns/pid").st_ino
+
+
+def _made(size: int) -> int:
+    memory = os.memfd_create("tilelink")
+    os.ftruncate(memory, size)
+    return memory
 
 
 def _mapped(owner: tuple[tuple[str, int], int, int], size: int) -> torch.Tensor:
