@@ -37,12 +37,11 @@ def matmul_all_reduce(x: tk.Local("M", "K"), weight: tk.Local("K", "N"), out: tk
     take[tk.tiles(out)](summed, out)
 
 
-two_shot = tk.Schedule(
-    matmul=tk.SMs(tile=(128, 128, 64), order=tk.next_rank_first),
-    send=tk.SMs(8, tile=(128, 128), at="source"),
-    reduce=tk.SMs(8, tile=(64, 128)),
-    take=tk.SMs(4, tile=(64, 128)),
-)
+gemm = tk.SMs(tile=(128, 128, 64), order=tk.next_rank_first)
+share = tk.SMs(8, tile=(64, 128), via="multicast")
+take_own = tk.SMs(4, tile=(64, 128))
+sent = tk.Schedule(matmul=gemm, send=tk.SMs(8, tile=(128, 128), at="source"), reduce=share, take=take_own)
+fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), reduce=share, take=take_own)
 
 
 def main(world: int = 4) -> None:
@@ -50,9 +49,12 @@ def main(world: int = 4) -> None:
     x = [torch.randint(-3, 4, (90, 70)).float() for _ in range(world)]
     weight = [torch.randint(-3, 4, (70, 50)).float() for _ in range(world)]
     want = sum(a @ b for a, b in zip(x, weight, strict=True))
-    outs = tk.CpuWorld(world).run(lambda group: matmul_all_reduce(x[group.rank], weight[group.rank], group=group))
-    assert all(torch.equal(out, want) for out in outs)
-    print(f"{world} ranks have the whole sum, bit for bit")
+    for name in ("sent", "fused"):
+        outs = tk.CpuWorld(world).run(
+            lambda g, name=name: matmul_all_reduce(x[g.rank], weight[g.rank], schedule=name, group=g)
+        )
+        assert all(torch.equal(out, want) for out in outs)
+        print(f"{name}: {world} ranks have the whole sum, bit for bit")
 
 
 if __name__ == "__main__":

@@ -131,10 +131,11 @@ def test_ring_reduce_scatter(parts: tuple[int, ...]) -> None:
     summed("ring_reduce_scatter", "ring_reduce_scatter", parts).check()
 
 
+@pytest.mark.parametrize("schedule", ["sent", "fused"])
 @pytest.mark.parametrize("parts", PARTS, ids=str)
-def test_two_shot_all_reduce(parts: tuple[int, ...]) -> None:
+def test_two_shot_all_reduce(parts: tuple[int, ...], schedule: str) -> None:
     """Of as many rows as there are in all: who sums which is not the caller's business."""
-    summed("matmul_all_reduce", "matmul_all_reduce", parts, everywhere=True).check()
+    summed("matmul_all_reduce", "matmul_all_reduce", parts, everywhere=True).check(schedule)
 
 
 def test_all_ranks_have_the_same_bits_of_an_all_reduce() -> None:
