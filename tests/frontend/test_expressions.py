@@ -25,6 +25,7 @@ from tilelink.frontend.expressions import (
     floor_div,
     least,
     modulo,
+    natural,
     never_negative,
     symbol,
     to_text,
@@ -240,3 +241,13 @@ def test_conditions(condition: sympy.Basic) -> None:
         want = bool(condition.subs({symbol(n): v for n, v in values.items()}))
         assert bool(evaluate(condition, values)) == want
         assert bool(eval(to_triton(condition), {}, values)) == want
+
+
+def test_natural_needs_no_correction() -> None:
+    """It is what it holds: in arithmetic of a kernel, of numpy, and where what it holds becomes known."""
+    a, b = symbol("a"), symbol("b")
+    e = 3 * natural(a - b) + natural(b)
+    assert to_triton(floor_div(natural(a - b), 64)) == "(a - b) // 64"
+    assert evaluate(e, {"a": 7, "b": 5}) == 11
+    assert e.xreplace({a: b + 2}) == b + 6
+    assert natural(a - b).xreplace({a: b}) == 0

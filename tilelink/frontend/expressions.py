@@ -41,6 +41,22 @@ class first_of(sympy.Function):  # noqa: N801 - reads as a function in printed e
         return True
 
 
+class natural(sympy.Function):  # noqa: N801 - as above
+    """natural(e): e, which is known not to be negative though it can't be seen, so that `//` needs no correction."""
+
+    nargs = 1
+
+    @classmethod
+    def eval(cls, e: Expr) -> Expr | None:
+        return e if never_negative(e) else None
+
+    def _eval_is_integer(self) -> bool:
+        return True
+
+    def _eval_is_nonnegative(self) -> bool:
+        return True
+
+
 def floor_div(a: Any, b: Any) -> Expr:
     return sympy.floor(sympy.sympify(a) / sympy.sympify(b))
 
@@ -161,6 +177,10 @@ class _Printer(StrPrinter):
 
     def _print_first_of(self, e: Expr) -> str:
         return self.first_of.format(e.args[0], self._print(e.args[1]))
+
+    def _print_natural(self, e: Expr) -> str:
+        text = self._atom(e.args[0])
+        return text if _enclosed(text) or e.args[0].is_Atom else f"({text})"
 
     def _print_Relational(self, e: Expr) -> str:
         return f"({self._print(e.lhs)} {e.rel_op} {self._print(e.rhs)})"

@@ -13,7 +13,18 @@ from functools import cache
 import sympy
 
 from tilelink.errors import DimensionError, ScheduleError, SignalCountError, Site, WaitWithoutNotifyError
-from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, ceil_div, first_of, floor_div, symbol, to_text
+from tilelink.frontend.expressions import (
+    PER_NODE,
+    RANK,
+    WORLD,
+    Expr,
+    ceil_div,
+    first_of,
+    floor_div,
+    natural,
+    symbol,
+    to_text,
+)
 from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
@@ -313,7 +324,7 @@ def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
     first = floor_div(index.offset, cell.size)
     if index.extent is not None and cell.size % index.extent == 0:
         return before + first, sympy.S.One
-    return before + first, ceil_div(index.offset + index.stop - index.start, cell.size) - first
+    return before + first, ceil_div(index.offset + natural(index.stop - index.start), cell.size) - first
 
 
 @cache

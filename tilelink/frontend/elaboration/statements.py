@@ -22,6 +22,7 @@ from tilelink.frontend.expressions import (
     WORLD,
     Expr,
     first_of,
+    natural,
     never_negative,
     symbol,
     to_text,
@@ -165,7 +166,7 @@ class Elaborator(Calls):
             within = along.extent if isinstance(along, Range) else None
             bounded = stop is not None or (isinstance(along, Range) and along.bounded)
             k = Range(
-                along.dim, lo, sympy.Min(lo + size, limit), size, part, before + lo - begin,
+                along.dim, lo, sympy.Min(lo + size, limit), size, part, before + natural(lo - begin),
                 inside=within, bounded=bounded,
             )  # fmt: skip
             self.loop(s, own, begin, limit, size, {name: k})
