@@ -48,7 +48,7 @@ def gpu() -> Place:
     device = CudaDevice()
 
     def world(n: int, **options: Any) -> VirtualWorld:
-        return VirtualWorld(n, enter_timeout=3.0, stuck_timeout=1.0, **options)
+        return VirtualWorld(n, **{"enter_timeout": 3.0, "stuck_timeout": 1.0, "heap_bytes": 64 << 20} | options)
 
     rank = 8  # tensor parallel
     layers = {f"{n}, gate": (8192, i // rank, h) for n, (h, i) in GEMMS.items()}

@@ -37,7 +37,7 @@ class StandIn:
 
     def __init__(self, sms: int = 12, workers_per_sm: int = 1) -> None:
         self.place, self.target, self.sms = torch.device("cpu"), CPU, sms
-        self.workers_per_sm = workers_per_sm
+        self.workers_per_sm, self.queues = workers_per_sm, 32
         self.loads: list[str] = []
         self.launched: list[tuple[int, str, int]] = []
         self.world: VirtualWorld | None = None

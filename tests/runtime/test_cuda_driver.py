@@ -27,6 +27,11 @@ class Library:
         self.calls.append(tuple(a.value for a in arguments))
         return self.code
 
+    def cuStreamCreate(self, found: Any, flags: Any) -> int:
+        found._obj.value = 0x5550_0000_1000
+        self.calls.append((flags.value,))
+        return self.code
+
     def cuGetErrorName(self, code: Any, text: Any) -> int:
         text._obj.value = b"CUDA_ERROR_INVALID_HANDLE"
         return 0
@@ -42,6 +47,12 @@ def test_a_word_that_a_stream_writes() -> None:
     library = Library()
     Driver(library).write_value(0x10, 2**47 + 4, 1)
     assert library.calls == [(0x10, 2**47 + 4, 1, 0)]
+
+
+def test_a_stream_of_its_own() -> None:
+    library = Library()
+    assert Driver(library).new_stream() == 0x5550_0000_1000
+    assert library.calls == [(1,)], "one that does not wait for the default stream"
 
 
 def test_a_failure_has_its_name() -> None:

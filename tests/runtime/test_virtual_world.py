@@ -70,6 +70,7 @@ def test_results_on_worlds_of_all_sizes(world: int, schedule: str) -> None:
         inputs.check(ranks.run(lambda group: inputs.call(group, SMALL[schedule])))
     kernels = [f"all_gather_matmul{k}" for k in KERNELS[schedule]]
     assert [name for _, name, _ in device.launched] == kernels * world * 2
+    assert {len({s.cuda_stream for s in g._engine.values()}) for g in ranks.groups} <= {0, 1}, "one queue a rank"
     assert all(workers <= 24 // world for _, _, workers in device.launched), "each rank has its share of the SMs"
 
 
@@ -135,6 +136,14 @@ def test_workers_that_do_not_fit() -> None:
         virtual_world(2, StandIn(workers_per_sm=0)).run(inputs.call)
     with pytest.raises(WorldError, match="8 ranks on 12 SMs, of which 5 are reserved"):
         virtual_world(8, StandIn(sms=12), reserved=5)
+
+
+def test_too_few_queues_for_the_copy_engine() -> None:
+    device = StandIn()
+    device.queues = 5
+    ranks, inputs = virtual_world(2, device), Inputs(2)
+    with pytest.raises(WorldError, match=r"need 6 queues, it has 5: set CUDA_DEVICE_MAX_CONNECTIONS=32"):
+        ranks.run(lambda group: inputs.call(group, SMALL["engine"]))
 
 
 # ---- what is prepared may be captured

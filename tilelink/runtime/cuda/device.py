@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -16,14 +17,18 @@ from tilelink.runtime.prepare import Prepared
 
 Stream = Any
 """A stream of torch."""
+DEFAULT_QUEUES = 8
+"""Of a CUDA device, where CUDA_DEVICE_MAX_CONNECTIONS says nothing else."""
 
 
 class Device(Protocol):
-    """What a world needs of a device. `place`: where its tensors are. `sms`: its SMs."""
+    """What a world needs of a device. `place`: where its tensors are. `sms`: its SMs. `queues`: so many streams go on
+    without one waiting for what stands before it on another."""
 
     place: torch.device
     target: Target
     sms: int
+    queues: int
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory for which torch's allocator waits, in the order of the current stream."""
@@ -78,6 +83,7 @@ class CudaDevice:
         self.name: str = properties.name
         self.target = TARGETS[name]
         self.sms: int = properties.multi_processor_count
+        self.queues = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", DEFAULT_QUEUES))
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.place)
@@ -90,7 +96,9 @@ class CudaDevice:
             return load(getattr(prepared.module, kernel), arguments, prepared.lowered.warps, driver())
 
     def stream(self) -> Stream:
-        return torch.cuda.Stream(self.place)
+        with torch.cuda.device(self.place):
+            torch.cuda.current_stream()  # so that there is a context
+            return torch.cuda.ExternalStream(driver().new_stream(), self.place)
 
     def current(self) -> Stream:
         return torch.cuda.current_stream(self.place)

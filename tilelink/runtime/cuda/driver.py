@@ -1,5 +1,6 @@
-"""The calls of CUDA's driver that torch has no word for: how many workers of a kernel fit on an SM, and a word that a
-stream writes."""
+"""The calls of CUDA's driver that torch has no word for: how many workers of a kernel fit on an SM, a word that a
+stream writes, and streams that are nobody else's (torch hands out 32 in turns, and kernels that wait for each other may
+not stand in one)."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 from tilelink.errors import DriverError
 
 LIBRARY = "libcuda.so.1"
+NON_BLOCKING = 1
 
 
 class Driver:
@@ -28,6 +30,13 @@ class Driver:
             ctypes.c_int(threads),
             ctypes.c_size_t(shared_bytes),
         )
+        return found.value
+
+    def new_stream(self) -> int:
+        """A stream of the current device, which does not wait for the default one. It lives as long as the process."""
+        found = ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(found), ctypes.c_uint(NON_BLOCKING))
+        assert found.value is not None
         return found.value
 
     def write_value(self, stream: int, address: int, value: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.cuda.script import ForkStep, Script, Streams
 from tilelink.runtime.group import Group
 from tilelink.runtime.launch import Lane, Record, Run
+from tilelink.runtime.poison import Report
 from tilelink.runtime.prepare import Prepared
 
 KEPT_RUNS = 64
@@ -139,9 +140,14 @@ class CudaGroup(Group):
         self._made = Script.of(self.cuda, run, self._given, self._call, site)
         for step in self._made.steps:
             if isinstance(step, ForkStep):
-                self._engine |= {p: self.cuda.device.stream() for p in step.peers if p not in self._engine}
+                for peer in step.peers:
+                    self._engine[peer] = self._engine.get(peer) or self.engine(peer)
         if not self._preparing:
             self._launch(self._made, run.number, run.tensors)
+
+    def engine(self, peer: int) -> Any:
+        """A stream for copies from and to a peer."""
+        return self.cuda.device.stream()
 
     def _launch(self, script: Script, number: int, tensors: dict[str, torch.Tensor]) -> None:
         """Launches a run on the current stream."""
@@ -168,6 +174,16 @@ class CudaGroup(Group):
         if self._stream is not None:
             self.cuda.device.synchronize(self._stream)
         self.check()
+
+    def named(self, report: Report) -> Record | None:
+        """The run that a report is about. In a graph that is replayed runs have other numbers than when they were
+        captured: then it is the last one whose signals lie there."""
+        for number in sorted(self.recent, key=lambda n: (n != report.run, -n)):
+            record = self.recent[number]
+            if any(at <= report.word < at + 4 * cells for _, at, cells in record.signals):
+                label = f"{record.prepared.program.name} run {report.run}"
+                return replace(record, number=report.run, label=label)
+        return self.recent.get(report.run)
 
     @abstractmethod
     def check(self) -> None:

@@ -31,6 +31,7 @@ class CudaLane:
         self.prepared: dict[Any, Prepared] = {}
         self.loaded: dict[str, Kernel] = {}
         self.aside = device.stream()  # the host looks and writes while kernels wait
+        device.synchronize(device.current())  # what makes the heaps is not on that stream
 
     def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
         """The program, made once for a schedule, dtypes and sizes."""

@@ -152,11 +152,23 @@ class VirtualGroup(CudaGroup):
         self.owner.calls[self.rank] = script.call
         self.owner.hosts.together(self.rank, partial(super().play, script, tensors, streams))
 
+    def engine(self, peer: int) -> Any:
+        """One stream for all peers. It needs a queue of its own on the device: behind the launches of a rank that waits
+        for this one, its copies would never begin."""
+        needed = 2 * (self.world + 1)
+        if self.cuda.device.queues < needed:
+            raise WorldError(
+                f"{self.world} ranks that use the copy engine on one device need {needed} queues, it has "
+                f"{self.cuda.device.queues}: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA is used",
+                Site.of_user(),
+            )
+        return next(iter(self._engine.values()), None) or self.cuda.device.stream()
+
     def check(self) -> None:
         report = self.cuda.report(self.rank)
         if report is None:
             return
-        line, bounds = of_report(report, self.lane.layout, self.recent.get(report.run)), self.cuda.bounds
+        line, bounds = of_report(report, self.lane.layout, self.named(report)), self.cuda.bounds
         if report.reason == Reason.NEVER_ENTERED:
             head = f"a rank did not come within {bounds.enter:g} s; its function ended without the call:"
             raise NeverEnteredError(f"{head}\n  {line}", Site.of_user())
