@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import random
 import re
 import runpy
 import signal
@@ -217,6 +218,28 @@ def test_it_runs_under_torchrun() -> None:
     )
     lines = sorted(line for line in done.splitlines() if line.startswith("rank "))
     assert len(lines) == WORLD and lines == sorted(alone.splitlines())
+
+
+def random_calls(group: Group, seed: int, count: int) -> list[torch.Tensor]:
+    """Calls of any sizes, dtypes, schedules and slots, one after the other."""
+    numbers, outs = random.Random(seed), []
+    for k in range(count):
+        parts = tuple(numbers.choice((0, 1, 4, 7, 16, 33)) for _ in range(group.world))
+        dtype = numbers.choice((torch.float32, torch.float16, torch.bfloat16))
+        schedule, slot = numbers.choice(("push", "pull", "engine", "multicast")), numbers.choice((None, 0, 1))
+        x, w = operands(parts, dtype, k)
+        mine = x[group.rank], w[group.rank]
+        outs.append(all_gather_matmul(*mine, schedule=schedule, parts={"M": parts}, slot=slot, group=group))
+    return outs
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_random_calls(pool: Pool, world: int) -> None:
+    found = pool.results(in_processes, random_calls, tuple(range(world)), world, 40)
+    expected = CpuWorld(world, races=False, **SMALL).run(lambda group: random_calls(group, world, 40))
+    for mine, theirs in zip(found[:world], expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 # ---- Ranks that do not agree: nothing is launched, and the lane goes on.
