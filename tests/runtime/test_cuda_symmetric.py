@@ -116,7 +116,7 @@ def test_a_torch_that_is_too_old(alone: dist.ProcessGroup, monkeypatch: pytest.M
 
 @pytest.fixture
 def torch_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(symmetric, "_obstacle", lambda device: None)
+    monkeypatch.setattr(symmetric, "obstacle", lambda device: None)
     monkeypatch.setattr(symmetric, "_places", lambda group, device: [_Place("a", 0, "GPU-0")])
 
 

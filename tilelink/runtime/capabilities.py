@@ -11,6 +11,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -88,21 +89,26 @@ def _cache() -> str:
 
 def _cpu_ranks() -> str:
     """All layers at once: a program is elaborated, unrolled, lowered, and run on two ranks."""
+    from tilelink.runtime.cpu_world import CpuWorld
+
+    return _two_ranks(CpuWorld(2, heap_bytes=1 << 20, signal_bytes=1 << 12), torch.device("cpu"), "CPU")
+
+
+def _two_ranks(world: Any, place: torch.device, kind: str) -> str:
     from tilelink.kernels.all_gather_matmul import all_gather_matmul
-    from tilelink.runtime import CpuWorld, Group
 
     generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randint(-3, 4, (32, 32), generator=generator).float() for _ in range(2))
+    x, weight = (torch.randint(-3, 4, (32, 32), generator=generator).float().to(place) for _ in range(2))
 
-    def on_rank(group: Group) -> torch.Tensor:
-        y = all_gather_matmul(x.chunk(2)[group.rank].contiguous(), weight, group=group)
+    def on_rank(group: Any) -> torch.Tensor:
+        y: torch.Tensor = all_gather_matmul(x.chunk(2)[group.rank].contiguous(), weight, group=group)
         group.synchronize()
         return y
 
-    for rank, y in enumerate(CpuWorld(2, heap_bytes=1 << 20, signal_bytes=1 << 12).run(on_rank)):
+    for rank, y in enumerate(world.run(on_rank)):
         if not torch.equal(y, x @ weight):
-            raise MissingError(f"all_gather_matmul ran on 2 CPU ranks, and its result is wrong on rank {rank}")
-    return "all_gather_matmul ran on 2 CPU ranks, its result is exact"
+            raise MissingError(f"all_gather_matmul ran on 2 {kind} ranks, and its result is wrong on rank {rank}")
+    return f"all_gather_matmul ran on 2 {kind} ranks, its result is exact"
 
 
 # ---- wider -------------------------------------------------------------------------------------------------------
@@ -156,6 +162,50 @@ def _peers() -> str:
     return f"each of {count} GPUs reaches the memory of all others"
 
 
+def _symmetric_memory() -> str:
+    from torch.distributed import _symmetric_memory as symmetric
+
+    from tilelink.runtime.cuda.symmetric import obstacle
+
+    place = torch.device("cuda", 0)
+    if why := obstacle(place):
+        raise MissingError(why)
+    if not (backend := symmetric.get_backend(place)):
+        raise MissingError("torch has no backend of symmetric memory for CUDA")
+    return f"torch's symmetric memory, by its backend {backend}"
+
+
+def _multicast() -> str:
+    from tilelink.runtime.cuda.symmetric import has_multicast
+
+    _gpu()
+    if not has_multicast(torch.device("cuda", 0)):
+        raise MissingError("the fabric of cuda:0 has no multicast that torch knows of")
+    return "cuda:0 stores to all ranks of a node at once"
+
+
+def _copy_engine() -> str:
+    from tilelink.runtime.cuda.device import CudaDevice
+
+    _gpu()
+    device = CudaDevice(0)
+    stream, word = device.stream(), torch.zeros(1, dtype=torch.int32, device=device.place)
+    torch.cuda.synchronize(device.place)
+    device.write_signal(stream, word.data_ptr())
+    device.synchronize(stream)
+    if word.item() != 1:
+        raise MissingError(f"a stream wrote 1, and the word is {word.item()}")
+    return "streams write signals"
+
+
+def _gpu_ranks() -> str:
+    from tilelink.runtime.cuda.virtual_world import VirtualWorld
+
+    _gpu()
+    world = VirtualWorld(2, heap_bytes=1 << 20, signal_bytes=1 << 12)
+    return _two_ranks(world, world.device.place, "virtual")
+
+
 NEEDED: dict[str, Callable[[], str]] = {"versions": _versions, "cache": _cache, "cpu_ranks": _cpu_ranks}
 WIDER: dict[str, Callable[[], str]] = {
     "process_groups": _process_groups,
@@ -163,5 +213,9 @@ WIDER: dict[str, Callable[[], str]] = {
     "compile_sm_100": _compiles("nvidia", "ptxas-blackwell"),
     "compile_gfx942": _compiles("amd", None),
     "gpu": _gpu,
+    "gpu_ranks": _gpu_ranks,
+    "copy_engine": _copy_engine,
+    "symmetric_memory": _symmetric_memory,
+    "multicast": _multicast,
     "peer_memory": _peers,
 }

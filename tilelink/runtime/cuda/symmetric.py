@@ -40,7 +40,7 @@ def symmetric_heap(heap_bytes: int, group: dist.ProcessGroup, device: torch.devi
 
     Raises SymmetricMemoryError on every rank, where one of them can't.
     """
-    _agree(group, _obstacle(device), "can't have symmetric memory")
+    _agree(group, obstacle(device), "can't have symmetric memory")
     _agree(group, _unreachable(_places(group, device), group.rank()), "can't reach its peers")
     from torch.distributed import _symmetric_memory as symmetric
 
@@ -106,7 +106,7 @@ def has_multicast(device: torch.device) -> bool:
 # ---- what may be in the way
 
 
-def _obstacle(device: torch.device) -> str | None:
+def obstacle(device: torch.device) -> str | None:
     """Why this rank can't have symmetric memory at all."""
     number = tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2])
     if number < FIRST_TORCH:

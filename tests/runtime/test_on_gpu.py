@@ -1,0 +1,110 @@
+"""Virtual ranks on a real GPU, and processes that share one. `python -m pytest -m gpu tests/runtime/test_on_gpu.py`"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tilelink as tk
+from tests.runtime.processes import Pool
+from tests.runtime.test_virtual_world import Inputs
+from tilelink.errors import CaptureError, NeverEnteredError
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.runtime.cuda.group import CudaGroup
+from tilelink.runtime.cuda.symmetric import OVERLAPPING
+from tilelink.runtime.cuda.virtual_world import VirtualWorld
+
+pytestmark = pytest.mark.gpu
+
+PARTS = {1: (48,), 2: (40, 5), 4: (16, 0, 33, 7), 8: (5, 16, 0, 1, 33, 8, 2, 16)}
+
+
+class OnGpu(Inputs):
+    """The same inputs, on the GPU."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.x, self.weight = [t.cuda() for t in self.x], [t.cuda() for t in self.weight]
+
+
+def few(schedule: str) -> tk.Schedule:
+    """A schedule with so few SMs for its gather that eight ranks have room."""
+    found = all_gather_matmul.schedule(schedule)
+    small = {"tile": (16, None)} if schedule == "engine" else {"tile": (16, 16), "count": 2}
+    return found.changed(gather=small, matmul={"tile": (32, 32, 16)})
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+@pytest.mark.parametrize("schedule", ["push", "pull", "multicast", "engine"])
+def test_results(world: int, schedule: str) -> None:
+    ranks = VirtualWorld(world, heap_bytes=8 << 20, enter_timeout=20.0, stuck_timeout=5.0)
+    sets = [OnGpu(world, parts=PARTS[world], seed=s) for s in range(4)]
+
+    def body(group: CudaGroup) -> list[torch.Tensor]:
+        return [i.call(group, few(schedule), parts={"M": i.lengths}) for i in sets]
+
+    for outs, inputs in zip(zip(*ranks.run(body), strict=True), sets, strict=True):
+        inputs.check(list(outs))
+
+
+def test_a_graph_and_what_may_not_be_captured() -> None:
+    ranks, inputs, other = VirtualWorld(2, heap_bytes=8 << 20), OnGpu(2), OnGpu(2, seed=1)
+
+    def body(group: CudaGroup) -> list[torch.Tensor]:
+        x, weight = inputs.x[group.rank].clone(), inputs.weight[group.rank]
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(CaptureError), torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            all_gather_matmul(x, weight, schedule=few("push"), group=group)
+        all_gather_matmul.prepare(x, weight, schedule=few("push"), group=group)
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            out = all_gather_matmul(x, weight, schedule=few("push"), group=group)
+        kept = []
+        for k in range(100):
+            x.copy_((inputs, other)[k % 2].x[group.rank])
+            group.replay(graph)
+            kept.append(out.clone())
+        group.synchronize()
+        return kept
+
+    full = [torch.cat(i.x) for i in (inputs, other)]
+    for rank, kept in enumerate(ranks.run(body)):
+        for k, out in enumerate(kept):
+            torch.testing.assert_close(out, full[k % 2] @ inputs.weight[rank], rtol=0, atol=0)
+
+
+def test_a_rank_that_does_not_call() -> None:
+    ranks, inputs = VirtualWorld(2, heap_bytes=8 << 20, enter_timeout=1.0, stuck_timeout=1.0), OnGpu(2)
+    inputs.check(ranks.run(lambda group: inputs.call(group, few("push"))))
+    with pytest.raises(NeverEnteredError, match="waits for rank 1 to go on, which has left run 0"):
+        ranks.run(lambda group: inputs.call(group, few("push")) if group.rank == 0 else None)
+    inputs.check(ranks.run(lambda group: inputs.call(group, few("push"))))
+
+
+# ---- processes that share a GPU: torch lets them, for tests
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    os.environ[OVERLAPPING] = "1"
+    opened = Pool(2)
+    yield opened
+    opened.close()
+
+
+def call_twice() -> list[bool]:
+    assert dist.is_initialized()
+    torch.cuda.set_device(0)
+    group = tk.group(device="cuda", heap_bytes=8 << 20, signal_bytes=4096, reserved=torch.cuda.device_count())
+    sets = [OnGpu(2, seed=s) for s in range(2)]
+    outs = [i.call(group, few("push").changed(matmul={"count": 8})) for i in sets]
+    group.synchronize()
+    return [torch.equal(o, torch.cat(i.x) @ i.weight[group.rank]) for o, i in zip(outs, sets, strict=True)]
+
+
+def test_a_process_a_rank(pool: Pool) -> None:
+    assert pool.results(call_twice) == [[True, True]] * 2
