@@ -33,6 +33,7 @@ from tilelink.frontend.walk import make_walk, rank_axes, step_size
 from tilelink.language import Declared, Launch, Recording, TensorWord, record
 
 if TYPE_CHECKING:
+    from tilelink.analysis.check import Report
     from tilelink.analysis.unroll import Events
 
 
@@ -208,6 +209,30 @@ class Program:
         absent = self.optional if not isinstance(dtypes, Mapping) else self.optional - set(dtypes)
         program = self.bind(schedule, dtypes, absent)
         return unroll(program, Sizes.of(program, world, sizes, per_node))
+
+    def check(
+        self,
+        schedule: Schedule | str | None = None,
+        *,
+        world: int,
+        dtypes: Any = "float32",
+        sms: int | None = None,
+        reserve: int = 0,
+        slot_bytes: int | None = None,
+        per_node: int | None = None,
+        **sizes: Any,
+    ) -> Report:
+        """Whether a run is safe, on devices of `sms` SMs (132 by default), `reserve` of which other kernels keep, with
+        slots of `slot_bytes` on the heap (as large as needed by default), on nodes of `per_node` ranks; see
+        `tilelink.analysis.check.check`. A schedule taken by its name is fitted to the sizes."""
+        from tilelink.analysis.check import DEFAULT_SMS, check
+
+        absent = self.optional if not isinstance(dtypes, Mapping) else self.optional - set(dtypes)
+        if not isinstance(schedule, Schedule):
+            schedule = self.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
+        bound = self.bind(schedule, dtypes, absent)
+        exact = Sizes.of(bound, world, sizes, per_node)
+        return check(bound, exact, sms=sms or DEFAULT_SMS, reserve=reserve, slot_bytes=slot_bytes)
 
     def show(self, stage: str = "program", schedule: Schedule | str | None = None, **options: Any) -> str:
         """The program as text, at a stage: "program", "events" or "triton"; see `tilelink.backend.show`."""
