@@ -44,7 +44,7 @@ def shape_on(tensor: Tensor, sizes: Sizes, rank: int | None) -> tuple[int, ...]:
     shape = []
     for k, d in enumerate(tensor.dims):
         if d == RANKS_DIM:
-            shape.append(sizes.world)
+            shape.append(tensor.buffers if k == 0 and tensor.buffers else sizes.world)
         elif k == tensor.sharded:
             shape.append(max(parts[d]) if rank is None else parts[d][rank])
         else:

@@ -208,9 +208,13 @@ class _Unroller:
         lo, hi = self.box(view, site)
         if self.guarded and view.guard is not None:
             self.check_guard(view, lo, hi, site)
-        item = ITEM_SIZE[self.program.tensor(view.tensor).dtype]
+        tensor = self.program.tensor(view.tensor)
+        if tensor.buffers:  # where the entry lies
+            lo[0] = np.asarray(lo[0]) % tensor.buffers
+            hi[0] = lo[0] + 1
+        item = ITEM_SIZE[tensor.dtype]
         size = np.prod([np.broadcast_to(b - a, (self.lanes,)) for a, b in zip(lo, hi, strict=True)], axis=0) * item
-        own = op == WRITE and self.program.tensor(view.tensor).kind == "output"
+        own = op == WRITE and tensor.kind == "output"
         for home in self.homes(view, site):
             away = self.first((home != self.values["rank"]) & (size > 0)) if own else None
             if away is not None:

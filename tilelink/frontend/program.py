@@ -21,7 +21,7 @@ from tilelink.errors import (
 from tilelink.frontend.copy_engine import check_copy_engine
 from tilelink.frontend.elaboration import Context, Elaborator
 from tilelink.frontend.folding import fold, without_unread
-from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, walk
+from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, token_name, walk
 from tilelink.frontend.multicast import multicast
 from tilelink.frontend.names import Names, check_parameters
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule, SMs, smallest_tile
@@ -118,7 +118,8 @@ class Program:
         cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
         names = _names(recording, self.site)
         names.check()
-        tensors = tuple(Tensor(t.name, t.dims, t.sharded, t.kind, dtypes[t.name]) for t in recording.tensors)
+        tensors = tuple(Tensor(t.name, t.dims, t.sharded, t.kind, dtypes[t.name], t.buffers) for t in recording.tensors)
+        tensors += tuple(t.token for t in tensors if t.buffers)
         elaboration = _Elaboration(recording, dtypes, cut, names)
         made: dict[str, Role] = {}
         for launch in recording.launches:
@@ -292,7 +293,8 @@ def _check_roles(program: Program, recording: Recording, schedule: Schedule) -> 
 def _names(recording: Recording, site: Site) -> Names:
     return Names(
         (recording.name, site),
-        tensors={t.name: t.site or site for t in recording.tensors},
+        tensors={t.name: t.site or site for t in recording.tensors}
+        | {token_name(t.name): t.site or site for t in recording.tensors if t.buffers},
         dims={d: site for t in recording.tensors for d in t.dims if d != RANKS_DIM},
         roles={launch.function.name: launch.site for launch in recording.launches},
         axes={a: launch.site for launch in recording.launches for a in launch.space.axes},

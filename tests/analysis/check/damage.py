@@ -149,16 +149,19 @@ def tangled(like: Events, rng: random.Random) -> Events:
         rows.append((*workers[receiver], WAIT, {"cell": cells}))
         cells += 1
 
-    for _ in range(rng.randrange(3, 8)):
+    for _ in range(rng.randrange(3, 9)):
         worker, place = rng.randrange(len(workers)), rng.randrange(2)
         op = WRITE if place not in touched else rng.choice([READ, WRITE])
         for other, before in touched.get(place, []):
-            if other != worker and (op == WRITE or before == WRITE) and rng.random() < 0.9:
+            if other != worker and (op == WRITE or before == WRITE) and rng.random() < 0.97:
                 between = rng.randrange(len(workers))
                 for a, b in ((other, between), (between, worker)):
                     if a != b:
                         tell(a, b)
-        rows.append((*workers[worker], op, {"lo": 16 * place, "hi": 16 * (place + 1 + rng.randrange(2))}))
+        other = rng.randrange(len(workers))
+        if other != worker:  # of which nothing depends
+            tell(other, worker)
+        rows.append((*workers[worker], op, {"lo": 16 * place, "hi": 16 * min(place + 1 + rng.randrange(2), 3)}))
         touched[place] = [*([] if op == WRITE else touched.get(place, [])), (worker, op)]
     return rows_of(like, [row for row in rows if rng.random() < 0.97])
 

@@ -11,6 +11,7 @@ import tilelink as tk
 from tests.analysis.check import unsafe
 from tests.analysis.check.damage import rows_of, without
 from tests.frontend import programs
+from tests.frontend.ring_attention import ring_attention, ring_attention_unasked
 from tilelink.analysis.check import Report, check_events
 from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE
@@ -192,6 +193,33 @@ def test_an_output_twice() -> None:
     report = unsafe.output_written_twice.check(schedule, world=2, sms=8, M=40, K=32)
     assert [f.kind for f in report.findings] == ["race", "written twice"]
     assert all(f.tiles == ("use tile 0", "use_again tile 0") for f in report.findings)
+
+
+# ---- entries that take turns
+
+
+def ring(attend: str = "attend", pass_on: str = "pass_on") -> tk.Schedule:
+    return tk.Schedule(**{pass_on: tk.SMs(2, tile=(16, 16)), attend: tk.SMs(4, tile=(16, 16, 16))})
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_a_ring_of_two_buffers(world: int) -> None:
+    """With four tiles on four workers it is live; with eight, from three ranks on, the second four never begin."""
+    options: dict[str, Any] = {"world": world, "T": 20, "D": 16}
+    report = ring_attention.check(ring(), Q=64, **options)
+    assert (report.verdict, report.notes) == ("safe", ()) and "take turns in 2 buffers" in report.because
+    report = ring_attention.check(ring(), Q=128, **options)
+    assert [f.kind for f in report.findings] == (["deadlock"] if world > 2 else [])
+    if report.findings:
+        assert "as many workers as there are tiles for the roles that release" in report.findings[0].remedy
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a_ring_without_claims(world: int) -> None:
+    schedule = ring("attend_unsaid", "pass_on_unasked")
+    report = ring_attention_unasked.check(schedule, world=world, Q=64, T=20, D=16)
+    assert {f.kind for f in report.findings} == ({"race"} if world > 2 else set())
+    assert all("tk.claim(...)" in f.remedy and "tk.release(...)" in f.remedy for f in report.findings)
 
 
 # ---- safe

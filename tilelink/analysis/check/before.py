@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilelink.analysis.check.synchronisation import Synchronisation
+from tilelink.frontend.ir import token_name
 
 COLUMNS = 256
 """Components of clocks that are computed at a time, which bounds their memory."""
@@ -131,8 +132,10 @@ class Before:
 
 
 def related(sync: Synchronisation, tensor: int) -> tuple[int, ...]:
-    """Tensors whose signals tell of accesses to a tensor: its own."""
-    return (tensor,)
+    """Tensors whose signals tell of accesses to a tensor: itself, and the token with which its entries are released."""
+    tensors = sync.events.program.tensors
+    name = token_name(tensors[tensor].name)
+    return (tensor, *(k for k, t in enumerate(tensors) if t.kind == "token" and t.name == name))
 
 
 def _join(rows: list[np.ndarray], told: list[tuple[int, int, int]]) -> np.ndarray:

@@ -45,7 +45,7 @@ def written_tensors(events: Events) -> Iterator[Cells]:
     accesses, place = accesses[order], place[order]
     bounds = np.searchsorted(place, np.arange(len(events.program.tensors) * world + 1))
     for index, tensor in enumerate(events.program.tensors):
-        if tensor.kind == "input":
+        if tensor.kind in ("input", "token"):
             continue
         for home in range(world):
             lo, hi = _memory(events, index, home)
@@ -59,7 +59,8 @@ def _memory(events: Events, index: int, home: int) -> tuple[np.ndarray, np.ndarr
     tensor, sizes = events.program.tensors[index], events.sizes
     lo, hi = np.zeros(events.lo.shape[1], np.int64), np.ones(events.lo.shape[1], np.int64)
     for k, d in enumerate(tensor.dims):
-        hi[k] = sizes.world if d == RANKS_DIM else sizes.values[d]
+        entries = tensor.buffers if k == 0 and tensor.buffers else sizes.world
+        hi[k] = entries if d == RANKS_DIM else sizes.values[d]
         if k == tensor.sharded:
             lo[k], hi[k] = sizes.values[f"{d}_parts"][home : home + 2]
     return lo, hi

@@ -136,6 +136,11 @@ def _deadlock(sync: Synchronisation, execution: Execution, cycle: list[Hop]) -> 
 
 def _remedy(events: Events, one: int, other: int) -> str:
     roles = events.program.roles
+    if events.program.tensors[events.tensor[one]].kind == "token":
+        return (
+            "more buffers, or as many workers as there are tiles for the roles that release: a tile that has not begun "
+            "releases nothing"
+        )
     if events.role[one] != events.role[other] or events.op[other] == NOTIFY:
         return "launch the role that notifies before the one that waits for it, or give one of them SMs of its own"
     return (

@@ -134,7 +134,13 @@ def _notification(before: Before, wait: int) -> int | None:
 
 def _remedy(before: Before, writer: int, reader: int) -> str:
     events = before.sync.events
-    tensor = events.program.tensors[events.tensor[writer]].name
+    turns = events.program.tensors[events.tensor[writer]]
+    tensor = turns.name
+    if turns.buffers:
+        return (
+            f"entries of {tensor} take turns in {turns.buffers} buffers: store to what tk.claim(...) of the entry "
+            "returns, and tk.release(...) what was read, in every tile that reads it"
+        )
     if events.op[reader] == WRITE:
         return (
             f"let each element of {tensor} be written by one tile of a run, or give the second its own buffer or entry"

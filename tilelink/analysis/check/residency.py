@@ -11,8 +11,8 @@ from tilelink.analysis.events import WAIT, Events
 def residency(events: Events, reserve: int) -> list[Finding]:
     """A finding where workers wait and not all are resident: one worker a streaming multiprocessor, of which `reserve`
     are kept for other kernels."""
-    workers = max((a.first + a.workers for a in events.allotment.values()), default=0)
-    waits = np.flatnonzero(events.op == WAIT)
+    workers = events.kernel_workers
+    waits = np.flatnonzero((events.op == WAIT) & (events.worker < workers))
     resident = events.sms - reserve
     if workers <= resident or not len(waits):
         return []

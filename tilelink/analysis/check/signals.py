@@ -35,7 +35,8 @@ def miscounts(sync: Synchronisation) -> list[Finding]:
 def unheard(sync: Synchronisation) -> list[str]:
     """Notes on signals that are given and that nobody waits for."""
     events = sync.events
-    silent = np.flatnonzero(sync.notifies & ~sync.awaited[sync.signal])
+    tokens = [k for k, t in enumerate(events.program.tensors) if t.kind == "token"]  # of the last entries nobody asks
+    silent = np.flatnonzero(sync.notifies & ~sync.awaited[sync.signal] & ~np.isin(events.tensor[sync.at], tokens))
     notes = []
     for j in firsts(events.tensor[sync.at[silent]]):
         k = int(sync.at[silent[j]])

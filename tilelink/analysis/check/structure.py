@@ -68,7 +68,7 @@ def why_not_structural(program: TileProgram) -> str:
     found = [p for role in program.roles for p in places(role)]
     awaited = {v.tensor for p in found if isinstance(p.statement, Wait) for v in p.statement.views}
     for tensor in program.tensors:
-        if tensor.kind != "input":
+        if tensor.kind in ("buffer", "output"):
             reason = _written_once(tensor, found, tensor.name in awaited)
             if reason:
                 return reason
@@ -94,6 +94,8 @@ def why_not_structural(program: TileProgram) -> str:
 def _written_once(tensor: Tensor, found: list[Place], awaited: bool) -> str:
     """Why a tensor is not written once by tiles that notify what they wrote; "" where it is."""
     name = tensor.name
+    if tensor.buffers:
+        return f"entries of {name} take turns in {tensor.buffers} buffers"
     writers = [p for p in found if isinstance(p.statement, Store | Copy) and p.statement.target.tensor == name]
     if len(writers) != 1:
         lines = ", ".join(str(p.statement.site) for p in writers) or "no line"
