@@ -125,6 +125,32 @@ def test_list_for_people(run: Run) -> None:
     ]
 
 
+# ---- check
+
+
+def test_check(run: Run) -> None:
+    code, found = run("check", "all_gather_matmul", "--world", "2", "--shape", "M=100")
+    assert code == 0
+    assert set(found) >= {"verdict", "proof", "findings", "events", "seconds", "peak_rss_bytes"}
+    assert (found["verdict"], found["proof"], found["findings"], found["notes"]) == ("safe", "structural", [], [])
+    assert found["events"] > 0 and found["seconds"] > 0 and found["peak_rss_bytes"] > 0
+    assert (found["world"], found["shape"]["M"], found["schedule"].split(",")[0]) == (2, 100, "push")
+    code, out, err = run.text("check", "all_gather_matmul", "--world", "2", "--shape", "M=100")
+    assert (code, out) == (0, f"safe (proof: structural, for all sizes; {found['events']} events)\n")
+    assert err.startswith("# tilelink check all_gather_matmul --world 2 --shape M=100,K=512,N=512")
+
+
+def test_check_finds(run: Run) -> None:
+    code, found = run("check", "all_gather_matmul", "--sms", "12", "--reserve", "3")
+    assert code == 1
+    assert (found["verdict"], found["proof"]) == ("unsafe", "unrolled")
+    (finding,) = found["findings"]
+    assert list(finding) == ["kind", "tensor", "what", "tiles", "ranks", "regions", "lines", "chain", "remedy"]
+    assert (finding["kind"], finding["tiles"], finding["ranks"]) == ("residency", ["matmul tile 0"], [0])
+    code, out, _ = run.text("check", "all_gather_matmul", "--sms", "12", "--reserve", "3")
+    assert code == 1 and out.startswith("unsafe (1 finding;") and "remedy: launch on 9 SMs" in out
+
+
 # ---- show
 
 
@@ -275,7 +301,7 @@ def test_errors_of_the_frontend_have_their_line(run: Run) -> None:
     ("argv", "message"),
     [
         ("", "required: COMMAND"),
-        ("check all_gather_matmul", "choose from 'list', 'show'"),
+        ("plot all_gather_matmul", "choose from 'list', 'check', 'show'"),
         ("show", "required: TARGET"),
         ("show two operators", "unrecognized arguments: operators"),
         ("show all_reduce", "there is no operator all_reduce; there is all_gather"),

@@ -19,6 +19,7 @@ from tilelink.frontend.schedule import (
 from tilelink.language import (
     Local,
     Sharded,
+    claim,
     copy,
     local,
     locals,
@@ -29,6 +30,7 @@ from tilelink.language import (
     rank,
     rank_at,
     ranks,
+    release,
     sharded,
     steps,
     tile,
@@ -40,9 +42,9 @@ from tilelink.language import (
 __version__ = "0.1.0"
 __all__ = [
     "CopyEngine", "CpuWorld", "Epilogue", "Local", "Order", "Program", "SMs", "Schedule", "Sharded", "TileLinkError",
-    "copy", "group", "grouped", "local", "locals", "next_rank_first", "node", "nodes", "notify", "order",
-    "own_rank_first", "place", "program", "rank", "rank_at", "ranks", "ring", "sharded", "steps", "tile", "tiles",
-    "wait", "world",
+    "claim", "copy", "group", "grouped", "local", "locals", "next_rank_first", "node", "nodes", "notify", "order",
+    "own_rank_first", "place", "program", "rank", "rank_at", "ranks", "release", "ring", "sharded", "steps", "tile",
+    "tiles", "wait", "world",
 ]  # fmt: skip
 
 

@@ -43,7 +43,10 @@ def _is_ours(file: str) -> bool:
 
 
 class TileLinkError(Exception):
-    """Base of all errors of TileLink. `site` is the place in the user's source, where there is one."""
+    """Base of all errors of TileLink. `site` is the place in the user's source, where there is one, and `tile` the tile
+    that would do it: its role, number and rank."""
+
+    tile: tuple[str, int, int] | None = None
 
     def __init__(self, message: str, site: Site | None = None) -> None:
         self.message, self.site = message, site
@@ -62,6 +65,10 @@ class UndefinedNameError(TileLinkError):
 
 class ViewError(TileLinkError):
     """Memory is touched outside a view, or a view is used for what it can't do."""
+
+
+class GuardError(ViewError):
+    """A guarded view is read beyond what was waited for."""
 
 
 class UnguardedReadError(TileLinkError):
@@ -170,6 +177,10 @@ class StuckError(TileLinkError):
 
 class NeverEnteredError(StuckError):
     """A rank waited too long for another one to come to a run."""
+
+
+class UnsafeProgramError(TileLinkError):
+    """A program that `check` finds unsafe, before it is launched."""
 
 
 class TraceMismatchError(TileLinkError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import triton.language as tl
+
 import tilelink as tk
 
 
@@ -13,9 +15,11 @@ def gather(t, x, full):  # type: ignore[no-untyped-def]
 
 @tk.tile
 def lower(t, full, out):  # type: ignore[no-untyped-def]
-    """A rank uses the tiles of lower ranks and its own only."""
+    """A rank uses the tiles of lower ranks and its own only; zeros are instead of the others."""
     if t.home <= tk.rank():
         out[t].store(tk.wait(full[t]).load())
+    else:
+        out[t].store(tl.zeros(t.shape, tl.float32))
 
 
 @tk.program

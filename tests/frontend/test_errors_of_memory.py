@@ -21,6 +21,7 @@ from tests.frontend.wrong import (
 )
 from tilelink.errors import (
     DataBranchError,
+    GuardError,
     HomeError,
     NotifyWithoutStoreError,
     NotUnderstoodError,
@@ -64,7 +65,7 @@ MEMORY = [
     ),
     pair(
         "read outside of what was waited for",
-        ViewError,
+        GuardError,
         {
             f"    rows = {WAIT}\n": "",
             READ: "        rows = tk.wait(full[t.rows, k])\n        for j in tk.steps(full.cols):\n"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tilelink as tk
-from tilelink.errors import ArgumentError, HeapError, RankMismatchError, StuckError
+from tilelink.errors import ArgumentError, HeapError, RankMismatchError, StuckError, UnsafeProgramError
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 from tilelink.runtime.cpu import RaceError
@@ -335,6 +335,21 @@ def test_enough_workers_are_not_stuck() -> None:
             assert (out[:8] == 0).all() and (out[8:] == 1).all()
 
 
+def test_unsafe_programs_are_not_launched() -> None:
+    """The check says so before the first launch, on every rank, with the lines."""
+    for _ in range(2):
+        with pytest.raises(UnsafeProgramError, match="deadlock: 2 workers wait for ever") as e:
+            gather_readers_first(shared_workers, sms=1)
+        assert e.value.site is not None and e.value.site.line in (line("the wait"), line("the wait") + 6)
+        assert f"{__file__}:{line('the wait')}: tk.wait(full[t])" in str(e.value)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the check would refuse is launched."""
+    monkeypatch.setenv("TILELINK_CHECK", "0")
+
+
 def stuck(schedule: tk.Schedule, **options: Any) -> list[str]:
     """The lines of the message, by rank."""
     with pytest.raises(StuckError) as e:
@@ -353,6 +368,7 @@ def waiting(rank: int) -> str:
     )
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_worker_that_takes_before_it_gives() -> None:
     assert stuck(shared_workers, sms=1) == [waiting(0), waiting(1)]
 
@@ -367,6 +383,7 @@ def test_workers_that_can_not_all_be_resident() -> None:
     ]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_call_behind_one_that_is_stuck() -> None:
     never = "of readers_first run 1: never started, because a launch before it is not done"
     assert stuck(shared_workers, sms=1, calls=2) == [

@@ -20,6 +20,7 @@ from tilelink.analysis.copy_engine import check_signals, put_on_streams
 from tilelink.analysis.counting import check_counts, expected, expected_counts, filled
 from tilelink.analysis.events import DOT, NOTIFY, OPS, READ, WAIT, WRITE, Events
 from tilelink.errors import (
+    GuardError,
     HomeError,
     RankError,
     Site,
@@ -60,14 +61,17 @@ __all__ = ["DOT", "NOTIFY", "OPS", "READ", "WAIT", "WRITE", "Events", "expected_
 DEFAULT_SMS = 132
 
 
-def unroll(program: TileProgram, sizes: Sizes, *, sms: int = DEFAULT_SMS, summarise: bool = True) -> Events:
-    """The events of a run. `summarise`: loops without synchronisation as one event. Raises ViewError, RankError or
-    SignalCountError where a tile would do what it must not, with the values; ScheduleError where an engine would."""
+def unroll(
+    program: TileProgram, sizes: Sizes, *, sms: int = DEFAULT_SMS, summarise: bool = True, guards: bool = True
+) -> Events:
+    """The events of a run. `summarise`: loops without synchronisation as one event; `guards`: what is read of a guarded
+    view has to lie in what was waited for. Raises ViewError, GuardError, RankError, HomeError, WaitWithoutNotifyError
+    or SignalCountError where a tile would do what it must not, with the values; ScheduleError where an engine would."""
     allotment = allot(program, sizes, sms)
     sites: dict[Site, int] = {}
     batches: list[dict[str, np.ndarray]] = []
     for k, role in enumerate(program.roles):
-        batches += _Unroller(program, sizes, k, role, allotment[role.name], summarise, sites).run()
+        batches += _Unroller(program, sizes, k, role, allotment[role.name], summarise, guards, sites).run()
     names = (*Events.COLUMNS, "seq")
     columns = {c: np.concatenate([b[c] for b in batches]) for c in names} if batches else _no_events(program)
     put_on_streams(columns, program, allotment, tuple(sites))
@@ -95,6 +99,7 @@ class _Unroller:
     role: Role
     allotment: Allotment
     summarise: bool
+    guarded: bool
     sites: dict[Site, int]
     batches: list[dict[str, np.ndarray]] = field(default_factory=list)
 
@@ -201,11 +206,15 @@ class _Unroller:
 
     def access(self, op: int, view: View, site: Site) -> None:
         lo, hi = self.box(view, site)
-        if view.guard is not None:
+        if self.guarded and view.guard is not None:
             self.check_guard(view, lo, hi, site)
-        item = ITEM_SIZE[self.program.tensor(view.tensor).dtype]
+        tensor = self.program.tensor(view.tensor)
+        if tensor.buffers:  # where the entry lies
+            lo[0] = np.asarray(lo[0]) % tensor.buffers
+            hi[0] = lo[0] + 1
+        item = ITEM_SIZE[tensor.dtype]
         size = np.prod([np.broadcast_to(b - a, (self.lanes,)) for a, b in zip(lo, hi, strict=True)], axis=0) * item
-        own = op == WRITE and self.program.tensor(view.tensor).kind == "output"
+        own = op == WRITE and tensor.kind == "output"
         for home in self.homes(view, site):
             away = self.first((home != self.values["rank"]) & (size > 0)) if own else None
             if away is not None:
@@ -255,7 +264,7 @@ class _Unroller:
                     missed = f"{dims[k]}[{a}:{b}] is outside of what was waited for, {dims[k]}[{c}:{d}]"
         lane = self.first(~inside)
         if lane is not None:
-            self.fail(ViewError, site, lane, f"{view}: {missed}")
+            self.fail(GuardError, site, lane, f"{view}: {missed}")
 
     def wait(self, s: Wait, view: View) -> None:
         lo, hi = self.box(view, s.site)
@@ -318,7 +327,9 @@ class _Unroller:
     def fail(self, kind: type[TileLinkError], site: Site, lane: int, message: str) -> None:
         names = [n for n, _ in self.role.walk.coordinates if n != "tile" and not n.endswith("_tile")]
         at = ", ".join(f"{n} {np.broadcast_to(self.values[n], (self.lanes,))[lane]}" for n in ["rank", *names])
-        raise kind(f"{message} (tile {self.values['i'][lane]} of {self.role.name}: {at})", site)
+        error = kind(f"{message} (tile {self.values['i'][lane]} of {self.role.name}: {at})", site)
+        error.tile = self.role.name, int(self.values["i"][lane]), int(self.values["rank"][lane])
+        raise error
 
     def emit(
         self,

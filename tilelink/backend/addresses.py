@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sympy
 
 from tilelink.backend.facts import Facts
-from tilelink.frontend.expressions import RANK, WORLD, Expr, first_of, symbol, to_triton
+from tilelink.frontend.expressions import RANK, WORLD, Expr, first_of, modulo, symbol, to_triton
 from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, TileProgram, View
 from tilelink.frontend.triton_calls import TRITON_DTYPES
 from tilelink.frontend.walk import longest_part
@@ -83,6 +83,8 @@ class Addresses:
         masks: list[str] = []
         for k, i in enumerate(view.index):
             start = i.start if isinstance(i, Range) else i
+            if k == 0 and tensor.buffers:
+                start = modulo(start, tensor.buffers)
             if k == tensor.sharded:
                 start = start - first_of(symbol(tensor.dims[k]), view.home if isinstance(view.home, Expr) else RANK)
             at = self.text(start)

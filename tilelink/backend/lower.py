@@ -138,7 +138,7 @@ def _parameters(program: TileProgram, facts: Facts) -> tuple[Parameter, ...]:
     """Everything a kernel of this program may need, in the order in which it takes it."""
     made: list[Parameter] = []
     for t in program.tensors:
-        if t.kind == "buffer":
+        if t.kind in ("buffer", "token"):
             continue
         made.append(Parameter(t.name, "tensor", t.name))
         made += [Parameter(f"{t.name}_stride_{d}", "stride", t.name, d) for d in t.dims]

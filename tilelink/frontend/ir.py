@@ -25,7 +25,9 @@ class Tensor:
     """A tensor of the program; `dims` are names of dimensions, or "ranks" for one entry a rank.
 
     `sharded` is the position of the dimension that is cut over the ranks (each element has one home), or None where
-    every rank has its own. `kind` is "input", "output" or "buffer".
+    every rank has its own. `kind` is "input", "output" or "buffer"; or "token", of which there are signals only: those
+    with which regions of a tensor with `buffers` are released. `buffers`: the entries of the first dimension take turns
+    in so many, entry e in buffer e % buffers.
     """
 
     name: str
@@ -33,10 +35,24 @@ class Tensor:
     sharded: int | None
     kind: str
     dtype: str
+    buffers: int | None = None
+
+    @property
+    def token(self) -> Tensor:
+        """What the entries of this tensor are released with."""
+        return Tensor(token_name(self.name), self.dims, None, "token", self.dtype)
 
     def __str__(self) -> str:
         dims = ", ".join(f"{d}/world" if k == self.sharded else d for k, d in enumerate(self.dims))
-        return f"{self.kind} {self.name}: {self.dtype}[{dims}]"
+        if self.kind == "token":
+            return f"token {self.name}[{dims}]"
+        turns = f" in {self.buffers} buffers" if self.buffers else ""
+        return f"{self.kind} {self.name}: {self.dtype}[{dims}]{turns}"
+
+
+def token_name(tensor: str) -> str:
+    """What the token of a tensor with buffers is called."""
+    return f"{tensor}_free"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tilelink.errors import (
 from tilelink.frontend.copy_engine import check_copy_engine
 from tilelink.frontend.elaboration import Context, Elaborator
 from tilelink.frontend.folding import fold, without_unread
-from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, walk
+from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, token_name, walk
 from tilelink.frontend.multicast import multicast
 from tilelink.frontend.names import Names, check_parameters
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule, SMs, smallest_tile
@@ -33,6 +33,7 @@ from tilelink.frontend.walk import make_walk, rank_axes, step_size
 from tilelink.language import Declared, Launch, Recording, TensorWord, record
 
 if TYPE_CHECKING:
+    from tilelink.analysis.check import Report
     from tilelink.analysis.unroll import Events
 
 
@@ -117,7 +118,8 @@ class Program:
         cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
         names = _names(recording, self.site)
         names.check()
-        tensors = tuple(Tensor(t.name, t.dims, t.sharded, t.kind, dtypes[t.name]) for t in recording.tensors)
+        tensors = tuple(Tensor(t.name, t.dims, t.sharded, t.kind, dtypes[t.name], t.buffers) for t in recording.tensors)
+        tensors += tuple(t.token for t in tensors if t.buffers)
         elaboration = _Elaboration(recording, dtypes, cut, names)
         made: dict[str, Role] = {}
         for launch in recording.launches:
@@ -209,6 +211,30 @@ class Program:
         program = self.bind(schedule, dtypes, absent)
         return unroll(program, Sizes.of(program, world, sizes, per_node))
 
+    def check(
+        self,
+        schedule: Schedule | str | None = None,
+        *,
+        world: int,
+        dtypes: Any = "float32",
+        sms: int | None = None,
+        reserve: int = 0,
+        slot_bytes: int | None = None,
+        per_node: int | None = None,
+        **sizes: Any,
+    ) -> Report:
+        """Whether a run is safe, on devices of `sms` SMs (132 by default), `reserve` of which other kernels keep, with
+        slots of `slot_bytes` on the heap (as large as needed by default), on nodes of `per_node` ranks; see
+        `tilelink.analysis.check.check`. A schedule taken by its name is fitted to the sizes."""
+        from tilelink.analysis.check import DEFAULT_SMS, check
+
+        absent = self.optional if not isinstance(dtypes, Mapping) else self.optional - set(dtypes)
+        if not isinstance(schedule, Schedule):
+            schedule = self.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
+        bound = self.bind(schedule, dtypes, absent)
+        exact = Sizes.of(bound, world, sizes, per_node)
+        return check(bound, exact, sms=sms or DEFAULT_SMS, reserve=reserve, slot_bytes=slot_bytes)
+
     def show(self, stage: str = "program", schedule: Schedule | str | None = None, **options: Any) -> str:
         """The program as text, at a stage: "program", "events" or "triton"; see `tilelink.backend.show`."""
         from tilelink.backend.show import show
@@ -267,7 +293,8 @@ def _check_roles(program: Program, recording: Recording, schedule: Schedule) -> 
 def _names(recording: Recording, site: Site) -> Names:
     return Names(
         (recording.name, site),
-        tensors={t.name: t.site or site for t in recording.tensors},
+        tensors={t.name: t.site or site for t in recording.tensors}
+        | {token_name(t.name): t.site or site for t in recording.tensors if t.buffers},
         dims={d: site for t in recording.tensors for d in t.dims if d != RANKS_DIM},
         roles={launch.function.name: launch.site for launch in recording.launches},
         axes={a: launch.site for launch in recording.launches for a in launch.space.axes},

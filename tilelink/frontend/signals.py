@@ -169,6 +169,7 @@ def _notifier(use: Use, grid: tuple[Cell, ...], by_home: bool, waiters: sympy.Ba
     own_names = {v: symbol(f"their_{v}") for v in variables if v in condition.free_symbols}
     free = [stop - start for v, (start, stop) in variables.items() if v not in own_names]
     times = sympy.sympify(sympy.prod([sympy.Max(0, count) for count in free]))
+    repeats = sympy.sympify(sympy.prod([ceil_div(symbol(r.dim), r.extent) for r in _repeated(use)]))
     sums = {own_names[v]: b for v, b in variables.items() if v in own_names}
     bounds = {s for b in sums.values() for e in b for s in e.free_symbols}
     strange = (condition.free_symbols | times.free_symbols) - _place_names(grid) - set(own_names)
@@ -185,7 +186,15 @@ def _notifier(use: Use, grid: tuple[Cell, ...], by_home: bool, waiters: sympy.Ba
     index = (*([RANK] if by_home else []), *use.view.index)
     tiles = tuple(i.extent if isinstance(i, Range) else 1 for i in index)
     named = tuple((str(v), start, stop) for v, (start, stop) in sums.items())
-    return Notifier(use.role.name, tiles, times, named, condition)
+    return Notifier(use.role.name, tiles, times * repeats, named, condition)
+
+
+def _repeated(use: Use) -> list[Range]:
+    """The ranges of a role's tiles that its notification says nothing of: all tiles along them notify the same."""
+    named = {s for i in use.view.ranges for s in i.start.free_symbols | i.stop.free_symbols}
+    return [
+        r for r in use.role.walk.ranges if r.extent is not None and r.part is None and not r.start.free_symbols & named
+    ]
 
 
 def _check_regions(use: Use, grid: tuple[Cell, ...], by_home: bool) -> None:

@@ -20,6 +20,7 @@ from tilelink.language.declarations import (
 from tilelink.language.recording import Launch, Recording, record
 from tilelink.language.tile_functions import TileFunction, tile
 from tilelink.language.words import (
+    claim,
     copy,
     local,
     node,
@@ -27,6 +28,7 @@ from tilelink.language.words import (
     place,
     rank,
     rank_at,
+    release,
     sharded,
     steps,
     tiles,
@@ -36,6 +38,6 @@ from tilelink.language.words import (
 
 __all__ = [
     "RANKS_DIM", "AxisWord", "Declared", "Launch", "Local", "RanksWord", "Recording", "Sharded", "Space", "TensorWord",
-    "TileFunction", "copy", "local", "locals", "node", "nodes", "notify", "place", "rank", "rank_at", "ranks",
-    "record", "sharded", "steps", "tile", "tiles", "wait", "world",
+    "TileFunction", "claim", "copy", "local", "locals", "node", "nodes", "notify", "place", "rank", "rank_at", "ranks",
+    "record", "release", "sharded", "steps", "tile", "tiles", "wait", "world",
 ]  # fmt: skip

@@ -76,7 +76,8 @@ class AxisWord:
 
 @dataclass(eq=False)
 class TensorWord:
-    """A tensor as a program handles it. `kind` is "input", "output" or "buffer"; `site`: where a buffer is made."""
+    """A tensor as a program handles it. `kind` is "input", "output" or "buffer"; `site`: where a buffer is made;
+    `buffers`: how many of its entries of the first dimension have memory at a time (None: all)."""
 
     name: str
     dims: tuple[str, ...]
@@ -84,6 +85,7 @@ class TensorWord:
     kind: str
     dtype: Any = None
     site: Site | None = None
+    buffers: int | None = None
 
     def axis(self, dim: str) -> AxisWord:
         """The dimension of this name."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, UndefinedNameError
-from tilelink.language.declarations import RANKS_DIM, Declared, Dim, Space, TensorWord, declared_dims
+from tilelink.language.declarations import RANKS_DIM, Declared, Dim, Space, TensorWord, declared_dims, ranks
 
 if TYPE_CHECKING:
     from tilelink.language.tile_functions import TileFunction
@@ -38,9 +38,17 @@ class Recording:
     tensors: list[TensorWord] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
 
-    def buffer(self, dims: tuple[Dim, ...], axis: int | None, dtype: Any) -> TensorWord:
+    def buffer(
+        self, dims: tuple[Dim, ...], axis: int | None, dtype: Any, buffers: int | None = None
+    ) -> TensorWord:
         site = Site.of_user()
         declared = declared_dims(dims, axis, site)
+        if buffers is not None and (not isinstance(buffers, int) or buffers < 1 or dims[:1] != (ranks,)):
+            raise DimensionError(
+                f"buffers={buffers!r} of {dims}: a number of buffers, at least 1, in which the entries of the first "
+                "dimension, tk.ranks, take turns",
+                site,
+            )
         for d in dims:
             if isinstance(d, str) and d not in self.dims:
                 raise DimensionError(
@@ -50,7 +58,7 @@ class Recording:
         name = names.pop(0)
         while any(t.name == name for t in self.tensors):
             name += "_"
-        word = TensorWord(name, _names(declared.dims), declared.sharded, "buffer", dtype, site)
+        word = TensorWord(name, _names(declared.dims), declared.sharded, "buffer", dtype, site, buffers)
         self.tensors.append(word)
         return word
 

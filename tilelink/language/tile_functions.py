@@ -66,7 +66,11 @@ class TileFunction:
 
         def root(node: ast.AST) -> str | None:
             while isinstance(node, ast.Subscript | ast.Attribute | ast.Call):
-                node = node.func if isinstance(node, ast.Call) else node.value
+                if isinstance(node, ast.Call):
+                    claims = isinstance(node.func, ast.Attribute) and node.func.attr == "claim"
+                    node = node.args[0] if claims and node.args else node.func
+                else:
+                    node = node.value
             return roots.get(node.id, node.id) if isinstance(node, ast.Name) else None
 
         written: set[str | None] = set()

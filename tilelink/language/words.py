@@ -45,10 +45,11 @@ def tiles(*of: TensorWord | AxisWord, **axes: RanksWord) -> Space:
     return Space(tuple(dims), next(iter(sharded), None), axes)
 
 
-def local(*dims: Dim, dtype: Any = None) -> TensorWord:
+def local(*dims: Dim, dtype: Any = None, buffers: int | None = None) -> TensorWord:
     """A buffer of which every rank has its own. `dtype`: a dtype, or a tensor to be like; by default like the
-    program's first tensor."""
-    return program_of("local").buffer(dims, None, dtype)
+    program's first tensor. `buffers`: the entries of the first dimension, which is tk.ranks, take turns in so many
+    buffers: entry e lies where entry e - buffers was, and whoever stores it has to `claim` it."""
+    return program_of("local").buffer(dims, None, dtype, buffers)
 
 
 def sharded(*dims: Dim, axis: int = 0, dtype: Any = None) -> TensorWord:
@@ -94,6 +95,17 @@ def copy(source: Any, target: Any) -> Any:
 def wait(*views: Any) -> Any:
     """Returns the views, guarded, once every tile of this run that notifies a region of them has done so."""
     only_in_tile_functions("wait()")
+
+
+def claim(view: Any) -> Any:
+    """Returns the view of an entry, to be stored to, once every tile of this run that releases a region of the entry
+    that was in its buffer before has done so."""
+    only_in_tile_functions("claim()")
+
+
+def release(view: Any) -> Any:
+    """Says that this tile has read a guarded view of an entry, so that its buffer may be claimed for a later one."""
+    only_in_tile_functions("release()")
 
 
 def notify(*views: Any) -> Any:

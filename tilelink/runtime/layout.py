@@ -7,25 +7,19 @@ a slot holds with them; the zone of the signals holds nothing but signals, which
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
+from tilelink.analysis.placement import ALIGNMENT, Placement, aligned, placed, shape_on
 from tilelink.backend.targets import CPU, Target, portable
 from tilelink.errors import HeapError, Site
-from tilelink.frontend.expressions import evaluate
-from tilelink.frontend.ir import RANKS_DIM, Tensor, TileProgram
-from tilelink.frontend.signals import cell_count
+from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.sizes import Sizes
-from tilelink.frontend.values import ITEM_SIZE
 
-ALIGNMENT = 256
+__all__ = ["ALIGNMENT", "CONTROL_WORDS", "MAX_SLOTS", "HeapLayout", "Placement", "aligned", "place", "shape_on"]
+
 CONTROL_WORDS = portable.PROGRESS.value
 MAX_SLOTS = 8
 assert portable.SLOT_LEFT.value + MAX_SLOTS <= portable.POISON.value, "the words of the slots reach into the poison"
 assert portable.RANK.value < CONTROL_WORDS, "what bounds the waits reaches into the words of progress"
-
-
-def aligned(n: int) -> int:
-    return -(-n // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -70,52 +64,13 @@ class HeapLayout:
         return self.signals_at(slot) + self.signal_bytes
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where a run's tensors and signals lie, in bytes from the zones' beginnings; how many signals a tensor has.
-    `stage`: where the workers' blocks lie that are on their way to another node, among the data."""
-
-    data: tuple[tuple[str, int], ...]
-    signals: tuple[tuple[str, int, int], ...]
-    stage: int
-
-    def data_of(self, tensor: str) -> int:
-        return next(at for name, at in self.data if name == tensor)
-
-    def signals_of(self, tensor: str) -> int:
-        return next(at for name, at, _ in self.signals if name == tensor)
-
-
-def shape_on(tensor: Tensor, sizes: Sizes, rank: int | None) -> tuple[int, ...]:
-    """The shape of a rank's tensor; with rank None, of the longest part."""
-    lengths = dict(sizes.dims)
-    parts = dict(sizes.parts)
-    shape = []
-    for k, d in enumerate(tensor.dims):
-        if d == RANKS_DIM:
-            shape.append(sizes.world)
-        elif k == tensor.sharded:
-            shape.append(max(parts[d]) if rank is None else parts[d][rank])
-        else:
-            shape.append(lengths[d])
-    return tuple(shape)
-
-
 def place(program: TileProgram, sizes: Sizes, heap: HeapLayout, target: Target = CPU, stage: int = 0) -> Placement:
     """Lays a run out in a slot, with `stage` bytes for blocks that are on their way to another node. Raises HeapError
     where it does not fit, with what it needs."""
-    data, at = [], 0
-    for tensor in program.on_heap:
-        data.append((tensor.name, at))
-        at += aligned(prod(shape_on(tensor, sizes, None)) * ITEM_SIZE[tensor.dtype])
-    at += aligned(stage)
-    signals, signals_end = [], 0
-    for s in program.signals:
-        cells = int(evaluate(cell_count(s), sizes.values))
-        signals.append((s.tensor, signals_end, cells))
-        signals_end += aligned(target.signal_bytes * cells)
+    placement = placed(program, sizes, word=target.signal_bytes, stage=stage)
+    at, signals_end = placement.data_bytes, placement.signal_bytes
     if at > heap.data_bytes or signals_end > heap.signal_bytes:
-        names = ", ".join(n for n, _ in data)
+        names = ", ".join(n for n, _ in placement.data)
         slot = at + max(signals_end, heap.signal_bytes) + ALIGNMENT
         raise HeapError(
             f"the symmetric heap is too small for {program.name} at {dict(sizes.dims)} on {sizes.world} ranks: a slot "
@@ -124,4 +79,4 @@ def place(program: TileProgram, sizes: Sizes, heap: HeapLayout, target: Target =
             + (f" and signal_bytes={signals_end}" if signals_end > heap.signal_bytes else ""),
             Site.of_user(),
         )
-    return Placement(tuple(data), tuple(signals), at - aligned(stage))
+    return placement

@@ -1,9 +1,10 @@
 """Everything that is made once for a program, schedule, dtypes and sizes, before the first launch: bound, unrolled
-(which checks regions, ranks and signal counts), lowered, loaded."""
+(which checks regions, ranks and signal counts), lowered, loaded; and checked, unless TILELINK_CHECK=0 says not to."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tilelink.analysis.check import Report, check_events
 from tilelink.analysis.unroll import Events, unroll
 from tilelink.backend.across_nodes import publish_sources
 from tilelink.backend.cache import load
@@ -43,6 +45,11 @@ class Prepared:
     @property
     def allotment(self) -> dict[str, Allotment]:
         return self.events.allotment
+
+    @cached_property
+    def report(self) -> Report:
+        """What the check finds."""
+        return check_events(self.events)
 
     @property
     def stage_bytes(self) -> int:
@@ -89,14 +96,17 @@ def prepare(
 ) -> Prepared:
     """The prepared program for a call, on nodes of `per_node` ranks (on one node where that is not given). A schedule
     taken by its name (or by default) is fitted to the sizes, a schedule that is given is taken as it is. Raises the
-    errors of the frontend and of the unrolling."""
+    errors of the frontend and of the unrolling, and UnsafeProgramError."""
     if not isinstance(schedule, Schedule):
         sizes: dict[str, Any] = dict(arguments.sizes)
         schedule = program.fit(
             schedule, world=world, dtypes=arguments.dtypes, absent=arguments.absent, **sizes
         )
     bound = program.bind(schedule, arguments.dtypes, arguments.absent)
-    return prepare_bound(bound, Sizes.of(bound, world, arguments.sizes, per_node), sms, target)
+    prepared = prepare_bound(bound, Sizes.of(bound, world, arguments.sizes, per_node), sms, target)
+    if os.environ.get("TILELINK_CHECK") != "0":
+        prepared.report.raise_if_unsafe()
+    return prepared
 
 
 @lru_cache(maxsize=128)

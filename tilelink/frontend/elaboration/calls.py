@@ -36,12 +36,14 @@ from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
     Copy,
+    If,
     Load,
     Notify,
     Range,
     Store,
     View,
     Wait,
+    token_name,
 )
 from tilelink.frontend.values import DOT_DTYPES, Block, Static, broadcast
 from tilelink.language import AxisWord, RanksWord, TensorWord
@@ -64,7 +66,10 @@ class Calls(Expressions):
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} can't be called")
         if isinstance(called, tuple) and isinstance(called[0], View):
             return self.method(node, *called)
-        for word, meaning in ((language.wait, self.wait), (language.notify, self.notify), (language.copy, self.copy)):
+        for word, meaning in (
+            (language.wait, self.wait), (language.notify, self.notify), (language.copy, self.copy),
+            (language.claim, self.claim), (language.release, self.release),
+        ):  # fmt: skip
             if called is word:
                 return meaning(node, label)
         if called is language.rank or called is language.world:
@@ -189,8 +194,42 @@ class Calls(Expressions):
         self.emit(Notify(self.function.site(node), tuple(views)))
         return Static(None)
 
+    def claim(self, node: ast.Call, label: str) -> View:
+        """Waits for the release of the entry that was in the buffer before; before the first entries none was."""
+        view, token, buffers = self.reused(node)
+        if view.home is None or view.home == ALL_RANKS:
+            self.fail(HomeError, node, f"claim of {view}: it has more than one home, and a wait looks at one")
+        entry, *rest = token.index
+        assert isinstance(entry, Expr)
+        site, name = self.function.site(node), self.fresh_name(f"{label}_claimed" if label else "claimed")
+        wait = Wait(site, name, (replace(token, index=(entry - buffers, *rest)),))
+        reuses = sympy.Ge(entry, buffers)
+        if reuses != sympy.false:
+            self.emit(wait if reuses == sympy.true else If(site, reuses, (wait,), ()))
+        return view
+
+    def release(self, node: ast.Call, label: str) -> Any:
+        view, token, _ = self.reused(node)
+        if view.guard is None:
+            self.fail(ViewError, node, f"release of {view}, which this tile did not wait for: release what it read, "
+                      "and read what tk.wait returns")
+        self.emit(Notify(self.function.site(node), (token,)))
+        return Static(None)
+
+    def reused(self, node: ast.Call) -> tuple[View, View, int]:
+        """The argument of tk.claim or tk.release, the same region of its token, and the number of buffers."""
+        views, word = self.views(node), ast.unparse(node.func)
+        if len(views) > 1:
+            self.fail(ViewError, node, f"{word} takes one view")
+        view = views[0]
+        buffers = self.context.tensors[view.tensor].buffers
+        if buffers is None:
+            self.fail(ViewError, node, f"{word} of {view}: each entry of {view.tensor} has memory of its own; tk.local("
+                      "tk.ranks, ..., buffers=2) makes entries that take turns in two")
+        return view, replace(view, tensor=token_name(view.tensor), guard=None), buffers
+
     def views(self, node: ast.Call) -> list[View]:
-        """The arguments of tk.wait or tk.notify."""
+        """The arguments of a word that takes views alone."""
         values = [self.value(a) for a in node.args]
         for v in values:
             if not isinstance(v, View):

@@ -1,0 +1,257 @@
+"""Each check fires: the finding names both tiles and ranks, the regions, both lines, a chain of events and a remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilelink as tk
+from tests.analysis.check import unsafe
+from tests.analysis.check.damage import rows_of, without
+from tests.frontend import programs
+from tests.frontend.ring_attention import ring_attention, ring_attention_unasked
+from tilelink.analysis.check import Report, check_events
+from tilelink.analysis.check.findings import Finding
+from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE
+from tilelink.frontend.program import Program
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+
+started_first = tk.order(lambda step, rank, world: (rank - step - 1) % world)
+TWO = tk.SMs(2, tile=(16, 16))
+HOME = tk.SMs(2, tile=(16, 16), at="home")
+SHARED = tk.Schedule(gather=tk.SMs(tile=(16, 16), at="home"), use=tk.SMs(tile=(16, 16)))
+
+
+def find(program: Program, schedule: tk.Schedule, kind: str, **options: Any) -> Finding:
+    """The finding of a kind; the report has no other kind."""
+    report = program.check(schedule, **{"world": 2, "sms": 8, "M": 40, "K": 32} | options)
+    assert report.verdict == "unsafe" and report.proof == "unrolled"
+    assert {f.kind for f in report.findings} == {kind}, report
+    assert all(f.remedy or f.kind in ("signal count", "lost signal") for f in report.findings)
+    return report.findings[0]
+
+
+def line(program: Program, role: str, text: str) -> int:
+    """The number of the first line with a text in a role's function."""
+    function = next(launch.function for launch in program.recorded().launches if launch.function.name == role)
+    with open(function.file) as file:
+        lines = file.read().splitlines()
+    return next(n for n, s in enumerate(lines[function.first_line - 1 :], function.first_line) if text in s)
+
+
+def lines(finding: Finding) -> list[int]:
+    return [int(text.split(": ")[0].rpartition(":")[2]) for text in finding.lines]
+
+
+# ---- races
+
+
+def test_store_after_the_notification() -> None:
+    program = unsafe.stores_after_notify
+    found = find(program, tk.Schedule(store_after_notify=HOME, use=TWO), "race")
+    assert found.tensor == "full"
+    assert found.tiles == ("store_after_notify tile 0", "use tile 0")
+    assert found.ranks == (0, 0)
+    assert found.regions == ("full[M[0:16], K[0:16]] at rank 0",) * 2
+    assert lines(found) == [line(program, "store_after_notify", "* 2"), line(program, "use", "tk.wait")]
+    assert [step.split(": ")[1].split(" ")[0] for step in found.chain] == ["notify", "wait", "read", "write"]
+    assert found.remedy.startswith("notify what") and "there.store(x[t].load() * 2)" in found.remedy
+
+
+def test_store_that_is_not_notified() -> None:
+    found = find(unsafe.stores_without_notify, tk.Schedule(store_without_notify=HOME, use=TWO), "race")
+    assert found.tiles == ("store_without_notify tile 4", "use tile 0")
+    assert found.remedy.startswith("notify what") and "(t.reader + 1)" in found.remedy
+
+
+def test_two_ranks_store_to_one_place() -> None:
+    found = find(unsafe.one_place_for_all, tk.Schedule(partial=TWO, read_sum=TWO), "race")
+    assert "two writes of sum[M[0:16], K[0:16]] at rank 0" in found.what
+    assert found.ranks == (0, 1) and "written by one tile" in found.remedy
+
+
+def test_read_beyond_what_was_waited_for() -> None:
+    program, sizes = unsafe.one_row_too_many, {"M": 40, "K": 32}
+    schedule = tk.Schedule(gather=HOME, below=tk.SMs(2, tile=(16, 16, 16)))
+    found = find(program, schedule, "unguarded read", **sizes)
+    assert found.tiles == ("gather tile 2", "below tile 0") and found.ranks == (0, 0)
+    assert found.regions == ("full[M[16:20], K[0:16]] at rank 0", "full[M[16:17], K[0:16]] at rank 0")
+    assert lines(found) == [line(program, "gather", "tk.copy"), line(program, "below", "mine[s].load()")]
+    assert "wait for all that is read" in found.remedy
+
+
+# ---- waits that never end
+
+
+def test_a_worker_waits_for_itself() -> None:
+    found = find(unsafe.consumer_first, SHARED, "deadlock")
+    assert found.tiles == ("use tile 0", "gather tile 0")
+    assert "launch the role that notifies before" in found.remedy
+    apart = SHARED.changed(gather={"count": 2})
+    assert unsafe.consumer_first.check(apart, world=2, sms=8, M=40, K=32).verdict == "safe"
+
+
+def test_waits_do_not_run_ahead() -> None:
+    """Where each step of a loop waits for what the step before sent, the kernel must not put waits ahead."""
+    schedule = tk.Schedule(pass_on=tk.SMs(2, tile=(16, 16), stages=3))
+    options: dict[str, Any] = {"world": 3, "M": 16, "K": 64}
+    assert unsafe.pipelined_ring.check(schedule, **options).verdict == "safe"
+    assert "num_stages=1)" in unsafe.pipelined_ring.show("triton", schedule, **options)
+
+
+def test_a_ring_in_the_wrong_order() -> None:
+    """Each rank comes to what it starts last, and nobody starts."""
+    schedule = tk.Schedule(
+        partial_matmul=tk.SMs(2, tile=(16, 16, 16)),
+        ring=tk.SMs(1, tile=(16, 16), order=tk.own_rank_first),
+    )
+    options: dict[str, Any] = {"M": 48, "N": 16, "K": 16}
+    found = find(programs.ring_reduce_scatter, schedule, "deadlock", world=3, **options)
+    assert len(found.chain) == 7  # a wait and a notification of each of three ranks, and round again
+    assert len(set(found.ranks)) == 2 and "an order for ring" in found.remedy
+    right = schedule.changed(ring={"order": started_first})
+    assert programs.ring_reduce_scatter.check(right, world=3, **options).verdict == "safe"
+
+
+def test_a_signal_that_is_lost() -> None:
+    events = gathering()
+    found = report_of(check_events(without(events, np.flatnonzero(events.op == NOTIFY)[:1])), "lost signal")
+    assert found.tiles == ("matmul tile 0",) and "it expects 1 notifications of cell 0" in found.what
+
+
+def test_not_all_workers_are_resident() -> None:
+    found = find(all_gather_matmul, gemm(), "residency", sms=8, reserve=3, M=64, N=64)
+    assert "6 workers a rank, 4 of which wait; 5 are resident (8 SMs, 3 of them kept for others)" in found.what
+    assert "sms=5" in found.remedy
+
+
+def test_the_heap_is_too_small() -> None:
+    sizes: dict[str, Any] = {"world": 2, "M": 64, "N": 64, "K": 32}
+    found = find(all_gather_matmul, gemm(), "heap", slot_bytes=8447, **sizes)
+    assert "holds 8447 bytes, and the run needs 8448: 8192 for full[M, K] and 256 for signals" in found.what
+    assert all_gather_matmul.check(gemm(), slot_bytes=8448, **sizes).verdict == "safe"
+
+
+# ---- signals
+
+
+def test_signals_that_are_not_given_as_often_as_derived() -> None:
+    schedule = tk.Schedule(half=tk.SMs(2, tile=(16, 16), at="home"), use=tk.SMs(2, tile=(16, 32)))
+    found = find(unsafe.half_of_it, schedule, "signal count")
+    assert lines(found) == [line(unsafe.half_of_it, "half", "tk.notify")]
+
+
+def test_a_wait_for_too_few() -> None:
+    events = gathering(gather=(16, 16))
+    early = events.expected.copy()
+    early[early > 1] -= 1
+    object.__setattr__(events, "expected", early)
+    found = report_of(check_events(events), "signal count")
+    assert found.tiles == ("gather tile 1", "matmul tile 0")
+    assert "a wait ends after 1 of 2 notifications" in found.what
+
+
+def test_signals_for_nobody_are_noted() -> None:
+    report = unsafe.part_of_the_output.check(tk.Schedule(gather=HOME, use_own=TWO), world=2, sms=8, M=40, K=32)
+    (note,) = report.notes
+    assert note.startswith("8 notifications of 8 signals of full are made and nobody waits for them")
+
+
+# ---- coverage
+
+
+def test_read_of_what_nobody_writes() -> None:
+    events = gathering()
+    full = [t.name for t in events.program.tensors].index("full")
+    gone = np.flatnonzero((events.op == WRITE) & (events.tensor == full))[:1]
+    found = report_of(check_events(without(events, gone)), "unwritten read")
+    assert found.what == "full[M[0:16], K[0:32]] at rank 0 is read, and no tile of the run has written it before"
+    assert found.tiles == ("matmul tile 0",)
+
+
+def test_read_before_the_write() -> None:
+    """Ordered, but the wrong way: the reader tells the writer that it has read."""
+    schedule = tk.Schedule(later=tk.SMs(1, tile=(16, 16), at="home"))
+    like = programs.NOTIFYING[0].unroll(schedule, world=2, M=48, K=16)
+    tells = (0, 0, NOTIFY, {"home": 1})
+    asks, writes = (1, 1, WAIT, {}), (1, 1, WRITE, {"hi": 16})
+    right = rows_of(like, [(1, 1, WRITE, {"hi": 16}), (1, 1, NOTIFY, {}), (0, 0, WAIT, {}), (0, 0, READ, {"hi": 16})])
+    assert check_events(right).verdict == "safe"
+    report_of(check_events(rows_of(like, [(0, 0, READ, {"hi": 16}), tells, asks, writes])), "unwritten read")
+
+
+def test_part_of_an_output() -> None:
+    found = find(unsafe.part_of_the_output, tk.Schedule(gather=HOME, use_own=TWO), "unwritten output")
+    assert found.ranks == (0,) and found.regions == ("out[M[20:40], K[0:32]] at rank 0",)
+    assert lines(found) == [line(unsafe.part_of_the_output, "use_own", "out[t].store")]
+
+
+def test_an_output_twice() -> None:
+    schedule = tk.Schedule(gather=HOME, use=TWO, use_again=TWO)
+    report = unsafe.output_written_twice.check(schedule, world=2, sms=8, M=40, K=32)
+    assert [f.kind for f in report.findings] == ["race", "written twice"]
+    assert all(f.tiles == ("use tile 0", "use_again tile 0") for f in report.findings)
+
+
+# ---- entries that take turns
+
+
+def ring(attend: str = "attend", pass_on: str = "pass_on") -> tk.Schedule:
+    return tk.Schedule(**{pass_on: tk.SMs(2, tile=(16, 16)), attend: tk.SMs(4, tile=(16, 16, 16))})
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_a_ring_of_two_buffers(world: int) -> None:
+    """With four tiles on four workers it is live; with eight, from three ranks on, the second four never begin."""
+    options: dict[str, Any] = {"world": world, "T": 20, "D": 16}
+    report = ring_attention.check(ring(), Q=64, **options)
+    assert (report.verdict, report.notes) == ("safe", ()) and "take turns in 2 buffers" in report.because
+    report = ring_attention.check(ring(), Q=128, **options)
+    assert [f.kind for f in report.findings] == (["deadlock"] if world > 2 else [])
+    if report.findings:
+        assert "as many workers as there are tiles for the roles that release" in report.findings[0].remedy
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a_ring_without_claims(world: int) -> None:
+    schedule = ring("attend_unsaid", "pass_on_unasked")
+    report = ring_attention_unasked.check(schedule, world=world, Q=64, T=20, D=16)
+    assert {f.kind for f in report.findings} == ({"race"} if world > 2 else set())
+    assert all("tk.claim(...)" in f.remedy and "tk.release(...)" in f.remedy for f in report.findings)
+
+
+# ---- safe
+
+
+def test_what_the_structure_does_not_show() -> None:
+    schedule = tk.Schedule(gather_kv=tk.SMs(2, tile=(16,), at="home"), attend=tk.SMs(tile=(16, 16, 16)))
+    report = unsafe.causal.check(schedule, world=3, S=[20, 0, 33], D=16)
+    assert (report.verdict, report.proof, report.findings) == ("safe", "unrolled", ())
+    assert "depends on a condition" in report.because
+
+
+@pytest.mark.parametrize("name", ["push", "pull"])
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_the_library_is_safe(name: str, world: int) -> None:
+    report = all_gather_matmul.check(name, world=world, M=100, N=70, K=40)
+    assert (report.verdict, report.proof, report.because) == ("safe", "structural", "")
+    assert report.events > 0 and report.seconds > 0 and report.peak_rss_bytes > 1 << 20
+
+
+def test_nothing_to_do_is_safe() -> None:
+    assert all_gather_matmul.check("push", world=2, M=0, N=0, K=0).verdict == "safe"
+
+
+def gemm(gather: tuple[int, ...] = (16, 32)) -> tk.Schedule:
+    return tk.Schedule(gather=tk.SMs(2, tile=gather, at="home"), matmul=tk.SMs(4, tile=(16, 16, 16)))
+
+
+def gathering(**tiles: tuple[int, ...]) -> Any:
+    return all_gather_matmul.unroll(gemm(**tiles), world=2, M=32, N=16, K=32)
+
+
+def report_of(report: Report, kind: str) -> Finding:
+    assert {f.kind for f in report.findings} == {kind}, report
+    return report.findings[0]

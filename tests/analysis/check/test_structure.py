@@ -1,0 +1,19 @@
+"""What the structure of a program shows holds at all sizes: where it suffices, unrolled runs are never unsafe."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+
+from tests.analysis.test_unroll import RESULTS, SIGNALS, Run, runs
+from tilelink.analysis.check import check_events
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs(RESULTS + SIGNALS))
+def test_programs_are_safe_at_random_sizes(run: Run) -> None:
+    """And the structure says so of those that have no conditions; what it says depends on no size."""
+    report = check_events(run.unroll())
+    assert report.verdict == "safe", report
+    structural = {"all_gather_matmul", "matmul_reduce_scatter", "matmul_backward", "waits_for_two"}
+    suffices = run.program.name in structural or "in_steps" in run.schedule
+    assert report.proof == ("structural" if suffices else "unrolled")

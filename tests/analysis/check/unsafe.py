@@ -1,0 +1,178 @@
+"""Programs that are not safe, one for each thing that the check finds; and their twins that are."""
+
+import triton.language as tl
+
+import tilelink as tk
+from tests.frontend.programs import gather_kv
+
+
+@tk.tile
+def gather(t, x, full):
+    tk.notify(tk.copy(x[t], full[t].at(t.reader)))
+
+
+@tk.tile
+def use(t, full, out):
+    out[t].store(tk.wait(full[t]).load())
+
+
+# ---- races
+
+
+@tk.tile
+def store_after_notify(t, x, full):
+    """The second half of the work is done when everybody has been told."""
+    there = tk.copy(x[t], full[t].at(t.reader))
+    tk.notify(there)
+    there.store(x[t].load() * 2)
+
+
+@tk.tile
+def store_without_notify(t, x, full):
+    """Others notify the region, this tile's second store to it is nobody's business."""
+    tk.copy(x[t], full[t].at((t.reader + 1) % tk.world()))
+    tk.notify(tk.copy(x[t], full[t].at(t.reader)))
+
+
+@tk.program
+def stores_after_notify(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    store_after_notify[tk.tiles(x, reader=tk.ranks)](x, full)
+    use[tk.tiles(out)](full, out)
+
+
+@tk.program
+def stores_without_notify(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    store_without_notify[tk.tiles(x, reader=tk.ranks)](x, full)
+    use[tk.tiles(out)](full, out)
+
+
+@tk.tile
+def partial(t, x, sum):
+    """All ranks store to one place: the one that comes last wins."""
+    tk.notify(sum[t].store(x[t].load()))
+
+
+@tk.tile
+def read_sum(t, sum, out):
+    out[t].store(tk.wait(sum[t]).load())
+
+
+@tk.program
+def one_place_for_all(x: tk.Local("M", "K"), out: tk.Sharded("M", "K")):
+    sum = tk.sharded("M", "K")
+    partial[tk.tiles(x)](x, sum)
+    read_sum[tk.tiles(out)](sum, out)
+
+
+# ---- reads of too much
+
+
+@tk.tile
+def below(t, full, out):
+    """Adds the rows of the tile, in steps that go beyond its last row where that ends in the middle of a step."""
+    acc = tl.zeros(t.shape, tl.float32)
+    mine = tk.wait(full[t.rows, t.cols])
+    for s in tk.steps(full.rows, stop=t.rows.stop + 1):
+        if s.start >= t.rows.start:
+            acc += tl.sum(mine[s].load(), 0)[None, :]
+    out[t].store(acc)
+
+
+@tk.program
+def one_row_too_many(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    gather[tk.tiles(x, reader=tk.ranks)](x, full)
+    below[tk.tiles(out)](full, out)
+
+
+# ---- what nobody writes, or several do
+
+
+@tk.tile
+def half(t, x, full):
+    """Only the first columns."""
+    for k in tk.steps(x.cols, stop=16):
+        tk.notify(tk.copy(x[t.rows, k], full[t.rows, k].at(t.reader)))
+
+
+@tk.program
+def half_of_it(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    half[tk.tiles(x.rows, reader=tk.ranks)](x, full)
+    use[tk.tiles(out)](full, out)
+
+
+@tk.tile
+def use_own(t, full, out):
+    if t.home == tk.rank():
+        out[t].store(tk.wait(full[t]).load())
+
+
+@tk.program
+def part_of_the_output(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    gather[tk.tiles(x, reader=tk.ranks)](x, full)
+    use_own[tk.tiles(out)](full, out)
+
+
+@tk.tile
+def use_again(t, full, out):
+    out[t].store(tk.wait(full[t]).load() * 2)
+
+
+@tk.program
+def output_written_twice(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    gather[tk.tiles(x, reader=tk.ranks)](x, full)
+    use[tk.tiles(out)](full, out)
+    use_again[tk.tiles(out)](full, out)
+
+
+# ---- waits that never end, or would if they ran ahead
+
+
+@tk.program
+def consumer_first(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    """On shared workers the tiles of the first role come first, and wait for those of the second."""
+    full = tk.local("M", "K")
+    use[tk.tiles(out)](full, out)
+    gather[tk.tiles(x, reader=tk.ranks)](x, full)
+
+
+@tk.tile
+def pass_on(t, x, passed, out):
+    """Each step of a loop with a dot waits for what the same step made the neighbour send."""
+    acc = tl.zeros((16, 16), tl.float32)
+    for s in tk.steps(x.cols):
+        acc = tl.dot(x[t.rows, s].load(), x[t.rows, s].load(), acc)
+        tk.notify(passed[t.rows, s].at((tk.rank() + 1) % tk.world()).store(acc))
+        acc += tk.wait(passed[t.rows, s]).load()
+    out[t.rows].store(tl.sum(acc, 1))
+
+
+@tk.program
+def pipelined_ring(x: tk.Local("M", "K"), out: tk.Local("M")):
+    passed = tk.local("M", "K")
+    pass_on[tk.tiles(x.rows)](x, passed, out)
+
+
+# ---- safe, but not by its structure
+
+
+@tk.tile
+def attend(t, q, keys, values, out):
+    mine = q[t].load()
+    acc = tl.zeros(t.shape, tl.float32)
+    for s in tk.steps(keys.rows, stop=t.rows.stop):
+        k, v = tk.wait(keys[s], values[s])
+        acc = tl.dot(tl.dot(mine, tl.trans(k[:, t.cols].load())), v[:, t.cols].load(), acc)
+    out[t].store(acc)
+
+
+@tk.program
+def causal(q: tk.Sharded("S", "D"), k: tk.Sharded("S", "D"), v: tk.Sharded("S", "D"), out: tk.Sharded("S", "D")):
+    keys, values = tk.local("S", "D"), tk.local("S", "D")
+    gather_kv[tk.tiles(k.rows, reader=tk.ranks)](k, v, keys, values)
+    attend[tk.tiles(q)](q, keys, values, out)

@@ -1,0 +1,86 @@
+"""The accesses to a tensor in one rank's memory, cut at each other's bounds into cells that none touches in part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilelink.analysis.events import READ, WRITE, Events
+from tilelink.frontend.ir import RANKS_DIM
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """`access` (an event) touches `cell` (a number), for each such pair. `cuts`: where cells begin and end along each
+    dimension; `lo`, `hi`: the memory that the rank `home` has of the tensor."""
+
+    events: Events
+    tensor: int
+    home: int
+    access: np.ndarray
+    cell: np.ndarray
+    cuts: tuple[np.ndarray, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(c) - 1 for c in self.cuts)
+
+    def box(self, cells: np.ndarray) -> str:
+        """The smallest region that holds these cells, for a person."""
+        tensor = self.events.program.tensors[self.tensor]
+        spans = []
+        for dim, cuts, at in zip(tensor.dims, self.cuts, np.unravel_index(cells, self.shape), strict=False):
+            spans.append(f"{dim}[{cuts[at.min()]}:{cuts[at.max() + 1]}]")
+        return f"{tensor.name}[{', '.join(spans)}] at rank {self.home}"
+
+
+def written_tensors(events: Events) -> Iterator[Cells]:
+    """The cells of every tensor that tiles write, of each rank that has some of it."""
+    accesses = np.flatnonzero((events.op == READ) | (events.op == WRITE))
+    world = events.sizes.world
+    place = events.tensor[accesses].astype(np.int64) * world + events.home[accesses]
+    order = np.argsort(place, kind="stable")
+    accesses, place = accesses[order], place[order]
+    bounds = np.searchsorted(place, np.arange(len(events.program.tensors) * world + 1))
+    for index, tensor in enumerate(events.program.tensors):
+        if tensor.kind in ("input", "token"):
+            continue
+        for home in range(world):
+            lo, hi = _memory(events, index, home)
+            if (hi > lo).all():
+                here = accesses[bounds[index * world + home] : bounds[index * world + home + 1]]
+                yield _cells(events, index, home, here, lo, hi)
+
+
+def _memory(events: Events, index: int, home: int) -> tuple[np.ndarray, np.ndarray]:
+    """The region of a tensor that a rank has; dimensions that other tensors have are [0, 1)."""
+    tensor, sizes = events.program.tensors[index], events.sizes
+    lo, hi = np.zeros(events.lo.shape[1], np.int64), np.ones(events.lo.shape[1], np.int64)
+    for k, d in enumerate(tensor.dims):
+        entries = tensor.buffers if k == 0 and tensor.buffers else sizes.world
+        hi[k] = entries if d == RANKS_DIM else sizes.values[d]
+        if k == tensor.sharded:
+            lo[k], hi[k] = sizes.values[f"{d}_parts"][home : home + 2]
+    return lo, hi
+
+
+def _cells(events: Events, tensor: int, home: int, access: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> Cells:
+    cuts, first, count = [], [], []
+    for k in range(len(lo)):
+        a, b = events.lo[access, k], events.hi[access, k]
+        cut = np.unique(np.concatenate([a, b, [lo[k], hi[k]]]))
+        cuts.append(cut)
+        first.append(np.searchsorted(cut, a))
+        count.append(np.searchsorted(cut, b) - first[-1])
+    times = np.prod(count, axis=0)
+    which = np.repeat(np.arange(len(access)), times)
+    inside = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times)
+    cell, stride = np.zeros(len(which), np.int64), 1
+    for k in reversed(range(len(cuts))):
+        n = count[k][which]
+        cell += (first[k][which] + inside % n) * stride
+        inside //= n
+        stride *= len(cuts[k]) - 1
+    return Cells(events, tensor, home, access[which], cell, tuple(cuts))

@@ -1,0 +1,67 @@
+"""Where the tensors and signals of a run lie in a slot of the symmetric heap, and how much of it they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tilelink.frontend.expressions import evaluate
+from tilelink.frontend.ir import RANKS_DIM, Tensor, TileProgram
+from tilelink.frontend.signals import cell_count
+from tilelink.frontend.sizes import Sizes
+from tilelink.frontend.values import ITEM_SIZE
+
+ALIGNMENT = 256
+
+
+def aligned(n: int) -> int:
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a run's tensors and signals lie, in bytes from the zones' beginnings; how many signals a tensor has.
+    `stage`: where the workers' blocks lie that are on their way to another node, among the data. `data_bytes` and
+    `signal_bytes`: how much of the zones that takes."""
+
+    data: tuple[tuple[str, int], ...]
+    signals: tuple[tuple[str, int, int], ...]
+    stage: int
+    data_bytes: int
+    signal_bytes: int
+
+    def data_of(self, tensor: str) -> int:
+        return next(at for name, at in self.data if name == tensor)
+
+    def signals_of(self, tensor: str) -> int:
+        return next(at for name, at, _ in self.signals if name == tensor)
+
+
+def shape_on(tensor: Tensor, sizes: Sizes, rank: int | None) -> tuple[int, ...]:
+    """The shape of a rank's tensor; with rank None, of the longest part."""
+    lengths = dict(sizes.dims)
+    parts = dict(sizes.parts)
+    shape = []
+    for k, d in enumerate(tensor.dims):
+        if d == RANKS_DIM:
+            shape.append(tensor.buffers if k == 0 and tensor.buffers else sizes.world)
+        elif k == tensor.sharded:
+            shape.append(max(parts[d]) if rank is None else parts[d][rank])
+        else:
+            shape.append(lengths[d])
+    return tuple(shape)
+
+
+def placed(program: TileProgram, sizes: Sizes, *, word: int = 4, stage: int = 0) -> Placement:
+    """Lays a run out in a slot, one tensor after the other. `word`: bytes of a signal; `stage`: bytes for blocks that
+    are on their way to another node."""
+    data, data_bytes = [], 0
+    for tensor in program.on_heap:
+        data.append((tensor.name, data_bytes))
+        data_bytes += aligned(prod(shape_on(tensor, sizes, None)) * ITEM_SIZE[tensor.dtype])
+    signals, signal_bytes = [], 0
+    for s in program.signals:
+        cells = int(evaluate(cell_count(s), sizes.values))
+        signals.append((s.tensor, signal_bytes, cells))
+        signal_bytes += aligned(word * cells)
+    return Placement(tuple(data), tuple(signals), data_bytes, data_bytes + aligned(stage), signal_bytes)

@@ -1,0 +1,43 @@
+"""`tilelink check`: whether a program is safe to run, before it runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from tilelink.backend.show import with_defaults
+from tilelink.cli.command import Answer, Command
+from tilelink.cli.program import add_program_flags, find, shape_text
+from tilelink.cli.schedule import read_schedule, schedule_text
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Whether a program is safe to run: races, deadlocks, coverage, residency."""
+    program = find(args.program)
+    sizes: Mapping[str, Any] = with_defaults(program, args.shape, program.optional)
+    schedule = read_schedule(program, args.schedule, args.world, dict(sizes))
+    device = {"sms": args.sms, "reserve": args.reserve, "slot_bytes": args.slot}
+    report = program.check(schedule, world=args.world, dtypes=args.dtype, **device, **sizes)
+    written = schedule_text(program, schedule, args.schedule)
+    note = (
+        f"# tilelink check {args.program} --world {args.world} --shape {shape_text(sizes)} --dtype {args.dtype} "
+        f"--schedule {written}\n# {report.seconds:.2f} s, {report.peak_rss_bytes / 1e6:.0f} MB\n"
+    )
+    keys = {**report.keys(), "world": args.world, "shape": sizes, "dtype": args.dtype, "schedule": written}
+    return Answer(keys, str(report), note, "finding" if report.findings else "ok")
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    add_program_flags(parser)
+    parser.add_argument("--sms", type=int, default=None, metavar="N", help="SMs of a device (default: 132)")
+    parser.add_argument(
+        "--reserve", type=int, default=0, metavar="N",
+        help="SMs kept for other kernels; workers that wait have to be resident on the rest (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--slot", type=int, default=None, metavar="BYTES", help="bytes of a slot of the heap (default: enough)"
+    )
+
+
+COMMAND = Command(run, "tilelink check all_gather_matmul --world 8 --shape M=8192,N=3584,K=8192 --schedule push", flags)
