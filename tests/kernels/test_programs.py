@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import tilelink as tk
 from tests.kernels import exchanges
 from tests.kernels.gather_gemm import LIMITS, NAMED, Call, in_tiles, relative_rms, small_world
 from tilelink.kernels.all_gather import all_gather
@@ -150,6 +151,40 @@ def test_a_role_in_an_epilogue_gives_the_bits_of_one_of_its_own(example: Any, dt
         push = small_world(3).run(lambda g, p=program, c=case: c.on(p, "push", g))
         fused = small_world(3, slots=1).run(lambda g, p=program, c=case: [c.on(p, "fused", g) for _ in range(2)])
         assert all(torch.equal(a, b) for a, of_rank in zip(push, fused, strict=True) for b in of_rank)
+
+
+def test_engines_bring_two_tensors_of_several_dimensions(example: Any) -> None:
+    """A tile copies rows and their scales, and gives two signals; the bits are those of a push from SMs."""
+    module, parts = example("scaled_matmul"), (10, 33, 0)
+    x = [module.quantized(torch.randn(m, 2, 32), 2) for m in parts]
+    weight = [module.quantized(torch.randn(2, 32, 24), 1) for _ in parts]
+    gemm = tk.SMs(tile=(16, 16), whole={"E": 32})
+
+    def on(gather: tk.SMs | tk.CopyEngine) -> list[list[torch.Tensor]]:
+        schedule = tk.Schedule(gather=gather, matmul=gemm)
+
+        def rank(group: Group) -> list[torch.Tensor]:
+            mine, how = (*x[group.rank], *weight[group.rank]), {"schedule": schedule, "parts": {"M": parts}}
+            return [module.scaled_matmul(*mine, torch.empty(43, 24), group=group, **how) for _ in range(2)]
+
+        return small_world(3, slots=1).run(rank)
+
+    pushed = on(tk.SMs(2, tile=(16,), at="home"))
+    for at in ("home", "reader"):
+        for of_rank, right in zip(on(tk.CopyEngine(tile=(16,), at=at)), pushed, strict=True):
+            assert all(torch.equal(y, right[0]) for y in of_rank)
+
+
+def test_all_reduce_by_epilogue_and_multicast_has_the_same_bits(example: Any) -> None:
+    program = example("matmul_all_reduce").matmul_all_reduce
+    x, weight = torch.randn(3, 40, 24), torch.randn(3, 24, 20)
+    plain = program.fit(world=3, M=40, K=24, N=20)
+    folded = tk.Schedule(**{**plain.roles, "send": tk.Epilogue("matmul")}).changed(reduce={"via": "multicast"})
+    one, other = (
+        small_world(3, sms=30).run(lambda g, s=s: program(x[g.rank], weight[g.rank], schedule=s, group=g))
+        for s in (plain, folded)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.versions
