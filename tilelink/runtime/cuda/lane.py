@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,12 +22,21 @@ from tilelink.runtime.prepare import Prepared, prepare
 
 class CudaLane:
     """The heaps of all ranks (uint8 tensors) on a device, and programs prepared for `sms` SMs of it. `bounds`: how long
-    kernels wait. `loaded`: the kernels that were loaded last, by name."""
+    kernels wait. `multicast`: the address at which all heaps lie one over the other; 0 where the fabric maps none, and
+    kernels loop over the ranks. `loaded`: the kernels that were loaded last, by name."""
 
     def __init__(
-        self, device: Device, layout: HeapLayout, heaps: Sequence[torch.Tensor], sms: int, bounds: Bounds
+        self,
+        device: Device,
+        layout: HeapLayout,
+        heaps: Sequence[torch.Tensor],
+        sms: int,
+        bounds: Bounds,
+        multicast: int = 0,
     ) -> None:
         self.device, self.layout, self.heaps, self.sms, self.bounds = device, layout, list(heaps), sms, bounds
+        self.multicast = multicast
+        self.target = device.target if multicast else replace(device.target, multicast=False)
         self.table = torch.tensor([h.data_ptr() for h in heaps], dtype=torch.int64).to(device.place)
         self.prepared: dict[Any, Prepared] = {}
         self.loaded: dict[str, Kernel] = {}
@@ -38,7 +48,7 @@ class CudaLane:
         dtypes, sizes = tuple(arguments.dtypes.items()), tuple(arguments.sizes.items())
         key = program, schedule, dtypes, sizes, arguments.absent
         if key not in self.prepared:
-            made = prepare(program, arguments, schedule, self.layout.world, self.sms, self.device.target)
+            made = prepare(program, arguments, schedule, self.layout.world, self.sms, self.target)
             self.prepared[key] = made
         return self.prepared[key]
 

@@ -38,7 +38,8 @@ class CudaProcessGroup(CudaGroup, ProcessGroup):
     ) -> None:
         rank, self.heap = dist.get_rank(process_group), heap
         heap.memories[rank].fill_(0xFF)  # NaN of every dtype, so that what nobody wrote shows
-        CudaGroup.__init__(self, CudaLane(device, layout, heap.memories, device.sms - reserved, bounds), rank)
+        sms = device.sms - reserved
+        CudaGroup.__init__(self, CudaLane(device, layout, heap.memories, sms, bounds, heap.multicast), rank)
         device.synchronize(device.current())
         ProcessGroup.__init__(self, process_group, self.lane, bounds)
         self.clear()
