@@ -55,12 +55,20 @@ class World:
         return self.clock
 
     def wait(
-        self, expected: int, *, bits: int = 32, lanes: str = "one", lane: int = 0, ends: bool = False, others: int = 0
+        self,
+        expected: int,
+        *,
+        bits: int = 32,
+        lanes: str = "one",
+        lane: int = 0,
+        ends: bool = False,
+        others: int = 0,
+        pair: bool = False,
     ) -> Machine:
         special: Mapping[str, Any] = {"%laneid": lane, "%ctaid.x": 7, "%globaltimer": self.look}
         machine = Machine(self.memory, special, self.loaded)
         machine.others = others
-        text = polling.fn(bits, "sys", lanes, True)
+        text = polling.fn(bits, "sys", lanes, True, pair)
         if ends:
             with pytest.raises(ExitError):
                 machine.run(text, self.word, expected, HEAP[ME])
@@ -201,6 +209,38 @@ def test_progress_has_64_bits() -> None:
         world.enter(rank, far if rank != 2 else far - 1)
     world.wait(2 * far + 1, bits=64, ends=True)
     assert world.report == Report(ME, far, 7, word, 2 * far + 1, 2 * far - 1, Reason.NEVER_ENTERED)
+
+
+@pytest.mark.parametrize("near", [0, 1, 4])
+def test_two_words_are_added_up(near: int) -> None:
+    """What far ranks have counted, in the second, is the result."""
+    world = World()
+    world.memory |= {SIGNAL: near, SIGNAL + 8: 0}
+    world.at[3] = lambda: world.memory.update({SIGNAL + 8: 4 - near})
+    machine = world.wait(4, bits=64, pair=True)
+    assert world.polls == (2 if near == 4 else 4)
+    assert machine.registers["$0"] == 4 - near
+    assert [e for e in machine.log if e[0].startswith("ld.acquire")] == [
+        ("ld.acquire.sys.global.s64", SIGNAL), ("ld.acquire.sys.global.s64", SIGNAL + 8)
+    ]  # fmt: skip
+
+
+def test_two_words_that_are_too_few_together() -> None:
+    world = World()
+    world.memory |= {SIGNAL: 1, SIGNAL + 8: 2}
+    world.wait(4, bits=64, pair=True, ends=True)
+    assert world.report == Report(ME, RUN_NOW, 7, 0x1000, 4, 3, Reason.STUCK)
+
+
+@pytest.mark.parametrize("far", [[0], [2], [0, 2]])
+def test_ranks_of_other_nodes_are_not_poisoned_from_here(far: list[int]) -> None:
+    """Nor asked who was first: of two nodes, each finds its own."""
+    world = World()
+    world.memory |= {TABLE + 8 * r: -(r + 1) for r in far}
+    machine = world.wait(4, ends=True)
+    assert world.poison == [0 if r in far else 1 + ME for r in range(WORLD)]
+    (arbiter,) = (e for e in machine.log if e[0].startswith("atom.acq_rel"))
+    assert arbiter[1] == HEAP[ME if 0 in far else 0] + 8 * POISON.value
 
 
 # ---- ptxas takes it

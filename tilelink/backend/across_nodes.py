@@ -23,6 +23,7 @@ from tilelink.frontend.ir import (
     Copy,
     Notify,
     Range,
+    Role,
     Signals,
     Statement,
     Store,
@@ -51,6 +52,15 @@ def stage_bytes(program: TileProgram) -> int:
     stores = [s for role in program.roles for s in walk(role.body) if isinstance(s, Store) and s.target.remote]
     sizes = [prod(_extents(s.target.ranges)) * ITEM_SIZE[program.tensor(s.target.tensor).dtype] for s in stores]
     return -(-max(sizes, default=0) // STAGE_ALIGNMENT) * STAGE_ALIGNMENT
+
+
+def may_be_far(role: Role, home: Expr | str | None) -> bool:
+    """Whether a rank may be on another node than who executes a role: not where its place is one on the same node."""
+    if not isinstance(home, Expr):
+        return True
+    place = home - node_of(RANK) * PER_NODE
+    place = dict(role.walk.coordinates).get(str(place), place)
+    return home != RANK and not (isinstance(place, sympy.Mod) and place.args[1] == PER_NODE)
 
 
 def _extents(ranges: tuple[Range, ...]) -> list[int]:
@@ -114,12 +124,8 @@ class NetworkEmitter(RoleEmitter):
         return view.home
 
     def far(self, home: Expr | str | None) -> bool:
-        """Whether a rank may be on another node: it is not, where its place is one on this rank's node."""
-        if not isinstance(home, Expr):
-            return True
-        place = home - node_of(RANK) * PER_NODE
-        place = dict(self.role.walk.coordinates).get(str(place), place)
-        return home != RANK and not (isinstance(place, sympy.Mod) and place.args[1] == PER_NODE)
+        """Whether a rank may be on another node."""
+        return may_be_far(self.role, home)
 
     def load(self, view: View) -> str:
         if self.far(view.home):

@@ -17,6 +17,7 @@ import torch
 import triton
 
 from tilelink.backend.cache import cache_folder
+from tilelink.backend.nvshmem import bitcode
 from tilelink.errors import TileLinkError
 
 SUPPORTED = {"torch": ((2, 11), None), "triton": ((3, 6), (3, 10))}
@@ -142,6 +143,10 @@ def _compiles(backend: str, tool: str | None) -> Callable[[], str]:
     return probe
 
 
+def _across_nodes() -> str:
+    return f"kernels for sm_90 link {bitcode(90)}"
+
+
 def _gpu() -> str:
     if not torch.backends.cuda.is_built():
         raise MissingError("this torch is built without CUDA")
@@ -212,6 +217,7 @@ WIDER: dict[str, Callable[[], str]] = {
     "compile_sm_90": _compiles("nvidia", "ptxas"),
     "compile_sm_100": _compiles("nvidia", "ptxas-blackwell"),
     "compile_gfx942": _compiles("amd", None),
+    "across_nodes": _across_nodes,
     "gpu": _gpu,
     "gpu_ranks": _gpu_ranks,
     "copy_engine": _copy_engine,

@@ -5,6 +5,7 @@ While some rank has not entered (it may be compiling) a wait may take ENTER_NS, 
 nobody will give the signal any more. In the first case the report names the rank, by its word of progress, in the
 second the word that is waited for. A worker ends as a whole, after a vote of its threads, for those that went on
 alone would wait for the others; and a while later, because the copy engine for tiles may still write to its memory.
+It poisons the ranks of its node: those of others, whose entries in the table are negative, have bounds of their own.
 """
 
 import triton
@@ -30,15 +31,17 @@ from tilelink.backend.targets.portable import (
 
 
 @triton.constexpr_function
-def polling(bits, scope, lanes, fence):
+def polling(bits, scope, lanes, fence, pair=False):
     """PTX that waits until the word of `bits` at $1 is at least $2; $3 is the control block. `lanes`: "one" polls for
-    its warp, or "all" for themselves, each another word. The result is the low half of the word."""
+    its warp, or "all" for themselves, each another word. The result is the low half of the word. `pair`: two words of
+    64 bits are added up, and the result is the low half of the second."""
     at = {"ENTER_NS": ENTER_NS, "STUCK_NS": STUCK_NS, "HEAPS": HEAPS, "HOST": HOST, "RANKS": RANKS, "RANK": RANK}
     at |= {"WAITER": WAITER, "WORD": WORD, "EXPECTED": EXPECTED, "OBSERVED": OBSERVED, "REASON": REASON}
     at |= {"RUN": RUN, "POISON": POISON}
     own = {name: f"[$3+{8 * number.value}]" for name, number in at.items()}
     poison, progress = 8 * POISON.value, 8 * PROGRESS.value
     leader = "mov.u32 %n, %laneid; setp.ne.u32 %p, %n, 0; @%p bra DONE_${:uid};"
+    both = f"ld.relaxed.{scope}.global.s64 %v, [$1+8]; add.s64 %word, %word, %v;"
     widen, narrow = ("mov.b64", "cvt.s32.s64") if bits == 64 else ("cvt.s64.s32", "mov.b32")
     return f"""{{
         .reg .pred %p, %over; .reg .b32 %n, %polls; .reg .s{bits} %word;
@@ -48,6 +51,7 @@ def polling(bits, scope, lanes, fence):
         {leader if lanes == "one" else ""}
     POLL_${{:uid}}:
         ld.relaxed.{scope}.global.s{bits} %word, [$1];
+        {both if pair else ""}
         sub.s{bits} %word, %word, $2;
         setp.ge.s{bits} %p, %word, 0;
         @%p bra DONE_${{:uid}};
@@ -115,7 +119,9 @@ def polling(bits, scope, lanes, fence):
         ld.global.u64 %why, {own["RANK"]};
         add.u64 %why, %why, 1;
         ld.global.u64 %at, {own["HEAPS"]};
-        ld.global.u64 %v, [%at];
+        ld.global.s64 %v, [%at];
+        setp.lt.s64 %p, %v, 0;
+        @%p mov.b64 %v, $3;
         atom.acq_rel.sys.global.cas.b64 %limit, [%v+{poison}], 0, %why;
         setp.eq.u64 %p, %limit, 0;
         @%p mov.u64 %limit, %why;
@@ -123,8 +129,9 @@ def polling(bits, scope, lanes, fence):
     EACH_${{:uid}}:
         setp.ge.u64 %p, %rank, %ranks;
         @%p bra TELL_${{:uid}};
-        ld.global.u64 %v, [%at];
-        st.release.sys.global.u64 [%v+{poison}], %limit;
+        ld.global.s64 %v, [%at];
+        setp.ge.s64 %p, %v, 0;
+        @%p st.release.sys.global.u64 [%v+{poison}], %limit;
         add.u64 %rank, %rank, 1;
         add.u64 %at, %at, 8;
         bra EACH_${{:uid}};
@@ -141,6 +148,7 @@ def polling(bits, scope, lanes, fence):
         @%p nanosleep.u32 1000000;
         @%p exit;
         ld.acquire.{scope}.global.s{bits} %word, [$1];
+        {f"ld.acquire.{scope}.global.s64 %word, [$1+8];" if pair else ""}
         {"fence.proxy.async.global;" if fence else ""}
         {narrow} $0, %word;
     }}"""
