@@ -11,6 +11,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -301,6 +302,21 @@ def test_ranks_call_in_different_numbers(pool: Pool) -> None:
     assert [f.kind for f in failures] == ["RankMismatchError", "RankLeft", "RankMismatchError", "RankMismatchError"]
     assert all("call 1 of this group: rank 1 has ended (rank 0 made " in failures[r].text for r in (0, 2, 3))
     assert all("rank 1 made 1 call, rank 2 made" in failures[r].text for r in (0, 2, 3))
+
+
+def fork_ends() -> torch.Tensor:
+    group = everybody()
+    child = os.fork()
+    if child == 0:
+        weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # what ends with a process
+        os._exit(0)
+    os.waitpid(child, 0)
+    return gathered(group)
+
+
+def test_a_fork_of_a_rank_may_end(pool: Pool) -> None:
+    pool.results(fork_ends)
+    check_usable(pool, everybody)
 
 
 def other_heap() -> None:
