@@ -1,0 +1,134 @@
+"""Kernels on their way to a GPU: compiled by Triton for the arguments of a call, loaded once, launched with the right
+arguments. Triton's own path is taken; the driver at its end is a stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver as triton_driver
+
+from tests.runtime.cuda_stand_in import StandIn, virtual_world
+from tests.runtime.test_virtual_world import Inputs
+from tilelink.backend.targets import TARGETS
+from tilelink.errors import ResidencyError, Site
+from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
+from tilelink.runtime.cuda.driver import Driver
+from tilelink.runtime.cuda.group import CudaGroup
+from tilelink.runtime.cuda.kernels import Kernel, load
+from tilelink.runtime.prepare import Prepared
+
+HOPPER = TARGETS["sm_90"]
+SCHEDULES = {
+    name: schedule.changed(gather={"count": 2, "tile": (16, 16)}, matmul={"tile": (64, 16, 16)})
+    for name, schedule in {"push": push, "pull": pull}.items()
+}
+
+
+class TritonDriver:
+    """As much of Triton's driver as compiling, loading and launching asks for. `launched`: (kernel, grid, stream,
+    arguments) of each launch."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[str, tuple[int, int, int], int, tuple[Any, ...]]] = []
+        self.loaded: list[str] = []
+        self.utils = SimpleNamespace(
+            load_binary=self._load, unload_module=lambda module: None,
+            get_device_properties=lambda device: {"max_shared_mem": 232_448},
+        )  # fmt: skip
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget(HOPPER.backend, HOPPER.arch, HOPPER.warp_size)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return -1  # of no launch: each says on which stream
+
+    def _load(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        assert binary[:4] == b"\x7fELF"
+        self.loaded.append(name)
+        return 1, 0x7000 + len(self.loaded), 128, 0, 1024
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        def launch(x: int, y: int, z: int, stream: int, function: int, *rest: Any) -> None:
+            # Triton's own: packed metadata, launch metadata, two hooks; then the kernel's.
+            self.launched.append((metadata.name, (x, y, z), stream, rest[4:]))
+
+        return launch
+
+
+class Library:
+    """Two workers of any kernel fit on an SM."""
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, found: Any, function: Any, threads: Any, shared: Any) -> int:
+        assert function.value > 0x7000 and threads.value == 256
+        found._obj.value = 2
+        return 0
+
+
+class Compiling(StandIn):
+    """A device whose kernels are compiled for Hopper."""
+
+    def __init__(self) -> None:
+        super().__init__(sms=12)
+        self.target = HOPPER
+
+    def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
+        self.loads.append(kernel)
+        return load(getattr(prepared.module, kernel), arguments, prepared.lowered.warps, Driver(Library()))
+
+
+@pytest.fixture
+def triton() -> Iterator[TritonDriver]:
+    stand_in = TritonDriver()
+    triton_driver.set_active(stand_in)
+    yield stand_in
+    triton_driver.set_active(None)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("schedule", ["push", "pull"])
+def test_arguments_of_a_launch(triton: TritonDriver, schedule: str) -> None:
+    device = Compiling()
+    ranks = virtual_world(2, device)
+    sets = [Inputs(2, rows=64, seed=s) for s in range(3)]
+    outs = ranks.run(lambda group: [i.call(group, SCHEDULES[schedule], slot=0) for i in sets])
+    names = ["all_gather_matmul"] if schedule == "push" else ["all_gather_matmul_publish", "all_gather_matmul"]
+    assert [name for name, _, _, _ in triton.launched] == names * 2 * len(sets)
+    assert device.loads == names * 2, "a call like one before loads nothing"
+    (known,) = ranks.groups[1]._known.values()
+    step = known.scripts[0].steps[-1]
+    mine = triton.launched[len(names) - 1 :: len(names)][1::2]
+    for inputs, out, (_, grid, stream, values) in zip(sets, outs[1], mine, strict=True):
+        by_name = dict(zip(step.names, values, strict=True))  # type: ignore[union-attr]
+        assert grid == (6, 1, 1) and stream == ranks.groups[1].stream.cuda_stream
+        assert by_name["weight"] is inputs.weight[1] and by_name["out"] is out
+        assert by_name["rank"] == 1 and by_name["world"] == 2 and by_name["heaps"] is ranks.lane.table
+        assert by_name["N"] == inputs.weight[1].shape[1] and by_name["gather_workers"] == 2
+
+
+def test_other_alignments_are_other_kernels(triton: TritonDriver) -> None:
+    """Triton compiles for addresses that are multiples of 16, and a call with others may not get that kernel."""
+    device = Compiling()
+    ranks, inputs = virtual_world(1, device), Inputs(1, rows=64)
+    shifted = torch.zeros(inputs.x[0].numel() + 1)[1:].view(inputs.x[0].shape)
+
+    def body(group: CudaGroup) -> None:
+        for x in (inputs.x[0], shifted, inputs.x[0], shifted):
+            all_gather_matmul(x, inputs.weight[0], schedule=SCHEDULES["push"], group=group, slot=0)
+
+    ranks.run(body)
+    assert len(device.loads) == 2 and len(triton.launched) == 4
+
+
+def test_workers_that_are_not_resident() -> None:
+    kernel = Kernel("matmul", ("x",), 128, 0, 100_000, 8, 2, None)
+    kernel.check_resident(24, 12, Site("here.py", 1))
+    with pytest.raises(ResidencyError, match=r"matmul has 25 workers .*; 24 fit on the 12 SMs .*: 2 on each"):
+        kernel.check_resident(25, 12, Site("here.py", 1))
