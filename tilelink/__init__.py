@@ -42,9 +42,9 @@ from tilelink.language import (
 __version__ = "0.1.0"
 __all__ = [
     "CopyEngine", "CpuWorld", "Epilogue", "Local", "Order", "Program", "SMs", "Schedule", "Sharded", "TileLinkError",
-    "claim", "copy", "group", "grouped", "local", "locals", "next_rank_first", "node", "nodes", "notify", "order",
-    "own_rank_first", "place", "program", "rank", "rank_at", "ranks", "release", "ring", "sharded", "steps", "tile",
-    "tiles", "wait", "world",
+    "VirtualWorld", "claim", "copy", "group", "grouped", "local", "locals", "next_rank_first", "node", "nodes",
+    "notify", "order", "own_rank_first", "place", "program", "rank", "rank_at", "ranks", "release", "ring", "sharded",
+    "steps", "tile", "tiles", "wait", "world",
 ]  # fmt: skip
 
 
@@ -54,6 +54,10 @@ def __getattr__(name: str) -> Any:
         from tilelink.runtime import CpuWorld
 
         return CpuWorld
+    if name == "VirtualWorld":
+        from tilelink.runtime.cuda.virtual_world import VirtualWorld
+
+        return VirtualWorld
     if name == "group":
         from tilelink.runtime.process_group import group
 

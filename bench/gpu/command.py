@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         place = dry() if args.dry else gpu()
     except DeviceError as e:
-        return _compiled_only(out, command, str(e))
+        return _compiled_only(out, command, e.message)
     name = re.sub(r"[^a-z0-9]+", "-", place.device.lower()).strip("-") if place.on_gpu else "dry"
     path = out / f"gpu-{name}.jsonl"
     if args.step is None:
