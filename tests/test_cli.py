@@ -153,6 +153,34 @@ def test_check_finds(run: Run) -> None:
 
 # ---- show
 
+CODE: list[Any] = [("ptx", "sm_90", "wgmma.mma_async"), ("amdgcn", "gfx942", "v_mfma")]
+CODE += [pytest.param("ptx", "sm_100", "tcgen05.mma", marks=pytest.mark.verify)]
+
+
+@pytest.mark.parametrize(("stage", "target", "instruction"), CODE)
+def test_show_machine_code(run: Run, stage: str, target: str, instruction: str) -> None:
+    """Compiled without a GPU; the counts of the program and of the code are equal."""
+    code, found = run("show", "all_gather_matmul", "--stage", stage, "--target", target)
+    assert code == 0
+    assert instruction in found["text"]
+    assert found["sha256"] == hashlib.sha256(found["text"].encode()).hexdigest()
+    assert found["expected"] == found["found"]
+    assert {"acquire", "release", "barrier", "fence", "mma"} <= found["expected"].keys()
+    assert found["registers"] <= 512 and found["spill_bytes"] == 0 < found["shared_bytes"]
+
+
+def test_a_gate_that_finds_something_is_a_finding(run: Run) -> None:
+    """Two tiles of 256 in four stages do not fit into the registers of four warps."""
+    flags = "--stage ptx --shape M=2048,N=1024,K=512 --schedule matmul.tile=256x256x64,matmul.warps=4,gather.warps=4"
+    code, found = run("show", "all_gather_matmul", *flags.split())
+    assert (code, found["status"], found["target"]) == (1, "finding", "sm_90")
+    assert any("spilled" in f for f in found["findings"])
+
+
+def test_a_target_without_the_stage(run: Run) -> None:
+    error = run.error("show", "all_gather_matmul", "--stage", "amdgcn", "--target", "sm_90")
+    assert error["class"] == "UsageError" and "gfx942 has" in error["message"]
+
 
 @pytest.mark.parametrize("stage", ["program", "events", "triton"])
 def test_show(run: Run, stage: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.backend.test_compiles import POINTERS, compiled
+from tilelink.backend.compile import compiled
 from tilelink.backend.facts import Facts
+from tilelink.backend.gates import judge
 from tilelink.backend.lower import lower
 from tilelink.backend.show import with_defaults
 from tilelink.backend.targets import TARGETS
@@ -31,7 +32,6 @@ WORLD, PER_NODE = 4, 2
 @pytest.fixture(autouse=True)
 def _as_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
-    monkeypatch.setitem(POINTERS, "int8", "*i8")
 
 
 @pytest.mark.parametrize("rest", [0, pytest.param(7, marks=pytest.mark.verify)], ids=["even", "with rests"])
@@ -41,10 +41,12 @@ def test_example_compiles_for_hopper(module: str, name: str, dtypes: Any, rest: 
     sizes: dict[str, Any] = {d: n - rest for d, n in with_defaults(program, {}, frozenset()).items()}
     schedule = program.fit(world=WORLD, dtypes=dtypes, absent=frozenset(), **sizes)
     bound = program.bind(schedule, dtypes)
-    lowered = lower(bound, Facts.of(bound, Sizes.of(bound, WORLD, sizes, PER_NODE)), target)
-    main = compiled(lowered, lowered.main, lowered.main_parameters, target)
-    assert "mma" in main.asm["ptx"]
-    assert main.metadata.shared <= target.shared_bytes
+    exact = Sizes.of(bound, WORLD, sizes, PER_NODE)
+    lowered = lower(bound, Facts.of(bound, exact), target)
+    verdict = judge(lowered, compiled(lowered, exact))
+    assert verdict.expected == verdict.found
+    assert verdict.found["mma"] > 0
+    assert not verdict.findings
 
 
 def test_all_examples_are_compiled() -> None:

@@ -110,7 +110,7 @@ def test_corners_of_blocks_are_counted_in_64_bits(schedule: str, sizes: str) -> 
     """What a coordinate is multiplied by, to make an address, is a stride: such products exceed 32 bits first."""
     source = lowered(schedule, **SIZES[sizes]).source
     addresses = re.findall(r"tl\.(?:load|store)\((.*)\)$", source, flags=re.MULTILINE)
-    products = [p for a in addresses for p in re.findall(r"([\w)\]]+) \* (?:\w+_stride_\w+|K\b)", a)]
+    products = [p for a in addresses for p in re.findall(r"([\w)]+)(?:\[[:, None]*\])? \* (?:\w+_stride_\w+|K\b)", a)]
     assert products
     assert set(products) == {"int64)"}
 

@@ -56,10 +56,12 @@ def test_a_schedule_that_is_given_is_not_fitted() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ValueError, match="no stage ptx; there is program, events, triton"):
-        all_gather_matmul.show("ptx")
+    with pytest.raises(ValueError, match="no stage obj; there is program, events, triton, host, ptx, sass, amdgcn"):
+        all_gather_matmul.show("obj")
     with pytest.raises(ValueError, match="no target sm_75; there is cpu, sm_90, sm_100, gfx942"):
         all_gather_matmul.show("triton", target="sm_75")
+    with pytest.raises(ValueError, match="sm_90 has no amdgcn; gfx942 has"):
+        all_gather_matmul.show("amdgcn", target="sm_90")
     with pytest.raises(WorldError):
         all_gather_matmul.show(world=0)
     with pytest.raises(DimensionError):

@@ -72,15 +72,47 @@ class Addresses:
         return pointer
 
     def block(
-        self, view: View, home: str | None = None, *, published: bool = True, token: str | None = None
+        self,
+        view: View,
+        home: str | None = None,
+        *,
+        published: bool = True,
+        token: str | None = None,
+        hoisted: bool = True,
     ) -> Address:
-        """The address of the block a view describes; all its ranges have extents."""
+        """The address of the block a view describes; all its ranges have extents. `hoisted`: offsets inside the block
+        are made before the loop over tiles; else they are made where the block is, and take no registers elsewhere."""
         tensor = self.program.tensor(view.tensor)
         strides = self.strides(tensor, published)
         ranges = view.ranges
         corner: list[str] = []
         inside: list[str] = []
         masks: list[str] = []
+        for k, (i, at) in enumerate(zip(view.index, self.corner(view, token), strict=True)):
+            if not isinstance(i, Range):
+                corner += [self.offset(at, strides[k])] if at != "0" else []
+                continue
+            spread, elements = along(ranges.index(i), len(ranges)), f"tl.arange(0, {i.extent})"
+            if hoisted:
+                corner += [self.offset(at, strides[k])] if at != "0" else []
+                inside.append(_times(elements + spread, strides[k]))
+            else:
+                at = elements if at == "0" else f"{at} + {elements}"
+                corner.append(_times(f"tl.cast({at}, tl.int64){spread}", strides[k]))
+            if not fills(i, self.facts):
+                masks.append(self.mask(i, spread))
+        pointer = " + ".join([self.base(view, home, published=published), *corner])
+        if inside:
+            shape = "_by_".join(str(r.extent) for r in ranges)
+            name = f"{tensor.name}_{'own_' if not published and tensor.name in self.heap else ''}{shape}"
+            self.hoist(name, " + ".join(inside))
+            pointer += f" + {name}"
+        return Address(pointer, " & ".join(masks))
+
+    def corner(self, view: View, token: str | None) -> list[str]:
+        """Where a view begins in the memory of its home, along each dimension. The first range takes the token."""
+        tensor = self.program.tensor(view.tensor)
+        corner = []
         for k, i in enumerate(view.index):
             start = i.start if isinstance(i, Range) else i
             if k == 0 and tensor.buffers:
@@ -90,20 +122,8 @@ class Addresses:
             at = self.text(start)
             if token and isinstance(i, Range):
                 at, token = f"{at} + {token}", None
-            if at != "0":
-                corner.append(self.offset(at, strides[k]))
-            if isinstance(i, Range):
-                spread = along(ranges.index(i), len(ranges))
-                inside.append(_times(f"tl.arange(0, {i.extent}){spread}", strides[k]))
-                if not self.fills(i):
-                    masks.append(self.mask(i, spread))
-        pointer = " + ".join([self.base(view, home, published=published), *corner])
-        if inside:
-            shape = "_by_".join(str(r.extent) for r in ranges)
-            name = f"{tensor.name}_{'own_' if not published and tensor.name in self.heap else ''}{shape}"
-            self.hoist(name, " + ".join(inside))
-            pointer += f" + {name}"
-        return Address(pointer, " & ".join(masks))
+            corner.append(at)
+        return corner
 
     def strides(self, tensor: Tensor, published: bool = True) -> list[str]:
         """Strides in elements: arguments for tensors of the caller, products of sizes for what lies on the heap."""
@@ -130,13 +150,14 @@ class Addresses:
             return f"{r.dim}_inside{spread}"
         return f"({source}){spread}"
 
-    def fills(self, r: Range) -> bool:
-        """Whether the block is always full, so that no mask is needed."""
-        if r.extent == 1:
-            return True
-        if r.extent is None or r.bounded or (r.dim, r.extent) not in self.facts.exact:
-            return False
-        return r.inside is None or r.inside % r.extent == 0
+
+def fills(r: Range, facts: Facts) -> bool:
+    """Whether a block is always full, so that no mask is needed."""
+    if r.extent == 1:
+        return True
+    if r.extent is None or r.bounded or (r.dim, r.extent) not in facts.exact:
+        return False
+    return r.inside is None or r.inside % r.extent == 0
 
 
 def along(k: int, n: int) -> str:

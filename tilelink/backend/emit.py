@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import sympy
 
+from tilelink.backend import descriptors
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.facts import Facts, copied_chunks
+from tilelink.backend.pipelining import enters, has_dot, pipelined, stages
 from tilelink.backend.targets import Target
-from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, symbol
+from tilelink.frontend.expressions import Expr, symbol
 from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
@@ -35,7 +36,6 @@ from tilelink.frontend.ir import (
 from tilelink.frontend.ir import walk as walk_statements
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.signals import cells_along, cells_in_part, cells_of, recipient, times_notified
-from tilelink.frontend.sizes import views_of
 from tilelink.frontend.triton_calls import TRITON_DTYPES
 
 
@@ -59,6 +59,8 @@ class RoleEmitter:
         assert isinstance(role.resource, SMs), f"{role.name} is not in the kernel"
         self.program, self.role, self.facts, self.target, self.publishing = program, role, facts, target, publishing
         self.stages = role.resource.stages
+        self.pipelined = False
+        self.accumulates = any(pipelined(s, role, program) for s in walk_statements(role.body))
         self.hoisted: dict[str, str] = {}
         self.tile_names: dict[str, str] = {}
         self.addresses = Addresses(program, facts, self.hoist, self.per_tile, dict(role.walk.homes))
@@ -129,7 +131,9 @@ class RoleEmitter:
                 for view in s.views:
                     self.notify(view)
             case For():
+                outside, self.pipelined = self.pipelined, pipelined(s, self.role, self.program)
                 self.block(f"for {s.name} in {self.loop(s)}:", s.body)
+                self.pipelined = outside
             case If():
                 self.block(f"if {self.text(s.condition)}:", s.body)
                 if s.orelse:
@@ -143,14 +147,9 @@ class RoleEmitter:
         """The range of a loop; one over steps of a dot is pipelined in as many stages as the schedule says, unless it
         waits: a pipelined loop would read ahead of its waits."""
         bounds = f"{self.text(s.start)}, {self.text(s.stop)}, {s.step}"
-        if not any(isinstance(i, Compute) and i.code.dots for i in _of_loop(s.body)):
+        if not has_dot(s):
             return f"range({bounds})"
-        stages = 1 if any(map(self.synchronises, walk_statements(s.body))) else self.stages
-        return f"tl.range({bounds}, num_stages={stages})"
-
-    def synchronises(self, s: Statement) -> bool:
-        """Whether a statement waits or notifies."""
-        return isinstance(s, Wait | Notify) or any(self.enters(v) for v in views_of(s))
+        return f"tl.range({bounds}, num_stages={stages(s, self.role, self.program, self.target, self.stages)})"
 
     def block(self, head: str, body: tuple[Statement, ...]) -> None:
         self.write(head)
@@ -175,6 +174,10 @@ class RoleEmitter:
         return code.text.format(*filled)
 
     def load(self, view: View) -> str:
+        block = descriptors.block_of(view, self.program, self.facts) if self.pipelined else None
+        if block is not None:
+            corner = self.addresses.corner(view, self.token(view))
+            return f"{descriptors.name(view.tensor, block)}.load([{', '.join(corner)}])"
         at = self.addresses.block(view, token=self.token(view))
         return f"tl.load({at.pointer}, mask={at.mask}, other=0)" if at.mask else f"tl.load({at.pointer})"
 
@@ -184,20 +187,13 @@ class RoleEmitter:
             return self.tokens.get(view.guard or "")
         assert isinstance(view.home, Expr)
         source = f"entered(control, {self.text(view.home)}, run)"
-        if not self.enters(view):
+        if not enters(view, self.role, self.program):
             name = next((n for n, s in self.tile_names.items() if s == source), f"entered_{len(self.tile_names)}")
             self.per_tile(name, source)
             return name
         name = f"entered_{view.tensor}"
         self.write(f"{name} = {source}")
         return name
-
-    def enters(self, view: View) -> bool:
-        """Whether a read of the view waits for its owner's entry where it stands: its owner changes inside a tile."""
-        if view.tensor not in self.program.published or not isinstance(view.home, Expr):
-            return False
-        fixed = {symbol(n) for n, _ in self.role.walk.coordinates} | {RANK, WORLD, PER_NODE}
-        return not view.home.free_symbols <= fixed
 
     def on_homes(self, view: View) -> str | None:
         """The home of a view that is written to, if it may be a peer; opens a loop over the ranks for a view of all."""
@@ -221,7 +217,7 @@ class RoleEmitter:
 
     def put(self, view: View, block: str) -> None:
         """Stores a block to a view: of a rank, or of all of them, one after the other."""
-        at = self.addresses.block(view, self.on_homes(view))
+        at = self.addresses.block(view, self.on_homes(view), hoisted=not self.accumulates)
         self.write(f"tl.store({at.pointer}, {block}{f', mask={at.mask}' if at.mask else ''})")
         self.end_homes(view)
 
@@ -353,14 +349,6 @@ def _place(c: Cell, k: int, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
 
 def _with_range(view: View, r: Range) -> View:
     return replace(view, index=tuple(r if isinstance(i, Range) and i.dim == r.dim else i for i in view.index))
-
-
-def _of_loop(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    """The statements of a loop, without those of loops inside it."""
-    for s in body:
-        yield s
-        if isinstance(s, If | DataIf):
-            yield from _of_loop((*s.body, *s.orelse))
 
 
 def _group(text: str) -> str:

@@ -14,18 +14,25 @@ from tilelink.frontend.values import ITEM_SIZE
 COPY_CHUNK = 128
 COPY_BLOCK = 2**15
 """Elements that are copied at a time, at most, if a copy goes along several dimensions that have no tile size."""
+DESCRIBED_BYTES = 16
+"""Addresses and strides that a descriptor takes are multiples of this; it moves so much at least."""
 
 
 @dataclass(frozen=True)
 class Facts:
     """`equal`: dimensions that are cut into parts of one length, whose beginnings are a product and need no table.
-    `exact`: (dimension, block) where blocks leave no rest, in the dimension or in each of its parts: no masks."""
+    `exact`: (dimension, block) where blocks leave no rest, in the dimension or in each of its parts: no masks.
+    `described`: tensors whose rows are contiguous and begin at multiples of 16 bytes, as descriptors want it. Only this
+    may differ from rank to rank; source for targets without descriptors does not depend on it."""
 
     equal: frozenset[str]
     exact: frozenset[tuple[str, int]]
+    described: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, program: TileProgram, sizes: Sizes) -> Facts:
+    def of(cls, program: TileProgram, sizes: Sizes, rows: frozenset[str] | None = None) -> Facts:
+        """Facts of a program at these sizes. `rows`: tensors of the caller that can be described, by default those that
+        can be if all lie row by row."""
         blocks = {(d, COPY_CHUNK) for d in _copied_in_chunks(program)}
         for role in program.in_kernel:
             blocks |= extents(role)
@@ -33,6 +40,7 @@ class Facts:
         return cls(
             equal=frozenset(d for d in program.cut if sizes.equal(d)),
             exact=frozenset((d, n) for d, n in blocks if sizes.exact(d, n)),
+            described=frozenset(t.name for t in program.tensors if _described(t, program, sizes, rows)),
         )
 
     def __str__(self) -> str:
@@ -64,6 +72,16 @@ def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:
     stores = [s for r in roles for s in walk(r.body) if isinstance(s, Copy | Store) and s.target.home == ALL_RANKS]
     found = {program.tensor(s.target.tensor) for s in stores}
     return {(t.dims[-1], n) for t in found if (n := vector_of(t)) is not None and t.dims[-1] != RANKS_DIM}
+
+
+def _described(tensor: Tensor, program: TileProgram, sizes: Sizes, rows: frozenset[str] | None) -> bool:
+    if len(tensor.dims) != 2 or RANKS_DIM in tensor.dims or tensor.buffers:
+        return False
+    if any(min(sizes.lengths(d)) == 0 for d in tensor.dims):
+        return False
+    if rows is not None and tensor not in program.on_heap:
+        return tensor.name in rows
+    return max(sizes.lengths(tensor.dims[1])) * ITEM_SIZE[tensor.dtype] % DESCRIBED_BYTES == 0
 
 
 def _copied_in_chunks(program: TileProgram) -> set[str]:

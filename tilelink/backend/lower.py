@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import sympy
 
+from tilelink.backend import descriptors
 from tilelink.backend.across_nodes import NetworkEmitter, stage_bytes
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.emit import RoleEmitter, Writer, write_expected
@@ -38,13 +39,14 @@ NETWORK_PRIMITIVES = ("far", "put", "put_notify", "notify_far", "fetch", "comple
 @dataclass(frozen=True)
 class Parameter:
     """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (where parts begin), "at" (bytes into the
-    heap), "signals" (bytes into the heap), "stage" (bytes into the heap), "workers", or "run" for heaps, multicast,
-    rank, slot and world."""
+    heap), "signals" (bytes into the heap), "stage" (bytes into the heap), "blocks" (a descriptor of the rank's own
+    `of`, which loads blocks of the shape `block`), "workers", or "run" for heaps, multicast, rank, slot and world."""
 
     name: str
     kind: str
     of: str = ""
     dim: str = ""
+    block: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,23 @@ class Lowered:
         return stage_bytes(self.program) if self.target.network else 0
 
     @property
+    def options(self) -> dict[str, int]:
+        """How Triton has to compile the kernels. Loops are pipelined only where their source says so, since Triton
+        carries loads past a wait in a loop that it pipelines. A worker has all registers of its SM: assemblers that
+        think of two workers on one spill for it."""
+        options = {"num_warps": self.warps, "num_stages": 1}
+        if self.target.registers is not None:
+            options["maxnreg"] = min(255, self.target.registers // (self.warps * self.target.warp_size))
+        return options
+
+    @property
     def sha256(self) -> str:
         return hashlib.sha256(self.source.encode()).hexdigest()
+
+    @property
+    def sha256_everywhere(self) -> str:
+        """What all ranks agree on, of which each may load its own tensors in its own way."""
+        return lower(self.program, replace(self.facts, described=frozenset()), self.target).sha256
 
 
 @lru_cache(maxsize=256)
@@ -86,6 +103,8 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
             "world has several: give it SMs",
             program.on_engine[0].site,
         )
+    if not target.descriptors:
+        facts = replace(facts, described=frozenset())
     everything = _parameters(program, facts)
     functions: list[list[str]] = []
     calls: list[str] = []
@@ -142,6 +161,7 @@ def _parameters(program: TileProgram, facts: Facts) -> tuple[Parameter, ...]:
             continue
         made.append(Parameter(t.name, "tensor", t.name))
         made += [Parameter(f"{t.name}_stride_{d}", "stride", t.name, d) for d in t.dims]
+    made += [Parameter(descriptors.name(t, b), "blocks", t, block=b) for t, b in descriptors.blocks(program, facts)]
     made += [Parameter(n, "run") for n in ("heaps", "multicast", "rank", "slot")]
     made += [Parameter(d, "size", dim=d) for d in program.dims]
     made.append(Parameter("per_node", "size"))

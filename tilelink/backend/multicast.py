@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sympy
 
-from tilelink.backend.addresses import along
+from tilelink.backend.addresses import along, fills
 from tilelink.backend.emit import RoleEmitter
 from tilelink.backend.facts import vector_of
 from tilelink.frontend.expressions import symbol
@@ -65,7 +65,7 @@ class MulticastEmitter(RoleEmitter):
                 wide = width if k == len(ranges) - 1 else 1
                 elements = f"tl.arange(0, {i.extent // wide})" + (f" * {wide}" if wide > 1 else "")
                 at = elements if at == "0" else f"{at} + {elements}"
-                if not self.addresses.fills(i):
+                if not fills(i, self.facts):
                     here.append(f"({at} < {self.text(i.limit)}){along(k, len(ranges))}")
                 at = f"({at}){along(k, len(ranges))}" if len(ranges) > 1 else at
             if at != "0":

@@ -6,15 +6,21 @@ Imports stand in the functions, because the command line reads the names and def
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilelink.backend.targets import TARGETS
 
 if TYPE_CHECKING:
+    from tilelink.backend.gates import Verdict
+    from tilelink.frontend.ir import TileProgram
     from tilelink.frontend.program import Program
     from tilelink.frontend.schedule import Schedule
+    from tilelink.frontend.sizes import Sizes
 
-STAGES = ("program", "events", "triton", "host")
+CODE = {"ptx": "cuda", "sass": "cuda", "amdgcn": "hip"}
+"""Stages of machine code, by the backend of Triton that makes it."""
+STAGES = ("program", "events", "triton", "host", *CODE)
 WORLD, SIZE, DTYPE = 4, 512, "bfloat16"
 """What is shown where nothing is said: small enough to be read, large enough for several tiles on each rank."""
 
@@ -24,30 +30,25 @@ def show(
     stage: str = "program",
     schedule: Schedule | str | None = None,
     *,
-    target: str = "cpu",
+    target: str | None = None,
     world: int = WORLD,
     per_node: int | None = None,
     dtypes: Mapping[str, Any] | Any = DTYPE,
     **sizes: int | Sequence[int],
 ) -> str:
-    """The text of a stage: "program" (the tile program), "events" (one a line), "triton" (the generated module) or
-    "host" (what the host of each rank launches and enqueues).
+    """The text of a stage: "program" (the tile program), "events" (one a line), "triton" (the generated module), "host"
+    (what the host of each rank launches and enqueues), or the machine code of the kernels: "ptx", "sass", "amdgcn".
 
     A schedule is taken as it is, one given by name (or by default) is fitted to the sizes. `dtypes` and sizes as for
-    `Program.unroll`; a size left out is `SIZE`. Raises the errors of the frontend, ValueError for an unknown stage.
+    `Program.unroll`; a size left out is `SIZE`. `target`: by default, the first that has the stage. Raises the errors
+    of the frontend, CompileError, ValueError for an unknown stage or target.
     """
-    from tilelink.frontend.schedule import Schedule
-    from tilelink.frontend.sizes import Sizes
-
-    for what, wanted, known in (("stage", stage, STAGES), ("target", target, TARGETS)):
-        if wanted not in known:
-            raise ValueError(f"there is no {what} {wanted}; there is {', '.join(known)}")
-    absent = program.optional - set(dtypes) if isinstance(dtypes, Mapping) else program.optional
-    sizes = with_defaults(program, sizes, absent)
-    if not isinstance(schedule, Schedule):
-        schedule = program.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
-    bound = program.bind(schedule, dtypes, absent)
-    exact = Sizes.of(bound, world, sizes, per_node)
+    if stage in CODE:
+        return code(
+            program, stage, schedule, target=target, world=world, per_node=per_node, dtypes=dtypes, **sizes
+        ).text
+    target = target_of(stage, target)
+    bound, exact = _at_sizes(program, schedule, world, per_node, dtypes, sizes)
     if stage == "program":
         return str(bound)
     from tilelink.analysis.unroll import unroll
@@ -60,6 +61,70 @@ def show(
 
     lowered = lower(bound, Facts.of(bound, exact), TARGETS[target])
     return lowered.source if stage == "triton" else plan_text(lowered, unroll(bound, exact))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Machine code, and what the gates say of it."""
+
+    text: str
+    verdict: Verdict
+
+
+def code(
+    program: Program,
+    stage: str,
+    schedule: Schedule | str | None = None,
+    *,
+    target: str | None = None,
+    world: int = WORLD,
+    per_node: int | None = None,
+    dtypes: Mapping[str, Any] | Any = DTYPE,
+    **sizes: int | Sequence[int],
+) -> Shown:
+    """The machine code of a program's kernels in the order of their launch, compiled without a GPU; see `show`."""
+    from tilelink.backend.compile import compiled
+    from tilelink.backend.facts import Facts
+    from tilelink.backend.gates import judge
+    from tilelink.backend.lower import lower
+
+    target = target_of(stage, target)
+    bound, exact = _at_sizes(program, schedule, world, per_node, dtypes, sizes)
+    lowered = lower(bound, Facts.of(bound, exact), TARGETS[target])
+    kernels = compiled(lowered, exact, sass=stage == "sass")
+    text = "\n".join(k.sass if stage == "sass" else k.code for k in kernels)
+    return Shown(text, judge(lowered, kernels))
+
+
+def target_of(stage: str, target: str | None) -> str:
+    """The target of a stage: what is asked for, or the first that has it. Raises ValueError."""
+    if stage not in STAGES:
+        raise ValueError(f"there is no stage {stage}; there is {', '.join(STAGES)}")
+    if target is not None and target not in TARGETS:
+        raise ValueError(f"there is no target {target}; there is {', '.join(TARGETS)}")
+    having = [n for n, t in TARGETS.items() if stage not in CODE or t.backend == CODE[stage]]
+    if target is not None and target not in having:
+        raise ValueError(f"{target} has no {stage}; {', '.join(having)} {'have' if len(having) > 1 else 'has'}")
+    return target or having[0]
+
+
+def _at_sizes(
+    program: Program,
+    schedule: Schedule | str | None,
+    world: int,
+    per_node: int | None,
+    dtypes: Mapping[str, Any] | Any,
+    sizes: Mapping[str, int | Sequence[int]],
+) -> tuple[TileProgram, Sizes]:
+    from tilelink.frontend.schedule import Schedule
+    from tilelink.frontend.sizes import Sizes
+
+    absent = program.optional - set(dtypes) if isinstance(dtypes, Mapping) else program.optional
+    sizes = with_defaults(program, sizes, absent)
+    if not isinstance(schedule, Schedule):
+        schedule = program.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
+    bound = program.bind(schedule, dtypes, absent)
+    return bound, Sizes.of(bound, world, sizes, per_node)
 
 
 def with_defaults(

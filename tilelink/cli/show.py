@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from hashlib import sha256
+from typing import Any
 
-from tilelink.backend.show import STAGES, show, with_defaults
+from tilelink.backend.show import CODE, STAGES, code, show, target_of, with_defaults
 from tilelink.backend.targets import TARGETS
-from tilelink.cli.command import Answer, Command
+from tilelink.cli.command import Answer, Command, UsageError
 from tilelink.cli.program import add_program_flags, find, shape_text
 from tilelink.cli.schedule import read_schedule, schedule_text
+
+FIGURES = ("expected", "found", "registers", "spill_bytes", "shared_bytes")
+"""What is said of machine code."""
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -17,12 +22,19 @@ def run(args: argparse.Namespace) -> Answer:
     program = find(args.program)
     sizes = with_defaults(program, args.shape, program.optional)
     schedule = read_schedule(program, args.schedule, args.world, sizes)
-    world, target = args.world, args.target
-    text = show(
-        program, args.stage, schedule, target=target, world=world, per_node=None, dtypes=args.dtype, **sizes
-    )
+    try:
+        target = target_of(args.stage, args.target)
+    except ValueError as e:
+        raise UsageError(str(e)) from e
+    asked: dict[str, Any] = {"target": target, "world": args.world, "per_node": None, "dtypes": args.dtype, **sizes}
+    verdict = None
+    if args.stage in CODE:
+        shown = code(program, args.stage, schedule, **asked)
+        text, verdict = shown.text, shown.verdict
+    else:
+        text = show(program, args.stage, schedule, **asked)
     flags = {
-        "stage": args.stage, "target": args.target, "world": args.world, "shape": sizes, "dtype": args.dtype,
+        "stage": args.stage, "target": target, "world": args.world, "shape": sizes, "dtype": args.dtype,
         "schedule": schedule_text(program, schedule, args.schedule),
     }  # fmt: skip
     keys = {
@@ -31,18 +43,22 @@ def run(args: argparse.Namespace) -> Answer:
     }  # fmt: skip
     if args.stage == "events":
         keys["events"] = text.count("\n")
+    if verdict is not None:
+        keys |= asdict(verdict)
     said = [f"--{flag} {shape_text(value) if flag == 'shape' else value}" for flag, value in flags.items()]
     note = [f"tilelink show {args.program} {' '.join(said)}"]
     note += [f"sizes by default: {', '.join(keys['defaults'])}"] if keys["defaults"] else []
     note += [f"without: {', '.join(keys['absent'])}"] if keys["absent"] else []
-    note += [f"{key}: {keys[key]}" for key in ("events", "sha256") if key in keys]
-    return Answer(keys, text, "".join(f"# {line}\n" for line in note))
+    note += [f"{key}: {keys[key]}" for key in (*FIGURES, "events", "sha256") if key in keys]
+    findings = verdict.findings if verdict is not None else ()
+    note += [f"wrong: {finding}" for finding in findings]
+    return Answer(keys, text, "".join(f"# {line}\n" for line in note), "finding" if findings else "ok")
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
     add_program_flags(parser)
     parser.add_argument("--stage", choices=STAGES, default=STAGES[0], help="how far on its way (default: %(default)s)")
-    parser.add_argument("--target", choices=list(TARGETS), default="cpu", help="what runs it (default: %(default)s)")
+    parser.add_argument("--target", choices=list(TARGETS), help="what runs it (default: the first that has the stage)")
 
 
 COMMAND = Command(

@@ -106,14 +106,17 @@ class Sizes:
         """The length of a rank's part."""
         return dict(self.parts)[dim][rank]
 
+    def lengths(self, dim: str) -> tuple[int, ...]:
+        """The lengths of a dimension on the ranks; one, where all ranks have the whole."""
+        return dict(self.parts).get(dim, (dict(self.dims)[dim],))
+
     def equal(self, dim: str) -> bool:
         """Whether the parts of a dimension that is cut are all of one length."""
         return len(set(dict(self.parts)[dim])) == 1
 
     def exact(self, dim: str, extent: int) -> bool:
         """Whether blocks of `extent` fill the dimension, or each of its parts, with no rest."""
-        lengths = dict(self.parts).get(dim, (dict(self.dims)[dim],))
-        return all(n % extent == 0 for n in lengths)
+        return all(n % extent == 0 for n in self.lengths(dim))
 
 
 def even_parts(size: int, world: int) -> tuple[int, ...]:

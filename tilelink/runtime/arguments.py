@@ -10,6 +10,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import torch
 
+from tilelink.backend.facts import DESCRIBED_BYTES
 from tilelink.errors import ArgumentError, DeviceError, DtypeError, RankMismatchError, ShapeError, Site, StrideError
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.program import Program
@@ -30,6 +31,16 @@ class Arguments:
     absent: frozenset[str]
     dtypes: dict[str, str]
     sizes: dict[str, int | tuple[int, ...]]
+
+    @property
+    def described(self) -> frozenset[str]:
+        """Tensors that lie as descriptors want it: rows contiguous, all beginning at multiples of so many bytes."""
+        return frozenset(n for n, t in self.tensors.items() if _describable(t))
+
+
+def _describable(tensor: torch.Tensor) -> bool:
+    rows = [s * tensor.itemsize % DESCRIBED_BYTES for s in tensor.stride()[:-1]]
+    return tensor.stride()[-1:] == (1,) and not any(rows) and tensor.data_ptr() % DESCRIBED_BYTES == 0
 
 
 def check_arguments(

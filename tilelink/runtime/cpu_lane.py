@@ -54,7 +54,7 @@ class CpuLane:
     def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
         """The program with its kernels, made once for a schedule, dtypes and sizes."""
         dtypes, sizes = tuple(arguments.dtypes.items()), tuple(arguments.sizes.items())
-        key = program, schedule, dtypes, sizes, arguments.absent
+        key = program, schedule, dtypes, sizes, arguments.absent, arguments.described
         if key not in self.prepared:
             with suspended():
                 world = self.layout.world

@@ -123,7 +123,7 @@ class CpuGroup(Group):
     def __init__(self, owner: CpuWorld, rank: int) -> None:
         check_rank(rank, owner.world)
         self.owner = owner
-        self.lane = Lane(rank, owner.world, owner.layout, owner.lane.tables[rank])
+        self.lane = Lane(rank, owner.world, owner.layout, owner.lane.tables[rank], owner.lane.heaps[rank])
         self.keep: list[Any] = []
 
     def call(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilelink.backend.host import Fork, Join, KernelLaunch, Place, RegionCopy, SignalWrite
 from tilelink.backend.lower import Parameter
@@ -18,14 +20,15 @@ from tilelink.runtime.prepare import Prepared
 
 @dataclass(frozen=True)
 class Lane:
-    """What a rank knows of the memory of its lane: who it is, how every heap is laid out, and `heaps`, the addresses
-    of all heaps as kernels take them (int64, one a rank). `multicast`: the address at which all heaps lie one over the
-    other, for targets that store there."""
+    """What a rank knows of the memory of its lane: who it is, how every heap is laid out, `heaps`, the addresses of all
+    heaps as kernels take them (int64, one a rank), and its own `heap` (uint8). `multicast`: the address at which all
+    heaps lie one over the other, for targets that store there."""
 
     rank: int
     world: int
     layout: HeapLayout
     heaps: torch.Tensor
+    heap: torch.Tensor
     multicast: Any = None
 
     @property
@@ -94,6 +97,15 @@ class Run:
         dims = {p.dim for kernel in kernels for p in kernel.parameters if p.kind == "table"}
         return {d: torch.from_numpy(prepared.sizes.values[f"{d}_parts"]).to(self.lane.device) for d in sorted(dims)}
 
+    def own(self, name: str) -> torch.Tensor:
+        """The rank's own tensor as kernels know it: that of the caller, or what lies in the slot."""
+        tensor = self.prepared.program.tensor(name)
+        if tensor not in self.prepared.program.on_heap:
+            return self.tensors[name]
+        dtype, shape = getattr(torch, tensor.dtype), shape_on(tensor, self.prepared.sizes, self.lane.rank)
+        at = self.lane.layout.data_at(self.slot) + self.placement.data_of(name)
+        return self.lane.heap[at : at + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
     @cached_property
     def steps(self) -> tuple[RunStep, ...]:
         """What the host does, in order."""
@@ -148,6 +160,8 @@ class Run:
                 return self.signals_at(parameter.of)
             case "stage":
                 return layout.data_at(self.slot) + self.placement.stage
+            case "blocks":
+                return TensorDescriptor.from_tensor(self.own(parameter.of), list(parameter.block))
             case "workers":
                 return prepared.allotment[parameter.of].workers
         assert parameter.kind == "run", parameter

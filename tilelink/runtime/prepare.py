@@ -103,19 +103,23 @@ def prepare(
             schedule, world=world, dtypes=arguments.dtypes, absent=arguments.absent, **sizes
         )
     bound = program.bind(schedule, arguments.dtypes, arguments.absent)
-    prepared = prepare_bound(bound, Sizes.of(bound, world, arguments.sizes, per_node), sms, target)
+    exact = Sizes.of(bound, world, arguments.sizes, per_node)
+    prepared = prepare_bound(bound, exact, sms, target, arguments.described)
     if os.environ.get("TILELINK_CHECK") != "0":
         prepared.report.raise_if_unsafe()
     return prepared
 
 
 @lru_cache(maxsize=128)
-def prepare_bound(program: TileProgram, sizes: Sizes, sms: int, target: Target) -> Prepared:
-    """The prepared tile program at given sizes, on devices of `sms` SMs that are the target."""
+def prepare_bound(
+    program: TileProgram, sizes: Sizes, sms: int, target: Target, described: frozenset[str]
+) -> Prepared:
+    """The prepared tile program at given sizes, on devices of `sms` SMs that are the target. `described`: tensors of
+    the caller that a descriptor can describe."""
     if target.network:
         program = publish_sources(program)
     events = unroll(program, sizes, sms=sms)
-    lowered = lower(program, Facts.of(program, sizes), target)
+    lowered = lower(program, Facts.of(program, sizes, described), target)
     return Prepared(program, sizes, events, lowered, load(lowered))
 
 
@@ -128,6 +132,6 @@ def same_call(program: Program, prepared: Prepared, slot: int) -> dict[str, Any]
         "schedule": {r.name: str(r.resource) for r in prepared.program.roles},
         "workers": dict(prepared.allotment),
         "slot": slot,
-        "kernel": prepared.lowered.sha256[:16],
+        "kernel": prepared.lowered.sha256_everywhere[:16],
         "functions": {n: f.src for n, f in prepared.program.functions},
     }

@@ -17,10 +17,12 @@ class Target:
 
     `module`: dotted name of the primitives. `backend`, `arch`, `warp_size`: what Triton's `GPUTarget` takes; `backend`
     is "" where the interpreter runs the kernel. `shared_bytes`: shared memory that a worker may have, None where
-    nothing limits it. `descriptors`: blocks are loaded through tensor descriptors, where their tensors allow it.
-    `multicast`: the fabric stores to, and reduces over, all ranks of a node. `network`: some ranks are on other nodes,
-    and reached by puts. A network's additions to a word are not atomic with a GPU's, so each has its own: there, a
-    signal is two words of 64 bits, which a wait adds up.
+    nothing limits it; `stages_in_registers`: so many stages of a pipelined loop take none. `registers`: of an SM, where
+    kernels have to say how many a thread may have. `matrix_dtypes`: those that matrix instructions multiply exactly.
+    `descriptors`: blocks are loaded through tensor descriptors, where their tensors allow it. `multicast`: the fabric
+    stores to, and reduces over, all ranks of a node. `network`: some ranks are on other nodes, and reached by puts. A
+    network's additions to a word are not atomic with a GPU's, so each has its own: there, a signal is two words of 64
+    bits, which a wait adds up.
     """
 
     name: str
@@ -29,6 +31,9 @@ class Target:
     arch: int | str = ""
     warp_size: int = 32
     shared_bytes: int | None = None
+    stages_in_registers: int = 0
+    registers: int | None = None
+    matrix_dtypes: frozenset[str] = frozenset()
     descriptors: bool = False
     multicast: bool = False
     network: bool = False
@@ -58,20 +63,22 @@ class Target:
         return replace(self, name=f"{self.name}+{name}", module=module, multicast=False, network=True)
 
 
-PORTABLE = "tilelink.backend.targets.portable"
+PORTABLE, CUDA, AMD = (f"tilelink.backend.targets.{name}" for name in ("portable", "cuda", "amd"))
 NETWORKS = {
     "": ("network", f"{PORTABLE}_network"),
     "cuda": ("nvshmem", "tilelink.backend.targets.nvshmem"),
 }
 """By Triton's backend: what the network is called, and the module of primitives that has it too."""
+NARROW = frozenset(["bfloat16", "float16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"])
 
+_hopper = Target(
+    "sm_90", CUDA, "cuda", 90, shared_bytes=232_448, registers=65_536, matrix_dtypes=NARROW, descriptors=True
+)
+_cdna3 = Target(
+    "gfx942", AMD, "hip", "gfx942", warp_size=64, shared_bytes=65_536, stages_in_registers=1,
+    matrix_dtypes=NARROW | {"float32", "float64"},
+)  # fmt: skip
 TARGETS = {
-    t.name: t
-    for t in (
-        Target("cpu", PORTABLE),
-        Target("sm_90", PORTABLE, "cuda", 90, shared_bytes=232_448),
-        Target("sm_100", PORTABLE, "cuda", 100, shared_bytes=232_448),
-        Target("gfx942", PORTABLE, "hip", "gfx942", warp_size=64, shared_bytes=65_536),
-    )
+    t.name: t for t in (Target("cpu", PORTABLE), _hopper, replace(_hopper, name="sm_100", arch=100), _cdna3)
 }
 CPU = TARGETS["cpu"]

@@ -81,6 +81,7 @@ def credit(control, before, world: tl.constexpr):
     so it may be written to. (That its home has left is not enough: others may still be reading there.)"""
     for other in range(world):
         wait(control, control + PROGRESS + other, before, "sys")
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -92,10 +93,12 @@ def last_out(control, workers):
 
 @triton.jit
 def drain(control, signals, expected, here, scope: tl.constexpr):
-    """Until a block of signals have been given `expected` times, where `here` holds; then zeroes them."""
+    """Until a block of signals have been given `expected` times, where `here` holds; then zeroes them. The barrier:
+    several threads may hold one signal."""
     missing = tl.sum(tl.where(here, expected - tl.atomic_add(signals, 0, mask=here, sem="acquire", scope=scope), 0))
     while missing > 0:
         missing = tl.sum(tl.where(here, expected - tl.atomic_add(signals, 0, mask=here, sem="acquire", scope=scope), 0))
+    tl.debug_barrier()
     tl.store(signals, tl.zeros(signals.shape, tl.int32), mask=here)
 
 

@@ -93,7 +93,7 @@ class CudaDevice:
 
     def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
         with torch.cuda.device(self.place):
-            return load(getattr(prepared.module, kernel), arguments, prepared.lowered.warps, driver())
+            return load(getattr(prepared.module, kernel), arguments, driver(), **prepared.lowered.options)
 
     def stream(self) -> Stream:
         with torch.cuda.device(self.place):

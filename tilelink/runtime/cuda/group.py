@@ -41,7 +41,9 @@ class CudaGroup(Group):
 
     def __init__(self, cuda: CudaLane, rank: int) -> None:
         self.cuda = cuda
-        self.lane = Lane(rank, cuda.layout.world, cuda.layout, cuda.table, cuda.multicast)
+        self.lane = Lane(
+            rank, cuda.layout.world, cuda.layout, cuda.table, cuda.heaps[rank], cuda.multicast
+        )
         self.flag = cuda.device.seen_by_host()
         self._flag = self.flag.numpy()
         self.recent: dict[int, Record] = {}

@@ -50,14 +50,14 @@ class Kernel:
 
 
 def load(
-    jit: Any, arguments: Mapping[str, Any], warps: int, driver: Driver, warp_size: int = 32, **options: Any
+    jit: Any, arguments: Mapping[str, Any], driver: Driver, *, num_warps: int, warp_size: int = 32, **options: Any
 ) -> Kernel:
     """Compiles a `triton.jit` function for arguments like these and loads it on the current device, where it isn't yet.
 
     CUDA loads code late, and may wait for an idle device then, so this has to be done before a kernel runs that others
     wait for. Raises what Triton raises.
     """
-    compiled = jit.warmup(*arguments.values(), grid=(1,), num_warps=warps, **options)
+    compiled = jit.warmup(*arguments.values(), grid=(1,), num_warps=num_warps, **options)
     if hasattr(compiled, "result"):  # Triton compiles it on another thread, if it is told to
         compiled = compiled.result()
     compiled[1, 1, 1]  # this loads it
@@ -68,8 +68,8 @@ def load(
         compiled.n_regs,
         compiled.n_spills,
         shared,
-        warps,
-        driver.workers_per_sm(compiled.function, warps * warp_size, shared),
+        num_warps,
+        driver.workers_per_sm(compiled.function, num_warps * warp_size, shared),
         compiled,
     )
 

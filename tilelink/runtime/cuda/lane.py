@@ -46,7 +46,7 @@ class CudaLane:
     def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
         """The program, made once for a schedule, dtypes and sizes."""
         dtypes, sizes = tuple(arguments.dtypes.items()), tuple(arguments.sizes.items())
-        key = program, schedule, dtypes, sizes, arguments.absent
+        key = program, schedule, dtypes, sizes, arguments.absent, arguments.described
         if key not in self.prepared:
             made = prepare(program, arguments, schedule, self.layout.world, self.sms, self.target)
             self.prepared[key] = made

@@ -1,0 +1,143 @@
+"""`python -m bench.gates`: every kernel of the library and of the examples, compiled for every target without a GPU,
+held against its program, and its figures against those on record.
+
+Nothing here was run: registers, memory and instructions are those of code as Triton compiles it. Exit code 1 where a
+gate finds something, or where a figure is clearly worse than its record in bench/results/gates/; --renew writes those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tilelink.backend.compile import Compiled, each_compiled
+from tilelink.backend.facts import Facts
+from tilelink.backend.gates import Verdict, judge
+from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.targets import TARGETS
+from tilelink.frontend.ir import RANKS_DIM
+from tilelink.frontend.program import Program
+from tilelink.frontend.sizes import Sizes
+from tilelink.kernels import operators
+
+HERE = Path(__file__).parent
+RECORDS = HERE / "results" / "gates"
+WORLD, DTYPE, PROCESSES = 8, "bfloat16", 2
+SIZES = {"M": 8192, "N": 3584, "K": 8192, "S": 8192, "H": 16, "D": 128, "B": 64, "E": 128}
+"""Llama-3-70B's gate and up projection on 8 ranks, 8192 tokens; attention of 16 heads; blocks of 128 with a scale."""
+SLACK = {"registers": 1.1, "shared_bytes": 1.0, "spill_bytes": 1.0, "instructions": 1.1}
+"""How much more of each than on record is still no change for the worse."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is on record of a program on a target: of the largest of its kernels; instructions of all of them."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    instructions: int
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A program with a schedule, compiled for a target."""
+
+    name: str
+    verdict: Verdict | None
+    figures: Figures | None
+    findings: tuple[str, ...]
+
+
+def programs() -> Iterator[tuple[Program, str]]:
+    """The programs of the library and of the examples, each with the names of its schedules."""
+    examples = HERE.parent / "examples"
+    sys.path.insert(0, str(examples))
+    found = dict(operators())
+    for path in sorted(examples.glob("*.py")):
+        module = importlib.import_module(path.stem)
+        found |= {n: p for n, p in vars(module).items() if isinstance(p, Program) and p.file == str(path)}
+    for program in found.values():
+        yield from ((program, schedule) for schedule in program.schedules_without(program.optional))
+
+
+def lowered_for(program: Program, schedule: str, target: str) -> tuple[Lowered, Sizes]:
+    """A program at the sizes of the gates."""
+    dims = {d for t in program.recorded(program.optional).tensors for d in t.dims if d != RANKS_DIM}
+    sizes: dict[str, Any] = {d: SIZES[d] for d in SIZES if d in dims}
+    fitted = program.fit(schedule, world=WORLD, dtypes=DTYPE, **sizes)
+    bound = program.bind(fitted, DTYPE, program.optional)
+    exact = Sizes.of(bound, WORLD, sizes)
+    return lower(bound, Facts.of(bound, exact), TARGETS[target]), exact
+
+
+def gated(targets: list[str], only: str) -> Iterator[Gated]:
+    """Every program, schedule and target, judged."""
+    cases = [(f"{p.name} {s} {t}", p, s, t) for p, s in programs() for t in targets]
+    cases = [c for c in cases if only in c[0]]
+    jobs = [lowered_for(p, s, t) for _, p, s, t in cases]
+    for (name, *_), (lowered, _), made in zip(cases, jobs, each_compiled(jobs, processes=PROCESSES), strict=True):
+        if not isinstance(made, tuple):
+            yield Gated(name, None, None, (made.message,))
+            continue
+        verdict = judge(lowered, made)
+        figures = Figures(
+            verdict.registers, verdict.spill_bytes, verdict.shared_bytes, sum(map(instructions, made))
+        )
+        yield Gated(name, verdict, figures, verdict.findings)
+
+
+def instructions(kernel: Compiled) -> int:
+    """Instructions of PTX or GCN."""
+    lines = (line.split("//")[0].split(";")[0].strip() for line in kernel.code.splitlines())
+    return sum(1 for line in lines if line and not line.startswith((".", "{", "}", ")")) and not line.endswith(":"))
+
+
+def worse(figures: Figures, before: dict[str, int]) -> list[str]:
+    """The figures that are clearly worse than they were."""
+    now = asdict(figures)
+    return [f"{k}: {now[k]}, it was {before[k]}" for k in SLACK if k in before and now[k] > before[k] * SLACK[k]]
+
+
+def main(argv: list[str] | None = None) -> int:
+    import triton
+
+    parser = argparse.ArgumentParser(prog="python -m bench.gates", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--target", action="append", choices=[t for t in TARGETS if TARGETS[t].backend])
+    parser.add_argument("--only", default="", help="cases whose name contains this: PROGRAM SCHEDULE TARGET")
+    parser.add_argument("--renew", action="store_true", help="write the figures to the record")
+    args = parser.parse_args(argv)
+    path = RECORDS / f"triton-{triton.__version__}.json"
+    recorded: dict[str, dict[str, int]] = json.loads(path.read_text()) if path.exists() else {}
+    bad = 0
+    print(f"Triton {triton.__version__}; compiled only, for {WORLD} ranks\n")
+    heads = ("regs", "spill", "shared", "instr", "mma")
+    print(f"{'program schedule target':<52} " + " ".join(map("{:>7}".format, heads)))
+    for case in gated(args.target or [t for t in TARGETS if TARGETS[t].backend], args.only):
+        findings = list(case.findings)
+        if case.figures is not None and case.verdict is not None:
+            f = case.figures
+            row = f.registers, f.spill_bytes, f.shared_bytes, f.instructions, case.verdict.found["mma"]
+            print(f"{case.name:<52} " + " ".join(map("{:>7}".format, row)))
+            findings += [] if args.renew else worse(f, recorded.get(case.name, {}))
+            recorded[case.name] = asdict(f)
+        else:
+            print(case.name)
+        for finding in findings:
+            print(f"    {finding}", flush=True)
+        bad += bool(findings)
+    if args.renew:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+    print(f"\n{bad} findings" if bad else "\nall as their programs say")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Lowered programs are compiled for GPUs without one, as Triton would specialise them; nothing of it runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tilelink.backend.compile import Compiled, CompileError, compiled, each_compiled
+from tilelink.backend.facts import Facts
+from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.targets import TARGETS
+from tilelink.frontend.sizes import Sizes
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul import matmul
+
+SMALL = {"M": 256, "N": 256, "K": 256}
+
+
+def small(
+    target: str = "sm_90", program: Any = matmul, schedule: str | None = None, **sizes: Any
+) -> tuple[Lowered, Sizes]:
+    """A program with small tiles, which compile fast."""
+    sizes = {**SMALL, **sizes}
+    fitted = program.fit(schedule, world=4, dtypes="bf16", **sizes)
+    fitted = fitted.changed(**{role: {"tile": (64, 64, 64)[: len(r.tile)], "warps": 4} for role, r in fitted.items()})
+    bound = program.bind(fitted, "bf16", program.optional)
+    exact = Sizes.of(bound, 4, sizes)
+    return lower(bound, Facts.of(bound, exact), TARGETS[target]), exact
+
+
+def test_a_kernel_and_its_figures() -> None:
+    (kernel,) = compiled(*small(), sass=True)
+    assert "wgmma.mma_async" in kernel.code and "HGMMA" in kernel.sass
+    assert "ttng.warp_group_dot" in kernel.ttgir
+    assert 32 < kernel.registers <= 255 and kernel.spill_bytes == 0
+    assert kernel.shared_bytes >= 2 * 64 * 64 * 2 * 3, "three stages of two blocks"
+
+
+def test_programs_that_publish_are_two_kernels_in_the_order_of_their_launch() -> None:
+    kernels = compiled(*small(program=all_gather_matmul, schedule="pull"))
+    assert [k.name for k in kernels] == ["all_gather_matmul_publish", "all_gather_matmul"]
+
+
+@pytest.mark.parametrize("sizes", [{}, {"M": [5, 0, 30, 1], "N": 50, "K": 70}])
+def test_sizes_are_specialised_as_triton_does_it(sizes: dict[str, Any]) -> None:
+    """Strides of 1 are constants, multiples of 16 are known to be; a slot may change without another compilation."""
+    (kernel,) = compiled(*small(program=all_gather_matmul, schedule="push", **sizes))
+    head = next(line for line in kernel.ttgir.splitlines() if "tt.func" in line)
+    assert "%out_stride_N" not in head
+    assert ("%N: i32 {tt.divisibility = 16" in head) == (not sizes)
+    assert re.search(r"%slot: i32 loc|%slot: i32\b(?! \{)", head)
+
+
+def test_assembly_of_another_vendor_is_an_error_and_not_the_end() -> None:
+    """LLVM ends the process: the one that is forked for it."""
+    lowered, sizes = small("gfx942", all_gather_matmul, "push")
+    foreign = lower(lowered.program, lowered.facts, replace(lowered.target, module=TARGETS["sm_90"].module))
+    with pytest.raises(CompileError, match="all_gather_matmul for gfx942: the compiler ended its process"):
+        compiled(foreign, sizes)
+
+
+def test_what_triton_refuses_is_an_error_with_all_its_causes() -> None:
+    lowered, sizes = small()
+    wrong = replace(lowered, source=lowered.source.replace("tl.dot(", "tl.no_dot("))
+    with pytest.raises(CompileError, match="no_dot"):
+        compiled(wrong, sizes)
+
+
+def test_results_come_in_the_order_of_the_programs() -> None:
+    jobs = [small("sm_90"), small("sm_100", all_gather_matmul, "push"), small("sm_90", N=128)]
+    jobs[1] = (replace(jobs[1][0], source="import nothing_at_all"), jobs[1][1])
+    first, second, third = each_compiled(jobs, processes=2)
+    assert isinstance(second, CompileError)
+    assert isinstance(first, tuple) and isinstance(third, tuple) and isinstance(first[0], Compiled)

@@ -1,0 +1,207 @@
+"""Compiles lowered programs for GPUs, on a machine that needs none.
+
+Kernels take the way they take on a GPU: arguments of the given sizes are specialised by Triton itself, for a driver
+that says it is the target. That happens in a child process, because assembly of another vendor's, say, ends the
+process that compiles it. Nothing is run, and nothing is left behind on disk.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from math import prod
+from multiprocessing.connection import Connection, wait
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from tilelink.backend.cache import load
+from tilelink.backend.lower import Lowered, Parameter
+from tilelink.backend.targets import Target
+from tilelink.errors import TileLinkError
+from tilelink.frontend.ir import RANKS_DIM, Tensor
+from tilelink.frontend.sizes import Sizes
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class CompileError(TileLinkError):
+    """Triton did not compile a lowered kernel."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel as Triton compiled it. `code`: PTX or amdgcn; `sass`: "" where there is none, or nobody asked.
+
+    `registers`: of a thread. `spill_bytes`: memory of a thread for what did not fit into them. `shared_bytes`: of a
+    block. `warnings`: what the assembler of the vendor had to say.
+    """
+
+    name: str
+    triton: str
+    ttgir: str
+    code: str
+    sass: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    warnings: tuple[str, ...]
+
+
+def compiled(lowered: Lowered, sizes: Sizes, *, sass: bool = False) -> tuple[Compiled, ...]:
+    """The kernels of a lowered program, in the order in which they are launched, as they are compiled for row-major
+    tensors of these sizes. Raises CompileError."""
+    (made,) = each_compiled([(lowered, sizes)], sass=sass)
+    if isinstance(made, CompileError):
+        raise made
+    return made
+
+
+def each_compiled(
+    programs: Iterable[tuple[Lowered, Sizes]], *, sass: bool = False, processes: int = 1
+) -> Iterator[tuple[Compiled, ...] | CompileError]:
+    """The kernels of each program, in order; the error of one that Triton does not compile."""
+
+    def one(program: tuple[Lowered, Sizes]) -> tuple[Compiled, ...]:
+        return _compiled_here(*program, sass)
+
+    jobs = list(programs)
+    for (lowered, _), (result, problem) in zip(jobs, _in_children(one, jobs, processes), strict=True):
+        yield result or CompileError(f"{lowered.program.name} for {lowered.target.name}: {problem}")
+
+
+def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -> dict[str, Any]:
+    """Arguments that Triton specialises a kernel for as it does for row-major tensors of these sizes."""
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    values: dict[str, Any] = {**sizes.values, "heaps": torch.empty(1, dtype=torch.int64), "rank": 0, "slot": 0}
+    for p in parameters:
+        if p.kind == "tensor":
+            values[p.name] = torch.empty(1, dtype=getattr(torch, lowered.program.tensor(p.of).dtype))
+        elif p.kind == "stride":
+            values[p.name] = row_major(lowered.program.tensor(p.of), sizes)[p.dim]
+        elif p.kind == "blocks":
+            tensor = lowered.program.tensor(p.of)
+            strides = list(row_major(tensor, sizes).values())
+            base = torch.empty(1, dtype=getattr(torch, tensor.dtype))
+            values[p.name] = TensorDescriptor(base, [strides[0]] * 2, strides, list(p.block))
+        elif p.kind == "table":
+            values[p.name] = torch.empty(1, dtype=torch.int64)
+        elif p.kind in ("at", "signals", "stage", "workers"):
+            values[p.name] = 16
+    return {p.name: values[p.name] for p in parameters}
+
+
+def row_major(tensor: Tensor, sizes: Sizes) -> dict[str, int]:
+    """Strides by dimension, in elements, of a rank's tensor that lies row by row."""
+    parts = {d: max(lengths) for d, lengths in sizes.parts}
+    lengths = {**dict(sizes.dims), RANKS_DIM: sizes.world}
+    if tensor.sharded is not None:
+        lengths[tensor.dims[tensor.sharded]] = parts[tensor.dims[tensor.sharded]]
+    return {d: prod(lengths[after] for after in tensor.dims[k + 1 :]) for k, d in enumerate(tensor.dims)}
+
+
+# ---- in the child ------------------------------------------------------------------------------------------------
+
+
+def _compiled_here(lowered: Lowered, sizes: Sizes, sass: bool) -> tuple[Compiled, ...]:
+    """Compiles in this process, whose Triton is set up for nothing else afterwards."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    target = lowered.target
+    gpu = GPUTarget(target.backend, target.arch, target.warp_size)
+    driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: gpu, get_current_device=lambda: 0, get_current_stream=lambda device: 0
+        )
+    )
+    triton.knobs.compilation.always_compile = True
+    triton.knobs.nvidia.dump_ptxas_log = True
+    module = load(lowered)
+    kernels = [
+        (lowered.publish, lowered.publish_parameters),
+        (lowered.enter, lowered.enter_parameters),
+        (lowered.main, lowered.main_parameters),
+    ]
+    made = []
+    with tempfile.TemporaryDirectory() as folder:
+        triton.knobs.cache.dir = folder
+        for name, parameters in ((n, p) for n, p in kernels if n is not None):
+            arguments = stand_ins(lowered, parameters, sizes)
+            with redirect_stdout(StringIO()) as log:
+                kernel = getattr(module, name).warmup(grid=(1,), **arguments, **lowered.options)
+            made.append(_read(kernel, name, target, log.getvalue(), triton.__version__, sass))
+    return tuple(made)
+
+
+def _read(kernel: Any, name: str, target: Target, log: str, version: str, sass: bool) -> Compiled:
+    asm, shared = kernel.asm, int(kernel.metadata.shared)
+    if target.backend == "hip":
+        code = asm["amdgcn"]
+        registers = _number(r"\.vgpr_count:\s+(\d+)", code)
+        scratch = _number(r"\.private_segment_fixed_size:\s+(\d+)", code)
+        return Compiled(name, version, asm["ttgir"], code, "", registers, scratch, shared, ())
+    spills = sum(_number(rf"(\d+) bytes spill {which}", log) for which in ("stores", "loads"))
+    warnings = tuple(line for line in log.splitlines() if "C75" in line or "warning" in line.lower())
+    text = asm["sass"] if sass else ""
+    return Compiled(
+        name, version, asm["ttgir"], asm["ptx"], text, _number(r"Used (\d+) registers", log), spills, shared, warnings
+    )
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"the compiler says nothing of {pattern}")
+    return int(found[1])
+
+
+# ---- children ----------------------------------------------------------------------------------------------------
+
+
+def _in_children(
+    function: Callable[[A], R], arguments: list[A], processes: int
+) -> Iterator[tuple[R | None, str]]:
+    """`function` of each argument, in order, each in a fork of this process: what is there need not be sent, and what
+    the child does to itself stays there. (None, what went wrong) where it raises, or ends its process."""
+    forking = multiprocessing.get_context("fork")
+    running: dict[Connection, tuple[int, Any]] = {}
+    done: dict[int, tuple[R | None, str]] = {}
+    begun = 0
+    for wanted in range(len(arguments)):
+        while wanted not in done:
+            while begun < len(arguments) and len(running) < processes:
+                here, there = forking.Pipe(duplex=False)
+                child = forking.Process(target=_send, args=(function, arguments[begun], there))
+                child.start()
+                there.close()
+                running[here] = begun, child
+                begun += 1
+            ready = wait(list(running))
+            for here in [h for h in running if h in ready]:
+                number, child = running.pop(here)
+                try:
+                    done[number] = here.recv()
+                except EOFError:
+                    child.join()
+                    done[number] = None, f"the compiler ended its process with {child.exitcode}"
+                child.join()
+        yield done.pop(wanted)
+
+
+def _send(function: Callable[[A], R], argument: A, there: Connection) -> None:
+    try:
+        there.send((function(argument), ""))
+    except Exception as e:
+        causes: list[BaseException] = [e]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)  # Triton's own are the innermost of a chain, a link a function
+        there.send((None, "\n".join(f"{type(c).__name__}: {c}" for c in causes)))

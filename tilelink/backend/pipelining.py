@@ -1,0 +1,71 @@
+"""Which loops are pipelined, that is, whose loads are carried ahead of their iterations, and in how many stages.
+
+A loop over the steps of a dot is, unless it waits or notifies: Triton's pipeliner would read ahead of its waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from tilelink.backend.targets import Target
+from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, symbol
+from tilelink.frontend.ir import (
+    Compute,
+    DataIf,
+    For,
+    If,
+    Notify,
+    Role,
+    Statement,
+    TileProgram,
+    View,
+    Wait,
+    loads_of,
+    walk,
+)
+from tilelink.frontend.sizes import views_of
+from tilelink.frontend.values import ITEM_SIZE
+
+
+def pipelined(s: Statement, role: Role, program: TileProgram) -> bool:
+    """Whether a statement is a loop that is pipelined."""
+    return isinstance(s, For) and has_dot(s) and not any(synchronises(i, role, program) for i in walk(s.body))
+
+
+def has_dot(loop: For) -> bool:
+    """Whether a loop steps over a dot. (Triton pipelines such a loop, if it is not told not to.)"""
+    return any(isinstance(s, Compute) and s.code.dots for s in statements_of(loop.body))
+
+
+def synchronises(s: Statement, role: Role, program: TileProgram) -> bool:
+    """Whether a statement waits or notifies."""
+    return isinstance(s, Wait | Notify) or any(enters(v, role, program) for v in views_of(s))
+
+
+def enters(view: View, role: Role, program: TileProgram) -> bool:
+    """Whether a read of the view waits for its owner's entry where it stands: its owner changes inside a tile."""
+    if view.tensor not in program.published or not isinstance(view.home, Expr):
+        return False
+    fixed = {symbol(n) for n, _ in role.walk.coordinates} | {RANK, WORLD, PER_NODE}
+    return not view.home.free_symbols <= fixed
+
+
+def stages(loop: For, role: Role, program: TileProgram, target: Target, wanted: int) -> int:
+    """As many stages as are wanted, and the target has shared memory for; 1 where the loop is not pipelined."""
+    if not pipelined(loop, role, program):
+        return 1
+    views = [load.view for s in statements_of(loop.body) for load in loads_of(s)]
+    stage = sum(prod(n or 1 for n in v.shape) * ITEM_SIZE[program.tensor(v.tensor).dtype] for v in views)
+    memory = target.shared_bytes
+    if memory is None or not stage:
+        return wanted
+    return max(1, min(wanted, memory // stage + target.stages_in_registers))
+
+
+def statements_of(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    """The statements of a loop, without those of loops inside it."""
+    for s in body:
+        yield s
+        if isinstance(s, If | DataIf):
+            yield from statements_of((*s.body, *s.orelse))

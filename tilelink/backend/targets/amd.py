@@ -1,0 +1,86 @@
+"""Primitives for AMD GPUs (gfx942): waits in GCN assembly, releases as LLVM makes them (docs/targets.md).
+
+A wait polls with loads that go past the caches and invalidates them once, when the poll has ended. The zero it returns
+lies in a scalar register, so that an address it is added to is still known to be the same for all threads. A barrier
+does not wait for the stores of its waves here: every wave does so itself before it, then one writes the caches back.
+"""
+
+import triton
+import triton.language as tl
+
+from tilelink.backend.targets import portable
+from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, TICKET, drain, enter, peer
+
+__all__ = [
+    "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
+    "credit", "drain", "enter", "entered", "last_out", "leave", "notify", "peer", "wait",
+]  # fmt: skip
+
+
+@triton.constexpr_function
+def _reach(scope):
+    """The bits of an instruction that make it reach as far as a scope."""
+    return {"gpu": "sc1", "sys": "sc0 sc1"}[scope]
+
+
+@triton.jit
+def _look(word, scope: tl.constexpr, then: tl.constexpr):
+    """Loads words past the caches, and carries out an instruction after that."""
+    dtype = word.dtype.scalar.element_ty
+    load: tl.constexpr = "global_load_dwordx2" if dtype == tl.int64 else "global_load_dword"
+    asm: tl.constexpr = load + " $0, $1, off " + _reach(scope) + "\ns_waitcnt vmcnt(0)\n" + then
+    return tl.inline_asm_elementwise(asm, "=&v,v,~{memory}", [word], dtype=dtype, is_pure=False, pack=1)
+
+
+@triton.jit
+def _stored():
+    """Until the stores of this wave are where a release of another wave finds them."""
+    asm: tl.constexpr = "s_waitcnt vmcnt(0)\nv_mov_b32 $0, 0"
+    tl.inline_asm_elementwise(asm, "=v,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def wait(control, word, expected, scope: tl.constexpr):
+    """Until the word is at least `expected`, with acquire order. Returns 0, unknown to the compiler: added to an
+    address, it makes the load depend on the wait. (It is not bounded here: the control block is not looked at.)"""
+    while _look(word, scope, "") < expected:
+        pass
+    seen = _look(word, scope, "buffer_inv " + _reach(scope)).to(tl.int32)
+    asm: tl.constexpr = "v_readfirstlane_b32 $0, $1\ns_and_b32 $0, $0, 0"
+    return tl.inline_asm_elementwise(asm, "=s,v,~{scc}", [seen], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def notify(signal, scope: tl.constexpr):
+    """Counts one up, with release order, once all threads have stored what they had to."""
+    _stored()
+    portable.notify(signal, scope)
+
+
+@triton.jit
+def entered(control, other, run):
+    """Until a peer has entered this run: its published inputs may be read. Returns 0 as `wait` does."""
+    return wait(control, control + PROGRESS + other, 2 * run + 1, "sys")
+
+
+@triton.jit
+def credit(control, before, world: tl.constexpr):
+    """Until every rank has left the previous run of this slot: nobody reads what lies in it any more, wherever it lies,
+    so it may be written to. (That its home has left is not enough: others may still be reading there.)"""
+    for other in range(world):
+        wait(control, control + PROGRESS + other, before, "sys")
+    tl.debug_barrier()
+
+
+@triton.jit
+def last_out(control, workers):
+    """Whether this is the last worker of the rank to be done."""
+    _stored()
+    return portable.last_out(control, workers)
+
+
+@triton.jit
+def leave(heaps, control, rank, slot, run, world: tl.constexpr):
+    """Ends a run: all signals of it have come and are zero again; tells the peers."""
+    _stored()
+    portable.leave(heaps, control, rank, slot, run, world)

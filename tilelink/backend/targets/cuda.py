@@ -1,0 +1,111 @@
+"""Primitives for NVIDIA GPUs from Hopper on, in PTX: the forms that Triton's passes leave intact (docs/targets.md).
+
+A wait is polled without order by one lane of each warp, acquired once by every lane when the poll has ended, and
+followed by a proxy fence, because what it guards may be read by the TMA, which is another proxy. The zero it returns
+is computed from the word that was acquired, in a way no compiler sees through: what adds it to an address can't be
+moved before the wait. A notification is one thread's release after a barrier of the block.
+"""
+
+import triton
+import triton.language as tl
+
+from tilelink.backend.targets.multimem import multicast_notify, multicast_store
+from tilelink.backend.targets.polling import polling
+from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, TICKET, last_out, peer
+
+__all__ = [
+    "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
+    "credit", "drain", "enter", "entered", "last_out", "leave", "notify", "peer", "wait",
+    "multicast_notify", "multicast_store",
+]  # fmt: skip
+
+
+@triton.constexpr_function
+def _by_one_thread(instruction):
+    """PTX by which the first thread of a block carries out an instruction, while the others go on."""
+    return f"""{{
+        .reg .pred %first; .reg .b32 %thread;
+        mov.u32 %thread, %tid.x; setp.eq.u32 %first, %thread, 0;
+        @%first {instruction}
+        mov.b32 $0, 0;
+    }}"""
+
+
+@triton.jit
+def _until(control, word, expected, scope: tl.constexpr, lanes: tl.constexpr, fence: tl.constexpr):
+    """Polls, acquires, and returns the zero that depends on it."""
+    bits: tl.constexpr = word.dtype.scalar.element_ty.primitive_bitwidth
+    asm: tl.constexpr = polling(bits, scope, lanes, fence)
+    constraints: tl.constexpr = "=r,l,l,l,~{memory}" if bits == 64 else "=r,l,r,l,~{memory}"
+    least = tl.cast(expected, word.dtype.scalar.element_ty)
+    operands = [word, least, control.to(tl.int64)]
+    seen = tl.inline_asm_elementwise(asm, constraints, operands, dtype=tl.int32, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [seen], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _tell(heaps, rank, progress, world: tl.constexpr):
+    """Tells every peer this rank's progress: released once, then stored to each."""
+    release: tl.constexpr = _by_one_thread("fence.acq_rel.sys;")
+    tl.inline_asm_elementwise(release, "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
+    store: tl.constexpr = _by_one_thread("st.relaxed.sys.global.s64 [$1], $2;")
+    for other in range(world):
+        word = peer(heaps, other, 0, tl.int64) + PROGRESS + rank
+        tl.inline_asm_elementwise(
+            store, "=r,l,l,~{memory}", [word, progress], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def wait(control, word, expected, scope: tl.constexpr):
+    """Until the word is at least `expected`, with acquire order, for whoever reads. Returns 0, unknown to the
+    compiler: added to an address or a coordinate, it makes the load depend on the wait."""
+    return _until(control, word, expected, scope, "one", True)
+
+
+@triton.jit
+def notify(signal, scope: tl.constexpr):
+    """Counts one up, with release order, once all threads have stored what they had to."""
+    tl.debug_barrier()
+    asm: tl.constexpr = _by_one_thread("red.release." + scope + ".global.add.s32 [$1], 1;")
+    tl.inline_asm_elementwise(asm, "=r,l,~{memory}", [signal], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def enter(heaps, control, rank, run, world: tl.constexpr):
+    """Tells every peer that all earlier work of this rank is done, so that its inputs may be read."""
+    _tell(heaps, rank, 2 * run + 1, world)
+
+
+@triton.jit
+def entered(control, other, run):
+    """Until a peer has entered this run: its published inputs may be loaded by threads. Returns 0 as `wait` does."""
+    return _until(control, control + PROGRESS + other, 2 * run + 1, "sys", "one", False)
+
+
+@triton.jit
+def credit(control, before, world: tl.constexpr):
+    """Until every rank has left the previous run of this slot: nobody reads what lies in it any more, wherever it lies,
+    so it may be written to. (That its home has left is not enough: others may still be reading there.)"""
+    other = tl.minimum(tl.arange(0, triton.next_power_of_2(world)), world - 1)
+    _until(control, control + PROGRESS + other, before, "sys", "all", False)
+    tl.debug_barrier()
+
+
+@triton.jit
+def drain(control, signals, expected, here, scope: tl.constexpr):
+    """Until a block of signals have been given `expected` times, where `here` holds; then zeroes them. The barrier:
+    several threads may poll one signal, and none may see it zeroed."""
+    _until(control, signals, tl.where(here, expected, 0), scope, "all", False)
+    tl.debug_barrier()
+    tl.store(signals, tl.zeros(signals.shape, tl.int32), mask=here)
+
+
+@triton.jit
+def leave(heaps, control, rank, slot, run, world: tl.constexpr):
+    """Ends a run: all signals of it have come and are zero again; tells the peers."""
+    tl.store(control + TICKET, 0)
+    tl.store(control + SLOT_LEFT + slot, 2 * run + 2)
+    tl.store(control + RUN, run + 1)
+    tl.debug_barrier()
+    _tell(heaps, rank, 2 * run + 2, world)
