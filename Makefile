@@ -3,6 +3,8 @@
 # Without a GPU: the torch this is developed on and the Triton that its CUDA build pins. They are installed in one
 # command, or pip would choose them apart. With a GPU the machine's own torch is used, or else the registry's newest.
 TORCH = torch==2.13.0 triton==3.7.1
+# The NVSHMEM whose bitcode the tests link: 139 MB, beside .venv, since torch would take an installed one for its own.
+NVSHMEM = nvidia-nvshmem-cu12==3.4.5
 # The oldest and the newest supported Triton, which `make versions` runs the marked tests on.
 TRITONS = 3.6.0 3.9.0
 
@@ -22,7 +24,7 @@ help: ## list the targets
 
 setup: $(READY) ## create .venv, or bring it up to date
 
-test: $(READY) ## the tests, without those marked verify or gpu
+test: $(READY) .triton/nvshmem/.ready ## the tests, without those marked verify or gpu
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(RUN) -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(READY) ## ruff and mypy
@@ -37,7 +39,7 @@ gpu: ## one script of under 8 minutes for a machine with a GPU; results in bench
 		|| { $(MAKE) --no-print-directory setup; python=$(RUN); }; \
 	PYTHONPATH=$(CURDIR) $$python -m bench.gpu $(ARGS)
 
-verify: versions ## the long suites, and the Triton versions
+verify: versions .triton/nvshmem/.ready ## the long suites, and the Triton versions
 	$(RUN) -m pytest -q -m "verify and not gpu" $(ARGS)
 
 versions: $(TRITONS:%=triton-%) ## the tests marked versions, on the oldest and the newest Triton
@@ -57,6 +59,11 @@ $(READY): pyproject.toml Makefile tools/setup.py
 	rm -rf $(@D)
 	$(RUN) -m pip install -q --disable-pip-version-check --no-deps --target $(@D) triton==$*
 	@touch $@
+
+# Where it can't be had, the tests that need it say so.
+.triton/nvshmem/.ready: .venv/pyvenv.cfg
+	rm -rf $(@D)
+	-$(RUN) -m pip install -q --disable-pip-version-check --no-deps --target $(@D) $(NVSHMEM) && touch $@
 
 .PHONY: $(TRITONS:%=triton-%)
 .PRECIOUS: .triton/%/.ready

@@ -70,7 +70,7 @@ def each_compiled(
     def one(program: tuple[Lowered, Sizes]) -> tuple[Compiled, ...]:
         return _compiled_here(*program, sass)
 
-    jobs = list(programs)
+    jobs = [(lowered, sizes) for lowered, sizes in programs if lowered.options]  # which may raise, here and not there
     for (lowered, _), (result, problem) in zip(jobs, _in_children(one, jobs, processes), strict=True):
         yield result or CompileError(f"{lowered.program.name} for {lowered.target.name}: {problem}")
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import sympy
 
@@ -21,6 +22,7 @@ from tilelink.backend.addresses import Addresses
 from tilelink.backend.emit import RoleEmitter, Writer, write_expected
 from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.multicast import MulticastEmitter
+from tilelink.backend.nvshmem import libraries
 from tilelink.backend.targets import Target
 from tilelink.errors import ScheduleError, Site
 from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
@@ -75,13 +77,15 @@ class Lowered:
         return stage_bytes(self.program) if self.target.network else 0
 
     @property
-    def options(self) -> dict[str, int]:
+    def options(self) -> dict[str, Any]:
         """How Triton has to compile the kernels. Loops are pipelined only where their source says so, since Triton
         carries loads past a wait in a loop that it pipelines. A worker has all registers of its SM: assemblers that
-        think of two workers on one spill for it."""
-        options = {"num_warps": self.warps, "num_stages": 1}
+        think of two workers on one spill for it. Across nodes, NVSHMEM's bitcode is linked in. Raises NvshmemError."""
+        options: dict[str, Any] = {"num_warps": self.warps, "num_stages": 1}
         if self.target.registers is not None:
             options["maxnreg"] = min(255, self.target.registers // (self.warps * self.target.warp_size))
+        if linked := libraries(self.target):
+            options["extern_libs"] = linked
         return options
 
     @property

@@ -67,7 +67,8 @@ def wait(control, word, expected, scope: tl.constexpr):
 def notify(signal, scope: tl.constexpr):
     """Counts one up, with release order, once all threads have stored what they had to."""
     tl.debug_barrier()
-    asm: tl.constexpr = _by_one_thread("red.release." + scope + ".global.add.s32 [$1], 1;")
+    add: tl.constexpr = "add.u64" if signal.dtype.element_ty.primitive_bitwidth == 64 else "add.s32"
+    asm: tl.constexpr = _by_one_thread("red.release." + scope + ".global." + add + " [$1], 1;")
     tl.inline_asm_elementwise(asm, "=r,l,~{memory}", [signal], dtype=tl.int32, is_pure=False, pack=1)
 
 

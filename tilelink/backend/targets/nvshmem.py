@@ -1,0 +1,225 @@
+"""Primitives for NVIDIA GPUs on several nodes: peers of the own node by pointers, all others through NVSHMEM.
+
+The table `heaps` holds, for a rank of this node, the address of its heap, and for a far one -(pe + 1), the number
+that NVSHMEM knows it by. NVSHMEM names far memory by the own address of the same symmetric place. So a table says all,
+and a sub-group is a table of fewer entries.
+
+Signals are pairs of words: near ranks add to the first with GPU atomics, far ones to the second through the network,
+since NVSHMEM promises that its signals are atomic to each other, and to nothing else. A wait adds both up.
+
+The externs are declared with the types of the C functions in NVSHMEM's headers, a pointer as its 64 bits. Triton calls
+an extern of scalars once in every thread: as functions ending in `_block` want it, while the others are called by one.
+"""
+
+import triton
+import triton.language as tl
+from triton.language import core
+
+from tilelink.backend.targets.cuda import _by_one_thread, _until, credit, entered, notify
+from tilelink.backend.targets.polling import polling
+from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, TICKET, last_out, peer
+
+__all__ = [
+    "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
+    "complete", "credit", "drain", "enter", "entered", "far", "fetch", "last_out", "leave", "notify", "notify_far",
+    "peer", "put", "put_notify", "wait",
+]  # fmt: skip
+
+ADD = tl.constexpr(10)  # NVSHMEM_SIGNAL_ADD
+AT_LEAST = tl.constexpr(5)  # NVSHMEM_CMP_GE
+INT32, INT64 = core.dtype("int32"), core.dtype("int64")
+
+
+def _call(function, arguments, dtypes, semantic):
+    """A call of a C function. Those that return nothing are declared with a result that nobody reads."""
+    symbols = {tuple(dtypes): (function, INT32)}
+    return core.extern_elementwise("", "", arguments, symbols, is_pure=False, _semantic=semantic)
+
+
+@core.extern
+def putmem_nbi_block(target, source, size, pe, _semantic=None):
+    """Starts a copy of `size` bytes. Called by the block."""
+    return _call("nvshmemx_putmem_nbi_block", [target, source, size, pe], [INT64, INT64, INT64, INT32], _semantic)
+
+
+@core.extern
+def putmem_signal_nbi_block(target, source, size, signal, value, operation, pe, _semantic=None):
+    """Starts a copy of `size` bytes and, when they are there, of an operation on a word. Called by the block."""
+    dtypes = [INT64, INT64, INT64, INT64, INT64, INT32, INT32]
+    arguments = [target, source, size, signal, value, operation, pe]
+    return _call("nvshmemx_putmem_signal_nbi_block", arguments, dtypes, _semantic)
+
+
+@core.extern
+def getmem_block(target, source, size, pe, _semantic=None):
+    """Copies `size` bytes from a peer, and returns when they are here. Called by the block."""
+    return _call("nvshmemx_getmem_block", [target, source, size, pe], [INT64, INT64, INT64, INT32], _semantic)
+
+
+@core.extern
+def signal_op(signal, value, operation, pe, _semantic=None):
+    """Starts an operation on a word of a peer. Called by a thread."""
+    return _call("nvshmemx_signal_op", [signal, value, operation, pe], [INT64, INT64, INT32, INT32], _semantic)
+
+
+@core.extern
+def uint64_test(word, comparison, value, _semantic=None):
+    """Compares a word; where that holds, what was put before the word was signalled can be read. Called by a thread."""
+    return _call("nvshmem_uint64_test", [word, comparison, value], [INT64, INT32, INT64], _semantic)
+
+
+@core.extern
+def fence(_semantic=None):
+    """What this PE has put to a peer arrives there before all that it puts or signals later. Called by a thread."""
+    return _call("nvshmem_fence", [], [], _semantic)
+
+
+@core.extern
+def quiet(_semantic=None):
+    """Until all that this PE has put has arrived. Called by a thread."""
+    return _call("nvshmem_quiet", [], [], _semantic)
+
+
+# ---- who, and how much -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def far(heaps, other):
+    """Whether a rank is on another node."""
+    return tl.load(heaps + other) < 0
+
+
+@triton.jit
+def pe_of(heaps, other):
+    """NVSHMEM's number of a far rank."""
+    return (-1 - tl.load(heaps + other)).to(tl.int32)
+
+
+@triton.jit
+def bytes_of(pointer, count):
+    """Size of so many elements."""
+    return tl.cast(count, tl.int64) * (pointer.dtype.element_ty.primitive_bitwidth // 8)
+
+
+@triton.jit
+def leader():
+    """Whether this is the first thread of the block: a branch on it is taken by one thread. No barrier may stand in
+    it. (A block of one element would not do: every thread holds a copy of it, and calls.)"""
+    return tl.inline_asm_elementwise("mov.u32 $0, %tid.x;", "=r", [], dtype=tl.int32, is_pure=True, pack=1) == 0
+
+
+# ---- data --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def put(heaps, other, target, source, count):
+    """Sends `count` elements to a far rank. Both are places of the own heap: of the peer's in the same place there."""
+    size = bytes_of(source, count)
+    putmem_nbi_block(target.to(tl.int64), source.to(tl.int64), size, pe_of(heaps, other))
+
+
+@triton.jit
+def put_notify(heaps, other, target, source, count, signal):
+    """Sends `count` elements, then counts a signal of the peer one up: ordered by NVSHMEM, without a fence."""
+    size = bytes_of(source, count)
+    word = (signal + 1).to(tl.int64)
+    pe = pe_of(heaps, other)
+    putmem_signal_nbi_block(target.to(tl.int64), source.to(tl.int64), size, word, tl.cast(1, tl.int64), ADD, pe)
+
+
+@triton.jit
+def fetch(heaps, other, target, source, count):
+    """Brings `count` elements from a far rank, and returns when all threads may read them."""
+    getmem_block(target.to(tl.int64), source.to(tl.int64), bytes_of(source, count), pe_of(heaps, other))
+
+
+@triton.jit
+def complete():
+    """Until all that this rank has put has arrived: then its sources may be written to again, and others than those
+    it was put to may be told, which a fence does not order."""
+    if leader():
+        quiet()
+    tl.debug_barrier()
+
+
+# ---- signals -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def notify_far(heaps, other, signal):
+    """Counts a signal of a far rank one up, after all that was put there before. A put and a later signal are ordered
+    by a fence only, whatever thread starts them."""
+    pe = pe_of(heaps, other)
+    tl.debug_barrier()
+    if leader():
+        fence()
+        signal_op((signal + 1).to(tl.int64), tl.cast(1, tl.int64), ADD, pe)
+
+
+@triton.jit
+def _until_both(control, signal, expected, scope: tl.constexpr, lanes: tl.constexpr, fence: tl.constexpr):
+    """Until near and far ranks together have counted up to `expected`, with acquire order; how often far ones have."""
+    asm: tl.constexpr = polling(64, scope, lanes, fence, pair=True)
+    operands = [signal, tl.cast(expected, tl.int64), control.to(tl.int64)]
+    return tl.inline_asm_elementwise(asm, "=r,l,l,l,~{memory}", operands, dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def wait(control, signal, expected, scope: tl.constexpr):
+    """Until a signal is at least `expected`, with acquire order. Returns 0 as `cuda.wait` does. Where far ranks have
+    counted, NVSHMEM is asked too: some machines have to be told to make visible what came with the signal."""
+    if scope == "gpu":  # this rank alone counts it
+        return _until(control, signal, expected, scope, "one", True)
+    from_far = _until_both(control, signal, expected, scope, "one", True)
+    if (from_far > 0) & leader():
+        uint64_test((signal + 1).to(tl.int64), AT_LEAST, tl.cast(0, tl.int64))
+    tl.debug_barrier()
+    return tl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [from_far], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def drain(control, signals, expected, here, scope: tl.constexpr):
+    """Until a block of signals have been given `expected` times, where `here` holds; then zeroes them. The barrier:
+    several threads may poll one signal, and none may see it zeroed."""
+    _until_both(control, signals, tl.where(here, expected, 0), scope, "all", False)
+    tl.debug_barrier()
+    tl.store(signals, tl.zeros(signals.shape, tl.int64), mask=here)
+    tl.store(signals + 1, tl.zeros(signals.shape, tl.int64), mask=here)
+
+
+# ---- the run -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _tell(heaps, control, rank, progress, world: tl.constexpr):
+    """Tells every peer this rank's progress. It grows by one each time, so a far word is counted up: additions give
+    the same sum in whatever order a network delivers them, where an older value could land on a newer one."""
+    store: tl.constexpr = _by_one_thread("st.relaxed.sys.global.s64 [$1], $2;")
+    if leader():
+        fence()  # of the whole GPU's stores too, which releases what near peers are told
+    for other in range(world):
+        if far(heaps, other):
+            pe = pe_of(heaps, other)
+            if leader():
+                signal_op((control + PROGRESS + rank).to(tl.int64), tl.cast(1, tl.int64), ADD, pe)
+        else:
+            word = peer(heaps, other, 0, tl.int64) + PROGRESS + rank
+            tl.inline_asm_elementwise(
+                store, "=r,l,l,~{memory}", [word, progress], dtype=tl.int32, is_pure=False, pack=1
+            )
+
+
+@triton.jit
+def enter(heaps, control, rank, run, world: tl.constexpr):
+    """Tells every peer that all earlier work of this rank is done, so that its inputs may be read."""
+    _tell(heaps, control, rank, 2 * run + 1, world)
+
+
+@triton.jit
+def leave(heaps, control, rank, slot, run, world: tl.constexpr):
+    """Ends a run: all signals of it have come and are zero again; tells the peers."""
+    tl.store(control + TICKET, 0)
+    tl.store(control + SLOT_LEFT + slot, 2 * run + 2)
+    tl.store(control + RUN, run + 1)
+    tl.debug_barrier()
+    _tell(heaps, control, rank, 2 * run + 2, world)
