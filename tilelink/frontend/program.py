@@ -260,8 +260,8 @@ class Program:
         if not hasattr(group, "call"):
             what = "missing" if group is None else f"a {type(group).__name__}"
             raise ArgumentError(
-                f"{self.name} runs on a rank of a group; group= is {what}. In CpuWorld.run(function), function gets it; "
-                "of a group of torch.distributed, tilelink.group(process_group) makes one",
+                f"{self.name} runs on a rank of a group; group= is {what}. In CpuWorld.run(function), function gets "
+                "it; of a group of torch.distributed, tilelink.group(process_group) makes one",
                 Site.of_user(),
             )
 
