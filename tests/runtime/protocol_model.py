@@ -90,6 +90,7 @@ class Program:
 
     send: tuple[Step, ...] = ()
     receive: tuple[Step, ...] = ()
+    engine: tuple[Store | Notify | Read, ...] = ()  # what a copy engine does, beside the kernel
     publish: tuple[str, ...] = ()  # own parts that peers read, written on the stream before the kernel
     use: tuple[str, ...] = ()  # own parts that are read on the stream after the kernel
 
@@ -176,6 +177,21 @@ def output(rank: int, world: int) -> Program:
     return Program((Push((rank + 1) % world, "output", "cell 0"),), use=("output",))
 
 
+def engine_push(rank: int, world: int) -> Program:
+    """A copy engine of everybody brings what its user has to everybody."""
+    peers = peers_of(rank, world)
+    copies = ((Read(rank, "input"), Store(p, f"part {rank}"), Notify(p, f"cell {rank}")) for p in peers)
+    return Program((), _receive(rank, peers), tuple(chain.from_iterable(copies)), publish=("input",))
+
+
+def engine_pull(rank: int, world: int) -> Program:
+    """Everybody publishes a part, and a copy engine of everybody fetches those of its peers."""
+    peers = peers_of(rank, world)
+    copies = ((Read(p, "part 0"), Store(rank, f"copy {p}"), Notify(rank, f"cell {p}")) for p in peers)
+    receive = chain.from_iterable((Wait(f"cell {p}"), Read(rank, f"copy {p}")) for p in peers)
+    return Program((), tuple(receive), tuple(chain.from_iterable(copies)), publish=("part 0",))
+
+
 def late(rank: int, world: int) -> Program:
     """Forbidden: everybody's part is written by its left neighbour and read when the run is over."""
     return Program((Push((rank + 1) % world, "part 0", "cell 0"),), use=("part 0",))
@@ -187,6 +203,7 @@ def untold(rank: int, world: int) -> Program:
 
 
 KINDS: tuple[Kind, ...] = (gather, causal, decode, scatter, rowless, pull, partials, output, in_place)
+ENGINES: tuple[Kind, ...] = (engine_push, engine_pull)
 
 
 # ---- The rules.
@@ -206,6 +223,10 @@ class Rules:
     # Does the stream wait, after a run that read the user's input in place, until every peer has left it?
     hold: bool = True
     push: tuple[str, ...] = ("store", "notify")
+    # What comes, on the stream, before a copy engine begins?
+    fork: tuple[str, ...] = ("credit", "enter", "entries")
+    # Does what comes next on the stream come after the engine's copies?
+    join: bool = True
     # Does a worker draw its ticket "after the work", or "before the work"?
     ticket: str = "after the work"
     # Which ticket's worker leaves for its rank, the "last" or the "first"?
@@ -270,7 +291,7 @@ class Turn:
         programs = [kind(r, case.world) for r in range(case.world)]
         self.rules, self.memory, self.rank, self.number, self.slot = rules, memory, rank, number, slot
         self.program, self.peers, self.crowd = programs[rank], peers_of(rank, case.world), case.workers == 2
-        steps = [(r, step) for r, program in enumerate(programs) for step in program.send + program.receive]
+        steps = [(r, step) for r, p in enumerate(programs) for step in p.send + p.receive + p.engine]
         told = Notify | Push if "notify" in rules.push else Notify
         self.due = Counter(  # the notifications that this rank will receive in this run, by cell
             self._cell(rank, step.cell) for _, step in steps if isinstance(step, told) and step.home == rank
@@ -280,6 +301,7 @@ class Turn:
         self.run, self.ticket = memory["run", rank], memory["ticket", rank]
         self.slot_left = memory["slot_left", rank, slot]
         self.launched, self.ended = memory["launched", rank], memory["ended", rank]
+        self.forked, self.copied = memory["forked", rank], memory["copied", rank]
 
     # The threads of a rank. Which worker draws the last ticket makes no difference to any word, so what the
     # last one does stands in the thread of worker 0. A lone worker is its kernel, and draws no ticket.
@@ -287,13 +309,17 @@ class Turn:
     def stream_and_worker_0(self) -> Iterator[Action]:
         """Publish, enter, work, leave; then what the stream does with memory of the user."""
         yield from self.publish()
+        yield from self.fork()
         if self.crowd:
             yield self._do("launch", None, (self.launched, lambda words: self.number + 1))
-        yield from self.enter()
+        if not self.program.engine:
+            yield from self.enter()
         yield from self.work(self.program.send + (() if self.crowd else self.program.receive))
         yield from self.leave()
         if self.crowd:
             yield self._do("end", lambda words: words[self.ended] > self.number)
+        if self.program.engine and self.rules.join:
+            yield self._do("join", lambda words: words[self.copied] > self.number)
         yield from self.use()
 
     def worker_1(self) -> Iterator[Action]:
@@ -301,6 +327,22 @@ class Turn:
         yield self._do("start", lambda words: words[self.launched] > self.number)
         yield from self.work(self.program.receive)
         yield self._do("end", None, (self.ended, lambda words: self.number + 1))
+
+    def engine(self) -> Iterator[Action]:
+        """Copy, in order; a notification is a write of 1."""
+        if not self.program.engine:
+            return
+        yield self._do("begin", lambda words: words[self.forked] > self.number)
+        for step in self.program.engine:
+            match step:
+                case Read(home, part):
+                    yield self._read(home, part)
+                case Store(home, part):
+                    yield self._write("store", home, part)
+                case Notify(home, cell):
+                    word = self._cell(home, cell)
+                    yield self._do(f"notify {cell} of {home}", None, (word, lambda words: 1), access=("atomic", word))
+        yield self._do("copied", None, (self.copied, lambda words: self.number + 1))
 
     # The rules, in the order in which a run meets them.
 
@@ -315,6 +357,22 @@ class Turn:
         """Tell every peer that this rank has entered."""
         for peer in self.peers:
             yield self._tell("enter", peer, lambda words: entered(words[self.run]))
+
+    def fork(self) -> Iterator[Action]:
+        """Let the engine begin, once it may write anywhere and what it reads is there."""
+        if not self.program.engine:
+            return
+        for what in self.rules.fork:
+            match what:
+                case "credit":
+                    yield from self._await_left(self.peers)
+                case "enter":
+                    yield from self.enter()
+                case "entries":
+                    reads = {step.home for step in self.program.engine if isinstance(step, Read)}
+                    for home in sorted(h for h in reads if any(h == r for r, _ in self.published)):
+                        yield from self.await_enter(home)
+        yield self._do("fork", None, (self.forked, lambda words: self.number + 1))
 
     def work(self, steps: Iterable[Step]) -> Iterator[Action]:
         """Do a worker's steps and draw its ticket."""
@@ -373,8 +431,7 @@ class Turn:
         """Read a part; if its home published it, once that has entered."""
         if (home, part) in self.published:
             yield from self.await_enter(home)
-        word = self._part(home, part)
-        yield self._do(f"read {part} of {home}", access=("load", word), expects=payload(self.number))
+        yield self._read(home, part)
 
     def await_enter(self, home: int) -> Iterator[Action]:
         """Wait until a peer has entered this run."""
@@ -411,7 +468,7 @@ class Turn:
 
     def use(self) -> Iterator[Action]:
         """Hold the stream while peers read the user's input; what then follows on it may read the outputs."""
-        if self.rules.hold and any(part in USERS for part in self.program.publish):
+        if self.rules.hold and any(part in USERS & self.visited for part in self.program.publish):
             for peer in self.peers:
                 yield self._await_progress("exit", peer, lambda words: left(self.number))
         for part in self.program.use:
@@ -444,6 +501,10 @@ class Turn:
         value = (word, lambda words: payload(self.number))
         return self._do(f"{text} {part} of {home}", None, value, access=("store", word))
 
+    def _read(self, home: int, part: str) -> Action:
+        access = "load", self._part(home, part)
+        return self._do(f"read {part} of {home}", access=access, expects=payload(self.number))
+
     def _tell(self, text: str, peer: int, value: Callable[[Words], int]) -> Action:
         return self._do(f"{text} at {peer}", None, (self.memory["progress", peer, self.rank], value))
 
@@ -469,6 +530,8 @@ def threads_of(case: Case, rules: Rules) -> tuple[list[list[Action]], Words]:
         if case.workers == 2:
             steps = chain.from_iterable(turn.worker_1() for turn in turns)
             threads.append([step._replace(worker=1) for step in steps])
+        if copies := list(chain.from_iterable(turn.engine() for turn in turns)):
+            threads.append([step._replace(worker=2) for step in copies])
     return threads, (0,) * len(memory)
 
 
@@ -567,6 +630,7 @@ class Family:
 PICKS = ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1))  # of two slots for three runs, up to the slots' names
 
 PAIRS = tuple(lane(*kinds, world=3) for kinds in product((*KINDS, relay), repeat=2))
+TWO = tuple(lane(*kinds, world=2) for kinds in product((*KINDS, *ENGINES), repeat=2) if set(kinds) & set(ENGINES))
 MIXED = ((pull, rowless, gather), (partials, decode, causal))
 
 FAMILIES = (
@@ -595,6 +659,12 @@ FAMILIES = (
         "pull, rowless, gather or partials, decode, causal, every pick of 2 slots, 3 ranks",
         tuple(lane(*kinds, world=3, slots=p) for kinds in MIXED for p in PICKS),
     ),
+    Family("every 2 kinds but relay of which one has engines, 1 slot, 2 ranks", TWO),
+    Family(
+        "engines 3 times, every pick of 2 slots, 2 ranks",
+        tuple(lane(*kinds, world=2, slots=p) for kinds in product(ENGINES, repeat=3) for p in PICKS),
+    ),
+    Family("engines, 1 slot, 3 ranks", tuple(lane(kind, world=3) for kind in ENGINES)),
     Family(
         "any kind but relay 3 times, 1 slot, a world of 1",
         tuple(lane(kind, kind, kind, world=1) for kind in KINDS),
@@ -668,6 +738,9 @@ MUTANTS = (
     ),
     Mutant("slot_left kept", Rules(advance=("ticket", "run")), lane(decode, decode, world=2), "wrong"),
     Mutant("run kept", Rules(advance=("ticket", "slot_left")), lane(pull, pull, world=2), "wrong"),
+    Mutant("engine without credit", Rules(fork=("enter", "entries")), lane(engine_push, engine_push, world=2), "wrong"),
+    Mutant("engine without entries", Rules(fork=("credit", "enter")), lane(engine_pull, world=2), "wrong"),
+    Mutant("engine not joined", Rules(join=False), lane(engine_push, engine_push, world=2), "wrong"),
     Mutant("forbidden: the slot read after the run", PROTOCOL, lane(late, late, world=2), "wrong"),
     Mutant("forbidden: a store without notification", PROTOCOL, lane(untold, world=2), "wrong"),
 )

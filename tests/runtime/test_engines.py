@@ -186,3 +186,14 @@ def test_what_comes_after_a_run_comes_after_its_copies(monkeypatch: pytest.Monke
     for seed in range(4):
         with pytest.raises(RaceError, match=r"engine\.py"):
             small_world(2, sms=8).run(overwrite, seed=seed)
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    """The kernel that enters before the copies waits for it, and who waits for that is said, each once."""
+    call = engine_call("reader", (16, 16))
+    with pytest.raises(StuckError) as e:
+        small_world(2).run(lambda group: call.on(group) if group.rank == 0 else None)
+    lines = [line.strip() for line in str(e.value).splitlines()]
+    assert "worker 0 of all_gather_matmul_enter run 0: waits for rank 1 to go on, which has not entered" in lines[1]
+    late = "of all_gather_matmul run 0: not begun, because a launch before it is not done"
+    assert [line for line in lines if "engine" in line] == [f"rank 0 engine to rank {p} {late}" for p in range(2)]

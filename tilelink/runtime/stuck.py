@@ -31,7 +31,7 @@ def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int] = (
     lines += [f"  {line}" for s in deadlock.stuck[:SHOWN] for line in _program(s, launched.get((s.rank, s.launch)))]
     if len(deadlock.stuck) > SHOWN:
         lines.append(f"  and {len(deadlock.stuck) - SHOWN} more workers")
-    lines += [f"  {_unstarted(u, launched.get((u.rank, u.launch)))}" for u in deadlock.unstarted[:SHOWN]]
+    lines += dict.fromkeys(f"  {_unstarted(u, launched.get((u.rank, u.launch)))}" for u in deadlock.unstarted[:SHOWN])
     most = max(runs, default=0)
     fewer = ", ".join(f"rank {r} made {n}" for r, n in enumerate(runs) if n < most)
     if fewer:
