@@ -106,7 +106,9 @@ def _work(step: Step, shape: Shape, world: int, dtype: str) -> str:
     """Tiles and workers of each role on a rank."""
     parts = []
     events = step.events(shape, world, dtype)
-    for role, allotted in events.allotment.items():
-        tile = "x".join(map(str, events.program.role(role).resource.tile))
-        parts.append(f"{role}: {allotted.tiles} tiles of {tile} on {allotted.workers} workers")
+    for role in events.program.roles:
+        tile = "x".join(str(n or "whole") for n in role.resource.tile)
+        allotted = events.allotment[role.name]
+        agents = "streams of the copy engine" if role in events.program.on_engine else "workers"
+        parts.append(f"{role.name}: {allotted.tiles} tiles of {tile} on {allotted.workers} {agents}")
     return ", ".join(parts)

@@ -30,12 +30,14 @@ def draw(case: Case, operations: Sequence[Operation]) -> tuple[str, ...]:
 def timeline_of(case: Case, operations: Sequence[Operation]) -> Timeline:
     """The timeline of all programs of a run. Raises TraceMismatchError where a kernel departs from its program."""
     spans: list[Span] = []
+    agents = None
     for number, step in enumerate(case.form):
         events = step.events(case.sizes, case.world, case.dtype)
         part = timeline(align(events, operations, f"{step.program.name} run {number}"), "")
         first = len(spans)
         spans += [s if s.cause is None else replace(s, cause=s.cause + first) for s in part.spans]
-    return Timeline(_title(case), MEMORY_OPERATIONS, EXECUTED, tuple(spans))
+        agents = part.agents or agents
+    return Timeline(_title(case), MEMORY_OPERATIONS, EXECUTED, tuple(spans), agents)
 
 
 def _title(case: Case) -> str:
