@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bench.records import cores
 from tilelink.runtime.cpu_world import CpuWorld
 from tilelink.runtime.cuda.device import CudaDevice
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
@@ -28,7 +29,7 @@ class Place:
     None where there are no graphs. `clock(call)`: microseconds that a call takes on the device. `settle()`
     waits until the device is idle. `on_gpu`: times say
     something, and kernels bound their own waits. `sizes`: of the checks; `parts`: uneven ones for so many ranks;
-    `gemms`: M, N and K by name; `repeats`: of what is timed."""
+    `gemms`: M, N and K by name; `repeats`: of what is timed; `compilers`: processes that compile ahead, 0 for none."""
 
     device: str
     place: torch.device
@@ -41,6 +42,7 @@ class Place:
     parts: Mapping[int, tuple[int, ...]]
     gemms: Mapping[str, tuple[int, int, int]]
     repeats: int
+    compilers: int = 0
 
 
 def gpu() -> Place:
@@ -55,7 +57,7 @@ def gpu() -> Place:
     layers |= {f"{n}, down": (8192, h, i // rank) for n, (h, i) in GEMMS.items()}
     return Place(
         device.name, device.place, True, world, _capture, _by_events, torch.cuda.synchronize,
-        {"M": 1024, "N": 768, "K": 512}, {2: (300, 33), 4: (5, 0, 300, 129)}, layers, 30,
+        {"M": 1024, "N": 768, "K": 512}, {2: (300, 33), 4: (5, 0, 300, 129)}, layers, 30, min(12, cores()),
     )  # fmt: skip
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import torch
 
 from bench.check import LIMITS, relative_rms
-from bench.gpu.place import Place
+from bench.gpu.place import Place, gpu
 from bench.gpu.report import Report
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import even_parts
@@ -74,15 +76,42 @@ def first(place: Place, report: Report) -> None:
         _results(place, report, world, "bfloat16", "push", even_parts(place.sizes["M"], world), calls=1, kinds=(True,))
 
 
+Case = tuple[int, str, str, tuple[int, ...]]
+"""World, dtype, schedule, and the parts of M."""
+
+
+def cases(place: Place) -> list[Case]:
+    """Every dtype and schedule, even and uneven parts."""
+    even = [(w, d, s, even_parts(place.sizes["M"], w)) for w in WORLDS for d in DTYPES for s in schedules(place)]
+    uneven = [(w, DTYPES[0], s, parts) for w, parts in place.parts.items() for s in schedules(place)]
+    return even + uneven
+
+
 def results(place: Place, report: Report) -> None:
-    """Every dtype and schedule, even and uneven parts, two calls in a row of different inputs."""
-    for world in WORLDS:
-        for dtype in DTYPES:
-            for schedule in schedules(place):
-                _results(place, report, world, dtype, schedule, even_parts(place.sizes["M"], world))
-    for world, parts in place.parts.items():
-        for schedule in schedules(place):
-            _results(place, report, world, "bfloat16", schedule, parts)
+    """Two calls in a row of different inputs, in all cases."""
+    if place.compilers:
+        with report.case("kernels compiled ahead", processes=place.compilers):
+            _compile_ahead(place)
+    for world, dtype, schedule, parts in cases(place):
+        _results(place, report, world, dtype, schedule, parts)
+
+
+def _compile_ahead(place: Place) -> None:
+    """Fills Triton's cache on disk, on all cores: one after the other, it would take longer than all the rest."""
+    with ProcessPoolExecutor(place.compilers, get_context("spawn")) as pool:
+        for made in [pool.submit(_prepare, case) for case in cases(place)]:
+            made.exception(timeout=90)  # what is wrong with a case is found when it is its turn
+
+
+def _prepare(case: Case) -> None:
+    world, dtype, schedule, parts = case
+    place = gpu()
+    inputs = Inputs(place, parts, dtype, whole=True)
+    place.world(world).run(
+        lambda group: all_gather_matmul.prepare(
+            inputs.x[group.rank], inputs.weight[group.rank], schedule=schedule, group=group, parts={"M": parts}
+        )
+    )
 
 
 def _results(

@@ -109,6 +109,7 @@ def _signals_set(place: Place, sets: Tensors) -> Call:
     world: VirtualWorld = _world(place, sets)
     script, group = _script(world, all_gather_matmul, sets, "push", gathers=True)
     prepared = script.record.prepared
+    assert [t.name for t in prepared.program.on_heap] == ["full"], "the rows begin where the slot's data do"
     (signals,) = prepared.program.signals
     ((_, at, cells),) = script.record.signals
     counts = expected_counts(prepared.program, signals, prepared.sizes)[0]
