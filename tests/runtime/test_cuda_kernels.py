@@ -81,7 +81,7 @@ class Compiling(StandIn):
 
     def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
         self.loads.append(kernel)
-        return load(getattr(prepared.module, kernel), arguments, prepared.lowered.warps, Driver(Library()))
+        return load(getattr(prepared.module, kernel), arguments, Driver(Library()), **prepared.lowered.options)
 
 
 @pytest.fixture
@@ -108,7 +108,8 @@ def test_arguments_of_a_launch(triton: TritonDriver, schedule: str) -> None:
     for inputs, out, (_, grid, stream, values) in zip(sets, outs[1], mine, strict=True):
         by_name = dict(zip(step.names, values, strict=True))  # type: ignore[union-attr]
         assert grid == (6, 1, 1) and stream == ranks.groups[1].stream.cuda_stream
-        assert by_name["weight"] is inputs.weight[1] and by_name["out"] is out
+        (blocks,) = (v for n, v in by_name.items() if n.startswith("weight_blocks"))
+        assert blocks.base is inputs.weight[1] and by_name["out"] is out
         assert by_name["rank"] == 1 and by_name["world"] == 2 and by_name["heaps"] is ranks.lane.table
         assert by_name["N"] == inputs.weight[1].shape[1] and by_name["gather_workers"] == 2
 

@@ -10,7 +10,7 @@ import torch
 
 from tilelink.backend.targets import portable
 from tilelink.frontend.program import Program
-from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.schedule import CopyEngine, Schedule
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.bounds import Bounds
 from tilelink.runtime.cuda.device import Device
@@ -44,12 +44,14 @@ class CudaLane:
         device.synchronize(device.current())  # what makes the heaps is not on that stream
 
     def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
-        """The program, made once for a schedule, dtypes and sizes."""
+        """The program, made once for a schedule, dtypes and sizes. Beside a copy engine it leaves an SM free: a copy
+        inside one device may take one, and the workers that wait for it would not let it begin."""
         dtypes, sizes = tuple(arguments.dtypes.items()), tuple(arguments.sizes.items())
         key = program, schedule, dtypes, sizes, arguments.absent, arguments.described
         if key not in self.prepared:
-            made = prepare(program, arguments, schedule, self.layout.world, self.sms, self.target)
-            self.prepared[key] = made
+            resources = program.schedule(schedule, arguments.absent).values()
+            sms = self.sms - any(isinstance(r, CopyEngine) for r in resources)
+            self.prepared[key] = prepare(program, arguments, schedule, self.layout.world, sms, self.target)
         return self.prepared[key]
 
     def clear(self, rank: int, flag: torch.Tensor) -> None:
