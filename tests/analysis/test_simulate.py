@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 import tilelink as tk
 from bench.validation.programs import reduce_scatter
 from tilelink.analysis.machine import Machine, machine
-from tilelink.analysis.simulate import Prediction
+from tilelink.analysis.simulate import Prediction, predict, steps_of
 from tilelink.analysis.simulate.steps import fold
-from tilelink.errors import MachineError, MachineMemoryError, ScheduleError, StuckError, TileLinkError
+from tilelink.errors import MachineError, MachineMemoryError, ScheduleError, StuckError, TileLinkError, UnsafeProgramError
 from tilelink.frontend.program import Program
+from tilelink.frontend.sizes import Sizes
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul import matmul
@@ -226,7 +227,6 @@ def runs(draw: st.DrawFn) -> Prediction:
 @given(runs())
 def test_bounds_hold_and_parts_add_up(p: Prediction) -> None:
     assert p.bound_us <= p.makespan_us and p.compute_us <= p.makespan_us and 0 < p.efficiency <= 1
-    assert p.comm_us <= p.makespan_us
     timeline = p.timeline  # which checks that workers do one thing at a time, and that waits lie in their tiles
     assert timeline.stop <= p.makespan_us + 1e-9
     busy = sum(timeline.busy(rank, role) for rank in timeline.ranks for role in timeline.roles)
@@ -242,10 +242,8 @@ def test_bounds_hold_and_parts_add_up(p: Prediction) -> None:
     assert not np.isnan(p.run.tile_stop).any()
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.integers(0, 10_000))
-def test_faster_links_never_slow_a_transfer_bound_run(seed: int) -> None:
-    world = 2 + seed % 4
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_faster_links_never_slow_a_transfer_bound_run(world: int) -> None:
     slow = gathered(machine("l20"), count=2, world=world)
     fast = gathered(machine("l20").changed(agents__load_store__saturation=1000.0), count=2, world=world)
     assert fast.makespan_us <= slow.makespan_us + 1e-9
@@ -308,8 +306,13 @@ def backwards(x: tk.Local("M", "K"), z: tk.Local("M", "K")):
 
 def test_who_waits_for_ever_is_named() -> None:
     schedule = tk.Schedule(makes=tk.SMs(tile=(16, 16)), waits=tk.SMs(tile=(16, 16)))
+    sizes = {"M": 16, "K": 16}
+    with pytest.raises(UnsafeProgramError, match="backwards is not safe to run"):
+        backwards.simulate(schedule, machine="h100", world=1, **sizes)
+    bound = backwards.bind(schedule, "bfloat16")
+    steps = steps_of(bound, Sizes.of(bound, 1, sizes), machine("h100"), {})
     with pytest.raises(StuckError, match=r"no rank can go on: rank 0 worker 0 waits tile 0: wait y\[M\[0:16\]") as e:
-        backwards.simulate(schedule, machine="h100", world=1, M=16, K=16)
+        predict(steps, machine("h100"), {})
     assert e.value.site is not None and e.value.site.file == __file__
 
 

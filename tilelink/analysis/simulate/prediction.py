@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelink.analysis.check import check_events
 from tilelink.analysis.events import WRITE, Events
 from tilelink.analysis.machine import Machine
 from tilelink.analysis.paths import Link, critical_path, idle
@@ -131,10 +132,12 @@ def simulate(
     program: TileProgram, sizes: Sizes, machine: Machine, agents: Mapping[str, str] | None = None
 ) -> Prediction:
     """Predicts a run of the program. `agents`: by role, another agent than that of its resource, such as
-    {"gather": "copy_engine"}: a question of the kind "what if". Raises MachineError, MachineMemoryError, StuckError
-    and what unrolling raises."""
+    {"gather": "copy_engine"}: a question of the kind "what if". Raises MachineError, MachineMemoryError, what unrolling
+    raises, and UnsafeProgramError for a program that the check finds unsafe: there is no saying how long it takes."""
     agents = dict(agents or {})
-    return predict(steps_of(program, sizes, machine, agents), machine, agents)
+    steps = steps_of(program, sizes, machine, agents)
+    check_events(steps.events).raise_if_unsafe()
+    return predict(steps, machine, agents)
 
 
 def steps_of(program: TileProgram, sizes: Sizes, machine: Machine, agents: Mapping[str, str]) -> Steps:
