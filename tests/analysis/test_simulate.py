@@ -17,7 +17,14 @@ from bench.validation.programs import reduce_scatter
 from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import Prediction, predict, steps_of
 from tilelink.analysis.simulate.steps import fold
-from tilelink.errors import MachineError, MachineMemoryError, ScheduleError, StuckError, TileLinkError, UnsafeProgramError
+from tilelink.errors import (
+    MachineError,
+    MachineMemoryError,
+    ScheduleError,
+    StuckError,
+    TileLinkError,
+    UnsafeProgramError,
+)
 from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels import operators
@@ -108,7 +115,8 @@ def test_nodes_are_joined_by_their_nics() -> None:
     agents = {**free.agents, "nic": replace(near.agent("nic"), setup_us=5.0, push=1.0, pull=1.0, saturation=1.0)}
     on = replace(free, agents=agents)
     assert gathered(on, world=2).makespan_us == pytest.approx(0, abs=0.1)
-    assert gathered(on, world=3).makespan_us == pytest.approx(2 * (SIZE / 1e3 + 5), rel=0.01)  # rank 2: two parts
+    two, turn = 2 * (SIZE / 1e3 + 5), SIZE / 1e3  # two far parts each, and a turn of a peer's at most
+    assert two < gathered(on, world=4).makespan_us <= two + turn * 1.001
 
 
 def test_a_multicast_leaves_once() -> None:

@@ -28,7 +28,7 @@ from tilelink.errors import Site, TileLinkError
 SCHEMA = 1
 EXIT_CODES = {"ok": 0, "finding": 1, "error": 2}
 COMMANDS = {
-    "list": list_.COMMAND, "check": check.COMMAND, "simulate": simulate.COMMAND, "show": show.COMMAND,
+    "list": list_.COMMAND, "check": check.COMMAND, "show": show.COMMAND, "simulate": simulate.COMMAND,
     "machine": machine.COMMAND, "doctor": doctor.COMMAND,
 }  # fmt: skip
 

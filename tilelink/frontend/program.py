@@ -254,7 +254,7 @@ class Program:
         absent = self.optional if not isinstance(dtypes, Mapping) else self.optional - set(dtypes)
         program = self.bind(schedule, dtypes, absent)
         found = described(machine) if isinstance(machine, str) else machine
-        nodes = found.ranks_per_node if world > found.ranks_per_node else None
+        nodes = found.ranks_per_node if found.ranks_per_node < world <= found.ranks else None
         return simulate(program, Sizes.of(program, world, sizes, nodes), found, agents)
 
     def show(self, stage: str = "program", schedule: Schedule | str | None = None, **options: Any) -> str:
