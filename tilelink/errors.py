@@ -171,6 +171,18 @@ class RankFailedError(TileLinkError):
     """Another rank of the group raised an error in a run that this rank takes part in."""
 
 
+class MachineError(TileLinkError):
+    """A description of a machine with a number that is missing, has no source or can't be."""
+
+
+class UnknownMachineError(MachineError):
+    """A machine of which there is no description."""
+
+
+class MachineMemoryError(TileLinkError):
+    """Tensors of a rank that do not fit the memory of the machine."""
+
+
 class StuckError(TileLinkError):
     """No rank can go on: a wait whose signals will never come."""
 

@@ -63,6 +63,17 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """Bytes under way from one rank's memory to another's."""
+
+    source: int
+    target: int
+    nbytes: float
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True)
 class Timeline:
     """What all workers of all ranks did, in any order.
 
@@ -71,6 +82,7 @@ class Timeline:
     performance.
     `source` says where the times are from (`EXECUTED`, `PREDICTED`, `MEASURED` or words of your own).
     `agents`: workers with this number or a higher one are streams of the copy engine, one a peer; None: there are none.
+    `transfers`: bytes under way between ranks, where they are known.
     """
 
     title: str
@@ -78,6 +90,7 @@ class Timeline:
     source: str
     spans: tuple[Span, ...]
     agents: int | None = None
+    transfers: tuple[Transfer, ...] = ()
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:

@@ -20,14 +20,17 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tilelink.cli import check, doctor, list_, show
+from tilelink.cli import check, doctor, list_, machine, show, simulate
 from tilelink.cli.command import Answer, UsageError
 from tilelink.cli.program import split_target
 from tilelink.errors import Site, TileLinkError
 
 SCHEMA = 1
 EXIT_CODES = {"ok": 0, "finding": 1, "error": 2}
-COMMANDS = {"list": list_.COMMAND, "check": check.COMMAND, "show": show.COMMAND, "doctor": doctor.COMMAND}
+COMMANDS = {
+    "list": list_.COMMAND, "check": check.COMMAND, "show": show.COMMAND, "simulate": simulate.COMMAND,
+    "machine": machine.COMMAND, "doctor": doctor.COMMAND,
+}  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):

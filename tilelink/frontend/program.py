@@ -34,6 +34,8 @@ from tilelink.language import Declared, Launch, Recording, TensorWord, record
 
 if TYPE_CHECKING:
     from tilelink.analysis.check import Report
+    from tilelink.analysis.machine import Machine
+    from tilelink.analysis.simulate import Prediction
     from tilelink.analysis.unroll import Events
 
 
@@ -234,6 +236,26 @@ class Program:
         bound = self.bind(schedule, dtypes, absent)
         exact = Sizes.of(bound, world, sizes, per_node)
         return check(bound, exact, sms=sms or DEFAULT_SMS, reserve=reserve, slot_bytes=slot_bytes)
+
+    def simulate(
+        self,
+        schedule: Schedule | str | None = None,
+        *,
+        machine: str | Machine,
+        world: int,
+        dtypes: Any = "bfloat16",
+        agents: Mapping[str, str] | None = None,
+        **sizes: Any,
+    ) -> Prediction:
+        """Predicts a run on a machine, by its name or description; see `tilelink.analysis.simulate.simulate`."""
+        from tilelink.analysis.machine import machine as described
+        from tilelink.analysis.simulate import simulate
+
+        absent = self.optional if not isinstance(dtypes, Mapping) else self.optional - set(dtypes)
+        program = self.bind(schedule, dtypes, absent)
+        found = described(machine) if isinstance(machine, str) else machine
+        nodes = found.ranks_per_node if found.ranks_per_node < world <= found.ranks else None
+        return simulate(program, Sizes.of(program, world, sizes, nodes), found, agents)
 
     def show(self, stage: str = "program", schedule: Schedule | str | None = None, **options: Any) -> str:
         """The program as text, at a stage: "program", "events" or "triton"; see `tilelink.backend.show`."""

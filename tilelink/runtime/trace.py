@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import NoReturn
 
-from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, Span, Timeline
+from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, Span, Timeline, Transfer
 from tilelink.analysis.unroll import DOT, NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.errors import TraceMismatchError
 from tilelink.runtime.cpu import Box, Operation
@@ -165,6 +165,7 @@ def timeline(trace: Trace, title: str) -> Timeline:
     spans: list[Span] = []
     notifiers: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
     waits: list[tuple[int, int, Operation]] = []
+    transfers: list[Transfer] = []
     clock: dict[tuple[int, int], float] = {}
     for key in order:
         rank, worker, role, _ = key
@@ -182,6 +183,8 @@ def timeline(trace: Trace, title: str) -> Timeline:
             elif events.op[k] == NOTIFY:
                 cell = last.region.name, last.region.rank, last.box[0][0]
                 notifiers.setdefault(cell, []).append((last.sequence, own))
+            elif events.home[k] != rank:
+                transfers.append(_transfer(events, k, operations))
             now = max(now, *(float(o.time) for o in operations))
         spans[own] = replace(spans[own], stop=now)
         clock[rank, worker] = now
@@ -190,7 +193,14 @@ def timeline(trace: Trace, title: str) -> Timeline:
         before = [own for sequence, own in notifiers.get(cell, []) if sequence < poll.sequence]
         spans[index] = replace(spans[index], cause=before[-1] if before else None)
     agents = events.kernel_workers if events.program.on_engine else None
-    return Timeline(title, MEMORY_OPERATIONS, EXECUTED, tuple(spans), agents)
+    return Timeline(title, MEMORY_OPERATIONS, EXECUTED, tuple(spans), agents, tuple(transfers))
+
+
+def _transfer(events: Events, k: int, operations: tuple[Operation, ...]) -> Transfer:
+    """The bytes of a read from, or a write to, a peer's memory."""
+    ranks = int(events.rank[k]), int(events.home[k])
+    source, target = ranks if events.op[k] == WRITE else ranks[::-1]
+    return Transfer(source, target, float(events.amount[k]), operations[0].time - 1.0, float(operations[-1].time))
 
 
 def _label(events: Events, steps: list[tuple[int, tuple[Operation, ...]]]) -> str:

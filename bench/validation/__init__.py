@@ -1,0 +1,1 @@
+"""Validation of the performance model: what was published beside what is predicted (`python -m bench.validation`)."""

@@ -1,0 +1,101 @@
+"""Published kernels as programs of ours: which program, in which schedule, with whose agents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import tilelink as tk
+from bench.validation.programs import adding_scatter, reduce_scatter
+from tilelink.analysis.machine import Machine, machine
+from tilelink.analysis.simulate import steps_of
+from tilelink.analysis.simulate.alone import compute
+from tilelink.analysis.simulate.costs import costs
+from tilelink.analysis.simulate.steps import Steps
+from tilelink.frontend.program import Program
+from tilelink.frontend.schedule import smallest_tile
+from tilelink.frontend.sizes import Sizes
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul import matmul
+
+TILE = (128, 256, 64)
+"""Of all fused matmuls: what FLUX, Triton-distributed and kraken use on Hopper."""
+
+LIBRARY_TILES = ((128, 256, 64), (256, 128, 64), (128, 128, 64), (64, 256, 64))
+"""A library's matmul takes whichever of them is fastest."""
+
+ADD = tk.SMs(tile=(64, 256))
+"""Adding up what all ranks sent."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to run an operator: `schedule` by M and world; `agents` by role, where they are not those of its
+    resource; `moves`: the agent whose link rate is the form's."""
+
+    program: Program
+    schedule: Callable[[int, int], tk.Schedule]
+    agents: tuple[tuple[str, str], ...]
+    moves: str
+
+    def steps(self, machine: Machine, world: int, m: int, n: int, k: int) -> Steps:
+        """M is whole; N (all-gather) or K (reduce-scatter) is that of a rank."""
+        program = self.program.bind(self.schedule(m, world), "bfloat16", self.program.optional)
+        sizes = Sizes.of(program, world, {"M": m, "N": n, "K": k})
+        return steps_of(program, sizes, machine, dict(self.agents))
+
+
+def _chunk(m: int, world: int) -> int:
+    """The rows of a rank, which an engine moves as one."""
+    return smallest_tile(-(-m // world))
+
+
+def _product(group: int = 8, order: tk.Order = tk.next_rank_first) -> tk.SMs:
+    return tk.SMs(tile=TILE, order=tk.grouped(group, order))
+
+
+def _gather(m: int, world: int, group: int = 8) -> tk.Schedule:
+    gather = tk.SMs(1, tile=(_chunk(m, world), None), at="reader")
+    return tk.Schedule(gather=gather, matmul=_product(group, tk.own_rank_first))
+
+
+def _kraken_gather(m: int, world: int) -> tk.Schedule:
+    """As its source does: tiles in groups of four rows where there are rows enough."""
+    return _gather(m, world, group=4 if m >= 4096 else 1)
+
+
+def _epilogue(m: int, world: int) -> tk.Schedule:
+    return tk.Schedule(matmul=_product(), send=tk.Epilogue("matmul"), reduce=ADD)
+
+
+def _engine(m: int, world: int) -> tk.Schedule:
+    bring = tk.SMs(1, tile=(_chunk(m, world), None), at="source", order=tk.next_rank_first)
+    return tk.Schedule(matmul=_product(), send=bring, reduce=ADD)
+
+
+def _adding(m: int, world: int) -> tk.Schedule:
+    return tk.Schedule(scattered_matmul=_product())
+
+
+ENGINE = "copy_engine"
+FORMS: Mapping[str, Form] = {
+    "engine gather": Form(all_gather_matmul, _gather, (("gather", ENGINE),), ENGINE),
+    "engine gather, kraken": Form(all_gather_matmul, _kraken_gather, (("gather", ENGINE),), ENGINE),
+    "engine scatter": Form(reduce_scatter, _engine, (("send", ENGINE),), ENGINE),
+    "epilogue scatter": Form(reduce_scatter, _epilogue, (("matmul", "tma"),), "tma"),
+    "epilogue scatter, PCIe": Form(reduce_scatter, _epilogue, (), "load_store"),
+    "adding scatter": Form(adding_scatter, _adding, (("scattered_matmul", "tma"),), "tma"),
+}
+
+
+@lru_cache(maxsize=4096)
+def library_matmul(name: str, rate: float, m: int, n: int, k: int) -> float:
+    """Microseconds of a library's matmul at `rate` TFLOP/s on a machine, without its launch."""
+    found = machine(name).changed(matmul__bfloat16=rate)
+    times = []
+    for tile in LIBRARY_TILES:
+        program = matmul.bind(tk.Schedule(multiply=tk.SMs(tile=tile, order=tk.grouped(8))), "bfloat16", matmul.optional)
+        steps = steps_of(program, Sizes.of(program, 1, {"M": m, "N": n, "K": k}), found, {})
+        times.append(compute(steps, costs(steps, found, {}), found))
+    return min(times)

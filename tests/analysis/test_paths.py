@@ -1,0 +1,74 @@
+"""Critical paths and idle time of timelines by hand."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from tilelink.analysis.paths import critical_path, idle
+from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Span, Timeline
+
+
+def span(
+    rank: int, worker: int, role: str, start: float, stop: float,
+    kind: Literal["tile", "wait"] = "tile", cause: int | None = None,
+) -> Span:  # fmt: skip
+    return Span(rank, worker, role, kind, f"{role} {start:g}", start, stop, cause)
+
+
+def timeline(*spans: Span) -> Timeline:
+    return Timeline("by hand", MICROSECONDS, PREDICTED, spans)
+
+
+GATHERED = timeline(
+    span(1, 0, "gather", 0, 4),  # 0
+    span(1, 0, "gather", 4, 9),  # 1
+    span(0, 0, "matmul", 1, 7),  # 2: does not wait
+    span(0, 0, "matmul", 7, 15),  # 3: waits for 1
+    span(0, 0, "matmul", 7, 10, "wait", 1),
+    span(0, 1, "matmul", 2, 14),  # 5: waits for 0
+    span(0, 1, "matmul", 2, 5, "wait", 0),
+)
+
+
+def test_a_path_goes_from_the_end_by_what_was_waited_for() -> None:
+    path = critical_path(GATHERED)
+    assert [(link.kind, link.rank, link.role, link.start, link.stop, link.tiles) for link in path] == [
+        ("tiles", 1, "gather", 0, 9, 2), ("signal", 0, "matmul", 9, 10, 0), ("tiles", 0, "matmul", 10, 15, 1),
+    ]  # fmt: skip
+    assert path[0].label == "gather 4" and path[-1].duration == 5
+
+
+def test_a_wait_that_took_no_time_is_not_on_the_path() -> None:
+    path = critical_path(
+        timeline(
+            span(0, 0, "matmul", 0, 4), span(0, 0, "matmul", 4, 8), span(0, 0, "matmul", 4, 4, "wait", 3),
+            span(1, 0, "gather", 0, 1),
+        )
+    )  # fmt: skip
+    assert [(link.role, link.tiles) for link in path] == [("matmul", 2)]
+
+
+def test_nothing_has_no_path() -> None:
+    assert critical_path(timeline()) == ()
+    assert idle(timeline()) == {}
+
+
+def test_idle_time_by_cause_is_the_mean_over_workers() -> None:
+    assert idle(GATHERED) == pytest.approx(
+        {
+            "waiting for gather of another rank": (3 + 3) / 3, "before the first tile": (1 + 2) / 3,
+            "after the last tile": (6 + 0 + 1) / 3,
+        }
+    )  # fmt: skip
+    within = idle(GATHERED, workers=4, between=(-1, 16))
+    assert within["no tile at all"] == pytest.approx(17 / 4)
+    assert within["before the first tile"] == pytest.approx((1 + 2 + 3) / 4)
+    assert "gather" not in " ".join(idle(timeline(span(0, 0, "gather", 0, 1)), leave_out=["gather"]))
+
+
+def test_waits_of_unknown_end_and_of_the_own_rank() -> None:
+    tiles = span(0, 0, "a", 0, 4), span(0, 1, "b", 0, 4)
+    found = idle(timeline(*tiles, span(0, 0, "a", 0, 1, "wait"), span(0, 0, "a", 1, 3, "wait", 1)))
+    assert found == pytest.approx({"waiting for b": 1.0, "waiting": 0.5})

@@ -1,0 +1,341 @@
+"""Predictions: of runs small enough for times by hand, and what has to hold of any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tilelink as tk
+from bench.validation.programs import reduce_scatter
+from tilelink.analysis.machine import Machine, machine
+from tilelink.analysis.simulate import Prediction, predict, steps_of
+from tilelink.analysis.simulate.steps import fold
+from tilelink.errors import (
+    MachineError,
+    MachineMemoryError,
+    ScheduleError,
+    StuckError,
+    TileLinkError,
+    UnsafeProgramError,
+)
+from tilelink.frontend.program import Program
+from tilelink.frontend.sizes import Sizes
+from tilelink.kernels import operators
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul import matmul
+
+MB = 1 << 20
+
+
+def plain(sms: int = 4, **numbers: Any) -> Machine:
+    """A machine that is easy to reckon with: only what is named takes time."""
+    free = dict(tile_us=0, signal_us=0, fence_us=0, flight_us=0, poll_us=0, launch_us=0, skew_us=0, collective_us=0)
+    fast = dict(memory_rate=1e9, l2_rate=1e9, shared_rate=1e9, sms=sms, matmul__bfloat16=1e6)
+    made = machine("h100").changed(**free, **fast)
+    for agent in made.agents:
+        rates = {"setup_us": 0, "push": 1e9, "pull": 1e9, "saturation": 1e9}
+        made = made.changed(**{f"agents.{agent}.{n}": v for n, v in rates.items()})
+    return made.changed(**numbers)
+
+
+def products(m: int, n: int, k: int, on: Machine, tile: tuple[int, int, int] = (64, 64, 64)) -> Prediction:
+    schedule = tk.Schedule(multiply=tk.SMs(tile=tile))
+    return matmul.simulate(schedule, machine=on, world=1, M=m, N=n, K=k)
+
+
+@tk.tile
+def move(t, x, full):
+    tk.copy(x[t], full[t].at(t.reader))
+
+
+@tk.program
+def gather(x: tk.Sharded("M", "K")):
+    """Every part to every rank, and nothing else."""
+    full = tk.local("M", "K")
+    move[tk.tiles(x, reader=tk.ranks)](x, full)
+
+
+def gathered(on: Machine, at: str = "reader", count: int = 1, world: int = 2, **options: Any) -> Prediction:
+    schedule = tk.Schedule(move=tk.SMs(count, tile=(64, 64), at=at))
+    return gather.simulate(schedule, machine=on, world=world, M=64 * world, K=64, **options)
+
+
+SIZE = 64 * 64 * 2  # bytes of the part of a rank in `gathered`
+
+
+# ---- by hand -----------------------------------------------------------------------------------------------------
+
+
+def test_waves() -> None:
+    """Five tiles on four SMs take two waves."""
+    one = 2.0 * 64**3 / (1.0 / 4 * 1e6)  # operations of a tile, at a quarter of 1 TFLOP/s
+    on = plain(matmul__bfloat16=1.0)
+    assert products(256, 64, 64, on).makespan_us == pytest.approx(one)
+    assert products(320, 64, 64, on).makespan_us == pytest.approx(2 * one)
+    assert products(320, 64, 64, on.changed(tile_us=3.0)).makespan_us == pytest.approx(2 * one + 6)
+
+
+def test_a_large_k_takes_longer_by_its_operations() -> None:
+    on = plain(matmul__bfloat16=1.0)
+    assert products(64, 64, 640, on).makespan_us == pytest.approx(10 * products(64, 64, 64, on).makespan_us)
+
+
+@pytest.mark.parametrize(("at", "rate"), [("reader", "pull"), ("home", "push")])
+def test_a_transfer_by_one_worker_takes_its_own_rate(at: str, rate: str) -> None:
+    on = plain(**{f"agents.load_store.{rate}": 1.0})
+    assert gathered(on, at).makespan_us == pytest.approx(SIZE / 1e3)
+
+
+@pytest.mark.parametrize("at", ["reader", "home"])
+def test_links_are_shared_and_their_directions_are_apart(at: str) -> None:
+    """Of four ranks each sends three parts and gets three, both at once; who is slow is the link."""
+    on = plain(agents__load_store__saturation=1.0)
+    assert gathered(on, at, world=4).makespan_us == pytest.approx(3 * SIZE / 1e3, rel=0.35)
+    assert gathered(on, at, world=4).comm_us >= 3 * SIZE / 1e3 * (1 - 1e-9)
+    mesh = replace(on, links="mesh")
+    assert gathered(mesh, at, count=4, world=4).makespan_us == pytest.approx(SIZE / 1e3)
+
+
+def test_a_mesh_has_a_link_for_every_pair() -> None:
+    switch = plain(agents__load_store__saturation=1.0)
+    assert gathered(switch, count=4, world=4).comm_us == pytest.approx(3 * SIZE / 1e3)
+    assert gathered(replace(switch, links="mesh"), count=4, world=4).comm_us == pytest.approx(SIZE / 1e3)
+
+
+def test_nodes_are_joined_by_their_nics() -> None:
+    near = machine("h100_nodes2")
+    free = plain(ranks_per_node=2)
+    agents = {**free.agents, "nic": replace(near.agent("nic"), setup_us=5.0, push=1.0, pull=1.0, saturation=1.0)}
+    on = replace(free, agents=agents)
+    assert gathered(on, world=2).makespan_us == pytest.approx(0, abs=0.1)
+    two, turn = 2 * (SIZE / 1e3 + 5), SIZE / 1e3  # two far parts each, and a turn of a peer's at most
+    assert two < gathered(on, world=4).makespan_us <= two + turn * 1.001
+
+
+def test_a_multicast_leaves_once() -> None:
+    """Only rank 0 has rows: what it sends to three peers in turn takes three times as long as a multicast."""
+    on = plain(agents__load_store__saturation=1.0, agents__multicast__saturation=1.0)
+
+    def took(via: str) -> float:
+        gather = tk.SMs(1, tile=(64, 64), at="home", via=via)
+        schedule = tk.Schedule(gather=gather, matmul=tk.SMs(tile=(64, 64, 64)))
+        return all_gather_matmul.simulate(schedule, machine=on, world=4, M=(64, 0, 0, 0), N=64, K=64).comm_us
+
+    assert took("load-store") == pytest.approx(3 * SIZE / 1e3)
+    assert took("multicast") == pytest.approx(SIZE / 1e3)
+
+
+def test_an_engine_takes_no_sm_and_sets_up_every_copy() -> None:
+    on = plain(sms=1, agents__copy_engine__setup_us=7.0)
+    found = gathered(on, agents={"move": "copy_engine"})
+    assert found.makespan_us == pytest.approx(7.0) and found.off_sm == {"move"}
+    with pytest.raises(ScheduleError, match="asks for 5 SMs"):
+        gathered(on, count=5, world=8)
+
+
+def test_signals_take_fence_flight_and_poll() -> None:
+    def waited(**numbers: float) -> float:
+        schedule = tk.Schedule(
+            gather=tk.SMs(1, tile=(64, 64), at="home", order=tk.ring), matmul=tk.SMs(tile=(64, 64, 64))
+        )
+        sizes = {"M": 128, "N": 64, "K": 64}
+        return all_gather_matmul.simulate(schedule, machine=plain(**numbers), world=2, **sizes).makespan_us
+
+    none = waited()
+    assert waited(fence_us=3.0) == pytest.approx(none + 3)
+    assert waited(signal_us=2.0) == pytest.approx(none + 2)
+    assert waited(flight_us=10.0) == pytest.approx(none + 30)  # to hear of entry, of the rows, and of leaving
+    assert waited(launch_us=4.0) == pytest.approx(none + 4)  # pushed: nothing is published first
+    assert waited(skew_us=6.0) == pytest.approx(none + 6)
+
+
+def test_publishing_costs_a_launch_and_a_copy() -> None:
+    on = plain(launch_us=4.0, memory_rate=1.0)
+    moved = 2 * SIZE / 1e3
+    assert gathered(on, "reader").run.tile_start.min() == pytest.approx(8 + moved)
+    assert gathered(on, "home").run.tile_start.min() == pytest.approx(4)
+
+
+def test_device_memory_is_one_server() -> None:
+    """Two tiles that share nothing fetch one after the other; what is in L2 is fetched once."""
+    on = plain(memory_rate=1.0, l2=1e9)
+    out, rows, cols = 64 * 64 * 2, 64 * 64 * 2, 64 * 64 * 2
+    assert products(128, 64, 64, on).makespan_us == pytest.approx((2 * out + 2 * rows + cols) / 1e3)
+    assert products(64, 128, 64, on).makespan_us == pytest.approx((2 * out + rows + 2 * cols) / 1e3)
+
+
+def test_what_l2_does_not_hold_is_fetched_again() -> None:
+    schedule = tk.Schedule(multiply=tk.SMs(1, tile=(64, 64, 64)))
+    events = matmul.unroll(schedule, world=1, dtypes="bfloat16", M=128, N=128, K=64)
+    tile = 64 * 64 * 2
+    held, lost = fold(events, 1e9), fold(events, 1.0)
+    assert held.fetched.sum() == 4 * tile and lost.fetched.sum() == held.read.sum() == 8 * tile
+    assert fold(events, 2.5 * tile).fetched.sum() == 6 * tile  # rows are read again at once, columns after all others
+
+
+@tk.tile
+def add(t, terms, out):
+    acc = tl.zeros(t.shape, tl.float32)
+    for source in tk.ranks():
+        acc += terms[t].at(source).load()
+    out[t].store(acc)
+
+
+@tk.program
+def sum_of_all(terms: tk.Local("M", "N"), out: tk.Local("M", "N")):
+    """Every rank reads what all ranks have."""
+    add[tk.tiles(out)](terms, out)
+
+
+def test_a_worker_reads_from_one_peer_after_the_other() -> None:
+    on = plain(agents__load_store__pull=1.0)
+    schedule = tk.Schedule(add=tk.SMs(1, tile=(64, 64)))
+    assert sum_of_all.simulate(schedule, machine=on, world=4, M=64, N=64).makespan_us == pytest.approx(3 * SIZE / 1e3)
+
+
+def test_an_epilogue_stores_after_the_products() -> None:
+    """On one SM two products, each followed by a store to the peer: nothing overlaps but what is under way."""
+    on = plain(sms=1, matmul__bfloat16=1.0, agents__load_store__push=1.0)
+    schedule = tk.Schedule(
+        matmul=tk.SMs(tile=(64, 64, 64), order=tk.next_rank_first), send=tk.Epilogue("matmul"),
+        reduce=tk.SMs(tile=(64, 64)),
+    )  # fmt: skip
+    found = reduce_scatter.simulate(schedule, machine=on, world=2, M=128, N=64, K=64)
+    product, store = 2 * 64**3 / 1e6, SIZE / 1e3
+    assert found.makespan_us == pytest.approx(2 * product + store, rel=1e-3)
+    assert found.run.transfer_start.min() == pytest.approx(product, rel=1e-3)
+
+
+# ---- what holds of any -------------------------------------------------------------------------------------------
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Prediction:
+    tile = draw(st.sampled_from([(16, 32), (32, 32), (16, None)]))
+    gather = tk.SMs(
+        draw(st.integers(1, 3)), tile=tile, at=draw(st.sampled_from(["home", "reader"])),
+        order=draw(st.sampled_from([tk.own_rank_first, tk.ring])),
+    )  # fmt: skip
+    schedule = tk.Schedule(gather=gather, matmul=tk.SMs(tile=(32, 16, 16)))
+    found = machine(draw(st.sampled_from(["h100", "mi300x", "l20", "h100_nodes2"])))
+    return all_gather_matmul.simulate(
+        schedule, machine=found, world=draw(st.integers(1, 5)), M=draw(st.integers(40, 130)),
+        N=draw(st.integers(20, 70)), K=draw(st.integers(32, 70)),
+    )  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs())
+def test_bounds_hold_and_parts_add_up(p: Prediction) -> None:
+    assert p.bound_us <= p.makespan_us and p.compute_us <= p.makespan_us and 0 < p.efficiency <= 1
+    timeline = p.timeline  # which checks that workers do one thing at a time, and that waits lie in their tiles
+    assert timeline.stop <= p.makespan_us + 1e-9
+    busy = sum(timeline.busy(rank, role) for rank in timeline.ranks for role in timeline.roles)
+    sms = p.machine.sms * p.steps.events.sizes.world
+    assert busy / sms + sum(p.idle_us.values()) == pytest.approx(p.makespan_us)
+    path = p.critical_path
+    assert path[-1].stop == pytest.approx(timeline.stop)
+    assert path[0].start == pytest.approx(min(s.start for s in timeline.spans), abs=p.machine.skew_us + 10)
+    for before, after in pairwise(path):
+        assert after.start == pytest.approx(before.stop)
+    assert len(timeline.transfers) == len(p.steps.size)
+    assert (p.run.transfer_stop >= p.run.transfer_start).all()
+    assert not np.isnan(p.run.tile_stop).any()
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_faster_links_never_slow_a_transfer_bound_run(world: int) -> None:
+    slow = gathered(machine("l20"), count=2, world=world)
+    fast = gathered(machine("l20").changed(agents__load_store__saturation=1000.0), count=2, world=world)
+    assert fast.makespan_us <= slow.makespan_us + 1e-9
+
+
+LIBRARY = [(p, schedule) for p in operators().values() for schedule in p.schedules]
+
+
+@pytest.mark.parametrize(("program", "schedule"), LIBRARY, ids=[f"{p.name}-{s}" for p, s in LIBRARY])
+def test_every_schedule_of_the_library_is_predicted(program: Program, schedule: str) -> None:
+    sizes: dict[str, Any] = {d: 256 for t in program.recorded().tensors for d in t.dims if isinstance(d, str)}
+    sizes.pop("ranks", None)
+    fitted = program.fit(schedule, world=2, **sizes)
+    found = program.simulate(fitted, machine="h100", world=2, **sizes)
+    assert 0 < found.bound_us <= found.makespan_us and found.critical_path and found.timeline.spans
+
+
+def test_the_same_run_is_predicted_alike_twice() -> None:
+    a, b = (all_gather_matmul.simulate("push", machine="h100", world=4, M=512, N=512, K=512) for _ in range(2))
+    assert a.summary() == b.summary()
+
+
+def test_pull_by_sms_is_slower_than_push_on_hopper() -> None:
+    """A remote load keeps fewer bytes under way than a store does; the model says so of our two schedules."""
+    took = {
+        s: all_gather_matmul.simulate(s, machine="h800", world=8, M=8192, N=1376, K=4096).makespan_us
+        for s in ("push", "pull")
+    }
+    assert took["push"] < 0.85 * took["pull"]
+
+
+def test_growth_is_no_worse_than_linear() -> None:
+    """Events in all grow with M; nothing is done for pairs of them."""
+    steps = [
+        len(all_gather_matmul.simulate("push", machine="h100", world=2, M=m, N=512, K=512).steps) for m in (512, 4096)
+    ]
+    assert steps[1] <= 8.1 * steps[0]
+
+
+# ---- bad input ---------------------------------------------------------------------------------------------------
+
+
+@tk.tile
+def makes(t, x, y):
+    tk.notify(y[t].store(x[t].load()))
+
+
+@tk.tile
+def waits(t, y, z):
+    z[t].store(tk.wait(y[t]).load())
+
+
+@tk.program
+def backwards(x: tk.Local("M", "K"), z: tk.Local("M", "K")):
+    """The role that waits is launched before the one that it waits for, on the same workers."""
+    y = tk.local("M", "K")
+    waits[tk.tiles(z)](y, z)
+    makes[tk.tiles(y)](x, y)
+
+
+def test_who_waits_for_ever_is_named() -> None:
+    schedule = tk.Schedule(makes=tk.SMs(tile=(16, 16)), waits=tk.SMs(tile=(16, 16)))
+    sizes = {"M": 16, "K": 16}
+    with pytest.raises(UnsafeProgramError, match="backwards is not safe to run"):
+        backwards.simulate(schedule, machine="h100", world=1, **sizes)
+    bound = backwards.bind(schedule, "bfloat16")
+    steps = steps_of(bound, Sizes.of(bound, 1, sizes), machine("h100"), {})
+    with pytest.raises(StuckError, match=r"no rank can go on: rank 0 worker 0 waits tile 0: wait y\[M\[0:16\]") as e:
+        predict(steps, machine("h100"), {})
+    assert e.value.site is not None and e.value.site.file == __file__
+
+
+def test_bad_input_is_refused() -> None:
+    big = {"M": 1 << 20, "N": 1 << 16, "K": 1 << 14}
+    with pytest.raises(MachineMemoryError, match=r"all_gather_matmul needs .* GB on a rank; l20 has 48 GB. Most of it"):
+        all_gather_matmul.simulate("push", machine="l20", world=8, **big)
+    with pytest.raises(MachineError, match="a world of 9 on l20, which has 8 GPUs"):
+        gathered(machine("l20"), world=9)
+    with pytest.raises(MachineError, match="no agent tma"):
+        gathered(machine("a100_nvlink"), agents={"move": "tma"})
+    with pytest.raises(TileLinkError, match="no role mov; its roles are move"):
+        gathered(machine("h100"), agents={"mov": "tma"})
+
+
+def test_products_need_a_rate() -> None:
+    with pytest.raises(MachineError, match="no matmul rate for float8_e4m3fn; there is one for bfloat16"):
+        matmul.simulate(machine="h100", world=1, dtypes="float8_e4m3fn", M=128, N=256, K=64)

@@ -1,0 +1,246 @@
+"""Machines: what a performance model has to know of one, read from a data file with a source beside every number.
+
+A file of `machines/` is TOML; every number in it is a table { value = ..., source = "..." }, and `extends` names a
+machine from which the numbers that a file leaves out are taken; `without` names agents of it that this one lacks.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tilelink.errors import MachineError, UnknownMachineError
+
+SWITCH, MESH = "switch", "mesh"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What moves bytes between ranks. `setup_us`: before the first byte; `push` and `pull`: GB/s of one worker (an SM,
+    an engine) that stores to, or loads from, a peer; `saturation`: GB/s of a link in one direction, however many
+    workers; `on_sm`: whether a worker takes an SM from the program."""
+
+    setup_us: float
+    push: float
+    pull: float
+    saturation: float
+    on_sm: bool
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A group of equal GPUs and what joins them. Times in microseconds, rates in GB/s (1e9 bytes), sizes in bytes.
+
+    `ranks`: GPUs in all, `ranks_per_node` in a node. `matmul`: TFLOP/s of a large matrix product by dtype, sustained,
+    on all SMs. `tile_us`: what a tile of a product takes beside its main loop. `shared_rate` and `l2_rate`: GB/s
+    between one SM and its shared memory, and L2. `links`: "switch" (every rank has one way out and one way in) or
+    "mesh" (a link for every pair of ranks). `collective` and `collective_us`: bus bandwidth and time for no bytes of
+    the library's all-gather and reduce-scatter, for the unfused form. `numbers` and `sources`: every number as the file
+    has it, and where it is from, by its path.
+    """
+
+    name: str
+    title: str
+    ranks: int
+    sms: int
+    memory: float
+    l2: float
+    memory_rate: float
+    l2_rate: float
+    shared_rate: float
+    matmul: Mapping[str, float]
+    tile_us: float
+    links: str
+    ranks_per_node: int
+    agents: Mapping[str, Agent]
+    signal_us: float
+    fence_us: float
+    flight_us: float
+    poll_us: float
+    launch_us: float
+    skew_us: float
+    collective: float
+    collective_us: float
+    sources: Mapping[str, str] = field(repr=False, default_factory=dict)
+    numbers: Mapping[str, float] = field(repr=False, default_factory=dict)
+
+    def matmul_rate(self, dtype: str) -> float:
+        """TFLOP/s of products of this dtype. Raises MachineError where the description has none."""
+        if dtype not in self.matmul:
+            known = ", ".join(self.matmul)
+            raise MachineError(f"{self.name}: no matmul rate for {dtype}; there is one for {known}")
+        return self.matmul[dtype]
+
+    def agent(self, name: str) -> Agent:
+        """Raises MachineError."""
+        if name not in self.agents:
+            raise MachineError(f"{self.name} has no agent {name}; it has {', '.join(self.agents)}")
+        return self.agents[name]
+
+    def node(self, rank: int) -> int:
+        return rank // self.ranks_per_node
+
+    def changed(self, **numbers: Any) -> Machine:
+        """This machine with numbers replaced: those of a field, or "agents.load_store.push" for one of an agent, or
+        "matmul.bfloat16"; dots are written as double underscores in keywords."""
+        made = self
+        for name, value in numbers.items():
+            head, *rest = name.replace("__", ".").split(".")
+            if not rest:
+                new: Any = value
+            else:
+                within = replace(made.agent(rest[0]), **{rest[1]: value}) if len(rest) > 1 else value
+                new = MappingProxyType({**getattr(made, head), rest[0]: within})
+            made = replace(made, **{head: new})
+        return made
+
+
+def names() -> tuple[str, ...]:
+    """Machines that have a description here."""
+    return tuple(sorted(f.name.removesuffix(".toml") for f in _folder().iterdir() if f.name.endswith(".toml")))
+
+
+@lru_cache(maxsize=64)
+def machine(name: str) -> Machine:
+    """A machine by its name, or by the path of a description. Raises UnknownMachineError, MachineError."""
+    return _machine(name, _read(name))
+
+
+def describe(name: str, text: str) -> Machine:
+    """The machine of a description. Raises MachineError, with the name of what is missing or wrong."""
+    return _machine(name, _parsed(name, text))
+
+
+def _folder() -> Any:
+    return resources.files("tilelink.analysis") / "machines"
+
+
+def _read(name: str) -> dict[str, Any]:
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise UnknownMachineError(f"there is no machine description {name}")
+        return _parsed(path.stem, path.read_text())
+    if name not in names():
+        raise UnknownMachineError(f"there is no machine {name}; there is {', '.join(names())}, or the path of a .toml")
+    return _parsed(name, (_folder() / f"{name}.toml").read_text())
+
+
+def _parsed(name: str, text: str) -> dict[str, Any]:
+    """The description as nested tables, with those of the machine that it extends underneath."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise MachineError(f"{name}: {e}") from e
+    base, without = table.pop("extends", None), table.pop("without", [])
+    whole = table if base is None else _over(_read(str(base)), table)
+    for agent in without:
+        if agent not in whole.get("agents", {}):
+            raise MachineError(f"{name}: without {agent}, which {base or name} does not have either")
+    return whole | {"agents": {k: v for k, v in whole.get("agents", {}).items() if k not in without}}
+
+
+def _over(under: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in table.items():
+        below = merged.get(key)
+        nested = isinstance(value, Mapping) and isinstance(below, Mapping) and "value" not in value
+        merged[key] = _over(below, value) if nested and below is not None else value
+    return merged
+
+
+def _machine(name: str, table: dict[str, Any]) -> Machine:
+    numbers = dict(_numbers(name, table, ""))
+    sources = {path: source for path, (_, source) in numbers.items()}
+    values = {path: value for path, (value, _) in numbers.items()}
+
+    def number(path: str, scale: float = 1.0) -> float:
+        if path not in numbers:
+            raise MachineError(f"{name}: {path} is missing; say {path} = {{ value = ..., source = ... }}")
+        return numbers.pop(path)[0] * scale
+
+    def under(head: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(p.split(".")[1] for p in numbers if p.startswith(f"{head}.")))
+
+    kinds = under("agents")
+    if "load_store" not in kinds:
+        raise MachineError(f"{name}: agents.load_store is missing: by it SMs reach their peers")
+    agents = {
+        k: Agent(
+            **{f.name: number(f"agents.{k}.{f.name}") for f in fields(Agent) if f.name != "on_sm"},
+            on_sm=k not in ("copy_engine", "nic"),
+        )
+        for k in kinds
+    }
+    links = table.get("links", SWITCH)
+    if links not in (SWITCH, MESH):
+        raise MachineError(f'{name}: links is {links!r}; it is "{SWITCH}" or "{MESH}"')
+    whole = ("sms", "ranks", "ranks_per_node")
+    ranks = int(number("ranks"))
+    made = Machine(
+        name=name,
+        title=str(table.get("title", name)),
+        ranks=ranks,
+        sms=int(number("sms")),
+        memory=number("memory_gb", 1e9),
+        l2=number("l2_mb", 1e6),
+        memory_rate=number("memory_rate"),
+        l2_rate=number("l2_rate"),
+        shared_rate=number("shared_rate"),
+        matmul=MappingProxyType({d: number(f"matmul.{d}") for d in under("matmul")}),
+        tile_us=number("tile_us"),
+        links=links,
+        ranks_per_node=int(number("ranks_per_node")) if "ranks_per_node" in numbers else ranks,
+        agents=MappingProxyType(agents),
+        signal_us=number("signal_us"),
+        fence_us=number("fence_us"),
+        flight_us=number("flight_us"),
+        poll_us=number("poll_us"),
+        launch_us=number("launch_us"),
+        skew_us=number("skew_us"),
+        collective=number("collective"),
+        collective_us=number("collective_us"),
+        sources=MappingProxyType(sources),
+        numbers=MappingProxyType(values),
+    )
+    if numbers:
+        raise MachineError(f"{name}: {', '.join(numbers)}: a machine has no such number")
+    if not made.matmul:
+        raise MachineError(f'{name}: matmul is missing; say matmul.bfloat16 = {{ value = ..., source = "..." }}')
+    for path in whole:
+        if getattr(made, path) < 1:
+            raise MachineError(f"{name}: {path} is {getattr(made, path)}: at least 1")
+    if made.ranks_per_node < made.ranks and "nic" not in made.agents:
+        raise MachineError(f"{name}: agents.nic is missing, though it has nodes of {made.ranks_per_node} ranks")
+    return made
+
+
+TIMES = "_us"
+
+
+def _numbers(name: str, table: Mapping[str, Any], path: str) -> Iterator[tuple[str, tuple[float, str]]]:
+    """(path, (value, source)) of every number. Raises MachineError where one is none, is negative or has no source."""
+    for key, value in table.items():
+        at = f"{path}.{key}" if path else key
+        if at in ("title", "links"):
+            continue
+        if not isinstance(value, Mapping):
+            raise MachineError(f'{name}: {at} is {value!r}; a number is {{ value = ..., source = "..." }}')
+        if "value" not in value:
+            yield from _numbers(name, value, at)
+            continue
+        amount, source = value["value"], value.get("source")
+        if isinstance(amount, bool) or not isinstance(amount, int | float):
+            raise MachineError(f"{name}: {at} is {amount!r}, which is no number")
+        if not isinstance(source, str) or not source.strip():
+            raise MachineError(f"{name}: {at} has no source: say where {amount} is from")
+        least = "at least" if key.endswith(TIMES) else "above"  # a time may be nothing
+        if not 0 <= amount < float("inf") or (amount == 0 and least == "above"):
+            raise MachineError(f"{name}: {at} is {amount}: it has to be {least} 0")
+        yield at, (float(amount), source)

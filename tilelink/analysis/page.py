@@ -1,0 +1,109 @@
+"""One self-contained HTML page of a timeline: the same from a simulation, an execution on the CPU and a run on GPUs.
+
+Rows are workers, grouped by rank; tiles are coloured by role, waits hatched, the critical path is outlined, and above
+the rows are the bytes under way. Beside it stands what workers were idle for. The page needs no network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import resources
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from tilelink.analysis.draw import PALETTE
+from tilelink.analysis.paths import critical_path, idle
+from tilelink.analysis.timeline import MEASURED, MEMORY_OPERATIONS, PREDICTED, Timeline
+
+PLACE = "/*DATA*/null"
+BINS = 600
+
+
+def page(
+    timeline: Timeline, idle_by_cause: Mapping[str, float] | None = None, facts: Mapping[str, str] | None = None
+) -> str:
+    """The page as text. `idle_by_cause`: in the timeline's unit, the mean over workers, if it is not to be derived
+    from the timeline alone. `facts`: further lines for the head, such as {"unfused": "1.81 ms"}."""
+    template = (resources.files("tilelink.analysis") / "page.html").read_text()
+    data = json.dumps(_data(timeline, idle_by_cause, facts or {}), separators=(",", ":"), allow_nan=False)
+    return template.replace(PLACE, data.replace("</", "<\\/"))
+
+
+def write_page(
+    timeline: Timeline,
+    path: str | PathLike[str],
+    idle_by_cause: Mapping[str, float] | None = None,
+    facts: Mapping[str, str] | None = None,
+) -> None:
+    """Writes `page(...)` to a file."""
+    Path(path).write_text(page(timeline, idle_by_cause, facts))
+
+
+def _data(timeline: Timeline, idle_by_cause: Mapping[str, float] | None, facts: Mapping[str, str]) -> dict[str, Any]:
+    """What the page draws. Spans are [row, role, start, stop, label, cause, kind], labels numbers of a list."""
+    roles = list(timeline.roles)
+    rows = [(rank, worker) for rank in timeline.ranks for worker in timeline.workers(rank)]
+    row_of = {key: k for k, key in enumerate(rows)}
+    labels: dict[str, int] = {}
+    origin = timeline.start if timeline.unit == MEMORY_OPERATIONS else min(0.0, timeline.start)
+    spans = [
+        [
+            row_of[s.rank, s.worker], roles.index(s.role), _short(s.start - origin), _short(s.duration),
+            labels.setdefault(s.label, len(labels)), -1 if s.cause is None else s.cause, int(s.kind == "wait"),
+        ]
+        for s in timeline.spans
+    ]  # fmt: skip
+    path = [
+        {**asdict(link), "start": _short(link.start - origin), "stop": _short(link.stop - origin)}
+        for link in critical_path(timeline)
+    ]
+    return {
+        "title": timeline.title,
+        "source": timeline.source,
+        "unit": timeline.unit,
+        "performance": timeline.source in (PREDICTED, MEASURED),
+        "whole": _short(timeline.stop - origin),
+        "roles": roles,
+        "colours": [PALETTE[k % len(PALETTE)] for k in range(len(roles))],
+        "rows": [[rank, worker, _called(timeline, worker)] for rank, worker in rows],
+        "spans": spans,
+        "labels": list(labels),
+        "path": path,
+        "idle": dict(idle(timeline) if idle_by_cause is None else idle_by_cause),
+        "busy": {r: _short(_busy(timeline, r)) for r in roles},
+        "bytes": _under_way(timeline, origin),
+        "facts": dict(facts),
+    }
+
+
+def _called(timeline: Timeline, worker: int) -> str:
+    """What a worker is called beside its row: its number, or e and the peer of an engine's stream."""
+    peer = timeline.peer_of(worker)
+    return str(worker) if peer is None else f"e{peer}"
+
+
+def _busy(timeline: Timeline, role: str) -> float:
+    """Time in tiles of a role, less their waits, the mean over all workers."""
+    workers = sum(len(timeline.workers(rank)) for rank in timeline.ranks)
+    spans = [s for s in timeline.spans if s.role == role]
+    return sum(s.duration if s.kind == "tile" else -s.duration for s in spans) / max(1, workers)
+
+
+def _under_way(timeline: Timeline, origin: float) -> dict[str, list[float]]:
+    """Bytes under way from each rank, the mean over each of BINS stretches of time."""
+    width = (timeline.stop - origin) / BINS or 1.0
+    found = {str(rank): [0.0] * BINS for rank in timeline.ranks if timeline.transfers}
+    for t in timeline.transfers:
+        bins = found.setdefault(str(t.source), [0.0] * BINS)
+        start, stop = t.start - origin, max(t.stop - origin, t.start - origin + 1e-9)
+        for k in range(max(0, int(start / width)), min(BINS - 1, int(stop / width)) + 1):
+            inside = min(stop, (k + 1) * width) - max(start, k * width)
+            bins[k] += t.nbytes * max(0.0, inside) / width
+    return {rank: [round(b) for b in bins] for rank, bins in found.items()}
+
+
+def _short(number: float) -> float:
+    return round(number, 3)

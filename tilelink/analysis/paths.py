@@ -1,0 +1,135 @@
+"""What a timeline's length is due to: its critical path, and what workers were idle for."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from tilelink.analysis.timeline import Span, Timeline
+
+
+@dataclass(frozen=True)
+class Link:
+    """A piece of a critical path: `tiles` tiles of a role that a worker ran one after the other, or the way of a
+    signal to the worker that waited for it (0 tiles). `label` is that of the last tile, or of what was waited for."""
+
+    kind: Literal["tiles", "signal"]
+    rank: int
+    worker: int
+    role: str
+    label: str
+    start: float
+    stop: float
+    tiles: int
+
+    @property
+    def duration(self) -> float:
+        return self.stop - self.start
+
+    def keys(self) -> dict[str, Any]:
+        """As one object of a command's answer; times are those of the timeline."""
+        about = {"kind": self.kind, "rank": self.rank, "worker": self.worker, "role": self.role, "label": self.label}
+        return {**about, "start": round(self.start, 3), "stop": round(self.stop, 3), "tiles": self.tiles}
+
+
+def critical_path(timeline: Timeline) -> tuple[Link, ...]:
+    """From the start of a timeline to the tile that ends last. Before a tile comes the tile that its last wait was
+    ended by, or, where it did not wait, the one before it on its worker."""
+    spans = timeline.spans
+    tiles = [i for i, s in enumerate(spans) if s.kind == "tile"]
+    if not tiles:
+        return ()
+    waits: dict[int, list[int]] = defaultdict(list)
+    for i, inside in timeline.tile_of.items():
+        if spans[i].duration > 0 and spans[i].cause is not None:
+            waits[inside].append(i)
+    by_worker: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for i in sorted(tiles, key=lambda i: (spans[i].start, spans[i].stop)):
+        by_worker[spans[i].rank, spans[i].worker].append(i)
+    starts = {key: [spans[i].start for i in indexes] for key, indexes in by_worker.items()}
+
+    at: int | None = max(tiles, key=lambda i: spans[i].stop)
+    assert at is not None
+    until = spans[at].stop
+    links: list[Link] = []
+    seen: set[int] = set()
+    while at is not None and at not in seen:
+        seen.add(at)
+        tile = spans[at]
+        ended = [w for w in waits[at] if spans[w].stop <= until]
+        if ended:
+            wait = spans[max(ended, key=lambda w: spans[w].stop)]
+            assert wait.cause is not None
+            links.append(_link("tiles", tile, tile.label, wait.stop, until, 1))
+            sent = min(spans[wait.cause].stop, wait.stop)
+            links.append(_link("signal", wait, wait.label, sent, wait.stop, 0))
+            at, until = wait.cause, sent
+            continue
+        links.append(_link("tiles", tile, tile.label, min(tile.start, until), until, 1))
+        key = tile.rank, tile.worker
+        place = bisect_right(starts[key], tile.start) - 1
+        earlier = [i for i in by_worker[key][max(0, place - 2) : place + 1] if i not in seen]
+        at = earlier[-1] if earlier else None
+        until = spans[at].stop if at is not None else until
+    return _merged(links[::-1])
+
+
+def _link(kind: Literal["tiles", "signal"], span: Span, label: str, start: float, stop: float, tiles: int) -> Link:
+    return Link(kind, span.rank, span.worker, span.role, label, start, stop, tiles)
+
+
+def _merged(links: list[Link]) -> tuple[Link, ...]:
+    """Tiles that a worker ran one after the other as one link."""
+    merged: list[Link] = []
+    for link in links:
+        last = merged[-1] if merged else None
+        place = (link.kind, link.rank, link.worker, link.role)
+        if last and link.kind == "tiles" and (last.kind, last.rank, last.worker, last.role) == place:
+            merged[-1] = replace(link, start=last.start, tiles=last.tiles + link.tiles)
+        else:
+            merged.append(link)
+    return tuple(merged)
+
+
+def idle(
+    timeline: Timeline,
+    workers: int | None = None,
+    between: tuple[float, float] | None = None,
+    leave_out: Collection[str] = (),
+) -> dict[str, float]:
+    """Time in which a worker had nothing to do, by cause, the mean over `workers`, `between` two times (those of the
+    timeline if not said).
+
+    Causes: "waiting for ROLE" and "waiting for ROLE of another rank", by whose notification ended the wait; "waiting",
+    where that is not known; "before the first tile"; "after the last tile"; "no tile at all", for workers
+    beyond those of the timeline. `leave_out`: roles whose workers don't count; nor do
+    streams of the copy engine.
+    """
+    start, stop = between or (timeline.start, timeline.stop)
+    first: dict[tuple[int, int], float] = {}
+    last: dict[tuple[int, int], float] = {}
+    found: dict[str, float] = defaultdict(float)
+    for span in timeline.spans:
+        if span.role in leave_out or timeline.peer_of(span.worker) is not None:
+            continue
+        key = span.rank, span.worker
+        if span.kind == "tile":
+            first[key] = min(first.get(key, span.start), span.start)
+            last[key] = max(last.get(key, span.stop), span.stop)
+        elif span.duration:
+            found[_cause(timeline, span)] += span.duration
+    found["before the first tile"] = sum(t - start for t in first.values())
+    found["after the last tile"] = sum(stop - t for t in last.values())
+    total = max(1, workers or len(first))
+    found["no tile at all"] = (total - len(first)) * (stop - start)
+    return {cause: time / total for cause, time in sorted(found.items(), key=lambda item: -item[1]) if time > 0}
+
+
+def _cause(timeline: Timeline, wait: Span) -> str:
+    if wait.cause is None:
+        return "waiting"
+    giver = timeline.spans[wait.cause]
+    return f"waiting for {giver.role}" + (" of another rank" if giver.rank != wait.rank else "")

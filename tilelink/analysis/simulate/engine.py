@@ -1,0 +1,239 @@
+"""The discrete-event engine: workers go through their steps, and share links, device memory and signals.
+
+Links, the way out and the way in of a rank, and its device memory are servers: who comes first is served first, and a
+server is never idle while somebody waits. Work is begun in order of time, so servers see it in that order; waits
+and notifications only carry times, and are settled as soon as they are known.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from tilelink.analysis.machine import Machine
+from tilelink.analysis.simulate.costs import GB_S, Costs
+from tilelink.analysis.simulate.steps import WAITING, WORK, Steps
+from tilelink.analysis.simulate.wires import way
+from tilelink.errors import StuckError
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Times of a simulated run, in microseconds: of every tile; of every wait that took any (its step, begin and end,
+    and the tile whose notification ended it); of every transfer."""
+
+    tile_start: np.ndarray
+    tile_stop: np.ndarray
+    wait_step: np.ndarray
+    wait_start: np.ndarray
+    wait_stop: np.ndarray
+    wait_cause: np.ndarray
+    transfer_start: np.ndarray
+    transfer_stop: np.ndarray
+
+    @property
+    def stop(self) -> float:
+        """When the last tile is done and the last store has arrived."""
+        return float(max(self.tile_stop.max(initial=0.0), self.transfer_stop.max(initial=0.0)))
+
+
+def run(steps: Steps, costs: Costs, machine: Machine, starts: np.ndarray) -> Run:
+    """Runs all workers; those of rank r start at starts[r]. Raises StuckError where nobody can go on."""
+    engine = _Engine(steps, costs, machine)
+    engine.go(starts)
+    return engine.result()
+
+
+def compact(column: np.ndarray) -> array[Any]:
+    """A column as an array of Python's: integers, or doubles."""
+    made = array("d" if column.dtype == np.float64 else "q")
+    made.frombytes(column.astype(np.float64 if made.typecode == "d" else np.int64).tobytes())
+    return made
+
+
+class _Engine:
+    """The state of a run. A loop over scalars reads arrays of Python's ten times as fast as numpy's."""
+
+    def __init__(self, steps: Steps, costs: Costs, machine: Machine) -> None:
+        self.steps, self.machine = steps, machine
+        self.kind = compact(steps.kind)
+        self.tile = compact(steps.tile)
+        self.cell = compact(steps.cell)
+        self.expected = compact(steps.expected)
+        self.far = compact(steps.far)
+        self.alone = compact(costs.alone)
+        self.memory = compact(costs.memory / (machine.memory_rate * GB_S))
+        counts = np.bincount(steps.transfer_step, minlength=len(steps))
+        self.moves = compact(np.concatenate([[0], np.cumsum(counts)]))
+        self.source, self.target = compact(steps.source), compact(steps.target)
+        wires = way(steps, costs, machine)
+        self.out, self.into, servers = compact(wires.out), compact(wires.into), wires.servers
+        self.leaving, self.entering = compact(wires.leaving), compact(wires.entering)
+        self.own, self.setup = compact(wires.own), compact(wires.setup)
+        self.waited_for = compact(wires.waited_for)
+        self.through = compact(steps.size / (machine.memory_rate * GB_S))
+
+        self.next = steps.first.tolist()
+        self.last = steps.last.tolist()
+        self.rank = steps.worker_rank.tolist()
+        self.stored = [0.0] * len(self.next)
+        self.free = [0.0] * servers
+        self.memory_free = [0.0] * steps.events.sizes.world
+        self.given = [0] * steps.cells
+        self.seen = [0.0] * steps.cells
+        self.giver = [-1] * steps.cells
+        self.parked: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        self.wanted = [0] * steps.cells  # the least that a parked wait of the cell asks for
+        self.heap: list[tuple[float, int]] = []
+
+        tiles = len(steps.tile_rank)
+        self.start, self.stop = array("d", [-1.0]) * tiles, array("d", [0.0]) * tiles
+        self.waits = array("d")  # step, begin, end and cause of each
+        self.began, self.ended = (array("d", [0.0]) * len(self.source) for _ in range(2))
+
+    def go(self, starts: np.ndarray) -> None:
+        for worker, rank in enumerate(self.rank):
+            self.settle(worker, float(starts[rank]))
+        while self.heap:
+            time, worker = heappop(self.heap)
+            step = self.next[worker]
+            self.next[worker] = step + 1
+            self.settle(worker, self.work(step, worker, time))
+        if any(n < m for n, m in zip(self.next, self.last, strict=True)):
+            self.stuck()
+
+    def settle(self, worker: int, time: float) -> None:
+        """Goes through waits and notifications, up to the next work or a wait that is not over yet."""
+        step, last = self.next[worker], self.last[worker]
+        while step < last:
+            kind, tile = self.kind[step], self.tile[step]
+            if self.start[tile] < 0:
+                self.start[tile] = time
+            if kind == WORK:
+                self.next[worker] = step
+                heappush(self.heap, (time, worker))
+                return
+            cell = self.cell[step]
+            if kind == WAITING:
+                if self.given[cell] < self.expected[step]:
+                    self.next[worker] = step
+                    self.park(cell, worker, step, time)
+                    return
+                time = self.waited(step, time)
+            else:
+                time = self.notified(step, worker, time)
+            self.stop[tile] = time
+            step += 1
+        self.next[worker] = step
+
+    def park(self, cell: int, worker: int, step: int, time: float) -> None:
+        waiting = self.parked[cell]
+        expected = self.expected[step]
+        self.wanted[cell] = min(self.wanted[cell], expected) if waiting else expected
+        waiting.append((worker, time))
+
+    def waited(self, step: int, time: float) -> float:
+        cell = self.cell[step]
+        until = self.seen[cell]
+        if until <= time:
+            return time
+        self.waits.extend((step, time, until, self.giver[cell]))
+        return until
+
+    def notified(self, step: int, worker: int, time: float) -> float:
+        """A notification is made after the worker's stores have arrived; it is seen by polling."""
+        machine, cell = self.machine, self.cell[step]
+        if self.far[step]:
+            time = max(time, self.stored[worker]) + machine.fence_us
+            seen = time + machine.flight_us + machine.poll_us
+        else:
+            time = max(time, self.stored[worker])
+            seen = time + machine.signal_us
+        self.given[cell] += 1
+        if seen > self.seen[cell]:
+            self.seen[cell], self.giver[cell] = seen, self.tile[step]
+        waiting = self.parked.get(cell)
+        if waiting and self.given[cell] >= self.wanted[cell]:
+            self.parked[cell] = []
+            for other, since in waiting:
+                self.settle(other, since)
+        return time
+
+    def work(self, step: int, worker: int, time: float) -> float:
+        """When work that begins now is over."""
+        rank = self.rank[worker]
+        done = time + self.alone[step]
+        memory = self.memory[step]
+        if memory:
+            served = self.memory_free[rank]
+            served = (served if served > time else time) + memory
+            self.memory_free[rank] = served
+            if served > done:
+                done = served
+        busy = time  # with one transfer after the other, at the worker's own rate
+        for k in range(self.moves[step], self.moves[step + 1]):
+            busy += self.own[k]
+            done = max(done, self.move(k, worker, time, busy))
+        self.stop[self.tile[step]] = done
+        return done
+
+    def move(self, k: int, worker: int, time: float, busy: float) -> float:
+        """When the worker may go on after a transfer that begins now, and which it is busy with until then at least:
+        once it has what it pulls, once it has sent what it pushes; that has arrived later, which notifications wait
+        for."""
+        free, out, into = self.free, self.out[k], self.into[k]
+        served = free[out]
+        sent = (served if served > time else time) + self.leaving[k]
+        free[out] = sent
+        arrived = sent
+        if into != out:
+            served = free[into]
+            arrived = (served if served > time else time) + self.entering[k]
+            free[into] = arrived
+        sent = max(sent, busy)
+        arrived = max(arrived, sent) + self.setup[k]
+        memory_free, memory = self.memory_free, self.through[k]
+        for rank in (self.source[k], self.target[k]):
+            served = memory_free[rank]
+            served = (served if served > time else time) + memory
+            memory_free[rank] = served
+            if served > arrived:
+                arrived = served
+        self.began[k], self.ended[k] = time, arrived
+        if self.waited_for[k]:
+            return arrived
+        if arrived > self.stored[worker]:
+            self.stored[worker] = arrived
+        return sent
+
+    def result(self) -> Run:
+        waits = np.array(self.waits, float).reshape(-1, 4)
+        start = np.array(self.start)
+        return Run(
+            start, np.array(self.stop), waits[:, 0].astype(np.int64), waits[:, 1], waits[:, 2],
+            waits[:, 3].astype(np.int64), np.array(self.began), np.array(self.ended),
+        )  # fmt: skip
+
+    def stuck(self) -> None:
+        """Names the first worker that can't go on."""
+        worker = next(k for k, (n, m) in enumerate(zip(self.next, self.last, strict=True)) if n < m)
+        step = self.next[worker]
+        events = self.steps.events
+        event = int(self.steps.tile_event[self.tile[step]])
+        same = np.flatnonzero(
+            (events.rank == events.rank[event]) & (events.worker == events.worker[event])
+            & (events.role == events.role[event]) & (events.tile == events.tile[event])
+            & (events.expected == self.expected[step]) & (events.cell >= 0)
+        )  # fmt: skip
+        site = events.sites[events.site[same[0]]] if len(same) else None
+        what = events.describe(int(same[0])) if len(same) else events.describe(event)
+        raise StuckError(
+            f"no rank can go on: {what}, observed {self.given[self.cell[step]]}. Let roles that share workers be "
+            "launched in the order in which they wait for each other",
+            site,
+        )

@@ -1,0 +1,229 @@
+"""Predictions: how long a run takes, what bounds it, what the unfused form would take, and where time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from tilelink.analysis.check import check_events
+from tilelink.analysis.events import WRITE, Events
+from tilelink.analysis.machine import Machine
+from tilelink.analysis.paths import Link, critical_path, idle
+from tilelink.analysis.simulate import alone
+from tilelink.analysis.simulate.costs import GB_S, Costs, agent_of, costs
+from tilelink.analysis.simulate.engine import Run, run
+from tilelink.analysis.simulate.steps import Steps, fold
+from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Span, Timeline, Transfer
+from tilelink.analysis.unroll import unroll
+from tilelink.errors import MachineError, MachineMemoryError, ScheduleWithoutRoleError
+from tilelink.frontend.ir import RANKS_DIM, TileProgram
+from tilelink.frontend.schedule import SMs
+from tilelink.frontend.sizes import Sizes
+from tilelink.frontend.values import ITEM_SIZE
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A simulated run. All times in microseconds, from the launch; predicted, never measured.
+
+    `makespan_us`: until the last rank has left. `compute_us`: the tiles that multiply alone, on all SMs. `comm_us`:
+    what moves between ranks alone. `bound_us`: no schedule on this machine is faster. `unfused_us`: the multiplying
+    tiles, and before or after them a collective of the library.
+    """
+
+    machine: Machine
+    steps: Steps
+    run: Run
+    makespan_us: float
+    costs: Costs
+
+    @property
+    def efficiency(self) -> float:
+        """The bound's share of the makespan."""
+        return self.bound_us / self.makespan_us if self.makespan_us else 1.0
+
+    @cached_property
+    def compute_us(self) -> float:
+        return alone.compute(self.steps, self.costs, self.machine)
+
+    @cached_property
+    def comm_us(self) -> float:
+        return alone.comm(self.steps, self.costs, self.machine)
+
+    @cached_property
+    def bound_us(self) -> float:
+        return alone.bound(self.steps, self.machine)
+
+    @cached_property
+    def unfused_us(self) -> float:
+        return self.machine.launch_us + self.compute_us + alone.collective(self.steps, self.machine)
+
+    @property
+    def link_rate(self) -> float:
+        """GB/s out of, or into, the rank with most to send or get, on average over the run."""
+        return alone.most_moved(self.steps) / (self.makespan_us * GB_S) if self.makespan_us else 0.0
+
+    @property
+    def off_sm(self) -> frozenset[str]:
+        """Roles whose workers are no SMs."""
+        roles = self.steps.events.program.roles
+        return frozenset(r.name for r, a in zip(roles, self.costs.agents, strict=True) if not a.on_sm)
+
+    @cached_property
+    def idle_us(self) -> Mapping[str, float]:
+        """Time in which an SM had nothing to do, by what it waited for; the mean over all SMs of all ranks."""
+        sizes = self.steps.events.sizes
+        found = idle(self.timeline, self.machine.sms * sizes.world, (0.0, self.makespan_us), self.off_sm)
+        return MappingProxyType(found)
+
+    @cached_property
+    def critical_path(self) -> tuple[Link, ...]:
+        """Tiles and waits, from the start to what ended last, each of which began when the one before it ended."""
+        return critical_path(self.timeline)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """What every worker did when."""
+        events, steps, run = self.steps.events, self.steps, self.run
+        program = events.program
+        roles = [r.name for r in program.roles]
+        labels = _labels(steps)
+        columns = zip(
+            steps.tile_rank.tolist(), steps.tile_worker.tolist(), steps.tile_role.tolist(), labels,
+            run.tile_start.tolist(), run.tile_stop.tolist(), strict=True,
+        )  # fmt: skip
+        spans = [Span(rank, worker, roles[role], "tile", label, a, b) for rank, worker, role, label, a, b in columns]
+        waits = (run.wait_step, run.wait_start, run.wait_stop, run.wait_cause)
+        for step, a, b, cause in zip(*(c.tolist() for c in waits), strict=True):
+            of = spans[steps.tile[step]]
+            label = events.region(int(steps.event[step]))
+            spans.append(Span(of.rank, of.worker, of.role, "wait", label, a, b, cause))
+        moved = zip(
+            steps.source.tolist(), steps.target.tolist(), steps.size.tolist(), run.transfer_start.tolist(),
+            run.transfer_stop.tolist(), strict=True,
+        )  # fmt: skip
+        transfers = tuple(Transfer(*m) for m in moved)
+        shape = ", ".join(f"{d}={n}" for d, n in events.sizes.dims)
+        title = f"{program.name} · {shape} · {events.sizes.world} ranks · {self.machine.title}"
+        agents = events.kernel_workers if program.on_engine else None
+        return Timeline(title, MICROSECONDS, PREDICTED, tuple(spans), agents, transfers)
+
+    def summary(self) -> dict[str, Any]:
+        """The keys of `tilelink simulate`."""
+        return {
+            "label": "predicted",
+            "makespan_us": round(self.makespan_us, 3),
+            "compute_us": round(self.compute_us, 3),
+            "comm_us": round(self.comm_us, 3),
+            "bound_us": round(self.bound_us, 3),
+            "unfused_us": round(self.unfused_us, 3),
+            "efficiency": round(self.efficiency, 4),
+            "idle_us": {cause: round(t, 3) for cause, t in self.idle_us.items()},
+            "critical_path": [link.keys() for link in self.critical_path],
+        }
+
+
+def simulate(
+    program: TileProgram, sizes: Sizes, machine: Machine, agents: Mapping[str, str] | None = None
+) -> Prediction:
+    """Predicts a run of the program. `agents`: by role, another agent than that of its resource, such as
+    {"gather": "copy_engine"}: a question of the kind "what if". Raises MachineError, MachineMemoryError, what unrolling
+    raises, and UnsafeProgramError for a program that the check finds unsafe: there is no saying how long it takes."""
+    agents = dict(agents or {})
+    steps = steps_of(program, sizes, machine, agents)
+    check_events(steps.events).raise_if_unsafe()
+    return predict(steps, machine, agents)
+
+
+def steps_of(program: TileProgram, sizes: Sizes, machine: Machine, agents: Mapping[str, str]) -> Steps:
+    """The steps of a run on a machine with so many SMs, so large an L2 cache and so much memory; see `simulate`."""
+    for role in agents:
+        if all(r.name != role for r in program.roles):
+            known = ", ".join(r.name for r in program.roles)
+            raise ScheduleWithoutRoleError(f"{program.name} has no role {role}; its roles are {known}", program.site)
+    if sizes.world > machine.ranks:
+        raise MachineError(f"a world of {sizes.world} on {machine.name}, which has {machine.ranks} GPUs", program.site)
+    _check_memory(program, sizes, machine)
+    off = [r.resource for r in program.roles if not machine.agent(agent_of(r, agents)).on_sm]
+    engines = sum(r.count or 0 for r in off if isinstance(r, SMs))  # moved off the SMs by a question "what if"
+    return fold(unroll(program, sizes, sms=machine.sms + engines), machine.l2)
+
+
+def predict(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Prediction:
+    """Predicts the run of these steps."""
+    events = steps.events
+    made = costs(steps, machine, agents)
+    talks = alone.talks(steps)
+    ready = machine.launch_us + _published(events, machine)
+    starts = ready + _skew(events.sizes.world, machine, talks)
+    whole = run(steps, made, machine, starts)
+    end = machine.flight_us + machine.poll_us if talks else 0.0  # the last rank's word that it has left
+    return Prediction(machine, steps, whole, whole.stop + end, made)
+
+
+def _skew(world: int, machine: Machine, talks: bool) -> np.ndarray:
+    """When each rank starts after the first; where ranks read of each other, they hear of the last one's entry."""
+    late = np.arange(world) / max(1, world - 1) * machine.skew_us
+    if not talks:
+        return late
+    return np.maximum(late, late.max() + machine.flight_us + machine.poll_us)
+
+
+def _published(events: Events, machine: Machine) -> float:
+    """Copying the inputs that peers read into the slot, before the kernel."""
+    program, sizes = events.program, events.sizes
+    nbytes = sum(_bytes(program, sizes, name) for name in program.published)
+    return machine.launch_us + 2 * nbytes / (machine.memory_rate * GB_S) if nbytes else 0.0
+
+
+def _bytes(program: TileProgram, sizes: Sizes, name: str) -> float:
+    """Bytes of a tensor on the rank that has most of it."""
+    tensor = program.tensor(name)
+    dims, parts = dict(sizes.dims), dict(sizes.parts)
+    count = 1.0
+    for k, d in enumerate(tensor.dims):
+        whole = sizes.world if d == RANKS_DIM else dims[d]
+        cut = k == tensor.sharded
+        count *= max(parts[d]) if cut and d in parts else -(-whole // sizes.world) if cut else whole
+    return count * ITEM_SIZE[tensor.dtype]
+
+
+def _check_memory(program: TileProgram, sizes: Sizes, machine: Machine) -> None:
+    needed = {t.name: _bytes(program, sizes, t.name) for t in program.tensors}
+    copies = {n: b * program.slots for n, b in needed.items() if program.tensor(n) in program.on_heap}
+    total = sum(needed[t.name] for t in (*program.inputs, *program.outputs)) + sum(copies.values())
+    if total > machine.memory:
+        largest = max(needed, key=lambda n: copies.get(n, needed[n]))
+        raise MachineMemoryError(
+            f"{program.name} needs {total / 1e9:.1f} GB on a rank; {machine.name} has {machine.memory / 1e9:.0f} GB. "
+            f"Most of it is {largest}, {copies.get(largest, needed[largest]) / 1e9:.1f} GB"
+            + (f" in {program.slots} slots" if largest in copies else ""),
+            program.site,
+        )
+
+
+def _labels(steps: Steps) -> list[str]:
+    """What each tile makes: the region it writes, and where."""
+    events = steps.events
+    writes = np.flatnonzero(events.op == WRITE)
+    tile = np.searchsorted(steps.tile_event, writes, side="right") - 1
+    made = steps.tile_event.copy()
+    made[tile[::-1]] = writes[::-1]
+    cache: dict[tuple[Any, ...], str] = {}
+    texts = []
+    columns = zip(
+        events.tensor[made].tolist(), events.lo[made].tolist(), events.hi[made].tolist(), events.home[made].tolist(),
+        events.rank[made].tolist(), strict=True,
+    )  # fmt: skip
+    for tensor, lo, hi, home, rank in columns:
+        key = (tensor, *lo, *hi)
+        if key not in cache:
+            dims = events.program.tensors[tensor].dims if tensor >= 0 else ()
+            cache[key] = " ".join(f"{d}[{a}:{b}]" for d, a, b in zip(dims, lo, hi, strict=False))
+        texts.append(cache[key] + (f" at rank {home}" if home not in (rank, -1) else ""))
+    return texts

@@ -1,0 +1,213 @@
+"""Steps: the events of a run, folded to what a simulation goes through one after the other.
+
+A step is a wait, a notification, or the work between two of them: operations, bytes to and from the rank's own
+memory, transfers to and from peers; what a tile that multiplies stores to peers is a step of its own. Nothing is timed
+here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE, Events
+
+WORK, WAITING, NOTIFYING = range(3)
+PER_STEP = (
+    "kind", "event", "tile", "cell", "expected", "far", "operations", "read", "written", "fetched",
+)  # fmt: skip
+PER_TRANSFER = ("transfer_step", "source", "target", "size", "pushed")
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Steps in columns, in the order in which each worker goes through them.
+
+    Of a step: `kind` (WORK, WAITING or NOTIFYING), `event` (the first of its events), `tile` (index of the tiles
+    below), `cell` (flat number over all ranks; of a wait and a notification), `expected`, `far` (a notification of
+    another rank). Of work: `operations`,
+    `read` and `written` (bytes of own memory), `fetched` (bytes of `read` that the L2 cache does not hold).
+    Of a transfer: `transfer_step`, `source`, `target` (ranks), `size` in bytes, `pushed` (the target's peer stores).
+    Of a tile: `tile_rank`, `tile_worker`, `tile_role`, `tile_number`, and `tile_event`, the first of its events.
+    `first` and `last`: steps of worker k are first[k]:last[k]; `worker_rank`, `worker_number`: which worker that is.
+    """
+
+    events: Events
+    kind: np.ndarray
+    event: np.ndarray
+    tile: np.ndarray
+    cell: np.ndarray
+    expected: np.ndarray
+    far: np.ndarray
+    operations: np.ndarray
+    read: np.ndarray
+    written: np.ndarray
+    fetched: np.ndarray
+    transfer_step: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    size: np.ndarray
+    pushed: np.ndarray
+    tile_rank: np.ndarray
+    tile_worker: np.ndarray
+    tile_role: np.ndarray
+    tile_number: np.ndarray
+    tile_event: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    worker_rank: np.ndarray
+    worker_number: np.ndarray
+    cells: int
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def only(self, mask: np.ndarray) -> Steps:
+        """Those steps alone, with their transfers."""
+        number = np.cumsum(mask) - 1
+        kept = mask[self.transfer_step]
+        per_step = {n: getattr(self, n)[mask] for n in PER_STEP}
+        per_transfer = {n: getattr(self, n)[kept] for n in PER_TRANSFER}
+        per_transfer["transfer_step"] = number[per_transfer["transfer_step"]]
+        before = np.concatenate([[0], np.cumsum(mask)])
+        return replace(self, **per_step, **per_transfer, first=before[self.first], last=before[self.last])
+
+
+def fold(events: Events, l2: float) -> Steps:
+    """The steps of a run on ranks with L2 caches of `l2` bytes."""
+    op, rank = events.op, events.rank.astype(np.int64)
+    worker = rank << 32 | events.worker
+    same_tile = _same(worker, events.role, events.tile)
+    work = (op == READ) | (op == WRITE) | (op == DOT)
+    tile = np.cumsum(~same_tile) - 1
+    tile_head = np.flatnonzero(~same_tile)
+    own = events.home == events.rank
+    multiplies = np.zeros(len(tile_head), bool)
+    multiplies[tile[op == DOT]] = True
+    sends = (op == WRITE) & ~own & multiplies[tile]  # what an epilogue stores leaves after the products
+    begins = ~same_tile | ~work | ~_before(work) | (sends != _before(sends))
+    step = np.cumsum(begins) - 1
+    head = np.flatnonzero(begins)
+    count = len(head)
+
+    def total(mask: np.ndarray, amount: np.ndarray) -> np.ndarray:
+        return np.bincount(step[mask], weights=amount[mask], minlength=count)
+
+    reads, writes = op == READ, op == WRITE
+    away = (reads | writes) & ~own
+    moved = _moved(step[away], events.home[away], writes[away], events.amount[away])
+    at = moved[0]
+    mover = rank[head][at]
+    source = np.where(moved[2], mover, moved[1])
+    target = np.where(moved[2], moved[1], mover)
+    cell, cells = _cells(events)
+    first = np.flatnonzero(np.concatenate([[True], worker[head][1:] != worker[head][:-1]])) if count else head
+    kinds = np.where(op[head] == WAIT, WAITING, np.where(op[head] == NOTIFY, NOTIFYING, WORK))
+    return Steps(
+        events=events,
+        kind=kinds,
+        event=head,
+        tile=tile[head],
+        cell=np.where(kinds == WORK, -1, cell[head]),
+        expected=events.expected[head],
+        far=(op[head] == NOTIFY) & ~own[head],
+        operations=total(op == DOT, events.amount),
+        read=total(reads & own, events.amount),
+        written=total(writes & own, events.amount),
+        fetched=total(reads & own, _fetched(events, reads & own, l2)),
+        transfer_step=at,
+        source=source,
+        target=target,
+        size=moved[3],
+        pushed=moved[2],
+        tile_rank=events.rank[tile_head],
+        tile_worker=events.worker[tile_head],
+        tile_role=events.role[tile_head],
+        tile_number=events.tile[tile_head],
+        tile_event=tile_head,
+        first=first,
+        last=np.concatenate([first[1:], [count]]).astype(np.int64) if count else first,
+        worker_rank=events.rank[head][first],
+        worker_number=events.worker[head][first],
+        cells=cells,
+    )
+
+
+def _same(*columns: np.ndarray) -> np.ndarray:
+    """Whether a row equals the one before it."""
+    same = np.logical_and.reduce([c[1:] == c[:-1] for c in columns])
+    return np.concatenate([[False], same]) if len(columns[0]) else np.zeros(0, bool)
+
+
+def _before(column: np.ndarray) -> np.ndarray:
+    """The value in the row before; False in the first."""
+    return np.concatenate([[False], column[:-1]])[: len(column)]
+
+
+def _moved(
+    step: np.ndarray, home: np.ndarray, pushed: np.ndarray, amount: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Bytes to and from peers, summed for each (step, home, direction): step, home, pushed, bytes."""
+    key = (step.astype(np.int64) << 17) | (home.astype(np.int64) << 1) | pushed
+    unique, inverse = np.unique(key, return_inverse=True)
+    size = np.bincount(inverse, weights=amount, minlength=len(unique))
+    return unique >> 17, (unique >> 1) & 0xFFFF, (unique & 1).astype(bool), size
+
+
+def _cells(events: Events) -> tuple[np.ndarray, int]:
+    """Flat number of each event's signal over all tensors and ranks, and how many there are. Who waits polls its own
+    memory; `home` of a notification is who gets it."""
+    signal = (events.op == WAIT) | (events.op == NOTIFY)
+    owner = np.where(events.op == WAIT, events.rank, events.home).astype(np.int64)
+    columns = [events.tensor[signal].astype(np.int64), owner[signal], events.cell[signal].astype(np.int64)]
+    if not signal.any():
+        return np.full(len(events), -1), 0
+    key = (columns[0] << 52) | (columns[1] << 36) | columns[2]
+    unique, inverse = np.unique(key, return_inverse=True)
+    flat = np.full(len(events), -1, np.int64)
+    flat[signal] = inverse
+    return flat, len(unique)
+
+
+def _fetched(events: Events, mask: np.ndarray, l2: float) -> np.ndarray:
+    """Bytes of each read of own memory that come from device memory: those of a region that no tile has read since
+    more bytes than the cache holds went through it.
+
+    Tiles of a role are taken in order, as many at once as it has workers: a wave, in which every region is brought in
+    once. Bytes between two reads of a region are those that the waves between them bring in, those of other roles
+    aside.
+    """
+    fetched = np.zeros(len(events))
+    chosen = np.flatnonzero(mask)
+    if not len(chosen):
+        return fetched
+    workers = np.array([events.allotment[r.name].workers for r in events.program.roles])
+    wave = events.tile[chosen] // workers[events.role[chosen]]
+    where = np.column_stack(
+        [events.rank[chosen], events.role[chosen], events.tensor[chosen], events.lo[chosen], events.hi[chosen]]
+    )
+    region = _groups(where)
+    order = np.lexsort((wave, region))
+    region, wave, amount = region[order], wave[order], events.amount[chosen][order]
+    again = np.concatenate([[False], region[1:] == region[:-1]])
+    once = ~(again & np.concatenate([[False], wave[1:] == wave[:-1]]))  # the first read of a region in a wave
+    place = _groups(np.column_stack([events.rank[chosen][order], events.role[chosen][order]]))
+    waves = int(wave.max()) + 1
+    through = np.bincount((place * waves + wave)[once], weights=amount[once], minlength=(place.max() + 1) * waves)
+    before = np.concatenate([[0.0], np.cumsum(through)])
+    now, then = place * waves + wave, np.concatenate([[0], (place * waves + wave)[:-1]])
+    since = np.where(again, before[now] - before[then], np.inf)
+    missed = once & ~(since < l2)
+    fetched[chosen[order[missed]]] = amount[missed]
+    return fetched
+
+
+def _groups(rows: np.ndarray) -> np.ndarray:
+    """A number for each distinct row, the same for equal rows."""
+    number = np.zeros(len(rows), np.int64)
+    for column in rows.T:
+        _, codes = np.unique(column, return_inverse=True)
+        number = number * (int(codes.max()) + 1) + codes
+        _, number = np.unique(number, return_inverse=True)
+    return number

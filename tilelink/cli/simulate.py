@@ -1,0 +1,110 @@
+"""`tilelink simulate`: what a run of a program is predicted to take on a machine, and why."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from tilelink.backend.show import with_defaults
+from tilelink.cli.command import Answer, Command, UsageError
+from tilelink.cli.program import add_program_flags, find, shape_text
+from tilelink.cli.schedule import read_schedule, schedule_text
+
+if TYPE_CHECKING:
+    from tilelink.analysis.simulate import Prediction
+
+MACHINE = "h100"
+ENDINGS = (".json", ".html")
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """What a run of a program is predicted to take on a machine, what bounds it, and where time goes."""
+    from tilelink.analysis.machine import machine
+
+    if args.trace is not None and not args.trace.endswith(ENDINGS):
+        raise UsageError(f"--trace {args.trace}: .json for ui.perfetto.dev, .html for a page of its own")
+    found = machine(args.machine)
+    program = find(args.program)
+    sizes = with_defaults(program, args.shape, program.optional)
+    schedule = read_schedule(program, args.schedule, args.world, sizes)
+    agents = dict(_agent(item) for item in args.agents.split(",")) if args.agents else {}
+    prediction = program.simulate(
+        schedule, machine=found, world=args.world, dtypes=args.dtype, agents=agents, **sizes
+    )
+    flags = {
+        "machine": args.machine, "world": args.world, "shape": sizes, "dtype": args.dtype,
+        "schedule": schedule_text(program, schedule, args.schedule),
+    }  # fmt: skip
+    keys = {**flags, **prediction.summary()}
+    if args.trace is not None:
+        _write(prediction, args.trace)
+        keys["trace"] = args.trace
+    said = " ".join(f"--{f} {shape_text(sizes) if f == 'shape' else v}" for f, v in flags.items())
+    return Answer(keys, _text(prediction), f"# tilelink simulate {args.program} {said}\n")
+
+
+def _agent(item: str) -> tuple[str, str]:
+    role, _, agent = (s.strip() for s in item.partition("="))
+    if not role or not agent:
+        raise UsageError(f"--agents {item}: it is ROLE=AGENT, such as gather=copy_engine")
+    return role, agent
+
+
+def _write(prediction: Prediction, path: str) -> None:
+    from tilelink.analysis.draw import write_perfetto
+    from tilelink.analysis.page import write_page
+
+    if path.endswith(".json"):
+        write_perfetto(prediction.timeline, path)
+        return
+    facts = {
+        "unfused": _us(prediction.unfused_us), "bound": _us(prediction.bound_us),
+        "busiest link, on average": f"{prediction.link_rate:.0f} GB/s",
+    }  # fmt: skip
+    write_page(prediction.timeline, path, prediction.idle_us, facts)
+
+
+def _text(prediction: Prediction) -> str:
+    """For people: the answer first, then what it is due to."""
+    p = prediction
+    rows = [
+        ("predicted", p.makespan_us, f"on {p.machine.title}"),
+        ("bound", p.bound_us, f"no schedule is faster; the run reaches {p.efficiency:.0%} of it"),
+        ("products alone", p.compute_us, "on all SMs"),
+        ("transfers alone", p.comm_us, "by the workers that make them"),
+        ("unfused", p.unfused_us, "products, and a collective of the library"),
+    ]
+    links = f"{p.link_rate:.0f} GB/s"
+    lines = [f"{name:<16}{_us(time):>12}  {what}" for name, time, what in rows]
+    lines += [f"{'busiest link':<16}{links:>12}  on average", "", "idle, the mean over SMs"]
+    lines += [f"  {cause:<38}{_us(time):>12}" for cause, time in p.idle_us.items()]
+    lines += ["", "critical path"]
+    for link in p.critical_path:
+        what = f"signal: {link.label}" if link.kind == "signal" else f"{link.role} x {link.tiles}, last {link.label}"
+        who = p.steps.events.worker_name(link.worker)
+        lines.append(f"  {_us(link.duration):>12}  rank {link.rank} {who}: {what}")
+    return "\n".join(lines) + "\n"
+
+
+def _us(time: float) -> str:
+    return f"{time:,.1f} us"
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    add_program_flags(parser)
+    parser.add_argument(
+        "--machine", default=MACHINE, metavar="NAME", help="a machine of `tilelink machine list`, or the path of a "
+        "description (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--trace", metavar="FILE", help="write the timeline: .json for ui.perfetto.dev, .html a page")
+    parser.add_argument(
+        "--agents", metavar="ROLE=AGENT,...", help="what if another agent than its resource's moved a role's bytes"
+    )
+
+
+COMMAND = Command(
+    run,
+    "tilelink simulate all_gather_matmul --machine h800 --world 8 --shape M=8192,N=1376,K=4096 \\\n"
+    "      --schedule push,gather.count=8",
+    flags,
+)
