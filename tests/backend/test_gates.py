@@ -108,7 +108,7 @@ PTX: list[tuple[str, str, Edit, str]] = [
     ("fence", "push", in_function("wait", '"one", True', '"one", False'), "fence"),
     ("token", "push", in_function("_until", "return tl.inline_asm.*", "return 0"), "guarded"),
     ("barrier after the release", "push",
-     in_function("notify", rf"^( +{BARRIER}\n)(.*\n)(.*)$", r"\2\3\n\1"), "all_gather_matmul: line"),
+     in_function("notify", rf"^( +{BARRIER}\n)((?:.*\n)+)(.*)$", r"\2\3\n\1"), "all_gather_matmul: line"),
 ]  # fmt: skip
 GCN: list[tuple[str, str, Edit, str]] = [
     ("acquire", "push", in_function("wait", '"buffer_inv " \\+ _reach\\(scope\\)', '""'), "acquire"),
