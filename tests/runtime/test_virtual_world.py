@@ -61,9 +61,12 @@ class Inputs:
             torch.testing.assert_close(out, self.right(rank), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("schedule", ["push", "pull", "multicast", "engine"])
-def test_results_on_worlds_of_all_sizes(world: int, schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "world"),
+    [*(("push", w) for w in (1, 2, 3, 4, 8)), ("pull", 8), ("pull", 3), *(("multicast", w) for w in (1, 4))]
+    + [("engine", w) for w in (1, 3, 4)],
+)
+def test_results_on_worlds_of_all_sizes(schedule: str, world: int) -> None:
     device = StandIn(sms=24)
     ranks, inputs = virtual_world(world, device), Inputs(world)
     for _ in range(2):
