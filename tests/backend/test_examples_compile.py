@@ -34,7 +34,7 @@ def _as_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
 
 
-@pytest.mark.parametrize("rest", [0, pytest.param(7, marks=pytest.mark.verify)], ids=["even", "with rests"])
+@pytest.mark.parametrize("rest", [0, pytest.param(64, marks=pytest.mark.verify)], ids=["even", "with rests"])
 @pytest.mark.parametrize(("module", "name", "dtypes"), PROGRAMS, ids=lambda v: v if isinstance(v, str) else "")
 def test_example_compiles_for_hopper(module: str, name: str, dtypes: Any, rest: int) -> None:
     program, target = getattr(importlib.import_module(module), name), TARGETS["sm_90"]
