@@ -15,6 +15,8 @@ from triton.compiler import ASTSource
 
 import tilelink as tk
 from tests.backend import multicast_by_loops
+from tests.backend.test_gates import lowered, verdict
+from tests.backend.test_mutants import replaced
 from tests.kernels.gather_gemm import Call, small_world
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
@@ -137,3 +139,13 @@ def test_multimem_stores_16_bytes_as_they_were_loaded(dtype: str, arch: int) -> 
     )
     assert ptx.count("multimem.red.release.sys.global.add.u32") == ptx.count("fence.proxy.alias") == 1
     assert made.metadata.shared == 0
+
+
+def test_gates_count_what_multimem_does() -> None:
+    """One notification of all ranks is one release, and without it something is missing."""
+    made = lowered("sm_90", "multicast")
+    assert "multicast_notify(multicast, full_signals" in made[0].source
+    whole = verdict(made)
+    assert whole.findings == () and whole.expected == whole.found
+    less = verdict(made, replaced(r"^( +)multicast_notify\(.*\n", ""))
+    assert any(finding.startswith("release") for finding in less.findings)

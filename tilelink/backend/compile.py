@@ -81,6 +81,7 @@ def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     values: dict[str, Any] = {**sizes.values, "heaps": torch.empty(1, dtype=torch.int64), "rank": 0, "slot": 0}
+    values["multicast"] = 2**40  # an address
     for p in parameters:
         if p.kind == "tensor":
             values[p.name] = torch.empty(1, dtype=getattr(torch, lowered.program.tensor(p.of).dtype))

@@ -72,7 +72,8 @@ NETWORKS = {
 NARROW = frozenset(["bfloat16", "float16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"])
 
 _hopper = Target(
-    "sm_90", CUDA, "cuda", 90, shared_bytes=232_448, registers=65_536, matrix_dtypes=NARROW, descriptors=True
+    "sm_90", CUDA, "cuda", 90, shared_bytes=232_448, registers=65_536, matrix_dtypes=NARROW, descriptors=True,
+    multicast=True,
 )
 _cdna3 = Target(
     "gfx942", AMD, "hip", "gfx942", warp_size=64, shared_bytes=65_536, stages_in_registers=1,
