@@ -7,6 +7,8 @@ TORCH = torch==2.13.0 triton==3.7.1
 NVSHMEM = nvidia-nvshmem-cu12==3.4.5
 # The oldest and the newest supported Triton, which `make versions` runs the marked tests on.
 TRITONS = 3.6.0 3.9.0
+# Those besides the one in .venv that `make gates` compiles all kernels with: every supported minor.
+GATED = 3.6.0 3.8.0 3.9.0
 
 ARGS =#          more arguments for the command of bench, test or verify: make test ARGS="-k ring"
 JOBS = 2#        processes of make test
@@ -16,7 +18,7 @@ READY = .venv/.ready
 RUN = .venv/bin/python
 
 .DEFAULT_GOAL = help
-.PHONY: help setup test lint bench gpu verify versions clean
+.PHONY: help setup test lint bench gates gpu verify versions clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -33,6 +35,9 @@ lint: $(READY) ## ruff and mypy
 
 bench: $(READY) ## the benchmark harness; results in bench/out
 	$(RUN) -m bench --out bench/out $(ARGS)
+
+gates: $(READY) $(GATED:%=gates-%) ## every kernel compiled for every target, on every Triton, held against its program
+	$(RUN) -W ignore::UserWarning -m bench.gates $(ARGS)
 
 gpu: ## one script of under 8 minutes for a machine with a GPU; results in bench/results
 	@python=python3; $$python -c "import sympy, torch, triton; assert torch.cuda.is_available()" 2>/dev/null \
@@ -64,6 +69,10 @@ $(READY): pyproject.toml Makefile tools/setup.py
 .triton/nvshmem/.ready: .venv/pyvenv.cfg
 	rm -rf $(@D)
 	-$(RUN) -m pip install -q --disable-pip-version-check --no-deps --target $(@D) $(NVSHMEM) && touch $@
+
+.PHONY: $(GATED:%=gates-%)
+$(GATED:%=gates-%): gates-%: .triton/%/.ready
+	PYTHONPATH=$(CURDIR)/.triton/$* $(RUN) -W ignore::UserWarning -m bench.gates $(ARGS)
 
 .PHONY: $(TRITONS:%=triton-%)
 .PRECIOUS: .triton/%/.ready

@@ -1,8 +1,9 @@
 """`python -m bench.gates`: every kernel of the library and of the examples, compiled for every target without a GPU,
 held against its program, and its figures against those on record.
 
-Nothing here was run: registers, memory and instructions are those of code as Triton compiles it. Exit code 1 where a
-gate finds something, or where a figure is clearly worse than its record in bench/results/gates/; --renew writes those.
+Nothing here was run: registers, memory and instructions are those of code as Triton compiles it. The record of a
+Triton, in bench/results/gates/, holds figures, and what the gates are known to find in kernels that do not suit a
+target. Exit code 1 where a gate finds anything else, or where a figure is clearly worse; --renew writes the record.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def instructions(kernel: Compiled) -> int:
     return sum(1 for line in lines if line and not line.startswith((".", "{", "}", ")")) and not line.endswith(":"))
 
 
-def worse(figures: Figures, before: dict[str, int]) -> list[str]:
+def worse(figures: Figures, before: dict[str, Any]) -> list[str]:
     """The figures that are clearly worse than they were."""
     now = asdict(figures)
     return [f"{k}: {now[k]}, it was {before[k]}" for k in SLACK if k in before and now[k] > before[k] * SLACK[k]]
@@ -114,24 +115,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--renew", action="store_true", help="write the figures to the record")
     args = parser.parse_args(argv)
     path = RECORDS / f"triton-{triton.__version__}.json"
-    recorded: dict[str, dict[str, int]] = json.loads(path.read_text()) if path.exists() else {}
+    recorded: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
     bad = 0
     print(f"Triton {triton.__version__}; compiled only, for {WORLD} ranks\n")
     heads = ("regs", "spill", "shared", "instr", "mma")
     print(f"{'program schedule target':<52} " + " ".join(map("{:>7}".format, heads)))
     for case in gated(args.target or [t for t in TARGETS if TARGETS[t].backend], args.only):
-        findings = list(case.findings)
+        before = recorded.get(case.name, {})
+        row: tuple[int, ...] = ()
+        changes: list[str] = []
         if case.figures is not None and case.verdict is not None:
             f = case.figures
             row = f.registers, f.spill_bytes, f.shared_bytes, f.instructions, case.verdict.found["mma"]
-            print(f"{case.name:<52} " + " ".join(map("{:>7}".format, row)))
-            findings += [] if args.renew else worse(f, recorded.get(case.name, {}))
-            recorded[case.name] = asdict(f)
-        else:
-            print(case.name)
-        for finding in findings:
+            changes = [] if args.renew else worse(f, before)
+            recorded[case.name] = {**asdict(f), "findings": list(case.findings)}
+        known = case.findings if args.renew else tuple(before.get("findings", ()))
+        new = [x for x in case.findings if x not in known] + changes
+        print(f"{case.name:<52} " + " ".join(map("{:>7}".format, row)))
+        for finding in (*(f"known: {x}" for x in case.findings if x in known), *new):
             print(f"    {finding}", flush=True)
-        bad += bool(findings)
+        bad += bool(new)
     if args.renew:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")

@@ -1,0 +1,50 @@
+"""The record of the gates: kernels of the library have no findings, and what is worse than on record is said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench.gates import RECORDS, Figures, instructions, lowered_for, programs, worse
+from tilelink.backend.compile import Compiled
+from tilelink.kernels import operators
+
+FILES = sorted(RECORDS.glob("triton-*.json"))
+
+
+def test_there_is_a_record() -> None:
+    assert any(f.name == "triton-3.7.1.json" for f in FILES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_nothing_is_found_in_kernels_of_the_library(path: object) -> None:
+    record = json.loads(path.read_text())  # type: ignore[attr-defined]
+    library = {case: figures for case, figures in record.items() if case.split()[0] in operators()}
+    assert library
+    for case, figures in library.items():
+        assert figures["findings"] == [] and figures["spill_bytes"] == 0, case
+
+
+def test_every_schedule_of_the_library_and_of_the_examples_is_compiled() -> None:
+    found = {(program.name, schedule) for program, schedule in programs()}
+    assert {("all_gather_matmul", s) for s in ("push", "pull", "engine", "multicast")} <= found
+    assert {name for name, _ in found} >= {"ring_reduce_scatter", "gathered_attention", "scaled_matmul"}
+    lowered, _ = lowered_for(operators()["matmul"], "gemm", "sm_90")
+    assert "(128, 256)" in lowered.source, "sizes at which tiles are not made smaller"
+
+
+def test_what_is_worse_is_said() -> None:
+    before = {"registers": 200, "spill_bytes": 0, "shared_bytes": 1000, "instructions": 1000}
+    assert worse(Figures(200, 0, 1000, 1000), before) == []
+    assert worse(Figures(210, 0, 900, 1090), before) == [], "a few more are no change for the worse"
+    assert worse(Figures(230, 8, 1001, 1200), before) == [
+        "registers: 230, it was 200", "shared_bytes: 1001, it was 1000", "spill_bytes: 8, it was 0",
+        "instructions: 1200, it was 1000",
+    ]  # fmt: skip
+    assert worse(Figures(255, 99, 1, 1), {}) == [], "what is not on record is new"
+
+
+def test_instructions_are_counted_without_what_is_none() -> None:
+    code = ".version 8.0\n{\n  mov.b32 %r1, %r2;\n$L:\n  // nothing\n  .loc 1 2 3\n  @%p bra $L;\n}\n"
+    assert instructions(Compiled("k", "3.7.1", "", code, "", 32, 0, 0, ())) == 2
