@@ -138,7 +138,7 @@ def test_what_is_expected_follows_from_the_program(example: Callable[[str], Any]
 def test_programs_on_one_node_have_none_of_it() -> None:
     bound = gather.bind(rows, "bf16")
     source = lower(bound, Facts.of(bound, Sizes.of(bound, WORLD, SIZES)), TARGETS["sm_90"]).source
-    assert not re.search(r"\b(far|put|put_notify|notify_far|fetch|complete)\(", source)
+    assert not re.search(r"\b(is_far|put_far|put_notify_far|notify_far|fetch_far|complete_far)\(", source)
     assert nvshmem.libraries(TARGETS["sm_90"]) == {} == nvshmem.libraries(TARGETS["cpu"].across_nodes())
 
 

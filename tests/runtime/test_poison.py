@@ -27,6 +27,12 @@ def test_words_of_a_mailbox(waiter: int) -> None:
     assert control[portable.WAITER.value] != 0, "an empty mailbox is told from one of worker 0"
 
 
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check would refuse to launch what gets stuck here."""
+    monkeypatch.setenv("TILELINK_CHECK", "0")
+
+
 def deadlock() -> tuple[CpuWorld, str, DeadlockError, Record]:
     """A world that was stuck, its message, its cause, and the run."""
     world = small_world(2, sms=1)

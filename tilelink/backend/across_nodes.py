@@ -110,7 +110,7 @@ class NetworkEmitter(RoleEmitter):
 
     def choose(self, home: str, far: Callable[[], None], near: Callable[[], None]) -> None:
         """A branch on where a rank is."""
-        for head, body in ((f"if far(heaps, {home}):", far), ("else:", near)):
+        for head, body in ((f"if is_far(heaps, {home}):", far), ("else:", near)):
             self.write(head)
             self.write.depth += 1
             body()
@@ -172,7 +172,7 @@ class NetworkEmitter(RoleEmitter):
         """Far ranks first, since that takes longest; what near ones get is loaded once."""
         self.write("for other in range(world):")
         self.write.depth += 1
-        self.write("if far(heaps, other):")
+        self.write("if is_far(heaps, other):")
         self.write.depth += 1
         self._put(s)
         self.write.depth -= 2
@@ -190,7 +190,7 @@ class NetworkEmitter(RoleEmitter):
     def on_homes(self, view: View) -> str | None:
         home = super().on_homes(view)
         if view.home == ALL_RANKS and self.only_near:
-            self.write("if not far(heaps, other):")
+            self.write("if not is_far(heaps, other):")
             self.write.depth += 1
         return home
 
@@ -213,9 +213,9 @@ class NetworkEmitter(RoleEmitter):
         source += f" + {token}" if token else ""
         other = self.text(self._home(s.source if s.source.remote else s.target))
         if isinstance(s, CopyNotify):
-            self.write(f"put_notify(heaps, {other}, {target}, {source}, {count}, {self._own_signal(s.target)})")
+            self.write(f"put_notify_far(heaps, {other}, {target}, {source}, {count}, {self._own_signal(s.target)})")
         else:
-            verb = "fetch" if s.source.remote else "put"
+            verb = "fetch_far" if s.source.remote else "put_far"
             self.write(f"{verb}(heaps, {other}, {target}, {source}, {count})")
         self.write.depth -= len(loops)
 
@@ -231,7 +231,7 @@ class NetworkEmitter(RoleEmitter):
         name = f"stage_{'_by_'.join(map(str, shape))}"
         self.hoist(name, inside)
         mask = self.addresses.block(target, "rank").mask
-        self.write("complete()")
+        self.write("complete_far()")
         self.write(f"tl.store(stage_{dtype} + {name}, value.to(tl.{dtype}){f', mask={mask}' if mask else ''})")
         return f"stage_{dtype}"
 
@@ -245,7 +245,7 @@ class NetworkEmitter(RoleEmitter):
             self.write.depth += 1
             source += f" + ({r.dim}_at - ({self.text(r.start)})) * {prod(_extents(ranges[k + 1 :]))}"
         count = self._count(ranges[len(loops) :])
-        self.write(f"put(heaps, {self.text(self._home(target))}, {self._corner(target, loops)}, {source}, {count})")
+        self.write(f"put_far(heaps, {self.text(self._home(target))}, {self._corner(target, loops)}, {source}, {count})")
         self.write.depth -= len(loops)
 
     def _count(self, pieces: tuple[Range, ...]) -> str:
@@ -293,7 +293,7 @@ class NetworkEmitter(RoleEmitter):
         """Who is told may be another than the home that was put to: a network does not order that by itself."""
         to, _ = recipient(self.program.signals_of(view.tensor), view, self._home(view))
         if self.far(view.home) and to != self._home(view):
-            self.write("complete()")
+            self.write("complete_far()")
         super().notify(view)
 
     def give(self, signals: Signals, to: Expr, cell: Expr) -> None:

@@ -35,7 +35,7 @@ from tilelink.language import Space
 DRAIN_BLOCK = 128
 PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT")
 MULTICAST_PRIMITIVES = ("multicast_store", "multicast_notify")
-NETWORK_PRIMITIVES = ("far", "put", "put_notify", "notify_far", "fetch", "complete")
+NETWORK_PRIMITIVES = ("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far")
 
 
 @dataclass(frozen=True)

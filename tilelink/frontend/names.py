@@ -14,6 +14,7 @@ KERNEL_NAMES = frozenset(
     [
         *("rank", "world", "per_node", "slot", "run", "worker", "workers", "heaps", "control", "before", "after"),
         *("multicast", "multicast_store", "multicast_notify"),
+        *("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far"),
         *("i", "t", "executor", "other", "tile", "home", "step", "part", "cell", "cells", "first", "last", "waiter"),
         *("signals", "expected", "missing", "here", "value", "tl", "triton", "range"),
         *("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT"),

@@ -21,8 +21,8 @@ from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, TICKET, 
 
 __all__ = [
     "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "complete", "credit", "drain", "enter", "entered", "far", "fetch", "last_out", "leave", "notify", "notify_far",
-    "peer", "put", "put_notify", "wait",
+    "complete_far", "credit", "drain", "enter", "entered", "is_far", "fetch_far", "last_out", "leave", "notify", "notify_far",
+    "peer", "put_far", "put_notify_far", "wait",
 ]  # fmt: skip
 
 ADD = tl.constexpr(10)  # NVSHMEM_SIGNAL_ADD
@@ -84,7 +84,7 @@ def quiet(_semantic=None):
 
 
 @triton.jit
-def far(heaps, other):
+def is_far(heaps, other):
     """Whether a rank is on another node."""
     return tl.load(heaps + other) < 0
 
@@ -112,14 +112,14 @@ def leader():
 
 
 @triton.jit
-def put(heaps, other, target, source, count):
+def put_far(heaps, other, target, source, count):
     """Sends `count` elements to a far rank. Both are places of the own heap: of the peer's in the same place there."""
     size = bytes_of(source, count)
     putmem_nbi_block(target.to(tl.int64), source.to(tl.int64), size, pe_of(heaps, other))
 
 
 @triton.jit
-def put_notify(heaps, other, target, source, count, signal):
+def put_notify_far(heaps, other, target, source, count, signal):
     """Sends `count` elements, then counts a signal of the peer one up: ordered by NVSHMEM, without a fence."""
     size = bytes_of(source, count)
     word = (signal + 1).to(tl.int64)
@@ -128,13 +128,13 @@ def put_notify(heaps, other, target, source, count, signal):
 
 
 @triton.jit
-def fetch(heaps, other, target, source, count):
+def fetch_far(heaps, other, target, source, count):
     """Brings `count` elements from a far rank, and returns when all threads may read them."""
     getmem_block(target.to(tl.int64), source.to(tl.int64), bytes_of(source, count), pe_of(heaps, other))
 
 
 @triton.jit
-def complete():
+def complete_far():
     """Until all that this rank has put has arrived: then its sources may be written to again, and others than those
     it was put to may be told, which a fence does not order."""
     if leader():
@@ -198,7 +198,7 @@ def _tell(heaps, control, rank, progress, world: tl.constexpr):
     if leader():
         fence()  # of the whole GPU's stores too, which releases what near peers are told
     for other in range(world):
-        if far(heaps, other):
+        if is_far(heaps, other):
             pe = pe_of(heaps, other)
             if leader():
                 signal_op((control + PROGRESS + rank).to(tl.int64), tl.cast(1, tl.int64), ADD, pe)

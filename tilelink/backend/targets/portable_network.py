@@ -22,8 +22,8 @@ from tilelink.backend.targets.portable import (
 
 __all__ = [
     "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "complete", "credit", "drain", "enter", "entered", "far", "fetch", "last_out", "leave", "notify", "notify_far",
-    "peer", "put", "put_notify", "wait",
+    "complete_far", "credit", "drain", "enter", "entered", "is_far", "fetch_far", "last_out", "leave", "notify", "notify_far",
+    "peer", "put_far", "put_notify_far", "wait",
 ]  # fmt: skip
 
 FAR = tl.constexpr(2**62)
@@ -31,7 +31,7 @@ CHUNK = tl.constexpr(128)
 
 
 @triton.jit
-def far(heaps, other):
+def is_far(heaps, other):
     """Whether a rank is on another node."""
     return tl.load(heaps + other) < 0
 
@@ -51,26 +51,26 @@ def copy(target, source, count):
 
 
 @triton.jit
-def put(heaps, other, target, source, count):
+def put_far(heaps, other, target, source, count):
     """Sends `count` elements to a far rank. Both are places of the own heap: of the peer's in the same place there."""
     copy(there(heaps, other, target), source, count)
 
 
 @triton.jit
-def put_notify(heaps, other, target, source, count, signal):
+def put_notify_far(heaps, other, target, source, count, signal):
     """Sends `count` elements, then counts a signal of the peer one up."""
-    put(heaps, other, target, source, count)
+    put_far(heaps, other, target, source, count)
     notify_far(heaps, other, signal)
 
 
 @triton.jit
-def fetch(heaps, other, target, source, count):
+def fetch_far(heaps, other, target, source, count):
     """Brings `count` elements from a far rank, and returns when all threads may read them."""
     copy(target, there(heaps, other, source), count)
 
 
 @triton.jit
-def complete():
+def complete_far():
     """Until all that this rank has put has arrived: at once, here."""
     tl.debug_barrier()
 
@@ -113,7 +113,7 @@ def drain(control, signals, expected, here, scope: tl.constexpr):
 def tell(heaps, control, rank, progress, world: tl.constexpr):
     """Tells every peer this rank's progress: a near one what it is, a far one that it has grown by one."""
     for other in range(world):
-        if far(heaps, other):
+        if is_far(heaps, other):
             word = there(heaps, other, control + PROGRESS + rank)
             tl.atomic_add(word, 1, sem="release", scope="sys")
         else:
