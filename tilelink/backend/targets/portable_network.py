@@ -22,8 +22,8 @@ from tilelink.backend.targets.portable import (
 
 __all__ = [
     "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "complete_far", "credit", "drain", "enter", "entered", "is_far", "fetch_far", "last_out", "leave", "notify", "notify_far",
-    "peer", "put_far", "put_notify_far", "wait",
+    "complete_far", "credit", "drain", "enter", "entered", "fetch_far", "is_far", "last_out", "leave", "notify",
+    "notify_far", "peer", "put_far", "put_notify_far", "wait",
 ]  # fmt: skip
 
 FAR = tl.constexpr(2**62)
