@@ -56,7 +56,7 @@ def gathered_attention(
 
 causal = tk.Schedule(
     gather=tk.SMs(4, tile=(128, 1), at="home", order=tk.ring),
-    attend=tk.SMs(tile=(128, 1, 32), whole={"D": 128}),
+    attend=tk.SMs(tile=(64, 1, 32), whole={"D": 128}),
 )
 
 

@@ -48,7 +48,7 @@ def scaled_matmul(
     matmul[tk.tiles(out)](full, scales, weight, weight_scale, out, silu)
 
 
-gemm = tk.SMs(tile=(128, 128), whole={"E": 128}, order=tk.own_rank_first)
+gemm = tk.SMs(tile=(64, 64), whole={"E": 128}, order=tk.own_rank_first)
 push = tk.Schedule(gather=tk.SMs(4, tile=(64,), at="home", order=tk.ring), matmul=gemm)
 pull = tk.Schedule(gather=tk.SMs(4, tile=(64,), at="reader"), matmul=gemm)
 
