@@ -30,6 +30,7 @@ STEPS: dict[str, Step] = {
     "speed": (90, speed.speed),
     "host": (25, speed.host),
     "kernels": (30, machine.kernels),
+    "description": (50, machine.description_of),
 }
 """Seconds that each step may take, with the start of its process, and what it does; the most telling first."""
 GRACE = 10.0

@@ -10,8 +10,10 @@ import torch
 from bench.gpu.place import Place
 from bench.gpu.report import Report
 from bench.gpu.right import schedules
+from tilelink.errors import DeviceError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.capabilities import capabilities
+from tilelink.runtime.measure import description, measure
 
 
 def machine(place: Place, report: Report) -> None:
@@ -36,6 +38,21 @@ def ceilings(place: Place) -> dict[str, Any]:
         "copy_gb_s": round(2 * source.nbytes / sorted(copy)[len(copy) // 2] / 1e3, 1),
         "bf16_tflops": round(2 * n**3 / sorted(gemm)[len(gemm) // 2] / 1e6, 1),
     }
+
+
+def description_of(place: Place, report: Report) -> None:
+    """`tilelink machine measure`: a description of this GPU for the performance model, beside the results."""
+    with report.case("description of the machine") as found:
+        try:
+            measured = measure()
+        except DeviceError as e:
+            if place.on_gpu:
+                raise
+            found |= {"ok": None, "error": e.message}
+            return
+        path = report.path.with_suffix(".toml")
+        path.write_text(description(measured, "h200"))
+        found |= {"description": str(path), **{name: value for name, (value, _) in measured.numbers.items()}}
 
 
 def kernels(place: Place, report: Report) -> None:
