@@ -243,3 +243,26 @@ def waits_for_two(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
     full = tk.local("M", "K")
     gather[tk.tiles(x, reader=tk.ranks)](x, full)
     two_at_once[tk.tiles(out)](full, out)
+
+
+@tk.tile
+def fill_with_numbers(t, x, halves, ranks, flags, out):
+    halves[t].store(0.5)
+    ranks[t].store(tk.rank() + 1)
+    flags[t].store(True)
+    out[t].store(x[t].load())
+
+
+@tk.program
+def numbers(
+    x: tk.Local("M", "N"),
+    halves: tk.Local("M", "N"),
+    ranks: tk.Local("M", "N"),
+    flags: tk.Local("M", "N"),
+    out: tk.Local("M", "N"),
+):
+    """Numbers instead of blocks are stored to every element."""
+    fill_with_numbers[tk.tiles(x)](x, halves, ranks, flags, out)
+
+
+in_tiles = tk.Schedule(fill_with_numbers=tk.SMs(tile=(16, 16)))

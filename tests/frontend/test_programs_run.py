@@ -82,3 +82,15 @@ def test_signals_are_drained(program: Program, at: int) -> None:
     x = [numbers(n, 32) for n in PARTS]
     unused = [numbers(32) for _ in PARTS]
     run(program, notifying(program)[at], [x, unused])
+
+
+def test_numbers_are_stored_to_every_element() -> None:
+    x = numbers(20, 24)
+
+    def rank(group: Any) -> Any:
+        ranks = torch.zeros(20, 24, dtype=torch.int32)
+        return programs.numbers(x, ranks=ranks, schedule=programs.in_tiles, group=group)
+
+    for number, (halves, ranks, flags, out) in enumerate(CpuWorld(2, heap_bytes=1 << 20).run(rank)):
+        assert torch.equal(out, x)
+        assert (halves == 0.5).all() and (ranks == number + 1).all() and (flags == 1).all()

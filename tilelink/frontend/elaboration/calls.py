@@ -143,8 +143,15 @@ class Calls(Expressions):
             self.fail(ViewError, node, f"store takes a block in registers or a number, not {self.text(value)}")
         if isinstance(value, Block) and not _fits(value.shape, place.shape):
             self.fail(DimensionError, node, f"a block of shape {value.shape} does not fit {view}, {place.shape}")
-        code = self.code(self.node(stored, value))
-        self.emit(Store(self.function.site(node), place, code))
+        made = self.node(stored, value)
+        if number:
+            full, dtype = (
+                ast.parse(f"tl.{word}", mode="eval").body
+                for word in ("full", triton_calls.TRITON_DTYPES[self.context.dtypes[view.tensor]])
+            )
+            shape = ast.Tuple([ast.Constant(int(self.extent(node, r))) for r in place.ranges], ast.Load())
+            made = ast.Call(full, [shape, made, dtype], [])
+        self.emit(Store(self.function.site(node), place, self.code(made)))
         self.stored.append(view)
         return view
 
