@@ -144,16 +144,18 @@ class Calls(Expressions):
         if isinstance(value, Block) and not _fits(value.shape, place.shape):
             self.fail(DimensionError, node, f"a block of shape {value.shape} does not fit {view}, {place.shape}")
         made = self.node(stored, value)
-        if number:
-            full, dtype = (
-                ast.parse(f"tl.{word}", mode="eval").body
-                for word in ("full", triton_calls.TRITON_DTYPES[self.context.dtypes[view.tensor]])
-            )
-            shape = ast.Tuple([ast.Constant(int(self.extent(node, r))) for r in place.ranges], ast.Load())
-            made = ast.Call(full, [shape, made, dtype], [])
+        made = self.filled(node, place, made) if number else made
         self.emit(Store(self.function.site(node), place, self.code(made)))
         self.stored.append(view)
         return view
+
+    def filled(self, node: ast.Call, place: View, number: ast.expr) -> ast.Call:
+        """A block of a number, as large as the place that it is stored to."""
+        full = ast.parse(f"tl.full((), 0, tl.{triton_calls.TRITON_DTYPES[self.context.dtypes[place.tensor]]})").body[0]
+        assert isinstance(full, ast.Expr) and isinstance(full.value, ast.Call)
+        extents: list[ast.expr] = [ast.Constant(int(self.extent(node, r))) for r in place.ranges]
+        full.value.args[:2] = [ast.Tuple(extents, ast.Load()), number]
+        return full.value
 
     def as_block(self, node: ast.Call, view: View) -> View:
         """The view as it is loaded or stored: a block along every range."""
