@@ -105,6 +105,8 @@ def group(
         from tilelink.runtime.cpu_process_group import CpuProcessGroup
 
         return CpuProcessGroup(members, layout, sms, seed, bounds, per_node)
+    if per_node is not None:
+        raise WorldError("per_node is for ranks on the CPU: there are no worlds across nodes on GPUs yet", site)
     from tilelink.runtime.cuda.process_group import cuda_process_group
 
     return cuda_process_group(members, layout, reserved, bounds)

@@ -182,7 +182,8 @@ class CudaGroup(Group):
         captured: then it is the last one whose signals lie there."""
         for number in sorted(self.recent, key=lambda n: (n != report.run, -n)):
             record = self.recent[number]
-            if any(at <= report.word < at + 4 * cells for _, at, cells in record.signals):
+            size = record.prepared.lowered.target.signal_bytes
+            if any(at <= report.word < at + size * cells for _, at, cells in record.signals):
                 label = f"{record.prepared.program.name} run {report.run}"
                 return replace(record, number=report.run, label=label)
         return self.recent.get(report.run)

@@ -150,7 +150,8 @@ def _step(lane: CudaLane, run: Run, step: RunStep, site: Site) -> Step:
         case RegionCopy():
             return CopyStep(lane.device, step.peer, _part(lane, run, step.source), _part(lane, run, step.target))
         case SignalWrite():
-            address = lane.heaps[step.rank].data_ptr() + run.signals_at(step.tensor) + 4 * step.cell
+            size = run.prepared.lowered.target.signal_bytes
+            address = lane.heaps[step.rank].data_ptr() + run.signals_at(step.tensor) + size * step.cell
             return SignalStep(lane.device, step.peer, address)
         case Fork():
             return ForkStep(lane.device, step.peers)
