@@ -8,6 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Site:
     def of_user(cls) -> Site:
         """The place in the user's code (or in our library of kernels) from which TileLink was called."""
         frame = sys._getframe(1)
-        while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+        while frame.f_back is not None and _is_ours(frame):
             frame = frame.f_back
         file, line = frame.f_code.co_filename, frame.f_lineno
         return cls(file, line, linecache.getline(file, line).strip())
@@ -35,11 +36,12 @@ _PACKAGE = str(Path(__file__).parent) + os.sep
 _KERNELS = _PACKAGE + "kernels" + os.sep
 
 
-def _is_ours(file: str) -> bool:
+def _is_ours(frame: FrameType) -> bool:
     """Whether a frame is TileLink's machinery, or the dataclasses through which it is called."""
-    if file in (dataclasses.__file__, "<string>"):
-        return True
-    return file.startswith(_PACKAGE) and not file.startswith(_KERNELS)
+    file = frame.f_code.co_filename
+    if file == "<string>":  # made by dataclasses for a class of ours; else what the user typed
+        return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tilelink"
+    return file == dataclasses.__file__ or (file.startswith(_PACKAGE) and not file.startswith(_KERNELS))
 
 
 class TileLinkError(Exception):

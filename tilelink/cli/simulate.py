@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilelink.backend.show import with_defaults
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> Answer:
     }  # fmt: skip
     keys = {**flags, **prediction.summary()}
     if args.trace is not None:
-        _write(prediction, args.trace)
+        _write(prediction, args.trace, str(flags["schedule"]))
         keys["trace"] = args.trace
     said = " ".join(f"--{f} {shape_text(sizes) if f == 'shape' else v}" for f, v in flags.items())
     return Answer(keys, _text(prediction), f"# tilelink simulate {args.program} {said}\n")
@@ -50,18 +51,19 @@ def _agent(item: str) -> tuple[str, str]:
     return role, agent
 
 
-def _write(prediction: Prediction, path: str) -> None:
+def _write(prediction: Prediction, path: str, schedule: str) -> None:
     from tilelink.analysis.draw import write_perfetto
     from tilelink.analysis.page import write_page
 
+    timeline = replace(prediction.timeline, title=f"{prediction.timeline.title} · {schedule}")
     if path.endswith(".json"):
-        write_perfetto(prediction.timeline, path)
+        write_perfetto(timeline, path)
         return
     facts = {
         "unfused": _us(prediction.unfused_us), "bound": _us(prediction.bound_us),
         "busiest link, on average": f"{prediction.link_rate:.0f} GB/s",
     }  # fmt: skip
-    write_page(prediction.timeline, path, prediction.idle_us, facts)
+    write_page(timeline, path, prediction.idle_us, facts)
 
 
 def _text(prediction: Prediction) -> str:

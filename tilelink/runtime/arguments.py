@@ -218,9 +218,13 @@ def mismatch(what: str, calls: Mapping[int, Mapping[str, Any]]) -> str | None:
         for name, mine in call.items():
             theirs = known.get(name)
             if theirs != mine:
+                if isinstance(mine, dict) and isinstance(theirs, dict):
+                    both = [k for k in mine if k in theirs and mine[k] != theirs[k]]
+                    mine, theirs = ({k: d[k] for k in both} or d for d in (mine, theirs))
+                uneven = "; shards of different lengths are told to every rank, by parts=" if name == "sizes" else ""
                 return (
                     f"{what}: rank {rank} has {name} {mine}, rank {first} {theirs}; the ranks of a group call the "
-                    "same programs with the same schedules and sizes, in the same order"
+                    f"same programs with the same schedules and sizes, in the same order{uneven}"
                 )
     return None
 
