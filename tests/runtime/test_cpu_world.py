@@ -274,6 +274,8 @@ def test_values_in_which_ranks_differ_are_said() -> None:
     assert f"{__file__}:{line('differs')}: call 0 of this group: rank " in str(e.value)
     for r in range(2):
         assert f"'M': ({4 + r}, {4 + r})" in str(e.value)
+    assert "shards of different lengths are told to every rank, by parts=" in str(e.value)
+    assert "'K'" not in str(e.value), "what they have in common is left out"
 
 
 def test_a_rank_that_calls_once_too_often_waits_in_vain() -> None:
