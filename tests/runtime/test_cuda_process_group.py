@@ -127,6 +127,26 @@ def test_ranks_that_call_differently(pool: Pool) -> None:
         assert "call 0 of this group: rank 1 has schedule" in failure.text
 
 
+def tensors_lie_otherwise_on_one_rank() -> None:
+    assert dist.group.WORLD is not None
+    device = StandIn()
+    group, inputs = made(device, dist.group.WORLD), Inputs(2)
+    for _ in range(2):  # a slot each
+        inputs.call(group)
+    if group.rank == 1:
+        memory = torch.zeros(inputs.x[1].numel() + 1)
+        inputs.x[1] = memory[1:].view(inputs.x[1].shape).copy_(inputs.x[1])
+        assert inputs.x[1].data_ptr() % 16
+    loads = len(device.loads)
+    inputs.call(group)
+    assert (len(device.loads) > loads) == (group.rank == 1), "only this rank loads anew"
+    assert group.calls == 2, "and it asks nobody"
+
+
+def test_what_is_new_to_one_rank_waits_for_no_other(pool: Pool) -> None:
+    pool.results(tensors_lie_otherwise_on_one_rank)
+
+
 def asks_for_a_gpu() -> None:
     tk.group(device="cuda")
 

@@ -3,6 +3,8 @@ stand-in that interprets kernels; on a GPU, tests/runtime/test_on_gpu.py."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 import tilelink as tk
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tilelink.errors import (
+    ArgumentError,
     CaptureError,
     DeviceError,
     NeverEnteredError,
@@ -97,6 +100,55 @@ def test_calls_alike_are_checked_and_loaded_once(monkeypatch: pytest.MonkeyPatch
     results = ranks.run(body)
     for k, inputs in enumerate(sets):
         inputs.check([r[k] for r in results])
+
+
+def test_nothing_of_the_caller_is_kept() -> None:
+    """Results that are given are others each time, and such calls are known all the same."""
+    ranks = virtual_world(2, StandIn())
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def body(group: CudaGroup) -> None:
+        loads = []
+        for seed in range(5):
+            inputs, out = Inputs(2, seed=seed), torch.full((32, N), torch.nan)
+            x, weight = inputs.x[group.rank], inputs.weight[group.rank]
+            assert all_gather_matmul(x, weight, out, schedule=SMALL["push"], group=group) is out
+            group.synchronize()
+            torch.testing.assert_close(out, inputs.right(group.rank), rtol=0, atol=0)
+            alive.extend(map(weakref.ref, (x, weight, out)))
+            loads.append(len(group._known))
+        assert loads == [1] * 5
+        taken = torch.empty(2 * 32 * N)
+        with pytest.raises(ArgumentError, match="out shares memory with weight"):
+            place = taken[:K * N].view(K, N)
+            all_gather_matmul(x, place, taken[: 32 * N].view(32, N), schedule=SMALL["push"], group=group)
+
+    ranks.run(body)
+    gc.collect()
+    assert not [r for r in alive if r() is not None]
+
+
+def test_a_graph_is_replayed_after_runs_on_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = StandIn()
+    ranks, inputs = virtual_world(1, device), Inputs(1)
+    follows: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(device, "follow", lambda stream, before: follows.append((stream, before)))
+    monkeypatch.setattr(device, "synchronize", lambda stream: None)  # only the order is looked at: nothing is run
+
+    def body(group: CudaGroup) -> None:
+        inputs.call(group), inputs.call(group)
+        follows.clear()
+        first, other = device.current(), device.stream()
+        with device.on(other), device.capture() as graph:
+            inputs.call(group)
+        assert not follows
+        with device.on(other):
+            group.replay(graph)
+        assert follows == [(other, first)]
+        inputs.call(group)
+        assert follows[1:] == [(first, other)]
+
+    ranks.run(body)
 
 
 def test_calls_that_differ_are_checked_anew() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -64,7 +64,7 @@ def check_arguments(
             raise ArgumentError(f"{program.name} needs {name}: {_declaration(word)}", site)
     dtypes = {n: _check_tensor(declared[n], tensors[n], device, site) for n in tensors}
     sizes = _sizes(declared, tensors, world, rank, parts or {}, program, site)
-    _check_overlap(declared, tensors, site)
+    check_overlap([n for n in tensors if declared[n].kind == "output"], tensors, site)
     return Arguments(tensors, absent, dtypes, sizes)
 
 
@@ -183,9 +183,9 @@ def _repeats(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _check_overlap(declared: Mapping[str, TensorWord], tensors: Mapping[str, torch.Tensor], site: Site) -> None:
-    """An output must not share memory with anything else."""
-    for out in (n for n in tensors if declared[n].kind == "output"):
+def check_overlap(outputs: Iterable[str], tensors: Mapping[str, torch.Tensor], site: Site) -> None:
+    """Raises ArgumentError where an output shares memory with anything else."""
+    for out in outputs:
         for other in tensors:
             if other != out and _share(tensors[out], tensors[other]):
                 raise ArgumentError(
@@ -197,10 +197,19 @@ def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors share memory (or it takes too long to tell)."""
     if not a.numel() or not b.numel():
         return False
+    (first, end), (other_first, other_end) = _span(a), _span(b)
+    if end <= other_first or other_end <= first:
+        return False
     try:
         return np.shares_memory(_addresses(a), _addresses(b), max_work=10_000)  # type: ignore[arg-type]  # any number
     except np.exceptions.TooHardError:
         return True
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    """The first address of a tensor's elements, and the one after the last."""
+    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))  # strides of torch are not negative
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
 
 
 def _addresses(t: torch.Tensor) -> np.ndarray:

@@ -231,6 +231,10 @@ class ProcessGroup(Group):
         self.board.note(f"{type(error).__name__}: {error}")
         self.poison(Report(self.rank, run, HOST, 0, 0, 0, Reason.FAILED))
 
+    def named(self, report: Report) -> Record | None:
+        """The run that a report is about, if this rank still knows it."""
+        return self.recent.get(report.run)
+
     def raise_if_poisoned(self, here: Iterable[str] = ()) -> None:
         """Raises what the report of the lane says. `here`: lines about the workers of this rank."""
         report = self.report()
@@ -238,7 +242,7 @@ class ProcessGroup(Group):
             return
         if report.reason == Reason.FAILED:
             raise RankFailedError(f"rank {report.rank} raised {self.board.note_of(report.rank)}", self.site)
-        lines = [of_report(report, self.lane.layout, self.recent.get(report.run)), *here]
+        lines = [of_report(report, self.lane.layout, self.named(report)), *here]
         if report.reason == Reason.NEVER_ENTERED:
             head = f"a rank did not come within {self.bounds.enter:g} s; it may still compile, or it does not call:"
             lines.insert(1, f"calls so far: {self._calls()}")

@@ -13,7 +13,7 @@ import torch
 from tilelink.errors import CaptureError, DeviceError, Site
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.runtime.arguments import Arguments
+from tilelink.runtime.arguments import Arguments, check_overlap
 from tilelink.runtime.cuda.kernels import alike
 from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.cuda.script import ForkStep, Script, Streams
@@ -28,10 +28,12 @@ KEPT_RUNS = 64
 
 @dataclass
 class _Known:
-    """Calls that are alike, in every slot that was used so far. `names`: of the tensors that are given."""
+    """Calls that are alike, in every slot that was used so far. `names`: of the tensors that are given by position;
+    `results`: of the outputs among those that are given."""
 
     slots: int
     names: tuple[str, ...]
+    results: tuple[str, ...]
     scripts: dict[int, Script] = field(default_factory=dict)
 
 
@@ -103,7 +105,8 @@ class CudaGroup(Group):
     def _remember(self, key: Any, program: Program, tensors: tuple[Any, ...], script: Script) -> None:
         slots = min(script.record.prepared.program.slots, self.cuda.layout.slots)
         names = tuple(program.parameters)[: len(tensors)]
-        known = self._known.setdefault(key, _Known(slots, names))
+        results = tuple(n for n in script.returned if n in self._given)
+        known = self._known.setdefault(key, _Known(slots, names, results))
         known.scripts[script.slot] = script
         self._made = None
 
@@ -111,6 +114,8 @@ class CudaGroup(Group):
         """A call like one before."""
         named = {n: t for n, t in zip(known.names, tensors, strict=True) if t is not None}
         named |= {n: t for n, t in options.items() if isinstance(t, torch.Tensor)}
+        if known.results:
+            check_overlap(known.results, named, Site.of_user())
         for name, shape, dtype in script.outputs:
             named[name] = self.allocate(shape, dtype)
         number, self.runs = self.runs, self.runs + 1
@@ -136,7 +141,8 @@ class CudaGroup(Group):
 
     @abstractmethod
     def agree(self, call: Mapping[str, Any], site: Site) -> None:
-        """Compares a call that is new to this rank with those of the others. Raises RankMismatchError."""
+        """Compares a call whose script is new to this rank with those of the others. Raises RankMismatchError. A script
+        may be new to one rank alone, where its tensors lie otherwise than before; calls are new to all or to none."""
 
     def launch(self, run: Run, site: Site) -> None:
         self._made = Script.of(self.cuda, run, self._given, self._call, site)
@@ -153,15 +159,22 @@ class CudaGroup(Group):
 
     def _launch(self, script: Script, number: int, tensors: dict[str, torch.Tensor]) -> None:
         """Launches a run on the current stream."""
-        device = self.cuda.device
-        stream = device.current()
-        if stream != self._stream:
-            if self._stream is not None and not device.capturing():
-                device.follow(stream, self._stream)
-            self._stream = stream
+        stream = self.in_order()
         self.recent[number] = script.record
         self.recent.pop(number - KEPT_RUNS, None)
         self.play(script, tensors, Streams(stream, self._engine))
+
+    def in_order(self) -> Any:
+        """The current stream, which goes on after all runs that were launched on another. While a graph is captured
+        nothing is launched: the stream that its replay stands on is asked then."""
+        device = self.cuda.device
+        stream = device.current()
+        if device.capturing():
+            return stream
+        if self._stream is not None and stream != self._stream:
+            device.follow(stream, self._stream)
+        self._stream = stream
+        return stream
 
     def play(self, script: Script, tensors: dict[str, torch.Tensor], streams: Streams) -> None:
         """Does what the host does for a run."""
@@ -202,17 +215,15 @@ def _outputs(program: Program) -> tuple[frozenset[str], frozenset[int]]:
 
 
 def _key(program: Program, tensors: tuple[Any, ...], schedule: Any, options: dict[str, Any]) -> Any:
-    """What calls have in common that are checked, compiled and loaded alike; None where something is no tensor. Where
-    results are given, that they share no memory with anything is known for these addresses only."""
+    """What calls have in common that are checked, compiled and loaded alike; None where something is no tensor. That
+    results which are given share no memory with anything has to be seen each time."""
     named = [(n, v) for n, v in options.items() if n not in ("parts", "slot")]
     values = [*tensors, *(v for _, v in named)]
     if any(v is not None and not isinstance(v, torch.Tensor) for v in values):
         return None
     names, places = _outputs(program)
     given = [v for k, v in enumerate(tensors) if k in places] + [v for n, v in named if n in names]
-    places_of_all: tuple[Any, ...] = ()
-    if any(v is not None for v in given):
-        places_of_all = tuple([v if v is None else (v.data_ptr(), v.requires_grad) for v in values])
+    tracked = any(v is not None and v.requires_grad for v in given)
     parts = options.get("parts")
     lengths = tuple((d, tuple(p)) for d, p in parts.items()) if parts else None
-    return program, schedule, lengths, tuple(n for n, _ in named), alike(values), places_of_all
+    return program, schedule, lengths, tuple(n for n, _ in named), alike(values), tracked

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import DeviceError, Site, WorldError
+from tilelink.runtime.board import Post
 from tilelink.runtime.bounds import Bounds
 from tilelink.runtime.cuda.device import CudaDevice, Device
 from tilelink.runtime.cuda.group import CudaGroup
@@ -23,8 +24,9 @@ from tilelink.runtime.shared import gathered
 class CudaProcessGroup(CudaGroup, ProcessGroup):
     """A rank that is a process with a GPU. See `tilelink.group`.
 
-    A call returns when its kernels are enqueued. Calls that are new to a rank are compared with those of the others
-    before anything is launched, and so they wait for each other on the host; calls like one before do not.
+    A call returns when its kernels are enqueued. New calls are compared with those of the other ranks before anything
+    is launched, and so they wait for each other on the host; calls like one before do not. What makes a call new is
+    what ranks have to agree on, so it is new to all of them, or to none.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class CudaProcessGroup(CudaGroup, ProcessGroup):
         CudaGroup.__init__(self, CudaLane(device, layout, heap.memories, sms, bounds, heap.multicast), rank)
         device.synchronize(device.current())
         ProcessGroup.__init__(self, process_group, self.lane, bounds)
+        self._agreed: set[bytes] = set()
         self.clear()
         self._meet()
 
@@ -62,13 +65,17 @@ class CudaProcessGroup(CudaGroup, ProcessGroup):
     # ---- calls
 
     def agree(self, call: Mapping[str, Any], site: Site) -> None:
-        ProcessGroup.compare(self, dict(call), site)
+        digest = Post.of(0, call).digest
+        if digest not in self._agreed:
+            ProcessGroup.compare(self, dict(call), site)
+            self._agreed.add(digest)
 
     def replay(self, graph: torch.cuda.CUDAGraph) -> None:
         """Replays a graph that was captured on this rank. What is asked of the graphs of a group is what is asked of
         its calls: all ranks replay the same, in the same order."""
         if self._flag[0]:
             self.check()
+        self.in_order()
         graph.replay()
 
     def check(self) -> None:

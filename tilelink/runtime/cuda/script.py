@@ -33,8 +33,8 @@ class Streams:
 
 @dataclass(frozen=True)
 class KernelStep:
-    """A kernel on the stream of the lane: values of all its parameters, and which of them are tensors of the caller, or
-    descriptors of them."""
+    """A kernel on the stream of the lane: values of all its parameters but tensors of the caller, which of them those
+    are, and which are descriptors of them. Nothing of the caller's is kept."""
 
     launch: Callable[..., None]
     names: tuple[str, ...]
@@ -167,12 +167,16 @@ def _kernel(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
     parameters = (*lowered.main_parameters, *lowered.publish_parameters, *lowered.enter_parameters)
     of = {p.name: p.of for p in parameters if p.of in run.tensors}
     mine = [(at, name, value) for at, (name, value) in enumerate(launch.arguments.items()) if name in of]
+    tensors = tuple((at, of[name]) for at, name, value in mine if isinstance(value, torch.Tensor))
+    described = tuple((at, of[name]) for at, name, value in mine if hasattr(value, "block_shape"))
+    values = list(launch.arguments.values())
+    for at, _ in tensors:
+        values[at] = None
+    for at, _ in described:
+        values[at] = copy(values[at])
+        values[at].base = None
     return KernelStep(
-        kernel.launcher(launch.workers),
-        tuple(launch.arguments),
-        tuple(launch.arguments.values()),
-        tuple((at, of[name]) for at, name, value in mine if isinstance(value, torch.Tensor)),
-        tuple((at, of[name]) for at, name, value in mine if hasattr(value, "block_shape")),
+        kernel.launcher(launch.workers), tuple(launch.arguments), tuple(values), tensors, described
     )
 
 

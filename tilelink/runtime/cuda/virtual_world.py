@@ -178,7 +178,7 @@ class VirtualGroup(CudaGroup):
         """Replays a graph (`torch.cuda.CUDAGraph`) that was captured on this rank, together with the other ranks. What
         is asked of the graphs of a group is what is asked of its calls: all ranks replay the same."""
         self.owner.calls[self.rank] = {"call": "replay of a graph"}
-        stream = self.cuda.device.current()
+        stream = self.in_order()
 
         def launch() -> None:
             with self.cuda.device.on(stream):
