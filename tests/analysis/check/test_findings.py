@@ -79,7 +79,7 @@ def test_read_beyond_what_was_waited_for() -> None:
     assert found.tiles == ("gather tile 2", "below tile 0") and found.ranks == (0, 0)
     assert found.regions == ("full[M[16:20], K[0:16]] at rank 0", "full[M[16:17], K[0:16]] at rank 0")
     assert lines(found) == [line(program, "gather", "tk.copy"), line(program, "below", "mine[s].load()")]
-    assert "wait for all that is read" in found.remedy
+    assert "read no further than full[M[0:16], K[0:16]], or let this tile wait for full[M[16:17]" in found.remedy
 
 
 # ---- waits that never end

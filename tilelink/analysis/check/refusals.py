@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilelink.analysis.check.findings import Finding, about, region_of, step, tile_of
+from tilelink.analysis.check.findings import Finding, about, line_of, region_of, step, tile_of
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.analysis.unroll import unroll
 from tilelink.errors import GuardError, TileLinkError
@@ -57,11 +57,11 @@ def _unguarded(events: Events, error: GuardError, tile: tuple[str, int, int]) ->
         for w in waits:
             writes = writes[~_meets(events, writes, w)]
         if len(writes) and waits:
-            return _finding(events, error, int(writes[0]), k, waits[-1])
+            return _finding(events, int(writes[0]), k, waits[-1])
     return None
 
 
-def _finding(events: Events, error: GuardError, write: int, read: int, wait: int) -> Finding:
+def _finding(events: Events, write: int, read: int, wait: int) -> Finding:
     tensor = events.program.tensors[events.tensor[read]].name
     tells = np.flatnonzero(
         (events.op == NOTIFY)
@@ -81,7 +81,8 @@ def _finding(events: Events, error: GuardError, write: int, read: int, wait: int
         what=f"{region_of(events, read)} is read, but {events.region(wait)} was waited for: "
         f"{tile_of(events, write)} of rank {events.rank[write]} may still be writing the rest",
         chain=tuple(chain),
-        remedy=f"wait for all that is read, or read what lies in the view that was waited for: {error.message}",
+        remedy=f"read no further than {events.region(wait)}, or let this tile wait for {events.region(read)}, too: "
+        f"{line_of(events, wait)}",
         **about(events, [write, read]) | {"tensor": tensor},
     )
 
