@@ -67,6 +67,31 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], flags: list[str], kind: s
     assert code == 2 and answer["error"]["class"] == kind and said in answer["error"]["message"]
 
 
+def test_a_sweep_tells_of_the_fastest(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = simulate(capsys, "--sweep", "schedule=push,nonsense", "--sweep", "gather.count=2,4")
+    rows = answer["rows"]
+    assert code == 0 and len(rows) == 4 and answer["makespan_us"] == rows[0]["makespan_us"] <= rows[1]["makespan_us"]
+    assert [r["point"]["schedule"] for r in rows] == ["push", "push", "nonsense", "nonsense"]
+    assert "ScheduleError" in rows[2]["error"] and "makespan_us" not in rows[2]
+    slower = simulate(capsys, "--schedule", f"push,gather.count={rows[1]['point']['gather.count']}")[1]
+    assert slower["makespan_us"] == rows[1]["makespan_us"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        (["gather.count"], "is not KEY=VALUE,VALUE,..."),
+        (["world=two"], "--sweep world=two: a natural number"),
+        (["M=512", "M=1024"], "given twice"),
+        (["M=many"], "--sweep M=many: "),
+        (["schedule=nonsense"], "no point of the sweep can be; schedule=nonsense: "),
+    ],
+)
+def test_a_sweep_that_cannot_be(capsys: pytest.CaptureFixture[str], axes: list[str], said: str) -> None:
+    code, answer = simulate(capsys, *(word for axis in axes for word in ("--sweep", axis)))
+    assert code == 2 and answer["error"]["class"] == "UsageError" and said in answer["error"]["message"]
+
+
 def test_a_description_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     slow, wrong = tmp_path / "slow.toml", tmp_path / "wrong.toml"
     slow.write_text('extends = "h100"\nmatmul.bfloat16 = { value = 1, source = "a guess" }\n')

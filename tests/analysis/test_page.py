@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.analysis.test_paths import GATHERED, span, timeline
-from tilelink.analysis.page import BINS, page, write_page
+from tilelink.analysis.page import BINS, About, page, write_page
 from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, MICROSECONDS, PREDICTED, Timeline, Transfer
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
@@ -29,7 +29,7 @@ def test_a_page_needs_nothing_else() -> None:
 
 
 def test_what_a_page_says() -> None:
-    found = data(page(GATHERED, facts={"unfused": "3 us"}))
+    found = data(page(GATHERED, About(facts={"unfused": "3 us"})))
     assert (found["title"], found["source"], found["unit"], found["whole"]) == ("by hand", PREDICTED, MICROSECONDS, 15)
     assert found["roles"] == ["gather", "matmul"] and found["rows"] == [[0, 0, "0"], [0, 1, "1"], [1, 0, "0"]]
     row, role, start, length, label, cause, wait = found["spans"][4]
@@ -74,6 +74,12 @@ def test_an_empty_timeline_has_a_page(tmp_path: Path) -> None:
 
 def test_a_prediction_has_a_page() -> None:
     prediction = all_gather_matmul.simulate("push", machine="h100", world=2, M=256, N=256, K=256)
-    found = data(page(prediction.timeline, prediction.idle_us))
+    about = About(prediction.makespan_us, prediction.idle_us, prediction.critical_path, prediction.verdict)
+    found = data(page(prediction.timeline, about))
+    assert found["whole"] == pytest.approx(prediction.makespan_us, abs=1e-3)
+    path = found["path"]
+    assert [path[0]["kind"], path[-1]["kind"]] == ["launch", "leave"]
+    assert sum(link["stop"] - link["start"] for link in path) == pytest.approx(found["whole"], abs=0.1)
+    assert found["verdict"] == prediction.verdict and "decides" in found["verdict"]
     assert found["source"] == "predicted" and sum(map(sum, found["bytes"].values())) > 0
     assert found["idle"] == dict(prediction.idle_us)

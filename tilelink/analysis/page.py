@@ -7,42 +7,49 @@ the rows are the bytes under way. Beside it stands what workers were idle for. T
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from tilelink.analysis.draw import PALETTE
-from tilelink.analysis.paths import critical_path, idle
+from tilelink.analysis.paths import Link, critical_path, idle
 from tilelink.analysis.timeline import MEASURED, MEMORY_OPERATIONS, PREDICTED, Timeline
 
 PLACE = "/*DATA*/null"
 BINS = 600
 
 
-def page(
-    timeline: Timeline, idle_by_cause: Mapping[str, float] | None = None, facts: Mapping[str, str] | None = None
-) -> str:
-    """The page as text. `idle_by_cause`: in the timeline's unit, the mean over workers, if it is not to be derived
-    from the timeline alone. `facts`: further lines for the head, such as {"unfused": "1.81 ms"}."""
+@dataclass(frozen=True)
+class About:
+    """What is known of a run beyond its timeline, in the timeline's unit. What is None is derived from the timeline.
+
+    `whole`: all of the run, launch and leaving too. `idle`: by cause, the mean over workers. `path`: the critical path.
+    `verdict`: what decides the time. `facts`: further lines for the head, such as {"unfused": "1.81 ms"}.
+    """
+
+    whole: float | None = None
+    idle: Mapping[str, float] | None = None
+    path: Sequence[Link] | None = None
+    verdict: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def page(timeline: Timeline, about: About | None = None) -> str:
+    """The page as text."""
     template = (resources.files("tilelink.analysis") / "page.html").read_text()
-    data = json.dumps(_data(timeline, idle_by_cause, facts or {}), separators=(",", ":"), allow_nan=False)
+    data = json.dumps(_data(timeline, about or About()), separators=(",", ":"), allow_nan=False)
     return template.replace(PLACE, data.replace("</", "<\\/"))
 
 
-def write_page(
-    timeline: Timeline,
-    path: str | PathLike[str],
-    idle_by_cause: Mapping[str, float] | None = None,
-    facts: Mapping[str, str] | None = None,
-) -> None:
+def write_page(timeline: Timeline, path: str | PathLike[str], about: About | None = None) -> None:
     """Writes `page(...)` to a file."""
-    Path(path).write_text(page(timeline, idle_by_cause, facts))
+    Path(path).write_text(page(timeline, about))
 
 
-def _data(timeline: Timeline, idle_by_cause: Mapping[str, float] | None, facts: Mapping[str, str]) -> dict[str, Any]:
+def _data(timeline: Timeline, about: About) -> dict[str, Any]:
     """What the page draws. Spans are [row, role, start, stop, label, cause, kind], labels numbers of a list."""
     roles = list(timeline.roles)
     rows = [(rank, worker) for rank in timeline.ranks for worker in timeline.workers(rank)]
@@ -58,24 +65,25 @@ def _data(timeline: Timeline, idle_by_cause: Mapping[str, float] | None, facts: 
     ]  # fmt: skip
     path = [
         {**asdict(link), "start": _short(link.start - origin), "stop": _short(link.stop - origin)}
-        for link in critical_path(timeline)
+        for link in (critical_path(timeline) if about.path is None else about.path)
     ]
     return {
         "title": timeline.title,
         "source": timeline.source,
         "unit": timeline.unit,
         "performance": timeline.source in (PREDICTED, MEASURED),
-        "whole": _short(timeline.stop - origin),
+        "whole": _short(timeline.stop - origin if about.whole is None else about.whole),
+        "verdict": about.verdict,
         "roles": roles,
         "colours": [PALETTE[k % len(PALETTE)] for k in range(len(roles))],
         "rows": [[rank, worker, _called(timeline, worker)] for rank, worker in rows],
         "spans": spans,
         "labels": list(labels),
         "path": path,
-        "idle": dict(idle(timeline) if idle_by_cause is None else idle_by_cause),
+        "idle": dict(idle(timeline) if about.idle is None else about.idle),
         "busy": {r: _short(_busy(timeline, r)) for r in roles},
         "bytes": _under_way(timeline, origin),
-        "facts": dict(facts),
+        "facts": dict(about.facts),
     }
 
 

@@ -14,9 +14,10 @@ from tilelink.analysis.timeline import Span, Timeline
 @dataclass(frozen=True)
 class Link:
     """A piece of a critical path: `tiles` tiles of a role that a worker ran one after the other, or the way of a
-    signal to the worker that waited for it (0 tiles). `label` is that of the last tile, or of what was waited for."""
+    signal to the worker that waited for it (0 tiles). `label` is that of the last tile, or of what was waited for.
+    Predictions have the launch before the first tile, and leaving after the last one, too."""
 
-    kind: Literal["tiles", "signal"]
+    kind: Literal["tiles", "signal", "launch", "leave"]
     rank: int
     worker: int
     role: str

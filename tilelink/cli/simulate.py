@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilelink.backend.show import with_defaults
+from tilelink.cli import sweep
 from tilelink.cli.command import Answer, Command, UsageError
 from tilelink.cli.program import add_program_flags, find, shape_text
 from tilelink.cli.schedule import read_schedule, schedule_text
@@ -20,10 +21,28 @@ ENDINGS = (".json", ".html")
 
 def run(args: argparse.Namespace) -> Answer:
     """What a run of a program is predicted to take on a machine, what bounds it, and where time goes."""
-    from tilelink.analysis.machine import machine
-
     if args.trace is not None and not args.trace.endswith(ENDINGS):
         raise UsageError(f"--trace {args.trace}: .json for ui.perfetto.dev, .html for a page of its own")
+    rows = sweep.rows(args, point) if args.sweep else []
+    if rows:
+        args = sweep.at(args, rows[0]["point"])
+    prediction, flags = predict(args)
+    keys = {**flags, **prediction.summary()}
+    if args.trace is not None:
+        _write(prediction, args.trace, str(flags["schedule"]))
+        keys["trace"] = args.trace
+    said = " ".join(f"--{f} {shape_text(v) if f == 'shape' else v}" for f, v in flags.items())
+    text = _text(prediction)
+    if rows:
+        keys["rows"] = rows
+        text = f"{sweep.table(rows)}\nthe fastest:\n{text}"
+    return Answer(keys, text, f"# tilelink simulate {args.program} {said}\n")
+
+
+def predict(args: argparse.Namespace) -> tuple[Prediction, dict[str, Any]]:
+    """The prediction that a command line asks for, and its flags written out."""
+    from tilelink.analysis.machine import machine
+
     found = machine(args.machine)
     program = find(args.program)
     sizes = with_defaults(program, args.shape, program.optional)
@@ -32,16 +51,19 @@ def run(args: argparse.Namespace) -> Answer:
     prediction = program.simulate(
         schedule, machine=found, world=args.world, dtypes=args.dtype, agents=agents, **sizes
     )
-    flags = {
+    return prediction, {
         "machine": args.machine, "world": args.world, "shape": sizes, "dtype": args.dtype,
         "schedule": schedule_text(program, schedule, args.schedule),
     }  # fmt: skip
-    keys = {**flags, **prediction.summary()}
-    if args.trace is not None:
-        _write(prediction, args.trace, str(flags["schedule"]))
-        keys["trace"] = args.trace
-    said = " ".join(f"--{f} {shape_text(sizes) if f == 'shape' else v}" for f, v in flags.items())
-    return Answer(keys, _text(prediction), f"# tilelink simulate {args.program} {said}\n")
+
+
+def point(args: argparse.Namespace) -> dict[str, float]:
+    """What a sweep says of one of its points."""
+    prediction, _ = predict(args)
+    return {
+        "makespan_us": round(prediction.makespan_us, 3), "bound_us": round(prediction.bound_us, 3),
+        "unfused_us": round(prediction.unfused_us, 3), "efficiency": round(prediction.efficiency, 4),
+    }  # fmt: skip
 
 
 def _agent(item: str) -> tuple[str, str]:
@@ -53,7 +75,7 @@ def _agent(item: str) -> tuple[str, str]:
 
 def _write(prediction: Prediction, path: str, schedule: str) -> None:
     from tilelink.analysis.draw import write_perfetto
-    from tilelink.analysis.page import write_page
+    from tilelink.analysis.page import About, write_page
 
     timeline = replace(prediction.timeline, title=f"{prediction.timeline.title} · {schedule}")
     if path.endswith(".json"):
@@ -63,7 +85,8 @@ def _write(prediction: Prediction, path: str, schedule: str) -> None:
         "unfused": _us(prediction.unfused_us), "bound": _us(prediction.bound_us),
         "busiest link, on average": f"{prediction.link_rate:.0f} GB/s",
     }  # fmt: skip
-    write_page(timeline, path, prediction.idle_us, facts)
+    about = About(prediction.makespan_us, prediction.idle_us, prediction.critical_path, prediction.verdict, facts)
+    write_page(timeline, path, about)
 
 
 def _text(prediction: Prediction) -> str:
@@ -78,11 +101,12 @@ def _text(prediction: Prediction) -> str:
     ]
     links = f"{p.link_rate:.0f} GB/s"
     lines = [f"{name:<16}{_us(time):>12}  {what}" for name, time, what in rows]
-    lines += [f"{'busiest link':<16}{links:>12}  on average", "", "idle, the mean over SMs"]
+    lines += [f"{'busiest link':<16}{links:>12}  on average", "", p.verdict, "", "idle, the mean over SMs"]
     lines += [f"  {cause:<38}{_us(time):>12}" for cause, time in p.idle_us.items()]
     lines += ["", "critical path"]
     for link in p.critical_path:
-        what = f"signal: {link.label}" if link.kind == "signal" else f"{link.role} x {link.tiles}, last {link.label}"
+        named = {"signal": f"signal: {link.label}", "tiles": f"{link.role} x {link.tiles}, last {link.label}"}
+        what = named.get(link.kind, link.label)
         who = p.steps.events.worker_name(link.worker)
         lines.append(f"  {_us(link.duration):>12}  rank {link.rank} {who}: {what}")
     return "\n".join(lines) + "\n"
@@ -102,11 +126,18 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--agents", metavar="ROLE=AGENT,...", help="what if another agent than its resource's moved a role's bytes"
     )
+    parser.add_argument(
+        "--sweep", action="append", type=sweep.read, metavar="KEY=VALUE,...", help="predict every combination of these "
+        "values, on all cores, and tell of the fastest. KEY: machine, world, schedule, a dimension, or ROLE.FIELD of "
+        "the schedule; may be given several times",
+    )  # fmt: skip
 
 
 COMMAND = Command(
     run,
     "tilelink simulate all_gather_matmul --machine h800 --world 8 --shape M=8192,N=1376,K=4096 \\\n"
-    "      --schedule push,gather.count=8",
+    "      --schedule push,gather.count=8\n"
+    "  tilelink simulate all_gather_matmul --world 8 --shape M=8192,N=1376,K=4096 \\\n"
+    "      --sweep schedule=push,pull --sweep gather.count=4,8,16,32",
     flags,
 )

@@ -51,21 +51,20 @@ def collective(steps: Steps, machine: Machine) -> float:
     return machine.launch_us + machine.collective_us + most_moved(steps) / (machine.collective * GB_S)
 
 
-def bound(steps: Steps, machine: Machine) -> float:
-    """Operations at the rate of all SMs, bytes between ranks at the fastest agent's, and all that is written."""
+def bounds(steps: Steps, machine: Machine) -> dict[str, float]:
+    """What no schedule can be faster than, by what sets it: operations at the rate of all SMs, bytes between ranks at
+    the fastest agent's, and all that is written."""
     world = steps.events.sizes.world
     ranks = steps.tile_rank[steps.tile]
     operations = np.bincount(ranks, weights=steps.operations, minlength=world).max(initial=0.0)
     written = np.bincount(ranks, weights=steps.written, minlength=world).max(initial=0.0)
     fastest = max(a.saturation for n, a in machine.agents.items() if n != "nic")
     links = max(1, world - 1) if machine.links == MESH else 1
-    return float(
-        max(
-            operations / (machine.matmul_rate(dtype_of(steps.events.program)) * TFLOP_S),
-            most_moved(steps) / (fastest * links * GB_S),
-            written / (machine.memory_rate * GB_S),
-        )
-    )
+    return {
+        "the products": float(operations / (machine.matmul_rate(dtype_of(steps.events.program)) * TFLOP_S)),
+        "the bytes between ranks": float(most_moved(steps) / (fastest * links * GB_S)),
+        "the writes to device memory": float(written / (machine.memory_rate * GB_S)),
+    }
 
 
 def most_moved(steps: Steps) -> float:

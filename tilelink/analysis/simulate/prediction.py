@@ -18,6 +18,7 @@ from tilelink.analysis.simulate import alone
 from tilelink.analysis.simulate.costs import GB_S, Costs, agent_of, costs
 from tilelink.analysis.simulate.engine import Run, run
 from tilelink.analysis.simulate.steps import Steps, fold
+from tilelink.analysis.simulate.verdict import verdict
 from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Span, Timeline, Transfer
 from tilelink.analysis.unroll import unroll
 from tilelink.errors import MachineError, MachineMemoryError, ScheduleWithoutRoleError
@@ -57,7 +58,7 @@ class Prediction:
 
     @cached_property
     def bound_us(self) -> float:
-        return alone.bound(self.steps, self.machine)
+        return max(alone.bounds(self.steps, self.machine).values())
 
     @cached_property
     def unfused_us(self) -> float:
@@ -83,8 +84,19 @@ class Prediction:
 
     @cached_property
     def critical_path(self) -> tuple[Link, ...]:
-        """Tiles and waits, from the start to what ended last, each of which began when the one before it ended."""
-        return critical_path(self.timeline)
+        """The launch; tiles and signals, up to what ended last; leaving. Each began when the one before it ended."""
+        path = critical_path(self.timeline)
+        if not path:
+            return ()
+        first, last = path[0], path[-1]
+        launch = Link("launch", first.rank, first.worker, "", "launch, and ranks that are late", 0.0, first.start, 0)
+        leave = Link("leave", last.rank, last.worker, "", "the last rank leaves", last.stop, self.makespan_us, 0)
+        return tuple(link for link in (launch, *path, leave) if link.duration > 0)
+
+    @cached_property
+    def verdict(self) -> str:
+        """What decides the time, for a person."""
+        return verdict(self)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -123,6 +135,7 @@ class Prediction:
             "bound_us": round(self.bound_us, 3),
             "unfused_us": round(self.unfused_us, 3),
             "efficiency": round(self.efficiency, 4),
+            "verdict": self.verdict,
             "idle_us": {cause: round(t, 3) for cause, t in self.idle_us.items()},
             "critical_path": [link.keys() for link in self.critical_path],
         }
