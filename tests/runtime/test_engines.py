@@ -166,7 +166,7 @@ def test_edited_entries_are_caught(
     edit = in_function("all_gather_matmul_enter", old, new)
     for seed in range(4):
         world = MutatedWorld(2, kernel=edit, primitives=portable, heap_bytes=4 << 20, sms=8, slots=1)
-        with pytest.raises(RaceError):
+        with pytest.raises(EITHER):
             call_thrice(world, at, seed)
 
 

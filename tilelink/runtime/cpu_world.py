@@ -17,7 +17,7 @@ from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import check_nodes, check_rank, check_world
 from tilelink.runtime.arguments import Arguments, CallLog
-from tilelink.runtime.cpu import DeadlockError, Execution, Operation, RaceError
+from tilelink.runtime.cpu import Admission, DeadlockError, Execution, Operation, PolicyWord, RaceError
 from tilelink.runtime.cpu_lane import LANE, CpuLane, poisoned
 from tilelink.runtime.group import Group
 from tilelink.runtime.launch import Lane, Launch, Run
@@ -36,11 +36,12 @@ class CpuWorld:
     """A world of ranks on the CPU.
 
     `heap_bytes`: the symmetric heap of a rank, cut into `slots`, with `signal_bytes` for the signals of each. `sms`:
-    SMs of a rank's device, hence workers of a kernel. `seed` fixes the schedule of `run`. `resident`: at most so many
-    workers of a rank at a time. `races`: look for data races. `switch`: workers take turns at "atomics", or at every
-    access to "memory", which is slower and keeps their logical times together. `observer` gets every operation.
-    `target`: what kernels are lowered for; its primitives have to be those that the interpreter runs. `per_node`: ranks
-    of a node, all by default; those of other nodes are reached as over a network.
+    SMs of a rank's device, hence workers of a kernel. `seed` and `policy` fix the schedule of `run`. `resident`: at
+    most so many workers of a rank at a time, which begin as `admit` says. `races`: look for data races. `switch`:
+    workers take turns at "atomics", or at every access to "memory", which is slower and keeps their logical times
+    together. `observer` gets every operation. `target`: what kernels are lowered for; its primitives have to be those
+    that the interpreter runs. `per_node`: ranks of a node, all by default; those of other nodes are reached as over a
+    network.
 
     Raises WorldError, HeapError.
     """
@@ -54,7 +55,9 @@ class CpuWorld:
         signal_bytes: int = DEFAULT_SIGNALS,
         sms: int = DEFAULT_SMS,
         seed: int = 0,
+        policy: PolicyWord = "random",
         resident: int | None = None,
+        admit: Admission = "in order",
         races: bool | Literal["collect"] = True,
         observer: Callable[[Operation], None] | None = None,
         switch: Literal["atomics", "memory"] = "atomics",
@@ -66,7 +69,8 @@ class CpuWorld:
         if resident is not None and resident < 1:
             raise WorldError(f"resident={resident}: at least 1 worker of a rank", Site.of_user())
         self.world, self.sms, self.seed = world, sms, seed
-        self.resident, self.races, self.observer, self.switch = resident, races, observer, switch
+        self.policy, self.resident, self.admit = policy, resident, admit
+        self.races, self.observer, self.switch = races, observer, switch
         self.layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
         self.lane = CpuLane(self.layout, [_heap(heap_bytes) for _ in range(world)], sms, target, per_node)
         for rank in range(world):
@@ -75,15 +79,19 @@ class CpuWorld:
         self.groups = [CpuGroup(self, r) for r in range(world)]
         self.launched: dict[tuple[int, str], Prepared] = {}
         self.execution: Execution | None = None
+        self.latest: Execution | None = None
+        """Of the run that was made last: its schedule, races and number of operations."""
 
     def run(self, function: Callable[[CpuGroup], T], *, seed: int | None = None) -> list[T]:
         """Runs `function(group)` on every rank, each with its own group handle, and all that it launches; returns what
         it returned, by rank. Raises what a rank raises, StuckError, and what the execution finds (races, accesses out
         of bounds). After an error the world is as new, apart from results."""
-        self.execution = Execution(
+        self.execution = self.latest = Execution(
             self.world,
             self.seed if seed is None else seed,
+            self.policy,
             resident=self.resident,
+            admit=self.admit,
             races=self.races,
             observer=self.observer,
             switch=self.switch,

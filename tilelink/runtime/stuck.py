@@ -101,7 +101,7 @@ def _unstarted(unstarted: UnstartedPrograms, prepared: Prepared | None) -> str:
         return f"rank {unstarted.rank} {agent} of {unstarted.launch}: not begun, because a launch before it is not done"
     workers = f"worker {first}" if first == last else f"workers {first} to {last}"
     head = f"rank {unstarted.rank} {workers} of {unstarted.launch}: never started"
-    if first == 0:
+    if not unstarted.begun:
         return f"{head}, because a launch before it is not done"
     if prepared is None or unstarted.launch.startswith(f"{prepared.lowered.publish} "):
         return f"{head}, because no more workers may be resident"

@@ -11,9 +11,10 @@ from tilelink.runtime.cpu.errors import (
     Wait,
     WaitingHost,
 )
-from tilelink.runtime.cpu.execution import Execution
+from tilelink.runtime.cpu.execution import Admission, Execution
 from tilelink.runtime.cpu.interpreter import InterpretedKernel, interpreted
 from tilelink.runtime.cpu.memory import Box, Region
+from tilelink.runtime.cpu.policies import Pct, Policy, PolicyWord, Random, RoundRobin
 from tilelink.runtime.cpu.races import Party, Race
 from tilelink.runtime.cpu.scheduler import Scheduler, Task
 from tilelink.runtime.cpu.sites import KernelSite
@@ -21,6 +22,7 @@ from tilelink.runtime.cpu.trace import Operation
 from tilelink.runtime.cpu.words import Words
 
 __all__ = [
+    "Admission",
     "Box",
     "DeadlockError",
     "Execution",
@@ -31,9 +33,14 @@ __all__ = [
     "Operation",
     "OutOfBoundsError",
     "Party",
+    "Pct",
+    "Policy",
+    "PolicyWord",
     "Race",
     "RaceError",
+    "Random",
     "Region",
+    "RoundRobin",
     "Scheduler",
     "StuckProgram",
     "Task",

@@ -172,6 +172,11 @@ class Accesses:
         self.scheduler.switch()
         self.enter(me)
 
+    def delay(self) -> None:
+        """Lets others run for as long as the schedule says: what an engine or a network does begins when it pleases."""
+        for _ in range(self.scheduler.delay()):
+            self.pause()
+
     def _begin(self, switch: bool) -> Program:
         me = self.program
         assert me is not None, "memory is touched outside of a program"
@@ -186,7 +191,10 @@ class Accesses:
                 f"{me.launch.rank} {me.launch.name}[{me.index}]",
                 sites.current(),
             )
-        if switch or me.quiet % FAIR_SHARE == 0:
+        if me.quiet % FAIR_SHARE == 0:
+            self.scheduler.give_way()
+            self.enter(me)
+        elif switch:
             self.scheduler.switch()
             self.enter(me)
         return me

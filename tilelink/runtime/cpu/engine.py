@@ -1,6 +1,6 @@
 """The copy engine of a rank: what it does for the host, piece by piece, while programs and other copies go on.
 
-It starts late and takes its time; what is on one stream is done in order, and streams overtake each other.
+It is as late as the schedule makes it; what is on one stream is done in order, and streams overtake each other.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ sites.files.add(__file__)  # races name the lines below
 
 PIECES = 4
 """In so many pieces, along its first dimension, a copy is done."""
-LATE = 3
-"""So many turns of others may pass before a copy begins."""
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -38,8 +36,7 @@ class EngineCopy:
         return dict(arguments)
 
     def run(self, memory: Accesses, arguments: Mapping[str, Any]) -> None:
-        for _ in range(LATE):
-            memory.pause()
+        memory.delay()
         length = -(-self.source.shape[0] // PIECES)
         for source, target in zip(self.source.split(length), self.target.split(length), strict=True):
             memory.pause()

@@ -46,11 +46,13 @@ class StuckProgram:
 
 @dataclass(frozen=True)
 class UnstartedPrograms:
-    """Programs of a launch that never started: no room among the resident ones, or the stream is held up."""
+    """Programs of a launch that never started: no room among the resident ones, or the stream is held up. `begun`:
+    others of the launch have started."""
 
     rank: int
     launch: str
     programs: range
+    begun: bool = False
 
     def __str__(self) -> str:
         first, last = self.programs[0], self.programs[-1]

@@ -20,13 +20,15 @@ from tilelink.runtime.cpu.errors import (
 from tilelink.runtime.cpu.interpreter import installed, sites
 from tilelink.runtime.cpu.memory import Array, Region, RegionMap
 from tilelink.runtime.cpu.ordering import Moment, Ordering, Strand
+from tilelink.runtime.cpu.policies import PolicyWord
 from tilelink.runtime.cpu.programs import Program
 from tilelink.runtime.cpu.races import Race, RaceDetector
-from tilelink.runtime.cpu.scheduler import Policy, Scheduler, Task
+from tilelink.runtime.cpu.scheduler import Scheduler, Task
 from tilelink.runtime.cpu.streams import Launch, Mark, Stream, Work
 from tilelink.runtime.cpu.trace import Operation
 
 T = TypeVar("T")
+Admission = Literal["in order", "last first"]
 
 FRUITLESS_ROUNDS = 16
 """How often all stuck programs may look again, with nothing changing, before that is a deadlock."""
@@ -48,20 +50,22 @@ class Execution:
     """Runs `world` ranks deterministically on the CPU.
 
     `seed` and `policy` fix the schedule. `resident`: at most so many programs of a rank are under way at a
-    time (None: all of them). `races`: True raises `RaceError` at the end of a run, "collect" leaves what was
-    found in `races`, False does not look. `switch`: programs take turns at "atomics" (and volatile loads) or
-    at every access to "memory". `observer` gets an `Operation` for every access. `livelock`: so many accesses
-    without an effect are an error. `ranks`: those that run here, by default all; the others run `elsewhere`, in
-    processes that reach the same memory. Then nobody who polls is stuck before `elsewhere` says so, and races are not
-    looked for: what others do, and the order that they make, can't be seen from here.
+    time (None: all of them). `admit`: the order in which those of a launch begin; "last first", those that wait
+    mostly come before those that they wait for. `races`: True raises `RaceError` at the end of a run, "collect"
+    leaves what was found in `races`, False does not look. `switch`: programs take turns at "atomics" (and volatile
+    loads) or at every access to "memory". `observer` gets an `Operation` for every access. `livelock`: so many
+    accesses without an effect are an error. `ranks`: those that run here, by default all; the others run
+    `elsewhere`, in processes that reach the same memory. Then nobody who polls is stuck before `elsewhere` says so,
+    and races are not looked for: what others do, and the order that they make, can't be seen from here.
     """
 
     def __init__(
         self,
         world: int,
         seed: int = 0,
-        policy: Policy = "random",
+        policy: PolicyWord = "random",
         resident: int | None = None,
+        admit: Admission = "in order",
         races: bool | Literal["collect"] = True,
         observer: Callable[[Operation], None] | None = None,
         switch: Literal["atomics", "memory"] = "atomics",
@@ -76,8 +80,10 @@ class Execution:
         self.world = world
         self.races: list[Race] = []
         self.schedule_hash = 0
+        self.turns = 0
         self.operations = 0
-        self._seed, self._policy, self._resident, self._livelock = seed, policy, resident, livelock
+        self._seed, self._policy, self._livelock = seed, policy, livelock
+        self._resident, self._last_first = resident, admit == "last first"
         self._find_races, self._observer, self._switch = races, observer, switch
         self._ranks, self._elsewhere = range(world) if ranks is None else ranks, elsewhere
         self._run: _Run | None = None
@@ -101,7 +107,7 @@ class Execution:
             livelock=self._livelock,
             heartbeat=self._elsewhere.heartbeat if self._elsewhere else None,
         )
-        run = self._run = _Run(self.world, self._resident, scheduler, accesses, self._elsewhere)
+        run = self._run = _Run(self.world, self._resident, self._last_first, scheduler, accesses, self._elsewhere)
         results: dict[int, T] = {}
 
         def body(rank: int) -> None:
@@ -115,7 +121,8 @@ class Execution:
                 scheduler.run()
         finally:
             self._run = None
-            self.schedule_hash, self.operations = scheduler.schedule_hash, accesses.operations
+            self.schedule_hash, self.turns = scheduler.schedule_hash, scheduler.turns
+            self.operations = accesses.operations
             self.races = detector.races if detector else []
         if self.races and self._find_races is True:
             raise RaceError(self.races)
@@ -162,6 +169,7 @@ class _Run:
         self,
         world: int,
         resident: int | None,
+        last_first: bool,
         scheduler: Scheduler,
         accesses: Accesses,
         elsewhere: Elsewhere | None,
@@ -169,7 +177,7 @@ class _Run:
         self.elsewhere = elsewhere
         scheduler.on_stall = self.stalled if elsewhere is None else self.await_others
         self.scheduler, self.accesses = scheduler, accesses
-        self.resident = resident or sys.maxsize
+        self.resident, self.last_first = resident or sys.maxsize, last_first
         self.ordering = accesses.ordering or Ordering()
         self.hosts: dict[Task, Strand] = {}
         self.programs: dict[Task, Program] = {}
@@ -198,7 +206,9 @@ class _Run:
             self.accesses.shadows.add(region)
         start = self._host().publish()
         bound = work.bind(arguments)
-        launch = Launch(work, grid, bound, RegionMap(regions), rank, name, self.launched[rank], start, agent)
+        launch = Launch(
+            work, grid, bound, RegionMap(regions), rank, name, self.launched[rank], start, agent, self.last_first
+        )
         self.launched[rank] += 1
         self.accesses.effects += 1
         if grid > 0:
@@ -264,9 +274,9 @@ class _Run:
             if not isinstance(launch, Launch):
                 continue
             while launch.started < launch.grid and (launch.agent is not None or self.under_way[rank] < self.resident):
-                lane = rank, stream.name, launch.started
+                index = launch.next
+                lane = rank, stream.name, index
                 start = launch.start.join(stream.end)
-                index = launch.first + launch.started
                 program = Program(launch, index, self.ordering.strand(rank, launch.name, index, lane, start))
                 body = partial(self._execute, program, stream)
                 program.task = self.scheduler.spawn(body, rank, f"{launch.name}[{index}]")
@@ -315,7 +325,7 @@ class _Run:
                 waits = [wait for poll in program.polls for wait in poll.waits()]
                 stuck.append(StuckProgram(task.rank, program.launch.name, program.index, tuple(waits)))
         unstarted = [
-            UnstartedPrograms(launch.rank, launch.name, launch.waiting)
+            UnstartedPrograms(launch.rank, launch.name, launch.waiting, launch.started > 0)
             for stream in self.streams.values()
             for launch in stream.launches
             if launch.started < launch.grid

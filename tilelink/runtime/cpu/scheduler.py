@@ -6,16 +6,13 @@ depends on the seed and on nothing else, so a run can be repeated exactly.
 
 from __future__ import annotations
 
-import random
 import threading
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
 
 from tilelink.runtime.cpu.errors import DeadlockError
-
-Policy = Literal["random", "round_robin"]
+from tilelink.runtime.cpu.policies import PolicyWord, made
 
 STACK_BYTES = 1 << 20
 """Stack of a task's thread. Only pages that are touched cost memory."""
@@ -61,13 +58,11 @@ class Scheduler:
     def __init__(
         self,
         seed: int = 0,
-        policy: Policy = "random",
+        policy: PolicyWord = "random",
         on_stall: Callable[[Sequence[Task]], None] | None = None,
         stack_bytes: int = STACK_BYTES,
     ) -> None:
-        if policy not in ("random", "round_robin"):
-            raise ValueError(f"unknown policy {policy!r}")
-        self._random = random.Random(seed).random if policy == "random" else None
+        self._policy = made(policy, seed)
         self.on_stall = on_stall
         self._stack_bytes = stack_bytes
         self._ready: deque[Task] = deque()
@@ -83,6 +78,7 @@ class Scheduler:
         self._error: BaseException | None = None
         self.current: Task | None = None
         self.switches = 0
+        self.turns = 0
 
     @property
     def schedule_hash(self) -> int:
@@ -99,6 +95,7 @@ class Scheduler:
         task = Task(self._spawned, rank, name, body)
         self._spawned += 1
         self._alive[task.index] = task
+        self._policy.arrive(task)
         self._ready.append(task)
         return task
 
@@ -127,6 +124,15 @@ class Scheduler:
             return
         self._ready.append(me)
         self._leave(me)
+
+    def give_way(self) -> None:
+        """A switch of a task that does not get on: others have to come to their turn."""
+        self._policy.give_way(self._running())
+        self.switch()
+
+    def delay(self) -> int:
+        """For how many turns the current task shall wait, where nothing keeps it on time."""
+        return self._policy.delay()
 
     def block(self, keys: Iterable[int]) -> None:
         """Parks the current task until a key of its is woken. Keys are integers, such as addresses."""
@@ -190,9 +196,9 @@ class Scheduler:
             self._stalled()
         if not ready or self._error is not None:
             return None
-        if self._random is not None and len(ready) > 1:
-            chosen = int(self._random() * len(ready))
-            ready[chosen], ready[0] = ready[0], ready[chosen]
+        self.turns += 1
+        chosen = self._policy.choose(ready)
+        ready[chosen], ready[0] = ready[0], ready[chosen]
         task = ready.popleft()
         self._hash = ((self._hash ^ task.index) * 0x100000001B3 + 1) & 0xFFFFFFFFFFFFFFFF
         return task

@@ -29,7 +29,8 @@ class Work(Protocol):
 
 class Launch:
     """Work with its arguments, on its way through a stream. `number` counts the launches of its rank. `agent`: the
-    number of its one program, where that is an agent of the copy engine."""
+    number of its one program, where that is an agent of the copy engine. `last_first`: programs with the highest
+    numbers begin first."""
 
     def __init__(
         self,
@@ -42,21 +43,25 @@ class Launch:
         number: int,
         start: Moment,
         agent: int | None = None,
+        last_first: bool = False,
     ) -> None:
         self.work, self.grid, self.arguments, self.regions = work, grid, arguments, regions
         self.rank, self.name, self.number, self.start, self.agent = rank, name, number, start, agent
+        self.last_first = last_first
         self.started = self.finished = 0
         self.end = start
 
     @property
-    def first(self) -> int:
-        """The number of its first program."""
-        return self.agent or 0
-
-    @property
     def waiting(self) -> range:
         """The numbers of the programs that have not started."""
-        return range(self.first + self.started, self.first + self.grid)
+        low, high = (0, self.started) if self.last_first else (self.started, 0)
+        first = self.agent or 0
+        return range(first + low, first + self.grid - high)
+
+    @property
+    def next(self) -> int:
+        """The number of the program that starts next."""
+        return self.waiting[-1] if self.last_first else self.waiting[0]
 
 
 class Mark:
