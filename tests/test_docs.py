@@ -20,7 +20,7 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/language.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/language.md", "docs/handwritten.md"])
 def test_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page as one module, in a file, because tile functions are read from their source."""
     text = [b for b in blocks(ROOT / page) if b != KERNEL.read_text()]
@@ -38,7 +38,7 @@ def test_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.Mon
 def test_page_of_the_language_has_every_word() -> None:
     """In code that runs; types of what words return are left out."""
     code = "\n".join(blocks(ROOT / "docs" / "language.md"))
-    words = set(tilelink.__all__) - {"Order", "Program", "VirtualWorld", "group"}
+    words = set(tilelink.__all__) - {"KernelRank", "KernelWorld", "Order", "Program", "VirtualWorld", "group"}
     assert not [w for w in sorted(words) if not re.search(rf"\btk\.{w}\b", code)]
 
 

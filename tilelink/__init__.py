@@ -41,10 +41,10 @@ from tilelink.language import (
 
 __version__ = "0.1.0"
 __all__ = [
-    "CopyEngine", "CpuWorld", "Epilogue", "Local", "Order", "Program", "SMs", "Schedule", "Sharded", "TileLinkError",
-    "VirtualWorld", "claim", "copy", "group", "grouped", "local", "locals", "next_rank_first", "node", "nodes",
-    "notify", "order", "own_rank_first", "place", "program", "rank", "rank_at", "ranks", "release", "ring", "sharded",
-    "steps", "tile", "tiles", "wait", "world",
+    "CopyEngine", "CpuWorld", "Epilogue", "KernelRank", "KernelWorld", "Local", "Order", "Program", "SMs", "Schedule",
+    "Sharded", "TileLinkError", "VirtualWorld", "claim", "copy", "group", "grouped", "local", "locals",
+    "next_rank_first", "node", "nodes", "notify", "order", "own_rank_first", "place", "program", "rank", "rank_at",
+    "ranks", "release", "ring", "sharded", "steps", "tile", "tiles", "wait", "world",
 ]  # fmt: skip
 
 
@@ -54,6 +54,10 @@ def __getattr__(name: str) -> Any:
         from tilelink.runtime import CpuWorld
 
         return CpuWorld
+    if name in ("KernelWorld", "KernelRank"):
+        from tilelink.runtime import kernel_world
+
+        return getattr(kernel_world, name)
     if name == "VirtualWorld":
         from tilelink.runtime.cuda.virtual_world import VirtualWorld
 

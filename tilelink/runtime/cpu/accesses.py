@@ -163,7 +163,7 @@ class Accesses:
     def enter(self, program: Program) -> None:
         """The program runs from now on."""
         self.program = program
-        set_program(program.index, program.launch.grid)
+        set_program(program.index, program.launch.shape)
 
     def pause(self) -> None:
         """Lets others run before the program goes on."""

@@ -131,7 +131,7 @@ class Execution:
     def launch(
         self,
         work: Work,
-        grid: int,
+        grid: int | tuple[int, ...],
         arguments: Mapping[str, Any],
         regions: Sequence[Region],
         rank: int,
@@ -139,13 +139,14 @@ class Execution:
         name: str | None = None,
         agent: int | None = None,
     ) -> None:
-        """Puts a launch of `grid` programs on a stream of a rank; to be called by a host function. `agent`: the number
-        of the program, where it is an agent of the copy engine, which is resident on no SM.
+        """Puts a launch of `grid` programs (up to three axes) on a stream of a rank; to be called by a host function.
+        `agent`: the number of the program, where it is an agent of the copy engine, which is resident on no SM.
 
         `arguments`: tensors, numbers, and values of constexpr parameters, by name. The launch may touch
         `regions` and nothing else. Raises `TypeError` for arguments that do not fit the kernel.
         """
-        self._running().launch(work, grid, arguments, regions, rank, stream, name or work.name, agent)
+        shape = grid if isinstance(grid, tuple) else (grid,)
+        self._running().launch(work, shape, arguments, regions, rank, stream, name or work.name, agent)
 
     def follow(self, rank: int, stream: object, others: Sequence[object]) -> None:
         """What is put on a stream from now on begins after what is on other streams of its rank now; to be called by a
@@ -194,7 +195,7 @@ class _Run:
     def launch(
         self,
         work: Work,
-        grid: int,
+        shape: tuple[int, ...],
         arguments: Mapping[str, Any],
         regions: Sequence[Region],
         rank: int,
@@ -207,11 +208,11 @@ class _Run:
         start = self._host().publish()
         bound = work.bind(arguments)
         launch = Launch(
-            work, grid, bound, RegionMap(regions), rank, name, self.launched[rank], start, agent, self.last_first
+            work, shape, bound, RegionMap(regions), rank, name, self.launched[rank], start, agent, self.last_first
         )
         self.launched[rank] += 1
         self.accesses.effects += 1
-        if grid > 0:
+        if launch.grid > 0:
             self._stream(rank, stream_name).entries.append(launch)
             self._admit()
 

@@ -79,10 +79,11 @@ def interpreted(kernel: Any) -> InterpretedKernel:
     return InterpretedKernel(kernel, kernel.__name__, _python_function(kernel), names, constexprs)
 
 
-def set_program(program: int, grid: int) -> None:
-    """Says which program's code runs from now on."""
-    stock.interpreter_builder.grid_idx = (program, 0, 0)
-    stock.interpreter_builder.grid_dim = (grid, 1, 1)
+def set_program(program: int, shape: tuple[int, ...]) -> None:
+    """Says which program's code runs from now on: its number in a grid of this shape, whose first axis goes fastest."""
+    x, y, z = (*shape, 1, 1)[:3]
+    stock.interpreter_builder.grid_idx = (program % x, program // x % y, program // (x * y))
+    stock.interpreter_builder.grid_dim = (x, y, z)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilelink.runtime.cpu.memory import RegionMap
@@ -28,14 +29,14 @@ class Work(Protocol):
 
 
 class Launch:
-    """Work with its arguments, on its way through a stream. `number` counts the launches of its rank. `agent`: the
-    number of its one program, where that is an agent of the copy engine. `last_first`: programs with the highest
-    numbers begin first."""
+    """Work with its arguments, on its way through a stream: `grid` programs, in a grid of this `shape`. `number` counts
+    the launches of its rank. `agent`: the number of its one program, where that is an agent of the copy engine.
+    `last_first`: programs with the highest numbers begin first."""
 
     def __init__(
         self,
         work: Work,
-        grid: int,
+        shape: tuple[int, ...],
         arguments: dict[str, Any],
         regions: RegionMap,
         rank: int,
@@ -45,7 +46,8 @@ class Launch:
         agent: int | None = None,
         last_first: bool = False,
     ) -> None:
-        self.work, self.grid, self.arguments, self.regions = work, grid, arguments, regions
+        self.work, self.arguments, self.regions = work, arguments, regions
+        self.shape, self.grid = shape, prod(shape)
         self.rank, self.name, self.number, self.start, self.agent = rank, name, number, start, agent
         self.last_first = last_first
         self.started = self.finished = 0
