@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import tilelink as tk
-from bench.validation.programs import adding_scatter, reduce_scatter
+from bench.validation.programs import adding_scatter
 from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import steps_of
 from tilelink.analysis.simulate.alone import compute
@@ -18,6 +18,7 @@ from tilelink.frontend.schedule import smallest_tile
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul import matmul
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 
 TILE = (128, 256, 64)
 """Of all fused matmuls: what FLUX, Triton-distributed and kraken use on Hopper."""
@@ -82,9 +83,9 @@ ENGINE = "copy_engine"
 FORMS: Mapping[str, Form] = {
     "engine gather": Form(all_gather_matmul, _gather, (("gather", ENGINE),), ENGINE),
     "engine gather, kraken": Form(all_gather_matmul, _kraken_gather, (("gather", ENGINE),), ENGINE),
-    "engine scatter": Form(reduce_scatter, _engine, (("send", ENGINE),), ENGINE),
-    "epilogue scatter": Form(reduce_scatter, _epilogue, (("matmul", "tma"),), "tma"),
-    "epilogue scatter, PCIe": Form(reduce_scatter, _epilogue, (), "load_store"),
+    "engine scatter": Form(matmul_reduce_scatter, _engine, (("send", ENGINE),), ENGINE),
+    "epilogue scatter": Form(matmul_reduce_scatter, _epilogue, (("matmul", "tma"),), "tma"),
+    "epilogue scatter, PCIe": Form(matmul_reduce_scatter, _epilogue, (), "load_store"),
     "adding scatter": Form(adding_scatter, _adding, (("scattered_matmul", "tma"),), "tma"),
 }
 

@@ -18,9 +18,6 @@ from tilelink.frontend.sizes import Sizes
 
 SCALED = {"x": "int8", "scale": "fp32", "weight": "int8", "weight_scale": "fp32", "out": "bf16"}
 PROGRAMS: list[tuple[str, str, Any]] = [
-    ("matmul_reduce_scatter", "matmul_reduce_scatter", "bf16"),
-    ("ring_reduce_scatter", "ring_reduce_scatter", "bf16"),
-    ("matmul_all_reduce", "matmul_all_reduce", "bf16"),
     ("gathered_attention", "gathered_attention", "bf16"),
     ("matmul_all_to_all", "matmul_all_to_all", "bf16"),
     ("hierarchical_gather", "hierarchical_all_gather_matmul", "bf16"),

@@ -25,7 +25,7 @@ from tilelink.backend.targets import TARGETS
 from tilelink.backend.targets import nvshmem as primitives
 from tilelink.errors import NvshmemError
 from tilelink.frontend.sizes import Sizes
-from tilelink.kernels import all_gather_matmul
+from tilelink.kernels import all_gather_matmul, matmul_reduce_scatter
 
 ROOT = Path(__file__).parents[2]
 WHEEL = ROOT / ".triton" / "nvshmem" / nvshmem.FOLDER
@@ -116,23 +116,22 @@ class TestGate:
         judged(gather, getattr(all_gather_matmul, name))
 
     @pytest.mark.verify
-    def test_blocks_from_registers(self, example: Callable[[str], Any]) -> None:
-        module = example("matmul_reduce_scatter")
-        judged(module.matmul_reduce_scatter, module.fused)
+    def test_blocks_from_registers(self) -> None:
+        judged(matmul_reduce_scatter.matmul_reduce_scatter, matmul_reduce_scatter.fused)
 
     @pytest.mark.verify
     def test_blackwell(self) -> None:
         judged(gather, rows, "sm_100")
 
 
-def test_what_is_expected_follows_from_the_program(example: Callable[[str], Any]) -> None:
+def test_what_is_expected_follows_from_the_program() -> None:
     def of(program: Any, schedule: tk.Schedule) -> dict[str, int]:
         return dict(expected(across_nodes(program, schedule)[0].program))
 
     assert of(gather, rows) == {"signals": 3, "puts": 1, "tests": 1}
     assert of(gather, all_gather_matmul.pull) == {"signals": 2, "gets": 1}, "its signals stay on their rank"
-    fused = example("matmul_reduce_scatter")
-    assert of(fused.matmul_reduce_scatter, fused.fused) == {"signals": 3, "puts": 1, "completions": 1, "tests": 1}
+    fused = of(matmul_reduce_scatter.matmul_reduce_scatter, matmul_reduce_scatter.fused)
+    assert fused == {"signals": 3, "puts": 1, "completions": 1, "tests": 1}
 
 
 def test_programs_on_one_node_have_none_of_it() -> None:

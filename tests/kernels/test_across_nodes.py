@@ -15,6 +15,10 @@ from tests.kernels.gather_gemm import NAMED, Call
 from tilelink.backend.targets import TARGETS
 from tilelink.errors import FarAccessError, ScheduleError, StuckError, TargetError, WorldError
 from tilelink.kernels.all_gather import all_gather
+from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
+from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 from tilelink.runtime.cpu import Operation
 from tilelink.runtime.trace import align
 
@@ -22,6 +26,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MORE = pytest.mark.verify
 NODES = [(2, 1), (4, 2), pytest.param(3, 1, marks=MORE), pytest.param(8, 4, marks=MORE)]
 """Ranks, and how many a node has."""
+REDUCING = [matmul_ring_reduce_scatter, matmul_all_reduce, matmul_one_shot_all_reduce]
 World = tk.CpuWorld
 
 
@@ -66,23 +71,32 @@ def test_all_gather_fetches(world: int, per_node: int) -> None:
 
 @pytest.mark.parametrize("schedule", ["push", "pull", "fused"])
 @pytest.mark.parametrize(("world", "per_node"), NODES, ids=str)
-def test_reduce_scatter(example: Any, world: int, per_node: int, schedule: str) -> None:
+def test_reduce_scatter(world: int, per_node: int, schedule: str) -> None:
     """Fused, blocks go to other nodes out of registers."""
-    program = example("matmul_reduce_scatter").matmul_reduce_scatter
     x = [torch.randint(-3, 4, (world * 12, 24)).float() for _ in range(world)]
     weight = [torch.randint(-3, 4, (24, 40)).float() for _ in range(world)]
     want = sum((a @ b for a, b in zip(x, weight, strict=True)), torch.zeros(()))
     outs = nodes(world, per_node).run(
-        lambda g: [program(x[g.rank], weight[g.rank], schedule=schedule, group=g) for _ in range(2)]
+        lambda g: [matmul_reduce_scatter(x[g.rank], weight[g.rank], schedule=schedule, group=g) for _ in range(2)]
     )
     for run in range(2):
         assert torch.equal(torch.cat([of_rank[run] for of_rank in outs]), want)
 
 
-@pytest.mark.parametrize("name", ["ring_reduce_scatter", "hierarchical_gather"])
-def test_examples(example: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("program", REDUCING, ids=lambda p: p.name)
+def test_sums(program: Any) -> None:
+    """In the rank's own rows, or in all: out of registers, around a ring, and to all ranks."""
+    x = [torch.randint(-3, 4, (90, 24)).float() for _ in range(4)]
+    weight = [torch.randint(-3, 4, (24, 40)).float() for _ in range(4)]
+    want = sum((a @ b for a, b in zip(x, weight, strict=True)), torch.zeros(()))
+    outs = nodes(4, 2).run(lambda g: program(x[g.rank], weight[g.rank], group=g))
+    whole = [torch.cat(outs)] if sum(map(len, outs)) == 90 else outs
+    assert all(torch.equal(out, want) for out in whole)
+
+
+def test_examples(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tk, "CpuWorld", lambda world, per_node=2: nodes(world, per_node))
-    example(name).main()
+    example("hierarchical_gather").main()
 
 
 @pytest.mark.parametrize(("name", "tile"), [("push", (32, 128)), ("push", (32, None)), ("pull", (32, 128))])

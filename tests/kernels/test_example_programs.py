@@ -80,15 +80,6 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape).to(dtype)
 
 
-def summed(program: str, module: str, parts: tuple[int, ...], *, everywhere: bool = False, K: int = 24) -> Case:
-    """Ranks have parts of K; the rows of the sum are cut over them, or all ranks have it."""
-    M, N = sum(parts), 20
-    operands = [(normal(M, K), normal(K, N)) for _ in parts]
-    total = sum((x.double() @ w.double() for x, w in operands), torch.zeros(M, N, dtype=torch.float64))
-    expected = [total] * len(parts) if everywhere else list(total.split(parts))
-    return Case(module, program, operands, expected, {} if everywhere else {"M": parts})
-
-
 def gathered(parts: tuple[int, ...], per_node: int) -> Case:
     x, weight = [normal(m, 70) for m in parts], [normal(70, 20) for _ in parts]
     full = torch.cat(x).double()
@@ -124,24 +115,6 @@ def attention(parts: tuple[int, ...], heads: int = 2, size: int = 20, dtype: tor
     want = torch.nn.functional.scaled_dot_product_attention(*by_head, is_causal=True).transpose(0, 1)
     shards = list(zip(*(x.split(parts) for x in (q, k, v)), strict=True))
     return Case("gathered_attention", "gathered_attention", shards, list(want.split(parts)), {"S": parts})
-
-
-@pytest.mark.parametrize("parts", PARTS, ids=str)
-def test_ring_reduce_scatter(parts: tuple[int, ...]) -> None:
-    summed("ring_reduce_scatter", "ring_reduce_scatter", parts).check()
-
-
-@pytest.mark.parametrize("schedule", ["sent", "fused"])
-@pytest.mark.parametrize("parts", PARTS, ids=str)
-def test_two_shot_all_reduce(parts: tuple[int, ...], schedule: str) -> None:
-    """Of as many rows as there are in all: who sums which is not the caller's business."""
-    summed("matmul_all_reduce", "matmul_all_reduce", parts, everywhere=True).check(schedule)
-
-
-def test_all_ranks_have_the_same_bits_of_an_all_reduce() -> None:
-    case = summed("matmul_all_reduce", "matmul_all_reduce", (5, 0, 20), everywhere=True)
-    first, *others = [calls[0] for seed in (0, 1) for calls in case.run(calls=1, seed=seed)]
-    assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("parts", PARTS, ids=str)

@@ -18,6 +18,7 @@ from tests.kernels.gather_gemm import LIMITS, NAMED, Call, in_tiles, relative_rm
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather import pull as gather_all
 from tilelink.kernels.matmul import gemm, matmul
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.runtime.cpu_world import Group
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -125,28 +126,26 @@ def test_columns_are_sent_to_all_ranks(parts: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("schedule", ["push", "pull", "fused"])
 @pytest.mark.parametrize("parts", [*UNEVEN, (3, 1, 0, 17, 5, 0, 2, 4)], ids=str)
-def test_reduce_scatter_of_integers_is_exact(example: Any, schedule: str, parts: tuple[int, ...]) -> None:
-    program = example("matmul_reduce_scatter").matmul_reduce_scatter
+def test_reduce_scatter_of_integers_is_exact(schedule: str, parts: tuple[int, ...]) -> None:
     case = ReduceScatter(parts, 20, 24, torch.float32, integers=True)
-    outs = small_world(len(parts)).run(lambda g: [case.on(program, schedule, g) for _ in range(3)])
+    outs = small_world(len(parts)).run(lambda g: [case.on(matmul_reduce_scatter, schedule, g) for _ in range(3)])
     for of_rank, e in zip(outs, case.expected, strict=True):
         assert all(torch.equal(y.double(), e) for y in of_rank)
 
 
 @pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
-def test_reduce_scatter_gives_the_same_bits_in_every_order(example: Any, dtype: torch.dtype) -> None:
-    program = example("matmul_reduce_scatter").matmul_reduce_scatter
+def test_reduce_scatter_gives_the_same_bits_in_every_order(dtype: torch.dtype) -> None:
     case = ReduceScatter((20, 3, 9), 20, 40, dtype)
-    outs = [small_world(3).run(lambda g: case.on(program, "push", g), seed=seed) for seed in range(4)]
+    outs = [small_world(3).run(lambda g: case.on(matmul_reduce_scatter, "push", g), seed=seed) for seed in range(4)]
     for again in outs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outs[0], again, strict=True))
     assert relative_rms(outs[0], case.expected) < LIMITS[dtype]
 
 
 @pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
-def test_a_role_in_an_epilogue_gives_the_bits_of_one_of_its_own(example: Any, dtype: torch.dtype) -> None:
+def test_a_role_in_an_epilogue_gives_the_bits_of_one_of_its_own(dtype: torch.dtype) -> None:
     """Also where the buffer that it would go through rounds."""
-    for program in (example("matmul_reduce_scatter").matmul_reduce_scatter, exchanges.rounded_reduce_scatter):
+    for program in (matmul_reduce_scatter, exchanges.rounded_reduce_scatter):
         case = ReduceScatter((20, 3, 9), 20, 40, dtype)
         push = small_world(3).run(lambda g, p=program, c=case: c.on(p, "push", g))
         fused = small_world(3, slots=1).run(lambda g, p=program, c=case: [c.on(p, "fused", g) for _ in range(2)])
@@ -175,24 +174,12 @@ def test_engines_bring_two_tensors_of_several_dimensions(example: Any) -> None:
             assert all(torch.equal(y, right[0]) for y in of_rank)
 
 
-def test_all_reduce_by_epilogue_and_multicast_has_the_same_bits(example: Any) -> None:
-    program = example("matmul_all_reduce").matmul_all_reduce
-    x, weight = torch.randn(3, 40, 24), torch.randn(3, 24, 20)
-    plain = program.fit(world=3, M=40, K=24, N=20)
-    folded = tk.Schedule(**{**plain.roles, "send": tk.Epilogue("matmul")}).changed(reduce={"via": "multicast"})
-    one, other = (
-        small_world(3, sms=30).run(lambda g, s=s: program(x[g.rank], weight[g.rank], schedule=s, group=g))
-        for s in (plain, folded)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 @pytest.mark.versions
 @pytest.mark.parametrize("seed", range(3))
 def test_programs_may_be_mixed_in_one_lane(example: Any, seed: int) -> None:
     """Over one slot, where buffers and signals of one program come to lie where another's were."""
     parts = (5, 0, 20)
-    scatter, int8 = example("matmul_reduce_scatter").matmul_reduce_scatter, example("scaled_matmul").scaled_matmul
+    int8 = example("scaled_matmul").scaled_matmul
     gathering = Call(parts, N=20, K=40, bias=True)
     scattering = ReduceScatter(parts, 20, 24, torch.float32, integers=True)
     x = [torch.randint(-5, 6, (m, 2, 20), dtype=torch.int8) for m in parts]
@@ -205,7 +192,7 @@ def test_programs_may_be_mixed_in_one_lane(example: Any, seed: int) -> None:
         return [
             (
                 gathering.on(group),
-                scattering.on(scatter, schedule, group),
+                scattering.on(matmul_reduce_scatter, schedule, group),
                 int8(
                     x[group.rank], halves[0], weight, halves[1], torch.full((25, 20), float("nan")),
                     schedule=schedule, group=group, parts={"M": parts},

@@ -1,0 +1,58 @@
+"""GEMM-AllReduce in two shots: each rank adds up a part of the rows, in rank order, and shares the sums with all ranks.
+
+Every rank has a part of K and wants the whole sum. Partial tiles go to the rank that adds up their rows
+(reduce-scatter); the sums go to all ranks (all-gather), by one store where the target's fabric multicasts and the
+schedule asks for it. A sum is made once, so all ranks have the same bits. What travels has the dtype of `out`.
+"""
+
+import triton.language as tl
+
+import tilelink as tk
+from tilelink.kernels.matmul_reduce_scatter import as_they_are_made, matmul, send
+
+
+@tk.tile
+def share(t, inbox, summed, bias):
+    """Add up what all ranks have sent of one tile of this rank's rows, and share the sum with all ranks."""
+    acc = tl.zeros(t.shape, tl.float32)
+    for source in tk.ranks():
+        acc += tk.wait(inbox[source, t]).load()
+    if bias is not None:
+        acc += bias[t.cols].load()[None, :]
+    tk.notify(summed[t].at(tk.ranks).store(acc))
+
+
+@tk.tile
+def take(t, summed, out):
+    """One tile of the sum that has come."""
+    tk.copy(tk.wait(summed[t]), out[t])
+
+
+@tk.program
+def matmul_all_reduce(
+    x: tk.Local("M", "K"),
+    weight: tk.Local("K", "N"),
+    out: tk.Local("M", "N"),
+    bias: tk.Local("N") = None,
+):
+    """out = the sum over ranks of x @ weight, + bias once, on every rank."""
+    partial = tk.local("M", "N", dtype=out)
+    inbox = tk.sharded(tk.ranks, "M", "N", axis=1, dtype=out)  # spreads M over the ranks: who adds up which rows
+    summed = tk.local("M", "N", dtype=out)
+    matmul[tk.tiles(partial)](x, weight, partial)
+    send[tk.tiles(inbox, source=tk.ranks)](partial, inbox)
+    share[tk.tiles(inbox)](inbox, summed, bias)
+    take[tk.tiles(out)](summed, out)
+
+
+gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
+sums = tk.SMs(16, tile=(64, 256))
+own = tk.SMs(tile=(64, 256), order=tk.next_rank_first)
+fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), share=sums, take=own)
+push = tk.Schedule(
+    matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="source"), share=sums, take=own
+)
+pull = tk.Schedule(
+    matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=as_they_are_made, at="home"), share=sums, take=own
+)
+multicast = fused.changed(share={"via": "multicast"})

@@ -1,0 +1,64 @@
+"""GEMM-ReduceScatter: every rank has a part of K; the rows of the sum over the ranks are spread over them.
+
+Partial sums travel in the dtype of `out`, as those of FLUX do (arXiv 2406.06858, section 3.1); what arrives is added up
+in float32, in rank order, so that every run gives the same bits. With float32 for `out` they travel in float32.
+"""
+
+import triton.language as tl
+
+import tilelink as tk
+
+
+@tk.tile
+def matmul(t, x, weight, partial):
+    """One tile of this rank's partial sum."""
+    acc = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(x.cols):
+        acc = tl.dot(x[t.rows, k].load(), weight[k, t.cols].load(), acc, input_precision="ieee")
+    tk.notify(partial[t].store(acc))
+
+
+@tk.tile
+def send(t, partial, inbox):
+    """Bring one tile of one rank's partial sum to the home of its rows."""
+    mine = tk.wait(partial[t].at(t.source))
+    tk.notify(tk.copy(mine, inbox[t.source, t]))
+
+
+@tk.tile
+def reduce(t, inbox, out, bias):
+    """Add up what all ranks have sent of one tile."""
+    acc = tl.zeros(t.shape, tl.float32)
+    for source in tk.ranks():
+        acc += tk.wait(inbox[source, t]).load()
+    if bias is not None:
+        acc += bias[t.cols].load()[None, :]
+    out[t].store(acc)
+
+
+@tk.program
+def matmul_reduce_scatter(
+    x: tk.Local("M", "K"),
+    weight: tk.Local("K", "N"),
+    out: tk.Sharded("M", "N"),
+    bias: tk.Local("N") = None,
+):
+    """out = the rows of this rank of the sum over ranks of x @ weight, + bias once."""
+    partial = tk.local("M", "N", dtype=out)
+    inbox = tk.sharded(tk.ranks, "M", "N", axis=1, dtype=out)  # one place for every source
+    matmul[tk.tiles(partial)](x, weight, partial)
+    send[tk.tiles(out, source=tk.ranks)](partial, inbox)
+    reduce[tk.tiles(out)](inbox, out, bias)
+
+
+@tk.order
+def as_they_are_made(step, rank, world):
+    """For a home that fetches: the source that begins with this rank's rows first, the rank itself last."""
+    return (rank - 1 - step) % world
+
+
+gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
+add = tk.SMs(tile=(64, 256))
+fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), reduce=add)
+push = tk.Schedule(matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="source"), reduce=add)
+pull = tk.Schedule(matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=as_they_are_made, at="home"), reduce=add)

@@ -1,0 +1,50 @@
+"""GEMM-ReduceScatter around a ring (TileLink, MLSys 2025): a sum starts at one neighbour of its home, and comes home
+from the other.
+
+Every rank adds its part to the sum that comes from the right, and passes it to the left. A tile of the ring may be
+larger than one of the GEMM: a wait then covers several. Sums are rounded once a rank on their way, so they travel in
+float32; their order is that of the ring, so that every run gives the same bits.
+"""
+
+import triton.language as tl
+
+import tilelink as tk
+from tilelink.kernels.matmul_reduce_scatter import matmul
+
+
+@tk.tile
+def ring(t, partial, passed, out, bias):
+    """Add this rank's part to the sum of a tile: the rank left of its home is first, the home is last."""
+    before = (t.home - 1 - tk.rank()) % tk.world()  # how many ranks have added theirs
+    left = (tk.rank() - 1) % tk.world()
+    mine = tk.wait(partial[t])
+    for k in tk.steps(t.cols):
+        acc = mine[:, k].load()
+        if before > 0:
+            acc += tk.wait(passed[t.rows, k]).load()
+        if tk.rank() == t.home:
+            if bias is not None:
+                acc += bias[k].load()[None, :]
+            out[t.rows, k].store(acc)
+        else:
+            tk.notify(passed[t.rows, k].at(left).store(acc))
+
+
+@tk.program
+def matmul_ring_reduce_scatter(
+    x: tk.Local("M", "K"),
+    weight: tk.Local("K", "N"),
+    out: tk.Sharded("M", "N"),
+    bias: tk.Local("N") = None,
+):
+    """out = the rows of this rank of the sum over ranks of x @ weight, + bias once."""
+    partial, passed = tk.local("M", "N", dtype=tl.float32), tk.local("M", "N", dtype=tl.float32)
+    matmul[tk.tiles(partial)](x, weight, partial)
+    ring[tk.tiles(partial)](partial, passed, out, bias)
+
+
+# What this rank starts, the sums of its right neighbour, comes first; its own come last.
+ringed = tk.Schedule(
+    matmul=tk.SMs(tile=(128, 128, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8),
+    ring=tk.SMs(16, tile=(256, 256, 32), order=tk.next_rank_first),
+)
