@@ -1,0 +1,185 @@
+"""Kernels written by hand with mistakes that real projects shipped; a constant argument mends each.
+
+The accesses of the racing pair are marked `# one` and `# other`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tests.verification.signalling import at, barrier, notify, wait
+
+N = tl.constexpr(16)
+
+
+@triton.jit
+def send_each_call(data, ready, taken, out, rank, call, WORLD: tl.constexpr, CREDIT: tl.constexpr):
+    """Stores to the right neighbour in every call. Has the neighbour read what the call before brought?"""
+    i = tl.arange(0, N)
+    right, left = (rank + 1) % WORLD, (rank + WORLD - 1) % WORLD
+    if CREDIT:
+        wait(at(taken, rank), call)
+    tl.store(at(data, right) + i, call + rank + i)  # one
+    notify(at(ready, right))
+    wait(at(ready, rank), call + 1)
+    tl.store(out + i, tl.load(at(data, rank) + i))  # other
+    if CREDIT:
+        notify(at(taken, left))
+
+
+@triton.jit
+def send_each_replay(data, ready, taken, runs, out, rank, WORLD: tl.constexpr, CREDIT: tl.constexpr):
+    """The same in a graph: which run it is, the device counts, since arguments are those of the capture."""
+    run = tl.load(runs)
+    send_each_call(data, ready, taken, out, rank, run, WORLD, CREDIT)
+    tl.store(runs, run + 1)
+
+
+@triton.jit
+def send_in_slots(data, ready, runs, out, rank, slot, COUNTED: tl.constexpr):
+    """Two ranks exchange through two slots in turn: by the time a slot comes again, it has been read. `slot` is the
+    host's choice; the device's own is `COUNTED`."""
+    i = tl.arange(0, N)
+    run = tl.load(runs)
+    if COUNTED:
+        slot = run % 2
+    tl.store(at(data, 1 - rank) + slot * N + i, run + i)  # one
+    notify(at(ready, 1 - rank))
+    wait(at(ready, rank), run + 1)
+    tl.store(out + i, tl.load(at(data, rank) + slot * N + i))  # other
+    tl.store(runs, run + 1)
+
+
+@triton.jit
+def send_with_threshold(data, ready, taken, out, rank, call, RESET: tl.constexpr, GROWS: tl.constexpr):
+    """Signals live on from call to call: they have to be zeroed, or waited for with a threshold that grows."""
+    i = tl.arange(0, N)
+    wait(at(taken, rank), call)
+    tl.store(at(data, 1 - rank) + i, call + i)  # one
+    notify(at(ready, 1 - rank))
+    threshold = 1
+    if GROWS:
+        threshold = call + 1
+    wait(at(ready, rank), threshold)
+    tl.store(out + i, tl.load(at(data, rank) + i))  # other
+    if RESET:
+        tl.store(at(ready, rank), 0)
+    notify(at(taken, 1 - rank))
+
+
+@triton.jit
+def message(data, ready, out, rank, SET: tl.constexpr, LOOK: tl.constexpr, SCOPE: tl.constexpr):
+    """Rank 0 stores and sets a flag; rank 1 looks for the flag and reads."""
+    i = tl.arange(0, N)
+    flag = at(ready, 1)
+    if rank == 0:
+        tl.store(at(data, 1) + i, i + 1)  # one
+        if SET == "plain":
+            tl.store(flag, 1)
+        else:
+            tl.atomic_xchg(flag, 1, sem=SET, scope=SCOPE)
+    else:
+        if LOOK == "plain":
+            while tl.load(flag) == 0:
+                pass
+        elif LOOK == "volatile":
+            while tl.load(flag, volatile=True) == 0:
+                pass
+        else:
+            while tl.atomic_add(flag, 0, sem=LOOK, scope=SCOPE) == 0:
+                pass
+        tl.store(out + i, tl.load(at(data, 1) + i))  # other
+
+
+@triton.jit
+def zero_then_exchange(data, ready, words, out, rank, call, WORLD: tl.constexpr, MEET: tl.constexpr):
+    """Each call begins with a clean pad. A peer that is early has signalled already."""
+    i = tl.arange(0, N)
+    right = (rank + 1) % WORLD
+    tl.store(at(ready, rank), 0)  # one
+    if MEET:
+        barrier(words, rank, WORLD, 2 * call + 1)
+    tl.store(at(data, right) + i, call + i)
+    tl.atomic_add(at(ready, right), 1, sem="release", scope="sys")  # other
+    wait(at(ready, rank), 1)
+    tl.store(out + i, tl.load(at(data, rank) + i))
+    if MEET:
+        barrier(words, rank, WORLD, 2 * call + 2)
+
+
+@triton.jit
+def one_after_the_other(data, ready, out, rank, AT_LEAST: tl.constexpr):
+    """Rank 0 takes what ranks 1 and 2 send when the first has come, and again when both have."""
+    i = tl.arange(0, N)
+    if rank > 0:
+        tl.store(at(data, 0) + rank * N + i, rank + i)
+        notify(at(ready, 0))
+    else:
+        for arrived in range(1, 3):
+            if AT_LEAST:
+                wait(at(ready, 0), arrived)
+            else:
+                while tl.atomic_add(at(ready, 0), 0, sem="acquire", scope="sys") != arrived:  # one
+                    pass
+        tl.store(out + i, tl.load(at(data, 0) + N + i) + tl.load(at(data, 0) + 2 * N + i))
+
+
+@triton.jit
+def all_programs_meet(ready, programs):
+    """A barrier of the grid."""
+    notify(at(ready, 0))
+    wait(at(ready, 0), programs)  # one
+
+
+@triton.jit
+def ring(data, ready, out, rank, WORLD: tl.constexpr, AHEAD: tl.constexpr):
+    """Sums go round. Software pipelining waits for the next step before this one is sent."""
+    i = tl.arange(0, N)
+    right = (rank + 1) % WORLD
+    block = i + rank
+    for step in range(WORLD - 1):
+        if AHEAD:
+            wait(at(ready, rank) + step, 1)  # one
+        tl.store(at(data, right) + step * N + i, block)
+        notify(at(ready, right) + step)
+        if not AHEAD:
+            wait(at(ready, rank) + step, 1)
+        block = tl.load(at(data, rank) + step * N + i) + i + rank
+    tl.store(out + i, block)
+
+
+@triton.jit
+def pushes(data, ready, out, rank, WORLD: tl.constexpr, PARTS: tl.constexpr, EXPECTED: tl.constexpr):
+    """All to all; the sender signals each of `PARTS` parts of a block, the receiver expects `EXPECTED` signals."""
+    i = tl.arange(0, N // PARTS)
+    for other in range(WORLD):
+        for part in range(PARTS):
+            tl.store(at(data, other) + rank * N + part * (N // PARTS) + i, rank + i)
+            notify(at(ready, other) + rank)
+    for other in range(WORLD):
+        wait(at(ready, rank) + other, EXPECTED)  # one
+        tl.store(out + other * N + tl.arange(0, N), tl.load(at(data, rank) + other * N + tl.arange(0, N)))
+
+
+@triton.jit
+def read_after_barrier(data, words, out, rank, JOINS: tl.constexpr, WORLD: tl.constexpr):
+    """Every rank reads its right neighbour's data, after a barrier of the first `JOINS` ranks."""
+    i = tl.arange(0, N)
+    tl.store(at(data, rank) + i, rank + i)  # one
+    if rank < JOINS:
+        barrier(words, rank, JOINS, 1)
+    tl.store(out + i, tl.load(at(data, (rank + 1) % WORLD) + i))  # other
+
+
+@triton.jit
+def add_up(sums, words, out, rank, call, WORLD: tl.constexpr, ZEROED: tl.constexpr):
+    """Each rank adds its part to the sums of rank 0, by atomics, into what was zero when it was allocated."""
+    i = tl.arange(0, N)
+    if ZEROED and rank == 0:
+        tl.store(at(sums, 0, tl.float32) + i, tl.zeros((N,), tl.float32))
+    barrier(words, rank, WORLD, 3 * call + 1)
+    tl.atomic_add(at(sums, 0, tl.float32) + i, (rank + i).to(tl.float32), sem="relaxed", scope="sys")  # one
+    barrier(words, rank, WORLD, 3 * call + 2)
+    tl.store(out + i, tl.load(at(sums, 0, tl.float32) + i))
+    barrier(words, rank, WORLD, 3 * call + 3)
