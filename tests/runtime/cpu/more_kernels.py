@@ -131,6 +131,15 @@ def toggle(flag_ptr):
 
 
 @triton.jit
+def two_widths(word_ptr, WIDE: tl.constexpr):
+    """Two programs count a word up by atomics; the second may take it for one of twice the width."""
+    if tl.program_id(0) == 1 and WIDE:
+        tl.atomic_add(word_ptr.to(tl.pointer_type(tl.int64)), 1, sem="relaxed", scope="sys")
+    else:
+        tl.atomic_add(word_ptr, 1, sem="relaxed", scope="sys")
+
+
+@triton.jit
 def failing(x_ptr):
     value = tl.load(x_ptr)
     tl.device_assert(value == 0, "not zero")

@@ -270,6 +270,14 @@ def test_limited_residency_is_a_deadlock():
     execution.run(lambda rank: launch_one(execution, kernels.producer_last, dict(flag_ptr=flag), 6, programs=6))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_atomics_of_two_widths_are_a_race(seed):
+    words = torch.zeros(2, dtype=torch.int32)
+    run_one(kernels.two_widths, dict(word_ptr=words), 2, seed=seed, WIDE=False)
+    with pytest.raises(RaceError, match=r"atomics of [48] and of [48] bytes, and nothing orders them"):
+        run_one(kernels.two_widths, dict(word_ptr=words), 2, seed=seed, WIDE=True)
+
+
 def test_words_that_are_read_often_are_no_deadlock():
     flag, out = torch.ones(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     run_one(kernels.read_twice, dict(flag_ptr=flag, out_ptr=out), times=5)

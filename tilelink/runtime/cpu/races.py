@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilelink.errors import Site
-from tilelink.runtime.cpu.memory import Array, Box, Region
+from tilelink.runtime.cpu.memory import Access, Array, Box, Region
 from tilelink.runtime.cpu.ordering import Strand
 from tilelink.runtime.cpu.shadow import Cells
 
@@ -54,12 +54,13 @@ class Race:
 
 
 class _Event(NamedTuple):
-    """All accesses that a strand made at one line between two of its releases."""
+    """All accesses that a strand made at one line between two of its releases; `width`: bytes of an element."""
 
     strand: Strand
     clock: int
     kind: str
     atomic: bool
+    width: int
     scope: str
     region: Region
     site: Site
@@ -78,7 +79,7 @@ class RaceDetector:
 
     def __init__(self) -> None:
         self._events: list[_Event | None] = [None]
-        self._event_numbers: dict[tuple[int, int, str, str, int, int], int] = {}
+        self._event_numbers: dict[tuple[int, int, str, int, str, int, int], int] = {}
         self._chains: list[_Chain] = [_Chain(0, 0, 0)]
         self._chain_numbers: dict[tuple[int, int], int] = {(0, 0): 0}
         self._found: dict[tuple[object, ...], Race] = {}
@@ -90,14 +91,14 @@ class RaceDetector:
 
     def read(self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site) -> None:
         """Records a read, after looking for an unordered write before it."""
-        event = self._event(strand, cells.access.region, kind, atomic, scope, site)
+        event = self._event(strand, cells.access, kind, atomic, scope, site)
         for written in cells.distinct("written"):
             self._check(written, event, cells, "written", written)
         cells.update("read", lambda chain: self._extended(chain, event))
 
     def write(self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site) -> None:
         """Records a write, after looking for unordered reads and writes before it."""
-        event = self._event(strand, cells.access.region, kind, atomic, scope, site)
+        event = self._event(strand, cells.access, kind, atomic, scope, site)
         for written in cells.distinct("written"):
             self._check(written, event, cells, "written", written)
         readers = cells.distinct("read")
@@ -111,13 +112,13 @@ class RaceDetector:
         if readers != [0]:
             cells.fill("read", 0)
 
-    def _event(self, strand: Strand, region: Region, kind: str, atomic: bool, scope: str, site: Site) -> int:
-        clock = int(strand.clock[strand.slot])
-        key = strand.slot, clock, kind, scope, id(region), id(site)
+    def _event(self, strand: Strand, access: Access, kind: str, atomic: bool, scope: str, site: Site) -> int:
+        clock, region, width = int(strand.clock[strand.slot]), access.region, access.itemsize
+        key = strand.slot, clock, kind, width, scope, id(region), id(site)
         number = self._event_numbers.get(key)
         if number is None:
             number = self._event_numbers[key] = len(self._events)
-            self._events.append(_Event(strand, clock, kind, atomic, scope, region, site))
+            self._events.append(_Event(strand, clock, kind, atomic, width, scope, region, site))
         return number
 
     def _extended(self, number: int, event: int) -> int:
@@ -136,17 +137,17 @@ class RaceDetector:
         """Whether what is ordered after the later of two reads is so after the earlier: by the same strand."""
         a, b = self._events[earlier], self._events[later]
         assert a is not None and b is not None
-        return a.strand.slot == b.strand.slot and a.atomic == b.atomic and a.scope == b.scope
+        return a.strand.slot == b.strand.slot and (a.atomic, a.width, a.scope) == (b.atomic, b.width, b.scope)
 
     def _compact(self, number: int) -> int:
         """A chain without the reads that a later one of the same strand makes superfluous."""
         kept: list[int] = []
-        latest: set[tuple[int, bool, str]] = set()
+        latest: set[tuple[int, bool, int, str]] = set()
         while number:
             link = self._chains[number]
             read = self._events[link.event]
             assert read is not None
-            key = read.strand.slot, read.atomic, read.scope
+            key = read.strand.slot, read.atomic, read.width, read.scope
             if key not in latest:
                 latest.add(key)
                 kept.append(link.event)
@@ -161,7 +162,9 @@ class RaceDetector:
         a, b = self._events[earlier], self._events[later]
         if a is None or b is None or b.strand.after(a.strand.slot, a.clock):
             return
-        if a.atomic and b.atomic:
+        if a.atomic and b.atomic and a.width != b.width:
+            reason = f"atomics of {a.width} and of {b.width} bytes, and nothing orders them"
+        elif a.atomic and b.atomic:
             same_rank = a.strand.rank == b.strand.rank
             if all(scope == "sys" or (same_rank and scope == "gpu") for scope in (a.scope, b.scope)):
                 return
