@@ -82,7 +82,7 @@ SIGNALS = [
         "read without a wait",
         UnguardedReadError,
         {WAIT: "full[t.rows]", READ: f"{READ}  # <-"},
-        "full[M[M_lo:+16], K[k:+16]] is written by tiles",
+        "full[M[M_lo:+16], K[k:+16]] is written by tiles of this program (",
         "what tk.wait(full[...]) returns",
     ),
     pair(

@@ -375,12 +375,12 @@ class _Elaboration:
             tensors={t.name: t for t in recording.tensors},
             dtypes=self.dtypes,
             cut=self.cut,
-            written=frozenset(
-                word.name
-                for other in recording.launches
-                for p in other.function.written_parameters()
+            written={
+                word.name: site
+                for other in reversed(recording.launches)
+                for p, site in other.function.written_parameters().items()
                 if isinstance(word := other.arguments.get(p), TensorWord)
-            ),
+            },
             tile=TileValue(found.ranges, axes),
             step=step_size(resource, launch.space),
             whole=dict(resource.whole),

@@ -60,8 +60,8 @@ class TileFunction:
             Site.of_user(),
         )
 
-    def written_parameters(self) -> frozenset[str]:
-        """Parameters that the function stores or copies to (the elaboration checks that no other is)."""
+    def written_parameters(self) -> dict[str, Site]:
+        """Parameters that the function stores or copies to, and where first (the elaboration checks that no other is)."""
         roots: dict[str, str] = {}
 
         def root(node: ast.AST) -> str | None:
@@ -73,18 +73,18 @@ class TileFunction:
                     node = node.value
             return roots.get(node.id, node.id) if isinstance(node, ast.Name) else None
 
-        written: set[str | None] = set()
+        written: dict[str | None, ast.Call] = {}
         for name, value in assigned(self.node):
             if (r := root(value)) in self.parameters and isinstance(r, str):
                 roots[name] = r
-        for node in ast.walk(self.node):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        for node in sorted((n for n in ast.walk(self.node) if isinstance(n, ast.Call)), key=lambda n: n.lineno):
+            if isinstance(node.func, ast.Attribute):
                 if node.func.attr == "store":
-                    written.add(root(node.func.value))
+                    written.setdefault(root(node.func.value), node)
                 elif node.func.attr == "copy":
-                    written |= {root(a) for a in node.args[1:]}
-                    written |= {root(k.value) for k in node.keywords if k.arg == "target"}
-        return frozenset(p for p in self.parameters if p in written)
+                    for target in (*node.args[1:], *(k.value for k in node.keywords if k.arg == "target")):
+                        written.setdefault(root(target), node)
+        return {p: self.site(written[p]) for p in self.parameters if p in written}
 
 
 def tile(function: Callable[..., None]) -> TileFunction:

@@ -14,6 +14,7 @@ import triton.language as tl
 from tilelink.errors import (
     DimensionError,
     NotUnderstoodError,
+    Site,
     TileLinkError,
     TileSizeError,
     ViewError,
@@ -39,13 +40,13 @@ _BOOLEAN = sympy.logic.boolalg.Boolean
 
 @dataclass(frozen=True)
 class Context:
-    """What a tile function is elaborated for: its program's tensors and its role. `taken`: names of the role that it is
-    folded into."""
+    """What a tile function is elaborated for: its program's tensors and its role. `written`: the tensors that tiles
+    write, and where first. `taken`: names of the role that it is folded into."""
 
     tensors: dict[str, TensorWord]
     dtypes: dict[str, str]
     cut: frozenset[str]
-    written: frozenset[str]
+    written: dict[str, Site]
     tile: TileValue
     step: int | None
     whole: dict[str, int]

@@ -139,8 +139,9 @@ class Views(Source):
     def readable(self, node: ast.AST, view: View) -> None:
         self.one_home(node, view, "load of")
         if view.guard is None and view.tensor in self.context.written:
-            self.fail(UnguardedReadError, node, f"{view} is written by tiles of this program and read without a wait: "
-                      f"read what tk.wait({view.tensor}[...]) returns")
+            self.fail(UnguardedReadError, node, f"{view} is written by tiles of this program "
+                      f"({self.context.written[view.tensor]}) and read without a wait: read what "
+                      f"tk.wait({view.tensor}[...]) returns")
 
 
 def _whole(dim: str) -> Range:

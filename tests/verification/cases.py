@@ -1,0 +1,103 @@
+"""Labelled programs: whether something is wrong with them, and between which two lines."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+import tilelink as tk
+from tilelink.frontend.program import Program
+
+TILE_LINES = re.compile(r"([^\s:,()]+\.py):(\d+)")
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A tile program, at sizes. `arguments(rank)`: the tensors that a rank calls it with; without them, it is not
+    executed. `options`: of the world, such as `resident`."""
+
+    program: Program
+    schedule: tk.Schedule
+    sizes: dict[str, int]
+    arguments: Callable[[int], tuple[torch.Tensor, ...]] | None = None
+    calls: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        return tuple(launch.function for launch in self.program.recorded().launches)
+
+    def run(self, **options: Any) -> None:
+        """Executes the lowered program in a world of CPU ranks with these options, and those of its own."""
+        assert self.arguments is not None
+        make = self.arguments
+        world = tk.CpuWorld(**{"sms": 8, "heap_bytes": 4 << 20} | options | self.options)
+
+        def on_rank(group: Any) -> None:
+            for _ in range(self.calls):
+                self.program(*make(group.rank), schedule=self.schedule, group=group)
+
+        world.run(on_rank)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Hand-written kernels. `host(world)` makes symmetric memory and runs all ranks; `functions`: those in whose source
+    the racing lines stand. `options`: of the world, such as `resident`."""
+
+    host: Callable[[tk.KernelWorld], object]
+    functions: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, **options: Any) -> None:
+        """Executes the kernels in a world of these options, and those of its own."""
+        self.host(tk.KernelWorld(**options | self.options))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program with its label. `name`: the case that it mirrors. `kind`: on which side the conflict lies, on that of
+    the rank that communicates ("local") or of its peer. `pair`: of the two lines that conflict (or that are ordered, in
+    a clean case) a text each that stands in no other line of the functions; one text alone where one line conflicts
+    with itself, on two ranks."""
+
+    name: str
+    label: Literal["racy", "clean"]
+    kind: Literal["local", "remote"]
+    ranks: int
+    subject: Tiles | Kernels
+    pair: tuple[str, ...]
+
+    @property
+    def lines(self) -> frozenset[str]:
+        """The lines of the pair, "file:line". Fails if a text is not that of one line."""
+        found: dict[str, list[str]] = {text: [] for text in self.pair}
+        for function in self.subject.functions:
+            function = getattr(function, "fn", getattr(function, "function", function))
+            source, first = inspect.getsourcelines(function)
+            for number, line in enumerate(source, first):
+                for text in self.pair:
+                    if text in line:
+                        found[text].append(f"{inspect.getsourcefile(function)}:{number}")
+        for text, lines in found.items():
+            assert len(lines) == 1, f"{self.name}: {text!r} stands in {lines or 'no line'}"
+        return frozenset(line for lines in found.values() for line in lines)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a tool says of a case: the kind of finding, and the text that a person gets."""
+
+    tool: str
+    kind: str
+    text: str
+
+    @property
+    def lines(self) -> frozenset[str]:
+        """All lines that the text names, "file:line"."""
+        return frozenset(f"{file}:{line}" for file, line in TILE_LINES.findall(self.text))

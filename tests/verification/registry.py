@@ -1,0 +1,6 @@
+"""All labelled programs. A suite is a module with a list of `CASES`."""
+
+from tests.verification import conflict
+from tests.verification.cases import Case
+
+CASES: list[Case] = [*conflict.CASES]

@@ -1,0 +1,66 @@
+"""The tools that look at labelled programs. Each returns what it reports, None where it can't take such a program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+from unittest import mock
+
+from tests.verification.cases import Case, Report, Tiles
+from tilelink.errors import TileLinkError
+from tilelink.runtime.cpu import RaceError
+
+SCHEDULES: tuple[Mapping[str, Any], ...] = (
+    {"policy": "random", "seed": 0},
+    {"policy": "random", "seed": 1},
+    {"policy": "pct", "seed": 2},
+)
+"""Under which a case is executed."""
+
+
+def frontend(case: Case) -> list[Report] | None:
+    """What is refused when the tile program is made from its source."""
+    if not isinstance(case.subject, Tiles):
+        return None
+    try:
+        case.subject.program.bind(case.subject.schedule)
+    except TileLinkError as error:
+        return [Report("frontend", type(error).__name__, str(error))]
+    return []
+
+
+def check(case: Case) -> list[Report] | None:
+    """What the check says of the events of a run, at the sizes of the case."""
+    if not isinstance(case.subject, Tiles) or frontend(case):
+        return None
+    subject = case.subject
+    try:
+        report = subject.program.check(subject.schedule, world=case.ranks, sms=8, **subject.sizes)
+    except TileLinkError as error:
+        return [Report("check", type(error).__name__, str(error))]
+    return [Report("check", finding.kind, str(finding)) for finding in report.findings]
+
+
+def execution(case: Case) -> list[Report] | None:
+    """What is found when the kernels run, lowered or written by hand; the check is passed over."""
+    if isinstance(case.subject, Tiles) and (case.subject.arguments is None or frontend(case)):
+        return None
+    reports: dict[str, Report] = {}
+    for schedule in SCHEDULES:
+        try:
+            with mock.patch.dict(os.environ, TILELINK_CHECK="0"):
+                case.subject.run(world=case.ranks, **schedule)
+        except RaceError as error:
+            for race in error.races:
+                reports[str(race)] = Report("execution", "race", str(race))
+        except TileLinkError as error:
+            reports[str(error)] = Report("execution", type(error).__name__, str(error))
+    return list(reports.values())
+
+
+TOOLS: Mapping[str, Callable[[Case], list[Report] | None]] = {
+    "frontend": frontend,
+    "check": check,
+    "execution": execution,
+}
