@@ -61,7 +61,7 @@ class TileFunction:
         )
 
     def written_parameters(self) -> dict[str, Site]:
-        """Parameters that the function stores or copies to, and where first (the elaboration checks that no other is)."""
+        """Parameters that the function stores or copies to, and where first (elaboration checks that no other is)."""
         roots: dict[str, str] = {}
 
         def root(node: ast.AST) -> str | None:
