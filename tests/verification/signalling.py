@@ -30,3 +30,39 @@ def barrier(words, rank, ranks, round):
         notify(at(words, other) + rank)
     for other in range(ranks):
         wait(at(words, rank) + other, round)
+
+
+@triton.jit
+def set_flag(flag, value):
+    """Writes a flag by an atomic, with release order, for all ranks."""
+    tl.atomic_xchg(flag, value, sem="release", scope="sys")
+
+
+@triton.jit
+def wait_until(flag, value):
+    """Until a flag is this value, with acquire order."""
+    while tl.atomic_add(flag, 0, sem="acquire", scope="sys") != value:
+        pass
+
+
+@triton.jit
+def team_barrier(words, rank, first, stride, size, round):
+    """`size` ranks from `first` on in steps of `stride` meet, for the `round`-th time, if this is one of them."""
+    if (rank - first) % stride == 0 and rank >= first and rank < first + stride * size:
+        for member in range(size):
+            notify(at(words, first + stride * member) + rank)
+        for member in range(size):
+            wait(at(words, rank) + first + stride * member, round)
+
+
+@triton.jit
+def set_lock(word):
+    """Takes a lock, which all ranks know by one word."""
+    while tl.atomic_cas(word, 0, 1, sem="acquire", scope="sys") != 0:
+        pass
+
+
+@triton.jit
+def clear_lock(word):
+    """Gives a lock back."""
+    tl.atomic_xchg(word, 0, sem="release", scope="sys")

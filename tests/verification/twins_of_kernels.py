@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.verification import twin_kernels as kernels
+from tests.verification.calls import Calls
 from tests.verification.twins import Kernel, Tool, Twin
 
 PAIR = "# one", "# other"
@@ -24,18 +25,23 @@ def twin(
     every_seed: bool = True,
 ) -> Twin:
     """A kernel with other constants, faulty and mended."""
-    sides = [replace(kernel, constants=constants) for constants in (faulty, mended)]
+    sides = [replace(kernel, calls=replace(kernel.calls, constants=constants)) for constants in (faulty, mended)]
     return Twin(name, bug, tool, kind, *sides, pair=pair, every_seed=every_seed)
 
 
-SENDS = Kernel(kernels.send_each_call, world=3, calls=2)
-REPLAYED = Kernel(kernels.send_each_replay, world=3, calls=3)
-SLOTS = Kernel(kernels.send_in_slots, calls=4)
-THRESHOLD = Kernel(kernels.send_with_threshold, calls=2)
-MESSAGE = Kernel(kernels.message)
+def meeting(programs: int, resident: int) -> Kernel:
+    """So many programs, all of which meet."""
+    calls = Calls(kernels.all_programs_meet, grid=programs, constants=dict(programs=programs))
+    return Kernel(calls, world=1, resident=resident)
+
+
+SENDS = Kernel(Calls(kernels.send_each_call, calls=2), world=3)
+REPLAYED = Kernel(Calls(kernels.send_each_replay, calls=3), world=3)
+SLOTS = Kernel(Calls(kernels.send_in_slots, calls=4))
+THRESHOLD = Kernel(Calls(kernels.send_with_threshold, calls=2))
+MESSAGE = Kernel(Calls(kernels.message))
 ORDERED = dict(SET="release", LOOK="acquire", SCOPE="sys")
-MEETING = Kernel(kernels.all_programs_meet, world=1, resident=4)
-PUSHES = Kernel(kernels.pushes, constants=dict(PARTS=2, EXPECTED=2))
+PUSHES = Calls(kernels.pushes, constants=dict(PARTS=2, EXPECTED=2))
 STUCK: dict[str, Any] = dict(kind="deadlock", pair=("# one",))
 
 TWINS = [
@@ -58,24 +64,24 @@ TWINS = [
     twin("polling by a volatile load", "polling by a volatile load, which orders nothing",
          MESSAGE, ORDERED | dict(LOOK="volatile"), ORDERED),
     twin("pad zeroed too early", "the signal pad zeroed after a peer may have signalled",
-         Kernel(kernels.zero_then_exchange, calls=2), dict(MEET=False), dict(MEET=True)),
+         Kernel(Calls(kernels.zero_then_exchange, calls=2)), dict(MEET=False), dict(MEET=True)),
     twin("wait for equality", "wait for equality where several notifies can pass it by",
-         Kernel(kernels.one_after_the_other, world=3), dict(AT_LEAST=False), dict(AT_LEAST=True),
+         Kernel(Calls(kernels.one_after_the_other), world=3), dict(AT_LEAST=False), dict(AT_LEAST=True),
          every_seed=False, **STUCK),
     Twin("grid larger than resident", "a persistent grid larger than what is resident, waiting for programs that were "
          "never scheduled", "execution", "deadlock",
-         replace(MEETING, grid=6, constants=dict(programs=6)), replace(MEETING, grid=4, constants=dict(programs=4)),
+         meeting(6, resident=4), meeting(4, resident=4),
          ("# one",)),
     Twin("failing on one rank", "one rank failing in a configuration while its peers spin", "execution", "deadlock",
-         replace(PUSHES, absent=(1,)), PUSHES, ("# one",)),
+         Kernel(replace(PUSHES, absent=(1,))), Kernel(PUSHES), ("# one",)),
     twin("ring that waits ahead", "rings whose waits run ahead of their signals",
-         Kernel(kernels.ring, world=3), dict(AHEAD=True), dict(AHEAD=False), **STUCK),
+         Kernel(Calls(kernels.ring), world=3), dict(AHEAD=True), dict(AHEAD=False), **STUCK),
     twin("other protocol on one rank", "one rank tuned to a protocol its peers do not speak",
-         PUSHES, dict(PARTS=lambda rank, call: 1 + rank, EXPECTED=lambda rank, call: 1 + rank),
+         Kernel(PUSHES), dict(PARTS=lambda rank, call: 1 + rank, EXPECTED=lambda rank, call: 1 + rank),
          dict(PARTS=2, EXPECTED=2), **STUCK),
     twin("barrier of a subset", "a barrier that joins a subset",
-         Kernel(kernels.read_after_barrier, world=3), dict(JOINS=2), dict(JOINS=3)),
+         Kernel(Calls(kernels.read_after_barrier), world=3), dict(JOINS=2), dict(JOINS=3)),
     twin("zeroed once", "partial sums added by atomics into a buffer that was zeroed once and not per call",
-         Kernel(kernels.add_up, calls=2, repeats=True), dict(ZEROED=False), dict(ZEROED=True),
+         Kernel(Calls(kernels.add_up, calls=2), repeats=True), dict(ZEROED=False), dict(ZEROED=True),
          tool="repetition", kind="other result", pair=()),
 ]  # fmt: skip

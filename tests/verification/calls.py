@@ -1,0 +1,52 @@
+"""Calls of kernels whose parameters say by their names what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tilelink.runtime.kernel_world import KernelRank, KernelWorld
+
+MEMORY: dict[str, Callable[[KernelWorld], torch.Tensor]] = {
+    "data": lambda world: world.symmetric("data", (64,), torch.int32).table,
+    "source": lambda world: world.symmetric("source", (16,), torch.int32).table,
+    "reduced": lambda world: world.symmetric("reduced", (16,), torch.int32).table,
+    "sums": lambda world: world.symmetric("sums", (16,)).table,
+    "ready": lambda world: world.signals("ready", 8).table,
+    "taken": lambda world: world.signals("taken").table,
+    "words": lambda world: world.signals("words", world.world).table,
+}
+"""Symmetric memory, by the name of the parameter that takes the addresses."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """A kernel that every rank launches `calls` times. Its parameters are symmetric memory, `out` (anew for each call),
+    `runs` (a counter on the device), `rank`, `call`, `WORLD`, and what is in `constants`, which may depend on rank and
+    call. Ranks that are `absent` do not launch it."""
+
+    kernel: Any
+    calls: int = 1
+    grid: int = 1
+    absent: tuple[int, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, world: KernelWorld) -> list[list[torch.Tensor]]:
+        """Runs all ranks; what each call of each left in `out`."""
+        names = list(self.kernel.signature.parameters)
+        memory = {name: make(world) for name, make in MEMORY.items() if name in names}
+
+        def on_rank(rank: KernelRank) -> list[torch.Tensor]:
+            runs, outs = torch.zeros(1, dtype=torch.int32), []
+            for call in range(0 if rank.rank in self.absent else self.calls):
+                outs.append(torch.zeros(64, dtype=torch.float32 if "sums" in names else torch.int32))
+                values = memory | dict(out=outs[-1], runs=runs, rank=rank.rank, call=call, WORLD=world.world)
+                for name, value in self.constants.items():
+                    values[name] = value(rank.rank, call) if callable(value) else value
+                rank.launch(self.kernel, self.grid, **{name: values[name] for name in names})
+            return outs
+
+        return world.run(on_rank)

@@ -1,0 +1,113 @@
+"""The kernels of the discipline "sync". Each pair of lines is marked `# one` and `# other`; what a constant argument
+takes away is what orders them."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tests.verification.signalling import (
+    at,
+    barrier,
+    clear_lock,
+    notify,
+    set_flag,
+    set_lock,
+    team_barrier,
+    wait,
+    wait_until,
+)
+
+
+@triton.jit
+def put_then_get_by_the_owner(data, words, out, rank, SYNC: tl.constexpr):
+    """Rank 0 stores to rank 1, which reads: after both have met, or at once."""
+    if rank == 0:
+        tl.store(at(data, 1), 42)  # one
+    if SYNC:
+        barrier(words, rank, 2, 1)
+    if rank == 1:
+        tl.store(out, tl.load(at(data, 1)))  # other
+
+
+@triton.jit
+def puts_under_a_lock(data, ready, rank, HELD: tl.constexpr):
+    """Both ranks store to rank 1, holding a lock; rank 1 may have given it back before."""
+    lock = at(ready, 0)
+    if rank == 0:
+        set_lock(lock)
+        tl.store(at(data, 1), 42)  # one
+        clear_lock(lock)
+    else:
+        set_lock(lock)
+        if not HELD:
+            clear_lock(lock)
+        tl.store(at(data, 1), 1337)  # other
+        if HELD:
+            clear_lock(lock)
+
+
+@triton.jit
+def put_and_flag(data, ready, out, rank, WAIT: tl.constexpr):
+    """Rank 0 stores to rank 1, then sets a flag; rank 1 reads after the flag, or before."""
+    if rank == 0:
+        tl.store(at(data, 1), 42)  # one
+        set_flag(at(ready, 1), 1)
+    else:
+        if WAIT:
+            wait_until(at(ready, 1), 1)
+        tl.store(out, tl.load(at(data, 1)))  # other
+        wait_until(at(ready, 1), 1)
+
+
+@triton.jit
+def put_signal(data, ready, out, rank):
+    """Rank 1 stores to rank 0 and counts its signal up; rank 0 reads when it has seen that."""
+    if rank == 1:
+        tl.store(at(data, 0), 1)  # one
+        notify(at(ready, 0))
+    else:
+        wait(at(ready, 0), 1)
+        tl.store(out, tl.load(at(data, 0)))  # other
+
+
+@triton.jit
+def put_signal_polled_plainly(data, ready, rank):
+    """The same, but rank 0 looks at the signal by plain loads."""
+    if rank == 1:
+        tl.store(at(data, 0), 1)
+        notify(at(ready, 0))  # one
+    else:
+        while tl.load(at(ready, 0)) < 1:  # other
+            pass
+
+
+@triton.jit
+def sum_reduce(source, reduced, words, rank, WORLD: tl.constexpr):
+    """Every rank stores the sum of all sources to its `reduced`; it may go on before others have theirs."""
+    barrier(words, rank, WORLD, 1)
+    total = 0
+    for other in range(WORLD):
+        total += tl.load(at(source, other))
+    tl.store(at(reduced, rank), total)  # one
+
+
+@triton.jit
+def put_after_reduce(source, reduced, words, rank, WORLD: tl.constexpr, SYNC: tl.constexpr):
+    """After a collective sum rank 0 stores to what rank 1 has reduced."""
+    tl.store(at(source, rank), 1)
+    sum_reduce(source, reduced, words, rank, WORLD)
+    if SYNC:
+        barrier(words, rank, WORLD, 2)
+    if rank == 0:
+        tl.store(at(reduced, 1), 0)  # other
+
+
+@triton.jit
+def put_before_team_sync(data, words, out, rank, FROM: tl.constexpr, TO: tl.constexpr):
+    """A team of ranks 0 and 2 meets after one of them has stored to a rank, which is of the team or not."""
+    if rank == FROM:
+        tl.store(at(data, TO), 42)  # one
+    team_barrier(words, rank, 0, 2, 2, 1)
+    if rank == TO:
+        tl.store(out, tl.load(at(data, TO)))  # other
