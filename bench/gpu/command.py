@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join
 
-from bench.gpu import machine, right, speed, vain
+from bench.gpu import machine, right, speed, timelines, vain
 from bench.gpu.place import Place, dry, gpu
 from bench.gpu.report import COMPILED, OutOfTimeError, Report
 from bench.progress import began, begin, say
@@ -24,12 +24,13 @@ Step = tuple[float, Callable[[Place, Report], None]]
 STEPS: dict[str, Step] = {
     "first": (45, right.first),
     "machine": (40, machine.machine),
-    "results": (110, right.results),
+    "results": (100, right.results),
     "vain": (40, vain.vain),
     "graphs": (50, right.graphs),
-    "speed": (90, speed.speed),
+    "speed": (80, speed.speed),
     "host": (25, speed.host),
     "kernels": (30, machine.kernels),
+    "timelines": (20, timelines.timelines),
     "description": (50, machine.description_of),
 }
 """Seconds that each step may take, with the start of its process, and what it does; the most telling first."""

@@ -43,11 +43,12 @@ class Inputs:
         self.right = [full @ w.double() for w in weight]
         self.x, self.weight = [t.to(place.place) for t in x], [t.to(place.place) for t in weight]
 
-    def call(self, group: Any, schedule: Schedule | str) -> torch.Tensor:
+    def call(self, group: Any, schedule: Schedule | str, **options: Any) -> torch.Tensor:
         """Computes it on a rank."""
         out: torch.Tensor = all_gather_matmul(
-            self.x[group.rank], self.weight[group.rank], schedule=schedule, group=group, parts={"M": self.parts}
-        )
+            self.x[group.rank], self.weight[group.rank], schedule=schedule, group=group, parts={"M": self.parts},
+            **options,
+        )  # fmt: skip
         return out
 
     def judge(self, results: Sequence[torch.Tensor]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def reported(step: Any, tmp_path: Path, place: Place, seconds: float = 300) -> l
     return records(tmp_path / "found.jsonl")
 
 
-@pytest.mark.parametrize("step", ["first", "vain", "graphs", "speed", "host", "kernels"])
+@pytest.mark.parametrize("step", ["first", "vain", "graphs", "speed", "host", "kernels", "timelines"])
 def test_steps_on_the_cpu(step: str, tmp_path: Path) -> None:
     assert main(["--dry", "--step", step, "--out", str(tmp_path)]) == 0
     found = records(tmp_path / "gpu-dry.jsonl")

@@ -145,6 +145,19 @@ def read_first(group: Group) -> list[torch.Tensor]:
     return [readers_first(x, schedule=own_workers, group=group) for _ in range(2)]
 
 
+def timeline(group: Group) -> Any:
+    x = torch.ones(8, K)
+    all_gather_matmul(x, torch.ones(K, N), schedule=TILED, group=group, timed=True)
+    return group.timeline()
+
+
+def test_a_timeline_of_processes_is_the_same_on_all(pool: Pool) -> None:
+    found = [f for f in pool.results(in_processes, timeline, (0, 1, 2)) if f is not None]
+    assert len(found) == 3 and found[0] == found[1] == found[2]
+    assert found[0].ranks == (0, 1, 2) and set(found[0].roles) == {"gather", "matmul"}
+
+
+
 @pytest.mark.versions
 def test_a_consumer_may_come_before_the_producer_of_its_own_rank(pool: Pool) -> None:
     for outs in pool.results(in_processes, read_first, tuple(range(WORLD))):

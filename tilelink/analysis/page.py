@@ -16,7 +16,7 @@ from typing import Any
 
 from tilelink.analysis.draw import PALETTE
 from tilelink.analysis.paths import Link, critical_path, idle
-from tilelink.analysis.timeline import MEASURED, MEMORY_OPERATIONS, PREDICTED, Timeline
+from tilelink.analysis.timeline import MEASURED, MICROSECONDS, PREDICTED, Timeline
 
 PLACE = "/*DATA*/null"
 BINS = 600
@@ -55,7 +55,7 @@ def _data(timeline: Timeline, about: About) -> dict[str, Any]:
     rows = [(rank, worker) for rank in timeline.ranks for worker in timeline.workers(rank)]
     row_of = {key: k for k, key in enumerate(rows)}
     labels: dict[str, int] = {}
-    origin = timeline.start if timeline.unit == MEMORY_OPERATIONS else min(0.0, timeline.start)
+    origin = timeline.start if timeline.unit != MICROSECONDS else min(0.0, timeline.start)
     spans = [
         [
             row_of[s.rank, s.worker], roles.index(s.role), _short(s.start - origin), _short(s.duration),

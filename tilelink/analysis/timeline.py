@@ -15,7 +15,8 @@ from typing import Literal
 
 MICROSECONDS = "us"
 MEMORY_OPERATIONS = "memory operations"
-UNITS = (MICROSECONDS, MEMORY_OPERATIONS)
+RECORDS = "records"
+UNITS = (MICROSECONDS, MEMORY_OPERATIONS, RECORDS)
 
 EXECUTED = "executed on the CPU, logical time"
 PREDICTED = "predicted"
@@ -78,8 +79,8 @@ class Timeline:
     """What all workers of all ranks did, in any order.
 
     A worker runs one tile at a time, and a wait lies inside the tile that waits. `unit` says what times
-    count: "us", or "memory operations" for the logical time of an execution on the CPU, which is not
-    performance.
+    count: "us"; or, for the logical time of an execution on the CPU, which is not performance, "memory operations" or
+    "records" of times.
     `source` says where the times are from (`EXECUTED`, `PREDICTED`, `MEASURED` or words of your own).
     `agents`: workers with this number or a higher one are streams of the copy engine, one a peer; None: there are none.
     `transfers`: bytes under way between ranks, where they are known.

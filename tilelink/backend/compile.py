@@ -92,9 +92,9 @@ def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -
             strides = list(row_major(tensor, sizes).values())
             base = torch.empty(1, dtype=getattr(torch, tensor.dtype))
             values[p.name] = TensorDescriptor(base, [strides[0]] * 2, strides, list(p.block))
-        elif p.kind == "table":
+        elif p.kind in ("table", "stamps"):
             values[p.name] = torch.empty(1, dtype=torch.int64)
-        elif p.kind in ("at", "signals", "stage", "workers"):
+        elif p.kind in ("at", "signals", "stage", "workers", "records"):
             values[p.name] = 16
     return {p.name: values[p.name] for p in parameters}
 

@@ -60,6 +60,7 @@ class RoleEmitter:
         self.program, self.role, self.facts, self.target, self.publishing = program, role, facts, target, publishing
         self.stages = role.resource.stages
         self.pipelined = False
+        self.timed, self.number = facts.timed and not publishing, program.roles.index(role) if not publishing else 0
         self.accumulates = any(pipelined(s, role, program) for s in walk_statements(role.body))
         self.hoisted: dict[str, str] = {}
         self.tile_names: dict[str, str] = {}
@@ -82,7 +83,11 @@ class RoleEmitter:
         if exists:
             self.write.depth += 1
         self.body(self.role.body)
+        self.write.depth = 2
+        self.stamp("TILE_ENDS")
         head = Writer(2)
+        if self.timed:
+            head(f"stamps = stamp(stamps, tl.cast(i, tl.int64) + ({self.number} << 32), clock(control))")
         coordinates = [(n, self.text(v)) for n, v in walk.coordinates]
         bounds = [n for n in self.tile_names if n.endswith(("_first", "_end"))]
         known = [n for n, _ in coordinates]
@@ -304,9 +309,15 @@ class RoleEmitter:
             self.write.depth += 1
         expected = write_expected(self.write, self.addresses, signals, known, inside=not loops)
         where = self.signal(signals, "rank", cell)
+        self.stamp("WAIT_BEGINS")
         self.write(f'{name} {"+=" if loops else "="} wait(control, {where}, {expected}, "{signals.scope}")')
+        self.stamp("WAIT_ENDS")
         self.write.depth -= len(loops)
 
+    def stamp(self, what: str) -> None:
+        """Records the time, where times are recorded."""
+        if self.timed:
+            self.write(f"stamps = stamp(stamps, {what}, clock(control))")
 
 
 def write_expected(

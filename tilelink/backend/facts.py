@@ -23,14 +23,18 @@ class Facts:
     """`equal`: dimensions that are cut into parts of one length, whose beginnings are a product and need no table.
     `exact`: (dimension, block) where blocks leave no rest, in the dimension or in each of its parts: no masks.
     `described`: tensors whose rows are contiguous and begin at multiples of 16 bytes, as descriptors want it. Only this
-    may differ from rank to rank; source for targets without descriptors does not depend on it."""
+    may differ from rank to rank; source for targets without descriptors does not depend on it. `timed`: workers record
+    when tiles and waits begin and end."""
 
     equal: frozenset[str]
     exact: frozenset[tuple[str, int]]
     described: frozenset[str] = frozenset()
+    timed: bool = False
 
     @classmethod
-    def of(cls, program: TileProgram, sizes: Sizes, rows: frozenset[str] | None = None) -> Facts:
+    def of(
+        cls, program: TileProgram, sizes: Sizes, rows: frozenset[str] | None = None, *, timed: bool = False
+    ) -> Facts:
         """Facts of a program at these sizes. `rows`: tensors of the caller that can be described, by default those that
         can be if all lie row by row."""
         blocks = {(d, COPY_CHUNK) for d in _copied_in_chunks(program)}
@@ -41,12 +45,13 @@ class Facts:
             equal=frozenset(d for d in program.cut if sizes.equal(d)),
             exact=frozenset((d, n) for d, n in blocks if sizes.exact(d, n)),
             described=frozenset(t.name for t in program.tensors if _described(t, program, sizes, rows)),
+            timed=timed,
         )
 
     def __str__(self) -> str:
         equal = ", ".join(sorted(self.equal)) or "none"
         exact = ", ".join(f"{d} by {n}" for d, n in sorted(self.exact)) or "none"
-        return f"parts of one length: {equal}; no rest: {exact}"
+        return f"parts of one length: {equal}; no rest: {exact}{'; times are recorded' if self.timed else ''}"
 
 
 def copied_chunks(ranges: Sequence[Range]) -> list[tuple[Range, int]]:

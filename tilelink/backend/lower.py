@@ -23,7 +23,7 @@ from tilelink.backend.emit import RoleEmitter, Writer, write_expected
 from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.multicast import MulticastEmitter
 from tilelink.backend.nvshmem import libraries
-from tilelink.backend.targets import Target
+from tilelink.backend.targets import Target, records
 from tilelink.errors import ScheduleError, Site
 from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
 from tilelink.frontend.ir import RANKS_DIM, Copy, For, Role, Signals, Statement, TileProgram, View, walk
@@ -34,15 +34,20 @@ from tilelink.language import Space
 
 DRAIN_BLOCK = 128
 PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT")
+RECORDS = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS")
 MULTICAST_PRIMITIVES = ("multicast_store", "multicast_notify")
 NETWORK_PRIMITIVES = ("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far")
+ALL_PRIMITIVES = (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES, "clock")
+STAMPS = "stamps"
+"""Where workers record times, if they do: int64 of workers x records x 2, what and when."""
 
 
 @dataclass(frozen=True)
 class Parameter:
     """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (where parts begin), "at" (bytes into the
     heap), "signals" (bytes into the heap), "stage" (bytes into the heap), "blocks" (a descriptor of the rank's own
-    `of`, which loads blocks of the shape `block`), "workers", or "run" for heaps, multicast, rank, slot and world."""
+    `of`, which loads blocks of the shape `block`), "workers", "stamps" and "records" (where workers record times, words
+    of a worker), or "run" for heaps, multicast, rank, slot and world."""
 
     name: str
     kind: str
@@ -115,7 +120,7 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     for role in program.in_kernel:
         source, needed = _role_function(program, role, facts, target, everything)
         functions.append(source)
-        calls.append(_call(role.name, needed))
+        calls.append((f"{STAMPS} = " if facts.timed else "") + _call(role.name, needed))
     drains: list[str] = []
     for signals in program.signals:
         source, needed = _drain_function(program, signals, facts, target, everything)
@@ -147,13 +152,14 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
 def _header(program: TileProgram, facts: Facts, target: Target, body: list[str]) -> list[str]:
     """Always as long, because Triton's cache keys hold line numbers."""
     text = "\n".join(body)
-    used = [p for p in (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES) if re.search(rf"\b{p}\b", text)]
+    used = [p for p in ALL_PRIMITIVES if re.search(rf"\b{p}\b", text)]
     return [
         f'"""{program.name}, lowered by TileLink; {facts}."""',
         "",
         "import triton",
         "import triton.language as tl",
         f"from {target.module} import {', '.join(used)}",
+        *([f"from {records.__name__} import {', '.join(RECORDS)}"] if facts.timed else []),
     ]
 
 
@@ -177,6 +183,8 @@ def _parameters(program: TileProgram, facts: Facts) -> tuple[Parameter, ...]:
     made.append(Parameter("stage_at", "stage"))
     made += [Parameter(f"{s.tensor}_signals", "signals", s.tensor) for s in program.signals]
     made += [Parameter(f"{r.name}_workers", "workers", r.name) for r in program.in_kernel if _counted(r)]
+    if facts.timed:
+        made += [Parameter(STAMPS, "stamps", STAMPS), Parameter(f"{STAMPS}_of_worker", "records", STAMPS)]
     return (*made, Parameter("world", "run"))
 
 
@@ -217,6 +225,7 @@ def _role_function(
         *(f"    {line}" for line in before),
         f"    for i in range(worker, {count}, workers):",
         *body,
+        *([f"    return {STAMPS}"] if emitter.timed else []),
     ], needed
 
 
@@ -253,6 +262,8 @@ def _main(
         "    run = tl.load(control + RUN)",
         "    before = tl.load(control + SLOT_LEFT + slot)",
     ]
+    if any(p.kind == "records" for p in parameters):
+        lines.append(f"    {STAMPS} += tl.cast(worker, tl.int64) * {STAMPS}_of_worker")
     if not program.on_engine:
         lines += ["    if worker == 0:", "        enter(heaps, control, rank, run, world)"]
     counted = [_counted(r) for r in program.in_kernel]

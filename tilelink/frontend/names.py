@@ -18,9 +18,10 @@ KERNEL_NAMES = frozenset(
         *("i", "t", "executor", "other", "tile", "home", "step", "part", "cell", "cells", "first", "last", "waiter"),
         *("signals", "expected", "missing", "here", "value", "tl", "triton", "range"),
         *("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT"),
+        *("stamps", "stamps_of_worker", "stamp", "clock", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS"),
     ]
 )
-CALL_OPTIONS = ("schedule", "group", "parts", "slot")
+CALL_OPTIONS = ("schedule", "group", "parts", "slot", "timed")
 """What a call of a program takes beside the tensors."""
 TILE_ATTRIBUTES = frozenset(["rows", "cols", "shape"])
 

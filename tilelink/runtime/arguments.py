@@ -24,13 +24,15 @@ Parts = Mapping[str, Sequence[int]]
 class Arguments:
     """The tensors of a call by name (without those left out), and what they say of dtypes and sizes.
 
-    `sizes`: a number by dimension, or the lengths of the parts of a dimension that is cut over the ranks.
+    `sizes`: a number by dimension, or the lengths of the parts of a dimension that is cut over the ranks. `timed`:
+    whether workers record times.
     """
 
     tensors: dict[str, torch.Tensor]
     absent: frozenset[str]
     dtypes: dict[str, str]
     sizes: dict[str, int | tuple[int, ...]]
+    timed: bool = False
 
     @property
     def described(self) -> frozenset[str]:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from tilelink.backend.host import Fork, Join, RegionCopy, SignalWrite
-from tilelink.backend.targets import CPU, Target
+from tilelink.backend.lower import STAMPS
+from tilelink.backend.targets import CPU, Target, portable
 from tilelink.backend.targets.portable_network import FAR
 from tilelink.frontend.ir import Tensor
 from tilelink.frontend.program import Program
@@ -54,7 +55,7 @@ class CpuLane:
     def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
         """The program with its kernels, made once for a schedule, dtypes and sizes."""
         dtypes, sizes = tuple(arguments.dtypes.items()), tuple(arguments.sizes.items())
-        key = program, schedule, dtypes, sizes, arguments.absent, arguments.described
+        key = program, schedule, dtypes, sizes, arguments.absent, arguments.described, arguments.timed
         if key not in self.prepared:
             with suspended():
                 world = self.layout.world
@@ -89,7 +90,9 @@ class CpuLane:
     def clear(self, rank: int) -> None:
         """Control words and signals of a rank are zero again."""
         heap, layout = self.heaps[rank], self.layout
-        heap[: layout.control_bytes] = 0
+        control = heap[: layout.control_bytes].view(torch.int64)
+        control.zero_()
+        control[portable.CLOCK.value] = self.heaps[0].data_ptr() + 8 * portable.TICKS.value
         for slot in range(layout.slots):
             heap[layout.signals_at(slot) : layout.data_at(slot)] = 0
 
@@ -113,7 +116,9 @@ class CpuLane:
     def _regions(self, run: Run) -> list[Region]:
         """All that a run may touch: its own tensors, and its place in the heaps of all ranks."""
         layout, rank, prepared = self.layout, run.lane.rank, run.prepared
-        regions = [Region(n, rank, t) for n, t in run.tensors.items() if t.numel()]
+        regions = [
+            Region(n, rank, t, "control" if n == STAMPS else "data") for n, t in run.tensors.items() if t.numel()
+        ]
         regions += [Region(f"{d}_parts", rank, t, "control") for d, t in run.tables.items()]
         regions.append(Region("heaps", rank, self.tables[rank], "control"))
         for peer in range(layout.world):

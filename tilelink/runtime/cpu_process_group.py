@@ -38,6 +38,7 @@ class CpuProcessGroup(ProcessGroup):
         heaps = share(process_group, layout.heap_bytes)
         self.cpu, self.seed = CpuLane(layout, heaps, sms, per_node=per_node), seed
         rank = dist.get_rank(process_group)
+        self.cpu.clear(rank)
         super().__init__(process_group, Lane(rank, layout.world, layout, self.cpu.tables[rank], heaps[rank]), bounds)
         self.control = [Words(h[: 8 * (CONTROL_WORDS + layout.world)].view(torch.int64)) for h in heaps]
 

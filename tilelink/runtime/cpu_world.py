@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from tilelink.analysis.timeline import Timeline
 from tilelink.backend.targets import CPU, Target
 from tilelink.errors import Site, StuckError, WorldError
 from tilelink.frontend.program import Program
@@ -25,6 +26,7 @@ from tilelink.runtime.layout import ALIGNMENT, HeapLayout
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.races import with_tiles
 from tilelink.runtime.stuck import explain
+from tilelink.runtime.timestamps import timeline_of
 
 T = TypeVar("T")
 DEFAULT_HEAP = 64 << 20
@@ -112,6 +114,10 @@ class CpuWorld:
                 group.keep.clear()
             if not finished:
                 self.reset()
+
+    def timeline(self) -> Timeline:
+        """Of the last run that was called with `timed=True`, by the order of its records. Raises WorldError."""
+        return timeline_of([group.timed for group in self.groups])
 
     def reset(self) -> None:
         """Forgets all runs: control words and signals are zero again."""

@@ -4,20 +4,25 @@ program is prepared, a slot is picked, the ranks compare what they call, and the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from tilelink.backend.lower import STAMPS
 from tilelink.errors import ScheduleError, Site
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.runtime.arguments import Arguments, Parts, check_arguments
 from tilelink.runtime.launch import Lane, Run
 from tilelink.runtime.prepare import Prepared, same_call
+from tilelink.runtime.timestamps import TimedRun
 
 
 class Group(ABC):
-    """A rank of a lane: `rank`, `world`, and the way to call programs. `runs`: how many it has launched.
+    """A rank of a lane: `rank`, `world`, and the way to call programs. `runs`: how many it has launched; `timed`: what
+    its workers recorded in the last run that was timed.
 
     A kind of world is a subclass with the five methods below; values of parameters and outputs come from
     `tilelink.runtime.launch.Run`.
@@ -25,6 +30,7 @@ class Group(ABC):
 
     lane: Lane
     runs: int = 0
+    timed: TimedRun | None = None
 
     @property
     def rank(self) -> int:
@@ -62,7 +68,8 @@ class Group(ABC):
         self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
     ) -> Any:
         """Launches a program on this rank; see `Program.__call__`. Options: tensors by name, `parts` (lengths of the
-        shards of each rank, by dimension), `slot` (which copy of buffers and signals; by default they take turns)."""
+        shards of each rank, by dimension), `slot` (which copy of buffers and signals; by default they take turns),
+        `timed` (whether workers record times; on all ranks or on none: see `timeline` of the kinds of worlds)."""
         site = Site.of_user()
         slot: int | None = options.pop("slot", None)
         arguments, prepared = self._checked(program, tensors, schedule, options, site)
@@ -70,7 +77,13 @@ class Group(ABC):
         self.compare(same_call(program, prepared, run.slot), site)
         self.runs += 1
         self.launch(run, site)
+        self.remember_times(prepared, run.tensors)
         return run.outputs
+
+    def remember_times(self, prepared: Prepared, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keeps what the workers of a timed run record."""
+        if STAMPS in tensors:
+            self.timed = TimedRun(prepared, self.rank, tensors[STAMPS])
 
     def prepare_call(
         self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
@@ -89,10 +102,12 @@ class Group(ABC):
     ) -> tuple[Arguments, Prepared]:
         """The arguments of a call, and the program prepared for them."""
         parts: Parts | None = options.pop("parts", None)
+        timed = bool(options.pop("timed", False))
         device = self.lane.device
         arguments = check_arguments(
             program, tensors, options, world=self.world, rank=self.rank, device=device, parts=parts, site=site
         )
+        arguments = replace(arguments, timed=timed)
         prepared = self.prepare(program, arguments, schedule)
         prepared.check_strides(arguments.tensors, site)
         return arguments, prepared

@@ -12,10 +12,11 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilelink.backend.host import Fork, Join, KernelLaunch, Place, RegionCopy, SignalWrite
-from tilelink.backend.lower import Parameter
+from tilelink.backend.lower import STAMPS, Parameter
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.layout import HeapLayout, Placement, place, shape_on
 from tilelink.runtime.prepare import Prepared
+from tilelink.runtime.timestamps import stamps_shape
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Run:
             if tensor.name not in self.tensors:
                 shape = shape_on(tensor, prepared.sizes, lane.rank)
                 self.tensors[tensor.name] = allocate(shape, getattr(torch, tensor.dtype))
+        if prepared.lowered.facts.timed:
+            self.tensors[STAMPS] = allocate(stamps_shape(prepared.events), torch.int64)
 
     @property
     def outputs(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -145,7 +148,7 @@ class Run:
         """The value of a kernel's parameter in this run."""
         prepared, layout = self.prepared, self.lane.layout
         match parameter.kind:
-            case "tensor":
+            case "tensor" | "stamps":
                 return self.tensors[parameter.of]
             case "stride":
                 dims = prepared.program.tensor(parameter.of).dims
@@ -158,6 +161,8 @@ class Run:
                 return layout.data_at(self.slot) + self.placement.data_of(parameter.of)
             case "signals":
                 return self.signals_at(parameter.of)
+            case "records":
+                return self.tensors[parameter.of].stride(0)
             case "stage":
                 return layout.data_at(self.slot) + self.placement.stage
             case "blocks":

@@ -104,7 +104,7 @@ def prepare(
         )
     bound = program.bind(schedule, arguments.dtypes, arguments.absent)
     exact = Sizes.of(bound, world, arguments.sizes, per_node)
-    prepared = prepare_bound(bound, exact, sms, target, arguments.described)
+    prepared = prepare_bound(bound, exact, sms, target, arguments.described, arguments.timed)
     if os.environ.get("TILELINK_CHECK") != "0":
         prepared.report.raise_if_unsafe()
     return prepared
@@ -112,14 +112,14 @@ def prepare(
 
 @lru_cache(maxsize=128)
 def prepare_bound(
-    program: TileProgram, sizes: Sizes, sms: int, target: Target, described: frozenset[str]
+    program: TileProgram, sizes: Sizes, sms: int, target: Target, described: frozenset[str], timed: bool
 ) -> Prepared:
     """The prepared tile program at given sizes, on devices of `sms` SMs that are the target. `described`: tensors of
-    the caller that a descriptor can describe."""
+    the caller that a descriptor can describe. `timed`: workers record times."""
     if target.network:
         program = publish_sources(program)
     events = unroll(program, sizes, sms=sms)
-    lowered = lower(program, Facts.of(program, sizes, described), target)
+    lowered = lower(program, Facts.of(program, sizes, described, timed=timed), target)
     return Prepared(program, sizes, events, lowered, load(lowered))
 
 

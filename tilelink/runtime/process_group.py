@@ -11,11 +11,13 @@ import os
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
+from tilelink.analysis.timeline import Timeline
 from tilelink.errors import (
     DeviceError,
     NeverEnteredError,
@@ -41,6 +43,7 @@ from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
 from tilelink.runtime.poison import HOST, Reason, Report, entered
 from tilelink.runtime.shared import gathered, share, together
 from tilelink.runtime.stuck import of_report
+from tilelink.runtime.timestamps import timeline_of
 
 CUDA_HEAP = 512 << 20
 CUDA_SIGNALS = 1 << 20
@@ -120,7 +123,7 @@ class ProcessGroup(Group):
     """
 
     def __init__(self, process_group: dist.ProcessGroup, lane: Lane, bounds: Bounds) -> None:
-        self.lane, self.bounds = lane, bounds
+        self.lane, self.bounds, self.members = lane, bounds, process_group
         self.board = Board(share(process_group, ROW_BYTES), lane.rank)
         pids = gathered(process_group, os.getpid())
         self.processes = together(process_group, "watch the processes of its peers", lambda: Processes(pids))
@@ -205,6 +208,15 @@ class ProcessGroup(Group):
         self.raise_if_dead(missing, f"before call {number}")
         if missing and still.seconds() > self.bounds.enter:
             self.give_up(self.late(missing[0], self.runs))
+
+    def timeline(self) -> Timeline:
+        """Of the last run that was called with `timed=True`, the same on every rank; collective. On GPUs, each of which
+        has a clock of its own, the clocks are set by the signals. Raises WorldError."""
+        self.synchronize()
+        mine = self.timed
+        recorded = enumerate(gathered(self.members, None if mine is None else mine.stamps.cpu()))
+        runs = [None if s is None or mine is None else replace(mine, rank=r, stamps=s) for r, s in recorded]
+        return timeline_of(runs, clocks="each" if self.lane.device.type == "cuda" else "one")
 
     # ---- the end of a lane
 

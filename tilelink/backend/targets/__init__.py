@@ -22,7 +22,7 @@ class Target:
     `descriptors`: blocks are loaded through tensor descriptors, where their tensors allow it. `multicast`: the fabric
     stores to, and reduces over, all ranks of a node. `network`: some ranks are on other nodes, and reached by puts. A
     network's additions to a word are not atomic with a GPU's, so each has its own: there, a signal is two words of 64
-    bits, which a wait adds up.
+    bits, which a wait adds up. `tick_ns`: nanoseconds of a step of the chip's clock; None where time is logical.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Target:
     descriptors: bool = False
     multicast: bool = False
     network: bool = False
+    tick_ns: float | None = None
 
     @property
     def signal_dtype(self) -> str:
@@ -73,11 +74,11 @@ NARROW = frozenset(["bfloat16", "float16", "int8", "uint8", "float8_e4m3fn", "fl
 
 _hopper = Target(
     "sm_90", CUDA, "cuda", 90, shared_bytes=232_448, registers=65_536, matrix_dtypes=NARROW, descriptors=True,
-    multicast=True,
+    multicast=True, tick_ns=1,
 )
 _cdna3 = Target(
     "gfx942", AMD, "hip", "gfx942", warp_size=64, shared_bytes=65_536, stages_in_registers=1,
-    matrix_dtypes=NARROW | {"float32", "float64"},
+    matrix_dtypes=NARROW | {"float32", "float64"}, tick_ns=10,
 )  # fmt: skip
 TARGETS = {
     t.name: t for t in (Target("cpu", PORTABLE), _hopper, replace(_hopper, name="sm_100", arch=100), _cdna3)

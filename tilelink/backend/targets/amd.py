@@ -13,7 +13,7 @@ from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, TICKET, 
 
 __all__ = [
     "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "credit", "drain", "enter", "entered", "last_out", "leave", "notify", "peer", "wait",
+    "clock", "credit", "drain", "enter", "entered", "last_out", "leave", "notify", "peer", "wait",
 ]  # fmt: skip
 
 
@@ -84,3 +84,10 @@ def leave(heaps, control, rank, slot, run, world: tl.constexpr):
     """Ends a run: all signals of it have come and are zero again; tells the peers."""
     _stored()
     portable.leave(heaps, control, rank, slot, run, world)
+
+
+@triton.jit
+def clock(control):
+    """The device's real-time counter, in steps of 10 ns."""
+    asm: tl.constexpr = "s_memrealtime $0\ns_waitcnt lgkmcnt(0)"
+    return tl.inline_asm_elementwise(asm, "=s,~{memory}", [], dtype=tl.int64, is_pure=False, pack=1)

@@ -15,7 +15,7 @@ from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, TICKET, 
 
 __all__ = [
     "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "credit", "drain", "enter", "entered", "last_out", "leave", "notify", "peer", "wait",
+    "clock", "credit", "drain", "enter", "entered", "last_out", "leave", "notify", "peer", "wait",
     "multicast_notify", "multicast_store",
 ]  # fmt: skip
 
@@ -110,3 +110,10 @@ def leave(heaps, control, rank, slot, run, world: tl.constexpr):
     tl.store(control + RUN, run + 1)
     tl.debug_barrier()
     _tell(heaps, rank, 2 * run + 2, world)
+
+
+@triton.jit
+def clock(control):
+    """Nanoseconds of the device's global timer."""
+    asm: tl.constexpr = "mov.u64 $0, %globaltimer;"
+    return tl.inline_asm_elementwise(asm, "=l,~{memory}", [], dtype=tl.int64, is_pure=False, pack=1)

@@ -15,14 +15,14 @@ import triton
 import triton.language as tl
 from triton.language import core
 
-from tilelink.backend.targets.cuda import _by_one_thread, _until, credit, entered, notify
+from tilelink.backend.targets.cuda import _by_one_thread, _until, clock, credit, entered, notify
 from tilelink.backend.targets.polling import polling
 from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, TICKET, last_out, peer
 
 __all__ = [
     "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "complete_far", "credit", "drain", "enter", "entered", "fetch_far", "is_far", "last_out", "leave", "notify",
-    "notify_far", "peer", "put_far", "put_notify_far", "wait",
+    "clock", "complete_far", "credit", "drain", "enter", "entered", "fetch_far", "is_far", "last_out", "leave",
+    "notify", "notify_far", "peer", "put_far", "put_notify_far", "wait",
 ]  # fmt: skip
 
 ADD = tl.constexpr(10)  # NVSHMEM_SIGNAL_ADD

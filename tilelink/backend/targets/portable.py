@@ -9,7 +9,8 @@ written to, and the progress of every rank: 2 * run + 1 when it has entered a ru
 Between them the poison word, which ends all waits of the lane, and the mailbox of who gave up waiting.
 Then, for targets whose kernels bound their waits themselves: nanoseconds a wait may take while some rank has not
 entered the run, and when all have (0: for ever); the addresses of the table of heaps, and of a word that the host looks
-at (0: none); the number of ranks, and this rank.
+at (0: none); the number of ranks, and this rank. Last, for ranks on a CPU, the address of the clock that workers read
+who record times, and that clock, which is rank 0's.
 """
 
 import triton
@@ -30,6 +31,8 @@ HEAPS = tl.constexpr(18)
 HOST = tl.constexpr(19)
 RANKS = tl.constexpr(20)
 RANK = tl.constexpr(21)
+CLOCK = tl.constexpr(22)
+TICKS = tl.constexpr(23)
 PROGRESS = tl.constexpr(24)
 
 NEVER_ENTERED = tl.constexpr(1)
@@ -111,3 +114,10 @@ def leave(heaps, control, rank, slot, run, world: tl.constexpr):
     tl.debug_barrier()
     for other in range(world):
         tl.atomic_xchg(peer(heaps, other, 0, tl.int64) + PROGRESS + rank, 2 * run + 2, sem="release", scope="sys")
+
+
+@triton.jit
+def clock(control):
+    """The time: one more than when it was last asked for by any worker of any rank. (Other targets ask the chip.)"""
+    ticks = tl.load(control + CLOCK).to(tl.pointer_type(tl.int64))
+    return tl.atomic_add(ticks, 1, sem="relaxed", scope="sys")

@@ -13,6 +13,7 @@ from tilelink.backend.targets.portable import (
     RUN,
     SLOT_LEFT,
     TICKET,
+    clock,
     credit,
     entered,
     last_out,
@@ -22,8 +23,8 @@ from tilelink.backend.targets.portable import (
 
 __all__ = [
     "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "complete_far", "credit", "drain", "enter", "entered", "fetch_far", "is_far", "last_out", "leave", "notify",
-    "notify_far", "peer", "put_far", "put_notify_far", "wait",
+    "clock", "complete_far", "credit", "drain", "enter", "entered", "fetch_far", "is_far", "last_out", "leave",
+    "notify", "notify_far", "peer", "put_far", "put_notify_far", "wait",
 ]  # fmt: skip
 
 FAR = tl.constexpr(2**62)

@@ -120,6 +120,7 @@ class CudaGroup(Group):
             named[name] = self.allocate(shape, dtype)
         number, self.runs = self.runs, self.runs + 1
         self._launch(script, number, named)
+        self.remember_times(script.record.prepared, named)
         found = tuple(named[n] for n in script.returned)
         return found[0] if len(found) == 1 else found
 
@@ -217,7 +218,7 @@ def _outputs(program: Program) -> tuple[frozenset[str], frozenset[int]]:
 def _key(program: Program, tensors: tuple[Any, ...], schedule: Any, options: dict[str, Any]) -> Any:
     """What calls have in common that are checked, compiled and loaded alike; None where something is no tensor. That
     results which are given share no memory with anything has to be seen each time."""
-    named = [(n, v) for n, v in options.items() if n not in ("parts", "slot")]
+    named = [(n, v) for n, v in options.items() if n not in ("parts", "slot", "timed")]
     values = [*tensors, *(v for _, v in named)]
     if any(v is not None and not isinstance(v, torch.Tensor) for v in values):
         return None
@@ -226,4 +227,5 @@ def _key(program: Program, tensors: tuple[Any, ...], schedule: Any, options: dic
     tracked = any(v is not None and v.requires_grad for v in given)
     parts = options.get("parts")
     lengths = tuple((d, tuple(p)) for d, p in parts.items()) if parts else None
-    return program, schedule, lengths, tuple(n for n, _ in named), alike(values), tracked
+    timed = bool(options.get("timed"))
+    return program, schedule, lengths, tuple(n for n, _ in named), alike(values), tracked, timed

@@ -47,7 +47,7 @@ class CudaLane:
         """The program, made once for a schedule, dtypes and sizes. Beside a copy engine it leaves an SM free: a copy
         inside one device may take one, and the workers that wait for it would not let it begin."""
         dtypes, sizes = tuple(arguments.dtypes.items()), tuple(arguments.sizes.items())
-        key = program, schedule, dtypes, sizes, arguments.absent, arguments.described
+        key = program, schedule, dtypes, sizes, arguments.absent, arguments.described, arguments.timed
         if key not in self.prepared:
             resources = program.schedule(schedule, arguments.absent).values()
             sms = self.sms - any(isinstance(r, CopyEngine) for r in resources)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tilelink.backend.host import Fork, Join, Place, RegionCopy, SignalWrite
+from tilelink.backend.lower import STAMPS
 from tilelink.errors import Site
 from tilelink.runtime.cuda.device import Device, Stream
 from tilelink.runtime.cuda.lane import CudaLane
@@ -124,15 +125,14 @@ class Script:
         """The script of a run: its kernels are loaded, which may take a while. Raises ResidencyError."""
         prepared, rank = run.prepared, run.lane.rank
         outputs = prepared.program.outputs
+        made = [(t.name, shape_on(t, prepared.sizes, rank), getattr(torch, t.dtype)) for t in outputs]
+        if STAMPS in run.tensors:
+            made.append((STAMPS, tuple(run.tensors[STAMPS].shape), torch.int64))
         return cls(
             run.record(),
             run.slot,
             call,
-            tuple(
-                (t.name, shape_on(t, prepared.sizes, rank), getattr(torch, t.dtype))
-                for t in outputs
-                if t.name not in given
-            ),
+            tuple(output for output in made if output[0] not in given),
             tuple(t.name for t in outputs),
             tuple(_step(lane, run, step, site) for step in run.steps),
         )

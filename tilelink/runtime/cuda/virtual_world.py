@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from tilelink.analysis.timeline import Timeline
 from tilelink.errors import NeverEnteredError, RankMismatchError, Site, StuckError, WorldError
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
@@ -31,6 +32,7 @@ from tilelink.runtime.layout import ALIGNMENT, HeapLayout
 from tilelink.runtime.poison import Reason
 from tilelink.runtime.process_group import CUDA_HEAP, CUDA_SIGNALS
 from tilelink.runtime.stuck import of_report
+from tilelink.runtime.timestamps import timeline_of
 
 T = TypeVar("T")
 DEFAULT_ENTER = 60.0
@@ -114,6 +116,11 @@ class VirtualWorld:
             group.runs = 0
             group.recent.clear()
         self.device.synchronize(self.device.current())
+
+    def timeline(self) -> Timeline:
+        """Of the last run that was called with `timed=True`, measured: microseconds of the device's timer. Ranks share
+        the device: what one rank waits for another, they take from each other, too. Raises WorldError."""
+        return timeline_of([group.timed for group in self.groups])
 
     def _compare(self, ranks: Sequence[int]) -> None:
         """Compares what ranks are about to launch."""

@@ -1,0 +1,39 @@
+"""Timelines of runs whose kernels record times: a page a schedule, and how much recording takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bench.gpu.place import Place
+from bench.gpu.report import Report
+from bench.gpu.right import Inputs, schedules
+from tilelink.analysis.page import write_page
+from tilelink.frontend.sizes import even_parts
+
+WORLD = 2
+
+
+def timelines(place: Place, report: Report) -> None:
+    """One timed run of each schedule, after one like it that compiles: results are checked, the page is written."""
+    parts = even_parts(place.sizes["M"], WORLD)
+    inputs = Inputs(place, parts, "bfloat16", whole=True)
+    for schedule in schedules(place):
+        about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": WORLD, "schedule": schedule}
+        with report.case("timeline of a timed run", **about) as found:
+            world = place.world(WORLD)
+            outs = world.run(lambda group, s=schedule: _twice(inputs, group, s))
+            found |= inputs.judge(outs)
+            timeline = world.timeline()
+            path = report.path.with_name(f"{report.path.stem}-{schedule}.html")
+            write_page(timeline, path)
+            found |= {"page": str(path), "tiles": sum(s.kind == "tile" for s in timeline.spans), "unit": timeline.unit}
+            found["makespan"] = round(timeline.makespan, 3)
+
+
+def _twice(inputs: Inputs, group: Any, schedule: str) -> torch.Tensor:
+    inputs.call(group, schedule, timed=True)
+    out = inputs.call(group, schedule, timed=True)
+    group.synchronize()
+    return out

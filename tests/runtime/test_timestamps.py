@@ -1,0 +1,126 @@
+"""Times that workers record: all tiles and waits of a program, in a timeline like others; nothing unless asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tilelink.analysis.events import WAIT
+from tilelink.analysis.timeline import EXECUTED, RECORDS, Timeline
+from tilelink.backend.compile import compiled
+from tilelink.backend.facts import Facts
+from tilelink.backend.gates import judge
+from tilelink.backend.lower import lower
+from tilelink.backend.targets import CPU, TARGETS
+from tilelink.errors import TraceMismatchError, WorldError
+from tilelink.frontend.sizes import Sizes
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.runtime.cpu_world import CpuWorld, Group
+from tilelink.runtime.timestamps import TimedRun, timeline_of
+
+K, N, SMS = 64, 48, 6
+
+
+def run(parts: tuple[int, ...], name: str, **options: bool) -> CpuWorld:
+    """Two calls of all_gather_matmul, the second one timed if the options say so."""
+    world = CpuWorld(len(parts), sms=SMS, heap_bytes=4 << 20)
+    gather = {"tile": (16, None)} if name == "engine" else {"tile": (16, 32), "count": 2}
+    schedule = all_gather_matmul.schedule(name).changed(gather=gather, matmul={"tile": (16, 32, 32)})
+    xs = [torch.randint(-3, 4, (m, K)).float() for m in parts]
+    weight = torch.randint(-3, 4, (K, N)).float()
+
+    def rank(group: Group) -> torch.Tensor:
+        given = {"schedule": schedule, "group": group, "parts": {"M": parts}}
+        all_gather_matmul(xs[group.rank], weight, **given)
+        return all_gather_matmul(xs[group.rank], weight, **given, **options)
+
+    for out in world.run(rank):
+        assert torch.equal(out, torch.cat(xs) @ weight)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("push", (20,)), ("push", (5, 0, 33)), ("pull", (16, 7)), ("multicast", (16, 16)), ("engine", (16, 16))],
+)
+def test_the_timeline_has_every_tile_and_every_wait(name: str, parts: tuple[int, ...]) -> None:
+    world = run(parts, name, timed=True)
+    found = world.timeline()
+    assert (found.unit, found.source) == (RECORDS, EXECUTED) and found.start == 0
+    timed = world.groups[0].timed
+    assert timed is not None
+    events = timed.prepared.events
+    in_kernel = events.worker < events.kernel_workers
+    tiles = {(r, events.program.roles[o].name, t) for r, o, t in _tiles(events, in_kernel)}
+    spans = Counter((s.rank, s.role) for s in found.spans if s.kind == "tile")
+    assert spans == Counter((r, name) for r, name, _ in tiles)
+    waits = [s for s in found.spans if s.kind == "wait"]
+    assert len(waits) == np.count_nonzero((events.op == WAIT) & in_kernel)
+    for wait in waits:
+        assert name == "engine" or (wait.cause is not None and found.spans[wait.cause].role == "gather")
+    if len(parts) > 1 and name != "engine":
+        assert {(t.source, t.target) for t in found.transfers} >= {(0, 1)}
+
+
+def _tiles(events, chosen) -> set[tuple[int, int, int]]:
+    columns = (events.rank[chosen].tolist(), events.role[chosen].tolist(), events.tile[chosen].tolist())
+    return set(zip(*columns, strict=True))
+
+
+def test_nothing_is_recorded_unless_asked() -> None:
+    world = run((32, 32), "push")
+    with pytest.raises(WorldError, match="rank 0, 1 has recorded no times: call the program with timed=True"):
+        world.timeline()
+    (prepared,) = world.lane.prepared.values()
+    assert "stamp" not in prepared.lowered.source and "clock" not in prepared.lowered.source
+
+
+def test_records_of_another_program_are_refused() -> None:
+    runs = [g.timed for g in run((32, 32), "push", timed=True).groups]
+    assert runs[1] is not None
+    runs[1].stamps[1, 1, 0] = 7
+    with pytest.raises(TraceMismatchError, match=r"rank 1 worker 1 of all_gather_matmul: record 1 is 7; the program"):
+        timeline_of(runs)
+
+
+def test_clocks_of_ranks_are_set_by_signals() -> None:
+    """Ranks whose clocks are far apart: with one clock effects come before causes; once set, hardly."""
+    runs = [g.timed for g in run((32, 32, 32), "push", timed=True).groups]
+    ahead = [0, 100_000, -7_000]
+    skewed: list[TimedRun | None] = []
+    for timed, ticks in zip(runs, ahead, strict=True):
+        assert timed is not None
+        stamps = timed.stamps.clone()
+        stamps[:, :, 1] += ticks
+        skewed.append(replace(timed, stamps=stamps))
+    assert timeline_of(skewed).makespan > 90_000
+    assert timeline_of(skewed, clocks="each").makespan < 3 * timeline_of(runs).makespan
+    assert _early(timeline_of(skewed, clocks="each")) <= timeline_of(runs).makespan
+
+
+def _early(found: Timeline) -> float:
+    """How long before the end of the tile that ended it a wait ended, at most."""
+    return max(found.spans[w.cause].stop - w.stop for w in found.spans if w.cause is not None)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_kernels_that_record_hold_what_the_program_says(target: str) -> None:
+    """Compiled only: the chip's clock is read once for each record, and the gate finds what it finds without."""
+    bound = all_gather_matmul.bind("push", dict.fromkeys(("x", "weight", "out"), "bfloat16"), frozenset(["bias"]))
+    sizes = Sizes.of(bound, 4, {"M": 1024, "N": 512, "K": 512})
+    lowered = lower(bound, Facts.of(bound, sizes, timed=True), TARGETS[target])
+    kernels = compiled(lowered, sizes)
+    assert not judge(lowered, kernels).findings
+    read = kernels[-1].code.count("%globaltimer" if target == "sm_90" else "s_memrealtime")
+    assert read >= lowered.source.count(" = stamp(")
+
+
+def test_timed_kernels_are_kernels_of_their_own() -> None:
+    bound = all_gather_matmul.bind("push", dict.fromkeys(("x", "weight", "out"), "float32"), frozenset(["bias"]))
+    sizes = Sizes.of(bound, 2, {"M": 512, "N": 512, "K": 512})
+    plain, timed = (lower(bound, Facts.of(bound, sizes, timed=t), CPU) for t in (False, True))
+    assert plain.sha256 != timed.sha256 and "times are recorded" in timed.source.splitlines()[0]
