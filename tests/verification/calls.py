@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tilelink.errors import TileLinkError
 from tilelink.runtime.kernel_world import KernelRank, KernelWorld
 
 MEMORY: dict[str, Callable[[KernelWorld], torch.Tensor]] = {
@@ -22,20 +23,25 @@ MEMORY: dict[str, Callable[[KernelWorld], torch.Tensor]] = {
 """Symmetric memory, by the name of the parameter that takes the addresses."""
 
 
+class OtherResultError(TileLinkError):
+    """A call does not give what the one before gave."""
+
+
 @dataclass(frozen=True)
 class Calls:
     """A kernel that every rank launches `calls` times. Its parameters are symmetric memory, `out` (anew for each call),
     `runs` (a counter on the device), `rank`, `call`, `WORLD`, and what is in `constants`, which may depend on rank and
-    call. Ranks that are `absent` do not launch it."""
+    call. Ranks that are `absent` do not launch it. `repeats`: all calls have to give the same."""
 
     kernel: Any
     calls: int = 1
     grid: int = 1
     absent: tuple[int, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
+    repeats: bool = False
 
-    def __call__(self, world: KernelWorld) -> list[list[torch.Tensor]]:
-        """Runs all ranks; what each call of each left in `out`."""
+    def __call__(self, world: KernelWorld) -> None:
+        """Runs all ranks. Raises OtherResultError, and what the world finds."""
         names = list(self.kernel.signature.parameters)
         memory = {name: make(world) for name, make in MEMORY.items() if name in names}
 
@@ -49,4 +55,6 @@ class Calls:
                 rank.launch(self.kernel, self.grid, **{name: values[name] for name in names})
             return outs
 
-        return world.run(on_rank)
+        results = world.run(on_rank)
+        if self.repeats and any(not torch.equal(out, outs[0]) for outs in results for out in outs):
+            raise OtherResultError("two calls with the same arguments gave other results")

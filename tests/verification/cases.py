@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -19,13 +19,14 @@ TILE_LINES = re.compile(r"([^\s:,()]+\.py):(\d+)")
 @dataclass(frozen=True)
 class Tiles:
     """A tile program, at sizes. `arguments(rank)`: the tensors that a rank calls it with; without them, it is not
-    executed. `options`: of the world, such as `resident`."""
+    executed. `sms`: of a device. `options`: of the world, such as `resident`."""
 
     program: Program
     schedule: tk.Schedule
     sizes: dict[str, int]
     arguments: Callable[[int], tuple[torch.Tensor, ...]] | None = None
     calls: int = 1
+    sms: int = 8
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -36,13 +37,17 @@ class Tiles:
         """Executes the lowered program in a world of CPU ranks with these options, and those of its own."""
         assert self.arguments is not None
         make = self.arguments
-        world = tk.CpuWorld(**{"sms": 8, "heap_bytes": 4 << 20} | options | self.options)
+        world = tk.CpuWorld(**{"sms": self.sms, "heap_bytes": 4 << 20} | options | self.options)
 
         def on_rank(group: Any) -> None:
             for _ in range(self.calls):
-                self.program(*make(group.rank), schedule=self.schedule, group=group)
+                self.program(*make(group.rank), schedule=self.scheduled(group.rank), group=group)
 
         world.run(on_rank)
+
+    def scheduled(self, rank: int) -> tk.Schedule:
+        """What a rank calls the program with."""
+        return self.schedule
 
 
 @dataclass(frozen=True)
@@ -59,19 +64,33 @@ class Kernels:
         self.host(tk.KernelWorld(**options | self.options))
 
 
+class Subject(Protocol):
+    """What a case is about; tools know those that they can take."""
+
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        """Those in whose source the lines of the pair stand."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A program with its label. `name`: the case that it mirrors. `kind`: on which side the conflict lies, on that of
     the rank that communicates ("local") or of its peer. `pair`: of the two lines that conflict (or that are ordered, in
     a clean case) a text each that stands in no other line of the functions; one text alone where one line conflicts
-    with itself, on two ranks."""
+    with itself, on two ranks, or is a wait that never ends.
+
+    Of a bug that was shipped: `bug`, what was wrong, in a sentence; `tool`, which finds it, and the kind of `finding`.
+    """
 
     name: str
     label: Literal["racy", "clean"]
     kind: Literal["local", "remote"]
     ranks: int
-    subject: Tiles | Kernels
+    subject: Subject
     pair: tuple[str, ...]
+    bug: str = ""
+    tool: str = ""
+    finding: str = ""
 
     @property
     def lines(self) -> frozenset[str]:
@@ -87,6 +106,25 @@ class Case:
         for text, lines in found.items():
             assert len(lines) == 1, f"{self.name}: {text!r} stands in {lines or 'no line'}"
         return frozenset(line for lines in found.values() for line in lines)
+
+
+def twins(
+    name: str,
+    bug: str,
+    tool: str,
+    finding: str,
+    ranks: int,
+    faulty: Subject,
+    mended: Subject,
+    pair: tuple[str, ...] = (),
+    mended_pair: tuple[str, ...] | None = None,
+) -> list[Case]:
+    """A bug that was shipped, and the same program without it. `mended_pair`: the lines that are ordered there."""
+    ordered = pair if mended_pair is None else mended_pair
+    return [
+        Case(f"twin-{name}", "racy", "remote", ranks, faulty, pair, bug, tool, finding),
+        Case(f"twin-{name}-mended", "clean", "remote", ranks, mended, ordered, bug),
+    ]
 
 
 @dataclass(frozen=True)

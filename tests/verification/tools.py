@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
-from tests.verification.cases import Case, Report, Tiles
+from tests.verification.cases import Case, Kernels, Report, Tiles
+from tests.verification.primitives import Primitives
 from tilelink.errors import TileLinkError
 from tilelink.runtime.cpu import RaceError
 
@@ -36,7 +37,7 @@ def check(case: Case) -> list[Report] | None:
         return None
     subject = case.subject
     try:
-        report = subject.program.check(subject.schedule, world=case.ranks, sms=8, **subject.sizes)
+        report = subject.program.check(subject.schedule, world=case.ranks, sms=subject.sms, **subject.sizes)
     except TileLinkError as error:
         return [Report("check", type(error).__name__, str(error))]
     return [Report("check", finding.kind, str(finding)) for finding in report.findings]
@@ -44,6 +45,8 @@ def check(case: Case) -> list[Report] | None:
 
 def execution(case: Case) -> list[Report] | None:
     """What is found when the kernels run, lowered or written by hand; the check is passed over."""
+    if not isinstance(case.subject, Tiles | Kernels):
+        return None
     if isinstance(case.subject, Tiles) and (case.subject.arguments is None or frontend(case)):
         return None
     reports: dict[str, Report] = {}
@@ -59,8 +62,16 @@ def execution(case: Case) -> list[Report] | None:
     return list(reports.values())
 
 
+def gates(case: Case) -> list[Report] | None:
+    """What the gates of lowering miss in what is compiled."""
+    if not isinstance(case.subject, Primitives):
+        return None
+    return [Report("gates", finding.partition(":")[0], finding) for finding in case.subject.judged()]
+
+
 TOOLS: Mapping[str, Callable[[Case], list[Report] | None]] = {
     "frontend": frontend,
     "check": check,
     "execution": execution,
+    "gates": gates,
 }

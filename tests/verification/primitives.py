@@ -1,0 +1,55 @@
+"""A program compiled with edited primitives, for the gates of lowering. Compiled only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.backend.test_compile import small
+from tests.backend.test_mutants import Edit
+from tilelink.backend.compile import compiled
+from tilelink.backend.gates import judge
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+
+
+@dataclass(frozen=True)
+class Primitives:
+    """AllGather-GEMM by push, compiled for Hopper with edited primitives; `edit` None: as they are."""
+
+    edit: Edit | None = None
+
+    functions = ()
+
+    @cache
+    def judged(self) -> tuple[str, ...]:
+        """What the gates find."""
+        made, sizes = small("sm_90", all_gather_matmul, "push")
+        with edited(made.target.module, self.edit) as module:
+            source = made.source.replace(made.target.module, module)
+            made = replace(made, source=source, target=replace(made.target, module=module))
+            return judge(made, compiled(made, sizes)).findings
+
+
+@contextmanager
+def edited(name: str, edit: Edit | None) -> Iterator[str]:
+    """The name of an edited copy of a module."""
+    module = import_module(name)
+    if edit is None or module.__file__ is None:
+        yield name
+        return
+    source = edit(Path(module.__file__).read_text())
+    copy = f"edited_{abs(hash(source))}"
+    with TemporaryDirectory() as folder:
+        (Path(folder) / f"{copy}.py").write_text(source)
+        sys.path.insert(0, folder)
+        try:
+            yield copy
+        finally:
+            sys.path.remove(folder)
+            sys.modules.pop(copy, None)
