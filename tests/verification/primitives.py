@@ -26,14 +26,18 @@ class Primitives:
 
     functions = ()
 
-    @cache
     def judged(self) -> tuple[str, ...]:
         """What the gates find."""
-        made, sizes = small("sm_90", all_gather_matmul, "push")
-        with edited(made.target.module, self.edit) as module:
-            source = made.source.replace(made.target.module, module)
-            made = replace(made, source=source, target=replace(made.target, module=module))
-            return judge(made, compiled(made, sizes)).findings
+        return _judged(self.edit)
+
+
+@cache
+def _judged(edit: Edit | None) -> tuple[str, ...]:
+    made, sizes = small("sm_90", all_gather_matmul, "push")
+    with edited(made.target.module, edit) as module:
+        source = made.source.replace(made.target.module, module)
+        made = replace(made, source=source, target=replace(made.target, module=module))
+        return judge(made, compiled(made, sizes)).findings
 
 
 @contextmanager
