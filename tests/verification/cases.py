@@ -13,7 +13,8 @@ import torch
 import tilelink as tk
 from tilelink.frontend.program import Program
 
-TILE_LINES = re.compile(r"([^\s:,()]+\.py):(\d+)")
+Label = Literal["racy", "clean"]
+LINES = re.compile(r"([^\s:,()]+\.py):(\d+)")
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Case:
     """
 
     name: str
-    label: Literal["racy", "clean"]
+    label: Label
     kind: Literal["local", "remote"]
     ranks: int
     subject: Subject
@@ -138,4 +139,4 @@ class Report:
     @property
     def lines(self) -> frozenset[str]:
         """All lines that the text names, "file:line"."""
-        return frozenset(f"{file}:{line}" for file, line in TILE_LINES.findall(self.text))
+        return frozenset(f"{file}:{line}" for file, line in LINES.findall(self.text))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.verification import conflict
 from tests.verification.cases import Case
 from tests.verification.registry import CASES
 from tests.verification.tools import TOOLS
@@ -34,3 +36,8 @@ def test_the_label_is_what_tools_say(case: Case) -> None:
 
 def test_names_are_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_the_discipline_conflict_is_whole() -> None:
+    assert [case.name.split("-")[1] for case in conflict.CASES] == [f"{n:03}" for n in range(1, 50)]
+    assert Counter(case.label for case in conflict.CASES) == {"racy": 35, "clean": 14}

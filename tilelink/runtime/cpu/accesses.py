@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from tilelink.runtime.cpu.scheduler import Scheduler
 from tilelink.runtime.cpu.shadow import ShadowMemory
 from tilelink.runtime.cpu.sites import KernelSite
 from tilelink.runtime.cpu.trace import Operation
+
+if TYPE_CHECKING:
+    from tilelink.runtime.cpu.network import Network
 
 FAIR_SHARE = 64
 """After so many operations without effect a program lets others run: a spin on plain loads starves nobody."""
@@ -39,6 +42,7 @@ class Accesses:
         self.scheduler, self.ordering, self.races, self.observer = scheduler, ordering, races, observer
         self.shadows = ShadowMemory()
         self.program: Program | None = None
+        self.network: Network | None = None
         self.effects = 0
         self.operations = 0
         self._switch_always, self._livelock, self._heartbeat = switch_always, livelock, heartbeat
@@ -72,7 +76,7 @@ class Accesses:
         polling = volatile or (data.size == 1 and accesses[0].region.kind == "signal")
         if not (self.ordering or polling or me.polls):
             return data
-        site = sites.current()
+        site = me.site or sites.current()
         key: PollKey | None = None
         if polling:
             key = poll_key(site, accesses)
@@ -100,7 +104,7 @@ class Accesses:
         else:
             return
         if self.ordering:
-            site = sites.current()
+            site = me.site or sites.current()
             me.rewind(None)
             me.strand.time += 1
             for access in accesses:
@@ -120,7 +124,9 @@ class Accesses:
         semantic: str,
         scope: str,
         apply: Callable[[], Array],
+        domain: str = "",
     ) -> Array:
+        """`domain`: to which other atomics it is one; "": to those of programs."""
         me = self._begin(True)
         accesses = self._locate(me, kind, pointers, mask, dtype.itemsize)
         old = apply()
@@ -130,14 +136,14 @@ class Accesses:
         changed = any(bool((now != access.part_of(old)).any()) for access, now in zip(accesses, new, strict=True))
         # What changes nothing only looks, such as adding 0; but nobody waits with a mere release.
         writes = changed or semantic == "release" or kind == "atomic_store"
-        site = sites.current()
+        site = me.site or sites.current()
         key = None if writes else poll_key(site, accesses)
         if self.ordering:
             cells = [self.shadows.cells(access) for access in accesses]
             if self.races:
                 record = self.races.write if writes else self.races.read
                 for part in cells:
-                    record(me.strand, part, kind, True, scope, site)
+                    record(me.strand, part, kind, True, scope, site, domain)
             me.rewind(key)
             if semantic in ("acquire", "acq_rel"):
                 for part in cells:
@@ -189,7 +195,7 @@ class Accesses:
             raise LivelockError(
                 f"livelock: {self._livelock} memory operations without an effect; the last is that of rank "
                 f"{me.launch.rank} {me.launch.name}[{me.index}]",
-                sites.current(),
+                me.site or sites.current(),
             )
         if me.quiet % FAIR_SHARE == 0:
             self.scheduler.give_way()
@@ -262,7 +268,7 @@ class Accesses:
                 rank=me.launch.rank,
                 launch=me.launch.name,
                 program=me.index,
-                site=sites.current(),
+                site=me.site or sites.current(),
                 kind=kind,
                 address=outside.address,
                 nearest=regions.nearest(outside.address),

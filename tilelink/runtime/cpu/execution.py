@@ -19,6 +19,7 @@ from tilelink.runtime.cpu.errors import (
 )
 from tilelink.runtime.cpu.interpreter import installed, sites
 from tilelink.runtime.cpu.memory import Array, Region, RegionMap
+from tilelink.runtime.cpu.network import Network
 from tilelink.runtime.cpu.ordering import Moment, Ordering, Strand
 from tilelink.runtime.cpu.policies import PolicyWord
 from tilelink.runtime.cpu.programs import Program
@@ -180,6 +181,7 @@ class _Run:
         self.scheduler, self.accesses = scheduler, accesses
         self.resident, self.last_first = resident or sys.maxsize, last_first
         self.ordering = accesses.ordering or Ordering()
+        accesses.network = Network(accesses, self.ordering, world)
         self.hosts: dict[Task, Strand] = {}
         self.programs: dict[Task, Program] = {}
         self.streams: dict[tuple[int, object], Stream] = {}

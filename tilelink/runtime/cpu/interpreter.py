@@ -102,6 +102,11 @@ def installed(handler: MemoryHandler) -> Iterator[None]:
         _one_run.release()
 
 
+def handler() -> MemoryHandler | None:
+    """The handler that is installed, if there is one."""
+    return None if _installed is None else _installed[0]
+
+
 @contextmanager
 def suspended() -> Iterator[None]:
     """Triton as it is when nothing runs, for a host function that reads or compiles kernels; no switch in between."""
@@ -145,6 +150,35 @@ def _replace(patches: ExitStack, owner: Any, name: str, value: Any) -> None:
         patches.callback(delattr, owner, name)
     else:
         patches.callback(setattr, owner, name, before)
+
+
+# Values of kernels, for functions that kernels call -----------------------------------------------------------
+
+
+def number(value: Any) -> int:
+    """An integer of a kernel."""
+    value = _unwrapped(value)
+    return int(value.handle.data.item()) if isinstance(value, tl.tensor) else int(value)
+
+
+def pointee(pointer: Any) -> tuple[int, np.dtype[Any], Any]:
+    """The address in a pointer, and the elements there: numpy's dtype and Triton's. Raises TypeError."""
+    if not (isinstance(pointer, tl.tensor) and pointer.dtype.is_ptr() and pointer.handle.data.size == 1):
+        raise TypeError(f"{pointer} is not one pointer")
+    element = pointer.dtype.element_ty
+    return int(pointer.handle.data.item()), _numpy_dtype(element), element
+
+
+def as_element(value: Any, pointer: Any) -> Array:
+    """A number of a kernel as the one element that a pointer leads to."""
+    semantic = stock.interpreter_semantic
+    data = semantic.cast(semantic.to_tensor(value), pointer.dtype.element_ty).handle.data
+    return np.array(data, _numpy_dtype(pointer.dtype.element_ty)).reshape(1)
+
+
+def as_tensor(values: Array | None, element: Any) -> Any:
+    """One element as a number of a kernel."""
+    return tl.tensor(_Handle(values, element), element)
 
 
 def _unwrapped(value: Any) -> Any:

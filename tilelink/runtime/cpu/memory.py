@@ -299,6 +299,12 @@ class RegionMap:
         return accesses
 
 
+def strided(address: int, dtype: np.dtype[Any], count: int, stride: int) -> Array:
+    """The memory of elements that lie `stride` elements apart."""
+    size = max((count - 1) * stride + 1, 0) * dtype.itemsize
+    return np.ndarray((count,), dtype, _bytes_at(address, size), 0, (stride * dtype.itemsize,))
+
+
 def _bytes_at(address: int, size: int) -> Array:
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 

@@ -53,10 +53,12 @@ class Poll:
 
 
 class Program:
-    """One program of a launch."""
+    """One program of a launch, or an agent that works for it on behalf of one line, `site`. `fenced`: the clock of its
+    strand up to which a fence stands behind what it did (before it began, the beginning of the launch)."""
 
-    def __init__(self, launch: Launch, index: int, strand: Strand) -> None:
-        self.launch, self.index, self.strand = launch, index, strand
+    def __init__(self, launch: Launch, index: int, strand: Strand, site: KernelSite | None = None) -> None:
+        self.launch, self.index, self.strand, self.site = launch, index, strand, site
+        self.fenced = int(strand.clock[strand.slot]) - 1
         self.task: Task | None = None
         self.quiet = 0  # operations since the last one with an effect
         self._polls: dict[PollKey, Poll] = {}  # the latest comes last

@@ -54,7 +54,8 @@ class Race:
 
 
 class _Event(NamedTuple):
-    """All accesses that a strand made at one line between two of its releases; `width`: bytes of an element."""
+    """All accesses that a strand made at one line between two of its releases; `width`: bytes of an element; `domain`:
+    to which atomics it is one."""
 
     strand: Strand
     clock: int
@@ -62,6 +63,7 @@ class _Event(NamedTuple):
     atomic: bool
     width: int
     scope: str
+    domain: str
     region: Region
     site: Site
 
@@ -79,7 +81,7 @@ class RaceDetector:
 
     def __init__(self) -> None:
         self._events: list[_Event | None] = [None]
-        self._event_numbers: dict[tuple[int, int, str, int, str, int, int], int] = {}
+        self._event_numbers: dict[tuple[int, int, str, int, str, str, int, int], int] = {}
         self._chains: list[_Chain] = [_Chain(0, 0, 0)]
         self._chain_numbers: dict[tuple[int, int], int] = {(0, 0): 0}
         self._found: dict[tuple[object, ...], Race] = {}
@@ -89,18 +91,22 @@ class RaceDetector:
         """The races so far, one for each pair of places in the source and regions."""
         return list(self._found.values())
 
-    def read(self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site) -> None:
+    def read(
+        self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site, domain: str = ""
+    ) -> None:
         """Records a read, after looking for an unordered write before it."""
-        event = self._event(strand, cells.access, kind, atomic, scope, site)
+        event = self._event(strand, cells.access, kind, atomic, scope, domain, site)
         for written in cells.distinct("written"):
             self._check(written, event, cells, "written", written)
         cells.update("read", lambda chain: self._extended(chain, event))
 
-    def write(self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site) -> None:
+    def write(
+        self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site, domain: str = ""
+    ) -> None:
         """Records a write, after looking for unordered reads and writes before it."""
-        event = self._event(strand, cells.access, kind, atomic, scope, site)
+        event = self._event(strand, cells.access, kind, atomic, scope, domain, site)
         for written in cells.distinct("written"):
-            self._check(written, event, cells, "written", written)
+            self._check(written, event, cells, "written", written, both_write=True)
         readers = cells.distinct("read")
         for chain in readers:
             number = chain
@@ -112,13 +118,15 @@ class RaceDetector:
         if readers != [0]:
             cells.fill("read", 0)
 
-    def _event(self, strand: Strand, access: Access, kind: str, atomic: bool, scope: str, site: Site) -> int:
+    def _event(
+        self, strand: Strand, access: Access, kind: str, atomic: bool, scope: str, domain: str, site: Site
+    ) -> int:
         clock, region, width = int(strand.clock[strand.slot]), access.region, access.itemsize
-        key = strand.slot, clock, kind, width, scope, id(region), id(site)
+        key = strand.slot, clock, kind, width, scope, domain, id(region), id(site)
         number = self._event_numbers.get(key)
         if number is None:
             number = self._event_numbers[key] = len(self._events)
-            self._events.append(_Event(strand, clock, kind, atomic, width, scope, region, site))
+            self._events.append(_Event(strand, clock, kind, atomic, width, scope, domain, region, site))
         return number
 
     def _extended(self, number: int, event: int) -> int:
@@ -137,17 +145,17 @@ class RaceDetector:
         """Whether what is ordered after the later of two reads is so after the earlier: by the same strand."""
         a, b = self._events[earlier], self._events[later]
         assert a is not None and b is not None
-        return a.strand.slot == b.strand.slot and (a.atomic, a.width, a.scope) == (b.atomic, b.width, b.scope)
+        return a.strand.slot == b.strand.slot and _way(a) == _way(b)
 
     def _compact(self, number: int) -> int:
         """A chain without the reads that a later one of the same strand makes superfluous."""
         kept: list[int] = []
-        latest: set[tuple[int, bool, int, str]] = set()
+        latest: set[tuple[object, ...]] = set()
         while number:
             link = self._chains[number]
             read = self._events[link.event]
             assert read is not None
-            key = read.strand.slot, read.atomic, read.width, read.scope
+            key = read.strand.slot, *_way(read)
             if key not in latest:
                 latest.add(key)
                 kept.append(link.event)
@@ -157,13 +165,16 @@ class RaceDetector:
             number = len(self._chains) - 1
         return number
 
-    def _check(self, earlier: int, later: int, cells: Cells, layer: str, value: int) -> None:
+    def _check(self, earlier: int, later: int, cells: Cells, layer: str, value: int, both_write: bool = False) -> None:
         """Reports a race between two events, if there is one. The cells hold the earlier as `value`."""
         a, b = self._events[earlier], self._events[later]
         if a is None or b is None or b.strand.after(a.strand.slot, a.clock):
             return
         if a.atomic and b.atomic and a.width != b.width:
             reason = f"atomics of {a.width} and of {b.width} bytes, and nothing orders them"
+        elif a.atomic and b.atomic and a.domain != b.domain and (both_write or (a.domain and b.domain)):
+            kinds = " and ".join(event.domain or "atomics of programs" for event in (a, b))
+            reason = f"{kinds} are not atomic to each other, and nothing orders them"
         elif a.atomic and b.atomic:
             same_rank = a.strand.rank == b.strand.rank
             if all(scope == "sys" or (same_rank and scope == "gpu") for scope in (a.scope, b.scope)):
@@ -180,6 +191,11 @@ class RaceDetector:
             return
         addresses = cells.addresses(layer, value)
         self._found[key] = Race(_party(a, addresses), _party(b, addresses), reason)
+
+
+def _way(event: _Event) -> tuple[object, ...]:
+    """How an event accesses memory, as far as others may race with that."""
+    return event.atomic, event.width, event.scope, event.domain
 
 
 def _party(event: _Event, addresses: Array) -> Party:

@@ -1,0 +1,303 @@
+"""The network of a run: one-sided transfers that a program starts, and that are late, in no order.
+
+Every transfer is an agent of its own: it reads its source, and writes its target, when the schedule pleases, in pieces.
+What it does on the side of the program that started it comes after all that this had done. What it does at the peer
+comes after what the program had seen of others, but only after those of its own accesses that a fence stands behind;
+and after the transfers to this peer, of the same context, before a fence. (OpenSHMEM 1.5, 9.10: memory ordering.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilelink.errors import ArgumentError, RankError
+from tilelink.runtime.cpu.interpreter import sites
+from tilelink.runtime.cpu.memory import Array, strided
+from tilelink.runtime.cpu.ordering import Moment, Ordering, Strand
+from tilelink.runtime.cpu.programs import Program
+
+if TYPE_CHECKING:
+    from tilelink.runtime.cpu.accesses import Accesses
+
+PIECES = 2
+"""In so many pieces a transfer reads and writes."""
+FIRST_KEY = -(1 << 60)
+"""Keys on which programs wait for transfers: none is an address or that of a stream."""
+Change = Callable[[Array], Any]
+"""What an atomic makes of an old value; None leaves it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """`count` elements in memory, `stride` elements apart."""
+
+    address: int
+    dtype: np.dtype[Any]
+    count: int = 1
+    stride: int = 1
+
+    def pieces(self) -> Iterator[Place]:
+        """Parts of it, in order."""
+        length = max(-(-self.count // PIECES), 1)
+        for first in range(0, self.count, length):
+            address = self.address + first * self.stride * self.dtype.itemsize
+            yield Place(address, self.dtype, min(length, self.count - first), self.stride)
+
+    def pointers(self) -> Array:
+        """The address of every element."""
+        addresses = self.address + np.arange(self.count, dtype=np.int64) * (self.stride * self.dtype.itemsize)
+        return addresses.view(np.uint64)
+
+    def memory(self) -> Array:
+        """The elements themselves."""
+        return strided(self.address, self.dtype, self.count, self.stride)
+
+
+@dataclass(frozen=True)
+class Atomic:
+    """What an atomic does to a word: what the execution calls it, its change, and to which others it is atomic."""
+
+    kind: str
+    change: Change
+    domain: str
+
+
+@dataclass
+class Transfer:
+    """A transfer under way. `issued`: the slot and the clock of the strand that started it, then. `fences`: those of
+    the strands that fenced it. `read`, `end`: the moments at which its source was read, and at which it was complete.
+    `value`: what it fetched."""
+
+    pe: int
+    context: int
+    key: int
+    issued: tuple[int, int]
+    lane: object
+    fences: list[tuple[int, int]] = field(default_factory=list)
+    read: Moment | None = None
+    end: Moment | None = None
+    value: Array | None = None
+
+
+class _Agent:
+    """Who does a transfer: a program with two strands in one slot, one for what it does near, one for far."""
+
+    def __init__(self, accesses: Accesses, program: Program, near: Strand, far: Strand) -> None:
+        self.accesses, self.program, self.near, self.far = accesses, program, near, far
+
+    def go(self, strand: Strand) -> Moment:
+        """What comes next is done on a strand, and is later than all before; the moment before it."""
+        before = self.program.strand.publish()
+        strand.clock[strand.slot] = self.program.strand.clock[strand.slot]
+        self.program.strand = strand
+        return before
+
+    def read(self, source: Place) -> list[Array]:
+        return [self._read(piece) for piece in source.pieces()]
+
+    def _read(self, piece: Place) -> Array:
+        self.accesses.pause()
+        return self.accesses.load(piece.pointers(), None, None, piece.dtype, False, lambda: piece.memory().copy())
+
+    def write(self, target: Place, values: list[Array]) -> None:
+        for piece, block in zip(target.pieces(), values, strict=True):
+            self.accesses.pause()
+            memory = piece.memory()
+            self.accesses.store(piece.pointers(), None, block, lambda m=memory, b=block: np.copyto(m, b))  # type: ignore[misc]
+
+    def atomic(self, word: Place, atomic: Atomic, semantic: str) -> Array:
+        memory = word.memory()
+
+        def apply() -> Array:
+            old = memory.copy()
+            new = atomic.change(old)
+            if new is not None:
+                memory[:] = new
+            return old
+
+        self.accesses.pause()
+        pointers = word.pointers()
+        return self.accesses.atomic(atomic.kind, pointers, None, word.dtype, semantic, "sys", apply, atomic.domain)
+
+
+class Network:
+    """All transfers of a run. Its operations are called by the program that runs, and act for the rank of that."""
+
+    def __init__(self, accesses: Accesses, ordering: Ordering, world: int) -> None:
+        self.accesses, self.ordering, self.world = accesses, ordering, world
+        self._transfers: list[list[Transfer]] = [[] for _ in range(world)]
+        self._started = 0
+
+    @property
+    def program(self) -> Program:
+        """The program that runs."""
+        assert self.accesses.program is not None
+        return self.accesses.program
+
+    def put(
+        self,
+        name: str,
+        target: Place,
+        source: Place | Array,
+        pe: int,
+        context: int,
+        signal: tuple[Place, Atomic] | None = None,
+    ) -> Transfer:
+        """Starts to write what is in memory (or an array) to a peer; then, if there is a signal, to change that."""
+        there = self._there(name, target, pe)
+        word = None if signal is None else (self._there(name, signal[0], pe), signal[1])
+
+        def work(agent: _Agent, transfer: Transfer) -> None:
+            values = agent.read(source) if isinstance(source, Place) else [source]
+            transfer.read = agent.go(agent.far)
+            self._wake(transfer)
+            self.accesses.delay()
+            agent.write(there, values)
+            if word is not None:
+                agent.atomic(*word, "release")
+
+        return self._start(name, pe, context, work)
+
+    def get(self, name: str, target: Place | None, source: Place, pe: int, context: int) -> Transfer:
+        """Starts to read from a peer, to memory or, without a target, to `value`."""
+        there = self._there(name, source, pe)
+
+        def work(agent: _Agent, transfer: Transfer) -> None:
+            agent.go(agent.far)
+            values = agent.read(there)
+            self.accesses.delay()
+            agent.go(agent.near)
+            if target is None:
+                transfer.value = np.concatenate(values)
+            else:
+                agent.write(target, values)
+
+        return self._start(name, pe, context, work)
+
+    def atomic(
+        self, name: str, word: Place, atomic: Atomic, pe: int, context: int, fetch: Place | None = None
+    ) -> Transfer:
+        """Starts an atomic on a word of a peer. The old value goes to `value`, or to memory, as a plain store."""
+        there = self._there(name, word, pe)
+
+        def work(agent: _Agent, transfer: Transfer) -> None:
+            agent.go(agent.far)
+            semantic = "relaxed" if atomic.kind == "atomic_load" else "release"
+            transfer.value = agent.atomic(there, atomic, semantic)
+            self.accesses.delay()
+            agent.go(agent.near)
+            if fetch is not None:
+                agent.write(fetch, [transfer.value])
+
+        return self._start(name, pe, context, work)
+
+    def fence(self, context: int) -> None:
+        """What this rank starts next in a context is done at a peer after what it had started for that peer."""
+        strand = self.program.strand
+        started = [t for t in self._seen(context) if t.end is None or not _after(strand, t.end)]
+        now = strand.slot, int(strand.publish().clock[strand.slot])
+        self.program.fenced = now[1]
+        for transfer in started:
+            transfer.fences.append(now)
+
+    def quiet(self, context: int) -> None:
+        """Waits until all that this rank had started in a context is complete."""
+        for transfer in self._seen(context):
+            self.complete(transfer)
+        strand = self.program.strand
+        self.program.fenced = int(strand.publish().clock[strand.slot])
+
+    def sent(self, transfer: Transfer) -> None:
+        """Waits until the source of a transfer may be written to again."""
+        self._until(transfer, lambda: transfer.read)
+
+    def complete(self, transfer: Transfer) -> None:
+        """Waits until a transfer is complete, on both sides."""
+        self._until(transfer, lambda: transfer.end)
+
+    # ---- inside
+
+    def _start(self, name: str, pe: int, context: int, work: Callable[[_Agent, Transfer], None]) -> Transfer:
+        me, accesses = self.program, self.accesses
+        rank, strand = me.launch.rank, me.strand
+        before = [t for t in self._seen(context) if t.pe == pe and any(strand.after(*f) for f in t.fences)]
+        issued = strand.publish()
+        distant = Moment(issued.clock.copy(), issued.time)
+        distant.clock[strand.slot] = me.fenced
+        lane = self._lane(strand)
+        what = f"{name} of {me.launch.name}"
+        near = self.ordering.strand(rank, what, me.index, lane, issued)
+        far = self.ordering.strand(rank, what, me.index, lane, distant)
+        program = Program(me.launch, me.index, near, sites.current())
+        key, self._started = FIRST_KEY + self._started, self._started + 1
+        transfer = Transfer(pe, context, key, (strand.slot, int(issued.clock[strand.slot])), lane)
+        self._transfers[rank].append(transfer)
+
+        def body() -> None:
+            accesses.enter(program)
+            accesses.delay()
+            for earlier in before:
+                while earlier.end is None:
+                    accesses.scheduler.block([earlier.key])
+                far.follow(earlier.end)
+            accesses.enter(program)
+            work(_Agent(accesses, program, near, far), transfer)
+            transfer.end = near.now().join(far.now())
+            self._wake(transfer)
+
+        accesses.scheduler.spawn(body, rank, f"{what}[{me.index}]")
+        accesses.pause()
+        return transfer
+
+    def _seen(self, context: int) -> list[Transfer]:
+        """The transfers of this rank in a context that were started before what the program does now."""
+        me = self.program
+        return [t for t in self._transfers[me.launch.rank] if t.context == context and me.strand.after(*t.issued)]
+
+    def _until(self, transfer: Transfer, moment: Callable[[], Moment | None]) -> None:
+        me = self.program
+        while (reached := moment()) is None:
+            self.accesses.scheduler.block([transfer.key])
+        self.accesses.enter(me)
+        me.strand.follow(reached)
+
+    def _wake(self, transfer: Transfer) -> None:
+        self.accesses.effects += 1
+        self.accesses.scheduler.wake(transfer.key, transfer.key + 1)
+
+    def _lane(self, strand: Strand) -> object:
+        """A lane for a transfer: that of one which is complete for this strand, so that clocks do not grow."""
+        rank = self.program.launch.rank
+        for transfer in self._transfers[rank]:
+            if transfer.end is not None and transfer.lane is not None and _after(strand, transfer.end):
+                lane, transfer.lane = transfer.lane, None
+                return lane
+        return "network", self._started
+
+    def _there(self, name: str, place: Place, pe: int) -> Place:
+        """The same symmetric place of a peer. Raises RankError, ArgumentError."""
+        me = self.program
+        if not 0 <= pe < self.world:
+            raise RankError(f"{name} to rank {pe}: ranks go from 0 to {self.world - 1}", sites.current())
+        regions = me.launch.regions.regions
+        here = [r for r in regions if r.rank == me.launch.rank and r.base <= place.address < r.end]
+        for region in reversed(here):
+            for other in regions:
+                if (other.name, other.rank) == (region.name, pe):
+                    return Place(place.address - region.base + other.base, place.dtype, place.count, place.stride)
+        what = here[-1] if here else f"{place.address:#x}"
+        raise ArgumentError(
+            f"{name}: {what} has no counterpart at rank {pe}; far memory is named by the own address of the same "
+            "symmetric place",
+            sites.current(),
+        )
+
+
+def _after(strand: Strand, moment: Moment) -> bool:
+    """Whether a strand is ordered after a moment."""
+    mine, its = strand.clock, moment.clock
+    return len(its) <= len(mine) and bool((mine[: len(its)] >= its).all())
