@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class TileLinkError(Exception):
         where = f"{site}: " if site else ""
         what = f"\n    {site.text}" if site and site.text else ""
         super().__init__(f"{where}{message}{what}")
+
+    def because_of(self, what: str, site: Site) -> Self:
+        """The same error, which names a second place that it is due to, unless that is its own."""
+        if self.site is not None and (self.site.file, self.site.line) == (site.file, site.line):
+            return self
+        return type(self)(f"{self.message}; {what}: {site}", self.site)
 
 
 class NotUnderstoodError(TileLinkError):

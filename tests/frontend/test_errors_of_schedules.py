@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tilelink as tk
 from tests.frontend.wrong import (
     GATHER_TILE,
     LAUNCH_GATHER,
@@ -19,6 +20,7 @@ from tests.frontend.wrong import (
     schedule,
 )
 from tilelink.errors import RoleWithoutScheduleError, ScheduleError, ScheduleWithoutRoleError, TileSizeError
+from tilelink.kernels.all_gather_matmul import all_gather_matmul, gemm
 
 SCHEDULES = [
     pair(
@@ -258,3 +260,11 @@ SCHEDULES = [
 @pytest.mark.parametrize("case", [*SCHEDULES], ids=lambda c: c.name.replace(" ", "-"))
 def test_error(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)
+
+
+def test_an_error_of_a_schedule_says_where_the_schedule_stands() -> None:
+    """What is wrong shows where a role is launched, and is mended where the schedule is written."""
+    with pytest.raises(ScheduleError) as e:
+        all_gather_matmul.bind(tk.Schedule(gather=tk.SMs(2, tile=(16, 16), at="nobody"), matmul=gemm))
+    assert e.value.site is not None and e.value.site.file == all_gather_matmul.file
+    assert f"; the schedule: {__file__}:" in e.value.message

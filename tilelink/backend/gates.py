@@ -362,7 +362,10 @@ def _narrow(kernel: Compiled, read: _Read, lowered: Lowered) -> Iterator[str]:
     for site, line in _located(kernel.code, read.file):
         width = _width(line, lowered.target.backend)
         if width and width < wide.get(site, 0):
-            yield f"line {site[0]}: copies {width} bytes at a time: {line.strip()}"
+            yield (
+                f"line {site[0]}: copies {width} bytes at a time: {line.strip()} (right, but slow: {WIDE} bytes are "
+                f"copied at once where rows of the tensor are multiples of {WIDE} bytes)"
+            )
             del wide[site]
 
 

@@ -136,8 +136,6 @@ def flags(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     run,
     "tilelink simulate all_gather_matmul --machine h800 --world 8 --shape M=8192,N=1376,K=4096 \\\n"
-    "      --schedule push,gather.count=8\n"
-    "  tilelink simulate all_gather_matmul --world 8 --shape M=8192,N=1376,K=4096 \\\n"
-    "      --sweep schedule=push,pull --sweep gather.count=4,8,16,32",
+    "      --schedule push --sweep gather.count=8,16,32",
     flags,
 )

@@ -17,6 +17,7 @@ from tilelink.errors import (
     ScheduleError,
     ScheduleWithoutRoleError,
     Site,
+    TileSizeError,
 )
 from tilelink.frontend.copy_engine import check_copy_engine
 from tilelink.frontend.elaboration import Context, Elaborator
@@ -110,7 +111,10 @@ class Program:
         given = dict(dtypes) if isinstance(dtypes, Mapping) else dict.fromkeys(self.parameters, dtypes)
         key = (schedule, tuple(sorted((n, str(d)) for n, d in given.items())), absent)
         if key not in self._bound:
-            self._bound[key] = self._bind(schedule, given, absent)
+            try:
+                self._bound[key] = self._bind(schedule, given, absent)
+            except (ScheduleError, TileSizeError) as e:
+                raise e.because_of("the schedule", schedule.site) from None
         return self._bound[key]
 
     def _bind(self, schedule: Schedule, given: dict[str, Any], absent: frozenset[str]) -> TileProgram:

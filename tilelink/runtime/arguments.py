@@ -13,6 +13,7 @@ import torch
 from tilelink.backend.facts import DESCRIBED_BYTES
 from tilelink.errors import ArgumentError, DeviceError, DtypeError, RankMismatchError, ShapeError, Site, StrideError
 from tilelink.frontend.ir import RANKS_DIM
+from tilelink.frontend.names import CALL_OPTIONS
 from tilelink.frontend.program import Program
 from tilelink.frontend.values import dtype_name
 from tilelink.language import TensorWord
@@ -77,7 +78,10 @@ def _by_name(program: Program, given: Sequence[Any], named: Mapping[str, Any], s
     tensors = dict(zip(names, given, strict=False))
     for name, value in named.items():
         if name not in names:
-            raise ArgumentError(f"{program.name} has no parameter {name}; it takes {', '.join(names)}", site)
+            options = ", ".join(f"{option}=" for option in CALL_OPTIONS)
+            raise ArgumentError(
+                f"{program.name} has no parameter {name}; it takes {', '.join(names)}, and the options {options}", site
+            )
         if tensors.get(name) is not None:
             raise ArgumentError(f"{program.name} got {name} twice", site)
         tensors[name] = value

@@ -112,7 +112,11 @@ class Execution:
         results: dict[int, T] = {}
 
         def body(rank: int) -> None:
-            results[rank] = host(rank)
+            try:
+                results[rank] = host(rank)
+            except Exception as e:
+                e.add_note(f"raised by the function of rank {rank}")
+                raise
             run.synchronize(rank)
 
         try:
