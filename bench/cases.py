@@ -15,11 +15,8 @@ from tilelink.cli.program import shape_text
 from tilelink.errors import DtypeError
 from tilelink.frontend.sizes import check_world
 
-LAYERS: dict[str, Shape] = {
-    "gate_up": {"M": 512, "N": 7168, "K": 4096},
-    "qkv": {"M": 512, "N": 1536, "K": 4096},
-}
-"""Projections of Llama-3-8B at tensor parallel 4, with 512 tokens; N is that of a rank."""
+LAYERS: dict[str, Shape] = {name: shape for operator in OPERATORS.values() for name, shape in operator.layers.items()}
+"""Projections of Llama-3-8B at tensor parallel 4, of all operators; each operator has its own."""
 
 QUICK: Shape = {"M": 512, "N": 1536, "K": 1024}
 """A shape for a look in passing: the tiles of qkv, and a quarter of its k steps."""
@@ -49,7 +46,7 @@ class Case:
     @property
     def layer(self) -> str | None:
         """The name of the shape, if it has one."""
-        return next((name for name, shape in LAYERS.items() if shape == self.sizes), None)
+        return next((name for name, shape in OPERATORS[self.op].layers.items() if shape == self.sizes), None)
 
     @property
     def name(self) -> str:
@@ -69,28 +66,39 @@ class Case:
 
 def plan(
     ops: Sequence[str],
-    shapes: Sequence[Shape],
+    shapes: Sequence[Shape | str],
     worlds: Sequence[int],
     dtypes: Sequence[str],
     seeds: Sequence[int],
     out: Path,
 ) -> list[Case]:
-    """All cases that flags ask for. Raises UsageError, WorldError, DtypeError, and what a shape is no good for."""
+    """All cases that flags ask for; a layer, given by its name, of the operators that have it. Raises UsageError,
+    WorldError, DtypeError, and what a shape is no good for."""
     cases = []
-    for op, world, dtype, shape in product(ops, worlds, dtypes, shapes):
-        _check(op, shape, world, dtype)
+    for op, world, dtype, given in product(ops, worlds, dtypes, shapes):
+        _check_known(op, dtype)
+        layers = OPERATORS[op].layers
+        if isinstance(given, str) and given not in layers:
+            continue
+        shape = layers[given] if isinstance(given, str) else given
+        _check(op, shape, world)
         for schedule, form in OPERATORS[op].forms(shape, world).items():
             work = "; then ".join(_work(step, shape, world, dtype) for step in form)
             fixed = tuple((d, n if isinstance(n, int) else tuple(n)) for d, n in shape.items())
             cases.append(Case(op, fixed, dtype, world, schedule, tuple(seeds), work, out))
+    if not cases:
+        raise UsageError(f"{' and '.join(ops) or 'no operator'} has no layer {', '.join(map(str, shapes))}")
     return cases
 
 
-def _check(op: str, shape: Shape, world: int, dtype: str) -> None:
+def _check_known(op: str, dtype: str) -> None:
     if op not in OPERATORS:
         raise UsageError(f"there is no operator {op} to measure; there is {', '.join(OPERATORS)}")
     if dtype not in LIMITS:
         raise DtypeError(f"there is no limit for results in {dtype}; there is one for {', '.join(LIMITS)}")
+
+
+def _check(op: str, shape: Shape, world: int) -> None:
     dims, cut = OPERATORS[op].dims, OPERATORS[op].cut
     if set(shape) != set(dims):
         raise UsageError(f"{op} has the dimensions {', '.join(dims)}, not {', '.join(shape)}")

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> Answer:
     if args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs}: at least one process is needed")
-    shapes = args.shapes or ([QUICK] if args.quick else list(LAYERS.values()))
+    shapes = args.shapes or ([QUICK] if args.quick else list(LAYERS))
     seeds = range(QUICK_SEEDS if args.quick else SEEDS)
     try:
         cases = plan(args.ops, shapes, args.worlds, args.dtypes, seeds, args.out)
@@ -99,12 +99,15 @@ def _parser() -> Parser:
         f"as JSON lines, and timelines in --out. `python -m bench {COMPARE} A B` tells what got worse from A to B.",
         epilog="example:\n  python -m bench --shapes qkv M=64,N=512,K=1024 --worlds 2,4 --dtypes bf16,fp16",
     )  # fmt: skip
-    known = ", ".join(f"{name} ({shape_text(shape)})" for name, shape in LAYERS.items())
+    known = "; ".join(
+        f"of {op}: " + ", ".join(f"{name} ({shape_text(shape)})" for name, shape in operator.layers.items())
+        for op, operator in OPERATORS.items()
+    )
     every = ",".join(OPERATORS)
     parser.add_argument("--ops", type=_list(str), default=list(OPERATORS), metavar="OP,...", help=f"(default: {every})")
     parser.add_argument(
         "--shapes", type=_shape, nargs="+", metavar="SHAPE",
-        help=f"as of `tilelink --shape`, or a layer of Llama-3-8B at tensor parallel 4: {known} (default: both)",
+        help=f"as of `tilelink --shape`, or a layer of Llama-3-8B at tensor parallel 4: {known} (default: all)",
     )  # fmt: skip
     parser.add_argument("--worlds", type=_list(int), default=[4], metavar="N,...", help="numbers of ranks (default: 4)")
     parser.add_argument(
@@ -142,5 +145,5 @@ def _list(read: Callable[[str], T]) -> Callable[[str], list[T]]:
     return several
 
 
-def _shape(text: str) -> Shape:
-    return LAYERS[text] if text in LAYERS else read_shape(text)
+def _shape(text: str) -> Shape | str:
+    return text if text in LAYERS else read_shape(text)

@@ -13,6 +13,7 @@ from bench.check import LIMITS, relative_rms
 from bench.operators import OPERATORS, WORKERS
 from bench.pictures import draw
 from bench.progress import say
+from tilelink.analysis.placement import placed
 from tilelink.runtime.cpu import Operation
 from tilelink.runtime.cpu_world import DEFAULT_HEAP, CpuWorld
 
@@ -50,8 +51,8 @@ def _measure(case: Case) -> Measured:
     operator, form = OPERATORS[case.op], case.form
     say(f"{case.name}: begins")
     inputs = operator.inputs(case.sizes, case.world, getattr(torch, case.dtype))
-    right = operator.reference(inputs)
-    heap = _heap_bytes(inputs)
+    right = operator.reference(inputs, case.sizes)
+    heap = _heap_bytes(case, inputs)
     worst = 0.0
     makespans: list[int] = []
     seconds: list[float] = []
@@ -91,6 +92,8 @@ class _Watch:
             self.operations.append(operation)
 
 
-def _heap_bytes(inputs: list[tuple[torch.Tensor, ...]]) -> int:
-    """Room for what all ranks give, in each slot, published and gathered."""
-    return DEFAULT_HEAP + 4 * sum(rank[0].nbytes for rank in inputs)
+def _heap_bytes(case: Case, inputs: list[tuple[torch.Tensor, ...]]) -> int:
+    """Room for what all ranks give, published, and for the buffers of every program, in each of two slots."""
+    all_events = (step.events(case.sizes, case.world, case.dtype) for step in case.form)
+    buffers = max(placed(events.program, events.sizes, word=8).data_bytes for events in all_events)
+    return DEFAULT_HEAP + 2 * sum(rank[0].nbytes for rank in inputs) + 2 * buffers

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,7 +17,13 @@ from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes, even_parts
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.all_reduce import all_reduce
 from tilelink.kernels.matmul import matmul
+from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
+from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
+from tilelink.kernels.reduce_scatter import reduce_scatter
 
 Shape = Mapping[str, int | Sequence[int]]
 Tensors = tuple[torch.Tensor, ...]
@@ -27,11 +34,14 @@ UNFUSED = "unfused"
 WORKERS = 16
 """Workers of a rank, so few that each runs several tiles of a layer: 16 stand for the 132 SMs of a GPU,"""
 
-GATHERING = 2
-"""and 2 for the 16 SMs that the schedules of the library give to the gather."""
+MOVING = 2
+"""and 2 for the 16 SMs that the schedules of the library give to roles that gather, send or share."""
 
 TILE = (128, 256, 128)
 """Of all matmuls, fused or not. A large k step costs the interpreter fewer operations."""
+
+SUM_TILE = (128, 256, 512)
+"""Of those whose sums go on to other ranks: there are as many steps with 128 tokens as with 512."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +63,12 @@ Form = tuple[Step, ...]
 
 class Operator(ABC):
     """An operator that can be measured. `cut`: which of its dimensions are cut over the ranks. `baseline` says what its
-    unfused form is."""
+    unfused form is. `layers`: projections of Llama-3-8B at tensor parallel 4 by name, as a rank sees them."""
 
-    dims: tuple[str, ...]
+    dims: tuple[str, ...] = ("M", "N", "K")
     cut: tuple[str, ...]
     baseline: str
+    layers: ClassVar[Mapping[str, Shape]]
 
     @abstractmethod
     def forms(self, shape: Shape, world: int) -> dict[str, Form]:
@@ -72,27 +83,26 @@ class Operator(ABC):
         """Computes it on the rank of `group`."""
 
     @abstractmethod
-    def reference(self, inputs: list[Tensors]) -> list[torch.Tensor]:
+    def reference(self, inputs: list[Tensors], shape: Shape) -> list[torch.Tensor]:
         """What is right for each rank: in float64, of the inputs as they are."""
 
 
 class AllGatherMatmul(Operator):
     """A column-parallel projection: the rows of x of all ranks, times each rank's own weight."""
 
-    dims = ("M", "N", "K")
     cut = ("M",)
     baseline = (
-        f"unfused: all_gather on {GATHERING} workers of each rank (no more than the fused form, as a link and not the "
+        f"unfused: all_gather on {MOVING} workers of each rank (no more than the fused form, as a link and not the "
         f"workers bounds a collective), then matmul on all {WORKERS}"
     )
+    layers: ClassVar[Mapping[str, Shape]] = {
+        "gate_up": {"M": 512, "N": 7168, "K": 4096},
+        "qkv": {"M": 512, "N": 1536, "K": 4096},
+    }
 
     def forms(self, shape: Shape, world: int) -> dict[str, Form]:
-        def fitted(program: Program, name: str, **changes: dict[str, Any]) -> Step:
-            schedule = program.schedule(name).changed(**changes)
-            sizes: dict[str, Any] = dict(_sizes_of(program.bind(schedule, absent=program.optional), shape))
-            return Step(program, program.fit(schedule, world=world, **sizes))
-
-        gather, tile = {"count": GATHERING}, {"tile": TILE}
+        gather, tile = {"count": MOVING}, {"tile": TILE}
+        fitted = partial(_fitted, shape=shape, world=world)
         return {
             UNFUSED: (fitted(all_gather, "pull", gather=gather), fitted(matmul, "gemm", multiply=tile)),
             **{n: (fitted(all_gather_matmul, n, gather=gather, matmul=tile),) for n in ("push", "pull", "multicast")},
@@ -100,12 +110,7 @@ class AllGatherMatmul(Operator):
         }
 
     def inputs(self, shape: Shape, world: int, dtype: torch.dtype) -> list[Tensors]:
-        random = torch.Generator().manual_seed(0)
-
-        def tensor(rows: int, cols: int) -> torch.Tensor:
-            return torch.randn(rows, cols, generator=random).to(dtype)
-
-        n, k = shape["N"], shape["K"]
+        tensor, n, k = _random(dtype), shape["N"], shape["K"]
         assert isinstance(n, int) and isinstance(k, int), "only M is cut"
         return [(tensor(m, k), tensor(n, k).T) for m in _lengths(shape["M"], world)]
 
@@ -118,9 +123,94 @@ class AllGatherMatmul(Operator):
         full = first.program(x, schedule=first.schedule, group=group, parts=parts)
         return second[0].program(full, weight, schedule=second[0].schedule, group=group)
 
-    def reference(self, inputs: list[Tensors]) -> list[torch.Tensor]:
+    def reference(self, inputs: list[Tensors], shape: Shape) -> list[torch.Tensor]:
         full = torch.cat([x for x, _ in inputs]).double()
         return [full @ weight.double() for _, weight in inputs]
+
+
+class Reduction(Operator):
+    """A row-parallel projection: each rank has a part of K, and the partial sums are added up. K is a rank's."""
+
+    layers: ClassVar[Mapping[str, Shape]] = {
+        "o_proj": {"M": 128, "N": 4096, "K": 1024},
+        "down": {"M": 128, "N": 4096, "K": 3584},
+    }
+
+    def inputs(self, shape: Shape, world: int, dtype: torch.dtype) -> list[Tensors]:
+        tensor, m, n, k = _random(dtype), sum(_lengths(shape["M"], world)), shape["N"], shape["K"]
+        assert isinstance(n, int) and isinstance(k, int), "only M is cut"
+        return [(tensor(m, k), tensor(n, k).T) for _ in range(world)]
+
+    def call(self, form: Form, inputs: Tensors, group: Any, shape: Shape) -> torch.Tensor:
+        made = inputs
+        for step in form:
+            cut = step.program.bind(step.schedule, absent=step.program.optional).cut
+            parts = {d: _lengths(shape[d], group.world) for d in self.cut if d in cut}
+            made = (step.program(*made, schedule=step.schedule, group=group, parts=parts),)
+        return made[0]
+
+
+class MatmulReduceScatter(Reduction):
+    """Every rank gets its rows of the sum."""
+
+    cut = ("M",)
+    baseline = (
+        f"unfused: matmul on all {WORKERS} workers of each rank, then reduce_scatter, of which {MOVING} workers fetch "
+        "(no more than send in the fused forms), and the others add up"
+    )
+
+    def forms(self, shape: Shape, world: int) -> dict[str, Form]:
+        few, tile = {"count": MOVING}, {"tile": SUM_TILE}
+        fitted = partial(_fitted, shape=shape, world=world)
+        return {
+            UNFUSED: (fitted(matmul, "gemm", multiply=tile), fitted(reduce_scatter, "pull", fetch=few)),
+            "fused": (fitted(matmul_reduce_scatter, "fused", matmul=tile),),
+            **{n: (fitted(matmul_reduce_scatter, n, matmul=tile, send=few),) for n in ("push", "pull")},
+            "ring": (fitted(matmul_ring_reduce_scatter, "ringed", matmul=tile, ring=few),),
+        }
+
+    def reference(self, inputs: list[Tensors], shape: Shape) -> list[torch.Tensor]:
+        return list(_total(inputs).split(_lengths(shape["M"], len(inputs))))
+
+
+class MatmulAllReduce(Reduction):
+    """Every rank gets the whole sum."""
+
+    cut = ()
+    baseline = (
+        f"unfused: matmul on all {WORKERS} workers of each rank, then all_reduce in two shots, of which {MOVING} "
+        f"workers fetch (no more than send in the fused forms), {MOVING} add up and share, and the others take"
+    )
+
+    def forms(self, shape: Shape, world: int) -> dict[str, Form]:
+        few, tile = {"count": MOVING}, {"tile": SUM_TILE}
+        fitted = partial(_fitted, shape=shape, world=world)
+        return {
+            UNFUSED: (fitted(matmul, "gemm", multiply=tile), fitted(all_reduce, "pull", fetch=few, share=few)),
+            **{n: (fitted(matmul_all_reduce, n, matmul=tile, share=few),) for n in ("fused", "multicast")},
+            "one_shot": (fitted(matmul_one_shot_all_reduce, "fused", matmul=tile, reduce={"tile": (32, 256)}),),
+        }
+
+    def reference(self, inputs: list[Tensors], shape: Shape) -> list[torch.Tensor]:
+        return [_total(inputs)] * len(inputs)
+
+
+def _fitted(program: Program, name: str, shape: Shape, world: int, **changes: dict[str, Any]) -> Step:
+    """A program in a schedule that stands beside it, with changes, in tiles that fit a shape."""
+    schedule = program.schedule(name).changed(**changes)
+    sizes: dict[str, Any] = dict(_sizes_of(program.bind(schedule, absent=program.optional), shape))
+    return Step(program, program.fit(schedule, world=world, **sizes))
+
+
+def _random(dtype: torch.dtype) -> Callable[[int, int], torch.Tensor]:
+    """Makes random matrices, the same ones in every run."""
+    random = torch.Generator().manual_seed(0)
+    return lambda rows, cols: torch.randn(rows, cols, generator=random).to(dtype)
+
+
+def _total(inputs: list[Tensors]) -> torch.Tensor:
+    """The sum over ranks."""
+    return torch.stack([x.double() @ weight.double() for x, weight in inputs]).sum(0)
 
 
 def _sizes_of(program: TileProgram, shape: Shape) -> Shape:
@@ -133,4 +223,8 @@ def _lengths(size: int | Sequence[int], world: int) -> tuple[int, ...]:
     return even_parts(size, world) if isinstance(size, int) else tuple(size)
 
 
-OPERATORS: dict[str, Operator] = {"all_gather_matmul": AllGatherMatmul()}
+OPERATORS: dict[str, Operator] = {
+    "all_gather_matmul": AllGatherMatmul(),
+    "matmul_reduce_scatter": MatmulReduceScatter(),
+    "matmul_all_reduce": MatmulAllReduce(),
+}

@@ -27,8 +27,12 @@ CONTRACT = {
     "op", "shape", "dtype", "world", "schedule", "kind", "what", "rel_rms", "ok", "median_us", "min_us", "max_us",
     "repeats", "baseline", "speedup", "bound_us", "versions", "command",
 }  # fmt: skip
-TINY = ["--shapes", "M=32,N=64,K=64", "--worlds", "2", "--dtypes", "fp32", "--quick"]
+TINY = ["--shapes", "M=32,N=64,K=64", "--worlds", "2", "--dtypes", "fp32", "--ops", "all_gather_matmul", "--quick"]
 FORMS = (UNFUSED, "push", "pull", "multicast", "engine")
+REDUCTIONS = {
+    "matmul_reduce_scatter": (UNFUSED, "fused", "push", "pull", "ring"),
+    "matmul_all_reduce": (UNFUSED, "fused", "multicast", "one_shot"),
+}
 Record = dict[str, Any]
 
 
@@ -87,6 +91,17 @@ class TestRecords:
         for words in ("Not a time", "Not a speed-up", "Not performance", "logical ratio", baseline):
             assert words in text
         assert len(re.findall(r"right +\d+(?:\.5)? \(\d+ – \d+\) +\d", text)) == len(FORMS)
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_sums_are_measured_in_all_their_forms(op: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Uneven shards where the rows of the sum are cut over the ranks."""
+    rows = "25+7" if op == "matmul_reduce_scatter" else "32"
+    assert main([*TINY, "--ops", op, "--shapes", f"M={rows},N=64,K=64", "--out", str(tmp_path), "--jobs", "1"]) == 0
+    assert [(r["schedule"], r["ok"]) for r in read(tmp_path) if r["what"] == LOGICAL] == [
+        (form, True) for form in REDUCTIONS[op]
+    ]
+    assert len(list(tmp_path.glob("*.perfetto.json"))) == len(REDUCTIONS[op])
 
 
 def spoil(form: str, how: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]) -> Any:
@@ -184,6 +199,7 @@ BAD = {
     "op": (["--ops", "none"], "UsageError", "there is no operator none"),
     "no shape": (["--shapes", "M=512;N=3"], "UsageError", "neither DIM=SIZE"),
     "dimensions": (["--shapes", "M=512,N=64"], "UsageError", "has the dimensions M, N, K"),
+    "layer": (["--ops", "matmul_all_reduce", "--shapes", "qkv"], "UsageError", "matmul_all_reduce has no layer qkv"),
     "empty": (["--shapes", "M=0,N=64,K=64"], "UsageError", "is empty"),
     "parts": (["--shapes", "M=5+3,N=64,K=64"], "DimensionError", "2 parts"),
     "no parts": (["--shapes", "M=8,N=64+64,K=64"], "UsageError", "does not cut N"),
@@ -230,10 +246,18 @@ class TestBadInput:
 
 class TestPlan:
     def test_measures_the_layers_of_the_issue(self) -> None:
-        cases = plan(["all_gather_matmul"], list(LAYERS.values()), [4], ["bfloat16"], range(3), Path("out"))
-        assert [(c.layer, c.schedule) for c in cases] == [(layer, form) for layer in LAYERS for form in FORMS]
+        cases = plan(list(OPERATORS), list(LAYERS), [4], ["bfloat16"], range(3), Path("out"))
+        forms = {"all_gather_matmul": FORMS} | REDUCTIONS
+        assert [(c.op, c.layer, c.schedule) for c in cases] == [
+            (op, layer, form) for op in OPERATORS for layer in OPERATORS[op].layers for form in forms[op]
+        ]
+        assert [*LAYERS] == ["gate_up", "qkv", "o_proj", "down"]
         assert cases[0].shape_text == "M=512,N=7168,K=4096"
         assert "matmul: 112 tiles of 128x256x128 on 14 workers" in cases[1].work
+
+    def test_measures_a_layer_with_the_operators_that_have_it(self) -> None:
+        cases = plan(list(OPERATORS), ["down"], [4], ["bfloat16"], [0], Path("out"))
+        assert {c.op for c in cases} == set(REDUCTIONS)
 
     def test_takes_uneven_shards(self) -> None:
         cases = plan(["all_gather_matmul"], [{"M": (5, 0, 27), "N": 40, "K": 72}], [3], ["float16"], [0], Path("out"))

@@ -53,7 +53,7 @@ class Call:
 
     @cached_property
     def x(self) -> list[torch.Tensor]:
-        return [_laid_out(self._numbers(m, self.K, salt=r), self.layout) for r, m in enumerate(self.parts)]
+        return [laid_out(self._numbers(m, self.K, salt=r), self.layout) for r, m in enumerate(self.parts)]
 
     @cached_property
     def weight(self) -> list[torch.Tensor]:
@@ -132,7 +132,7 @@ def run_and_check(*calls: Call, **options: Any) -> Results:
     return results
 
 
-def _laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
     """The same matrix in another place."""
     m, k = x.shape
     match layout:

@@ -17,8 +17,10 @@ from tests.kernels import exchanges
 from tests.kernels.gather_gemm import LIMITS, NAMED, Call, in_tiles, relative_rms, small_world
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather import pull as gather_all
+from tilelink.kernels.all_reduce import all_reduce
 from tilelink.kernels.matmul import gemm, matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.kernels.reduce_scatter import reduce_scatter
 from tilelink.runtime.cpu_world import Group
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -64,6 +66,18 @@ def test_all_gather(parts: tuple[int, ...], dtype: torch.dtype) -> None:
         lambda g: [all_gather(x[g.rank], group=g, parts={"M": parts}) for _ in range(3)]
     )
     assert all(torch.equal(out, torch.cat(x)) for of_rank in outs for out in of_rank)
+
+
+@pytest.mark.parametrize("parts", UNEVEN, ids=str)
+@pytest.mark.parametrize("program", [reduce_scatter, all_reduce], ids=lambda p: p.name)
+def test_sums_of_what_all_ranks_have(program: Any, parts: tuple[int, ...]) -> None:
+    x = [torch.randint(-9, 10, (sum(parts), 37)).to(torch.bfloat16) for _ in parts]
+    total = torch.stack(x).double().sum(0).to(torch.bfloat16)
+    scatters = program is reduce_scatter
+    cut = {"parts": {"M": parts}} if scatters else {}
+    outs = small_world(len(parts)).run(lambda g: [program(x[g.rank], group=g, **cut) for _ in range(2)])
+    for of_rank, right in zip(outs, total.split(parts) if scatters else [total] * len(parts), strict=True):
+        assert all(torch.equal(out, right) for out in of_rank)
 
 
 def test_matmul_of_each_rank() -> None:
@@ -124,32 +138,13 @@ def test_columns_are_sent_to_all_ranks(parts: tuple[int, ...]) -> None:
     assert all(torch.equal(out, torch.cat(x, 1)) for of_rank in outs for out in of_rank)
 
 
-@pytest.mark.parametrize("schedule", ["push", "pull", "fused"])
-@pytest.mark.parametrize("parts", [*UNEVEN, (3, 1, 0, 17, 5, 0, 2, 4)], ids=str)
-def test_reduce_scatter_of_integers_is_exact(schedule: str, parts: tuple[int, ...]) -> None:
-    case = ReduceScatter(parts, 20, 24, torch.float32, integers=True)
-    outs = small_world(len(parts)).run(lambda g: [case.on(matmul_reduce_scatter, schedule, g) for _ in range(3)])
-    for of_rank, e in zip(outs, case.expected, strict=True):
-        assert all(torch.equal(y.double(), e) for y in of_rank)
-
-
-@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
-def test_reduce_scatter_gives_the_same_bits_in_every_order(dtype: torch.dtype) -> None:
-    case = ReduceScatter((20, 3, 9), 20, 40, dtype)
-    outs = [small_world(3).run(lambda g: case.on(matmul_reduce_scatter, "push", g), seed=seed) for seed in range(4)]
-    for again in outs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(outs[0], again, strict=True))
-    assert relative_rms(outs[0], case.expected) < LIMITS[dtype]
-
-
 @pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
 def test_a_role_in_an_epilogue_gives_the_bits_of_one_of_its_own(dtype: torch.dtype) -> None:
     """Also where the buffer that it would go through rounds."""
-    for program in (matmul_reduce_scatter, exchanges.rounded_reduce_scatter):
-        case = ReduceScatter((20, 3, 9), 20, 40, dtype)
-        push = small_world(3).run(lambda g, p=program, c=case: c.on(p, "push", g))
-        fused = small_world(3, slots=1).run(lambda g, p=program, c=case: [c.on(p, "fused", g) for _ in range(2)])
-        assert all(torch.equal(a, b) for a, of_rank in zip(push, fused, strict=True) for b in of_rank)
+    program, case = exchanges.rounded_reduce_scatter, ReduceScatter((20, 3, 9), 20, 40, dtype)
+    push = small_world(3).run(lambda g: case.on(program, "push", g))
+    fused = small_world(3, slots=1).run(lambda g: [case.on(program, "fused", g) for _ in range(2)])
+    assert all(torch.equal(a, b) for a, of_rank in zip(push, fused, strict=True) for b in of_rank)
 
 
 def test_engines_bring_two_tensors_of_several_dimensions(example: Any) -> None:

@@ -1,0 +1,150 @@
+"""GEMM-ReduceScatter and GEMM-AllReduce give the right numbers, whatever the world, the sizes and the schedule."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.gather_gemm import FEW, LAYOUTS, LIMITS, relative_rms, run, run_and_check, small_world
+from tests.kernels.gemm_reduce import FORMS, PROGRAMS, Sum, form_name
+from tests.kernels.test_all_gather_matmul import SLOW, TILES, lengths
+from tilelink.runtime.cpu import Operation
+from tilelink.runtime.trace import align
+
+PARTS = [(7,), (20, 13), (40, 0, 33, 7), (3, 0, 17, 1, 0, 0, 5, 2)]
+"""Rows of each rank: worlds of 1, 2, 4 and 8; parts that no tile divides, and empty ones."""
+FIRST = [(program, next(iter(program.schedules))) for program in PROGRAMS]
+SMALL: dict[str, Any] = {"matmul": (16, 16, 16), "moved": (16, 32)}
+of_each_form = pytest.mark.parametrize("form", FORMS, ids=form_name)
+of_each_program = pytest.mark.parametrize("form", FIRST, ids=form_name)
+
+
+@pytest.mark.parametrize(
+    ("form", "parts"), [*((form, (5, 0, 20)) for form in FORMS), *product(FIRST, PARTS)], ids=form_name
+)
+def test_integers_are_exact_twice_in_a_row_and_runs_do_what_their_events_say(
+    form: tuple[Any, str], parts: tuple[int, ...]
+) -> None:
+    """With a bias, and weights that lie as nn.Linear keeps them."""
+    call = Sum(parts, integers=True, bias=True, transposed=True).by(form)
+    operations: list[Operation] = []
+    world = small_world(len(parts), observer=operations.append)
+    run_and_check(call, call, world=world)
+    (prepared,) = world.lane.prepared.values()
+    for n in range(2):
+        assert align(prepared.events, operations, f"{form[0].name} run {n}").done
+
+
+@of_each_form
+def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(form: tuple[Any, str]) -> None:
+    """Nor, where all get the whole, on the rank."""
+    call = Sum((20, 3, 9), N=20, K=40, bias=True).by(form, **SMALL)
+    first = call.by((form[0], next(iter(form[0].schedules))), **SMALL)
+    results = [run([first])[0], *(run([call], seed=seed)[0] for seed in (1, 2))]
+    call.check(results[0])
+    whole = [results[0]] if call.scatters else [[of_rank] * 3 for of_rank in results[0]]
+    for outs in results:
+        for right in whole:
+            assert all(torch.equal(a, b) for a, b in zip(outs, right, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@of_each_program
+def test_errors_are_those_of_rounding(form: tuple[Any, str], dtype: torch.dtype) -> None:
+    """Partial sums are rounded where they travel in the dtype of the result: of fewer numbers the error varies."""
+    tiles: dict[str, Any] = {"matmul": (64, 128, 32), "moved": (64, 128)}
+    run_and_check(Sum((40, 0, 24), N=128, K=64, dtype=dtype).by(form, **tiles))
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float16, marks=pytest.mark.verify), torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "form", [FIRST[0], *(pytest.param(f, marks=pytest.mark.verify) for f in FIRST[1:])], ids=form_name
+)
+def test_errors_of_long_sums_of_eight_ranks(form: tuple[Any, str], dtype: torch.dtype) -> None:
+    tiles: dict[str, Any] = {"matmul": (16, 256, 256), "moved": (16, 256)}
+    run_and_check(Sum((16,) * 8, N=256, K=512, dtype=dtype).by(form, **tiles), races=False)
+
+
+def test_partial_sums_travel_in_the_dtype_of_the_output() -> None:
+    """With an output in float32, sums of rounded operands are not rounded at all."""
+    call = Sum((18, 3), N=17, K=37, dtype=torch.bfloat16)
+    outs = small_world(2).run(lambda g: call.on(g, out=call.poison().float()))
+    assert relative_rms(outs, call.expected) < LIMITS[torch.float32]
+
+
+@of_each_form
+@pytest.mark.parametrize("bias", [False, True])
+def test_nothing_to_multiply_leaves_the_bias(form: tuple[Any, str], bias: bool) -> None:
+    run_and_check(Sum((3, 0, 2), N=5, K=0, bias=bias, integers=True).by(form))
+
+
+@of_each_program
+def test_no_rows_at_all_and_no_columns(form: tuple[Any, str]) -> None:
+    run_and_check(*[Sum((0, 0), bias=True).by(form)] * 2)
+    run_and_check(*[Sum((4, 1), N=n, integers=True).by(form) for n in (0, 1)])
+
+
+@of_each_program
+@pytest.mark.parametrize("layout", LAYOUTS[1:])
+def test_strides_of_inputs(form: tuple[Any, str], layout: str) -> None:
+    run_and_check(Sum((18, 3), N=17, K=37, layout=layout).by(form))
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+@of_each_form
+def test_every_schedule_is_safe_at_the_sizes_of_a_layer(form: tuple[Any, str], world: int) -> None:
+    """The down projection of Llama-3-8B, and one token of it."""
+    program, name = form
+    for tokens in (512, 1):
+        report = program.check(name, world=world, dtypes="bfloat16", M=tokens, N=4096, K=14336 // world)
+        assert report.verdict == "safe", str(report)
+    assert (report.proof == "structural") == (program.name != "matmul_ring_reduce_scatter")
+
+
+@st.composite
+def sums(draw: st.DrawFn, world: int) -> Sum:
+    """One call: any sizes, any schedule in any tiles."""
+    tiles, moved = draw(st.tuples(*[st.sampled_from(TILES)] * 3)), draw(st.tuples(*[st.sampled_from(TILES)] * 2))
+    program, name = draw(st.sampled_from(FORMS))
+    rows = st.one_of(st.just(0), lengths(tiles[0], 1 + (world < 3)))
+    parts = draw(st.one_of(rows.map(lambda m: (m,) * world), st.tuples(*[rows] * world)))
+    call = Sum(
+        parts,
+        draw(lengths(tiles[1], 1 + (world < 3))),
+        draw(lengths(tiles[2], 2)),
+        bias=draw(st.booleans()),
+        transposed=draw(st.booleans()),
+        layout=draw(st.sampled_from(LAYOUTS)),
+        seed=draw(st.integers(0, 99)),
+    ).by((program, name), matmul=tiles, moved=moved)
+    M = parts if call.scatters else sum(parts)
+    fitted = program.fit(call.schedule, world=world, M=M, N=call.N, K=call.K)
+    few = sum(parts) * call.N < FEW
+    return Sum(**{**vars(call), "schedule": fitted, "integers": few or draw(st.booleans())})
+
+
+def check_lanes(world: int, lanes: int, **options: Any) -> None:
+    """Random lanes of two calls are right."""
+
+    @settings(max_examples=lanes, deadline=None, suppress_health_check=SLOW, print_blob=True, **options)
+    @given(st.tuples(*[sums(world)] * 2), st.integers(0, 2**16), st.integers(7, 12), st.integers(1, 2))
+    def check(lane: tuple[Sum, ...], seed: int, sms: int, slots: int) -> None:
+        run_and_check(*lane, seed=seed, sms=sms, slots=slots)
+
+    check()
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_random_lanes_are_right(world: int) -> None:
+    check_lanes(world, 3, derandomize=True, database=None)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_new_random_lanes_are_right(world: int) -> None:
+    check_lanes(world, 200 if world < 8 else 40)

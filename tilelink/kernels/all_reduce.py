@@ -1,0 +1,22 @@
+"""AllReduce alone, in two shots: the sum of what all ranks have. After `matmul`, GEMM-AllReduce unfused."""
+
+import tilelink as tk
+from tilelink.kernels.matmul_all_reduce import share, take
+from tilelink.kernels.reduce_scatter import fetch
+
+
+@tk.program
+def all_reduce(x: tk.Local("M", "N"), out: tk.Local("M", "N")):
+    """out = the sum of x over ranks, in rank order, on every rank."""
+    inbox = tk.sharded(tk.ranks, "M", "N", axis=1)  # spreads M over the ranks: who adds up which rows
+    summed = tk.local("M", "N")
+    fetch[tk.tiles(inbox, source=tk.ranks)](x, inbox)
+    share[tk.tiles(inbox)](inbox, summed, None)
+    take[tk.tiles(out)](summed, out)
+
+
+pull = tk.Schedule(
+    fetch=tk.SMs(16, tile=(128, 256), at="home", order=tk.next_rank_first),
+    share=tk.SMs(16, tile=(64, 256)),
+    take=tk.SMs(tile=(64, 256)),
+)

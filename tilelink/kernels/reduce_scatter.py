@@ -1,0 +1,23 @@
+"""ReduceScatter alone: the rows of the sum of what all ranks have. After `matmul`, GEMM-ReduceScatter unfused."""
+
+import tilelink as tk
+from tilelink.kernels.matmul_reduce_scatter import reduce
+
+
+@tk.tile
+def fetch(t, x, inbox):
+    """Bring one tile of what one rank has to the home of its rows."""
+    tk.notify(tk.copy(x[t].at(t.source), inbox[t.source, t]))
+
+
+@tk.program
+def reduce_scatter(x: tk.Local("M", "N"), out: tk.Sharded("M", "N")):
+    """out = the rows of this rank of the sum of x over ranks, in rank order."""
+    inbox = tk.sharded(tk.ranks, "M", "N", axis=1)
+    fetch[tk.tiles(out, source=tk.ranks)](x, inbox)
+    reduce[tk.tiles(out)](inbox, out, None)
+
+
+pull = tk.Schedule(
+    fetch=tk.SMs(16, tile=(128, 256), at="home", order=tk.next_rank_first), reduce=tk.SMs(tile=(64, 256))
+)
