@@ -46,10 +46,11 @@ SUM_TILE = (128, 256, 512)
 
 @dataclass(frozen=True)
 class Step:
-    """A program with its schedule, in a form of an operator."""
+    """A program with its schedule, in a form of an operator. `cut`: the dimensions that it cuts over the ranks."""
 
     program: Program
     schedule: Schedule
+    cut: frozenset[str]
 
     def events(self, shape: Shape, world: int, dtype: str) -> Events:
         """What every worker of every rank does in it. Raises what is wrong with the shape or the schedule."""
@@ -144,8 +145,7 @@ class Reduction(Operator):
     def call(self, form: Form, inputs: Tensors, group: Any, shape: Shape) -> torch.Tensor:
         made = inputs
         for step in form:
-            cut = step.program.bind(step.schedule, absent=step.program.optional).cut
-            parts = {d: _lengths(shape[d], group.world) for d in self.cut if d in cut}
+            parts = {d: _lengths(shape[d], group.world) for d in step.cut.intersection(self.cut)}
             made = (step.program(*made, schedule=step.schedule, group=group, parts=parts),)
         return made[0]
 
@@ -198,8 +198,9 @@ class MatmulAllReduce(Reduction):
 def _fitted(program: Program, name: str, shape: Shape, world: int, **changes: dict[str, Any]) -> Step:
     """A program in a schedule that stands beside it, with changes, in tiles that fit a shape."""
     schedule = program.schedule(name).changed(**changes)
-    sizes: dict[str, Any] = dict(_sizes_of(program.bind(schedule, absent=program.optional), shape))
-    return Step(program, program.fit(schedule, world=world, **sizes))
+    bound = program.bind(schedule, absent=program.optional)
+    sizes: dict[str, Any] = dict(_sizes_of(bound, shape))
+    return Step(program, program.fit(schedule, world=world, **sizes), frozenset(bound.cut))
 
 
 def _random(dtype: torch.dtype) -> Callable[[int, int], torch.Tensor]:
