@@ -55,7 +55,8 @@ class Given:
         flat = tuple(v for n in by_position for v in values(n)) + tensors[len(names) :]
         more = {n: v for n, v in options.items() if n not in declared}
         for name in given.keys() - by_position.keys():
-            more |= dict(zip(made.variant.names(name), values(name), strict=False))
+            if declared[name] != Function:
+                more |= dict(zip([n for n, _ in made.flattened[name]], values(name), strict=True))
         present = {n for n, v in (*zip(made.parameters, flat, strict=False), *more.items()) if v is not None}
         return cls(made, flat, more, listed, made.optional - present)
 
