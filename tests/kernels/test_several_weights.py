@@ -106,7 +106,10 @@ def test_three_weights_exactly(schedule: str, parts: tuple[int, ...]) -> None:
     call(parts, (17, 16, 3), schedule=tiles(schedule), integers=True, biases=True, transposed=len(parts) % 2 == 0)
 
 
-@pytest.mark.parametrize(("schedule", "dtype"), list(zip(("pull", "multicast", "engine"), LIMITS, strict=True)), ids=str)
+PAIRS = list(zip(("pull", "multicast", "engine"), LIMITS, strict=True))
+
+
+@pytest.mark.parametrize(("schedule", "dtype"), PAIRS, ids=str)
 def test_dtypes(schedule: str, dtype: torch.dtype) -> None:
     call((18, 7), (33, 16), dtype=dtype, schedule=schedule, biases=True, transposed=True)
 
