@@ -193,7 +193,11 @@ class MachineMemoryError(TileLinkError):
 
 
 class StuckError(TileLinkError):
-    """No rank can go on: a wait whose signals will never come."""
+    """No rank can go on: a wait whose signals will never come. `lines`: the places in the source that wait."""
+
+    def __init__(self, message: str, site: Site | None = None, lines: tuple[str, ...] = ()) -> None:
+        self.lines = lines
+        super().__init__(message, site)
 
 
 class NeverEnteredError(StuckError):

@@ -116,12 +116,11 @@ def _at_sizes(
     dtypes: Mapping[str, Any] | Any,
     sizes: Mapping[str, int | Sequence[int]],
 ) -> tuple[TileProgram, Sizes]:
-    from tilelink.frontend.given import at_sizes
     from tilelink.frontend.schedule import Schedule
     from tilelink.frontend.sizes import Sizes
 
-    program, sizes = at_sizes(program, with_defaults(program, sizes, program.absent(dtypes)))
-    absent = program.absent(dtypes)
+    absent = program.optional - set(dtypes) if isinstance(dtypes, Mapping) else program.optional
+    sizes = with_defaults(program, sizes, absent)
     if not isinstance(schedule, Schedule):
         schedule = program.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
     bound = program.bind(schedule, dtypes, absent)
@@ -129,13 +128,13 @@ def _at_sizes(
 
 
 def with_defaults(
-    program: Program, sizes: Mapping[str, int | Sequence[int]], absent: frozenset[str]
+    program: Program, sizes: Mapping[str, int | Sequence[int]], absent: frozenset[str], size: int = SIZE
 ) -> dict[str, int | Sequence[int]]:
-    """Sizes of all dimensions, in the order in which the tensors name them; those left out are `SIZE`, or what a block
-    over the whole dimension has in a schedule of the program."""
+    """Sizes of all dimensions, in the order in which the tensors name them; those left out are `size`, or what a block
+    over the whole dimension has in a schedule of the program, if that is less."""
     from tilelink.frontend.ir import RANKS_DIM
 
     dims = (d for t in program.recorded(absent).tensors for d in t.dims if d != RANKS_DIM)
     resources = [r for s in program.schedules_without(absent).values() for r in s.values()]
     whole = {d: n for r in resources for d, n in dict(getattr(r, "whole", ())).items()}
-    return {d: sizes.get(d, whole.get(d, SIZE)) for d in (*dims, *sizes)}
+    return {d: sizes.get(d, min(whole.get(d, size), size)) for d in (*dims, *sizes)}

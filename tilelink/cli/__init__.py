@@ -20,7 +20,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tilelink.cli import check, doctor, list_, machine, show, simulate
+from tilelink.cli import check, doctor, explore, list_, machine, show, simulate
 from tilelink.cli.command import Answer, UsageError
 from tilelink.cli.program import split_target
 from tilelink.errors import Site, TileLinkError
@@ -29,7 +29,7 @@ SCHEMA = 1
 EXIT_CODES = {"ok": 0, "finding": 1, "error": 2}
 COMMANDS = {
     "list": list_.COMMAND, "check": check.COMMAND, "show": show.COMMAND, "simulate": simulate.COMMAND,
-    "machine": machine.COMMAND, "doctor": doctor.COMMAND,
+    "explore": explore.COMMAND, "machine": machine.COMMAND, "doctor": doctor.COMMAND,
 }  # fmt: skip
 
 

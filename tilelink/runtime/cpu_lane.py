@@ -36,7 +36,7 @@ def engine_to(peer: int) -> str:
 
 class CpuLane:
     """The heaps of all ranks as one process sees them (uint8 tensors), and programs prepared for devices of `sms`, on
-    nodes of `per_node` ranks."""
+    nodes of `per_node` ranks; `check`: what is not safe is refused."""
 
     def __init__(
         self,
@@ -45,8 +45,9 @@ class CpuLane:
         sms: int,
         target: Target = CPU,
         per_node: int | None = None,
+        check: bool = True,
     ) -> None:
-        self.layout, self.heaps, self.sms, self.per_node = layout, heaps, sms, per_node
+        self.layout, self.heaps, self.sms, self.per_node, self.check = layout, heaps, sms, per_node, check
         self.target = target.across_nodes() if per_node and per_node < layout.world else target
         self.tables = [self._table(rank) for rank in range(layout.world)]
         self.prepared: dict[Any, Prepared] = {}
@@ -60,7 +61,7 @@ class CpuLane:
             with suspended():
                 world = self.layout.world
                 self.prepared[key] = prepare(
-                    program, arguments, schedule, world, self.sms, self.target, self.per_node
+                    program, arguments, schedule, world, self.sms, self.target, self.per_node, self.check
                 )
         return self.prepared[key]
 

@@ -25,7 +25,7 @@ from tilelink.runtime.launch import Lane, Launch, Run
 from tilelink.runtime.layout import ALIGNMENT, HeapLayout
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.races import with_tiles
-from tilelink.runtime.stuck import explain
+from tilelink.runtime.stuck import explain, lines_of
 from tilelink.runtime.timestamps import timeline_of
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class CpuWorld:
     workers take turns at "atomics", or at every access to "memory", which is slower and keeps their logical times
     together. `observer` gets every operation. `target`: what kernels are lowered for; its primitives have to be those
     that the interpreter runs. `per_node`: ranks of a node, all by default; those of other nodes are reached as over a
-    network.
+    network. `check`: what the check finds unsafe is refused.
 
     Raises WorldError, HeapError.
     """
@@ -65,6 +65,7 @@ class CpuWorld:
         switch: Literal["atomics", "memory"] = "atomics",
         target: Target = CPU,
         per_node: int | None = None,
+        check: bool = True,
     ) -> None:
         check_world(world)
         check_nodes(world, per_node)
@@ -74,7 +75,7 @@ class CpuWorld:
         self.policy, self.resident, self.admit = policy, resident, admit
         self.races, self.observer, self.switch = races, observer, switch
         self.layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
-        self.lane = CpuLane(self.layout, [_heap(heap_bytes) for _ in range(world)], sms, target, per_node)
+        self.lane = CpuLane(self.layout, [_heap(heap_bytes) for _ in range(world)], sms, target, per_node, check)
         for rank in range(world):
             self.lane.clear(rank)
         self.log = CallLog(world)
@@ -104,7 +105,8 @@ class CpuWorld:
             finished = True
             return results
         except DeadlockError as e:
-            raise StuckError(explain(e, self.launched, [g.runs for g in self.groups])) from e
+            lines = lines_of(e, self.launched)
+            raise StuckError(explain(e, self.launched, [g.runs for g in self.groups]), lines=lines) from e
         except RaceError as e:
             raise RaceError(with_tiles(e.races, self.launched)) from None
         finally:

@@ -21,13 +21,13 @@ def with_tiles(races: Sequence[Race], launched: Mapping[tuple[int, str], Prepare
     def named(party: Party) -> Party:
         prepared = launched.get((party.rank, party.launch))
         main = prepared is not None and party.launch.startswith(f"{prepared.lowered.main} run ")
-        return replace(party, tile=_tile(party, prepared.events)) if prepared is not None and main else party
+        return _named(party, prepared.events) if prepared is not None and main else party
 
     return [replace(race, first=named(race.first), second=named(race.second)) for race in races]
 
 
-def _tile(party: Party, events: Events) -> str:
-    """Who of a worker's tiles touches these elements in this way; "" if none does, as between two runs."""
+def _named(party: Party, events: Events) -> Party:
+    """A party with the tiles of its worker that touch these elements so; between two runs, none does."""
     mine = events.of_worker(party.rank, party.program)
     mine = mine[_touches(party, events, mine)]
     found: dict[tuple[int, int], list[int]] = {}
@@ -35,10 +35,11 @@ def _tile(party: Party, events: Events) -> str:
         tiles = found.setdefault((int(events.role[k]), int(events.site[k])), [])
         if events.tile[k] not in tiles:
             tiles.append(int(events.tile[k]))
-    return " or ".join(
+    tile = " or ".join(
         f"role {events.program.roles[role].name}, {_numbers(tiles)} ({events.sites[site]}: {events.sites[site].text})"
         for (role, site), tiles in found.items()
     )
+    return replace(party, tile=tile, sites=tuple(dict.fromkeys(events.sites[site] for _, site in found)))
 
 
 def _touches(party: Party, events: Events, mine: np.ndarray) -> np.ndarray:

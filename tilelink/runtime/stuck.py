@@ -40,6 +40,20 @@ def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int] = (
     return "\n".join(lines)
 
 
+def lines_of(deadlock: DeadlockError, launched: Launched) -> tuple[str, ...]:
+    """The lines that are stuck: those of tile functions, where a tile waits, else those of kernels."""
+    sites: dict[Site, None] = {}
+    for stuck in deadlock.stuck:
+        prepared = launched.get((stuck.rank, stuck.launch))
+        for wait in _signals(stuck.waits):
+            site: Site = wait.site
+            if prepared is not None and wait.region != CONTROL:
+                k = _tile_wait(stuck.rank, stuck.program, wait, prepared)
+                site = wait.site if k is None else prepared.events.sites[prepared.events.site[k]]
+            sites[site] = None
+    return tuple(f"{site}: {site.text}" for site in sites)
+
+
 def first_wait(deadlock: DeadlockError, run: Record, reason: Reason) -> Report:
     """What a rank reports of its workers that can't go on: one that waits for a signal rather than for a rank."""
     prepared = run.prepared

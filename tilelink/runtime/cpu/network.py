@@ -68,8 +68,7 @@ class Atomic:
 
 @dataclass
 class Transfer:
-    """A transfer under way. `issued`: the slot and the clock of the strand that started it, then. `delivers`: fences
-    order it, as they do puts and atomics, and not what is started to be brought here. `fences`: the slots and clocks of
+    """A transfer under way. `issued`: the slot and the clock of the strand that started it, then. `fences`: those of
     the strands that fenced it. `read`, `end`: the moments at which its source was read, and at which it was complete.
     `value`: what it fetched."""
 
@@ -78,7 +77,6 @@ class Transfer:
     key: int
     issued: tuple[int, int]
     lane: object
-    delivers: bool
     fences: list[tuple[int, int]] = field(default_factory=list)
     read: Moment | None = None
     end: Moment | None = None
@@ -162,7 +160,7 @@ class Network:
             if word is not None:
                 agent.atomic(*word, "release")
 
-        return self._start(name, pe, context, True, work)
+        return self._start(name, pe, context, work)
 
     def get(self, name: str, target: Place | None, source: Place, pe: int, context: int) -> Transfer:
         """Starts to read from a peer, to memory or, without a target, to `value`."""
@@ -178,7 +176,7 @@ class Network:
             else:
                 agent.write(target, values)
 
-        return self._start(name, pe, context, False, work)
+        return self._start(name, pe, context, work)
 
     def atomic(
         self, name: str, word: Place, atomic: Atomic, pe: int, context: int, fetch: Place | None = None
@@ -195,13 +193,12 @@ class Network:
             if fetch is not None:
                 agent.write(fetch, [transfer.value])
 
-        return self._start(name, pe, context, fetch is None, work)
+        return self._start(name, pe, context, work)
 
     def fence(self, context: int) -> None:
-        """What this rank delivers next to a peer, in a context, comes there after what it has started to deliver."""
+        """What this rank starts next in a context is done at a peer after what it had started for that peer."""
         strand = self.program.strand
-        seen = [t for t in self._seen(context) if t.delivers]
-        started = [t for t in seen if t.end is None or not _after(strand, t.end)]
+        started = [t for t in self._seen(context) if t.end is None or not _after(strand, t.end)]
         now = strand.slot, int(strand.publish().clock[strand.slot])
         self.program.fenced = now[1]
         for transfer in started:
@@ -224,13 +221,10 @@ class Network:
 
     # ---- inside
 
-    def _start(
-        self, name: str, pe: int, context: int, delivers: bool, work: Callable[[_Agent, Transfer], None]
-    ) -> Transfer:
+    def _start(self, name: str, pe: int, context: int, work: Callable[[_Agent, Transfer], None]) -> Transfer:
         me, accesses = self.program, self.accesses
         rank, strand = me.launch.rank, me.strand
-        seen = [t for t in self._seen(context) if t.pe == pe and delivers]
-        before = [t for t in seen if any(strand.after(*f) for f in t.fences)]
+        before = [t for t in self._seen(context) if t.pe == pe and any(strand.after(*f) for f in t.fences)]
         issued = strand.publish()
         distant = Moment(issued.clock.copy(), issued.time)
         distant.clock[strand.slot] = me.fenced
@@ -240,7 +234,7 @@ class Network:
         far = self.ordering.strand(rank, what, me.index, lane, distant)
         program = Program(me.launch, me.index, near, sites.current())
         key, self._started = FIRST_KEY + self._started, self._started + 1
-        transfer = Transfer(pe, context, key, (strand.slot, int(issued.clock[strand.slot])), lane, delivers)
+        transfer = Transfer(pe, context, key, (strand.slot, int(issued.clock[strand.slot])), lane)
         self._transfers[rank].append(transfer)
 
         def body() -> None:

@@ -17,7 +17,7 @@ LONGEST_CHAIN = 256
 @dataclass(frozen=True)
 class Party:
     """One side of a race: who did what where. `box` has the elements that both sides touched. `tile`: role, tile and
-    line of the tile function, where somebody knew them."""
+    line of the tile function, where somebody knew them; `sites`: the lines alone."""
 
     rank: int
     launch: str
@@ -29,6 +29,7 @@ class Party:
     box: Box
     site: Site
     tile: str = ""
+    sites: tuple[Site, ...] = ()
 
     def __str__(self) -> str:
         box = ", ".join(f"{low}:{high}" for low, high in self.box)

@@ -1,0 +1,125 @@
+"""`tilelink explore`: a program under many schedules, and what goes wrong in any of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tilelink.backend.show import with_defaults
+from tilelink.cli.command import Answer, Command
+from tilelink.cli.program import add_program_flags, find, shape_text
+from tilelink.cli.schedule import read_schedule, schedule_text
+
+if TYPE_CHECKING:
+    from tilelink.explore import Exploration, Subject
+    from tilelink.frontend.program import Program
+    from tilelink.frontend.schedule import Schedule
+
+SIZE, TILE = 40, 16
+"""Sizes that are not given, and the largest extent of the tiles of a schedule that is named: several tiles, with rests,
+and so small that a schedule takes a fraction of a second."""
+SEEDS, SMS = 100, 24
+EVERY = 2.0
+"""Seconds between two lines of progress."""
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Runs a program under many schedules: races, deadlocks, accesses out of bounds, results that are not always the
+    same. Schedules are fixed by seeds, and repeated by them."""
+    from tilelink.analysis.check.refusals import KINDS
+    from tilelink.errors import TileLinkError
+    from tilelink.explore import Exploration, explore
+
+    program = find(args.program)
+    sizes: Mapping[str, Any] = with_defaults(program, args.shape, program.optional, SIZE)
+    schedule = read_schedule(program, args.schedule, args.world, dict(sizes), TILE)
+    seeds = range(args.seeds) if args.replay is None else [args.replay]
+    try:
+        subject = _subject(args, program, schedule, sizes)
+        exploration = explore(subject, seeds, args.policy, _progress(len(seeds)))
+    except TileLinkError as e:
+        if type(e).__name__ not in KINDS:
+            raise
+        exploration = Exploration(args.policy, findings=[_refused(e)])
+    written = schedule_text(program, schedule, args.schedule)
+    asked = f"--seeds {args.seeds}" if args.replay is None else f"--replay {args.replay}"
+    note = (
+        f"# tilelink explore {args.program} --world {args.world} --shape {shape_text(sizes)} --dtype {args.dtype} "
+        f"--schedule {written} --policy {args.policy} --backend {args.backend} {asked}\n"
+        f"# schedule hash {exploration.schedule_hash}\n"
+    )
+    findings = [{"seed": f.seed, "kind": f.kind, "lines": list(f.lines), "what": f.what} for f in exploration.findings]
+    keys = {
+        "schedules_run": exploration.schedules_run, "distinct": exploration.distinct,
+        "schedule_hash": exploration.schedule_hash, "findings": findings, "policy": args.policy,
+        "backend": args.backend, "world": args.world, "shape": sizes, "dtype": args.dtype, "schedule": written,
+    }  # fmt: skip
+    return Answer(keys, str(exploration), note, "finding" if findings else "ok")
+
+
+def _subject(args: argparse.Namespace, program: Program, schedule: Schedule, sizes: Mapping[str, Any]) -> Subject:
+    from tilelink.explore import Lowered
+
+    options = {"world": args.world, "dtypes": args.dtype, "slots": args.slots, "sms": args.sms}
+    return Lowered(program, schedule, **options, **sizes)
+
+
+def _refused(error: Any) -> Any:
+    """What unrolling refuses is a finding before any schedule is run."""
+    from tilelink.analysis.check.refusals import KINDS
+    from tilelink.explore import Finding
+    from tilelink.explore.findings import line_of
+
+    lines = (line_of(error.site),) if error.site else ()
+    return Finding(KINDS[type(error).__name__], lines, f"{error.message}; it was not run")
+
+
+def _progress(schedules: int) -> Callable[[Exploration], None]:
+    """Says now and then how far it is."""
+    said = time.monotonic()
+
+    def say(exploration: Exploration) -> None:
+        nonlocal said
+        if time.monotonic() - said >= EVERY:
+            said = time.monotonic()
+            run, found = exploration.schedules_run, len(exploration.findings)
+            sys.stderr.write(f"{run} of {schedules} schedules, {exploration.distinct} distinct, {found} findings\n")
+
+    return say
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a natural number")
+    return int(text)
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    add_program_flags(parser, SIZE)
+    parser.add_argument(
+        "--seeds", type=_natural, default=SEEDS, metavar="N",
+        help="schedules to run, those of the seeds 0 to N-1; in that of 0 all take turns (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policy", choices=("random", "pct"), default="random", help="who runs next: anybody, or the one with the "
+        "highest priority, which changes at a few turns (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--backend", choices=("lowered",), default="lowered", help="what runs: the lowered kernels (default), or "
+        "the tile program itself, which is much faster",
+    )  # fmt: skip
+    parser.add_argument("--replay", type=_natural, metavar="SEED", help="run the schedule of this seed alone")
+    parser.add_argument(
+        "--slots", type=int, default=1, metavar="N",
+        help="copies of the buffers; every rank makes one call more than that (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--sms", type=int, default=SMS, metavar="N", help="SMs of a device (default: %(default)s)")
+
+
+COMMAND = Command(
+    run, "tilelink explore all_gather_matmul --world 2 --shape M=20,K=16,N=16 --schedule pull --seeds 4 --policy pct",
+    flags,
+)  # fmt: skip

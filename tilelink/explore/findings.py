@@ -1,0 +1,64 @@
+"""What exploring finds: one thing that went wrong, in one schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilelink.errors import Site, StuckError, TileLinkError
+from tilelink.runtime.cpu import (
+    DeadlockError,
+    KernelError,
+    LivelockError,
+    OutOfBoundsError,
+    Race,
+    RaceError,
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`kind`: "race", "deadlock", "livelock", "out of bounds", "kernel error", "unwritten read", "unwritten output" or
+    "unequal results". `lines`: the places in the source that it is about. `what`: all of it, for a person. `seed`: of
+    the schedule that shows it."""
+
+    kind: str
+    lines: tuple[str, ...]
+    what: str
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} (seed {self.seed}): {self.what}"
+
+
+def findings_of(error: TileLinkError) -> tuple[Finding, ...]:
+    """The findings that an error is which ended a run. Raises it again where it is none, but bad input."""
+    match error:
+        case RaceError():
+            return tuple(of_race(race) for race in error.races)
+        case StuckError():
+            return (Finding("deadlock", error.lines, error.message),)
+        case DeadlockError():
+            sites = dict.fromkeys(wait.site for stuck in error.stuck for wait in stuck.waits)
+            return (Finding("deadlock", tuple(map(line_of, sites)), error.message),)
+        case OutOfBoundsError():
+            return (Finding("out of bounds", _lines(error), error.message),)
+        case LivelockError():
+            return (Finding("livelock", _lines(error), error.message),)
+        case KernelError():
+            return (Finding("kernel error", _lines(error), error.message),)
+    raise error
+
+
+def of_race(race: Race) -> Finding:
+    """The finding that a race is, whichever side comes first."""
+    sides = {line_of(site) for party in (race.first, race.second) for site in party.sites or (party.site,)}
+    return Finding("race", tuple(sorted(sides)), str(race))
+
+
+def line_of(site: Site) -> str:
+    """A place in the source, with what stands there."""
+    return f"{site}: {site.text}" if site.text else str(site)
+
+
+def _lines(error: TileLinkError) -> tuple[str, ...]:
+    return (line_of(error.site),) if error.site else ()

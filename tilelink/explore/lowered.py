@@ -1,0 +1,98 @@
+"""Lowered programs under many schedules: the kernels that run, in Triton's interpreter, several calls in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilelink.analysis.check.structure import why_not_structural
+from tilelink.analysis.events import WRITE
+from tilelink.analysis.placement import placed
+from tilelink.analysis.unroll import DEFAULT_SMS, unroll
+from tilelink.errors import TileLinkError
+from tilelink.explore.findings import Finding, findings_of
+from tilelink.explore.operands import operands
+from tilelink.explore.outcome import Outcome, Result
+from tilelink.explore.trial import Trial
+from tilelink.frontend.program import Program
+from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.sizes import Sizes
+from tilelink.runtime.cpu_world import CpuGroup, CpuWorld
+
+LEAST_HEAP, CONTROL = 1 << 16, 1 << 14
+
+
+class Lowered:
+    """A program with a schedule (taken as it is), as `tilelink.explore.explore` takes it: every rank makes one call
+    more than there are `slots`, with other operands each time, and none waits between them. `sizes` as in `Sizes.of`.
+
+    Where the check proves a run by the structure of the program, it may be done by any number of workers at a time that
+    begin in order: then that number is part of the schedule. `make_world` makes the world, for kernels that are not as
+    they were lowered. Raises the errors of the frontend and of the unrolling;
+    what the check finds is not asked.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        *,
+        world: int,
+        dtypes: Any = "float32",
+        slots: int = 1,
+        sms: int = DEFAULT_SMS,
+        per_node: int | None = None,
+        make_world: Callable[..., CpuWorld] = CpuWorld,
+        **sizes: int | Sequence[int],
+    ) -> None:
+        absent = program.optional - set(dtypes) if isinstance(dtypes, Mapping) else program.optional
+        bound = program.bind(schedule, dtypes, absent)
+        self.program, self.schedule, self.bound = program, schedule, bound
+        self.sizes = Sizes.of(bound, world, sizes, per_node)
+        self.events = unroll(bound, self.sizes, sms=sms)
+        self.calls, self.structural = slots + 1, not why_not_structural(bound)
+        room = placed(bound, self.sizes)
+        self.world = make_world(
+            world, heap_bytes=CONTROL + slots * max(LEAST_HEAP, 4 * (room.data_bytes + room.signal_bytes)), slots=slots,
+            signal_bytes=max(1 << 12, 4 * room.signal_bytes), sms=sms, per_node=per_node, switch="memory", check=False,
+        )  # fmt: skip
+        self.given = [[operands(bound, self.sizes, r, n) for n in range(self.calls)] for r in range(world)]
+        self.outputs = [t.name for t in bound.outputs]
+        self.parts = dict(self.sizes.parts)
+
+    def run(self, trial: Trial) -> Outcome:
+        """One run, from a heap that holds nothing."""
+        world = self.world
+        for heap in world.lane.heaps:
+            heap.fill_(0xFF)
+        world.reset()
+        world.policy = trial.word
+        world.resident = trial.residents(self.events.kernel_workers) if self.structural else None
+        results: tuple[Result, ...] = ()
+        findings: tuple[Finding, ...] = ()
+        try:
+            made = world.run(self._calls, seed=trial.seed)
+            results = tuple(self._result(n, r, k, t) for r, m in enumerate(made) for n, k, t in m)
+        except TileLinkError as error:
+            findings = findings_of(error)
+        assert world.latest is not None
+        return Outcome(world.latest.schedule_hash, world.latest.turns, results, findings)
+
+    def _calls(self, group: CpuGroup) -> list[tuple[int, str, torch.Tensor]]:
+        """All calls of a rank; what comes out, by call and name."""
+        made = []
+        for n, given in enumerate(self.given[group.rank]):
+            outs = {name: given[name].clone() for name in self.outputs}
+            self.program(schedule=self.schedule, group=group, parts=self.parts, **given | outs)
+            made += [(n, name, out) for name, out in outs.items()]
+        return made
+
+    def _result(self, call: int, rank: int, name: str, tensor: torch.Tensor) -> Result:
+        index = next(k for k, t in enumerate(self.bound.tensors) if t.name == name)
+        events = self.events
+        written = np.unique(events.site[(events.op == WRITE) & (events.tensor == index)])
+        lines = tuple(f"{events.sites[s]}: {events.sites[s].text}" for s in written)
+        return Result(f"call {call}, rank {rank}: {name}", tensor, lines)
