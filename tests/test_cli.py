@@ -108,19 +108,21 @@ def test_list(run: Run) -> None:
     found = by_name["all_gather_matmul"]
     assert found["schedules"] == ["push", "pull", "multicast", "engine"]
     assert found["tensors"] == [
-        {"name": "x", "kind": "input", "dims": ["M", "K"], "sharded": "M", "optional": False},
-        {"name": "weight", "kind": "input", "dims": ["K", "N"], "sharded": None, "optional": False},
-        {"name": "out", "kind": "output", "dims": ["M", "N"], "sharded": None, "optional": False},
-        {"name": "bias", "kind": "input", "dims": ["N"], "sharded": None, "optional": True},
+        {"name": "x", "kind": "input", "dims": ["M", "K"], "sharded": "M", "optional": False, "each": False},
+        {"name": "weight", "kind": "input", "dims": ["K", "N"], "sharded": None, "optional": False, "each": True},
+        {"name": "out", "kind": "output", "dims": ["M", "N"], "sharded": None, "optional": False, "each": True},
+        {"name": "bias", "kind": "input", "dims": ["N"], "sharded": None, "optional": True, "each": True},
     ]
+    assert found["functions"] == ["epilogue"]
 
 
 def test_list_for_people(run: Run) -> None:
     code, out, err = run.text("list")
     assert (code, err) == (0, "")
     lines = out[out.index("all_gather_matmul\n") :].splitlines()
-    assert lines[2:4] == [
-        "    x[M/world, K], weight[K, N], bias[N] (optional) -> out[M, N]",
+    assert lines[2:5] == [
+        "    x[M/world, K], each weight[K, N], each bias[N] (optional) -> each out[M, N]",
+        "    functions: epilogue",
         "    schedules: push (default), pull, multicast, engine",
     ]
 

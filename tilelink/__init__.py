@@ -17,10 +17,13 @@ from tilelink.frontend.schedule import (
     ring,
 )
 from tilelink.language import (
+    Each,
+    Function,
     Local,
     Sharded,
     claim,
     copy,
+    each,
     local,
     locals,
     node,
@@ -41,10 +44,10 @@ from tilelink.language import (
 
 __version__ = "0.1.0"
 __all__ = [
-    "CopyEngine", "CpuWorld", "Epilogue", "KernelRank", "KernelWorld", "Local", "Order", "Program", "SMs", "Schedule",
-    "Sharded", "TileLinkError", "VirtualWorld", "claim", "copy", "group", "grouped", "local", "locals",
-    "next_rank_first", "node", "nodes", "notify", "order", "own_rank_first", "place", "program", "rank", "rank_at",
-    "ranks", "release", "ring", "sharded", "steps", "tile", "tiles", "wait", "world",
+    "CopyEngine", "CpuWorld", "Each", "Epilogue", "Function", "KernelRank", "KernelWorld", "Local", "Order", "Program",
+    "SMs", "Schedule", "Sharded", "TileLinkError", "VirtualWorld", "claim", "copy", "each", "group", "grouped", "local",
+    "locals", "next_rank_first", "node", "nodes", "notify", "order", "own_rank_first", "place", "program", "rank",
+    "rank_at", "ranks", "release", "ring", "sharded", "steps", "tile", "tiles", "wait", "world",
 ]  # fmt: skip
 
 

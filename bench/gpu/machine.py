@@ -10,9 +10,9 @@ import torch
 from bench.gpu.place import Place
 from bench.gpu.report import Report
 from bench.gpu.right import schedules
+from tilelink.capabilities import capabilities
 from tilelink.errors import DeviceError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.runtime.capabilities import capabilities
 from tilelink.runtime.measure import description, measure
 
 

@@ -155,7 +155,8 @@ STATEMENTS = [
     tile("assignment to an attribute", NotUnderstoodError, "t.x = 3  # <-", "names on its left"),
     tile("names that are too many", NotUnderstoodError, "a, b = t.shape, 1, 2  # <-", "2 names"),
     tile(
-        "loop over a tuple", NotUnderstoodError, "for n in (1, 2):  # <-\n    pass", "tk.steps(), tk.ranks() or range()"
+        "loop over a tuple", NotUnderstoodError, "for n in (1, 2):  # <-\n    pass",
+        "tk.steps(), tk.ranks(), tk.each() or range()",
     ),
     tile("loop over a function", NotUnderstoodError, "for n in reversed(3):  # <-\n    pass", "reversed"),
     tile(

@@ -17,17 +17,7 @@ from tests.verification.signalling import (
     wait,
     wait_until,
 )
-
-
-@triton.jit
-def put_then_get_by_the_owner(data, words, out, rank, SYNC: tl.constexpr):
-    """Rank 0 stores to rank 1, which reads: after both have met, or at once."""
-    if rank == 0:
-        tl.store(at(data, 1), 42)  # one
-    if SYNC:
-        barrier(words, rank, 2, 1)
-    if rank == 1:
-        tl.store(out, tl.load(at(data, 1)))  # other
+from tilelink.runtime import shmem
 
 
 @triton.jit
@@ -111,3 +101,103 @@ def put_before_team_sync(data, words, out, rank, FROM: tl.constexpr, TO: tl.cons
     team_barrier(words, rank, 0, 2, 2, 1)
     if rank == TO:
         tl.store(out, tl.load(at(data, TO)))  # other
+
+
+# ---- over a network: transfers are late, `remote` is named by its own address
+
+
+@triton.jit
+def meet(words, rank, WORLD: tl.constexpr, round):
+    """All that a rank has started is complete, then all ranks meet."""
+    shmem.quiet()
+    barrier(words, rank, WORLD, round)
+
+
+@triton.jit
+def get_and_load(remote, buffer, words, out, rank, WORLD: tl.constexpr, ENDS: tl.constexpr, FIRST: tl.constexpr):
+    """Rank 0 starts a get, and reads what it brings: when that has ended, by a barrier or by quiet, or before."""
+    if rank == 0:
+        shmem.get_nbi(buffer, remote, 1, 1)  # one
+    if ENDS == "barrier" and FIRST:
+        meet(words, rank, WORLD, 1)
+    if ENDS == "quiet" and FIRST:
+        shmem.quiet()
+    if rank == 0:
+        tl.store(out, tl.load(buffer))  # other
+    shmem.quiet()
+
+
+@triton.jit
+def ping_and_pong(remote, buffer, flag, rank, ANSWERS: tl.constexpr):
+    """Rank 0 starts a put with a signal, and overwrites its source when rank 1 has signalled: in answer, or not."""
+    if rank == 0:
+        tl.store(buffer, 42)
+        shmem.put_signal_nbi(remote, buffer, 1, flag, 1, shmem.SIGNAL_SET, 1)  # one
+        wait_until(flag, 1)
+        tl.store(buffer, 1337)  # other
+    else:
+        tl.store(buffer, 1337)
+        if ANSWERS:
+            wait_until(flag, 1)
+        shmem.put_signal(remote, buffer, 1, flag, 1, shmem.SIGNAL_SET, 0)
+    shmem.quiet()
+
+
+@triton.jit
+def put_and_get(remote, buffer, words, rank, WORLD: tl.constexpr, SYNC: tl.constexpr):
+    """Rank 0 puts to rank 1, and gets from there what it has put."""
+    if rank == 0:
+        tl.store(buffer, 42)
+        shmem.put(remote, buffer, 1, 1)  # one
+    if SYNC:
+        meet(words, rank, WORLD, 1)
+    if rank == 0:
+        shmem.get(buffer + 1, remote, 1, 1)  # other
+    shmem.quiet()
+
+
+@triton.jit
+def put_quiet_get(remote, buffer, words, rank, WORLD: tl.constexpr, SYNC: tl.constexpr):
+    """Rank 0 puts to rank 1, and waits until that is complete; rank 1 gets it from itself: does it know?"""
+    if rank == 0:
+        tl.store(buffer, 42)
+        shmem.put(remote, buffer, 1, 1)  # one
+    shmem.quiet()
+    if SYNC:
+        barrier(words, rank, WORLD, 1)
+    if rank == 1:
+        shmem.get(buffer, remote, 1, 1)  # other
+
+
+@triton.jit
+def put_fence_put(remote, buffer, rank):
+    """A fence orders two puts."""
+    if rank == 0:
+        tl.store(buffer, 42)
+        shmem.put(remote, buffer, 1, 1)  # one
+        shmem.fence()
+        shmem.put(remote, buffer, 1, 1)  # other
+    shmem.quiet()
+
+
+@triton.jit
+def get_fence_put(remote, buffer, rank):
+    """A fence does not order a get that was started, which only quiet ends."""
+    if rank == 0:
+        tl.store(buffer + 1, 42)
+        shmem.get_nbi(buffer, remote, 1, 1)  # one
+        shmem.fence()
+        shmem.put(remote, buffer + 1, 1, 1)  # other
+    shmem.quiet()
+
+
+@triton.jit
+def puts_in_a_context(remote, buffer, rank, QUIET: tl.constexpr):
+    """Two puts in context 1, the first of which is waited for: in the same context, or in another."""
+    if rank == 0:
+        tl.store(buffer, 42)
+        shmem.put(remote, buffer, 1, 1, ctx=1)  # one
+        shmem.quiet(ctx=QUIET)
+        tl.store(buffer, 1337)
+        shmem.put(remote, buffer, 1, 1, ctx=1)  # other
+        shmem.quiet(ctx=1)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from tests.verification import conflict
+from tests.verification import atomic, conflict, sync
 from tests.verification.cases import Case
 from tests.verification.registry import CASES
 from tests.verification.tools import TOOLS
@@ -38,6 +39,8 @@ def test_names_are_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-def test_the_discipline_conflict_is_whole() -> None:
-    assert [case.name.split("-")[1] for case in conflict.CASES] == [f"{n:03}" for n in range(1, 50)]
-    assert Counter(case.label for case in conflict.CASES) == {"racy": 35, "clean": 14}
+@pytest.mark.parametrize(("suite", "racy", "clean"), [(conflict, 35, 14), (sync, 12, 12), (atomic, 5, 4)])
+def test_the_discipline_is_whole(suite: ModuleType, racy: int, clean: int) -> None:
+    cases: list[Case] = suite.CASES
+    assert [case.name.split("-")[1] for case in cases] == [f"{n:03}" for n in range(1, racy + clean + 1)]
+    assert Counter(case.label for case in cases) == {"racy": racy, "clean": clean}

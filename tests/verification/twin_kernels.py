@@ -8,7 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tests.verification.signalling import at, barrier, notify, wait
+from tests.verification.signalling import at, barrier, notify, wait, wait_until
+from tilelink.runtime import shmem
 
 N = tl.constexpr(16)
 
@@ -183,3 +184,48 @@ def add_up(sums, words, out, rank, call, WORLD: tl.constexpr, ZEROED: tl.constex
     barrier(words, rank, WORLD, 3 * call + 2)
     tl.store(out + i, tl.load(at(sums, 0, tl.float32) + i))
     barrier(words, rank, WORLD, 3 * call + 3)
+
+
+@triton.jit
+def reuse_the_source(remote, buffer, rank, QUIET: tl.constexpr):
+    """Rank 0 sends two values, one after the other, from one place."""
+    if rank == 0:
+        tl.store(buffer, 1)
+        shmem.put_nbi(remote, buffer, 1, 1)  # one
+        if QUIET:
+            shmem.quiet()
+        tl.store(buffer, 2)  # other
+        shmem.put(remote + 1, buffer, 1, 1)
+    shmem.quiet()
+
+
+@triton.jit
+def tell_another(remote, buffer, flag, rank, QUIET: tl.constexpr):
+    """Rank 0 puts to rank 1, then tells rank 2, which gets it from there. A fence orders, and completes nothing."""
+    if rank == 0:
+        tl.store(buffer, 1)
+        shmem.put(remote, buffer, 1, 1)  # one
+        if QUIET:
+            shmem.quiet()
+        else:
+            shmem.fence()
+        shmem.signal_op(flag, 1, shmem.SIGNAL_SET, 2)
+    elif rank == 2:
+        wait_until(flag, 1)
+        shmem.get(buffer, remote, 1, 1)  # other
+    shmem.quiet()
+
+
+@triton.jit
+def tell_in_a_context(remote, buffer, flag, out, rank, CONTEXT: tl.constexpr):
+    """Rank 0 puts in context 1, then signals in another, or in the same."""
+    if rank == 0:
+        tl.store(buffer, 1)
+        shmem.put(remote, buffer, 1, 1, ctx=1)  # one
+        shmem.fence(ctx=CONTEXT)
+        shmem.signal_op(flag, 1, shmem.SIGNAL_SET, 1, ctx=CONTEXT)
+    else:
+        wait_until(flag, 1)
+        tl.store(out, tl.load(remote))  # other
+    shmem.quiet(ctx=CONTEXT)
+    shmem.quiet(ctx=1)

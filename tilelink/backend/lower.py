@@ -29,6 +29,7 @@ from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
 from tilelink.frontend.ir import RANKS_DIM, Copy, For, Role, Signals, Statement, TileProgram, View, walk
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.signals import cell_count, position
+from tilelink.frontend.turns import members, tiles_in_turn, turns
 from tilelink.frontend.walk import make_walk
 from tilelink.language import Space
 
@@ -126,7 +127,7 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
         source, needed = _drain_function(program, signals, facts, target, everything)
         functions.append(source)
         drains.append(_call(f"drain_{signals.tensor}", needed))
-    main, main_parameters = _main(program, calls, drains, everything)
+    main, main_parameters = _main(program, facts, calls, drains, everything)
     functions.append(main)
     publish = f"{program.name}_publish" if program.published else None
     publish_parameters: tuple[Parameter, ...] = ()
@@ -215,15 +216,17 @@ def _role_function(
     kind = NetworkEmitter if target.network else MulticastEmitter if target.multicast else RoleEmitter
     emitter = kind(program, role, facts, target, publishing=publishing)
     before, body = emitter.emit()
-    count = emitter.text(role.walk.count)
+    takes_turns = any(len(roles) > 1 and role in roles for roles in members(program.in_kernel))
+    count = "last" if takes_turns else emitter.text(role.walk.count)
     running = [Parameter(n, "run") for n in ("worker", "workers", "control", "run", "before")]
     needed = _needed([*before, *body, count], (*running, *parameters))
-    needed = ["worker", "workers", *(n for n in needed if n not in ("worker", "workers"))]
+    first = ["first", "last", "workers"] if takes_turns else ["worker", "workers"]
+    needed = [*first, *(n for n in needed if n not in ("worker", "workers"))]
     return [
         "@triton.jit",
         f"def {role.name}({_signature(needed)}):",
         *(f"    {line}" for line in before),
-        f"    for i in range(worker, {count}, workers):",
+        f"    for i in range({first[0]}, {count}, workers):",
         *body,
         *([f"    return {STAMPS}"] if emitter.timed else []),
     ], needed
@@ -254,7 +257,7 @@ def _drain_function(
 
 
 def _main(
-    program: TileProgram, calls: list[str], drains: list[str], parameters: tuple[Parameter, ...]
+    program: TileProgram, facts: Facts, calls: list[str], drains: list[str], parameters: tuple[Parameter, ...]
 ) -> tuple[list[str], tuple[Parameter, ...]]:
     lines = [
         "    worker = tl.program_id(0)",
@@ -266,25 +269,32 @@ def _main(
         lines.append(f"    {STAMPS} += tl.cast(worker, tl.int64) * {STAMPS}_of_worker")
     if not program.on_engine:
         lines += ["    if worker == 0:", "        enter(heaps, control, rank, run, world)"]
-    counted = [_counted(r) for r in program.in_kernel]
+    of_role = dict(zip([r.name for r in program.in_kernel], calls, strict=True))
+
+    def tiles_of(roles: list[Role], first: str, workers: str) -> list[str]:
+        if len(roles) == 1:
+            return [_for_workers(of_role[roles[0].name], first, workers)]
+        head = f"here, workers = {_less('worker', first)}, {workers}"
+        return [head, *_in_turns(program, facts, roles, of_role)]
+
     first = "0"
     keyword = "if"
-    for role, call, own in zip(program.in_kernel, calls, counted, strict=True):
-        if not own:
+    for roles in members(program.in_kernel):
+        if not _counted(roles[0]):
             continue
-        workers = f"{role.name}_workers"
+        workers = f"{roles[0].name}_workers"
         end = workers if first == "0" else f"{first} + {workers}"
         lines.append(f"    {keyword} worker < {end}:")
-        lines.append(f"        {_for_workers(call, first, workers)}")
+        lines += [f"        {line}" for line in tiles_of(roles, first, workers)]
         first, keyword = end, "elif"
-    sharing = [c for c, own in zip(calls, counted, strict=True) if not own]
+    sharing = [r for r in members(program.in_kernel) if not _counted(r[0])]
     if sharing:
         indent = "    "
         if keyword == "elif":
             lines.append("    else:")
             indent = "        "
         rest = _less("tl.num_programs(0)", first)
-        lines += [indent + _for_workers(c, first, rest) for c in sharing]
+        lines += [indent + line for roles in sharing for line in tiles_of(roles, first, rest)]
     lines.append("    if last_out(control, tl.num_programs(0)):")
     lines += [f"        {d}" for d in drains]
     lines.append("        leave(heaps, control, rank, slot, run, world)")
@@ -305,6 +315,23 @@ def _for_workers(call: str, first: str, workers: str) -> str:
     name, rest = call.split("(", 1)
     arguments = rest[:-1].split(", ")[2:]
     return f"{name}({', '.join([_less('worker', first), workers, *arguments])})"
+
+
+def _in_turns(
+    program: TileProgram, facts: Facts, roles: list[Role], calls: dict[str, str]
+) -> list[str]:
+    """The calls of roles that take turns, for worker `here` of `workers`; see `tilelink.frontend.turns`."""
+    addresses = Addresses(program, facts, lambda name, source: None, lambda name, source: None, {})
+    names = [f"{r.name}_tiles" for r in roles]
+    lines = [f"{n} = {addresses.text(tiles_in_turn(r))}" for n, r in zip(names, roles, strict=True)]
+    lines.append(f"for turn in range({addresses.text(turns(roles))}):")
+    lines.append(f"    first = turn * ({' + '.join(names)})")
+    for name, role in zip(names, roles, strict=True):
+        function, rest = calls[role.name].split("(", 1)
+        own = f"turn * {name} + (here + workers - first % workers) % workers, (turn + 1) * {name}, workers"
+        lines.append(f"    {function}({', '.join([own, *rest[:-1].split(', ')[3:]])})")
+        lines.append(f"    first += {name}")
+    return lines[:-1]
 
 
 def _less(number: str, first: str) -> str:

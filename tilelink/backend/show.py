@@ -116,11 +116,12 @@ def _at_sizes(
     dtypes: Mapping[str, Any] | Any,
     sizes: Mapping[str, int | Sequence[int]],
 ) -> tuple[TileProgram, Sizes]:
+    from tilelink.frontend.given import at_sizes
     from tilelink.frontend.schedule import Schedule
     from tilelink.frontend.sizes import Sizes
 
-    absent = program.optional - set(dtypes) if isinstance(dtypes, Mapping) else program.optional
-    sizes = with_defaults(program, sizes, absent)
+    program, sizes = at_sizes(program, with_defaults(program, sizes, program.absent(dtypes)))
+    absent = program.absent(dtypes)
     if not isinstance(schedule, Schedule):
         schedule = program.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
     bound = program.bind(schedule, dtypes, absent)

@@ -9,7 +9,7 @@ from tilelink.cli.command import Answer, Command
 
 def run(args: argparse.Namespace) -> Answer:
     """What this machine and its installation can do; a finding where something is missing that everything needs."""
-    from tilelink.runtime.capabilities import capabilities, gpus, versions
+    from tilelink.capabilities import capabilities, gpus, versions
 
     found = capabilities()
     keys = {

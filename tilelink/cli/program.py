@@ -26,7 +26,8 @@ def add_program_flags(parser: argparse.ArgumentParser, size: int = SIZE) -> None
     parser.add_argument(
         "--shape", type=read_shape, default={}, metavar="M=512,...",
         help="sizes of the program's dimensions as its tensors declare them: the whole size where the dimension is cut "
-        "over the ranks, also as the parts of the ranks, M=5+0+3; else the size on a rank "
+        "over the ranks, also as the parts of the ranks, M=5+0+3; else the size on a rank, also as those of several "
+        "members of lists, N=1024+256+256 for three weights "
         f"(default: {size} for each that is left out)",
     )  # fmt: skip
     parser.add_argument("--dtype", type=read_dtype, default=DTYPE, help="of all tensors (default: %(default)s)")
@@ -89,7 +90,7 @@ def _run_file(file: str) -> dict[str, Any]:
 
 
 def read_shape(text: str) -> Shape:
-    """`M=512,N=7168`: sizes by dimension; `M=5+0+3`: the parts of the ranks."""
+    """`M=512,N=7168`: sizes by dimension; `M=5+0+3`: the parts of the ranks, or the sizes of members of lists."""
     shape: Shape = {}
     for item in text.split(","):
         dim, _, size = (s.strip() for s in item.partition("="))

@@ -21,10 +21,10 @@ def read_schedule(
     """`NAME`, `NAME,ROLE.FIELD=VALUE,...` or `ROLE.FIELD=VALUE,...`, which changes the program's default schedule.
 
     The named schedule is fitted to the sizes, and its tiles are at most `largest` along each dimension where that is
-    given; what is changed is taken as it is. A field is one of its
-    resource, or `group` for that of its order. Raises UsageError, ScheduleError or TileSizeError.
+    given; what is changed is taken as it is. A field is one of its resource, or `group` for that of its order; ROLE is
+    also `matmul[1]`, for the second member of lists. Raises UsageError, ScheduleError or TileSizeError.
     """
-    from tilelink.frontend.schedule import CopyEngine, SMs
+    from tilelink.frontend.schedule import CopyEngine, SMs, launched
 
     items = [item.strip() for item in text.split(",")] if text else []
     name = items.pop(0) if items and "=" not in items[0] else None
@@ -35,12 +35,12 @@ def read_schedule(
         smaller = {role: tuple(n and min(n, largest) for n in r.tile) for role, r in tiled.items()}
         schedule = schedule.changed(**{role: {"tile": tile} for role, tile in smaller.items()})
     for item in items:
-        match = re.fullmatch(r"(\w+)\.(\w+)=(.+)", item)
+        match = re.fullmatch(r"(\w+(?:\[\d+\])?)\.(\w+)=(.+)", item)
         try:
             if match is None:
                 raise UsageError("a change is ROLE.FIELD=VALUE, such as matmul.tile=64x64x32")
             role, key, value = match.groups()
-            changes = _read_field(program, schedule[role], key, value) if role in schedule else {}
+            changes = _read_field(program, schedule.of(role), key, value) if launched(role) in schedule else {}
             schedule = schedule.changed(**{role: changes})
         except TileLinkError as e:
             raise type(e)(f"--schedule {item}: {e.message}") from e
@@ -98,7 +98,7 @@ def schedule_text(program: Program, schedule: Schedule, asked: str | None) -> st
     name = named if "=" not in named else next(iter(program.schedules))
     text = [name]
     for role, resource in schedule.items():
-        was = _field_texts(program, program.schedule(name)[role])
+        was = _field_texts(program, program.schedule(name).of(role))
         text += [f"{role}.{f}={v}" for f, v in _field_texts(program, resource).items() if v != was[f]]
     return ",".join(text)
 

@@ -14,7 +14,7 @@ import sympy
 
 from tilelink.errors import Site
 from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol, to_text
-from tilelink.frontend.schedule import CopyEngine, SMs
+from tilelink.frontend.schedule import CopyEngine, SMs, launched
 from tilelink.language import RANKS_DIM as RANKS_DIM
 
 ALL_RANKS = "all ranks"
@@ -259,7 +259,8 @@ class Walk:
 
 @dataclass(frozen=True)
 class Role:
-    """A tile function over a tile space, with its schedule. `folded`: the roles in its epilogue."""
+    """A tile function over a tile space, with its schedule. `folded`: the roles in its epilogue; `scheduled`: its name
+    in schedules, `matmul[1]` for the second member of a list."""
 
     name: str
     resource: SMs | CopyEngine
@@ -267,6 +268,12 @@ class Role:
     body: tuple[Statement, ...]
     site: Site = field(compare=False)
     folded: tuple[str, ...] = ()
+    scheduled: str = ""
+
+    @property
+    def launched(self) -> str:
+        """The role that it is, or is a member of: members share workers."""
+        return launched(self.scheduled or self.name)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ KERNEL_NAMES = frozenset(
         *("multicast", "multicast_store", "multicast_notify"),
         *("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far"),
         *("i", "t", "executor", "other", "tile", "home", "step", "part", "cell", "cells", "first", "last", "waiter"),
-        *("signals", "expected", "missing", "here", "value", "tl", "triton", "range"),
+        *("turn", "signals", "expected", "missing", "here", "value", "tl", "triton", "range"),
         *("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT"),
         *("stamps", "stamps_of_worker", "stamp", "clock", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS"),
     ]
@@ -56,7 +56,7 @@ class Names:
         self.made = re.compile(
             rf"({tensor})_(block\d*|kept|here|at|signals|signals_here|stride_\w+|(own_)?\d+(_by_\d+)*)"
             rf"|({dim})_(lo|tiles?|parts?|first|end|inside|at|cell|home)|(part|cell)_({dim})|index_\d+|their_\w+"
-            rf"|({role})_workers|(drain|publish)_({tensor})|{re.escape(program[0])}_(publish|enter)"
+            rf"|({role})_(workers|tiles)|(drain|publish)_({tensor})|{re.escape(program[0])}_(publish|enter)"
         )
 
     def __contains__(self, name: str) -> bool:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import triton
+
 from tilelink.errors import (
     ArgumentError,
     DtypeError,
@@ -22,16 +24,29 @@ from tilelink.errors import (
 from tilelink.frontend.copy_engine import check_copy_engine
 from tilelink.frontend.elaboration import Context, Elaborator
 from tilelink.frontend.folding import fold, without_unread
+from tilelink.frontend.given import Given, at_sizes
 from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, token_name, walk
 from tilelink.frontend.multicast import multicast
 from tilelink.frontend.names import Names, check_parameters
-from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule, SMs, smallest_tile
+from tilelink.frontend.schedule import CopyEngine, Epilogue, Resource, Schedule, SMs, launched, smallest_tile
 from tilelink.frontend.signals import derive_signals
 from tilelink.frontend.sizes import Sizes, check_world, even_parts, stepped
 from tilelink.frontend.splitting import split_waits
+from tilelink.frontend.turns import members, turns
 from tilelink.frontend.values import TileValue, dtype_name
 from tilelink.frontend.walk import make_walk, rank_axes, step_size
-from tilelink.language import Declared, Launch, Recording, TensorWord, record
+from tilelink.language import (
+    Declared,
+    Function,
+    Launch,
+    Parameters,
+    Recording,
+    TensorWord,
+    Variant,
+    check_lists,
+    declarations,
+    record,
+)
 
 if TYPE_CHECKING:
     from tilelink.analysis.check import Report
@@ -45,32 +60,77 @@ class Program:
 
     Calling it runs it: `y = program(x, weight, schedule=push, group=group)`. Tensors go by position or name; a
     parameter with the default None may be left out; outputs are allocated where they are not given, and returned.
+    For a parameter that is declared `tk.Each(...)` a list may be given, `program(x, [wq, wk, wv], ...)`: then results
+    are lists, too. `variant`: how many members lists have, and the functions that are given; see `of`.
     """
 
-    def __init__(self, function: Callable[..., None]) -> None:
-        self.function, self.name = function, function.__name__
+    def __init__(self, function: Callable[..., None], variant: Variant = Variant()) -> None:  # noqa: B008  # frozen
+        self.function, self.name, self.variant = function, function.__name__, variant
         self.__doc__ = function.__doc__
         self.file = inspect.getsourcefile(function) or "<unknown>"
         self.site = Site(self.file, function.__code__.co_firstlineno, f"def {self.name}")
         check_parameters(self.name, inspect.signature(function).parameters, self.site)
         self._recorded: dict[frozenset[str], Recording] = {}
         self._bound: dict[Any, TileProgram] = {}
+        self._variants: dict[Variant, Program] = {variant: self}
+
+    @cached_property
+    def declared(self) -> Parameters:
+        """The declarations of the parameters, by name. Raises DimensionError."""
+        found = declarations(self.function)
+        check_lists(self.name, found, self.site)
+        return found
+
+    @cached_property
+    def varies(self) -> bool:
+        """Whether it takes lists or functions."""
+        return not all(isinstance(p, Declared) for p in self.declared.values())
+
+    @cached_property
+    def flattened(self) -> dict[str, tuple[tuple[str, Declared], ...]]:
+        """The tensors that stand for each parameter that is no function."""
+        return self.variant.flattened(self.declared)
 
     @cached_property
     def parameters(self) -> dict[str, Declared]:
-        """The declarations of the parameters, by name."""
+        """The declarations of the tensors that it takes, by name, the members of lists one after the other."""
         self.recorded()
-        return {n: p.annotation for n, p in inspect.signature(self.function, eval_str=True).parameters.items()}
+        return {n: p for tensors in self.flattened.values() for n, p in tensors}
 
     @cached_property
     def optional(self) -> frozenset[str]:
-        """Parameters that may be left out."""
-        return frozenset(n for n, p in inspect.signature(self.function).parameters.items() if p.default is None)
+        """Tensors that may be left out."""
+        defaults = {n: p.default for n, p in inspect.signature(self.function).parameters.items()}
+        return frozenset(n for p, tensors in self.flattened.items() if defaults[p] is None for n, _ in tensors)
+
+    def of(self, members: int | None = None, **functions: Any) -> Program:
+        """The variant of this program whose lists have so many members and that gets these functions, by parameter:
+        `all_gather_matmul.of(3, epilogue=gelu)`. What is not said stays as it is. A variant is an ordinary program, in
+        which the members of lists are called weight_0, weight_1, ... Raises ArgumentError."""
+        count = self.variant.members if members is None else members
+        wanted = Variant(count, tuple(sorted((dict(self.variant.functions) | functions).items())))
+        if wanted not in self._variants:
+            wanted.check(self.name, self.declared, Site.of_user())
+            _check_functions(functions)
+            self._variants[wanted] = made = Program(self.function, wanted)
+            made._variants = self._variants
+        return self._variants[wanted]
+
+    def absent(self, dtypes: Mapping[str, Any] | Any) -> frozenset[str]:
+        """The tensors that are left out where dtypes are given so: optional ones that they say nothing of."""
+        said = dtypes if isinstance(dtypes, Mapping) else {}
+        return self.optional - {n for d in said for n in (d, *(m for m, _ in self.flattened.get(d, ())))}
 
     def recorded(self, absent: frozenset[str] = frozenset()) -> Recording:
-        """Tensors and roles, where the parameters in `absent` are None."""
+        """Tensors and roles, where the tensors in `absent` are None. Raises ArgumentError for a missing function."""
         if absent not in self._recorded:
-            self._recorded[absent] = record(self.function, absent)
+            signature, given = inspect.signature(self.function).parameters, dict(self.variant.functions)
+            functions = {n: given.get(n, signature[n].default) for n, p in self.declared.items() if p == Function}
+            for name, function in functions.items():
+                if function is inspect.Parameter.empty:
+                    raise ArgumentError(f"{self.name} needs a function {name}, with @triton.jit", Site.of_user())
+            variant = replace(self.variant, functions=tuple(functions.items()))
+            self._recorded[absent] = record(self.function, absent, variant)
         return self._recorded[absent]
 
     @property
@@ -80,8 +140,9 @@ class Program:
 
     def schedules_without(self, absent: frozenset[str]) -> dict[str, Schedule]:
         """Those for the roles that there are where the parameters in `absent` are None."""
-        roles = {launch.function.name for launch in self.recorded(absent).launches}
-        return {n: s for n, s in self.function.__globals__.items() if isinstance(s, Schedule) and set(s) == roles}
+        roles = {launched(launch.scheduled) for launch in self.recorded(absent).launches}
+        schedules = {n: s for n, s in self.function.__globals__.items() if isinstance(s, Schedule)}
+        return {n: s for n, s in schedules.items() if s.launched == roles}
 
     def schedule(self, wanted: Schedule | str | None, absent: frozenset[str] | None = None) -> Schedule:
         """A schedule by name, the default one for None. Raises ScheduleError."""
@@ -109,6 +170,8 @@ class Program:
         tensor where nothing is said. `absent`: parameters that are None. Raises the errors of the frontend."""
         schedule = self.schedule(schedule, absent)
         given = dict(dtypes) if isinstance(dtypes, Mapping) else dict.fromkeys(self.parameters, dtypes)
+        lists = {n: tensors for n, tensors in self.flattened.items() if n in given and len(tensors) > 1}
+        given = {m: d for n, d in given.items() for m in ([t for t, _ in lists[n]] if n in lists else [n])}
         key = (schedule, tuple(sorted((n, str(d)) for n, d in given.items())), absent)
         if key not in self._bound:
             try:
@@ -129,10 +192,10 @@ class Program:
         elaboration = _Elaboration(recording, dtypes, cut, names)
         made: dict[str, Role] = {}
         for launch in recording.launches:
-            resource, name = schedule[launch.function.name], launch.function.name
+            resource, name = _resource(schedule, launch), launch.function.name
             if isinstance(resource, Epilogue):
-                producer = _producer(name, resource, schedule, made)
-                made[resource.of] = fold(producer, elaboration.ways(launch, producer), tensors)
+                producer = _producer(launch, resource, schedule, made)
+                made[producer.name] = fold(producer, elaboration.ways(launch, producer), tensors)
             else:
                 role = elaboration.role(launch, resource)
                 goes_to_all = isinstance(resource, SMs) and resource.via == "multicast"
@@ -141,6 +204,8 @@ class Program:
         check_copy_engine(roles)
         signals = derive_signals(tensors, roles, cut, schedule.cells, schedule.site)
         roles = tuple(split_waits(role, signals, names) for role in roles)
+        for together in members(roles):
+            turns(together)
         return TileProgram(
             name=self.name,
             tensors=tensors,
@@ -166,20 +231,27 @@ class Program:
         that is spread over the ranks) made as small as the tensor allows. Sizes as in `Sizes.of`, `dtypes` and
         `absent` as in `bind` (by default, all that may be left out is)."""
         check_world(world)
+        variant, sizes = at_sizes(self, sizes)
+        if variant is not self:
+            return variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
         absent = self.optional if absent is None else absent
         schedule = self.schedule(schedule, absent)
         bound = self.bind(schedule, dtypes, absent)
         parts = {d: even_parts(n, world) if d in bound.cut and isinstance(n, int) else n for d, n in sizes.items()}
         longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in parts.items()}
         totals = {d: smallest_tile(sum(n) if isinstance(n, Sequence) else n) for d, n in sizes.items()}
-        changes = {}
+        changes: dict[str, dict[str, dict[str, Any]]] = {}
         for role in bound.roles:
             tile = role.resource.tile
             cut = [t and min(t, longest.get(r.dim, t)) for t, r in zip(tile, role.walk.ranges, strict=False)]
             cut += [t and min(t, *(longest.get(d, t) for d in stepped(role)), t) for t in tile[len(cut) :]]
             whole = {d: min(n, totals.get(d, n)) for d, n in dict(role.resource.whole).items()}
-            changes[role.name] = {"tile": tuple(cut)} | ({"whole": whole} if whole else {})
-        return schedule.changed(**changes)
+            fitted = {"tile": tuple(cut)} | ({"whole": whole} if whole else {})
+            changes.setdefault(role.launched, {})[role.scheduled] = fitted
+        for fits in changes.values():  # one entry where it fits all members
+            alike = all(fit == next(iter(fits.values())) for fit in fits.values())
+            schedule = schedule.changed(**({launched(n): fit for n, fit in fits.items()} if alike else fits))
+        return schedule
 
     def _dtypes(self, recording: Recording, given: Mapping[str, Any]) -> dict[str, str]:
         for name in given:
@@ -213,8 +285,8 @@ class Program:
         """The events of every worker of every rank; see `tilelink.analysis.unroll.unroll`."""
         from tilelink.analysis.unroll import unroll
 
-        absent = self.optional if not isinstance(dtypes, Mapping) else self.optional - set(dtypes)
-        program = self.bind(schedule, dtypes, absent)
+        variant, sizes = at_sizes(self, sizes)
+        program = variant.bind(schedule, dtypes, variant.absent(dtypes))
         return unroll(program, Sizes.of(program, world, sizes, per_node))
 
     def check(
@@ -234,10 +306,11 @@ class Program:
         `tilelink.analysis.check.check`. A schedule taken by its name is fitted to the sizes."""
         from tilelink.analysis.check import DEFAULT_SMS, check
 
-        absent = self.optional if not isinstance(dtypes, Mapping) else self.optional - set(dtypes)
+        variant, sizes = at_sizes(self, sizes)
+        absent = variant.absent(dtypes)
         if not isinstance(schedule, Schedule):
-            schedule = self.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
-        bound = self.bind(schedule, dtypes, absent)
+            schedule = variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
+        bound = variant.bind(schedule, dtypes, absent)
         exact = Sizes.of(bound, world, sizes, per_node)
         return check(bound, exact, sms=sms or DEFAULT_SMS, reserve=reserve, slot_bytes=slot_bytes)
 
@@ -255,8 +328,8 @@ class Program:
         from tilelink.analysis.machine import machine as described
         from tilelink.analysis.simulate import simulate
 
-        absent = self.optional if not isinstance(dtypes, Mapping) else self.optional - set(dtypes)
-        program = self.bind(schedule, dtypes, absent)
+        variant, sizes = at_sizes(self, sizes)
+        program = variant.bind(schedule, dtypes, variant.absent(dtypes))
         found = described(machine) if isinstance(machine, str) else machine
         nodes = found.ranks_per_node if found.ranks_per_node < world <= found.ranks else None
         return simulate(program, Sizes.of(program, world, sizes, nodes), found, agents)
@@ -272,7 +345,8 @@ class Program:
     ) -> Any:
         """Runs the program on the calling rank of `group`; see `tilelink.runtime.group.Group.call`."""
         self._check_group(group)
-        return group.call(self, tensors, schedule, options)
+        given = Given.of(self, tensors, options)
+        return given.results(group.call(given.program, given.tensors, schedule, given.options))
 
     def prepare(
         self, /, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any
@@ -280,7 +354,8 @@ class Program:
         """Does all that a call like this one needs once, on every rank of `group`, and launches nothing; see
         `tilelink.runtime.group.Group.prepare_call`. Afterwards such a call may be captured in a CUDA graph."""
         self._check_group(group)
-        group.prepare_call(self, tensors, schedule, options)
+        given = Given.of(self, tensors, options)
+        group.prepare_call(given.program, given.tensors, schedule, given.options)
 
     def _check_group(self, group: Any) -> None:
         if not hasattr(group, "call"):
@@ -295,24 +370,40 @@ class Program:
         return f"<program {self.name} of {self.file}>"
 
 
+def _check_functions(functions: Mapping[str, Any]) -> None:
+    """Raises ArgumentError for what can't compute on blocks."""
+    for name, function in functions.items():
+        if function is not None and not isinstance(function, triton.runtime.JITFunction):
+            raise ArgumentError(
+                f"{name} is of type {type(function).__name__}, not a function that computes on blocks: those have "
+                "@triton.jit",
+                Site.of_user(),
+            )
+
+
 def program(function: Callable[..., None]) -> Program:
     """Declares a program: a function that makes buffers and launches tile functions over tile spaces."""
     return Program(function)
 
 
 def _check_roles(program: Program, recording: Recording, schedule: Schedule) -> None:
-    roles = [launch.function.name for launch in recording.launches]
+    roles = [launch.scheduled for launch in recording.launches]
     for launch in recording.launches:
-        name = launch.function.name
+        name = launched(launch.scheduled)
         if name not in schedule:
             known = ", ".join(schedule) or "no role"
             raise RoleWithoutScheduleError(f"the schedule says nothing of role {name}; it names {known}", launch.site)
-    sms = {r: s for r in roles if isinstance(s := schedule[r], SMs)}
+    sms = {r: s for r in roles if isinstance(s := schedule.of(r), SMs)}
     if len({s.warps for s in sms.values()}) > 1:
         warps = ", ".join(f"{r}: {s.warps}" for r, s in sms.items())
         raise ScheduleError(f"the roles of a program are one kernel, with as many warps each: {warps}", schedule.site)
+    for name in {launched(r): s for r, s in sms.items()}:
+        counts = {r: s.count for r, s in sms.items() if launched(r) == name}
+        if len(set(counts.values())) > 1:
+            said = ", ".join(f"{r}: {n}" for r, n in counts.items())
+            raise ScheduleError(f"the members of {name} share SMs, so their number is one: {said}", schedule.site)
     for name in schedule:
-        if name not in roles:
+        if name not in roles and name not in map(launched, roles):
             known = ", ".join(roles)
             raise ScheduleWithoutRoleError(f"{program.name} has no role {name}; its roles are {known}", schedule.site)
 
@@ -328,19 +419,30 @@ def _names(recording: Recording, site: Site) -> Names:
     )
 
 
-def _producer(name: str, resource: Epilogue, schedule: Schedule, made: Mapping[str, Role]) -> Role:
-    """The role that another is folded into. Raises ScheduleError."""
-    if resource.of in made and isinstance(made[resource.of].resource, SMs):
-        return made[resource.of]
+def _resource(schedule: Schedule, launch: Launch) -> Resource:
+    """The resource of a launch; of dimensions that its member has of its own, with their names."""
+    resource = schedule.of(launch.scheduled)
+    if isinstance(resource, SMs) and launch.own:
+        return replace(resource, whole=tuple((launch.own.get(d, d), n) for d, n in dict(resource.whole).items()))
+    return resource
+
+
+def _producer(launch: Launch, resource: Epilogue, schedule: Schedule, made: Mapping[str, Role]) -> Role:
+    """The role that another is folded into: of members, that of the same member. Raises ScheduleError."""
+    member = launch.scheduled.removeprefix(launched(launch.scheduled))
+    of = next((n for n, r in made.items() if r.scheduled == resource.of + member), resource.of)
+    if of in made and isinstance(made[of].resource, SMs):
+        return made[of]
     known = ", ".join(made) or "none"
     why = f"{resource.of} is no role of the program"
     if resource.of in schedule:
         folded = isinstance(schedule[resource.of], Epilogue)
         why = f"{resource.of} is {'in an epilogue itself' if folded else 'launched later'}"
-    if resource.of in made:
+    if of in made:
         why = f"{resource.of} is on the copy engine"
     raise ScheduleError(
-        f"{name}={resource}: {why}; a role is folded into one on SMs that is launched before it: {known}", schedule.site
+        f"{launch.scheduled}={resource}: {why}; a role is folded into one on SMs that is launched before it: {known}",
+        schedule.site,
     )
 
 
@@ -372,9 +474,10 @@ class _Elaboration:
         """A launch as a role; `taken`: names that its variables must not have."""
         function, recording = launch.function, self.recording
         found, axes = make_walk(function.name, launch.space, resource, self.cut, launch.site)
-        for parameter, argument in launch.arguments.items():
-            if isinstance(argument, TensorWord) and argument not in recording.tensors:
-                raise NotUnderstoodError(f"{parameter}: {argument.name} is no tensor of this program", launch.site)
+        for parameter in launch.arguments:
+            for word in launch.tensors(parameter):
+                if word not in recording.tensors:
+                    raise NotUnderstoodError(f"{parameter}: {word.name} is no tensor of this program", launch.site)
         context = Context(
             tensors={t.name: t for t in recording.tensors},
             dtypes=self.dtypes,
@@ -383,13 +486,14 @@ class _Elaboration:
                 word.name: site
                 for other in reversed(recording.launches)
                 for p, site in other.function.written_parameters().items()
-                if isinstance(word := other.arguments.get(p), TensorWord)
+                for word in other.tensors(p)
             },
             tile=TileValue(found.ranges, axes),
             step=step_size(resource, launch.space),
             whole=dict(resource.whole),
             reserved=self.names,
             taken=taken,
+            own=launch.own,
         )
         elaborator = Elaborator(function, launch.arguments, context)
         body = elaborator.body()
@@ -398,7 +502,7 @@ class _Elaboration:
         for name, called in elaborator.functions.items():
             if self.functions.setdefault(name, called) is not called:
                 raise NotUnderstoodError(f"two functions {name} are called: give one another name", launch.site)
-        return Role(function.name, resource, found, body, launch.site)
+        return Role(function.name, resource, found, body, launch.site, scheduled=launch.scheduled)
 
 
 def _published(tensors: tuple[Tensor, ...], roles: tuple[Role, ...]) -> tuple[str, ...]:

@@ -186,6 +186,8 @@ class Schedule(Mapping[str, Resource]):
     `slots`: how many copies of the program's buffers and signals the host may alternate between. More than one hides
     the latency of the credits between calls; results do not depend on it.
     `cells`: the signal grid of a tensor where the derived one is not wanted: {"full": (128, None)}.
+    Where a role is launched for each member of a list, "matmul[1]" names that of the second, where "matmul" is not for
+    it: `tk.Schedule(matmul=large, **{"matmul[1]": small})`.
     """
 
     def __init__(
@@ -213,6 +215,15 @@ class Schedule(Mapping[str, Resource]):
     def __len__(self) -> int:
         return len(self.roles)
 
+    def of(self, role: str) -> Resource:
+        """The resource of a role, by the name that its launch has: "matmul", or "matmul[1]" for one of several."""
+        return self.roles[role if role in self.roles else launched(role)]
+
+    @property
+    def launched(self) -> frozenset[str]:
+        """The roles that it names, those of members as one."""
+        return frozenset(map(launched, self.roles))
+
     def _key(self) -> tuple[Any, ...]:
         return tuple(self.roles.items()), self.slots, tuple(self.cells.items())
 
@@ -227,21 +238,29 @@ class Schedule(Mapping[str, Resource]):
         return f"Schedule({', '.join(f'{k}={v}' for k, v in named.items())})"
 
     def changed(self, **roles: Mapping[str, Any]) -> Schedule:
-        """This schedule with fields of roles replaced: `push.changed(matmul={"tile": (64, 64, 32)})`."""
+        """This schedule with fields of roles replaced: `push.changed(matmul={"tile": (64, 64, 32)})`. What is replaced
+        of a role is replaced for all its members."""
         new = dict(self.roles)
         for name, fields in roles.items():
-            if name not in new:
+            if name not in new and launched(name) not in new:
                 raise ScheduleError(f"no role {name} in this schedule; it has {', '.join(new)}", Site.of_user())
-            try:
-                new[name] = replace(new[name], **fields)
-            except TypeError:
-                raise ScheduleError(f"{name}={new[name]} has no {' and '.join(fields)}", Site.of_user()) from None
+            new.setdefault(name, new[launched(name)])
+            for member in [n for n in new if name in (n, launched(n))]:
+                try:
+                    new[member] = replace(new[member], **fields)
+                except TypeError:
+                    raise ScheduleError(f"{name}={new[name]} has no {' and '.join(fields)}", Site.of_user()) from None
         return self._with(new)
 
     def _with(self, roles: dict[str, Resource]) -> Schedule:
         schedule = Schedule(slots=self.slots, cells=self.cells, **roles)
         schedule.site = self.site
         return schedule
+
+
+def launched(role: str) -> str:
+    """The role that "matmul[1]" is a member of."""
+    return role.partition("[")[0]
 
 
 def _check_walk(tile: Any, order: Any, site: Site) -> None:

@@ -15,6 +15,7 @@ from tilelink.errors import DimensionError, RankError, ScheduleError, Site, Tile
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import For, Role, Statement, TileProgram, View, walk
 from tilelink.frontend.schedule import SMs, smallest_tile
+from tilelink.frontend.turns import members
 
 MAX_WORLD = 1024
 
@@ -193,16 +194,17 @@ def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
     """Workers of every role, on a device of `sms` SMs. Roles with a count get theirs in program order; the others
     share what is left. No more workers than there are tiles for them. Behind them come the streams of the copy engine,
     one a peer, which the roles on it share. Raises ScheduleError where the SMs don't do."""
-    first, made = 0, {}
+    first, made = 0, dict[str, Allotment]()
     tiles = {r.name: tile_count(r, sizes) for r in program.roles}
     sharing = []
-    for role in program.in_kernel:
-        assert isinstance(role.resource, SMs)
-        if role.resource.count is None:
-            sharing.append(role)
+    for roles in members(program.in_kernel):
+        resource = roles[0].resource
+        assert isinstance(resource, SMs)
+        if resource.count is None:
+            sharing += roles
         else:
-            workers = max(1, min(role.resource.count, tiles[role.name]))
-            made[role.name] = Allotment(first, workers, tiles[role.name])
+            workers = max(1, min(resource.count, sum(tiles[r.name] for r in roles)))
+            made |= {r.name: Allotment(first, workers, tiles[r.name]) for r in roles}
             first += workers
     if first + bool(sharing) > sms:
         raise ScheduleError(
@@ -211,7 +213,8 @@ def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
             program.site,
         )
     for role in sharing:
-        workers = max(1, min(sms - first, max(tiles[r.name] for r in sharing)))
+        most = max(sum(tiles[r.name] for r in roles) for roles in members(sharing))
+        workers = max(1, min(sms - first, most))
         made[role.name] = Allotment(first, workers, tiles[role.name])
     behind = max((a.first + a.workers for a in made.values()), default=1)
     made |= {r.name: Allotment(behind, sizes.world, tiles[r.name]) for r in program.on_engine}

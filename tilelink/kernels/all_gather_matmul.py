@@ -12,7 +12,7 @@ def gather(t, x, full):
 
 
 @tk.tile
-def matmul(t, full, weight, out, bias):
+def matmul(t, full, weight, out, bias=None, epilogue=None):
     """One tile of out, as soon as its rows are here."""
     rows = tk.wait(full[t.rows])
     acc = tl.zeros(t.shape, tl.float32)
@@ -20,20 +20,24 @@ def matmul(t, full, weight, out, bias):
         acc = tl.dot(rows[:, k].load(), weight[k, t.cols].load(), acc, input_precision="ieee")
     if bias is not None:
         acc += bias[t.cols].load()[None, :]
+    if epilogue is not None:
+        acc = epilogue(acc)
     out[t].store(acc)
 
 
 @tk.program
 def all_gather_matmul(
     x: tk.Sharded("M", "K"),
-    weight: tk.Local("K", "N"),
-    out: tk.Local("M", "N"),
-    bias: tk.Local("N") = None,
+    weight: tk.Each(tk.Local("K", "N")),
+    out: tk.Each(tk.Local("M", "N")),
+    bias: tk.Each(tk.Local("N")) = None,
+    epilogue: tk.Function = None,
 ):
-    """out = all_gather(x) @ weight + bias on every rank."""
+    """out = epilogue(all_gather(x) @ weight + bias) on every rank; for each weight, where a list is given."""
     full = tk.local("M", "K")  # every rank's copy of all rows
     gather[tk.tiles(x, reader=tk.ranks)](x, full)
-    matmul[tk.tiles(out)](full, weight, out, bias)
+    for w, o, b in tk.each(weight, out, bias):
+        matmul[tk.tiles(o)](full, w, o, b, epilogue)
 
 
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)

@@ -17,11 +17,13 @@ from tilelink.language.declarations import (
     nodes,
     ranks,
 )
-from tilelink.language.recording import Launch, Recording, record
+from tilelink.language.members import Each, Function, Parameters, Variant, check_lists, lists_of, own_dims
+from tilelink.language.recording import Launch, Recording, declarations, record, site_of
 from tilelink.language.tile_functions import TileFunction, tile
 from tilelink.language.words import (
     claim,
     copy,
+    each,
     local,
     node,
     notify,
@@ -37,7 +39,8 @@ from tilelink.language.words import (
 )
 
 __all__ = [
-    "RANKS_DIM", "AxisWord", "Declared", "Launch", "Local", "RanksWord", "Recording", "Sharded", "Space", "TensorWord",
-    "TileFunction", "claim", "copy", "local", "locals", "node", "nodes", "notify", "place", "rank", "rank_at", "ranks",
-    "record", "release", "sharded", "steps", "tile", "tiles", "wait", "world",
+    "RANKS_DIM", "AxisWord", "Declared", "Each", "Function", "Launch", "Local", "Parameters", "RanksWord", "Recording",
+    "Sharded", "Space", "TensorWord", "TileFunction", "Variant", "check_lists", "claim", "copy", "declarations", "each",
+    "lists_of", "local", "locals", "node", "nodes", "notify", "own_dims", "place", "rank", "rank_at", "ranks", "record",
+    "release", "sharded", "site_of", "steps", "tile", "tiles", "wait", "world",
 ]  # fmt: skip

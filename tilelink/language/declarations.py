@@ -77,7 +77,8 @@ class AxisWord:
 @dataclass(eq=False)
 class TensorWord:
     """A tensor as a program handles it. `kind` is "input", "output" or "buffer"; `site`: where a buffer is made;
-    `buffers`: how many of its entries of the first dimension have memory at a time (None: all)."""
+    `buffers`: how many of its entries of the first dimension have memory at a time (None: all); `called`: how its
+    dimensions are declared, where these are a member's own."""
 
     name: str
     dims: tuple[str, ...]
@@ -86,6 +87,13 @@ class TensorWord:
     dtype: Any = None
     site: Site | None = None
     buffers: int | None = None
+    called: tuple[str, ...] = ()
+
+    def dim(self, name: str) -> str | None:
+        """The dimension of this name, None where there is none."""
+        if name in self.dims:
+            return name
+        return self.dims[self.called.index(name)] if name in self.called else None
 
     def axis(self, dim: str) -> AxisWord:
         """The dimension of this name."""
@@ -102,8 +110,8 @@ class TensorWord:
         return self.axis([d for d in self.dims if d != RANKS_DIM][-1])
 
     def __getattr__(self, name: str) -> AxisWord:
-        if name != RANKS_DIM and name in self.__dict__.get("dims", ()):
-            return self.axis(name)
+        if name != RANKS_DIM and "dims" in self.__dict__ and (dim := self.dim(name)) is not None:
+            return self.axis(dim)
         dims = ", ".join(self.__dict__.get("dims", ()))
         raise AttributeError(f"{self.__dict__.get('name')} has no {name}; its dimensions are {dims}")
 

@@ -7,12 +7,13 @@ import contextvars
 import inspect
 import linecache
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, UndefinedNameError
 from tilelink.language.declarations import RANKS_DIM, Declared, Dim, Space, TensorWord, declared_dims, ranks
+from tilelink.language.members import Each, FunctionWord, Parameters, Variant, lists_of, member_name, own_dims
 
 if TYPE_CHECKING:
     from tilelink.language.tile_functions import TileFunction
@@ -20,28 +21,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launch:
-    """A role as a program launches it: arguments by parameter."""
+    """A role as a program launches it: arguments by parameter. `scheduled`: its name in schedules, `matmul`, or
+    `matmul[1]` for the second member of lists; `own`: what the dimensions are called that the member has of its own."""
 
     function: TileFunction
     space: Space
     arguments: dict[str, Any]
     site: Site
+    scheduled: str
+    own: Mapping[str, str]
+
+    def tensors(self, parameter: str) -> tuple[TensorWord, ...]:
+        """What is given for a parameter: a tensor, or the members of a list."""
+        given = self.arguments.get(parameter)
+        return tuple(w for w in (given if isinstance(given, tuple) else (given,)) if isinstance(w, TensorWord))
 
 
 @dataclass
 class Recording:
-    """What running a program's function records."""
+    """What running a program's function records. `own`: dimensions of which each of `variant.members` has its own;
+    `member`: the one for which things are recorded at present, where there are several."""
 
     name: str
     buffer_names: dict[int, list[str]]
     dims: frozenset[str]
+    variant: Variant
+    own: frozenset[str]
     tensors: list[TensorWord] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
+    member: int | None = None
+
+    def each(self, lists: tuple[Any, ...], site: Site) -> Iterator[Any]:
+        """The members of lists, one after the other."""
+        for k, members in enumerate(lists_of(*lists, site=site)):
+            self.member = k if self.variant.members > 1 else None
+            yield members if len(lists) > 1 else members[0]
+        self.member = None
+
+    @property
+    def called(self) -> dict[str, str]:
+        """What the dimensions are called that the present member has of its own."""
+        return {} if self.member is None else {d: member_name(d, self.member) for d in self.own}
 
     def buffer(
         self, dims: tuple[Dim, ...], axis: int | None, dtype: Any, buffers: int | None = None
     ) -> TensorWord:
         site = Site.of_user()
+        dims = tuple(self.called.get(d, d) if isinstance(d, str) else d for d in dims)
         declared = declared_dims(dims, axis, site)
         if buffers is not None and (not isinstance(buffers, int) or buffers < 1 or dims[:1] != (ranks,)):
             raise DimensionError(
@@ -54,23 +80,32 @@ class Recording:
                 raise DimensionError(
                     f"no tensor of {self.name} has the dimension {d}; they have {', '.join(sorted(self.dims))}", site
                 )
+        made = sum(t.site is not None and t.site.line == site.line for t in self.tensors)
         names = self.buffer_names.get(site.line) or [f"buffer{sum(t.kind == 'buffer' for t in self.tensors)}"]
-        name = names.pop(0)
+        name = names[made % len(names)]
+        name = name if self.member is None else member_name(name, self.member)
         while any(t.name == name for t in self.tensors):
             name += "_"
         word = TensorWord(name, _names(declared.dims), declared.sharded, "buffer", dtype, site, buffers)
+        word.called = tuple(next((c for c, own in self.called.items() if own == d), d) for d in word.dims)
         self.tensors.append(word)
         return word
 
     def launch(self, function: TileFunction, space: Space, arguments: tuple[Any, ...], site: Site) -> None:
         wanted = function.parameters[1:]
+        arguments += function.defaults[len(function.defaults) - max(0, len(wanted) - len(arguments)) :]
         if len(arguments) != len(wanted):
             raise DimensionError(f"{function.name} takes {', '.join(wanted)}; {len(arguments)} given", site)
+        scheduled = function.name
+        if self.member is not None:
+            scheduled = f"{function.name}[{self.member}]"
+            function = function.named(member_name(function.name, self.member))
         if any(launch.function.name == function.name for launch in self.launches):
             raise NotUnderstoodError(
                 f"{self.name} has a role {function.name}: give this one another name, {function.name}.named(...)", site
             )
-        self.launches.append(Launch(function, space, dict(zip(wanted, arguments, strict=True)), site))
+        given = dict(zip(wanted, arguments, strict=True))
+        self.launches.append(Launch(function, space, given, site, scheduled, self.called))
 
 
 _recording: contextvars.ContextVar[Recording | None] = contextvars.ContextVar("recording", default=None)
@@ -97,21 +132,39 @@ def _buffer_names(function: Callable[..., Any]) -> dict[int, list[str]]:
     return names
 
 
-def record(function: Callable[..., None], absent: frozenset[str]) -> Recording:
-    """Runs a program's function and records it; parameters in `absent` are None."""
-    site = Site(inspect.getsourcefile(function) or "", function.__code__.co_firstlineno, f"def {function.__name__}")
-    arguments: dict[str, TensorWord | None] = {}
-    for p in inspect.signature(function, eval_str=True).parameters.values():
-        if not isinstance(p.annotation, Declared):
-            raise DimensionError(f"{p.name} of {function.__name__} needs tk.Local(...) or tk.Sharded(...)", site)
-        if p.name in absent:
-            arguments[p.name] = None
-        else:
-            declared = p.annotation
-            arguments[p.name] = TensorWord(p.name, _names(declared.dims), declared.sharded, "input")
-    given = [a for a in arguments.values() if a is not None]
+def declarations(function: Callable[..., None]) -> Parameters:
+    """The declarations of a program's parameters, by name. Raises DimensionError."""
+    parameters = {n: p.annotation for n, p in inspect.signature(function, eval_str=True).parameters.items()}
+    for name, p in parameters.items():
+        if not isinstance(p, Declared | Each | FunctionWord):
+            raise DimensionError(
+                f"{name} of {function.__name__} needs tk.Local(...) or tk.Sharded(...)", site_of(function)
+            )
+    return parameters
+
+
+def site_of(function: Callable[..., None]) -> Site:
+    """Where a program's function stands."""
+    return Site(inspect.getsourcefile(function) or "", function.__code__.co_firstlineno, f"def {function.__name__}")
+
+
+def record(function: Callable[..., None], absent: frozenset[str], variant: Variant) -> Recording:
+    """Runs a program's function and records it; tensors in `absent` are None."""
+    parameters = declarations(function)
+    arguments: dict[str, Any] = dict(variant.functions)
+    given: list[TensorWord] = []
+    for name, tensors in variant.flattened(parameters).items():
+        parameter = parameters[name]
+        called = _names((parameter.declared if isinstance(parameter, Each) else tensors[0][1]).dims)
+        words = tuple(
+            None if n in absent else TensorWord(n, _names(d.dims), d.sharded, "input", called=called)
+            for n, d in tensors
+        )
+        given += [w for w in words if w is not None]
+        arguments[name] = words if isinstance(parameter, Each) else words[0]
     dims = frozenset(d for a in given for d in a.dims)
-    recording = Recording(function.__name__, _buffer_names(function), dims, list(given))
+    own = own_dims(parameters)
+    recording = Recording(function.__name__, _buffer_names(function), dims, variant, own, list(given))
     token = _recording.set(recording)
     try:
         function(**arguments)
@@ -120,11 +173,10 @@ def record(function: Callable[..., None], absent: frozenset[str]) -> Recording:
     finally:
         _recording.reset(token)
     if not recording.launches:
-        raise NotUnderstoodError(f"{function.__name__} launches no tile function", site)
+        raise NotUnderstoodError(f"{function.__name__} launches no tile function", site_of(function))
     for launch in recording.launches:
-        for parameter in launch.function.written_parameters():
-            word = launch.arguments.get(parameter)
-            if isinstance(word, TensorWord) and word.kind == "input":
+        for word in (w for p in launch.function.written_parameters() for w in launch.tensors(p)):
+            if word.kind == "input":
                 word.kind = "output"
     return recording
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site
@@ -30,6 +30,7 @@ class TileFunction:
             raise NotUnderstoodError(f"{self.name}: a tile function is written with def", self.site(node))
         self.node = node
         self.parameters = tuple(a.arg for a in node.args.args)
+        self.defaults: tuple[Any, ...] = function.__defaults__ or ()
         if not self.parameters or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
             raise NotUnderstoodError(f"{self.name}: the parameters are the tile, then tensors", self.site(node))
 
@@ -74,7 +75,7 @@ class TileFunction:
             return roots.get(node.id, node.id) if isinstance(node, ast.Name) else None
 
         written: dict[str | None, ast.Call] = {}
-        for name, value in assigned(self.node):
+        for name, value in (*_looped(self.node), *assigned(self.node)):
             if (r := root(value)) in self.parameters and isinstance(r, str):
                 roots[name] = r
         for node in sorted((n for n in ast.walk(self.node) if isinstance(n, ast.Call)), key=lambda n: n.lineno):
@@ -85,6 +86,15 @@ class TileFunction:
                     for target in (*node.args[1:], *(k.value for k in node.keywords if k.arg == "target")):
                         written.setdefault(root(target), node)
         return {p: self.site(written[p]) for p in self.parameters if p in written}
+
+
+def _looped(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The names that loops over tk.each give the members of lists, with the lists."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
+            names = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+            if isinstance(node.iter.func, ast.Attribute) and node.iter.func.attr == "each":
+                yield from ((n.id, v) for n, v in zip(names, node.iter.args, strict=False) if isinstance(n, ast.Name))
 
 
 def tile(function: Callable[..., None]) -> TileFunction:

@@ -3,6 +3,7 @@ tile functions only, whose source is read: calling them is an error."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tilelink.errors import DimensionError, Site
@@ -55,6 +56,12 @@ def local(*dims: Dim, dtype: Any = None, buffers: int | None = None) -> TensorWo
 def sharded(*dims: Dim, axis: int = 0, dtype: Any = None) -> TensorWord:
     """A buffer cut along dimension `axis` over the ranks."""
     return program_of("sharded").buffer(dims, axis, dtype)
+
+
+def each(*lists: Any) -> Iterator[Any]:
+    """The members of lists, side by side: parameters that are declared `tk.Each(...)`. What is launched or made for one
+    of several members has its number in its name; in a tile function, the loop is written out."""
+    return program_of("each").each(lists, Site.of_user())
 
 
 def rank() -> Any:

@@ -113,58 +113,58 @@ def signal_op(signal: Any, value: Any, operation: Any, pe: Any, ctx: Any = 0) ->
     _network().atomic("signal_op", _place(signal), change, number(pe), number(ctx))
 
 
-# ---- atomics, which are atomic to those of their context that take the word for one of the same type
+# ---- atomics, which are atomic to those of all contexts that take the word for one of the same type
 
 
 def atomic_fetch(source: Any, pe: Any, ctx: Any = 0) -> Any:
     """A word of a peer."""
-    return _fetched("atomic_fetch", source, _atomic("atomic_load", source, ctx, lambda old: None), pe, ctx)
+    return _fetched("atomic_fetch", source, _atomic("atomic_load", source, lambda old: None), pe, ctx)
 
 
 def atomic_set(target: Any, value: Any, pe: Any, ctx: Any = 0) -> None:
     """Starts to write a word of a peer."""
     new = as_element(value, target)
-    atomic = _atomic("atomic_store", target, ctx, lambda old: new)
+    atomic = _atomic("atomic_store", target, lambda old: new)
     _network().atomic("atomic_set", _place(target), atomic, number(pe), number(ctx))
 
 
 def atomic_add(target: Any, value: Any, pe: Any, ctx: Any = 0) -> None:
     """Starts to add to a word of a peer."""
     more = as_element(value, target)
-    atomic = _atomic("atomic_add", target, ctx, lambda old: old + more)
+    atomic = _atomic("atomic_add", target, lambda old: old + more)
     _network().atomic("atomic_add", _place(target), atomic, number(pe), number(ctx))
 
 
 def atomic_inc(target: Any, pe: Any, ctx: Any = 0) -> None:
     """Starts to add 1 to a word of a peer."""
-    _network().atomic("atomic_inc", _place(target), _increment(target, ctx), number(pe), number(ctx))
+    _network().atomic("atomic_inc", _place(target), _increment(target), number(pe), number(ctx))
 
 
 def atomic_fetch_inc(target: Any, pe: Any, ctx: Any = 0) -> Any:
     """Adds 1 to a word of a peer, and returns what it was."""
-    return _fetched("atomic_fetch_inc", target, _increment(target, ctx), pe, ctx)
+    return _fetched("atomic_fetch_inc", target, _increment(target), pe, ctx)
 
 
 def atomic_compare_swap(target: Any, condition: Any, value: Any, pe: Any, ctx: Any = 0) -> Any:
     """Writes a word of a peer if it equals the condition, and returns what it was."""
-    return _fetched("atomic_compare_swap", target, _compare_swap(target, condition, value, ctx), pe, ctx)
+    return _fetched("atomic_compare_swap", target, _compare_swap(target, condition, value), pe, ctx)
 
 
 def atomic_fetch_nbi(fetch: Any, source: Any, pe: Any, ctx: Any = 0) -> None:
     """Starts to bring a word of a peer to memory."""
-    atomic = _atomic("atomic_load", source, ctx, lambda old: None)
+    atomic = _atomic("atomic_load", source, lambda old: None)
     _network().atomic("atomic_fetch_nbi", _place(source), atomic, number(pe), number(ctx), _place(fetch))
 
 
 def atomic_fetch_inc_nbi(fetch: Any, target: Any, pe: Any, ctx: Any = 0) -> None:
     """Starts to add 1 to a word of a peer, and to bring what it was to memory."""
-    atomic = _increment(target, ctx)
+    atomic = _increment(target)
     _network().atomic("atomic_fetch_inc_nbi", _place(target), atomic, number(pe), number(ctx), _place(fetch))
 
 
 def atomic_compare_swap_nbi(fetch: Any, target: Any, condition: Any, value: Any, pe: Any, ctx: Any = 0) -> None:
     """Starts to write a word of a peer if it equals the condition, and to bring what it was to memory."""
-    atomic = _compare_swap(target, condition, value, ctx)
+    atomic = _compare_swap(target, condition, value)
     _network().atomic("atomic_compare_swap_nbi", _place(target), atomic, number(pe), number(ctx), _place(fetch))
 
 
@@ -172,7 +172,8 @@ def atomic_compare_swap_nbi(fetch: Any, target: Any, condition: Any, value: Any,
 
 
 def fence(ctx: Any = 0) -> None:
-    """What this rank has done at a peer, in a context, is done there before what it starts next for that peer."""
+    """What this rank has put to a peer, in a context, is there before what it puts next; so with atomics. Transfers to
+    here are not ordered: not a get, nor an atomic that brings a word to memory."""
     _network().fence(number(ctx))
 
 
@@ -217,17 +218,19 @@ def _signal(signal: Any, value: Any, operation: Any) -> Atomic:
     raise ArgumentError(f"operation {operation} of a signal: SIGNAL_SET or SIGNAL_ADD", sites.current())
 
 
-def _atomic(kind: str, pointer: Any, ctx: Any, change: Change) -> Atomic:
-    return Atomic(kind, change, f"atomics of the network, {pointee(pointer)[2]}, context {number(ctx)}")
+def _atomic(kind: str, pointer: Any, change: Change) -> Atomic:
+    """Contexts of one team, here that of all ranks, are one domain for each type of a word (OpenSHMEM 1.5, Atomicity
+    Guarantees)."""
+    return Atomic(kind, change, f"atomics of the network, {pointee(pointer)[2]}")
 
 
-def _increment(pointer: Any, ctx: Any) -> Atomic:
-    return _atomic("atomic_add", pointer, ctx, lambda old: old + old.dtype.type(1))
+def _increment(pointer: Any) -> Atomic:
+    return _atomic("atomic_add", pointer, lambda old: old + old.dtype.type(1))
 
 
-def _compare_swap(pointer: Any, condition: Any, value: Any, ctx: Any) -> Atomic:
+def _compare_swap(pointer: Any, condition: Any, value: Any) -> Atomic:
     expected, new = as_element(condition, pointer), as_element(value, pointer)
-    return _atomic("atomic_cas", pointer, ctx, lambda old: new if (old == expected).all() else None)
+    return _atomic("atomic_cas", pointer, lambda old: new if (old == expected).all() else None)
 
 
 def _fetched(name: str, pointer: Any, atomic: Atomic, pe: Any, ctx: Any) -> Any:

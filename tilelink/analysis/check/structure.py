@@ -5,7 +5,7 @@ It does so where
    region or another rank's memory for each tile, and covers the tensor in all;
 2. that view is notified in the same place after it is written, if anybody waits for the tensor;
 3. what is read of such a tensor lies in what was waited for;
-4. roles wait for roles before them in program order only.
+4. roles wait for roles before them in program order only (roles that take turns are one).
 By 1 no two tiles write to one place, and all that is waited for is written. By 2 and 3 each read comes after the one
 write to what it reads. By 4 the roles end one after the other, whatever the order of their tiles.
 """
@@ -35,6 +35,7 @@ from tilelink.frontend.ir import (
     Wait,
     loads_of,
 )
+from tilelink.frontend.turns import members
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def why_not_structural(program: TileProgram) -> str:
             reason = _written_once(tensor, found, tensor.name in awaited)
             if reason:
                 return reason
-    numbers = {role.name: n for n, role in enumerate(program.roles)}
+    numbers = {role.name: n for n, together in enumerate(members(program.roles)) for role in together}
     writers = {p.statement.target.tensor: p for p in found if isinstance(p.statement, Store | Copy)}
     waits = {(p.role.name, p.statement.name): p for p in found if isinstance(p.statement, Wait)}
     for p in found:

@@ -89,7 +89,7 @@ class Expressions(Views):
         if isinstance(owner, TileValue):
             return self.tile_attribute(node, owner)
         if isinstance(owner, TensorWord):
-            if name in ("rows", "cols") or name in owner.dims:
+            if name in ("rows", "cols") or owner.dim(name):
                 return getattr(owner, name)
             if name == "dtype":
                 return Static(getattr(tl, triton_calls.TRITON_DTYPES[self.context.dtypes[owner.name]]))
@@ -220,7 +220,7 @@ class Expressions(Views):
         if node.attr in tile.axes:
             return tile.axes[node.attr]
         for r in tile.ranges:
-            if r.dim == node.attr:
+            if r.dim == self.context.own.get(node.attr, node.attr):
                 return r
         known = ["rows", "cols", "shape", *(r.dim for r in tile.ranges), *tile.axes]
         self.fail(UndefinedNameError, node, f"this tile has no {node.attr}; it has {', '.join(known)}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import sympy
@@ -41,7 +42,8 @@ _BOOLEAN = sympy.logic.boolalg.Boolean
 @dataclass(frozen=True)
 class Context:
     """What a tile function is elaborated for: its program's tensors and its role. `written`: the tensors that tiles
-    write, and where first. `taken`: names of the role that it is folded into."""
+    write, and where first. `taken`: names of the role that it is folded into; `own`: what the dimensions are called
+    that its member of lists has of its own."""
 
     tensors: dict[str, TensorWord]
     dtypes: dict[str, str]
@@ -52,6 +54,7 @@ class Context:
     whole: dict[str, int]
     reserved: Names
     taken: frozenset[str] = frozenset()
+    own: Mapping[str, str] = field(default_factory=dict)
 
 
 class Source(ABC):
@@ -61,7 +64,7 @@ class Source(ABC):
         self.function, self.context = function, context
         self.names = function.names()
         self.env: dict[str, Any] = {function.parameters[0]: context.tile}
-        self.env |= {p: a if isinstance(a, TensorWord) else self.static(a) for p, a in arguments.items()}
+        self.env |= {p: self.argument(a) for p, a in arguments.items()}
         self.statements: list[Statement] = []
         self.stored: list[View] = []
         self.functions: dict[str, Any] = {}
@@ -100,6 +103,12 @@ class Source(ABC):
         if isinstance(value, int) and not isinstance(value, bool):
             return sympy.Integer(value)
         return Static(value)
+
+    def argument(self, given: Any) -> Any:
+        """What a program gives a tile function: a tensor, a list of them, or any other object."""
+        if isinstance(given, tuple):
+            return tuple(self.argument(g) for g in given)
+        return given if isinstance(given, TensorWord) else self.static(given)
 
     def hole(self, what: Load | Expr) -> ast.expr:
         if what not in self.holes:

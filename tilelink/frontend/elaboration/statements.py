@@ -44,6 +44,9 @@ from tilelink.language import AxisWord, RanksWord
 _BOOLEAN = sympy.logic.boolalg.Boolean
 
 
+LOOPS = "loops of a tile function run over tk.steps(), tk.ranks(), tk.each() or range()"
+
+
 class Elaborator(Calls):
     """Elaborates one tile function for one role. `functions` collects the Triton functions it calls, by name."""
 
@@ -119,10 +122,15 @@ class Elaborator(Calls):
         self.bind(s, [s.target.id], [value], value)
 
     def on_For(self, s: ast.For) -> None:
-        if not (isinstance(s.target, ast.Name) and isinstance(s.iter, ast.Call)) or s.orelse:
-            self.fail(NotUnderstoodError, s, "loops of a tile function run over tk.steps(), tk.ranks() or range()")
+        if not isinstance(s.iter, ast.Call) or s.orelse:
+            self.fail(NotUnderstoodError, s, LOOPS)
         function = self.value(s.iter.func)
         called = function.value if isinstance(function, Static) else function
+        if called is language.each:
+            self.each(s, s.iter)
+            return
+        if not isinstance(s.target, ast.Name):
+            self.fail(NotUnderstoodError, s, LOOPS)
         name = s.target.id
         if name in self.env:
             self.fail(NotUnderstoodError, s, f"{name} is {self.text(self.env[name])} already: a loop's variable has a "
@@ -137,6 +145,22 @@ class Elaborator(Calls):
             self.range(s, name, s.iter)
         else:
             self.fail(NotUnderstoodError, s, f"a loop over {ast.unparse(s.iter.func)} is not understood")
+
+    def each(self, s: ast.For, call: ast.Call) -> None:
+        """The members of lists, one after the other: written out, since they are known before the run."""
+        targets = s.target.elts if isinstance(s.target, ast.Tuple) else [s.target]
+        names = [n.id for n in targets if isinstance(n, ast.Name)]
+        if len(names) != len(targets) or len(names) != len(call.args) or call.keywords:
+            self.fail(NotUnderstoodError, s, "for weight, bias in tk.each(weights, biases): a name for each list")
+        for n in names:
+            if n in self.env:
+                self.fail(NotUnderstoodError, s, f"{n} is {self.text(self.env[n])} already: a loop's variable has a "
+                          "name of its own")
+        for members in language.lists_of(*[self.value(a) for a in call.args], site=self.function.site(s)):
+            self.env |= dict(zip(names, members, strict=True))
+            self.run(s.body)
+            self.env = {n: v for n, v in self.env.items() if n not in names}
+        self.ended |= set(names)
 
     def range(self, s: ast.For, name: str, call: ast.Call) -> None:
         bounds = [self.integer(a) for a in self.arguments(call, "start", "stop", "step", needed=1) if a is not None]

@@ -68,7 +68,8 @@ class Atomic:
 
 @dataclass
 class Transfer:
-    """A transfer under way. `issued`: the slot and the clock of the strand that started it, then. `fences`: those of
+    """A transfer under way. `issued`: the slot and the clock of the strand that started it, then. `delivers`: fences
+    order it, as they do puts and atomics, and not what is started to be brought here. `fences`: the slots and clocks of
     the strands that fenced it. `read`, `end`: the moments at which its source was read, and at which it was complete.
     `value`: what it fetched."""
 
@@ -77,6 +78,7 @@ class Transfer:
     key: int
     issued: tuple[int, int]
     lane: object
+    delivers: bool
     fences: list[tuple[int, int]] = field(default_factory=list)
     read: Moment | None = None
     end: Moment | None = None
@@ -160,7 +162,7 @@ class Network:
             if word is not None:
                 agent.atomic(*word, "release")
 
-        return self._start(name, pe, context, work)
+        return self._start(name, pe, context, True, work)
 
     def get(self, name: str, target: Place | None, source: Place, pe: int, context: int) -> Transfer:
         """Starts to read from a peer, to memory or, without a target, to `value`."""
@@ -176,7 +178,7 @@ class Network:
             else:
                 agent.write(target, values)
 
-        return self._start(name, pe, context, work)
+        return self._start(name, pe, context, False, work)
 
     def atomic(
         self, name: str, word: Place, atomic: Atomic, pe: int, context: int, fetch: Place | None = None
@@ -193,12 +195,13 @@ class Network:
             if fetch is not None:
                 agent.write(fetch, [transfer.value])
 
-        return self._start(name, pe, context, work)
+        return self._start(name, pe, context, fetch is None, work)
 
     def fence(self, context: int) -> None:
-        """What this rank starts next in a context is done at a peer after what it had started for that peer."""
+        """What this rank delivers next to a peer, in a context, comes there after what it has started to deliver."""
         strand = self.program.strand
-        started = [t for t in self._seen(context) if t.end is None or not _after(strand, t.end)]
+        seen = [t for t in self._seen(context) if t.delivers]
+        started = [t for t in seen if t.end is None or not _after(strand, t.end)]
         now = strand.slot, int(strand.publish().clock[strand.slot])
         self.program.fenced = now[1]
         for transfer in started:
@@ -221,10 +224,13 @@ class Network:
 
     # ---- inside
 
-    def _start(self, name: str, pe: int, context: int, work: Callable[[_Agent, Transfer], None]) -> Transfer:
+    def _start(
+        self, name: str, pe: int, context: int, delivers: bool, work: Callable[[_Agent, Transfer], None]
+    ) -> Transfer:
         me, accesses = self.program, self.accesses
         rank, strand = me.launch.rank, me.strand
-        before = [t for t in self._seen(context) if t.pe == pe and any(strand.after(*f) for f in t.fences)]
+        seen = [t for t in self._seen(context) if t.pe == pe and delivers]
+        before = [t for t in seen if any(strand.after(*f) for f in t.fences)]
         issued = strand.publish()
         distant = Moment(issued.clock.copy(), issued.time)
         distant.clock[strand.slot] = me.fenced
@@ -234,7 +240,7 @@ class Network:
         far = self.ordering.strand(rank, what, me.index, lane, distant)
         program = Program(me.launch, me.index, near, sites.current())
         key, self._started = FIRST_KEY + self._started, self._started + 1
-        transfer = Transfer(pe, context, key, (strand.slot, int(issued.clock[strand.slot])), lane)
+        transfer = Transfer(pe, context, key, (strand.slot, int(issued.clock[strand.slot])), lane, delivers)
         self._transfers[rank].append(transfer)
 
         def body() -> None:

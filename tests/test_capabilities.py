@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from tilelink import capabilities
+from tilelink.capabilities import Capability
 from tilelink.cli import main
 from tilelink.kernels import all_gather_matmul
-from tilelink.runtime import capabilities
-from tilelink.runtime.capabilities import Capability
 
 
 def found() -> dict[str, Capability]:

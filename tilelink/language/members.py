@@ -1,0 +1,115 @@
+"""Parameters of a program that are lists of tensors, or functions: what a call says of them makes a variant of it.
+
+A list may have any number of members, the same for all lists of a program. A variant has a tensor for each member,
+`weight_0`, `weight_1`, and is an ordinary program from there on; of a list with one member it is `weight` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilelink.errors import ArgumentError, DimensionError, NotUnderstoodError, Site
+from tilelink.language.declarations import Declared
+
+
+@dataclass(frozen=True)
+class Each:
+    """A list of tensors that are declared alike: `tk.Each(tk.Local("K", "N"))`. A dimension that only lists have is a
+    member's own: each has its own N. One tensor is a list of one."""
+
+    declared: Declared
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.declared, Declared):
+            raise DimensionError(
+                f"tk.Each({self.declared!r}): a list of tensors, tk.Local(...) or tk.Sharded(...)", Site.of_user()
+            )
+
+
+@dataclass(frozen=True)
+class FunctionWord:
+    """`tk.Function`: a parameter that is a function of the user's with @triton.jit, `epilogue: tk.Function = None`."""
+
+
+Function = FunctionWord()
+Parameters = Mapping[str, Declared | Each | FunctionWord]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How many members the lists of a program have, and the functions that it is given."""
+
+    members: int = 1
+    functions: tuple[tuple[str, Any], ...] = ()
+
+    def check(self, program: str, parameters: Parameters, site: Site) -> None:
+        """Raises ArgumentError."""
+        if not isinstance(self.members, int) or self.members < 1:
+            raise ArgumentError(f"{program}: lists of {self.members!r} members; at least 1", site)
+        if self.members > 1 and not any(isinstance(p, Each) for p in parameters.values()):
+            raise ArgumentError(f"{program} takes no lists", site)
+        for name, _ in self.functions:
+            if parameters.get(name) != Function:
+                known = ", ".join(n for n, p in parameters.items() if p == Function) or "none"
+                raise ArgumentError(f"{program} takes no function {name}; it takes {known}", site)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """What the members of a list are called, or of the lengths of a dimension that is their own."""
+        return (name,) if self.members == 1 else tuple(member_name(name, k) for k in range(self.members))
+
+    def flattened(self, parameters: Parameters) -> dict[str, tuple[tuple[str, Declared], ...]]:
+        """The tensors that stand for each parameter, functions left out: names, and declarations with the dimensions
+        that the members have."""
+        own = own_dims(parameters)
+        made: dict[str, tuple[tuple[str, Declared], ...]] = {}
+        for name, parameter in parameters.items():
+            if isinstance(parameter, Each):
+                each = [_member(parameter.declared, own, self, k) for k in range(self.members)]
+                made[name] = tuple(zip(self.names(name), each, strict=True))
+            elif isinstance(parameter, Declared):
+                made[name] = ((name, parameter),)
+        return made
+
+
+def member_name(name: str, k: int) -> str:
+    """What member k of several is called."""
+    return f"{name}_{k}"
+
+
+def own_dims(parameters: Parameters) -> frozenset[str]:
+    """The dimensions that only lists have: every member has its own."""
+    shared = {d for p in parameters.values() if isinstance(p, Declared) for d in p.dims}
+    lists = {d for p in parameters.values() if isinstance(p, Each) for d in p.declared.dims}
+    return frozenset(d for d in lists - shared if isinstance(d, str))
+
+
+def _member(declared: Declared, own: frozenset[str], variant: Variant, k: int) -> Declared:
+    dims = tuple(variant.names(d)[k] if isinstance(d, str) and d in own else d for d in declared.dims)
+    return replace(declared, dims=dims)
+
+
+def check_lists(program: str, parameters: Parameters, site: Site) -> None:
+    """Raises DimensionError where a dimension of which every member has its own is cut over the ranks."""
+    own = own_dims(parameters)
+    for name, p in parameters.items():
+        if isinstance(p, Each) and p.declared.sharded is not None:
+            dim = p.declared.dims[p.declared.sharded]
+            if dim in own:
+                raise DimensionError(
+                    f"{name} of {program} is cut along {dim}, of which every member has its own; a dimension that is "
+                    "cut over the ranks is one of a tensor that is no list, too",
+                    site,
+                )
+
+
+def lists_of(*lists: Any, site: Site) -> list[tuple[Any, ...]]:
+    """The members of lists, side by side. Raises NotUnderstoodError."""
+    lengths = {len(v) if isinstance(v, tuple) else None for v in lists}
+    if len(lengths) != 1 or None in lengths:
+        given = ", ".join(repr(v) for v in lists) or "nothing"
+        raise NotUnderstoodError(
+            f"tk.each goes through lists of one length, parameters that are declared tk.Each(...); given: {given}", site
+        )
+    return list(zip(*lists, strict=True))
