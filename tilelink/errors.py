@@ -38,10 +38,13 @@ _KERNELS = _PACKAGE + "kernels" + os.sep
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether a frame is TileLink's machinery, or the dataclasses through which it is called."""
+    """Whether a frame is TileLink's machinery, or what it is called through: dataclasses, and torch for operators."""
     file = frame.f_code.co_filename
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     if file == "<string>":  # made by dataclasses for a class of ours; else what the user typed
-        return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tilelink"
+        return package == "tilelink"
+    if package == "torch":
+        return True
     return file == dataclasses.__file__ or (file.startswith(_PACKAGE) and not file.startswith(_KERNELS))
 
 

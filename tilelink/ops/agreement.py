@@ -1,0 +1,60 @@
+"""The ranks of a group make the same calls, or all of them raise: compared on the CPU before anything else is done."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from tilelink.errors import RankFailedError, RankMismatchError, Site, TileLinkError
+from tilelink.ops.collectives import Members, all_gather
+from tilelink.runtime.arguments import mismatch
+from tilelink.runtime.shared import gathered
+
+T = TypeVar("T")
+
+
+def agree(
+    members: Members, device: torch.device, check: Callable[[], T], describe: Callable[[T], Mapping[str, Any]]
+) -> T:
+    """What `check()` gives, once the ranks agree on how they describe it. Raises what `check` raises, RankFailedError
+    where it raised on another rank, RankMismatchError where ranks call differently.
+
+    On CUDA devices nothing is exchanged here: the lane of the group compares calls that are new to it.
+    """
+    site = Site.of_user()
+    try:
+        checked = check()
+    except TileLinkError as e:
+        error = type(e)(e.message, site)
+        if device.type == "cpu":
+            _compare(members, {"raised": f"{type(e).__name__}: {e.message}"}, site, error)
+        raise error from None
+    if device.type == "cpu":
+        _compare(members, describe(checked), site)
+    return checked
+
+
+def _compare(
+    members: Members, mine: Mapping[str, Any], site: Site, error: TileLinkError | None = None
+) -> None:
+    """Raises on every rank unless all of them have the same, and none an error."""
+    digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).digest()
+    word = torch.frombuffer(bytearray(digest), dtype=torch.int64)[None]
+    words = all_gather(members, word, [1] * members.world)()
+    if error is None and bool((words == word).all()):
+        return
+    calls = dict(enumerate(gathered(members.group, dict(mine))))
+    if error is not None:
+        raise error
+    for rank, theirs in calls.items():
+        if "raised" in theirs:
+            raise RankFailedError(f"rank {rank} raised {theirs['raised']}", site)
+    uneven = "; shards of different lengths are told to every rank, by lengths="
+    raise RankMismatchError((mismatch("this call", calls) or "") + uneven * _differ_in_shapes(calls), site)
+
+
+def _differ_in_shapes(calls: Mapping[int, Mapping[str, Any]]) -> bool:
+    return len({str(c.get("shapes")) for c in calls.values()}) > 1

@@ -1,0 +1,249 @@
+"""all_gather_linear: the first half of tensor parallelism with sequence parallelism (column-parallel linear layers)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tilelink.errors import ArgumentError, ScheduleError, ShapeError
+from tilelink.ops import collectives
+from tilelink.ops.agreement import agree
+from tilelink.ops.checks import check_dim, check_lengths, check_plan, check_weights
+from tilelink.ops.collectives import Members, name_of_group, size_of_group
+from tilelink.ops.matrices import as_rows, empty_rows, of_rows, resized, times
+from tilelink.ops.paths import path_of
+from tilelink.ops.registration import operator
+
+Tensors = Sequence[torch.Tensor]
+Maybe = Sequence[torch.Tensor | None]
+
+
+def all_gather_linear(
+    x: torch.Tensor,
+    weights: torch.Tensor | Tensors,
+    biases: torch.Tensor | Maybe | None = None,
+    *,
+    gather_dim: int = 0,
+    lengths: Sequence[int] | None = None,
+    group: dist.ProcessGroup | str | None = None,
+    plan: str | None = None,
+    return_gathered: bool = False,
+) -> Any:
+    """all_gather(x) @ weight.T + bias on every rank, for one weight or several that share the gather (Q, K and V; gate
+    and up). A result for a weight, a list for a list; with `return_gathered`, a pair of the gathered x and that.
+
+    `x`: (..., K), float32, float16 or bfloat16; its shards of all ranks are put together along `gather_dim`, in the
+    order of ranks: a dimension of tokens, or the last one. `weights`: (N, K) as those of nn.Linear, `biases`: (N,) or
+    None. `lengths`: how long the shards of the ranks are along `gather_dim`, the same on every rank; without it all
+    have one length. `group`: of torch.distributed, or its name; by default all processes. `plan`: the name of a
+    schedule of `tilelink.kernels.all_gather_matmul`; by default the first.
+
+    All ranks call alike. Gradients: that of x comes by reduce-scatter, that of a weight is the rank's own. For it x is
+    gathered once more in the backward, or kept with `return_gathered`. Results lie in memory with `gather_dim` first.
+    Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError; on every rank, if one does (there as
+    RankFailedError), and RankMismatchError.
+    """
+    one = isinstance(weights, torch.Tensor)
+    several = [weights] if isinstance(weights, torch.Tensor) else list(weights)
+    added: list[torch.Tensor | None]
+    if biases is None:
+        added = [None] * len(several)
+    else:
+        added = [biases] if isinstance(biases, torch.Tensor) else list(biases)
+        if len(added) == len(several) and any(b is not None for b in added):  # torch follows gradients into lists of tensors alone
+            added = [w.new_zeros(w.shape[0]) if b is None else b for w, b in zip(several, added, strict=True)]
+    name = name_of_group(group)
+    if lengths is None:
+        full, outs = _even(x, several, added, gather_dim, name, plan, return_gathered)
+    else:
+        full, outs = _uneven(x, several, added, gather_dim, list(lengths), name, plan, return_gathered)
+    found = outs[0] if one else outs
+    return (full, found) if return_gathered else found
+
+
+# ---- the operators
+
+
+def _checked(
+    x: torch.Tensor, weights: Tensors, biases: Maybe, gather_dim: int, lengths: Sequence[int] | None, world: int,
+    plan: str | None,
+) -> tuple[int, list[int]]:  # fmt: skip
+    """The dimension, and the lengths of the shards along it."""
+    dim = check_dim(x, gather_dim, "gather_dim")
+    parts = [x.shape[dim]] * world if lengths is None else list(lengths)
+    check_lengths(parts, world)
+    last = dim == x.dim() - 1
+    check_weights(x, sum(parts) if last else x.shape[-1], weights, biases)
+    check_plan(plan, "all_gather_matmul")
+    if last and plan is not None:
+        raise ScheduleError(f"plan is {plan!r}: what is gathered along the dimension that is summed over has no plans")
+    return dim, parts
+
+
+def _forward(
+    x: torch.Tensor, weights: Tensors, biases: Maybe, gather_dim: int, lengths: Sequence[int] | None, group_name: str,
+    plan: str | None, keep: bool,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
+    members, path = Members.named(group_name), path_of(x.device)
+
+    def check() -> tuple[int, list[int]]:
+        dim, parts = _checked(x, weights, biases, gather_dim, lengths, members.world, plan)
+        if parts[members.rank] != x.shape[dim]:
+            raise ShapeError(f"lengths are {tuple(parts)}; x has shape {tuple(x.shape)} on rank {members.rank}")
+        return dim, parts
+
+    def describe(checked: tuple[int, list[int]]) -> dict[str, Any]:
+        dim, parts = checked
+        shapes = {"x": tuple(resized(x.shape, dim, -1)), "lengths": tuple(parts)}
+        return {
+            "operator": "all_gather_linear", "shapes": shapes | {f"weight {i}": tuple(w.shape) for i, w in enumerate(weights)},
+            "biases": [b is not None for b in biases], "dtype": x.dtype, "gather_dim": dim, "plan": plan,
+            "return_gathered": keep, "computed by": path.__name__,
+        }  # fmt: skip
+
+    dim, parts = agree(members, x.device, check, describe)
+    rows, of = as_rows(x, dim), times(parts, x.shape, dim)
+    full: torch.Tensor | None
+    if dim == x.dim() - 1:
+        full = path.all_gather(members, rows.T, of)().T.contiguous()
+        outs = [path.linear(full, w, b) for w, b in zip(weights, biases, strict=True)]
+    else:
+        full, outs = path.gather_linear(members, rows, weights, biases, of, plan, keep)
+    shape = resized(x.shape, dim, sum(parts))
+    gathered = of_rows(full, shape, dim) if keep and full is not None else x.new_empty(0)
+    return gathered, [of_rows(out, [*shape[:-1], out.shape[-1]], dim) for out in outs]
+
+
+def _fake(
+    x: torch.Tensor, weights: Tensors, biases: Maybe, gather_dim: int, lengths: Sequence[int] | None, group_name: str,
+    plan: str | None, keep: bool,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
+    dim, parts = _checked(x, weights, biases, gather_dim, lengths, size_of_group(group_name), plan)
+    shape = resized(x.shape, dim, sum(parts))
+    gathered = empty_rows(x, shape, dim) if keep else x.new_empty(0)
+    return gathered, [empty_rows(x, [*shape[:-1], w.shape[0]], dim) for w in weights]
+
+
+def _forward_even(x: torch.Tensor, weights: Tensors, biases: Maybe, gather_dim: int, *rest: Any) -> Any:
+    return _forward(x, weights, biases, gather_dim, None, *rest)
+
+
+def _fake_even(x: torch.Tensor, weights: Tensors, biases: Maybe, gather_dim: int, *rest: Any) -> Any:
+    return _fake(x, weights, biases, gather_dim, None, *rest)
+
+
+# ---- gradients
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
+    x, weights, biases, gather_dim, *lengths, group_name, _, keep = inputs
+    world = size_of_group(group_name)
+    ctx.dim = gather_dim % x.dim()
+    ctx.lengths = list(lengths[0]) if lengths else [x.shape[ctx.dim]] * world
+    ctx.group_name, ctx.kept, ctx.arguments = group_name, keep, len(inputs)
+    ctx.biases = all(b is not None for b in biases)
+    if not ctx.biases and any(b is not None and b.requires_grad for b in biases):
+        raise ArgumentError("biases of which some are None get no gradients from torch: give zeros in their place")
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[0] if keep else x, *weights)
+
+
+def _backward(ctx: Any, grad_gathered: torch.Tensor | None, grads: Maybe | None) -> tuple[Any, ...]:
+    x, *weights = ctx.saved_tensors
+    grads = [None] * len(weights) if grads is None else list(grads)
+    need_x, need_weights, *_ = ctx.needs_input_grad
+    needs = [bool(need_x)] + [bool(n) and g is not None for n, g in zip(need_weights, grads, strict=True)]
+    grad_x, grad_weights = _gradients(
+        grads, grad_gathered if ctx.kept else None, x, weights, ctx.dim, ctx.lengths, ctx.group_name, ctx.kept, needs
+    )
+    return (
+        grad_x if needs[0] else None,
+        [g if need else None for g, need in zip(grad_weights, needs[1:], strict=True)],
+        [None if g is None else g.sum(list(range(g.dim() - 1))) for g in grads] if ctx.biases else None,
+        *[None] * (ctx.arguments - 3),
+    )
+
+
+def _gradients_now(
+    grads: Maybe, grad_gathered: torch.Tensor | None, x: torch.Tensor, weights: Tensors, dim: int,
+    lengths: Sequence[int], group_name: str, kept: bool, needs: Sequence[bool],
+) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
+    """Gradients of the shard of x and of the weights, those that are needed, from those of the results. `x`: gathered
+    where it was `kept`, else it is gathered while the gradient of x is multiplied, and weights while that is sent."""
+    members, path = Members.named(group_name), path_of(x.device)
+    agree(members, x.device, lambda: None, lambda _: {
+        "operator": "all_gather_linear, backward", "lengths": tuple(lengths), "needs": tuple(needs), "dtype": x.dtype,
+        "computed by": path.__name__, "gradients of": [g is not None for g in grads], "gathered": grad_gathered is not None,
+    })  # fmt: skip
+    last, of = dim == x.dim() - 1, times(lengths, x.shape, dim)
+    under_way = None
+    if any(needs[1:]) and not kept:
+        mine = as_rows(x, dim)
+        under_way = path.all_gather(members, mine.T if last else mine, of)
+    given = [(as_rows(g, dim), w) for g, w in zip(grads, weights, strict=True) if g is not None]
+    sums = []
+    if needs[0] and given:
+        grad, weight = _side_by_side(given)
+        a, b = (weight.T, grad) if last else (grad, weight.T)
+        sums.append(path.linear_scatter(members, a, b, None, of, None, x.dtype if grad_gathered is None else torch.float32))
+    if needs[0] and grad_gathered is not None:
+        rows = as_rows(grad_gathered, dim).float()
+        sums.append(collectives.reduce_scatter(members, rows.T if last else rows, of))
+    grad_weights = [x.new_empty(0) for _ in weights]
+    if any(needs[1:]):
+        full = under_way() if under_way is not None else as_rows(x, dim)
+        columns = full if last and under_way is not None else full.T
+        for i, (g, needed) in enumerate(zip(grads, needs[1:], strict=True)):
+            if needed and g is not None:
+                grad_weights[i] = path.linear(as_rows(g, dim).T, columns)
+    if not sums:
+        return x.new_empty(0), grad_weights
+    total = sums[0]() if len(sums) == 1 else sums[0]() + sums[1]()
+    shape = resized(x.shape, dim, lengths[members.rank])
+    grad_x = of_rows(total.T if last else total, shape, dim).to(x.dtype)
+    return grad_x.clone(memory_format=torch.contiguous_format), grad_weights
+
+
+def _gradients_fake(
+    grads: Maybe, grad_gathered: torch.Tensor | None, x: torch.Tensor, weights: Tensors, dim: int,
+    lengths: Sequence[int], group_name: str, kept: bool, needs: Sequence[bool],
+) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
+    shape = resized(x.shape, dim, lengths[Members.named(group_name).rank])
+    of_x = needs[0] and (grad_gathered is not None or any(g is not None for g in grads))
+    of_weights = zip(weights, needs[1:], strict=True)
+    return x.new_empty(shape if of_x else 0), [w.new_empty(w.shape if needed else 0) for w, needed in of_weights]
+
+
+def _side_by_side(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients (M, N) and weights (N, K) as one of each, so that one product is the sum of all."""
+    if len(pairs) == 1:
+        return pairs[0]
+    grads, weights = zip(*pairs, strict=True)
+    return torch.cat(grads, 1), torch.cat(weights, 0)
+
+
+_gradients = operator(
+    "all_gather_linear_backward(Tensor?[] grads, Tensor? grad_gathered, Tensor x, Tensor[] weights, SymInt gather_dim, "
+    "SymInt[] lengths, str group_name, bool kept, bool[] needs) -> (Tensor, Tensor[])",
+    _gradients_now,
+    _gradients_fake,
+)
+_even = operator(
+    "all_gather_linear(Tensor x, Tensor[] weights, Tensor?[] biases, SymInt gather_dim, str group_name, str? plan, "
+    "bool return_gathered) -> (Tensor, Tensor[])",
+    _forward_even,
+    _fake_even,
+    setup=_setup,
+    backward=_backward,
+)
+_uneven = operator(
+    "all_gather_linear_uneven(Tensor x, Tensor[] weights, Tensor?[] biases, SymInt gather_dim, SymInt[] lengths, "
+    "str group_name, str? plan, bool return_gathered) -> (Tensor, Tensor[])",
+    _forward,
+    _fake,
+    setup=_setup,
+    backward=_backward,
+)

@@ -1,0 +1,90 @@
+"""What calls of operators have to be, on a rank: checked before anything is sent, also while torch traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tilelink.errors import ArgumentError, DeviceError, DtypeError, ScheduleError, ShapeError
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+REDUCE_OPS = ("sum", "avg")
+
+
+def check_dim(x: torch.Tensor, dim: int, name: str) -> int:
+    """The dimension, counted from 0. Raises ShapeError."""
+    if x.dim() < 2:
+        raise ShapeError(f"x has shape {tuple(x.shape)}: two dimensions at least are needed, the last of features")
+    if not -x.dim() <= dim < x.dim():
+        raise ShapeError(f"{name}={dim}: x has shape {tuple(x.shape)}")
+    return dim % x.dim()
+
+
+def check_weights(
+    x: torch.Tensor, features: int, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+) -> None:
+    """Weights (N, K) and biases (N,) go with x, whose rows have K `features`. Raises ArgumentError, ShapeError,
+    DtypeError, DeviceError."""
+    if not weights:
+        raise ArgumentError("no weights: one at least is needed")
+    if len(biases) != len(weights):
+        raise ArgumentError(f"{len(biases)} biases for {len(weights)} weights: one for each, or None")
+    named = {"x": x} | {f"weight {i}": w for i, w in enumerate(weights)}
+    named |= {f"bias {i}": b for i, b in enumerate(biases) if b is not None}
+    for name, t in named.items():
+        if t.layout != torch.strided:
+            raise ArgumentError(f"{name} has layout {t.layout}; only strided tensors can be used")
+        if t.device != x.device:
+            raise DeviceError(f"{name} is on {t.device}, x on {x.device}")
+        if t.dtype != x.dtype:
+            raise DtypeError(f"{name} is {_short(t.dtype)}, x {_short(x.dtype)}: all have one dtype")
+    if x.dtype not in DTYPES:
+        raise DtypeError(f"x is {_short(x.dtype)}; operators take {', '.join(map(_short, DTYPES))}")
+    for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        if weight.dim() != 2:
+            raise ShapeError(f"weight {i} has shape {tuple(weight.shape)}: it is (N, K), as that of nn.Linear")
+        if weight.shape[1] != features:
+            raise ShapeError(
+                f"weight {i} has shape {tuple(weight.shape)}, (N, K); K is {features}, of x with shape {tuple(x.shape)}"
+            )
+        if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+            raise ShapeError(f"bias {i} has shape {tuple(bias.shape)}; weight {i} makes it ({weight.shape[0]},)")
+
+
+def check_reduce_op(reduce_op: str) -> None:
+    if reduce_op not in REDUCE_OPS:
+        raise ArgumentError(f"reduce_op is {reduce_op!r}; there are {', '.join(REDUCE_OPS)}")
+
+
+def check_lengths(lengths: Sequence[int], world: int) -> None:
+    """One length a rank. Raises ShapeError."""
+    if len(lengths) != world or any(n < 0 for n in lengths):
+        raise ShapeError(f"lengths are {tuple(lengths)}: {world} are needed, one a rank")
+
+
+def parts_of(total: int, world: int, lengths: Sequence[int] | None, what: str) -> list[int]:
+    """How long the part of each rank is of `total` elements that are scattered. Raises ShapeError."""
+    if lengths is None:
+        if total % world:
+            raise ShapeError(f"{what} is {total}, which {world} ranks can't share evenly: tell all of them lengths=")
+        return [total // world] * world
+    check_lengths(lengths, world)
+    if sum(lengths) != total:
+        raise ShapeError(f"lengths are {tuple(lengths)}, {sum(lengths)} in all; {what} is {total}")
+    return list(lengths)
+
+
+def check_plan(plan: str | None, operator: str) -> None:
+    """Raises ScheduleError unless the program of an operator has this schedule."""
+    if plan is None:
+        return
+    from tilelink.kernels import operators
+
+    known = operators()[operator].schedules
+    if plan not in known:
+        raise ScheduleError(f"plan is {plan!r}; schedules of {operator} are {', '.join(known)}")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

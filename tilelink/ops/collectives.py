@@ -1,0 +1,107 @@
+"""The collectives of `torch.distributed` that operators use: the one place that knows how a torch calls them.
+
+torch 2.13 has new names for those that take one tensor, and warns of the old ones; 2.11 has only the old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from tilelink.errors import RankError, WorldError
+
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+Later = Callable[[], torch.Tensor]
+"""A result that is under way: calling it waits."""
+
+
+@dataclass(frozen=True)
+class Members:
+    """A group of `torch.distributed` as its calling rank sees it."""
+
+    group: dist.ProcessGroup
+    rank: int
+    world: int
+
+    @classmethod
+    def named(cls, name: str) -> Members:
+        group = c10d._resolve_process_group(name)  # type: ignore[arg-type]  # names are a type of their own in 2.13
+        return cls(group, dist.get_rank(group), dist.get_world_size(group))
+
+
+def size_of_group(name: str) -> int:
+    """How many ranks the group of this name has; can be asked while torch traces."""
+    return int(c10d._get_group_size_by_name(name))  # type: ignore[arg-type]
+
+
+def name_of_group(group: dist.ProcessGroup | str | None) -> str:
+    """The name under which operators find a group; by default that of all processes. Raises WorldError, RankError."""
+    if isinstance(group, str):
+        return group
+    if not dist.is_available() or not dist.is_initialized():
+        raise WorldError('there are no processes to group: call torch.distributed.init_process_group("gloo")')
+    members = dist.group.WORLD if group is None else group
+    if not isinstance(members, dist.ProcessGroup):
+        raise RankError("this process is no rank of the group: only its members call operators on it")
+    return str(members.group_name)
+
+
+def all_gather(members: Members, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
+    """The rows of all ranks, `lengths` of them, one under the other."""
+    if members.world == 1:
+        return rows.clone
+    longest = max(lengths)
+    full = rows.new_empty(members.world * longest, rows.shape[1])
+    if not full.numel():
+        return lambda: full[: sum(lengths)]
+    work = _all_gather(full, _padded(rows, longest).contiguous(), group=members.group, async_op=True)
+
+    def done() -> torch.Tensor:
+        work.wait()
+        parts = full.split(longest)
+        return full if _even(lengths) else torch.cat([p[:n] for p, n in zip(parts, lengths, strict=True)])
+
+    return done
+
+
+def reduce_scatter(members: Members, x: torch.Tensor, lengths: Sequence[int]) -> Later:
+    """This rank's rows, of `lengths`, of the sum of x over the ranks."""
+    if members.world == 1:
+        return x.clone
+    longest = max(lengths)
+    mine = x.new_empty(longest, x.shape[1])
+    if not mine.numel():
+        return lambda: mine[: lengths[members.rank]]
+    if not _even(lengths):
+        x = torch.cat([_padded(part, longest) for part in x.split(list(lengths))])
+    work = _reduce_scatter(mine, x.contiguous(), group=members.group, async_op=True)
+
+    def done() -> torch.Tensor:
+        work.wait()
+        return mine[: lengths[members.rank]]
+
+    return done
+
+
+def all_reduce(members: Members, x: torch.Tensor) -> torch.Tensor:
+    """The sum of x over the ranks."""
+    total = x.clone()
+    if members.world > 1 and x.numel():
+        dist.all_reduce(total, group=members.group)
+    return total
+
+
+def _even(lengths: Sequence[int]) -> bool:
+    return len(set(lengths)) == 1
+
+
+def _padded(rows: torch.Tensor, n: int) -> torch.Tensor:
+    """n rows: collectives take the same of every rank."""
+    return rows if len(rows) == n else torch.cat([rows, rows.new_zeros(n - len(rows), rows.shape[1])])

@@ -1,0 +1,100 @@
+"""linear_all_reduce: the second half of tensor parallelism where every rank has all tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tilelink.ops.agreement import agree
+from tilelink.ops.checks import check_dim, check_plan, check_reduce_op, check_weights
+from tilelink.ops.collectives import Members, name_of_group, size_of_group
+from tilelink.ops.matrices import as_rows
+from tilelink.ops.paths import path_of
+from tilelink.ops.registration import operator
+
+
+def linear_all_reduce(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    reduce_op: str = "sum",
+    group: dist.ProcessGroup | str | None = None,
+    plan: str | None = None,
+) -> torch.Tensor:
+    """The sum over the ranks of x @ weight.T, plus bias, on every rank, with the same bits.
+
+    `x`: (..., K), float32, float16 or bfloat16. `weight`: (N, K) as that of nn.Linear, a rank's own part of the
+    features that are summed over. `bias`: (N,), added once, to the sum. `reduce_op`: "sum", or "avg" over the ranks.
+    `group`: of torch.distributed, or its name; by default all processes. `plan`: the name of a schedule of
+    `tilelink.kernels.matmul_all_reduce`; by default the first.
+
+    All ranks call alike. The result is one tensor, of which every rank has a copy, and so is its gradient: the backward
+    sends nothing, as in Megatron and DTensor. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError;
+    on every rank, if one does (there as RankFailedError), and RankMismatchError.
+    """
+    return _operator(x, weight, bias, reduce_op, name_of_group(group), plan)  # type: ignore[no-any-return]
+
+
+def _check(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, reduce_op: str, plan: str | None
+) -> None:
+    check_dim(x, 0, "dimension")
+    check_weights(x, x.shape[-1], [weight], [bias])
+    check_reduce_op(reduce_op)
+    check_plan(plan, "matmul_all_reduce")
+
+
+def _forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, reduce_op: str, group_name: str, plan: str | None
+) -> torch.Tensor:
+    members, path = Members.named(group_name), path_of(x.device)
+    agree(members, x.device, lambda: _check(x, weight, bias, reduce_op, plan), lambda _: {
+        "operator": "linear_all_reduce", "shapes": {"x": tuple(x.shape), "weight": tuple(weight.shape)},
+        "bias": bias is not None, "dtype": x.dtype, "reduce_op": reduce_op, "plan": plan, "computed by": path.__name__,
+    })  # fmt: skip
+    rows = as_rows(x, x.dim() - 1)
+    if reduce_op == "sum":
+        out = path.linear_all_reduce(members, rows, weight, bias, plan, x.dtype)
+    else:
+        out = path.linear_all_reduce(members, rows, weight, None, plan, torch.float32) / members.world
+        out = (out if bias is None else out + bias.float()).to(x.dtype)
+    return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _fake(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, reduce_op: str, group_name: str, plan: str | None
+) -> torch.Tensor:
+    _check(x, weight, bias, reduce_op, plan)
+    return x.new_empty([*x.shape[:-1], weight.shape[0]])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, weight, _, reduce_op, group_name, _ = inputs
+    ctx.scale = 1 / size_of_group(group_name) if reduce_op == "avg" else 1
+    ctx.save_for_backward(x, weight)
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    x, weight = ctx.saved_tensors
+    need_x, need_weight, need_bias, *_ = ctx.needs_input_grad
+    scaled, over_all = grad if ctx.scale == 1 else grad * ctx.scale, list(range(grad.dim() - 1))
+    return (
+        scaled @ weight if need_x else None,
+        torch.tensordot(scaled, x, dims=(over_all, over_all)) if need_weight else None,
+        grad.sum(over_all) if need_bias else None,
+        None,
+        None,
+        None,
+    )
+
+
+_operator = operator(
+    "linear_all_reduce(Tensor x, Tensor weight, Tensor? bias, str reduce_op, str group_name, str? plan) -> Tensor",
+    _forward,
+    _fake,
+    setup=_setup,
+    backward=_backward,
+)

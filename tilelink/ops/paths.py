@@ -1,0 +1,71 @@
+"""Who computes an operator: plain torch, or our programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from tilelink.errors import ArgumentError
+from tilelink.ops.collectives import Later, Members
+
+BACKENDS = ("torch", "interpret")
+
+
+class Path(Protocol):
+    """What operators are made of, on matrices; the modules `plain` and `programs` have these functions."""
+
+    __name__: str
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor: ...
+
+    def all_gather(self, members: Members, rows: torch.Tensor, lengths: Sequence[int]) -> Later: ...
+
+    def gather_linear(
+        self,
+        members: Members,
+        rows: torch.Tensor,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None],
+        lengths: Sequence[int],
+        plan: str | None,
+        keep: bool,
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]: ...
+
+    def linear_scatter(
+        self,
+        members: Members,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        lengths: Sequence[int],
+        plan: str | None,
+        dtype: torch.dtype,
+    ) -> Later: ...
+
+    def linear_all_reduce(
+        self,
+        members: Members,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        plan: str | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor: ...
+
+
+def path_of(device: torch.device) -> Path:
+    """Our programs on CUDA devices, and on a CPU where TILELINK_BACKEND is "interpret"; else plain torch, which "torch"
+    asks for on any device. Raises ArgumentError."""
+    wanted = os.environ.get("TILELINK_BACKEND", "interpret" if device.type == "cuda" else "torch")
+    if wanted not in BACKENDS:
+        raise ArgumentError(f"TILELINK_BACKEND is {wanted!r}; there are {', '.join(BACKENDS)}")
+    if wanted == "torch":
+        from tilelink.ops import plain
+
+        return plain
+    from tilelink.ops import programs
+
+    return programs

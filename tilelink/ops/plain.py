@@ -1,0 +1,66 @@
+"""What operators compute, in plain torch and the collectives of `torch.distributed`: the reference, and what runs on a
+CPU by default. Sums are made in float32 and rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tilelink.ops import collectives
+from tilelink.ops.collectives import Later, Members
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x @ weight.T + bias on this rank: (M, K), (N, K) and (N,) give (M, N)."""
+    return _plus(x.float() @ weight.float().T, bias).to(x.dtype)
+
+
+def all_gather(members: Members, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
+    """The rows of all ranks, `lengths` of them."""
+    return collectives.all_gather(members, rows, lengths)
+
+
+def gather_linear(
+    members: Members,
+    rows: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    lengths: Sequence[int],
+    plan: str | None,
+    keep: bool,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """The rows of all ranks (where `keep` asks for them), and `linear` of them with every weight."""
+    full = all_gather(members, rows, lengths)()
+    outs = [linear(full, w, b) for w, b in zip(weights, biases, strict=True)]
+    return full if keep else None, outs
+
+
+def linear_scatter(
+    members: Members,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    lengths: Sequence[int],
+    plan: str | None,
+    dtype: torch.dtype,
+) -> Later:
+    """This rank's rows, of `lengths`, of the sum over the ranks of x @ weight.T, + bias once, rounded to `dtype`."""
+    under_way = collectives.reduce_scatter(members, x.float() @ weight.float().T, lengths)
+    return lambda: _plus(under_way(), bias).to(dtype)
+
+
+def linear_all_reduce(
+    members: Members,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    plan: str | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The sum over the ranks of x @ weight.T, + bias once, rounded to `dtype`: the same bits on every rank."""
+    return _plus(collectives.all_reduce(members, x.float() @ weight.float().T), bias).to(dtype)
+
+
+def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x if bias is None else x + bias.float()

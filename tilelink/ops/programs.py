@@ -1,0 +1,144 @@
+"""What operators compute, by our programs: on CUDA devices, or on a CPU in Triton's interpreter.
+
+The group of `torch.distributed` gets a lane, `tilelink.group`, when an operator first runs a program on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from tilelink.errors import WorldError
+from tilelink.frontend.program import Program
+from tilelink.kernels.all_gather import all_gather as all_gather_program
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.ops import plain
+from tilelink.ops.collectives import Later, Members
+from tilelink.runtime.process_group import ProcessGroup, group
+
+_lanes: WeakKeyDictionary[dist.ProcessGroup, dict[str, ProcessGroup]] = WeakKeyDictionary()
+_preparing = False
+
+
+def lane(process_group: dist.ProcessGroup | None = None, *, device: str = "cpu", **options: Any) -> ProcessGroup:
+    """The lane on which operators run the programs of a group, on this kind of device. Collective when it is made: by
+    the first operator, with the options that `tilelink.group` has by default, or by a call of this before, with others.
+    Raises WorldError where there is one already and options are given, and what `tilelink.group` raises."""
+    members = dist.group.WORLD if process_group is None else process_group
+    if not isinstance(members, dist.ProcessGroup):
+        return group(members, **options)  # says what is wrong
+    made = _lanes.setdefault(members, {})
+    if device not in made:
+        made[device] = group(members, device=device, **options)  # type: ignore[arg-type]  # "cpu" or "cuda"
+    elif options:
+        raise WorldError(f"the group has its lane already, made without {', '.join(options)}: say so before any call")
+    return made[device]
+
+
+@contextmanager
+def preparing() -> Iterator[None]:
+    """Inside, programs are prepared and not launched; results hold nothing."""
+    global _preparing
+    before, _preparing = _preparing, True
+    try:
+        yield
+    finally:
+        _preparing = before
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x @ weight.T + bias on this rank, by torch: there is nothing to overlap."""
+    return torch.nn.functional.linear(x, weight, bias) if x.is_cuda else plain.linear(x, weight, bias)
+
+
+def all_gather(members: Members, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
+    """As `plain.all_gather`."""
+    shape = sum(lengths), rows.shape[1]
+    if not all(shape):
+        return plain.all_gather(members, rows, lengths)
+    full = _run(all_gather_program, members, rows, shape=shape, parts={"M": lengths})
+    return lambda: full
+
+
+def gather_linear(
+    members: Members,
+    rows: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    lengths: Sequence[int],
+    plan: str | None,
+    keep: bool,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """As `plain.gather_linear`."""
+    M, K = sum(lengths), rows.shape[1]
+    if not M * K * min(len(w) for w in weights):
+        return plain.gather_linear(members, rows, weights, biases, lengths, plan, keep)
+    outs = [
+        _run(
+            all_gather_matmul, members, rows, w.T, bias=b, shape=(M, len(w)), schedule=plan, parts={"M": lengths}
+        )
+        for w, b in zip(weights, biases, strict=True)
+    ]  # fmt: skip
+    return all_gather(members, rows, lengths)() if keep else None, outs
+
+
+def linear_scatter(
+    members: Members,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    lengths: Sequence[int],
+    plan: str | None,
+    dtype: torch.dtype,
+) -> Later:
+    """As `plain.linear_scatter`; partial sums travel in `dtype`."""
+    if not x.numel() * len(weight):
+        return plain.linear_scatter(members, x, weight, bias, lengths, plan, dtype)
+    shape, parts = (lengths[members.rank], len(weight)), {"M": lengths}
+    out = _run(
+        matmul_reduce_scatter, members, x, weight.T, bias=bias, shape=shape, dtype=dtype, schedule=plan, parts=parts
+    )
+    return lambda: out
+
+
+def linear_all_reduce(
+    members: Members,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    plan: str | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """As `plain.linear_all_reduce`; partial sums travel in `dtype`."""
+    if not x.numel() * len(weight):
+        return plain.linear_all_reduce(members, x, weight, bias, plan, dtype)
+    shape = len(x), len(weight)
+    return _run(matmul_all_reduce, members, x, weight.T, bias=bias, shape=shape, dtype=dtype, schedule=plan)
+
+
+def _run(
+    program: Program,
+    members: Members,
+    *tensors: torch.Tensor,
+    shape: tuple[int, int],
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Calls a program that has one result, of this shape and dtype (by default that of the first tensor); or prepares
+    the call."""
+    first = tensors[0]
+    on = lane(members.group, device=first.device.type)
+    out = on.allocate(shape, dtype or first.dtype)
+    tensors = tuple(t.detach() for t in tensors)
+    if _preparing:
+        program.prepare(*tensors, out=out, group=on, **options)
+    else:
+        program(*tensors, out=out, group=on, **options)
+    return out
