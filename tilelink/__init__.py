@@ -1,5 +1,6 @@
 """TileLink: a tile-centric compiler for kernels that overlap communication with computation."""
 
+import importlib
 from typing import Any
 
 from tilelink.errors import TileLinkError
@@ -52,7 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Worlds are loaded when they are asked for: reading and lowering programs needs no torch."""
+    """Worlds and operators are loaded when they are asked for: reading and lowering programs needs no torch."""
     if name == "CpuWorld":
         from tilelink.runtime import CpuWorld
 
@@ -69,4 +70,10 @@ def __getattr__(name: str) -> Any:
         from tilelink.runtime.process_group import group
 
         return group
+    if name == "ops":
+        return importlib.import_module("tilelink.ops")
+    if name == "replace_symm_mem_ops":
+        from tilelink.ops import replace_symm_mem_ops
+
+        return replace_symm_mem_ops
     raise AttributeError(f"module 'tilelink' has no attribute {name!r}")

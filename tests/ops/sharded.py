@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,14 +46,13 @@ class Call:
         shards = [shape] * world
         if self.operator == GATHER:
             shards = [(*shape[:d], n, *shape[d + 1 :]) for n in self.parts(world, shape[d])]
-        return [
-            {
-                "x": self.numbers(*shards[r], salt=r),
-                "weights": [self.numbers(n, shape[-1], salt=100 + 10 * r + i) for i, n in enumerate(self.weights)],
-                "biases": [self.numbers(n, salt=500 + 10 * r + i) if self.bias else None for i, n in enumerate(self.weights)],
-            }
-            for r in range(world)
-        ]  # fmt: skip
+        made = []
+        for r in range(world):
+            weights = [self.numbers(n, shape[-1], salt=100 + 10 * r + i) for i, n in enumerate(self.weights)]
+            biases = [self.numbers(n, salt=self._salt(500, r) + i) for i, n in enumerate(self.weights)]
+            biases = biases if self.bias else [None] * len(weights)
+            made.append({"x": self.numbers(*shards[r], salt=r), "weights": weights, "biases": biases})
+        return made
 
     def on(self, rank: int, world: int, group: Any, plan: str | None = None) -> dict[str, torch.Tensor]:
         """Makes the call on a rank: results and gradients by name."""
@@ -82,9 +81,13 @@ class Call:
         return outs | ({"gathered": found[0]} if self.keep else {})
 
     def cotangent(self, name: str, y: torch.Tensor, rank: int) -> torch.Tensor:
-        """By what a result is multiplied in the loss. The copies of an all-reduce are one result."""
-        salt = 700 + 10 * (0 if self.operator == REDUCE else rank) + (9 if name == "gathered" else int(name[-1:] if name[-1].isdigit() else 0))
-        return Call(self.operator, self.shape, dtype=self.dtype, seed=self.seed).numbers(*y.shape, salt=salt)
+        """By what a result is multiplied in the loss."""
+        which = ["out", "out 0", "out 1", "out 2", "gathered"].index(name)
+        return replace(self, strided=False).numbers(*y.shape, salt=self._salt(700, rank) + which)
+
+    def _salt(self, salt: int, rank: int) -> int:
+        """Of numbers that each rank has of its own; what goes with an all-reduce is the same on all."""
+        return salt if self.operator == REDUCE else salt + 10 * rank
 
     def expected(self, world: int) -> list[dict[str, torch.Tensor]]:
         """Results and gradients of every rank, in float64."""
@@ -114,11 +117,9 @@ class Call:
     def _unsharded(self, ranks: list[dict[str, Any]], world: int) -> list[dict[str, torch.Tensor]]:
         if self.operator == GATHER:
             full = torch.cat([g["x"] for g in ranks], self.dim)
-            outs = [
-                {f"out {i}": _linear(full, w, b) for i, (w, b) in enumerate(zip(g["weights"], g["biases"], strict=True))}
-                for g in ranks
-            ]
-            return [o | ({"gathered": full} if self.keep else {}) for o in outs]
+            kept = {"gathered": full} if self.keep else {}
+            pairs = [enumerate(zip(g["weights"], g["biases"], strict=True)) for g in ranks]
+            return [{f"out {i}": _linear(full, w, b) for i, (w, b) in of_rank} | kept for of_rank in pairs]
         total: Any = sum(_linear(g["x"], g["weights"][0], None) for g in ranks)
         total = total / (world if self.reduce_op == "avg" else 1)
         if self.operator == REDUCE:
@@ -156,8 +157,6 @@ def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 
 def calls(world: int, number: int, seed: int, largest: int = 6) -> Sequence[Call]:
     """Random calls."""
-    import random
-
     dice = random.Random(seed)
     made = []
     for k in range(number):
@@ -182,6 +181,3 @@ def calls(world: int, number: int, seed: int, largest: int = 6) -> Sequence[Call
         ))  # fmt: skip
     return made
 
-
-def elements(call: Call) -> int:
-    return math.prod(call.shape)

@@ -8,7 +8,12 @@ they run our programs; on a CPU plain torch, or the programs in Triton's interpr
 """
 
 from tilelink.ops.all_gather_linear import all_gather_linear
+from tilelink.ops.lanes import lane
 from tilelink.ops.linear_all_reduce import linear_all_reduce
 from tilelink.ops.linear_reduce_scatter import linear_reduce_scatter
+from tilelink.ops.preparing import prepare
+from tilelink.ops.symm_mem import replace_symm_mem_ops
 
-__all__ = ["all_gather_linear", "linear_all_reduce", "linear_reduce_scatter"]
+__all__ = [
+    "all_gather_linear", "lane", "linear_all_reduce", "linear_reduce_scatter", "prepare", "replace_symm_mem_ops",
+]  # fmt: skip

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from tilelink.errors import RankFailedError, RankMismatchError, Site, TileLinkError
+from tilelink.ops.checks import check_devices
 from tilelink.ops.collectives import Members, all_gather
 from tilelink.runtime.arguments import mismatch
 from tilelink.runtime.shared import gathered
@@ -35,6 +36,19 @@ def agree(
     if device.type == "cpu":
         _compare(members, describe(checked), site)
     return checked
+
+
+def agree_on_devices(
+    group_name: str, x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+) -> None:
+    """Raises on every rank where the tensors of this one are on several devices. Asked before torch picks what to run
+    by their devices: with one on "meta", it would be the fake, which can't tell the other ranks."""
+    if torch.compiler.is_compiling():
+        return
+    devices = {t.device for t in (x, *weights, *biases) if t is not None}
+    if len(devices) > 1:
+        told = next((d for d in devices if d.type == "cpu"), x.device)
+        agree(Members.named(group_name), told, lambda: check_devices(x, weights, biases), lambda _: {})
 
 
 def _compare(

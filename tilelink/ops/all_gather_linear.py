@@ -1,4 +1,4 @@
-"""all_gather_linear: the first half of tensor parallelism with sequence parallelism (column-parallel linear layers)."""
+"""all_gather_linear: the first half of tensor parallelism with sequence parallelism (column-parallel layers)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError
 from tilelink.ops import collectives
-from tilelink.ops.agreement import agree
+from tilelink.ops.agreement import agree, agree_on_devices
 from tilelink.ops.checks import check_dim, check_lengths, check_plan, check_weights
 from tilelink.ops.collectives import Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, empty_rows, of_rows, resized, times
-from tilelink.ops.paths import path_of
+from tilelink.ops.paths import Path, path_of
 from tilelink.ops.registration import operator
 
 Tensors = Sequence[torch.Tensor]
@@ -53,9 +53,10 @@ def all_gather_linear(
         added = [None] * len(several)
     else:
         added = [biases] if isinstance(biases, torch.Tensor) else list(biases)
-        if len(added) == len(several) and any(b is not None for b in added):  # torch follows gradients into lists of tensors alone
+        if len(added) == len(several) and any(b is not None for b in added):  # of a mixed list torch has no gradients
             added = [w.new_zeros(w.shape[0]) if b is None else b for w, b in zip(several, added, strict=True)]
     name = name_of_group(group)
+    agree_on_devices(name, x, several, added)
     if lengths is None:
         full, outs = _even(x, several, added, gather_dim, name, plan, return_gathered)
     else:
@@ -87,24 +88,25 @@ def _forward(
     x: torch.Tensor, weights: Tensors, biases: Maybe, gather_dim: int, lengths: Sequence[int] | None, group_name: str,
     plan: str | None, keep: bool,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
-    members, path = Members.named(group_name), path_of(x.device)
+    members = Members.named(group_name)
 
-    def check() -> tuple[int, list[int]]:
+    def check() -> tuple[Path, int, list[int]]:
         dim, parts = _checked(x, weights, biases, gather_dim, lengths, members.world, plan)
         if parts[members.rank] != x.shape[dim]:
             raise ShapeError(f"lengths are {tuple(parts)}; x has shape {tuple(x.shape)} on rank {members.rank}")
-        return dim, parts
+        return path_of(x.device), dim, parts
 
-    def describe(checked: tuple[int, list[int]]) -> dict[str, Any]:
-        dim, parts = checked
+    def describe(checked: tuple[Path, int, list[int]]) -> dict[str, Any]:
+        path, dim, parts = checked
         shapes = {"x": tuple(resized(x.shape, dim, -1)), "lengths": tuple(parts)}
+        shapes |= {f"weight {i}": tuple(w.shape) for i, w in enumerate(weights)}
         return {
-            "operator": "all_gather_linear", "shapes": shapes | {f"weight {i}": tuple(w.shape) for i, w in enumerate(weights)},
+            "operator": "all_gather_linear", "shapes": shapes,
             "biases": [b is not None for b in biases], "dtype": x.dtype, "gather_dim": dim, "plan": plan,
             "return_gathered": keep, "computed by": path.__name__,
         }  # fmt: skip
 
-    dim, parts = agree(members, x.device, check, describe)
+    path, dim, parts = agree(members, x.device, check, describe)
     rows, of = as_rows(x, dim), times(parts, x.shape, dim)
     full: torch.Tensor | None
     if dim == x.dim() - 1:
@@ -173,10 +175,11 @@ def _gradients_now(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
     """Gradients of the shard of x and of the weights, those that are needed, from those of the results. `x`: gathered
     where it was `kept`, else it is gathered while the gradient of x is multiplied, and weights while that is sent."""
-    members, path = Members.named(group_name), path_of(x.device)
-    agree(members, x.device, lambda: None, lambda _: {
+    members = Members.named(group_name)
+    path = agree(members, x.device, lambda: path_of(x.device), lambda path: {
         "operator": "all_gather_linear, backward", "lengths": tuple(lengths), "needs": tuple(needs), "dtype": x.dtype,
-        "computed by": path.__name__, "gradients of": [g is not None for g in grads], "gathered": grad_gathered is not None,
+        "gradients of": [g is not None for g in grads], "of gathered": grad_gathered is not None,
+        "computed by": path.__name__,
     })  # fmt: skip
     last, of = dim == x.dim() - 1, times(lengths, x.shape, dim)
     under_way = None
@@ -188,7 +191,8 @@ def _gradients_now(
     if needs[0] and given:
         grad, weight = _side_by_side(given)
         a, b = (weight.T, grad) if last else (grad, weight.T)
-        sums.append(path.linear_scatter(members, a, b, None, of, None, x.dtype if grad_gathered is None else torch.float32))
+        dtype = x.dtype if grad_gathered is None else torch.float32
+        sums.append(path.linear_scatter(members, a, b, None, of, None, dtype))
     if needs[0] and grad_gathered is not None:
         rows = as_rows(grad_gathered, dim).float()
         sums.append(collectives.reduce_scatter(members, rows.T if last else rows, of))

@@ -30,13 +30,10 @@ def check_weights(
         raise ArgumentError("no weights: one at least is needed")
     if len(biases) != len(weights):
         raise ArgumentError(f"{len(biases)} biases for {len(weights)} weights: one for each, or None")
-    named = {"x": x} | {f"weight {i}": w for i, w in enumerate(weights)}
-    named |= {f"bias {i}": b for i, b in enumerate(biases) if b is not None}
-    for name, t in named.items():
+    check_devices(x, weights, biases)
+    for name, t in _named(x, weights, biases).items():
         if t.layout != torch.strided:
             raise ArgumentError(f"{name} has layout {t.layout}; only strided tensors can be used")
-        if t.device != x.device:
-            raise DeviceError(f"{name} is on {t.device}, x on {x.device}")
         if t.dtype != x.dtype:
             raise DtypeError(f"{name} is {_short(t.dtype)}, x {_short(x.dtype)}: all have one dtype")
     if x.dtype not in DTYPES:
@@ -50,6 +47,13 @@ def check_weights(
             )
         if bias is not None and tuple(bias.shape) != (weight.shape[0],):
             raise ShapeError(f"bias {i} has shape {tuple(bias.shape)}; weight {i} makes it ({weight.shape[0]},)")
+
+
+def check_devices(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
+    """All are on one. Raises DeviceError."""
+    for name, t in _named(x, weights, biases).items():
+        if t.device != x.device:
+            raise DeviceError(f"{name} is on {t.device}, x on {x.device}")
 
 
 def check_reduce_op(reduce_op: str) -> None:
@@ -84,6 +88,13 @@ def check_plan(plan: str | None, operator: str) -> None:
     known = operators()[operator].schedules
     if plan not in known:
         raise ScheduleError(f"plan is {plan!r}; schedules of {operator} are {', '.join(known)}")
+
+
+def _named(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+) -> dict[str, torch.Tensor]:
+    named = {"x": x} | {f"weight {i}": w for i, w in enumerate(weights)}
+    return named | {f"bias {i}": b for i, b in enumerate(biases) if b is not None}
 
 
 def _short(dtype: torch.dtype) -> str:

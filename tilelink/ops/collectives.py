@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from tilelink.errors import RankError, WorldError
+from tilelink.errors import RankError, Site, WorldError
 
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -32,7 +32,7 @@ class Members:
 
     @classmethod
     def named(cls, name: str) -> Members:
-        group = c10d._resolve_process_group(name)  # type: ignore[arg-type]  # names are a type of their own in 2.13
+        group = c10d._resolve_process_group(name)  # type: ignore[arg-type, attr-defined]  # a private name
         return cls(group, dist.get_rank(group), dist.get_world_size(group))
 
 
@@ -46,10 +46,11 @@ def name_of_group(group: dist.ProcessGroup | str | None) -> str:
     if isinstance(group, str):
         return group
     if not dist.is_available() or not dist.is_initialized():
-        raise WorldError('there are no processes to group: call torch.distributed.init_process_group("gloo")')
+        start = 'torch.distributed.init_process_group("gloo")'
+        raise WorldError(f"there are no processes to group: call {start}", Site.of_user())
     members = dist.group.WORLD if group is None else group
     if not isinstance(members, dist.ProcessGroup):
-        raise RankError("this process is no rank of the group: only its members call operators on it")
+        raise RankError("this process is no rank of the group: only its members call operators on it", Site.of_user())
     return str(members.group_name)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tilelink.ops.agreement import agree
+from tilelink.ops.agreement import agree, agree_on_devices
 from tilelink.ops.checks import check_dim, check_plan, check_reduce_op, check_weights
 from tilelink.ops.collectives import Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows
-from tilelink.ops.paths import path_of
+from tilelink.ops.paths import Path, path_of
 from tilelink.ops.registration import operator
 
 
@@ -27,15 +27,17 @@ def linear_all_reduce(
     """The sum over the ranks of x @ weight.T, plus bias, on every rank, with the same bits.
 
     `x`: (..., K), float32, float16 or bfloat16. `weight`: (N, K) as that of nn.Linear, a rank's own part of the
-    features that are summed over. `bias`: (N,), added once, to the sum. `reduce_op`: "sum", or "avg" over the ranks.
-    `group`: of torch.distributed, or its name; by default all processes. `plan`: the name of a schedule of
-    `tilelink.kernels.matmul_all_reduce`; by default the first.
+    features that are summed over. `bias`: (N,), added once, to the sum; the same on every rank. `reduce_op`: "sum", or
+    "avg" over the ranks. `group`: of torch.distributed, or its name; by default all processes. `plan`: the name of a
+    schedule of `tilelink.kernels.matmul_all_reduce`; by default the first.
 
     All ranks call alike. The result is one tensor, of which every rank has a copy, and so is its gradient: the backward
     sends nothing, as in Megatron and DTensor. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError;
     on every rank, if one does (there as RankFailedError), and RankMismatchError.
     """
-    return _operator(x, weight, bias, reduce_op, name_of_group(group), plan)  # type: ignore[no-any-return]
+    name = name_of_group(group)
+    agree_on_devices(name, x, [weight], [bias])
+    return _operator(x, weight, bias, reduce_op, name, plan)
 
 
 def _check(
@@ -50,8 +52,13 @@ def _check(
 def _forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, reduce_op: str, group_name: str, plan: str | None
 ) -> torch.Tensor:
-    members, path = Members.named(group_name), path_of(x.device)
-    agree(members, x.device, lambda: _check(x, weight, bias, reduce_op, plan), lambda _: {
+    members = Members.named(group_name)
+
+    def check() -> Path:
+        _check(x, weight, bias, reduce_op, plan)
+        return path_of(x.device)
+
+    path = agree(members, x.device, check, lambda path: {
         "operator": "linear_all_reduce", "shapes": {"x": tuple(x.shape), "weight": tuple(weight.shape)},
         "bias": bias is not None, "dtype": x.dtype, "reduce_op": reduce_op, "plan": plan, "computed by": path.__name__,
     })  # fmt: skip

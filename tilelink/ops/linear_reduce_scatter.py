@@ -1,4 +1,4 @@
-"""linear_reduce_scatter: the second half of tensor parallelism with sequence parallelism (row-parallel linear layers)."""
+"""linear_reduce_scatter: the second half of tensor parallelism with sequence parallelism (row-parallel layers)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ScheduleError
-from tilelink.ops.agreement import agree
+from tilelink.ops.agreement import agree, agree_on_devices
 from tilelink.ops.checks import check_dim, check_plan, check_reduce_op, check_weights, parts_of
 from tilelink.ops.collectives import Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
-from tilelink.ops.paths import path_of
+from tilelink.ops.paths import Path, path_of
 from tilelink.ops.registration import operator
 
 
@@ -42,9 +41,10 @@ def linear_reduce_scatter(
     RankFailedError), and RankMismatchError.
     """
     name = name_of_group(group)
+    agree_on_devices(name, x, [weight], [bias])
     if lengths is None:
-        return _even(x, weight, bias, scatter_dim, reduce_op, name, plan)  # type: ignore[no-any-return]
-    return _uneven(x, weight, bias, scatter_dim, list(lengths), reduce_op, name, plan)  # type: ignore[no-any-return]
+        return _even(x, weight, bias, scatter_dim, reduce_op, name, plan)
+    return _uneven(x, weight, bias, scatter_dim, list(lengths), reduce_op, name, plan)
 
 
 # ---- the operators
@@ -68,20 +68,21 @@ def _forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scatter_dim: int, lengths: Sequence[int] | None,
     reduce_op: str, group_name: str, plan: str | None,
 ) -> torch.Tensor:  # fmt: skip
-    members, path = Members.named(group_name), path_of(x.device)
+    members = Members.named(group_name)
 
-    def check() -> tuple[int, list[int]]:
-        return _checked(x, weight, bias, scatter_dim, lengths, reduce_op, members.world, plan)
+    def check() -> tuple[Path, int, list[int]]:
+        dim, parts = _checked(x, weight, bias, scatter_dim, lengths, reduce_op, members.world, plan)
+        return path_of(x.device), dim, parts
 
-    def describe(checked: tuple[int, list[int]]) -> dict[str, Any]:
-        dim, parts = checked
+    def describe(checked: tuple[Path, int, list[int]]) -> dict[str, Any]:
+        path, dim, parts = checked
         return {
             "operator": "linear_reduce_scatter", "shapes": {"x": tuple(x.shape), "weight": tuple(weight.shape)},
             "bias": bias is not None, "dtype": x.dtype, "scatter_dim": dim, "lengths": parts, "reduce_op": reduce_op,
             "plan": plan, "computed by": path.__name__,
         }  # fmt: skip
 
-    dim, parts = agree(members, x.device, check, describe)
+    path, dim, parts = agree(members, x.device, check, describe)
     last, mine, before = dim == x.dim() - 1, parts[members.rank], sum(parts[: members.rank])
     scale = 1 / members.world if reduce_op == "avg" else 1.0
     later = scale != 1 or (last and bias is not None)  # then all is rounded once, when it is done
@@ -161,8 +162,8 @@ def _gradients_now(
     needs: Sequence[bool],
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Gradients of x and of the weight, those that are needed, from that of the rank's part of the result."""
-    members, path = Members.named(group_name), path_of(x.device)
-    agree(members, x.device, lambda: None, lambda _: {
+    members = Members.named(group_name)
+    path = agree(members, x.device, lambda: path_of(x.device), lambda path: {
         "operator": "linear_reduce_scatter, backward", "lengths": tuple(lengths), "needs": tuple(needs),
         "dtype": x.dtype, "computed by": path.__name__,
     })  # fmt: skip

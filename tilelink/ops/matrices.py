@@ -1,4 +1,4 @@
-"""Operators take tensors of any rank and spread any of their dimensions; programs take matrices whose rows are spread."""
+"""Operators take tensors of any rank and spread any dimension of them; programs take matrices and spread their rows."""
 
 from __future__ import annotations
 

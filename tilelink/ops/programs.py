@@ -1,19 +1,13 @@
-"""What operators compute, by our programs: on CUDA devices, or on a CPU in Triton's interpreter.
-
-The group of `torch.distributed` gets a lane, `tilelink.group`, when an operator first runs a program on it.
-"""
+"""What operators compute, by our programs: on CUDA devices, or on a CPU in Triton's interpreter."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 
-from tilelink.errors import WorldError
 from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather import all_gather as all_gather_program
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -21,25 +15,9 @@ from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.ops import plain
 from tilelink.ops.collectives import Later, Members
-from tilelink.runtime.process_group import ProcessGroup, group
+from tilelink.ops.lanes import lane
 
-_lanes: WeakKeyDictionary[dist.ProcessGroup, dict[str, ProcessGroup]] = WeakKeyDictionary()
 _preparing = False
-
-
-def lane(process_group: dist.ProcessGroup | None = None, *, device: str = "cpu", **options: Any) -> ProcessGroup:
-    """The lane on which operators run the programs of a group, on this kind of device. Collective when it is made: by
-    the first operator, with the options that `tilelink.group` has by default, or by a call of this before, with others.
-    Raises WorldError where there is one already and options are given, and what `tilelink.group` raises."""
-    members = dist.group.WORLD if process_group is None else process_group
-    if not isinstance(members, dist.ProcessGroup):
-        return group(members, **options)  # says what is wrong
-    made = _lanes.setdefault(members, {})
-    if device not in made:
-        made[device] = group(members, device=device, **options)  # type: ignore[arg-type]  # "cpu" or "cuda"
-    elif options:
-        raise WorldError(f"the group has its lane already, made without {', '.join(options)}: say so before any call")
-    return made[device]
 
 
 @contextmanager

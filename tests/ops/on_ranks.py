@@ -1,0 +1,153 @@
+"""What the processes of a pool do in tests of operators; the functions here run on every rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import tilelink.ops as ops
+from tests.ops.sharded import Call
+from tests.runtime.processes import members
+from tilelink.errors import TileLinkError
+
+LANE = {"heap_bytes": 1 << 20, "signal_bytes": 16 << 10, "sms": 20}
+"""Options of a lane that is made quickly."""
+
+
+def on_groups(groups: Sequence[tuple[int, ...]], function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """`function(group, *arguments)` on the members of each group; all ranks of the pool make the groups."""
+    made = [members(*ranks) for ranks in groups]
+    mine = dist.get_rank()
+    return [function(g, *arguments) for g, ranks in zip(made, groups, strict=True) if mine in ranks]
+
+
+@contextmanager
+def computed_by(backend: str, group: dist.ProcessGroup) -> Iterator[None]:
+    """Inside, operators run on the CPU as TILELINK_BACKEND says."""
+    os.environ["TILELINK_BACKEND"] = backend
+    try:
+        if backend == "interpret" and group not in _with_lane:
+            ops.lane(group, **LANE)
+            _with_lane.add(group)
+        yield
+    finally:
+        del os.environ["TILELINK_BACKEND"]
+
+
+_with_lane: set[dist.ProcessGroup] = set()
+
+
+def made(group: dist.ProcessGroup, call: Call, plan: str | None = None) -> dict[str, torch.Tensor]:
+    """Results and gradients of a call on this rank."""
+    return call.on(dist.get_rank(group), dist.get_world_size(group), group, plan)
+
+
+Calls = Sequence[Call] | Callable[[int], Sequence[Call]]
+
+
+def wrong(group: dist.ProcessGroup, calls: Calls, backend: str, plan: str | None = None) -> list[str]:
+    """What is wrong of calls (or of those for the group's world)."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    with computed_by(backend, group):
+        return [
+            e
+            for call in (calls(world) if callable(calls) else calls)
+            for e in call.errors(made(group, call, plan), rank, world)
+        ]
+
+
+def twice(group: dist.ProcessGroup, calls: Sequence[Call], backend: str) -> tuple[bool, list[torch.Tensor]]:
+    """Whether two calls give the same bits; and the results of the first that all ranks share."""
+    with computed_by(backend, group):
+        first, second = ([made(group, c) for c in calls] for _ in range(2))
+    same = all(torch.equal(a[k], b[k]) for a, b in zip(first, second, strict=True) for k in a)
+    shared = [y for found in first for k, y in found.items() if k in ("gathered", "out")]
+    return same, [y for y, c in zip(shared, calls, strict=True) if c.operator != "linear_reduce_scatter"]
+
+
+def in_several_groups(calls: Sequence[Call]) -> list[str]:
+    """Calls in turns on groups that overlap: pairs, then everybody."""
+    rank = dist.get_rank()
+    pairs = [members(0, 1), members(2, 3)]
+    groups = [pairs[rank // 2], members(0, 1, 2, 3)]
+    return [e for call in calls for g in groups for e in wrong(g, [call], "torch") + wrong(g, [call], "interpret")]
+
+
+def raised(group: dist.ProcessGroup, function: Callable[[dist.ProcessGroup], Any]) -> tuple[str, str, Any]:
+    """The error that a bad call raises here: its class, its text, its site; then a good call has to be right."""
+    found = ("nothing", "", None)
+    try:
+        function(group)
+    except TileLinkError as e:
+        found = (type(e).__name__, e.message, e.site)
+    assert not wrong(group, [Call("linear_all_reduce", (3, 4))], "torch")
+    return found
+
+
+# ---- operators as torch sees them
+
+
+def mlp(group: dist.ProcessGroup, x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """A feed-forward layer with sequence parallelism, then an all-reduce."""
+    gate, up, down = weights
+    a, b = ops.all_gather_linear(x, [gate, up], gather_dim=1, group=group)
+    y = ops.linear_reduce_scatter(torch.nn.functional.silu(a) * b, down, scatter_dim=1, group=group)
+    return y + ops.linear_all_reduce(y, down @ up, group=group)
+
+
+def compiled(group: dist.ProcessGroup, backend: str, tokens: Sequence[int]) -> tuple[int, list[float]]:
+    """How often a function is compiled for these numbers of tokens; how far from eager results and gradients are."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes long
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    function = torch.compile(partial(mlp, group), backend=counter, fullgraph=True)
+    numbers = torch.Generator().manual_seed(dist.get_rank(group))
+    weights = [torch.randn(s, generator=numbers).requires_grad_() for s in ((10, 8), (10, 8), (8, 10))]
+    far = []
+    for n in tokens:
+        x = torch.randn(2, n, 8, generator=numbers).requires_grad_()
+        torch._dynamo.mark_dynamic(x, 1)
+        found = []
+        for f in (function, partial(mlp, group)):
+            y = f(x, *weights)
+            found.append([y, *torch.autograd.grad((y * y).sum(), [x, *weights])])
+        far += [float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True)]
+    return counter.frame_count, far
+
+
+def opchecked(group: dist.ProcessGroup, which: Sequence[str]) -> None:
+    """Asks torch whether operators are what they say."""
+    world, rank, name = dist.get_world_size(group), dist.get_rank(group), group.group_name
+    uneven = [2 + r for r in range(world)]
+    op = torch.ops.tilelink
+    numbers = torch.Generator().manual_seed(rank)
+
+    def leaf(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=numbers).requires_grad_()
+
+    cases = {
+        "gather": (
+            op.all_gather_linear, (leaf(2, 3, 4), [leaf(5, 4), leaf(6, 4)], [leaf(5), leaf(6)], 1, name, None, True)
+        ),
+        "gather, frozen": (op.all_gather_linear, (leaf(3, 4).detach(), [leaf(5, 4)], [None], 0, name, None, False)),
+        "gather, last": (op.all_gather_linear, (leaf(3, 4), [leaf(5, 4 * world)], [None], 1, name, None, False)),
+        "gather, uneven": (
+            op.all_gather_linear_uneven, (leaf(2 + rank, 4), [leaf(5, 4)], [None], 0, uneven, name, None, False)
+        ),
+        "scatter": (op.linear_reduce_scatter, (leaf(2, 3 * world, 4), leaf(5, 4), leaf(5), 1, "avg", name, None)),
+        "scatter, last": (op.linear_reduce_scatter, (leaf(2, 3, 4), leaf(2 * world, 4), None, 2, "sum", name, None)),
+        "scatter, uneven": (
+            op.linear_reduce_scatter_uneven, (leaf(sum(uneven), 4), leaf(5, 4), leaf(5), 0, uneven, "sum", name, None)
+        ),
+        "reduce": (op.linear_all_reduce, (leaf(2, 3, 4), leaf(5, 4), leaf(5), "sum", name, None)),
+    }  # fmt: skip
+    for case in which or cases:
+        operator, arguments = cases[case]
+        torch.library.opcheck(operator.default, arguments)

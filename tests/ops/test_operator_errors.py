@@ -1,0 +1,187 @@
+"""Bad input: a clear error on every rank, with the user's line, before anything is computed; then the group goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tilelink.ops as ops
+from tests.ops import on_ranks
+from tests.runtime.processes import Pool
+from tilelink.errors import TileLinkError
+
+
+def zeros(*shape: int, **more: Any) -> torch.Tensor:
+    return torch.zeros(shape, **more)
+
+
+def first(group: dist.ProcessGroup) -> bool:
+    return dist.get_rank(group) == 0
+
+
+# ---- what is bad on all ranks
+
+
+def other_features(g: dist.ProcessGroup) -> None:
+    ops.all_gather_linear(zeros(2, 4), zeros(6, 5), group=g)
+
+
+def one_dimension(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(4), zeros(6, 4), group=g)
+
+
+def no_such_dimension(g: dist.ProcessGroup) -> None:
+    ops.linear_reduce_scatter(zeros(2, 4), zeros(6, 4), scatter_dim=2, group=g)
+
+
+def can_not_be_shared(g: dist.ProcessGroup) -> None:
+    ops.linear_reduce_scatter(zeros(3, 4), zeros(6, 4), group=g)
+
+
+def mixed_dtypes(g: dist.ProcessGroup) -> None:
+    ops.linear_reduce_scatter(zeros(2, 4), zeros(6, 4, dtype=torch.float16), group=g)
+
+
+def integers(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(2, 4, dtype=torch.int32), zeros(6, 4, dtype=torch.int32), group=g)
+
+
+def bias_of_other_length(g: dist.ProcessGroup) -> None:
+    ops.all_gather_linear(zeros(2, 4), [zeros(6, 4), zeros(5, 4)], [None, zeros(6)], group=g)
+
+
+def one_bias_for_two(g: dist.ProcessGroup) -> None:
+    ops.all_gather_linear(zeros(2, 4), [zeros(6, 4), zeros(5, 4)], [zeros(6)], group=g)
+
+
+def no_weights(g: dist.ProcessGroup) -> None:
+    ops.all_gather_linear(zeros(2, 4), [], group=g)
+
+
+def other_device(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(2, 4), zeros(6, 4, device="meta"), group=g)
+
+
+def sparse(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(2, 4), zeros(6, 4).to_sparse(), group=g)
+
+
+def no_such_plan(g: dist.ProcessGroup) -> None:
+    ops.all_gather_linear(zeros(2, 4), zeros(6, 4), plan="fastest", group=g)
+
+
+def no_such_reduction(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), reduce_op="max", group=g)
+
+
+def too_many_lengths(g: dist.ProcessGroup) -> None:
+    ops.all_gather_linear(zeros(2, 4), zeros(6, 4), lengths=(2, 2, 2), group=g)
+
+
+def lengths_of_another_tensor(g: dist.ProcessGroup) -> None:
+    ops.all_gather_linear(zeros(2, 4), zeros(6, 4), lengths=(3, 3), group=g)
+
+
+def no_such_backend(g: dist.ProcessGroup) -> None:
+    with on_ranks.computed_by("gpu", g):
+        ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=g)
+
+
+EVERYWHERE = {
+    other_features: ("ShapeError", "weight 0 has shape (6, 5), (N, K); K is 4"),
+    one_dimension: ("ShapeError", "two dimensions at least"),
+    no_such_dimension: ("ShapeError", "scatter_dim=2: x has shape (2, 4)"),
+    can_not_be_shared: ("ShapeError", "dimension 0 of x is 3, which 2 ranks can't share evenly: tell all"),
+    mixed_dtypes: ("DtypeError", "weight 0 is float16, x float32"),
+    integers: ("DtypeError", "x is int32; operators take float32, float16, bfloat16"),
+    bias_of_other_length: ("ShapeError", "bias 1 has shape (6,); weight 1 makes it (5,)"),
+    one_bias_for_two: ("ArgumentError", "1 biases for 2 weights"),
+    no_weights: ("ArgumentError", "no weights"),
+    other_device: ("DeviceError", "weight 0 is on meta, x on cpu"),
+    sparse: ("ArgumentError", "weight 0 has layout torch.sparse_coo"),
+    no_such_plan: ("ScheduleError", "plan is 'fastest'; schedules of all_gather_matmul are push, pull"),
+    no_such_reduction: ("ArgumentError", "reduce_op is 'max'; there are sum, avg"),
+    too_many_lengths: ("ShapeError", "lengths are (2, 2, 2): 2 are needed"),
+    lengths_of_another_tensor: ("ShapeError", "lengths are (3, 3); x has shape (2, 4) on rank"),
+    no_such_backend: ("ArgumentError", "TILELINK_BACKEND is 'gpu'; there are torch, interpret"),
+}
+
+
+@pytest.mark.parametrize("bad", EVERYWHERE, ids=lambda f: f.__name__)
+def test_bad_on_all_ranks(pool: Pool, bad: Any) -> None:
+    kind, text = EVERYWHERE[bad]
+    for ((found, message, site),) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.raised, bad)[:2]:
+        assert (found, text in message) == (kind, True), message
+        assert site.file.endswith("test_operator_errors.py") and "ops." in site.text
+
+
+# ---- what differs between ranks
+
+
+def longer_on_one(g: dist.ProcessGroup) -> None:
+    ops.all_gather_linear(zeros(3 if first(g) else 2, 4), zeros(6, 4), group=g)
+
+
+def other_sizes_on_one(g: dist.ProcessGroup) -> None:
+    ops.linear_reduce_scatter(zeros(2, 4), zeros(6 if first(g) else 8, 4), group=g)
+
+
+def other_operator_on_one(g: dist.ProcessGroup) -> None:
+    (ops.linear_all_reduce if first(g) else ops.linear_reduce_scatter)(zeros(2, 4), zeros(6, 4), group=g)
+
+
+def other_backend_on_one(g: dist.ProcessGroup) -> None:
+    with on_ranks.computed_by("torch", g):
+        if first(g):
+            on_ranks.os.environ["TILELINK_BACKEND"] = "interpret"
+        ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=g)
+
+
+DIFFERENT = {
+    longer_on_one: "has shapes {'lengths': (2, 2)}, rank 0 {'lengths': (3, 3)}",
+    other_sizes_on_one: "has shapes {'weight': (8, 4)}, rank 0 {'weight': (6, 4)}",
+    other_operator_on_one: "has operator linear_reduce_scatter, rank 0 linear_all_reduce",
+    other_backend_on_one: "has computed by tilelink.ops.plain, rank 0 tilelink.ops.programs",
+}
+
+
+@pytest.mark.parametrize("bad", DIFFERENT, ids=lambda f: f.__name__)
+def test_different_on_one_rank(pool: Pool, bad: Any) -> None:
+    for ((kind, message, _),) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.raised, bad)[:2]:
+        assert kind == "RankMismatchError" and DIFFERENT[bad] in message
+
+
+def bad_on_one(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(2, 4), zeros(6, 5 if first(g) else 4), group=g)
+
+
+def meta_on_one(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(2, 4), zeros(6, 4, device="meta" if first(g) else "cpu"), group=g)
+
+
+@pytest.mark.parametrize("bad, kind", [(bad_on_one, "ShapeError"), (meta_on_one, "DeviceError")])
+def test_bad_on_one_rank(pool: Pool, bad: Any, kind: str) -> None:
+    (own,), (other,) = pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.raised, bad)[:2]
+    assert own[0] == kind
+    assert other[0] == "RankFailedError" and f"rank 0 raised {kind}: weight 0" in other[1]
+
+
+def test_not_a_member(pool: Pool) -> None:
+    for kind, message, _ in pool.results(as_another)[2:]:
+        assert kind == "RankError" and "only its members call operators" in message
+
+
+def as_another() -> Any:
+    g = on_ranks.members(0, 1)
+    return on_ranks.raised(g, other_features) if dist.get_rank() < 2 else outside(g)
+
+
+def outside(g: Any) -> tuple[str, str, Any]:
+    try:
+        ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=g)
+    except TileLinkError as e:
+        return type(e).__name__, e.message, e.site
+    return "nothing", "", None

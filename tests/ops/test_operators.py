@@ -1,0 +1,93 @@
+"""Results and gradients of operators, in plain torch and by the programs, against unsharded float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+import torch
+
+from tests.ops import on_ranks
+from tests.ops.sharded import GATHER, REDUCE, SCATTER, Call, calls
+from tests.runtime.processes import Pool
+
+GROUPS = [(2,), (0, 1), (1, 2, 3), (0, 1, 2, 3)]
+BF16, FP16 = torch.bfloat16, torch.float16
+FEW = [
+    Call(GATHER, (2, 8, 16), (20, 12), dim=1, dtype=BF16, bias=True, keep=True),
+    Call(SCATTER, (8, 16), (20,), dtype=FP16, bias=True),
+    Call(REDUCE, (3, 2, 16), (20,), dtype=BF16, bias=True, reduce_op="avg"),
+]
+"""One of each, on two ranks."""
+ODD = [
+    Call(GATHER, (5, 16), (24,), lengths=(5, 0), strided=True),
+    Call(GATHER, (3, 32), (24,), dim=-1, bias=True),
+    Call(SCATTER, (3, 16), (24,), dim=1, lengths=(7, 17), bias=True),
+    Call(GATHER, (0, 16), (24,), keep=True),
+    Call(SCATTER, (0, 16), (24,), bias=True),
+    Call(REDUCE, (0, 16), (24,)),
+]
+
+
+def assert_right(
+    pool: Pool, groups: Sequence[tuple[int, ...]], which: on_ranks.Calls, backend: str, plan: str | None = None
+) -> None:
+    for of_rank in pool.results(on_ranks.on_groups, groups, on_ranks.wrong, which, backend, plan):
+        assert [e for of_group in of_rank for e in of_group] == []
+
+
+def test_random_calls_on_groups_of_all_sizes(pool: Pool) -> None:
+    assert_right(pool, GROUPS, partial(calls, number=8, seed=0), "torch")
+
+
+def test_uneven_empty_and_last(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], ODD, "torch")
+
+
+def test_programs_give_the_same(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], FEW, "interpret")
+
+
+@pytest.mark.verify
+def test_programs_where_shapes_are_odd(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], ODD, "interpret")
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("backend, number", [("torch", 40), ("interpret", 15)])
+def test_many_random_calls(pool: Pool, backend: str, number: int) -> None:
+    """With those of eight ranks, over two hundred configurations."""
+    assert_right(pool, GROUPS, partial(calls, number=number, seed=1), backend)
+
+
+@pytest.mark.verify
+def test_eight_ranks() -> None:
+    pool = Pool(8)
+    try:
+        eight = [tuple(range(8)), (7, 1, 4, 5, 2)]
+        assert_right(pool, eight, partial(calls, number=15, seed=2), "torch")
+        assert_right(pool, eight[:1], partial(calls, number=3, seed=3), "interpret")
+    finally:
+        pool.close()
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("plan", ["fused", "push", "pull"])
+def test_plans(pool: Pool, plan: str) -> None:
+    scattered = [c for c in FEW if c.operator != GATHER]
+    assert_right(pool, [(0, 1)], scattered if plan == "fused" else FEW, "interpret", plan)
+
+
+@pytest.mark.parametrize("backend", ["torch", "interpret"])
+def test_bits_do_not_change_from_call_to_call_and_rank_to_rank(pool: Pool, backend: str) -> None:
+    two = [FEW[0], FEW[2]]
+    found = pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.twice, two, backend)[:2]
+    ((same, first),), ((also, second),) = found
+    assert same and also
+    assert len(first) == len(two) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_groups_at_once(pool: Pool) -> None:
+    for wrong in pool.results(on_ranks.in_several_groups, [Call(SCATTER, (8, 16), (12,), bias=True)]):
+        assert wrong == []

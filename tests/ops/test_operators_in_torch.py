@@ -1,0 +1,37 @@
+"""Operators as torch sees them: checked by opcheck, compiled without a break, for changing numbers of tokens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.ops import on_ranks
+from tests.runtime.processes import Pool
+
+
+def test_opcheck(pool: Pool) -> None:
+    pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.opchecked, ["gather", "scatter", "reduce"])
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_opcheck_of_all_forms(pool: Pool, world: int) -> None:
+    pool.results(on_ranks.on_groups, [tuple(range(world))], on_ranks.opchecked, [])
+
+
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.verify)]
+)
+def test_compiled_without_a_break_and_once_for_all_tokens(pool: Pool, backend: str) -> None:
+    made = pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.compiled, backend, [4, 10, 6])[:2]
+    for ((compiled, far),) in made:
+        assert compiled == 1
+        assert max(far) < 1e-5
+
+
+def test_importing_tilelink_registers_nothing() -> None:
+    code = "import sys, tilelink; print([m for m in ('torch', 'tilelink.ops') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,108 @@
+"""replace_symm_mem_ops: the cases of PyTorch's own tests of the fused operators, against what they mean.
+
+Sizes (batch 8, M 64, N 16, K 32, three B) and the comparison of strides are those of test_symmetric_memory.py there.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+
+import tilelink as tk
+from tests.ops import on_ranks
+from tests.runtime.processes import Pool
+
+BATCH, M, N, K = 8, 64, 16, 32
+
+
+def gathered(group: dist.ProcessGroup, dim: int, backend: str) -> None:
+    """As the fallback of torch does it, in values and strides (which of one rank are those of the shard, there)."""
+    world, name = dist.get_world_size(group), group.group_name
+    torch.manual_seed(42 + dist.get_rank(group))
+    shape = [BATCH, M, K]
+    shape[dim] //= world
+    shard, many = torch.rand(shape), [torch.rand(K, N) for _ in range(3)]
+    right, products = symm_mem._fused_all_gather_matmul_fallback(shard, many, dim, name)
+    with on_ranks.computed_by(backend, group), tk.replace_symm_mem_ops():
+        full, outs = torch.ops.symm_mem.fused_all_gather_matmul(shard, many, dim, name)
+        nothing, again = torch.ops.symm_mem.fused_all_gather_matmul(shard, many, dim, name, return_A=False)
+    assert nothing is None
+    assert torch.equal(full, right) and (world == 1 or full.stride() == right.stride())
+    for y, z, want in zip(outs, again, products, strict=True):
+        assert torch.allclose(y, want) and torch.equal(y, z) and (world == 1 or y.stride() == want.stride())
+
+
+def scattered(group: dist.ProcessGroup, dim: int, reduce_op: str, backend: str) -> None:
+    name = group.group_name
+    torch.manual_seed(42 + dist.get_rank(group))
+    A, B = torch.rand(BATCH, M, K), torch.rand(K, N)
+    right = symm_mem._fused_matmul_reduce_scatter_fallback(A, B, reduce_op, dim, name)
+    with on_ranks.computed_by(backend, group), tk.replace_symm_mem_ops():
+        out = torch.ops.symm_mem.fused_matmul_reduce_scatter(A, B, reduce_op, dim, name)
+    assert torch.allclose(out, right) and out.stride() == right.stride()
+
+
+def all_cases(group: dist.ProcessGroup, backend: str) -> None:
+    for dim in (0, 1, 2):
+        gathered(group, dim, backend)
+        for reduce_op in ("sum", "avg"):
+            scattered(group, dim, reduce_op, backend)
+
+
+def test_cases_of_torch(pool: Pool) -> None:
+    pool.results(on_ranks.on_groups, [(0,), (0, 1), (0, 1, 2, 3)], all_cases, "torch")
+
+
+@pytest.mark.verify
+def test_cases_of_torch_by_programs(pool: Pool) -> None:
+    pool.results(on_ranks.on_groups, [(0, 1), (0, 1, 2, 3)], all_cases, "interpret")
+
+
+def switched(group: dist.ProcessGroup) -> list[bool]:
+    """Whether the operators have something to run on a CPU: before, while and after they are replaced."""
+    found = []
+
+    def there() -> None:
+        found.append(torch._C._dispatch_has_kernel_for_dispatch_key("symm_mem::fused_all_gather_matmul", "CPU"))
+
+    switch = tk.replace_symm_mem_ops()
+    there()
+    switch.enable()
+    there()
+    with tk.replace_symm_mem_ops():
+        there()
+    there()
+    switch.disable()
+    there()
+    gathered(group, 0, "torch")
+    there()
+    return found
+
+
+def test_switch_is_taken_back(pool: Pool) -> None:
+    for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], switched)[:2]:
+        assert found == [False, True, True, True, False, False]
+
+
+def bad_B(group: dist.ProcessGroup) -> None:
+    with tk.replace_symm_mem_ops():
+        torch.ops.symm_mem.fused_all_gather_matmul(torch.rand(4, K), [torch.rand(2, K, N)], 0, group.group_name)
+
+
+def scaled(group: dist.ProcessGroup) -> None:
+    with tk.replace_symm_mem_ops():
+        torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter(
+            torch.rand(4, K), torch.rand(K, N), torch.rand(1), torch.rand(1), "sum", 0, 0, group.group_name, [2, N]
+        )
+
+
+@pytest.mark.parametrize(
+    "bad, kind, text",
+    [(bad_B, "ShapeError", f"B has shape (2, {K}, {N})"), (scaled, "TargetError", "is not replaced")],
+)
+def test_what_is_not_replaced_says_so(pool: Pool, bad: object, kind: str, text: str) -> None:
+    for ((found, message, site),) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.raised, bad)[:2]:
+        assert found == kind and text in message
+        assert site.file.endswith("test_symm_mem.py")

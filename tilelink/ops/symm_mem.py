@@ -1,0 +1,92 @@
+"""Our operators in the place of the fused ones of torch's symmetric memory, which async tensor parallelism calls."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed._symmetric_memory  # defines torch.ops.symm_mem
+
+from tilelink.errors import ShapeError, Site, TargetError
+from tilelink.ops.all_gather_linear import all_gather_linear
+from tilelink.ops.linear_reduce_scatter import linear_reduce_scatter
+
+SCALED = ("fused_all_gather_scaled_matmul", "fused_scaled_matmul_reduce_scatter")
+
+
+class SymmMemOps:
+    """See `replace_symm_mem_ops`."""
+
+    _library: torch.library.Library | None = None
+    _asked = 0
+
+    def enable(self) -> None:
+        """From now on calls of the fused operators run ours. To be undone as often as it is done."""
+        cls = type(self)
+        cls._asked += 1
+        if cls._library is not None:
+            return
+        library = torch.library.Library("symm_mem", "IMPL")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*[Oo]verriding a previously registered kernel.*")
+            for device in ("CPU", "CUDA"):
+                library.impl("fused_all_gather_matmul", _fused_all_gather_matmul, device, allow_override=True)
+                library.impl("fused_matmul_reduce_scatter", _fused_matmul_reduce_scatter, device, allow_override=True)
+        for name in SCALED:  # torch has them on CUDA devices, where they stay
+            library.impl(name, _not_scaled(name), "CPU")
+        cls._library = library
+
+    def disable(self) -> None:
+        """Undoes `enable`: torch's own run again."""
+        cls = type(self)
+        cls._asked = max(cls._asked - 1, 0)
+        if not cls._asked:
+            cls._library = None  # a library that nobody has any more takes back what it registered
+
+    def __enter__(self) -> SymmMemOps:
+        self.enable()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.disable()
+
+
+def replace_symm_mem_ops() -> SymmMemOps:
+    """Lets `torch.ops.symm_mem.fused_all_gather_matmul` and `fused_matmul_reduce_scatter` run our operators, on CUDA
+    devices and on CPUs: inside `with tilelink.replace_symm_mem_ops():`, or from `.enable()` to `.disable()` of what
+    this returns. What torch compiles to these operators (async tensor parallelism) then runs ours. The operators for
+    scaled (float8) matrices stay torch's own on CUDA devices, and raise TargetError on CPUs, for which it has none."""
+    return SymmMemOps()
+
+
+def _fused_all_gather_matmul(
+    A_shard: torch.Tensor, Bs: Sequence[torch.Tensor], gather_dim: int, group_name: str, *, return_A: bool = True
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    weights = [_linear_weight(B) for B in Bs]
+    found = all_gather_linear(A_shard, weights, gather_dim=gather_dim, group=group_name, return_gathered=return_A)
+    return found if return_A else (None, found)
+
+
+def _fused_matmul_reduce_scatter(
+    A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str
+) -> torch.Tensor:
+    return linear_reduce_scatter(A, _linear_weight(B), scatter_dim=scatter_dim, reduce_op=reduce_op, group=group_name)
+
+
+def _linear_weight(B: torch.Tensor) -> torch.Tensor:
+    """torch has B as (K, N)."""
+    if B.dim() != 2:
+        raise ShapeError(f"B has shape {tuple(B.shape)}: it is (K, N)", Site.of_user())
+    return B.T
+
+
+def _not_scaled(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise TargetError(f"symm_mem.{name} is not replaced, and torch has none for CPUs", Site.of_user())
+
+    return refuse
