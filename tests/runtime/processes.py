@@ -34,7 +34,7 @@ class Pool:
 
     def __init__(self, world: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "triton.runtime.interpreter", "sympy"])
+        context.set_forkserver_preload(["torch.distributed", "triton.runtime.interpreter", "tilelink.ops.programs"])
         self.world = world
         self._folder = tempfile.TemporaryDirectory()
         self._pipes: list[Connection] = []

@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed._symmetric_memory  # defines torch.ops.symm_mem
 
 from tilelink.errors import ShapeError, Site, TargetError
 from tilelink.ops.all_gather_linear import all_gather_linear
@@ -29,6 +28,8 @@ class SymmMemOps:
         cls._asked += 1
         if cls._library is not None:
             return
+        import torch.distributed._symmetric_memory  # defines torch.ops.symm_mem, and takes seconds
+
         library = torch.library.Library("symm_mem", "IMPL")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*[Oo]verriding a previously registered kernel.*")
