@@ -22,16 +22,17 @@ from tilelink.errors import DeviceError
 
 Step = tuple[float, Callable[[Place, Report], None]]
 STEPS: dict[str, Step] = {
-    "first": (45, right.first),
-    "machine": (40, machine.machine),
-    "results": (100, right.results),
-    "vain": (40, vain.vain),
-    "graphs": (50, right.graphs),
-    "speed": (80, speed.speed),
-    "host": (25, speed.host),
+    "first": (40, right.first),
+    "machine": (35, machine.machine),
+    "results": (95, right.results),
+    "sums": (50, right.sums),
+    "vain": (35, vain.vain),
+    "graphs": (45, right.graphs),
+    "speed": (70, speed.speed),
+    "host": (20, speed.host),
     "kernels": (30, machine.kernels),
     "timelines": (20, timelines.timelines),
-    "description": (50, machine.description_of),
+    "description": (40, machine.description_of),
 }
 """Seconds that each step may take, with the start of its process, and what it does; the most telling first."""
 GRACE = 10.0

@@ -12,10 +12,21 @@ import torch
 from bench.check import LIMITS, relative_rms
 from bench.gpu.place import Place, gpu
 from bench.gpu.report import Report
+from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import even_parts
+from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
+from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 
+SUMS = {
+    matmul_reduce_scatter: True, matmul_ring_reduce_scatter: True, matmul_all_reduce: False,
+    matmul_one_shot_all_reduce: False,
+}  # fmt: skip
+"""The programs that add up partial sums of all ranks, and whether the rows of the sum are cut over them."""
 WORLDS = (2, 1, 4)
 DTYPES = ("bfloat16", "float16", "float32")
 REPLAYS = 20
@@ -23,33 +34,45 @@ POISON = float("nan")
 
 
 class Inputs:
-    """Inputs of all ranks: small whole numbers, of which products are exact, or random ones."""
+    """Inputs of all ranks of a program: small whole numbers, of which products are exact, or random ones."""
 
     def __init__(
-        self, place: Place, parts: Sequence[int], dtype: str, *, whole: bool, seed: int = 0, transposed: bool = True
-    ) -> None:
+        self, place: Place, parts: Sequence[int], dtype: str, *, whole: bool, seed: int = 0, transposed: bool = True,
+        program: Program = all_gather_matmul,
+    ) -> None:  # fmt: skip
         random = torch.Generator().manual_seed(seed)
+        self.program, adds = program, program in SUMS
+        most = 1 if adds else 3  # of whole numbers: partial sums that travel in bfloat16 are exact up to 256
         self.parts, self.whole, n, k = tuple(parts), whole, place.sizes["N"], place.sizes["K"]
         self.dtype: torch.dtype = getattr(torch, dtype)
 
         def tensor(rows: int, cols: int) -> torch.Tensor:
             if whole:
-                return torch.randint(-3, 4, (rows, cols), generator=random).to(self.dtype)
+                return torch.randint(-most, most + 1, (rows, cols), generator=random).to(self.dtype)
             return torch.randn(rows, cols, generator=random).to(self.dtype)
 
-        x = [tensor(m, k) for m in self.parts]
+        x = [tensor(sum(self.parts) if adds else m, k) for m in self.parts]
         weight = [tensor(n, k).T if transposed else tensor(k, n) for _ in self.parts]
-        full = torch.cat(x).double()
-        self.right = [full @ w.double() for w in weight]
+        self.right = self._right(x, weight)
         self.x, self.weight = [t.to(place.place) for t in x], [t.to(place.place) for t in weight]
 
-    def call(self, group: Any, schedule: Schedule | str, **options: Any) -> torch.Tensor:
+    def call(self, group: Any, schedule: Schedule | str, **more: Any) -> torch.Tensor:
         """Computes it on a rank."""
-        out: torch.Tensor = all_gather_matmul(
-            self.x[group.rank], self.weight[group.rank], schedule=schedule, group=group, parts={"M": self.parts},
-            **options,
-        )  # fmt: skip
+        options = self.options(group, schedule)
+        out: torch.Tensor = self.program(self.x[group.rank], self.weight[group.rank], **options, **more)
         return out
+
+    def options(self, group: Any, schedule: Schedule | str) -> dict[str, Any]:
+        """Of a call. Who adds up which rows of a sum that all ranks get is not the caller's business."""
+        parts = {} if self.program in SUMS and not SUMS[self.program] else {"M": self.parts}
+        return {"schedule": schedule, "group": group, "parts": parts}
+
+    def _right(self, x: list[torch.Tensor], weight: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The results of all ranks, in float64."""
+        if self.program not in SUMS:
+            return [torch.cat(x).double() @ w.double() for w in weight]
+        total = torch.stack([a.double() @ w.double() for a, w in zip(x, weight, strict=True)]).sum(0)
+        return list(total.split(self.parts)) if SUMS[self.program] else [total] * len(x)
 
     def judge(self, results: Sequence[torch.Tensor]) -> dict[str, Any]:
         """What a record says of results: whole numbers have to be exact, after rounding to their dtype."""
@@ -74,64 +97,74 @@ def schedules(place: Place) -> tuple[str, ...]:
 def first(place: Place, report: Report) -> None:
     """The smallest thing that can go wrong: one rank, two ranks, one call, whole numbers."""
     for world in (1, 2):
-        _results(place, report, world, "bfloat16", "push", even_parts(place.sizes["M"], world), calls=1, kinds=(True,))
+        parts = even_parts(place.sizes["M"], world)
+        _result(place, report, (all_gather_matmul, world, "bfloat16", "push", parts), calls=1, kinds=(True,))
 
 
-Case = tuple[int, str, str, tuple[int, ...]]
-"""World, dtype, schedule, and the parts of M."""
+Case = tuple[Program, int, str, str, tuple[int, ...]]
+"""Program, world, dtype, schedule, and the parts of M."""
 
 
-def cases(place: Place) -> list[Case]:
-    """Every dtype and schedule, even and uneven parts."""
-    even = [(w, d, s, even_parts(place.sizes["M"], w)) for w in WORLDS for d in DTYPES for s in schedules(place)]
-    uneven = [(w, DTYPES[0], s, parts) for w, parts in place.parts.items() for s in schedules(place)]
-    return even + uneven
+def gathering(place: Place) -> list[Case]:
+    """all_gather_matmul in every dtype and schedule, even and uneven parts."""
+    names, m = schedules(place), place.sizes["M"]
+    even = [(all_gather_matmul, w, d, s, even_parts(m, w)) for w in WORLDS for d in DTYPES for s in names]
+    return even + [(all_gather_matmul, w, DTYPES[0], s, parts) for w, parts in place.parts.items() for s in names]
+
+
+def adding(place: Place) -> list[Case]:
+    """The programs that add up: in every schedule with uneven parts, in every dtype with even ones."""
+    even, forms = even_parts(place.sizes["M"], 2), [(p, s) for p in SUMS for s in p.schedules]
+    made = [(p, 2, d, next(iter(p.schedules)), even) for p in SUMS for d in DTYPES]
+    return [(p, w, DTYPES[0], s, parts) for w, parts in place.parts.items() for p, s in forms] + made
 
 
 def results(place: Place, report: Report) -> None:
-    """Two calls in a row of different inputs, in all cases."""
+    """Two calls in a row of different inputs, in all cases of all_gather_matmul."""
+    _results(place, report, gathering(place))
+
+
+def sums(place: Place, report: Report) -> None:
+    """The same of the programs that add up."""
+    _results(place, report, adding(place))
+
+
+def _results(place: Place, report: Report, cases: Sequence[Case]) -> None:
     if place.compilers:
         with report.case("kernels compiled ahead", processes=place.compilers):
-            _compile_ahead(place)
-    for world, dtype, schedule, parts in cases(place):
-        _results(place, report, world, dtype, schedule, parts)
+            _compile_ahead(place, cases)
+    for case in cases:
+        _result(place, report, case)
 
 
-def _compile_ahead(place: Place) -> None:
+def _compile_ahead(place: Place, cases: Sequence[Case]) -> None:
     """Fills Triton's cache on disk, on all cores: one after the other, it would take longer than all the rest."""
     with ProcessPoolExecutor(place.compilers, get_context("spawn")) as pool:
-        for made in [pool.submit(_prepare, case) for case in cases(place)]:
+        for made in [pool.submit(_prepare, c[0].name, *c[1:]) for c in cases]:
             made.exception(timeout=90)  # what is wrong with a case is found when it is its turn
 
 
-def _prepare(case: Case) -> None:
-    world, dtype, schedule, parts = case
-    place = gpu()
-    inputs = Inputs(place, parts, dtype, whole=True)
+def _prepare(name: str, world: int, dtype: str, schedule: str, parts: tuple[int, ...]) -> None:
+    place, program = gpu(), operators()[name]
+    inputs = Inputs(place, parts, dtype, whole=True, program=program)
     place.world(world).run(
-        lambda group: all_gather_matmul.prepare(
-            inputs.x[group.rank], inputs.weight[group.rank], schedule=schedule, group=group, parts={"M": parts}
+        lambda group: program.prepare(
+            inputs.x[group.rank], inputs.weight[group.rank], **inputs.options(group, schedule)
         )
     )
 
 
-def _results(
-    place: Place,
-    report: Report,
-    world: int,
-    dtype: str,
-    schedule: str,
-    parts: Sequence[int],
-    calls: int = 2,
-    kinds: Sequence[bool] = (True, False),
+def _result(
+    place: Place, report: Report, case: Case, calls: int = 2, kinds: Sequence[bool] = (True, False)
 ) -> None:
+    program, world, dtype, schedule, parts = case
     shape = f"M={list(parts)},N={place.sizes['N']},K={place.sizes['K']}"
-    about = {"op": "all_gather_matmul", "dtype": dtype, "world": world, "schedule": schedule, "shape": shape}
+    about = {"op": program.name, "dtype": dtype, "world": world, "schedule": schedule, "shape": shape}
     with report.case("result", **about) as found:
         ranks = place.world(world)
         found |= {"calls": calls, "of": "whole and random numbers" if len(kinds) > 1 else "whole numbers"}
         for whole in kinds:
-            sets = [Inputs(place, parts, dtype, whole=whole, seed=s) for s in range(calls)]
+            sets = [Inputs(place, parts, dtype, whole=whole, seed=s, program=program) for s in range(calls)]
             outs = ranks.run(lambda group, sets=sets: [i.call(group, schedule) for i in sets])
             for call, inputs in enumerate(sets):
                 verdict = inputs.judge([o[call] for o in outs])

@@ -77,6 +77,16 @@ def test_results_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(r["ok"] and r["exact"] and r["rel_rms"] < 2.5e-3 for r in found)
 
 
+def test_sums_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks of uneven parts; the CPU tries the other cases with --dry."""
+    place = OnStandIn().place()
+    cases = [c for c in right.adding(place) if c[-1] == place.parts[2]]
+    monkeypatch.setattr(right, "adding", lambda place: cases)
+    found = reported(right.sums, tmp_path, place)
+    assert [(r["op"], r["schedule"]) for r in found] == [(p.name, s) for p in right.SUMS for s in p.schedules]
+    assert all(r["ok"] and r["exact"] for r in found)
+
+
 def test_graphs_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(right, "WORLDS", (2,))
     monkeypatch.setattr(right, "REPLAYS", 3)
