@@ -153,6 +153,22 @@ def test_check_finds(run: Run) -> None:
     assert code == 1 and out.startswith("unsafe (1 finding;") and "remedy: launch on 9 SMs" in out
 
 
+def test_check_for_a_machine(run: Run) -> None:
+    """Residency is a matter of the machine's SMs: one that waits for what an MI300X has no room for is all right on
+    another."""
+    shape = "M=8192,N=8192,K=256", "--reserve", "100"
+    code, found = run("check", "all_gather_matmul", "--machine", "mi300x", "--shape", *shape)
+    assert code == 1 and (found["machine"], found["sms"]) == ("mi300x", 304)
+    (finding,) = found["findings"]
+    assert finding["kind"] == "residency" and "204 are resident (304 SMs, 100 of them kept" in finding["what"]
+    code, found = run("check", "all_gather_matmul", "--machine", "h200", "--shape", *shape[:1])
+    assert code == 0 and found["sms"] == 132
+    code, found = run("check", "all_gather_matmul", "--machine", "h200", "--sms", "8")
+    assert (code, found["error"]["class"]) == (2, "UsageError")
+    code, found = run("check", "all_gather_matmul", "--machine", "h1000")
+    assert (code, found["error"]["class"]) == (2, "UnknownMachineError")
+
+
 # ---- show
 
 CODE: list[Any] = [("ptx", "sm_90", "wgmma.mma_async"), ("amdgcn", "gfx942", "v_mfma")]

@@ -6,8 +6,10 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from tilelink.analysis.machine import machine
+from tilelink.analysis.unroll import DEFAULT_SMS
 from tilelink.backend.show import with_defaults
-from tilelink.cli.command import Answer, Command
+from tilelink.cli.command import Answer, Command, UsageError
 from tilelink.cli.program import add_program_flags, find, shape_text
 from tilelink.cli.schedule import read_schedule, schedule_text
 
@@ -17,20 +19,38 @@ def run(args: argparse.Namespace) -> Answer:
     program = find(args.program)
     sizes: Mapping[str, Any] = with_defaults(program, args.shape, program.optional)
     schedule = read_schedule(program, args.schedule, args.world, dict(sizes))
-    device = {"sms": args.sms, "reserve": args.reserve, "slot_bytes": args.slot}
+    device = {"sms": _sms(args), "reserve": args.reserve, "slot_bytes": args.slot}
     report = program.check(schedule, world=args.world, dtypes=args.dtype, **device, **sizes)
     written = schedule_text(program, schedule, args.schedule)
     note = (
         f"# tilelink check {args.program} --world {args.world} --shape {shape_text(sizes)} --dtype {args.dtype} "
         f"--schedule {written}\n# {report.seconds:.2f} s, {report.peak_rss_bytes / 1e6:.0f} MB\n"
     )
-    keys = {**report.keys(), "world": args.world, "shape": sizes, "dtype": args.dtype, "schedule": written}
+    keys = {
+        **report.keys(), "world": args.world, "shape": sizes, "dtype": args.dtype, "schedule": written,
+        "machine": args.machine, "sms": device["sms"],
+    }  # fmt: skip
     return Answer(keys, str(report), note, "finding" if report.findings else "ok")
+
+
+def _sms(args: argparse.Namespace) -> int:
+    """SMs of a rank's device: those that are given, or those of the machine."""
+    if args.machine is None:
+        return DEFAULT_SMS if args.sms is None else args.sms
+    if args.sms is not None:
+        raise UsageError(f"--machine {args.machine} says how many SMs there are: leave --sms out")
+    return machine(args.machine).sms
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
     add_program_flags(parser)
-    parser.add_argument("--sms", type=int, default=None, metavar="N", help="SMs of a device (default: 132)")
+    parser.add_argument(
+        "--machine", metavar="NAME", help="a machine of `tilelink machine list`, or the path of a description: "
+        "workers that wait have to be resident on its SMs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sms", type=int, default=None, metavar="N", help=f"SMs of a device, not a machine's (default: {DEFAULT_SMS})"
+    )
     parser.add_argument(
         "--reserve", type=int, default=0, metavar="N",
         help="SMs kept for other kernels; workers that wait have to be resident on the rest (default: %(default)s)",

@@ -23,7 +23,7 @@ from tilelink.runtime.cpu.streams import Work
 from tilelink.runtime.launch import Launch, Run
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout, shape_on
 from tilelink.runtime.prepare import Prepared, prepare
-from tilelink.runtime.trace import SIGNALS
+from tilelink.runtime.trace import CONTROL, SIGNALS
 
 LANE = "lane"
 """The stream of a rank on which its kernels are launched."""
@@ -123,7 +123,7 @@ class CpuLane:
         regions += [Region(f"{d}_parts", rank, t, "control") for d, t in run.tables.items()]
         regions.append(Region("heaps", rank, self.tables[rank], "control"))
         for peer in range(layout.world):
-            regions.append(self._region("control", peer, 0, (CONTROL_WORDS + layout.world,), torch.int64, "control"))
+            regions.append(self._region(CONTROL, peer, 0, (CONTROL_WORDS + layout.world,), torch.int64, "control"))
             for name, at in run.placement.data:
                 tensor = prepared.program.tensor(name)
                 if 0 not in shape_on(tensor, prepared.sizes, peer):

@@ -14,10 +14,12 @@ from typing import NoReturn
 
 from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, Span, Timeline, Transfer
 from tilelink.analysis.unroll import DOT, NOTIFY, READ, WAIT, WRITE, Events
+from tilelink.backend.targets.portable import PROGRESS
 from tilelink.errors import TraceMismatchError
 from tilelink.runtime.cpu import Box, Operation
 
 SIGNALS = "signals of "
+CONTROL = "control"
 _STRONGER = {"gpu": ("gpu", "sys"), "sys": ("sys",)}
 
 
@@ -32,13 +34,41 @@ class Trace:
 def align(events: Events, operations: Iterable[Operation], name: str) -> Trace:
     """Gives each operation of the launches called `name` to its event. Raises TraceMismatchError at a difference."""
     theirs: dict[tuple[int, int], list[Operation]] = {}
+    words: list[Operation] = []
     for o in operations:
         if o.name == name and o.region.kind != "control":
             theirs.setdefault((o.rank, o.program), []).append(o)
+        elif o.name == name and o.region.name == CONTROL:
+            words.append(o)
+    _check_progress(events, words)
     done: list[tuple[int, tuple[Operation, ...]]] = []
     for rank, worker in sorted(set(theirs) | set(events.workers)):
         done += _Worker(events, rank, worker, theirs.get((rank, worker), [])).align()
     return Trace(events, tuple(done))
+
+
+def _check_progress(events: Events, words: Iterable[Operation]) -> None:
+    """Every rank tells every rank once that it has entered the run (where copy engines work, a kernel before this one
+    has done so), and once, after that, that it has left it; and touches no other word of a peer's."""
+    told: dict[tuple[int, int], list[int]] = {}
+    for o in words:
+        if o.box == ((PROGRESS.value + o.rank, PROGRESS.value + o.rank + 1),) and o.semantic in ("release", "acq_rel"):
+            told.setdefault((o.rank, o.region.rank), []).append(int(o.new or 0))
+        elif o.region.rank != o.rank:
+            raise TraceMismatchError(
+                f"rank {o.rank} worker {o.program} of {events.program.name}: of the control words of rank "
+                f"{o.region.rank} it may write its own progress, no other; the kernel did {o.kind} of {list(o.box)} "
+                f"({o.site})"
+            )
+    world = events.sizes.world
+    for rank, peer in ((r, p) for r in range(world) for p in range(world)):
+        progress = told.get((rank, peer), [])
+        entered = [] if events.program.on_engine else [progress[-1] - 1] if progress else [1]
+        if not progress or progress[-1] % 2 or progress != [*entered, progress[-1]]:
+            once = "that it has left" if events.program.on_engine else "that it has entered, and then that it has left"
+            raise TraceMismatchError(
+                f"rank {rank} of {events.program.name}: it tells rank {peer} once {once}; the kernel told {progress}"
+            )
 
 
 class _Worker:
@@ -209,4 +239,3 @@ def _label(events: Events, steps: list[tuple[int, tuple[Operation, ...]]]) -> st
     there = f" at rank {events.home[k]}" if events.home[k] != events.rank[k] else ""
     dims = events.program.tensors[events.tensor[k]].dims
     return " ".join(f"{d}[{a}:{b}]" for d, a, b in zip(dims, events.lo[k], events.hi[k], strict=False)) + there
-

@@ -15,6 +15,7 @@ from tests.frontend.ring_attention import ring_attention, ring_attention_unasked
 from tilelink.analysis.check import Report, check_events
 from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE
+from tilelink.errors import UnguardedReadError
 from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
@@ -193,6 +194,26 @@ def test_an_output_twice() -> None:
     report = unsafe.output_written_twice.check(schedule, world=2, sms=8, M=40, K=32)
     assert [f.kind for f in report.findings] == ["race", "written twice"]
     assert all(f.tiles == ("use tile 0", "use_again tile 0") for f in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("program", "role", "text"),
+    [(unsafe.notifies_twice, "tell_twice", "notify"), (unsafe.notifies_in_a_loop, "tell_in_a_loop", "notify")],
+)
+def test_a_region_is_notified_once(program: Program, role: str, text: str) -> None:
+    found = find(program, tk.Schedule(**{role: HOME}, use=TWO), "notified twice")
+    first = line(program, role, text)
+    assert lines(found) == [first, first + (role == "tell_twice")]
+    assert found.tiles == (f"{role} tile 0",) * 2 and found.remedy.startswith("notify a region once")
+
+
+def test_outputs_are_not_added_to() -> None:
+    """So an element of one is reduced once: in registers, from what was waited for."""
+    with pytest.raises(UnguardedReadError, match="out\\[M"):
+        unsafe.adds_to_its_output.unroll(tk.Schedule(add=TWO), world=2, M=40, K=32)
+    schedule = tk.Schedule(store_each_step=tk.SMs(2, tile=(16, 16)))
+    report = unsafe.sum_in_its_output.check(schedule, world=2, M=40, K=32)
+    assert [(f.kind, f.tensor) for f in report.findings] == [("race", "out"), ("written twice", "out")]
 
 
 # ---- entries that take turns

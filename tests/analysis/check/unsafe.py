@@ -130,6 +130,62 @@ def output_written_twice(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
     use_again[tk.tiles(out)](full, out)
 
 
+# ---- what a tile says twice
+
+
+@tk.tile
+def tell_twice(t, x, full):
+    """First that half of it is there, then that all of it is: a wait can't tell the one from the other."""
+    there = tk.copy(x[t], full[t].at(t.reader))
+    tk.notify(there)
+    tk.notify(there)
+
+
+@tk.tile
+def tell_in_a_loop(t, x, full):
+    there = tk.copy(x[t], full[t].at(t.reader))
+    for _ in range(2):
+        tk.notify(there)
+
+
+@tk.program
+def notifies_twice(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    tell_twice[tk.tiles(x, reader=tk.ranks)](x, full)
+    use[tk.tiles(out)](full, out)
+
+
+@tk.program
+def notifies_in_a_loop(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    tell_in_a_loop[tk.tiles(x, reader=tk.ranks)](x, full)
+    use[tk.tiles(out)](full, out)
+
+
+# ---- what adds to an output
+
+
+@tk.tile
+def add(t, x, out):
+    out[t].store(out[t].load() + x[t].load())
+
+
+@tk.program
+def adds_to_its_output(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    add[tk.tiles(out)](x, out)
+
+
+@tk.tile
+def store_each_step(t, x, out):
+    for k in tk.steps(x.cols):
+        out[t.rows].store(tl.sum(x[t.rows, k].load(), 1))
+
+
+@tk.program
+def sum_in_its_output(x: tk.Local("M", "K"), out: tk.Local("M")):
+    store_each_step[tk.tiles(out)](x, out)
+
+
 # ---- waits that never end, or would if they ran ahead
 
 

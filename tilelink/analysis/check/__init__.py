@@ -19,7 +19,7 @@ from tilelink.analysis.check.order import deadlocks, execute
 from tilelink.analysis.check.races import Pairs, conflicts, races, unwritten
 from tilelink.analysis.check.refusals import KINDS, refusal
 from tilelink.analysis.check.residency import residency
-from tilelink.analysis.check.signals import miscounts, unheard
+from tilelink.analysis.check.signals import miscounts, repeated, unheard
 from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.check.synchronisation import Synchronisation
 from tilelink.analysis.events import Events
@@ -60,7 +60,7 @@ def check_events(
     began = time.perf_counter() if began is None else began
     because = why_not_structural(events.program)
     sync = Synchronisation(events)
-    found = residency(events, reserve) + miscounts(sync)
+    found = residency(events, reserve) + miscounts(sync) + repeated(events)
     if slot_bytes is not None:
         found += too_large(events.program, events.sizes, slot_bytes)
     execution = execute(sync)

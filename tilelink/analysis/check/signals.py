@@ -1,4 +1,5 @@
-"""Signals: each wait is for all that its signal is given in a run; and what is given that nobody waits for."""
+"""Signals: each wait is for all that its signal is given in a run; a tile tells of a region once; and what is given
+that nobody waits for."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import numpy as np
 
 from tilelink.analysis.check.findings import SHOWN, Finding, about, firsts, step
 from tilelink.analysis.check.synchronisation import Synchronisation
+from tilelink.analysis.events import NOTIFY, Events
+from tilelink.frontend.ir import DataIf, For, If, Notify, Role, Statement
 
 
 def miscounts(sync: Synchronisation) -> list[Finding]:
@@ -30,6 +33,52 @@ def miscounts(sync: Synchronisation) -> list[Finding]:
             )
         )
     return found
+
+
+def repeated(events: Events) -> list[Finding]:
+    """Regions that a tile notifies more than once: a wait is for all notifications, so the first say nothing."""
+    roles = [k for k, role in enumerate(events.program.roles) if _may_repeat(role)]
+    told = np.flatnonzero((events.op == NOTIFY) & np.isin(events.role, roles))
+    if not len(told):
+        return []
+    columns = (events.rank, events.role, events.tile, events.tensor, events.home, events.cell)
+    what = np.column_stack([*(c[told] for c in columns), events.lo[told], events.hi[told]])
+    order = np.lexsort(what.T)
+    again = np.flatnonzero((what[order[1:]] == what[order[:-1]]).all(axis=1))
+    one, other = told[order[again]], told[order[again + 1]]
+    found = []
+    for j in firsts(events.site[one], events.site[other])[:SHOWN]:
+        both = [int(one[j]), int(other[j])]
+        found.append(
+            Finding(
+                kind="notified twice",
+                what=f"a tile notifies {events.region(both[0])} more than once in a run: waits are for all of that, so "
+                "only the last says anything",
+                chain=tuple(step(events, k) for k in both),
+                remedy="notify a region once, after the last store to it",
+                **about(events, both),
+            )
+        )
+    return found
+
+
+def _may_repeat(role: Role) -> bool:
+    """Whether a tile of a role notifies a tensor in more than one place, or in a loop."""
+    told: list[str] = []
+
+    def visit(body: tuple[Statement, ...], times: int) -> None:
+        for s in body:
+            match s:
+                case Notify():
+                    told.extend(v.tensor for v in s.views for _ in range(times))
+                case For():
+                    visit(s.body, 2)
+                case If() | DataIf():
+                    visit(s.body, times)
+                    visit(s.orelse, times)
+
+    visit(role.body, 1)
+    return len(told) > len(set(told))
 
 
 def unheard(sync: Synchronisation) -> list[str]:
