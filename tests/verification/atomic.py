@@ -7,21 +7,21 @@ share memory is atomics through mapped memory; the two are not atomic to each ot
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from tests.verification import atomic_kernels as kernels
 from tests.verification.calls import Calls
-from tests.verification.cases import Case, Kernels
+from tests.verification.cases import Case, Kernels, Label
 
 PAIR = "# one", "# other"
 
 
-def case(name: str, label: Literal["racy", "clean"], kernel: Any, **constants: Any) -> Case:
+def case(name: str, label: Label, kernel: Any, **constants: Any) -> Case:
     """A kernel with constants, on three ranks."""
     return Case(f"atomic-{name}", label, "remote", 3, Kernels(Calls(kernel, constants=constants), (kernel,)), PAIR)
 
 
-CASES = [
+CASES: list[Case] = [
     case("001-different-ctx-remote", "racy", kernels.additions_on_two_ways),
     case("002-same-ctx-remote", "clean", kernels.additions, FIRST=1, SECOND=1),
     case("003-same-domain-remote", "clean", kernels.additions, FIRST=1, SECOND=2),

@@ -57,14 +57,16 @@ def run(world: tk.KernelWorld, kernel: Any, **operations: Any) -> None:
     world.run(on_rank)
 
 
-def tiles(name: str, label: Label, ranks: int, program: Any, first: Any, second: Any) -> Case:
+def tiles(
+    name: str, label: Label, ranks: int, program: Any, first: Any, second: Any, discipline: str = "conflict"
+) -> Case:
     """A tile program of two roles; the lines that meet are marked with what the roles do."""
     made = program(first, second)
     roles = {launch.function.name: tk.SMs(1, tile=(M, K)) for launch in made.recorded().launches}
     x = torch.ones(ranks, 2, M, K)
     inputs = 2 if program is programs.two_writers else 1
     subject = Tiles(made, tk.Schedule(**roles), {"M": M, "K": K}, lambda rank: tuple(x[rank, :inputs]))
-    return Case(f"conflict-{name}-remote", label, "remote", ranks, subject, pair(mark(first), mark(second)))
+    return Case(f"{discipline}-{name}-remote", label, "remote", ranks, subject, pair(mark(first), mark(second)))
 
 
 def mark(role: Any) -> str:

@@ -58,7 +58,7 @@ def put_signal_too(t, x, data):
 @tk.tile
 def collect(t, data, out):
     """Reads what has been written, when all of it has."""
-    out[t].store(tk.wait(data[t]).load())
+    out[t].store(tk.wait(data[t]).load())  # collect
 
 
 def two_readers(first, second):

@@ -33,12 +33,6 @@ def barrier(words, rank, ranks, round):
 
 
 @triton.jit
-def set_flag(flag, value):
-    """Writes a flag by an atomic, with release order, for all ranks."""
-    tl.atomic_xchg(flag, value, sem="release", scope="sys")
-
-
-@triton.jit
 def wait_until(flag, value):
     """Until a flag is this value, with acquire order."""
     while tl.atomic_add(flag, 0, sem="acquire", scope="sys") != value:

@@ -1,27 +1,29 @@
 """The discipline "sync" of RMARaceBench 1.2 (RWTH-HPC, its SHMEM part), carried over: what orders two accesses, and
-what seems to. 12 of 24 are races."""
+what seems to. 12 of 24 are races.
+
+What a tile program can say is one; the rest are Triton kernels, on symmetric memory or by the operations of SHMEM.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
+from tests.verification import conflict_programs as programs
 from tests.verification import sync_kernels as kernels
 from tests.verification.calls import Calls
-from tests.verification.cases import Case, Kernels
+from tests.verification.cases import Case, Kernels, Label
+from tests.verification.conflict import tiles
 
 PAIR = "# one", "# other"
 
 
-def case(
-    name: str, label: Literal["racy", "clean"], ranks: int, kernel: Any, *functions: Any, **constants: Any
-) -> Case:
+def case(name: str, label: Label, ranks: int, kernel: Any, *functions: Any, **constants: Any) -> Case:
     """A kernel with constants; `functions`: others that the lines of the pair stand in."""
-    kind: Literal["local", "remote"] = "local" if name.endswith("local") else "remote"
     subject = Kernels(Calls(kernel, constants=constants), (kernel, *functions))
-    return Case(f"sync-{name}", label, kind, ranks, subject, PAIR)
+    return Case(f"sync-{name}", label, "local" if name.endswith("local") else "remote", ranks, subject, PAIR)
 
 
-CASES = [
+CASES: list[Case] = [
     case("001-barrierall-local", "racy", 2, kernels.get_and_load, ENDS="barrier", FIRST=False),
     case("002-barrierall-local", "clean", 2, kernels.get_and_load, ENDS="barrier", FIRST=True),
     case("003-quiet-local", "racy", 2, kernels.get_and_load, ENDS="quiet", FIRST=False),
@@ -36,9 +38,9 @@ CASES = [
     case("012-fence-getnbi-put-remote", "racy", 2, kernels.get_fence_put),
     case("013-lock-remote", "clean", 2, kernels.puts_under_a_lock, HELD=True),
     case("014-lock-remote", "racy", 2, kernels.puts_under_a_lock, HELD=False),
-    case("015-waituntil-remote", "racy", 2, kernels.put_and_flag, WAIT=False),
-    case("016-waituntil-remote", "clean", 2, kernels.put_and_flag, WAIT=True),
-    case("017-putsignal-remote", "clean", 2, kernels.put_signal),
+    tiles("015-waituntil", "racy", 2, programs.writer_and_reader, programs.put, programs.load, "sync"),
+    tiles("016-waituntil", "clean", 2, programs.writer_and_reader, programs.put, programs.collect, "sync"),
+    tiles("017-putsignal", "clean", 2, programs.writer_and_reader, programs.put_signal, programs.collect, "sync"),
     case("018-putsignal-remote", "racy", 2, kernels.put_signal_polled_plainly),
     case("019-ctx-remote", "clean", 2, kernels.puts_in_a_context, QUIET=1),
     case("020-ctx-remote", "racy", 2, kernels.puts_in_a_context, QUIET=0),

@@ -11,10 +11,8 @@ from tests.verification.signalling import (
     barrier,
     clear_lock,
     notify,
-    set_flag,
     set_lock,
     team_barrier,
-    wait,
     wait_until,
 )
 from tilelink.runtime import shmem
@@ -38,32 +36,8 @@ def puts_under_a_lock(data, ready, rank, HELD: tl.constexpr):
 
 
 @triton.jit
-def put_and_flag(data, ready, out, rank, WAIT: tl.constexpr):
-    """Rank 0 stores to rank 1, then sets a flag; rank 1 reads after the flag, or before."""
-    if rank == 0:
-        tl.store(at(data, 1), 42)  # one
-        set_flag(at(ready, 1), 1)
-    else:
-        if WAIT:
-            wait_until(at(ready, 1), 1)
-        tl.store(out, tl.load(at(data, 1)))  # other
-        wait_until(at(ready, 1), 1)
-
-
-@triton.jit
-def put_signal(data, ready, out, rank):
-    """Rank 1 stores to rank 0 and counts its signal up; rank 0 reads when it has seen that."""
-    if rank == 1:
-        tl.store(at(data, 0), 1)  # one
-        notify(at(ready, 0))
-    else:
-        wait(at(ready, 0), 1)
-        tl.store(out, tl.load(at(data, 0)))  # other
-
-
-@triton.jit
 def put_signal_polled_plainly(data, ready, rank):
-    """The same, but rank 0 looks at the signal by plain loads."""
+    """Rank 1 stores to rank 0 and counts its signal up, at which rank 0 looks by plain loads."""
     if rank == 1:
         tl.store(at(data, 0), 1)
         notify(at(ready, 0))  # one

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from tests.verification import atomic, conflict, sync
-from tests.verification.cases import Case
+from tests.verification.cases import Case, Kernels, Tiles
 from tests.verification.registry import CASES
 from tests.verification.tools import TOOLS
 
@@ -33,6 +33,14 @@ def test_the_label_is_what_tools_say(case: Case) -> None:
         assert (case.tool, case.finding) in told, reports
     else:
         assert not elsewhere, "\n".join(report.text for report in elsewhere)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("case", [case for case in CASES if case.label == "clean"], ids=lambda case: case.name)
+def test_clean_cases_stay_clean_in_many_orders(case: Case) -> None:
+    if isinstance(case.subject, Kernels | Tiles):
+        for seed in range(20):
+            case.subject.run(world=case.ranks, policy=("random", "pct")[seed % 2], seed=seed)
 
 
 def test_names_are_unique() -> None:
