@@ -41,7 +41,8 @@ def all_gather(members: Members, rows: torch.Tensor, lengths: Sequence[int]) -> 
     shape = sum(lengths), rows.shape[1]
     if not all(shape):
         return plain.all_gather(members, rows, lengths)
-    full = _run(all_gather_program, members, rows, shape=shape, parts={"M": lengths})
+    full = _empty(members, rows, shape)
+    _run(all_gather_program, members, rows, out=full, parts={"M": lengths})
     return lambda: full
 
 
@@ -54,16 +55,14 @@ def gather_linear(
     plan: str | None,
     keep: bool,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """As `plain.gather_linear`."""
+    """As `plain.gather_linear`. What is kept is gathered a second time."""
     M, K = sum(lengths), rows.shape[1]
     if not M * K * min(len(w) for w in weights):
         return plain.gather_linear(members, rows, weights, biases, lengths, plan, keep)
-    outs = [
-        _run(
-            all_gather_matmul, members, rows, w.T, bias=b, shape=(M, len(w)), schedule=plan, parts={"M": lengths}
-        )
-        for w, b in zip(weights, biases, strict=True)
-    ]  # fmt: skip
+    outs = [_empty(members, rows, (M, len(w))) for w in weights]
+    bias = list(biases) if any(b is not None for b in biases) else None
+    of, turned = {"M": lengths}, [w.T for w in weights]
+    _run(all_gather_matmul, members, rows, turned, out=outs, bias=bias, schedule=plan, parts=of)
     return all_gather(members, rows, lengths)() if keep else None, outs
 
 
@@ -79,10 +78,8 @@ def linear_scatter(
     """As `plain.linear_scatter`; partial sums travel in `dtype`."""
     if not x.numel() * len(weight):
         return plain.linear_scatter(members, x, weight, bias, lengths, plan, dtype)
-    shape, parts = (lengths[members.rank], len(weight)), {"M": lengths}
-    out = _run(
-        matmul_reduce_scatter, members, x, weight.T, bias=bias, shape=shape, dtype=dtype, schedule=plan, parts=parts
-    )
+    out = _empty(members, x, (lengths[members.rank], len(weight)), dtype)
+    _run(matmul_reduce_scatter, members, x, weight.T, out=out, bias=bias, schedule=plan, parts={"M": lengths})
     return lambda: out
 
 
@@ -97,26 +94,19 @@ def linear_all_reduce(
     """As `plain.linear_all_reduce`; partial sums travel in `dtype`."""
     if not x.numel() * len(weight):
         return plain.linear_all_reduce(members, x, weight, bias, plan, dtype)
-    shape = len(x), len(weight)
-    return _run(matmul_all_reduce, members, x, weight.T, bias=bias, shape=shape, dtype=dtype, schedule=plan)
-
-
-def _run(
-    program: Program,
-    members: Members,
-    *tensors: torch.Tensor,
-    shape: tuple[int, int],
-    dtype: torch.dtype | None = None,
-    **options: Any,
-) -> torch.Tensor:
-    """Calls a program that has one result, of this shape and dtype (by default that of the first tensor); or prepares
-    the call."""
-    first = tensors[0]
-    on = lane(members.group, device=first.device.type)
-    out = on.allocate(shape, dtype or first.dtype)
-    tensors = tuple(t.detach() for t in tensors)
-    if _preparing:
-        program.prepare(*tensors, out=out, group=on, **options)
-    else:
-        program(*tensors, out=out, group=on, **options)
+    out = _empty(members, x, (len(x), len(weight)), dtype)
+    _run(matmul_all_reduce, members, x, weight.T, out=out, bias=bias, schedule=plan)
     return out
+
+
+def _empty(
+    members: Members, like: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Memory for a result, of the dtype of a tensor by default."""
+    return lane(members.group, device=like.device.type).allocate(shape, dtype or like.dtype)
+
+
+def _run(program: Program, members: Members, x: torch.Tensor, *tensors: Any, **options: Any) -> None:
+    """Calls a program, or prepares the call."""
+    do = program.prepare if _preparing else program
+    do(x, *tensors, group=lane(members.group, device=x.device.type), **options)
