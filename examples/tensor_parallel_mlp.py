@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 examples/tensor_parallel_mlp.py
     TILELINK_BACKEND=interpret torchrun --nproc-per-node 2 examples/tensor_parallel_mlp.py   # our kernels, interpreted
 
-Tokens are spread over the ranks, and so are the hidden features: gate and up are column-parallel and share one gather of
-the tokens, down is row-parallel and scatters them again.
+Tokens are spread over the ranks, and so are the hidden features: gate and up are column-parallel and share one gather
+of the tokens, down is row-parallel and scatters them again.
 """
 
 import os

@@ -15,6 +15,7 @@ import tilelink.ops as ops
 from tests.ops.sharded import Call
 from tests.runtime.processes import members
 from tilelink.errors import TileLinkError
+from tilelink.runtime.prepare import prepare_bound
 
 LANE = {"heap_bytes": 1 << 20, "signal_bytes": 16 << 10, "sms": 20}
 """Options of a lane that is made quickly."""
@@ -88,6 +89,21 @@ def raised(group: dist.ProcessGroup, function: Callable[[dist.ProcessGroup], Any
         found = (type(e).__name__, e.message, e.site)
     assert not wrong(group, [Call("linear_all_reduce", (3, 4))], "torch")
     return found
+
+
+def prepared(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
+    """How many programs `prepare` launches, how many a call with its gradients has to prepare after it, and what is
+    wrong of that."""
+    call = Call("linear_reduce_scatter", (6, 16), (20,), bias=True, seed=7)
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    given = call.operands(world)[rank]
+    tensors = [t.requires_grad_() for t in (given["x"], given["weights"][0], given["biases"][0])]
+    with computed_by("interpret", group):
+        runs = ops.lane(group).runs
+        ops.prepare(ops.linear_reduce_scatter, *tensors, group=group)
+        launched, before = ops.lane(group).runs - runs, prepare_bound.cache_info().misses
+        found = made(group, call)
+        return launched, prepare_bound.cache_info().misses - before, call.errors(found, rank, world)
 
 
 # ---- operators as torch sees them

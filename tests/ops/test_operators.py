@@ -88,6 +88,11 @@ def test_bits_do_not_change_from_call_to_call_and_rank_to_rank(pool: Pool, backe
     assert len(first) == len(two) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+def test_prepared_calls_make_nothing_new(pool: Pool) -> None:
+    for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.prepared)[:2]:
+        assert found == (0, 0, [])
+
+
 def test_groups_at_once(pool: Pool) -> None:
     for wrong in pool.results(on_ranks.in_several_groups, [Call(SCATTER, (8, 16), (12,), bias=True)]):
         assert wrong == []
