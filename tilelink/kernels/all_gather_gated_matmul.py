@@ -1,0 +1,55 @@
+"""AllGather-GEMM with a gate: each tile is a product with two weights, which a function makes one of in registers.
+
+The gate and up projections of an MLP, silu(x @ gate) * (x @ up): what they make apart from each other is never stored.
+"""
+
+import triton
+import triton.language as tl
+
+import tilelink as tk
+from tilelink.kernels.all_gather_matmul import gather
+
+
+@triton.jit
+def silu_gate(gate, up):
+    return gate * tl.sigmoid(gate) * up
+
+
+@tk.tile
+def gated_matmul(t, full, gate, up, out, gate_bias, up_bias, combine):
+    """One tile of out, as soon as its rows are here."""
+    rows = tk.wait(full[t.rows])
+    left = tl.zeros(t.shape, tl.float32)
+    right = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(full.cols):
+        block = rows[:, k].load()
+        left = tl.dot(block, gate[k, t.cols].load(), left, input_precision="ieee")
+        right = tl.dot(block, up[k, t.cols].load(), right, input_precision="ieee")
+    if gate_bias is not None:
+        left += gate_bias[t.cols].load()[None, :]
+    if up_bias is not None:
+        right += up_bias[t.cols].load()[None, :]
+    out[t].store(combine(left, right))
+
+
+@tk.program
+def all_gather_gated_matmul(
+    x: tk.Sharded("M", "K"),
+    gate: tk.Local("K", "N"),
+    up: tk.Local("K", "N"),
+    out: tk.Local("M", "N"),
+    gate_bias: tk.Local("N") = None,
+    up_bias: tk.Local("N") = None,
+    combine: tk.Function = silu_gate,
+):
+    """out = combine(all_gather(x) @ gate + gate_bias, all_gather(x) @ up + up_bias) on every rank."""
+    full = tk.local("M", "K")
+    gather[tk.tiles(x, reader=tk.ranks)](x, full)
+    gated_matmul[tk.tiles(out)](full, gate, up, out, gate_bias, up_bias, combine)
+
+
+gemm = tk.SMs(tile=(128, 128, 64), order=tk.own_rank_first, stages=3, warps=8)
+push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"), gated_matmul=gemm)
+pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
+multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast"})
+engine = tk.Schedule(gather=tk.CopyEngine(tile=(512, None), at="reader"), gated_matmul=gemm)

@@ -1,0 +1,80 @@
+"""Backward of AllGather-GEMM, in one kernel: the gradient of x is a GEMM-ReduceScatter, and beside it the rows of x are
+gathered again for the gradients of the weights, whose tiles fill the SMs while partial sums travel.
+
+Sums are made in a fixed order, over the weights, the ranks and the rows, so that every run gives the same bits. Partial
+sums travel in the dtype of `dx`.
+"""
+
+import triton.language as tl
+
+import tilelink as tk
+from tilelink.kernels.all_gather_matmul import gather
+from tilelink.kernels.matmul_reduce_scatter import as_they_are_made, reduce, send
+
+
+@tk.tile
+def input_gradient(t, dys, weights, partial):
+    """One tile of this rank's part of the gradient of x: a sum over the weights."""
+    acc = tl.zeros(t.shape, tl.float32)
+    for dy, weight in tk.each(dys, weights):
+        for n in tk.steps(dy.cols):
+            acc = tl.dot(dy[t.rows, n].load(), tl.trans(weight[t.cols, n].load()), acc, input_precision="ieee")
+    tk.notify(partial[t].store(acc))
+
+
+@tk.tile
+def weight_gradient(t, full, dy, dweight, dbias):
+    """One tile of a weight's gradient, and of its bias's: over the rows of all ranks, as they come."""
+    acc = tl.zeros(t.shape, tl.float32)
+    total = tl.zeros((len(t.cols),), tl.float32)
+    for m in tk.steps(full.rows):
+        rows = tk.wait(full[m])
+        block = dy[m, t.cols].load()
+        acc = tl.dot(tl.trans(rows[:, t.rows].load()), block, acc, input_precision="ieee")
+        if dbias is not None:
+            total += tl.sum(block.to(tl.float32), 0)
+    dweight[t].store(acc)
+    if dbias is not None and t.rows.start == 0:
+        dbias[t.cols].store(total)
+
+
+@tk.program
+def all_gather_matmul_backward(
+    dy: tk.Each(tk.Local("M", "N")),
+    weight: tk.Each(tk.Local("K", "N")),
+    x: tk.Sharded("M", "K"),
+    dx: tk.Sharded("M", "K"),
+    dweight: tk.Each(tk.Local("K", "N")),
+    dbias: tk.Each(tk.Local("N")) = None,
+):
+    """dx = reduce_scatter(dy @ weight^T), dweight = all_gather(x)^T @ dy, dbias = the sum of dy over its rows."""
+    full = tk.local("M", "K", dtype=x)
+    partial = tk.local("M", "K", dtype=dx)
+    inbox = tk.sharded(tk.ranks, "M", "K", axis=1, dtype=dx)
+    gather[tk.tiles(x, reader=tk.ranks)](x, full)
+    input_gradient[tk.tiles(partial)](dy, weight, partial)
+    send[tk.tiles(dx, source=tk.ranks)](partial, inbox)
+    for d, dw, db in tk.each(dy, dweight, dbias):
+        weight_gradient[tk.tiles(dw)](full, d, dw, db)
+    reduce[tk.tiles(dx)](inbox, dx, None)
+
+
+partial_gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
+gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
+bring = tk.SMs(8, tile=(128, 256), order=tk.ring, at="home")
+add = tk.SMs(tile=(64, 256))
+fused = tk.Schedule(
+    gather=bring, input_gradient=partial_gemm, send=tk.Epilogue("input_gradient"), weight_gradient=gemm, reduce=add
+)
+push = tk.Schedule(
+    gather=bring, input_gradient=partial_gemm, weight_gradient=gemm, reduce=add,
+    send=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="source"),
+)  # fmt: skip
+pull = tk.Schedule(
+    gather=tk.SMs(8, tile=(128, 256), at="reader"), input_gradient=partial_gemm, weight_gradient=gemm, reduce=add,
+    send=tk.SMs(16, tile=(128, 256), order=as_they_are_made, at="home"),
+)  # fmt: skip
+engine = tk.Schedule(
+    gather=tk.CopyEngine(tile=(512, None), at="reader"), input_gradient=partial_gemm, weight_gradient=gemm, reduce=add,
+    send=tk.Epilogue("input_gradient"),
+)  # fmt: skip

@@ -1,0 +1,65 @@
+"""Backward of GEMM-ReduceScatter, in one kernel: the rows of dy are gathered once, for both gradients. Tiles of the
+gradient of x begin as soon as their rows are here; the gradient of the weight goes over all rows as they come.
+
+Sums are made in a fixed order, so that every run gives the same bits. The bias is one for all ranks, and so is its
+gradient: each rank sums all rows of dy, and gets the same bits.
+"""
+
+import triton.language as tl
+
+import tilelink as tk
+from tilelink.kernels.all_gather_matmul import gather
+
+
+@tk.tile
+def input_gradient(t, full, weight, dx):
+    """One tile of the gradient of x, as soon as its rows of dy are here."""
+    rows = tk.wait(full[t.rows])
+    acc = tl.zeros(t.shape, tl.float32)
+    for n in tk.steps(full.cols):
+        acc = tl.dot(rows[:, n].load(), tl.trans(weight[t.cols, n].load()), acc, input_precision="ieee")
+    dx[t].store(acc)
+
+
+@tk.tile
+def weight_gradient(t, x, full, dweight, dbias):
+    """One tile of the weight's gradient, and of the bias's: over the rows of all ranks, as they come."""
+    acc = tl.zeros(t.shape, tl.float32)
+    total = tl.zeros((len(t.cols),), tl.float32)
+    for m in tk.steps(full.rows):
+        rows = tk.wait(full[m])
+        block = rows[:, t.cols].load()
+        acc = tl.dot(tl.trans(x[m, t.rows].load()), block, acc, input_precision="ieee")
+        if dbias is not None:
+            total += tl.sum(block.to(tl.float32), 0)
+    dweight[t].store(acc)
+    if dbias is not None and t.rows.start == 0:
+        dbias[t.cols].store(total)
+
+
+@tk.program
+def matmul_reduce_scatter_backward(
+    dy: tk.Sharded("M", "N"),
+    weight: tk.Local("K", "N"),
+    x: tk.Local("M", "K"),
+    dx: tk.Local("M", "K"),
+    dweight: tk.Local("K", "N"),
+    dbias: tk.Local("N") = None,
+):
+    """dx = all_gather(dy) @ weight^T, dweight = x^T @ all_gather(dy), dbias = the sum of all rows of dy."""
+    full = tk.local("M", "N")
+    gather[tk.tiles(dy, reader=tk.ranks)](dy, full)
+    input_gradient[tk.tiles(dx)](full, weight, dx)
+    weight_gradient[tk.tiles(dweight)](x, full, dweight, dbias)
+
+
+input_gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)
+weight_gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
+push = tk.Schedule(
+    gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"), input_gradient=input_gemm, weight_gradient=weight_gemm
+)
+pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
+multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast"})
+engine = tk.Schedule(
+    gather=tk.CopyEngine(tile=(512, None), at="reader"), input_gradient=input_gemm, weight_gradient=weight_gemm
+)
