@@ -350,7 +350,7 @@ def test_errors_of_the_frontend_have_their_line(run: Run) -> None:
         ("plot all_gather_matmul", "choose from 'list', 'check', 'show'"),
         ("show", "required: TARGET"),
         ("show two operators", "unrecognized arguments: operators"),
-        ("show all_reduce", "there is no operator all_reduce; there is all_gather"),
+        ("show all_to_all", "there is no operator all_to_all; there is all_gather"),
         ("list --world 2", "unrecognized arguments: --world 2"),
     ],
 )
