@@ -1,0 +1,42 @@
+"""What the tools say of all labelled programs, counted: the table on the page of verification."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.verification.cases import Case
+from tests.verification.tools import TOOLS
+
+SUITES = {
+    "conflict": "RMARaceBench, conflict",
+    "sync": "RMARaceBench, sync",
+    "atomic": "RMARaceBench, atomic",
+    "twin": "twins of real bugs",
+}
+"""What suites are called, by what the names of their cases begin with."""
+
+
+def finders(case: Case) -> frozenset[str]:
+    """The tools that report something which names the lines that the case is labelled with; of a clean case, anything
+    at all."""
+    found = set()
+    for name, tool in TOOLS.items():
+        if any(case.label == "clean" or case.lines <= report.lines for report in tool(case) or ()):
+            found.add(name)
+    return frozenset(found)
+
+
+def table(cases: Iterable[Case]) -> str:
+    """Markdown: a row for each suite."""
+    found = [(case, finders(case)) for case in cases]
+    heads = ["", "with a mistake", "found", "missed", *(f"by {tool}" for tool in TOOLS), "clean", "flagged"]
+    lines = [" | ".join(heads), "|".join(["---"] * len(heads))]
+    for prefix, name in SUITES.items():
+        own = [(case, tools) for case, tools in found if case.name.partition("-")[0] == prefix]
+        racy = [tools for case, tools in own if case.label == "racy"]
+        clean = [tools for case, tools in own if case.label == "clean"]
+        hits = sum(map(bool, racy))
+        by = [sum(tool in tools for tools in racy) for tool in TOOLS]
+        row = [name, len(racy), hits, len(racy) - hits, *by, len(clean), sum(map(bool, clean))]
+        lines.append(" | ".join(map(str, row)))
+    return "\n".join(f"| {line} |" if " | " in line else f"|{line}|" for line in lines)
