@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import gelu
 
 from tests.kernels.gather_gemm import FEW, LAYOUTS, LIMITS, relative_rms, run, run_and_check, small_world
 from tests.kernels.gemm_reduce import FORMS, PROGRAMS, Sum, form_name
@@ -87,6 +90,19 @@ def test_nothing_to_multiply_leaves_the_bias(form: tuple[Any, str], bias: bool) 
 def test_no_rows_at_all_and_no_columns(form: tuple[Any, str]) -> None:
     run_and_check(*[Sum((0, 0), bias=True).by(form)] * 2)
     run_and_check(*[Sum((4, 1), N=n, integers=True).by(form) for n in (0, 1)])
+
+
+@triton.jit
+def quartered_gelu(x):  # type: ignore[no-untyped-def]
+    return 0.5 * (x / 4) * (1 + tl.erf(x / 4 * 0.7071067811865476))
+
+
+@of_each_program
+def test_a_function_of_the_user_is_applied_to_the_sum(form: tuple[Any, str]) -> None:
+    """Once, after the bias."""
+    call = Sum((18, 3, 0), N=17, K=37, bias=True).by(form)
+    outs = small_world(3).run(lambda g: call.on(g, epilogue=quartered_gelu))
+    assert relative_rms(outs, [gelu(e / 4) for e in call.expected]) < LIMITS[torch.float32]
 
 
 @of_each_program

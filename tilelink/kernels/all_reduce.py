@@ -11,7 +11,7 @@ def all_reduce(x: tk.Local("M", "N"), out: tk.Local("M", "N")):
     inbox = tk.sharded(tk.ranks, "M", "N", axis=1)  # spreads M over the ranks: who adds up which rows
     summed = tk.local("M", "N")
     fetch[tk.tiles(inbox, source=tk.ranks)](x, inbox)
-    share[tk.tiles(inbox)](inbox, summed, None)
+    share[tk.tiles(inbox)](inbox, summed)
     take[tk.tiles(out)](summed, out)
 
 

@@ -12,13 +12,15 @@ from tilelink.kernels.matmul_reduce_scatter import as_they_are_made, matmul, sen
 
 
 @tk.tile
-def share(t, inbox, summed, bias):
+def share(t, inbox, summed, bias=None, epilogue=None):
     """Add up what all ranks have sent of one tile of this rank's rows, and share the sum with all ranks."""
     acc = tl.zeros(t.shape, tl.float32)
     for source in tk.ranks():
         acc += tk.wait(inbox[source, t]).load()
     if bias is not None:
         acc += bias[t.cols].load()[None, :]
+    if epilogue is not None:
+        acc = epilogue(acc)
     tk.notify(summed[t].at(tk.ranks).store(acc))
 
 
@@ -34,14 +36,15 @@ def matmul_all_reduce(
     weight: tk.Local("K", "N"),
     out: tk.Local("M", "N"),
     bias: tk.Local("N") = None,
+    epilogue: tk.Function = None,
 ):
-    """out = the sum over ranks of x @ weight, + bias once, on every rank."""
+    """out = epilogue(sum over ranks of x @ weight + bias) on every rank."""
     partial = tk.local("M", "N", dtype=out)
     inbox = tk.sharded(tk.ranks, "M", "N", axis=1, dtype=out)  # spreads M over the ranks: who adds up which rows
     summed = tk.local("M", "N", dtype=out)
     matmul[tk.tiles(partial)](x, weight, partial)
     send[tk.tiles(inbox, source=tk.ranks)](partial, inbox)
-    share[tk.tiles(inbox)](inbox, summed, bias)
+    share[tk.tiles(inbox)](inbox, summed, bias, epilogue)
     take[tk.tiles(out)](summed, out)
 
 

@@ -20,13 +20,14 @@ def matmul_one_shot_all_reduce(
     weight: tk.Local("K", "N"),
     out: tk.Local("M", "N"),
     bias: tk.Local("N") = None,
+    epilogue: tk.Function = None,
 ):
-    """out = the sum over ranks of x @ weight, + bias once, on every rank."""
+    """out = epilogue(sum over ranks of x @ weight + bias) on every rank."""
     partial = tk.local("M", "N", dtype=out)
     inbox = tk.local(tk.ranks, "M", "N", dtype=out)  # one place for every source
     matmul[tk.tiles(partial)](x, weight, partial)
     send[tk.tiles(partial)](partial, inbox)
-    reduce[tk.tiles(out)](inbox, out, bias)
+    reduce[tk.tiles(out)](inbox, out, bias, epilogue)
 
 
 gemm = tk.SMs(tile=(64, 64, 128), stages=3, warps=8)

@@ -26,13 +26,15 @@ def send(t, partial, inbox):
 
 
 @tk.tile
-def reduce(t, inbox, out, bias):
+def reduce(t, inbox, out, bias=None, epilogue=None):
     """Add up what all ranks have sent of one tile."""
     acc = tl.zeros(t.shape, tl.float32)
     for source in tk.ranks():
         acc += tk.wait(inbox[source, t]).load()
     if bias is not None:
         acc += bias[t.cols].load()[None, :]
+    if epilogue is not None:
+        acc = epilogue(acc)
     out[t].store(acc)
 
 
@@ -42,13 +44,14 @@ def matmul_reduce_scatter(
     weight: tk.Local("K", "N"),
     out: tk.Sharded("M", "N"),
     bias: tk.Local("N") = None,
+    epilogue: tk.Function = None,
 ):
-    """out = the rows of this rank of the sum over ranks of x @ weight, + bias once."""
+    """out = the rows of this rank of epilogue(sum over ranks of x @ weight + bias)."""
     partial = tk.local("M", "N", dtype=out)
     inbox = tk.sharded(tk.ranks, "M", "N", axis=1, dtype=out)  # one place for every source
     matmul[tk.tiles(partial)](x, weight, partial)
     send[tk.tiles(out, source=tk.ranks)](partial, inbox)
-    reduce[tk.tiles(out)](inbox, out, bias)
+    reduce[tk.tiles(out)](inbox, out, bias, epilogue)
 
 
 @tk.order

@@ -13,7 +13,7 @@ from tilelink.kernels.matmul_reduce_scatter import matmul
 
 
 @tk.tile
-def ring(t, partial, passed, out, bias):
+def ring(t, partial, passed, out, bias, epilogue):
     """Add this rank's part to the sum of a tile: the rank left of its home is first, the home is last."""
     before = (t.home - 1 - tk.rank()) % tk.world()  # how many ranks have added theirs
     left = (tk.rank() - 1) % tk.world()
@@ -25,6 +25,8 @@ def ring(t, partial, passed, out, bias):
         if tk.rank() == t.home:
             if bias is not None:
                 acc += bias[k].load()[None, :]
+            if epilogue is not None:
+                acc = epilogue(acc)
             out[t.rows, k].store(acc)
         else:
             tk.notify(passed[t.rows, k].at(left).store(acc))
@@ -36,11 +38,12 @@ def matmul_ring_reduce_scatter(
     weight: tk.Local("K", "N"),
     out: tk.Sharded("M", "N"),
     bias: tk.Local("N") = None,
+    epilogue: tk.Function = None,
 ):
-    """out = the rows of this rank of the sum over ranks of x @ weight, + bias once."""
+    """out = the rows of this rank of epilogue(sum over ranks of x @ weight + bias)."""
     partial, passed = tk.local("M", "N", dtype=tl.float32), tk.local("M", "N", dtype=tl.float32)
     matmul[tk.tiles(partial)](x, weight, partial)
-    ring[tk.tiles(partial)](partial, passed, out, bias)
+    ring[tk.tiles(partial)](partial, passed, out, bias, epilogue)
 
 
 # What this rank starts, the sums of its right neighbour, comes first; its own come last.

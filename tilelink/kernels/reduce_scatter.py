@@ -15,7 +15,7 @@ def reduce_scatter(x: tk.Local("M", "N"), out: tk.Sharded("M", "N")):
     """out = the rows of this rank of the sum of x over ranks, in rank order."""
     inbox = tk.sharded(tk.ranks, "M", "N", axis=1)
     fetch[tk.tiles(out, source=tk.ranks)](x, inbox)
-    reduce[tk.tiles(out)](inbox, out, None)
+    reduce[tk.tiles(out)](inbox, out)
 
 
 pull = tk.Schedule(
