@@ -477,6 +477,13 @@ def test_explore(run: Run) -> None:
     assert err.startswith("# tilelink explore all_gather_matmul --world 2 --shape M=20,K=16,N=16 --dtype bfloat16")
 
 
+def test_explore_events_alone(run: Run) -> None:
+    code, found = run("explore", "all_gather_matmul", "--seeds", "50", "--backend", "oracle", "--schedule", "engine")
+    assert (code, found["schedules_run"], found["distinct"], found["findings"]) == (0, 50, 50, [])
+    again = [run("explore", "all_gather_matmul", "--replay", "7", "--backend", "oracle")[1] for _ in range(2)]
+    assert again[0]["schedule_hash"] == again[1]["schedule_hash"]
+
+
 def test_explore_repeats_a_seed(run: Run) -> None:
     again = [run("explore", "all_gather_matmul", *QUICKLY, "--replay", seed)[1] for seed in ("5", "5", "6")]
     assert [a["schedules_run"] for a in again] == [1, 1, 1]

@@ -61,10 +61,12 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _subject(args: argparse.Namespace, program: Program, schedule: Schedule, sizes: Mapping[str, Any]) -> Subject:
-    from tilelink.explore import Lowered
+    from tilelink.explore import Lowered, Oracle
 
-    options = {"world": args.world, "dtypes": args.dtype, "slots": args.slots, "sms": args.sms}
-    return Lowered(program, schedule, **options, **sizes)
+    options = {"world": args.world, "dtypes": args.dtype, "sms": args.sms}
+    if args.backend == "oracle":
+        return Oracle.of(program, schedule, **options, **sizes)
+    return Lowered(program, schedule, slots=args.slots, **options, **sizes)
 
 
 def _refused(error: Any) -> Any:
@@ -108,13 +110,13 @@ def flags(parser: argparse.ArgumentParser) -> None:
         "highest priority, which changes at a few turns (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--backend", choices=("lowered",), default="lowered", help="what runs: the lowered kernels (default), or "
-        "the tile program itself, which is much faster",
+        "--backend", choices=("lowered", "oracle"), default="lowered", help="what runs: the lowered kernels, or the "
+        "events of the tile program, one run of them, which is much faster (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--replay", type=_natural, metavar="SEED", help="run the schedule of this seed alone")
     parser.add_argument(
         "--slots", type=int, default=1, metavar="N",
-        help="copies of the buffers; every rank makes one call more than that (default: %(default)s)",
+        help="copies of the buffers; every rank calls lowered kernels once more than that (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--sms", type=int, default=SMS, metavar="N", help="SMs of a device (default: %(default)s)")
 

@@ -3,8 +3,11 @@
 from tilelink.explore.explorer import Exploration, explore
 from tilelink.explore.findings import Finding
 from tilelink.explore.lowered import Lowered
+from tilelink.explore.oracle import Oracle
 from tilelink.explore.outcome import Outcome, Result, Subject
 from tilelink.explore.trial import Trial
 from tilelink.explore.worlds import of_world
 
-__all__ = ["Exploration", "Finding", "Lowered", "Outcome", "Result", "Subject", "Trial", "explore", "of_world"]
+__all__ = [
+    "Exploration", "Finding", "Lowered", "Oracle", "Outcome", "Result", "Subject", "Trial", "explore", "of_world",
+]  # fmt: skip

@@ -48,7 +48,9 @@ class Exploration:
         runs = f"{self.schedules_run} schedules, {self.distinct} of them distinct ({self.policy})"
         if not self.findings:
             return f"no finding in {runs}\n"
-        texts = [f"{f}\n    in {self.times[f.kind, f.lines]} of {self.schedules_run} schedules" for f in self.findings]
+        times = [self.times.get((f.kind, f.lines), 0) for f in self.findings]
+        seen = [f"\n    in {n} of {self.schedules_run} schedules" if n else "" for n in times]
+        texts = [f"{finding}{often}" for finding, often in zip(self.findings, seen, strict=True)]
         found = "1 finding" if len(texts) == 1 else f"{len(texts)} findings"
         return "\n".join([f"{found} in {runs}", "", *texts]) + "\n"
 

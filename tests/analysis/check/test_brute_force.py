@@ -84,11 +84,16 @@ BUFFER = programs.NOTIFYING[0].unroll(tk.Schedule(later=one((16, 16), "home")), 
 """A run without outputs, whose columns are replaced."""
 
 
-def compare(seed: int, *, most: int = 20_000) -> str:
-    """Checks one damaged program both ways; returns what was found."""
+def events_of(seed: int) -> Events:
+    """The events of a small program, damaged or not, or a tangle."""
     rng = random.Random(seed)
     events = small(rng.randrange(len(SMALL)), rng.choice([2, 2, 3]))
-    events = tangled(BUFFER, rng) if seed % 2 else damaged(events, rng)
+    return tangled(BUFFER, rng) if seed % 2 else damaged(events, rng)
+
+
+def compare(seed: int, *, most: int = 20_000) -> str:
+    """Checks one damaged program both ways; returns what was found."""
+    events = events_of(seed)
     report = check_events(events)
     brute = BruteForce(events)
     wrong = brute.miscounted() or brute.outputs_wrong() or brute.meets_itself()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Literal, Protocol
 
-if TYPE_CHECKING:
-    from tilelink.runtime.cpu.scheduler import Task
-
+Task = Hashable
+"""Whatever takes turns: a task of the scheduler, or a worker of the oracle (`tilelink.explore`)."""
 DELAYS = (0, 1, 3, 10, 30, 100)
 """How many turns a transfer may let pass, where chance decides: on time as often as very late."""
 DEPTH = 3
