@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import tilelink as tk
 from tests.verification.odd_rows import sums_of_tiles
+from tilelink.runtime.cpu import RaceError
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parent.parent / "examples"
 README = (HERE.parent.parent / "README.md").read_text()
 
 
@@ -35,3 +38,18 @@ def test_where_it_is_safe_it_is_right() -> None:
     expected = torch.cat([part.sum(0).expand(len(part), -1) for part in tiles])
     for out in tk.CpuWorld(2).run(lambda group: sums_of_tiles(x[group.rank], group=group)):
         assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_readme_shows_the_inbox_that_the_next_call_overwrites(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    shifted = __import__("next_call").shifted
+    shifted(calls=1, credit=False, seed=seed)
+    shifted(calls=3, credit=True, seed=seed)
+    with pytest.raises(RaceError) as error:
+        shifted(calls=2, credit=False, seed=seed)
+    assert seed or f"```\n{error.value}\n```".replace(f"{EXAMPLES}/", "") in README
+    for race in error.value.races:
+        read, written = sorted((race.first, race.second), key=lambda party: party.kind)
+        assert (read.launch, written.launch) == ("shift call 1", "shift call 2")
+        assert written.rank == (read.rank - 1) % 3

@@ -129,7 +129,15 @@ class RaceError(TileLinkError):
 
     def __init__(self, races: Sequence[Race]) -> None:
         self.races = tuple(races)
-        super().__init__("\n  ".join([f"{len(self.races)} kinds of data races", *_shown(self.races)]))
+        # Ranks that run the same lines race in the same way: that is told once.
+        alike: dict[object, list[Race]] = {}
+        for race in self.races:
+            alike.setdefault(frozenset((race.first.site, race.second.site)), []).append(race)
+        texts = [
+            str(group[0]) + (f"\n    and {len(group) - 1} more of these two lines" if len(group) > 1 else "")
+            for group in alike.values()
+        ]
+        super().__init__("\n".join(_shown(texts)))
 
 
 def _shown(entries: Sequence[object], most: int = SHOWN) -> list[str]:

@@ -284,7 +284,8 @@ class _Run:
                 index = launch.next
                 lane = rank, stream.name, index
                 start = launch.start.join(stream.end)
-                program = Program(launch, index, self.ordering.strand(rank, launch.name, index, lane, start))
+                strand = self.ordering.strand(rank, launch.name, index, lane, start, launch.number)
+                program = Program(launch, index, strand)
                 body = partial(self._execute, program, stream)
                 program.task = self.scheduler.spawn(body, rank, f"{launch.name}[{index}]")
                 self.programs[program.task] = program

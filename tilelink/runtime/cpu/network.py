@@ -235,10 +235,10 @@ class Network:
         distant = Moment(issued.clock.copy(), issued.time)
         distant.clock[strand.slot] = me.fenced
         lane = self._lane(strand)
-        what = f"{name} of {me.launch.name}"
-        near = self.ordering.strand(rank, what, me.index, lane, issued)
-        far = self.ordering.strand(rank, what, me.index, lane, distant)
-        program = Program(me.launch, me.index, near, sites.current())
+        launch = me.launch
+        near = self.ordering.strand(rank, launch.name, me.index, lane, issued, launch.number, name)
+        far = self.ordering.strand(rank, launch.name, me.index, lane, distant, launch.number, name)
+        program = Program(launch, me.index, near, sites.current())
         key, self._started = FIRST_KEY + self._started, self._started + 1
         transfer = Transfer(pe, context, key, (strand.slot, int(issued.clock[strand.slot])), lane, delivers)
         self._transfers[rank].append(transfer)
@@ -255,7 +255,7 @@ class Network:
             transfer.end = near.now().join(far.now())
             self._wake(transfer)
 
-        accesses.scheduler.spawn(body, rank, f"{what}[{me.index}]")
+        accesses.scheduler.spawn(body, rank, f"{name} of {launch.name}[{me.index}]")
         accesses.pause()
         return transfer
 

@@ -32,12 +32,16 @@ class Moment:
 
 
 class Strand:
-    """A sequence of operations in program order. `clock[slot]` counts its own releases and launches."""
+    """A sequence of operations in program order: those of a program of a launch (the one of this `number` on its rank),
+    or of the `agent` that does a transfer for it. `clock[slot]` counts its own releases and launches."""
 
-    __slots__ = ("clock", "launch", "program", "rank", "slot", "time")
+    __slots__ = ("agent", "clock", "launch", "number", "program", "rank", "slot", "time")
 
-    def __init__(self, rank: int, launch: str, program: int, slot: int, start: Moment) -> None:
+    def __init__(
+        self, rank: int, launch: str, program: int, slot: int, start: Moment, number: int = 0, agent: str = ""
+    ) -> None:
         self.rank, self.launch, self.program, self.slot = rank, launch, program, slot
+        self.number, self.agent = number, agent
         self.clock = joined(start.clock, np.zeros(slot + 1, np.int32))
         self.clock[slot] += 1
         self.time = start.time
@@ -85,10 +89,19 @@ class Ordering:
         self._slots: dict[Hashable, int] = {}
         self._released: list[Released] = [{}]
 
-    def strand(self, rank: int, launch: str, program: int, lane: Hashable, start: Moment) -> Strand:
+    def strand(
+        self,
+        rank: int,
+        launch: str,
+        program: int,
+        lane: Hashable,
+        start: Moment,
+        number: int = 0,
+        agent: str = "",
+    ) -> Strand:
         """A new strand after `start`. Strands of one lane are ordered among themselves: they share a slot."""
         slot = self._slots.setdefault(lane, len(self._slots))
-        return Strand(rank, launch, program, slot, start)
+        return Strand(rank, launch, program, slot, start, number, agent)
 
     def acquire(self, strand: Strand, cells: Cells, scope: str) -> None:
         """Orders the strand after the releases that the memory holds, as far as scopes allow."""

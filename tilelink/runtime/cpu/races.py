@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tilelink.errors import Site
 from tilelink.runtime.cpu.memory import Access, Array, Box, Region
 from tilelink.runtime.cpu.ordering import Strand
+from tilelink.runtime.cpu.remedies import remedy
 from tilelink.runtime.cpu.shadow import Cells
 
 LONGEST_CHAIN = 256
@@ -16,8 +17,9 @@ LONGEST_CHAIN = 256
 
 @dataclass(frozen=True)
 class Party:
-    """One side of a race: who did what where. `box` has the elements that both sides touched. `tile`: role, tile and
-    line of the tile function, where somebody knew them; `sites`: the lines alone."""
+    """One side of a race: who did what where. `box` has the elements that both sides touched. `number`: of the launch,
+    among those of its rank; `agent`: the transfer that did it for the program, if one did. `tile`: role, tile and line
+    of the tile function, where somebody knew them; `sites`: the lines alone."""
 
     rank: int
     launch: str
@@ -28,16 +30,26 @@ class Party:
     region_rank: int
     box: Box
     site: Site
+    number: int
+    writes: bool
+    atomic: bool
+    agent: str = ""
     tile: str = ""
     sites: tuple[Site, ...] = ()
 
-    def __str__(self) -> str:
+    @property
+    def where(self) -> str:
+        """The elements, and whose they are."""
         box = ", ".join(f"{low}:{high}" for low, high in self.box)
-        scope = f" ({self.scope})" if self.scope else ""
-        tile = f", {self.tile}" if self.tile else ""
+        return f"{self.region}[{box}] of rank {self.region_rank}"
+
+    def __str__(self) -> str:
+        scope = f", scope {self.scope}" if self.scope else ""
+        agent = f" by its {self.agent}" if self.agent else ""
+        tile = f"\n        {self.tile}" if self.tile else ""
         return (
-            f"{self.kind}{scope} of {self.region}[{box}]@rank{self.region_rank} "
-            f"by rank {self.rank} {self.launch}[{self.program}] at {self.site}{tile}"
+            f"rank {self.rank}, {self.launch}, program {self.program}: {self.kind}{scope}{agent} at {self.site}"
+            f"\n        {self.site.text}{tile}"
         )
 
 
@@ -48,10 +60,15 @@ class Race:
     first: Party
     second: Party
     reason: str
+    remedy: str
     count: int = 1
 
     def __str__(self) -> str:
-        return f"{self.second}\n    vs {self.first}\n    {self.reason} (seen {self.count} times)"
+        times = f", seen {self.count} times" if self.count > 1 else ""
+        return (
+            f"race on {self.second.where}: {self.reason}{times}\n    {self.first}\n    {self.second}\n"
+            f"    remedy: {self.remedy}"
+        )
 
 
 class _Event(NamedTuple):
@@ -61,6 +78,7 @@ class _Event(NamedTuple):
     strand: Strand
     clock: int
     kind: str
+    writes: bool
     atomic: bool
     width: int
     scope: str
@@ -82,7 +100,7 @@ class RaceDetector:
 
     def __init__(self) -> None:
         self._events: list[_Event | None] = [None]
-        self._event_numbers: dict[tuple[int, int, str, int, str, str, int, int], int] = {}
+        self._event_numbers: dict[tuple[int, int, str, bool, int, str, str, int, int], int] = {}
         self._chains: list[_Chain] = [_Chain(0, 0, 0)]
         self._chain_numbers: dict[tuple[int, int], int] = {(0, 0): 0}
         self._found: dict[tuple[object, ...], Race] = {}
@@ -96,7 +114,7 @@ class RaceDetector:
         self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site, domain: str = ""
     ) -> None:
         """Records a read, after looking for an unordered write before it."""
-        event = self._event(strand, cells.access, kind, atomic, scope, domain, site)
+        event = self._event(strand, cells.access, kind, False, atomic, scope, domain, site)
         for written in cells.distinct("written"):
             self._check(written, event, cells, "written", written)
         cells.update("read", lambda chain: self._extended(chain, event))
@@ -105,9 +123,9 @@ class RaceDetector:
         self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site, domain: str = ""
     ) -> None:
         """Records a write, after looking for unordered reads and writes before it."""
-        event = self._event(strand, cells.access, kind, atomic, scope, domain, site)
+        event = self._event(strand, cells.access, kind, True, atomic, scope, domain, site)
         for written in cells.distinct("written"):
-            self._check(written, event, cells, "written", written, both_write=True)
+            self._check(written, event, cells, "written", written)
         readers = cells.distinct("read")
         for chain in readers:
             number = chain
@@ -120,14 +138,14 @@ class RaceDetector:
             cells.fill("read", 0)
 
     def _event(
-        self, strand: Strand, access: Access, kind: str, atomic: bool, scope: str, domain: str, site: Site
+        self, strand: Strand, access: Access, kind: str, writes: bool, atomic: bool, scope: str, domain: str, site: Site
     ) -> int:
         clock, region, width = int(strand.clock[strand.slot]), access.region, access.itemsize
-        key = strand.slot, clock, kind, width, scope, domain, id(region), id(site)
+        key = strand.slot, clock, kind, writes, width, scope, domain, id(region), id(site)
         number = self._event_numbers.get(key)
         if number is None:
             number = self._event_numbers[key] = len(self._events)
-            self._events.append(_Event(strand, clock, kind, atomic, width, scope, domain, region, site))
+            self._events.append(_Event(strand, clock, kind, writes, atomic, width, scope, domain, region, site))
         return number
 
     def _extended(self, number: int, event: int) -> int:
@@ -166,14 +184,14 @@ class RaceDetector:
             number = len(self._chains) - 1
         return number
 
-    def _check(self, earlier: int, later: int, cells: Cells, layer: str, value: int, both_write: bool = False) -> None:
+    def _check(self, earlier: int, later: int, cells: Cells, layer: str, value: int) -> None:
         """Reports a race between two events, if there is one. The cells hold the earlier as `value`."""
         a, b = self._events[earlier], self._events[later]
         if a is None or b is None or b.strand.after(a.strand.slot, a.clock):
             return
         if a.atomic and b.atomic and a.width != b.width:
             reason = f"atomics of {a.width} and of {b.width} bytes, and nothing orders them"
-        elif a.atomic and b.atomic and a.domain != b.domain and (both_write or (a.domain and b.domain)):
+        elif a.atomic and b.atomic and a.domain != b.domain and ((a.writes and b.writes) or (a.domain and b.domain)):
             kinds = " and ".join(event.domain or "atomics of programs" for event in (a, b))
             reason = f"{kinds} are not atomic to each other, and nothing orders them"
         elif a.atomic and b.atomic:
@@ -183,15 +201,16 @@ class RaceDetector:
             ranks = "one rank" if same_rank else "two ranks"
             reason = f"atomics of {ranks} whose scopes do not reach each other"
         elif a.atomic or b.atomic:
-            reason = "one is atomic, the other is not, and nothing orders them"
+            reason = "an atomic and a plain access that nothing orders"
         else:
-            reason = "nothing orders them"
+            reason = "two accesses that nothing orders"
         key = str(a.region), a.kind, a.site, str(b.region), b.kind, b.site, reason
         if key in self._found:
             self._found[key].count += 1
             return
         addresses = cells.addresses(layer, value)
-        self._found[key] = Race(_party(a, addresses), _party(b, addresses), reason)
+        first, second = _party(a, addresses), _party(b, addresses)
+        self._found[key] = Race(first, second, reason, remedy(first, second, b.region.kind == "signal"))
 
 
 def _way(event: _Event) -> tuple[object, ...]:
@@ -200,14 +219,19 @@ def _way(event: _Event) -> tuple[object, ...]:
 
 
 def _party(event: _Event, addresses: Array) -> Party:
+    strand, region = event.strand, event.region
     return Party(
-        event.strand.rank,
-        event.strand.launch,
-        event.strand.program,
-        event.kind,
-        event.scope,
-        event.region.name,
-        event.region.rank,
-        event.region.box_of(addresses),
-        event.site,
+        rank=strand.rank,
+        launch=strand.launch,
+        program=strand.program,
+        kind=event.kind,
+        scope=event.scope,
+        region=region.name,
+        region_rank=region.rank,
+        box=region.box_of(addresses),
+        site=event.site,
+        number=strand.number,
+        writes=event.writes,
+        atomic=event.atomic,
+        agent=strand.agent,
     )
