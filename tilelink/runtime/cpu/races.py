@@ -66,7 +66,7 @@ class Race:
     def __str__(self) -> str:
         times = f", seen {self.count} times" if self.count > 1 else ""
         return (
-            f"race on {self.second.where}: {self.reason}{times}\n    {self.first}\n    {self.second}\n"
+            f"{self.second.where}: {self.reason}{times}\n    {self.first}\n    {self.second}\n"
             f"    remedy: {self.remedy}"
         )
 
