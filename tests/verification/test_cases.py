@@ -12,6 +12,12 @@ from tests.verification import atomic, conflict, sync
 from tests.verification.cases import Case, Kernels, Tiles
 from tests.verification.registry import CASES
 from tests.verification.tools import TOOLS
+from tilelink.backend.compile import compiled
+from tilelink.backend.facts import Facts
+from tilelink.backend.gates import judge
+from tilelink.backend.lower import lower
+from tilelink.backend.targets import TARGETS
+from tilelink.frontend.sizes import Sizes
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +47,16 @@ def test_clean_cases_stay_clean_in_many_orders(case: Case) -> None:
     if isinstance(case.subject, Kernels | Tiles):
         for seed in range(20):
             case.subject.run(world=case.ranks, policy=("random", "pct")[seed % 2], seed=seed)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("case", [case for case in CASES if case.label == "clean"], ids=lambda case: case.name)
+def test_clean_tile_programs_pass_the_gates(case: Case) -> None:
+    if isinstance(case.subject, Tiles):
+        bound = case.subject.program.bind(case.subject.schedule)
+        sizes = Sizes.of(bound, case.ranks, case.subject.sizes)
+        made = lower(bound, Facts.of(bound, sizes), TARGETS["sm_90"])
+        assert judge(made, compiled(made, sizes)).findings == ()
 
 
 def test_names_are_unique() -> None:

@@ -10,6 +10,7 @@ from unittest import mock
 from tests.verification.cases import Case, Kernels, Report, Tiles
 from tests.verification.primitives import Primitives
 from tilelink.errors import TileLinkError
+from tilelink.explore import Oracle, explore
 from tilelink.runtime.cpu import RaceError
 
 SCHEDULES: tuple[Mapping[str, Any], ...] = (
@@ -43,6 +44,19 @@ def check(case: Case) -> list[Report] | None:
     return [Report("check", finding.kind, str(finding)) for finding in report.findings]
 
 
+def oracle(case: Case) -> list[Report] | None:
+    """What exploring the events of a run finds, without Triton; nothing where they can't be had."""
+    if not isinstance(case.subject, Tiles) or frontend(case):
+        return None
+    subject = case.subject
+    try:
+        made = Oracle.of(subject.program, subject.schedule, world=case.ranks, sms=subject.sms, **subject.sizes)
+    except TileLinkError:
+        return None
+    found = explore(made, range(8)).findings
+    return [Report("oracle", finding.kind, "\n".join([str(finding), *finding.lines])) for finding in found]
+
+
 def execution(case: Case) -> list[Report] | None:
     """What is found when the kernels run, lowered or written by hand; the check is passed over."""
     if not isinstance(case.subject, Tiles | Kernels):
@@ -72,6 +86,7 @@ def gates(case: Case) -> list[Report] | None:
 TOOLS: Mapping[str, Callable[[Case], list[Report] | None]] = {
     "frontend": frontend,
     "check": check,
+    "oracle": oracle,
     "execution": execution,
     "gates": gates,
 }
