@@ -45,7 +45,8 @@ def check(case: Case) -> list[Report] | None:
 
 
 def oracle(case: Case) -> list[Report] | None:
-    """What exploring the events of a run finds, without Triton; nothing where they can't be had."""
+    """What exploring the events of a run finds, without Triton; None where they can't be had. That results differ is
+    told where nothing else says why."""
     if not isinstance(case.subject, Tiles) or frontend(case):
         return None
     subject = case.subject
@@ -54,6 +55,7 @@ def oracle(case: Case) -> list[Report] | None:
     except TileLinkError:
         return None
     found = explore(made, range(8)).findings
+    found = [finding for finding in found if finding.kind != "unequal results"] or found
     return [Report("oracle", finding.kind, "\n".join([str(finding), *finding.lines])) for finding in found]
 
 
