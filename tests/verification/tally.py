@@ -1,4 +1,4 @@
-"""What the tools say of all labelled programs, counted: the table on the page of verification."""
+"""What the tools say of all labelled programs, counted, and the bugs among them: tables on the page of verification."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def finders(case: Case) -> frozenset[str]:
         if any(case.label == "clean" or case.lines <= report.lines for report in tool(case) or ()):
             found.add(name)
     return frozenset(found)
+
+
+def bugs(cases: Iterable[Case]) -> str:
+    """Markdown: what each twin gets wrong, and who says so, as what."""
+    rows = [f"| {case.bug} | {case.tool} | {case.finding} |" for case in cases if case.bug and case.label == "racy"]
+    return "\n".join(["| | found by | as |", "|---|---|---|", *rows])
 
 
 def table(cases: Iterable[Case]) -> str:
