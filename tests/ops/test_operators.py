@@ -55,10 +55,11 @@ def test_programs_where_shapes_are_odd(pool: Pool) -> None:
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("backend, number", [("torch", 40), ("interpret", 15)])
-def test_many_random_calls(pool: Pool, backend: str, number: int) -> None:
+@pytest.mark.parametrize("backend, number, seed", [("torch", 40, 1), ("interpret", 8, 2), ("interpret", 8, 3)])
+@pytest.mark.parametrize("group", GROUPS, ids=len)
+def test_many_random_calls(pool: Pool, group: tuple[int, ...], backend: str, number: int, seed: int) -> None:
     """With those of eight ranks, over two hundred configurations."""
-    assert_right(pool, GROUPS, partial(calls, number=number, seed=1), backend)
+    assert_right(pool, [group], partial(calls, number=number, seed=seed), backend)
 
 
 @pytest.mark.verify

@@ -15,6 +15,7 @@ from tilelink.ops.checks import check_dim, check_lengths, check_plan, check_weig
 from tilelink.ops.collectives import Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, empty_rows, of_rows, resized, times
 from tilelink.ops.paths import Path, path_of
+from tilelink.ops.plain import side_by_side
 from tilelink.ops.registration import operator
 
 Tensors = Sequence[torch.Tensor]
@@ -182,14 +183,19 @@ def _gradients_now(
         "computed by": path.__name__,
     })  # fmt: skip
     last, of = dim == x.dim() - 1, times(lengths, x.shape, dim)
-    under_way = None
+    shape = resized(x.shape, dim, lengths[members.rank])
+    given = {i: as_rows(g, dim) for i, g in enumerate(grads) if g is not None}
+    if all(needs) and len(given) == len(weights) and not (last or kept or grad_gathered is not None):
+        mine = as_rows(x, dim)
+        rows, grad_weights = path.gather_linear_gradients(members, list(given.values()), weights, mine, of)
+        return of_rows(rows, shape, dim).contiguous(), grad_weights
+    gathering = None
     if any(needs[1:]) and not kept:
         mine = as_rows(x, dim)
-        under_way = path.all_gather(members, mine.T if last else mine, of)
-    given = [(as_rows(g, dim), w) for g, w in zip(grads, weights, strict=True) if g is not None]
+        gathering = path.all_gather(members, mine.T if last else mine, of)
     sums = []
     if needs[0] and given:
-        grad, weight = _side_by_side(given)
+        grad, weight = side_by_side(list(given.values()), [weights[i] for i in given])
         a, b = (weight.T, grad) if last else (grad, weight.T)
         dtype = x.dtype if grad_gathered is None else torch.float32
         sums.append(path.linear_scatter(members, a, b, None, of, None, dtype))
@@ -198,17 +204,15 @@ def _gradients_now(
         sums.append(collectives.reduce_scatter(members, rows.T if last else rows, of))
     grad_weights = [x.new_empty(0) for _ in weights]
     if any(needs[1:]):
-        full = under_way() if under_way is not None else as_rows(x, dim)
-        columns = full if last and under_way is not None else full.T
-        for i, (g, needed) in enumerate(zip(grads, needs[1:], strict=True)):
-            if needed and g is not None:
-                grad_weights[i] = path.linear(as_rows(g, dim).T, columns)
+        full = gathering() if gathering is not None else as_rows(x, dim)
+        columns = full if last and gathering is not None else full.T
+        for i, g in given.items():
+            if needs[1 + i]:
+                grad_weights[i] = path.linear(g.T, columns)
     if not sums:
         return x.new_empty(0), grad_weights
     total = sums[0]() if len(sums) == 1 else sums[0]() + sums[1]()
-    shape = resized(x.shape, dim, lengths[members.rank])
-    grad_x = of_rows(total.T if last else total, shape, dim).to(x.dtype)
-    return grad_x.clone(memory_format=torch.contiguous_format), grad_weights
+    return of_rows((total.T if last else total).to(x.dtype), shape, dim).contiguous(), grad_weights
 
 
 def _gradients_fake(
@@ -219,14 +223,6 @@ def _gradients_fake(
     of_x = needs[0] and (grad_gathered is not None or any(g is not None for g in grads))
     of_weights = zip(weights, needs[1:], strict=True)
     return x.new_empty(shape if of_x else 0), [w.new_empty(w.shape if needed else 0) for w, needed in of_weights]
-
-
-def _side_by_side(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients (M, N) and weights (N, K) as one of each, so that one product is the sum of all."""
-    if len(pairs) == 1:
-        return pairs[0]
-    grads, weights = zip(*pairs, strict=True)
-    return torch.cat(grads, 1), torch.cat(weights, 0)
 
 
 _gradients = operator(

@@ -167,18 +167,18 @@ def _gradients_now(
         "operator": "linear_reduce_scatter, backward", "lengths": tuple(lengths), "needs": tuple(needs),
         "dtype": x.dtype, "computed by": path.__name__,
     })  # fmt: skip
-    none, rows = x.new_empty(0), as_rows(x, dim)
-    full: torch.Tensor | None
-    if dim == x.dim() - 1:
-        full = path.all_gather(members, as_rows(grad, dim).T, lengths)().T
-        outs = [path.linear(full, weight.T)] if needs[0] else []
-    elif needs[0]:
-        of = times(lengths, x.shape, dim)
-        full, outs = path.gather_linear(members, as_rows(grad, dim), [weight.T], [None], of, None, needs[1])
-    else:
-        full, outs = path.all_gather(members, as_rows(grad, dim), times(lengths, x.shape, dim))(), []
-    grad_x = of_rows(outs[0], x.shape, dim).contiguous() if needs[0] else none
-    return grad_x, path.linear(full.T, rows.T) if needs[1] and full is not None else none
+    none, rows, mine = x.new_empty(0), as_rows(x, dim), as_rows(grad, dim)
+    last, of = dim == x.dim() - 1, times(lengths, x.shape, dim)
+    if all(needs) and not last:
+        grad_x, grad_weight = path.linear_scatter_gradients(members, mine, weight, rows, of)
+        return of_rows(grad_x, x.shape, dim).contiguous(), grad_weight
+    if needs[0] and not last:
+        _, (grad_x,) = path.gather_linear(members, mine, [weight.T], [None], of, None, False)
+        return of_rows(grad_x, x.shape, dim).contiguous(), none
+    full = path.all_gather(members, mine.T if last else mine, of)()
+    full = full.T if last else full
+    grad_x = of_rows(path.linear(full, weight.T), x.shape, dim).contiguous() if needs[0] else none
+    return grad_x, path.linear(full.T, rows.T) if needs[1] else none
 
 
 def _gradients_fake(

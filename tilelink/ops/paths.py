@@ -45,6 +45,24 @@ class Path(Protocol):
         dtype: torch.dtype,
     ) -> Later: ...
 
+    def gather_linear_gradients(
+        self,
+        members: Members,
+        grads: Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor],
+        rows: torch.Tensor,
+        lengths: Sequence[int],
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]: ...
+
+    def linear_scatter_gradients(
+        self,
+        members: Members,
+        grad: torch.Tensor,
+        weight: torch.Tensor,
+        x: torch.Tensor,
+        lengths: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
     def linear_all_reduce(
         self,
         members: Members,

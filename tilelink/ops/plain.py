@@ -50,6 +50,39 @@ def linear_scatter(
     return lambda: _plus(under_way(), bias).to(dtype)
 
 
+def gather_linear_gradients(
+    members: Members,
+    grads: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    lengths: Sequence[int],
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Gradients of `gather_linear`: of this rank's rows, and of the weights, which are multiplied while the first one
+    is sent; rows are gathered again meanwhile."""
+    gathering = all_gather(members, rows, lengths)
+    grad, weight = side_by_side(grads, weights)
+    scattering = linear_scatter(members, grad, weight.T, None, lengths, None, rows.dtype)
+    full = gathering()
+    return scattering(), [linear(g.T, full.T) for g in grads]
+
+
+def linear_scatter_gradients(
+    members: Members, grad: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, lengths: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of `linear_scatter`, of x and of the weight, from that of this rank's rows, which is gathered once."""
+    full = all_gather(members, grad, lengths)()
+    return linear(full, weight.T), linear(full.T, x.T)
+
+
+def side_by_side(
+    grads: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients (M, N) and weights (N, K) as one of each, so that one product is the sum of all."""
+    if len(grads) == 1:
+        return grads[0], weights[0]
+    return torch.cat(list(grads), 1), torch.cat(list(weights), 0)
+
+
 def linear_all_reduce(
     members: Members,
     x: torch.Tensor,

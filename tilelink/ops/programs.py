@@ -11,8 +11,10 @@ import torch
 from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather import all_gather as all_gather_program
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
 from tilelink.ops import plain
 from tilelink.ops.collectives import Later, Members
 from tilelink.ops.lanes import lane
@@ -83,6 +85,35 @@ def linear_scatter(
     return lambda: out
 
 
+def gather_linear_gradients(
+    members: Members,
+    grads: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    lengths: Sequence[int],
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """As `plain.gather_linear_gradients`, in one kernel."""
+    if not sum(lengths) * rows.shape[1] * min(len(w) for w in weights):
+        return plain.gather_linear_gradients(members, grads, weights, rows, lengths)
+    dx = _empty(members, rows, (len(rows), rows.shape[1]))
+    dweights = [_empty(members, rows, (len(w), w.shape[1])) for w in weights]
+    turned, wanted, of = [w.T for w in weights], [w.T for w in dweights], {"M": lengths}
+    _run(all_gather_matmul_backward, members, list(grads), turned, rows, dx=dx, dweight=wanted, parts=of)
+    return dx, dweights
+
+
+def linear_scatter_gradients(
+    members: Members, grad: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, lengths: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `plain.linear_scatter_gradients`, in one kernel."""
+    if not x.numel() * len(weight):
+        return plain.linear_scatter_gradients(members, grad, weight, x, lengths)
+    dx, dweight = _empty(members, x, (len(x), x.shape[1])), _empty(members, x, (len(weight), x.shape[1]))
+    of = {"M": lengths}
+    _run(matmul_reduce_scatter_backward, members, grad, weight.T, x, dx=dx, dweight=dweight.T, parts=of)
+    return dx, dweight
+
+
 def linear_all_reduce(
     members: Members,
     x: torch.Tensor,
@@ -106,7 +137,8 @@ def _empty(
     return lane(members.group, device=like.device.type).allocate(shape, dtype or like.dtype)
 
 
-def _run(program: Program, members: Members, x: torch.Tensor, *tensors: Any, **options: Any) -> None:
+def _run(program: Program, members: Members, *tensors: Any, **options: Any) -> None:
     """Calls a program, or prepares the call."""
+    first = tensors[0][0] if isinstance(tensors[0], list) else tensors[0]
     do = program.prepare if _preparing else program
-    do(x, *tensors, group=lane(members.group, device=x.device.type), **options)
+    do(*tensors, group=lane(members.group, device=first.device.type), **options)
