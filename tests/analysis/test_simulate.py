@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilelink as tk
-from bench.validation.programs import reduce_scatter
 from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import Prediction, predict, steps_of
 from tilelink.analysis.simulate.steps import fold
@@ -30,6 +29,7 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul import matmul
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 
 MB = 1 << 20
 
@@ -207,7 +207,7 @@ def test_an_epilogue_stores_after_the_products() -> None:
         matmul=tk.SMs(tile=(64, 64, 64), order=tk.next_rank_first), send=tk.Epilogue("matmul"),
         reduce=tk.SMs(tile=(64, 64)),
     )  # fmt: skip
-    found = reduce_scatter.simulate(schedule, machine=on, world=2, M=128, N=64, K=64)
+    found = matmul_reduce_scatter.simulate(schedule, machine=on, world=2, M=128, N=64, K=64)
     product, store = 2 * 64**3 / 1e6, SIZE / 1e3
     assert found.makespan_us == pytest.approx(2 * product + store, rel=1e-3)
     assert found.run.transfer_start.min() == pytest.approx(product, rel=1e-3)
