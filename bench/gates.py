@@ -22,10 +22,12 @@ from tilelink.backend.facts import Facts
 from tilelink.backend.gates import Verdict, judge
 from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.targets import TARGETS
+from tilelink.frontend.given import at_sizes
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels import operators
+from tilelink.language import Each
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "results" / "gates"
@@ -57,7 +59,8 @@ class Gated:
 
 
 def programs() -> Iterator[tuple[Program, str]]:
-    """The programs of the library and of the examples, each with the names of its schedules."""
+    """The programs of the library and of the examples, each with the names of its schedules; those that take lists for
+    lists of two, too."""
     examples = HERE.parent / "examples"
     sys.path.insert(0, str(examples))
     found = dict(operators())
@@ -65,13 +68,15 @@ def programs() -> Iterator[tuple[Program, str]]:
         module = importlib.import_module(path.stem)
         found |= {n: p for n, p in vars(module).items() if isinstance(p, Program) and p.file == str(path)}
     for program in found.values():
-        yield from ((program, schedule) for schedule in program.schedules_without(program.optional))
+        lists = any(isinstance(p, Each) for p in program.declared.values())
+        for variant in (program, program.of(2)) if lists else (program,):
+            yield from ((variant, schedule) for schedule in program.schedules_without(program.optional))
 
 
 def lowered_for(program: Program, schedule: str, target: str) -> tuple[Lowered, Sizes]:
     """A program at the sizes of the gates."""
-    dims = {d for t in program.recorded(program.optional).tensors for d in t.dims if d != RANKS_DIM}
-    sizes: dict[str, Any] = {d: SIZES[d] for d in SIZES if d in dims}
+    dims = {d for t in program.recorded(program.optional).tensors for d in (*t.dims, *t.called) if d != RANKS_DIM}
+    _, sizes = at_sizes(program, {d: SIZES[d] for d in SIZES if d in dims})
     fitted = program.fit(schedule, world=WORLD, dtypes=DTYPE, **sizes)
     bound = program.bind(fitted, DTYPE, program.optional)
     exact = Sizes.of(bound, WORLD, sizes)
@@ -80,7 +85,7 @@ def lowered_for(program: Program, schedule: str, target: str) -> tuple[Lowered, 
 
 def gated(targets: list[str], only: str) -> Iterator[Gated]:
     """Every program, schedule and target, judged."""
-    cases = [(f"{p.name} {s} {t}", p, s, t) for p, s in programs() for t in targets]
+    cases = [(f"{p.label} {s} {t}", p, s, t) for p, s in programs() for t in targets]
     cases = [c for c in cases if only in c[0]]
     jobs = [lowered_for(p, s, t) for _, p, s, t in cases]
     for (name, *_), (lowered, _), made in zip(cases, jobs, each_compiled(jobs, processes=PROCESSES), strict=True):

@@ -116,6 +116,11 @@ class Program:
             made._variants = self._variants
         return self._variants[wanted]
 
+    @property
+    def label(self) -> str:
+        """Its name, and where lists have several members their number: "all_gather_matmul[2]"."""
+        return self.name + (f"[{self.variant.members}]" if self.variant.members > 1 else "")
+
     def absent(self, dtypes: Mapping[str, Any] | Any) -> frozenset[str]:
         """The tensors that are left out where dtypes are given so: optional ones that they say nothing of."""
         said = dtypes if isinstance(dtypes, Mapping) else {}

@@ -59,22 +59,31 @@ def all_gather_matmul_backward(
     reduce[tk.tiles(dx)](inbox, dx, None)
 
 
-partial_gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
+partial_gemm = tk.SMs(tile=(128, 128, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
-bring = tk.SMs(8, tile=(128, 256), order=tk.ring, at="home")
 add = tk.SMs(tile=(64, 256))
-fused = tk.Schedule(
-    gather=bring, input_gradient=partial_gemm, send=tk.Epilogue("input_gradient"), weight_gradient=gemm, reduce=add
-)
+# Twice as many SMs bring rows as send sums: gradients of weights wait for rows, and fill the SMs while sums travel.
 push = tk.Schedule(
-    gather=bring, input_gradient=partial_gemm, weight_gradient=gemm, reduce=add,
-    send=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="source"),
-)  # fmt: skip
-pull = tk.Schedule(
-    gather=tk.SMs(8, tile=(128, 256), at="reader"), input_gradient=partial_gemm, weight_gradient=gemm, reduce=add,
-    send=tk.SMs(16, tile=(128, 256), order=as_they_are_made, at="home"),
-)  # fmt: skip
-engine = tk.Schedule(
-    gather=tk.CopyEngine(tile=(512, None), at="reader"), input_gradient=partial_gemm, weight_gradient=gemm, reduce=add,
+    gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"),
+    input_gradient=partial_gemm,
+    send=tk.SMs(8, tile=(128, 256), order=tk.next_rank_first, at="source"),
+    weight_gradient=gemm,
+    reduce=add,
+)
+pull = push.changed(
+    gather={"order": tk.own_rank_first, "at": "reader"}, send={"order": as_they_are_made, "at": "home"}
+)
+fused = tk.Schedule(
+    gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"),
+    input_gradient=partial_gemm,
     send=tk.Epilogue("input_gradient"),
-)  # fmt: skip
+    weight_gradient=gemm,
+    reduce=add,
+)
+engine = tk.Schedule(
+    gather=tk.CopyEngine(tile=(512, None), at="reader"),
+    input_gradient=partial_gemm,
+    send=tk.Epilogue("input_gradient"),
+    weight_gradient=gemm,
+    reduce=add,
+)
