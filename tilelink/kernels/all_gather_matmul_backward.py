@@ -56,7 +56,7 @@ def all_gather_matmul_backward(
     send[tk.tiles(dx, source=tk.ranks)](partial, inbox)
     for d, dw, db in tk.each(dy, dweight, dbias):
         weight_gradient[tk.tiles(dw)](full, d, dw, db)
-    reduce[tk.tiles(dx)](inbox, dx, None)
+    reduce[tk.tiles(dx)](inbox, dx)
 
 
 partial_gemm = tk.SMs(tile=(128, 128, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
