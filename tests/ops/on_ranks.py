@@ -15,6 +15,7 @@ import tilelink.ops as ops
 from tests.ops.sharded import Call
 from tests.runtime.processes import members
 from tilelink.errors import TileLinkError
+from tilelink.ops import collectives
 from tilelink.runtime.prepare import prepare_bound
 
 LANE = {"heap_bytes": 1 << 20, "signal_bytes": 16 << 10, "sms": 20}
@@ -72,6 +73,16 @@ def twice(group: dist.ProcessGroup, calls: Sequence[Call], backend: str) -> tupl
     return same, [y for y, c in zip(shared, calls, strict=True) if c.operator != "linear_reduce_scatter"]
 
 
+def by_old_names(group: dist.ProcessGroup, calls: Calls) -> list[str]:
+    """As `wrong`, with the names that torch 2.11 has for collectives."""
+    now = collectives._all_gather, collectives._reduce_scatter
+    collectives._all_gather, collectives._reduce_scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+    try:
+        return wrong(group, calls, "torch")
+    finally:
+        collectives._all_gather, collectives._reduce_scatter = now
+
+
 def in_several_groups(calls: Sequence[Call]) -> list[str]:
     """Calls in turns on groups that overlap: pairs, then everybody."""
     rank = dist.get_rank()
@@ -117,7 +128,7 @@ def mlp(group: dist.ProcessGroup, x: torch.Tensor, *weights: torch.Tensor) -> to
     return y + ops.linear_all_reduce(y, down @ up, group=group)
 
 
-def compiled(group: dist.ProcessGroup, backend: str, tokens: Sequence[int]) -> tuple[int, list[float]]:
+def compiled(group: dist.ProcessGroup, backend: str, tokens: Sequence[int], by: str) -> tuple[int, list[float]]:
     """How often a function is compiled for these numbers of tokens; how far from eager results and gradients are."""
     from torch._dynamo.testing import CompileCounterWithBackend  # takes long
 
@@ -131,9 +142,10 @@ def compiled(group: dist.ProcessGroup, backend: str, tokens: Sequence[int]) -> t
         x = torch.randn(2, n, 8, generator=numbers).requires_grad_()
         torch._dynamo.mark_dynamic(x, 1)
         found = []
-        for f in (function, partial(mlp, group)):
-            y = f(x, *weights)
-            found.append([y, *torch.autograd.grad((y * y).sum(), [x, *weights])])
+        for f, backend in ((function, by), (partial(mlp, group), "torch")):
+            with computed_by(backend, group):
+                y = f(x, *weights)
+                found.append([y.detach(), *torch.autograd.grad((y * y).sum(), [x, *weights])])
         far += [float((a - b).norm() / b.norm()) for a, b in zip(*found, strict=True)]
     return counter.frame_count, far
 
@@ -145,14 +157,17 @@ def opchecked(group: dist.ProcessGroup, which: Sequence[str]) -> None:
     op = torch.ops.tilelink
     numbers = torch.Generator().manual_seed(rank)
 
+    def numbers_of(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=numbers)
+
     def leaf(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=numbers).requires_grad_()
+        return numbers_of(*shape).requires_grad_()
 
     cases = {
         "gather": (
             op.all_gather_linear, (leaf(2, 3, 4), [leaf(5, 4), leaf(6, 4)], [leaf(5), leaf(6)], 1, name, None, True)
         ),
-        "gather, frozen": (op.all_gather_linear, (leaf(3, 4).detach(), [leaf(5, 4)], [None], 0, name, None, False)),
+        "gather, frozen": (op.all_gather_linear, (numbers_of(3, 4), [leaf(5, 4)], [None], 0, name, None, False)),
         "gather, last": (op.all_gather_linear, (leaf(3, 4), [leaf(5, 4 * world)], [None], 1, name, None, False)),
         "gather, uneven": (
             op.all_gather_linear_uneven, (leaf(2 + rank, 4), [leaf(5, 4)], [None], 0, uneven, name, None, False)
@@ -161,6 +176,15 @@ def opchecked(group: dist.ProcessGroup, which: Sequence[str]) -> None:
         "scatter, last": (op.linear_reduce_scatter, (leaf(2, 3, 4), leaf(2 * world, 4), None, 2, "sum", name, None)),
         "scatter, uneven": (
             op.linear_reduce_scatter_uneven, (leaf(sum(uneven), 4), leaf(5, 4), leaf(5), 0, uneven, "sum", name, None)
+        ),
+        "gather, backward": (
+            op.all_gather_linear_backward,
+            ([numbers_of(2, 3 * world, 5)], None, numbers_of(2, 3, 4), [numbers_of(5, 4)], 1, [3] * world, name, False,
+             [True, True]),
+        ),
+        "scatter, backward": (
+            op.linear_reduce_scatter_backward,
+            (numbers_of(2, 3, 5), numbers_of(2, 3 * world, 4), numbers_of(5, 4), 1, [3] * world, name, [True, True]),
         ),
         "reduce": (op.linear_all_reduce, (leaf(2, 3, 4), leaf(5, 4), leaf(5), "sum", name, None)),
     }  # fmt: skip

@@ -45,6 +45,11 @@ def test_uneven_empty_and_last(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], ODD, "torch")
 
 
+def test_names_of_older_torch(pool: Pool) -> None:
+    for (wrong,) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.by_old_names, FEW)[:2]:
+        assert wrong == []
+
+
 def test_programs_give_the_same(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], FEW, "interpret")
 

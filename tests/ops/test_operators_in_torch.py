@@ -22,10 +22,15 @@ def test_opcheck_of_all_forms(pool: Pool, world: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.verify)]
+    "backend, by",
+    [
+        ("aot_eager", "torch"),
+        pytest.param("aot_eager", "interpret", marks=pytest.mark.verify),
+        pytest.param("inductor", "torch", marks=pytest.mark.verify),
+    ],
 )
-def test_compiled_without_a_break_and_once_for_all_tokens(pool: Pool, backend: str) -> None:
-    made = pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.compiled, backend, [4, 10, 6])[:2]
+def test_compiled_without_a_break_and_once_for_all_tokens(pool: Pool, backend: str, by: str) -> None:
+    made = pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.compiled, backend, [4, 10, 6], by)[:2]
     for ((compiled, far),) in made:
         assert compiled == 1
         assert max(far) < 1e-5
