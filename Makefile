@@ -18,7 +18,7 @@ READY = .venv/.ready
 RUN = .venv/bin/python
 
 .DEFAULT_GOAL = help
-.PHONY: help setup test lint bench gates gpu verify versions clean
+.PHONY: help setup test lint bench gates explore gpu verify versions clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -38,6 +38,9 @@ bench: $(READY) ## the benchmark harness; results in bench/out
 
 gates: $(READY) $(GATED:%=gates-%) ## every kernel compiled for every target, on every Triton, held against its program
 	$(RUN) -W ignore::UserWarning -m bench.gates $(ARGS)
+
+explore: $(READY) ## every program under 10,000 schedules of its execution; seeds in bench/results
+	OMP_NUM_THREADS=1 $(RUN) -W ignore::RuntimeWarning -m bench.explore $(ARGS)
 
 gpu: ## one script of under 8 minutes for a machine with a GPU; results in bench/results
 	@python=python3; $$python -c "import sympy, torch, triton; assert torch.cuda.is_available()" 2>/dev/null \

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> Answer:
 def _subject(args: argparse.Namespace, program: Program, schedule: Schedule, sizes: Mapping[str, Any]) -> Subject:
     from tilelink.explore import Lowered, Oracle
 
-    options = {"world": args.world, "dtypes": args.dtype, "sms": args.sms}
+    options = {"world": args.world, "dtypes": args.dtype, "sms": args.sms, "resident": args.resident}
     if args.backend == "oracle":
         return Oracle.of(program, schedule, **options, **sizes)
     return Lowered(program, schedule, slots=args.slots, **options, **sizes)
@@ -117,6 +117,10 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slots", type=int, default=1, metavar="N",
         help="copies of the buffers; every rank calls lowered kernels once more than that (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resident", type=_natural, metavar="N", help="at most so many workers of a rank at a time, the last first, "
+        "which mostly wait for others (default: all)",
     )  # fmt: skip
     parser.add_argument("--sms", type=int, default=SMS, metavar="N", help="SMs of a device (default: %(default)s)")
 

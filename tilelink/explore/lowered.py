@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.events import WRITE
 from tilelink.analysis.placement import placed
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
@@ -16,6 +15,7 @@ from tilelink.errors import TileLinkError
 from tilelink.explore.findings import Finding, findings_of
 from tilelink.explore.operands import operands
 from tilelink.explore.outcome import Outcome, Result
+from tilelink.explore.residency import residents
 from tilelink.explore.trial import Trial
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
@@ -29,8 +29,8 @@ class Lowered:
     """A program with a schedule (taken as it is), as `tilelink.explore.explore` takes it: every rank makes one call
     more than there are `slots`, with other operands each time, and none waits between them. `sizes` as in `Sizes.of`.
 
-    Where the check proves a run by the structure of the program, it may be done by any number of workers at a time that
-    begin in order: then that number is part of the schedule. `make_world` makes the world, for kernels that are not as
+    `resident`: at most so many workers of a rank at a time, the last first; by default all, or where any number will
+    do, one that is part of the schedule. `make_world` makes the world, for kernels that are not as
     they were lowered. Raises the errors of the frontend and of the unrolling;
     what the check finds is not asked.
     """
@@ -45,6 +45,7 @@ class Lowered:
         slots: int = 1,
         sms: int = DEFAULT_SMS,
         per_node: int | None = None,
+        resident: int | None = None,
         make_world: Callable[..., CpuWorld] = CpuWorld,
         **sizes: int | Sequence[int],
     ) -> None:
@@ -53,7 +54,7 @@ class Lowered:
         self.program, self.schedule, self.bound = program, schedule, bound
         self.sizes = Sizes.of(bound, world, sizes, per_node)
         self.events = unroll(bound, self.sizes, sms=sms)
-        self.calls, self.structural = slots + 1, not why_not_structural(bound)
+        self.calls, self.resident = slots + 1, resident
         room = placed(bound, self.sizes)
         self.world = make_world(
             world, heap_bytes=CONTROL + slots * max(LEAST_HEAP, 4 * (room.data_bytes + room.signal_bytes)), slots=slots,
@@ -61,7 +62,8 @@ class Lowered:
         )  # fmt: skip
         self.given = [[operands(bound, self.sizes, r, n) for n in range(self.calls)] for r in range(world)]
         self.outputs = [t.name for t in bound.outputs]
-        self.parts = dict(self.sizes.parts)
+        cut = {t.dims[t.sharded] for t in bound.tensors if t.sharded is not None and t.kind in ("input", "output")}
+        self.parts = {d: lengths for d, lengths in self.sizes.parts if d in cut}
 
     def run(self, trial: Trial) -> Outcome:
         """One run, from a heap that holds nothing."""
@@ -69,8 +71,8 @@ class Lowered:
         for heap in world.lane.heaps:
             heap.fill_(0xFF)
         world.reset()
-        world.policy = trial.word
-        world.resident = trial.residents(self.events.kernel_workers) if self.structural else None
+        world.policy, world.admit = trial.word, "in order" if self.resident is None else "last first"
+        world.resident = self.resident or residents(self.events, trial.seed)
         results: tuple[Result, ...] = ()
         findings: tuple[Finding, ...] = ()
         try:

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.events import NOTIFY, READ, WAIT, Events
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
 from tilelink.explore.findings import Finding, line_of
 from tilelink.explore.outcome import Outcome, Result
+from tilelink.explore.residency import residents
 from tilelink.explore.steps import Step, Steps, Worker, steps_of
 from tilelink.explore.trial import Trial
 from tilelink.frontend.program import Program
@@ -30,13 +30,11 @@ SHOWN = 8
 
 class Oracle:
     """The events of one run, as `tilelink.explore.explore` takes them. `resident`: at most so many workers of a rank
-    at a time, the last first; by default all, or where the structure proves the run, a number that is part of the
-    schedule, the first first."""
+    at a time, the last first; by default all, or where any number will do, one that is part of the schedule."""
 
     def __init__(self, events: Events, resident: int | None = None) -> None:
         self.events, self.resident = events, resident
         self.steps = steps_of(events)
-        self.structural = not why_not_structural(events.program)
 
     @classmethod
     def of(
@@ -48,18 +46,17 @@ class Oracle:
         dtypes: Any = "float32",
         sms: int = DEFAULT_SMS,
         per_node: int | None = None,
+        resident: int | None = None,
         **sizes: int | Sequence[int],
     ) -> Oracle:
         """The oracle of a program with a schedule, taken as it is; the arguments are those of `Lowered`."""
         bound = program.bind(schedule, dtypes, program.optional)
-        return cls(unroll(bound, Sizes.of(bound, world, sizes, per_node), sms=sms))
+        return cls(unroll(bound, Sizes.of(bound, world, sizes, per_node), sms=sms), resident)
 
     def run(self, trial: Trial) -> Outcome:
         """One execution."""
-        resident = self.resident
-        if resident is None and self.structural:
-            resident = trial.residents(self.events.kernel_workers)
-        return _Run(self.steps, made(trial.word, trial.seed), resident, self.resident is not None).outcome()
+        resident, policy = self.resident or residents(self.events, trial.seed), made(trial.word, trial.seed)
+        return _Run(self.steps, policy, resident, last_first=self.resident is not None).outcome()
 
 
 class _State:

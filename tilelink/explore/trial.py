@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,8 +27,3 @@ class Trial:
         if self.seed == FIRST:
             return "round_robin"
         return partial(Pct, length=self.turns) if self.policy == "pct" else "random"
-
-    def residents(self, workers: int) -> int | None:
-        """How many of a rank's workers may be under way at a time: all of them, or every other time fewer."""
-        chance = random.Random(f"residents {self.seed}")
-        return chance.randint(1, workers) if self.seed != FIRST and chance.random() < 0.5 else None

@@ -1,0 +1,156 @@
+"""`python -m bench.explore`: every program of the library and of the examples, with all its schedules, in worlds of 2
+to 4 ranks, under many schedules of their execution: lowered kernels in the interpreter, and events by the oracle.
+
+A record of what was run, with the seeds, goes to bench/results/explore.jsonl. Exit code 1 where anything is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from bench import progress
+from bench.gates import programs
+from tilelink.cli.explore import TILE
+from tilelink.cli.schedule import read_schedule
+from tilelink.explore import Exploration, Lowered, Oracle, Subject, explore
+from tilelink.explore.trial import POLICIES
+from tilelink.frontend.ir import RANKS_DIM
+from tilelink.frontend.program import Program
+
+RECORD = Path(__file__).parent / "results" / "explore.jsonl"
+WORLDS = (2, 3, 4)
+CUT = {2: 18, 3: 10, 4: 10}
+"""By world, elements of a rank's part along a dimension that is cut over the ranks: a tile and a rest, or a rest."""
+SIZES = {"M": 18, "N": 16, "K": 20, "H": 2, "B": 2}
+OTHERS = 16
+SMS, DTYPE = 24, "float32"
+BACKENDS = {"lowered": 2000, "oracle": 8000}
+"""What runs, and under how many schedules, in all cases together."""
+NODES = {"hierarchical_all_gather_matmul": 2}
+"""Nodes that the ranks are on, where that is what a program is about."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program with a schedule in a world, under the schedules of the seeds from 0 to `seeds` - 1."""
+
+    program: str
+    schedule: str
+    world: int
+    backend: str
+    policy: str
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What came of a case."""
+
+    case: Case
+    schedules_run: int
+    distinct: int
+    schedule_hash: str
+    findings: tuple[dict[str, Any], ...]
+    seconds: float
+
+    def line(self) -> str:
+        """A line of the record."""
+        about = {k: v for k, v in asdict(self).items() if k != "case"}
+        return json.dumps({"kind": "measured", **asdict(self.case), **about}) + "\n"
+
+
+@cache
+def known() -> dict[tuple[str, str], Program]:
+    """The programs, by their name and that of a schedule."""
+    return {(p.name, s): p for p, s in programs()}
+
+
+def cases(counts: dict[str, int], only: str = "") -> Iterator[Case]:
+    """All cases of each backend, which share its number of schedules."""
+    for backend, count in counts.items():
+        kinds = [(p, s, w, policy) for p, s in known() for w in WORLDS for policy in POLICIES]
+        kinds = [k for k in kinds if only in f"{k[0]} {k[1]}"]
+        for p, s, w, policy in kinds:
+            yield Case(p, s, w, backend, policy, -(-count // len(kinds)))
+
+
+def subject(case: Case) -> Subject:
+    """What a case runs."""
+    program = known()[case.program, case.schedule]
+    dims = {d for t in program.recorded(program.optional).tensors for d in t.dims if d != RANKS_DIM}
+    cut = program.bind(case.schedule, DTYPE, program.optional).cut
+    sizes: dict[str, Any] = {d: SIZES.get(d, OTHERS) for d in sorted(dims)}
+    sizes |= dict.fromkeys(dims & set(cut), CUT[case.world] * case.world)
+    schedule = read_schedule(program, case.schedule, case.world, sizes, TILE)
+    per_node = case.world // NODES[case.program] if case.program in NODES and case.world % 2 == 0 else None
+    make = Lowered if case.backend == "lowered" else Oracle.of
+    return make(program, schedule, world=case.world, dtypes=DTYPE, sms=SMS, per_node=per_node, **sizes)
+
+
+def explored(case: Case) -> Explored:
+    """Runs a case."""
+    began = time.perf_counter()
+    found: Exploration = explore(subject(case), range(case.seeds), case.policy)
+    return Explored(
+        case, found.schedules_run, found.distinct, found.schedule_hash, tuple(asdict(f) for f in found.findings),
+        round(time.perf_counter() - began, 2),
+    )  # fmt: skip
+
+
+def explore_all(asked: Sequence[Case], jobs: int) -> Iterator[Explored]:
+    """What came of the cases, as they get done, in `jobs` processes; one job is done in this process."""
+    if jobs == 1:
+        yield from map(explored, asked)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn"), progress.begin, (progress.began(),)) as pool:
+        for done in as_completed([pool.submit(explored, case) for case in asked]):
+            yield done.result()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.explore", description=(__doc__ or "").split("\n\n")[0])
+    for backend, count in BACKENDS.items():
+        what = "schedules (default: %(default)s)"
+        parser.add_argument(f"--{backend}", type=int, default=count, metavar="N", help=what)
+    parser.add_argument("--only", default="", metavar="TEXT", help="programs and schedules whose names contain this")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=RECORD, metavar="FILE", help="the record (default: %(default)s)")
+    args = parser.parse_args(argv)
+    asked = list(cases({b: getattr(args, b) for b in BACKENDS if getattr(args, b)}, args.only))
+    progress.say(f"{len(asked)} cases, {sum(c.seeds for c in asked)} schedules")
+    done: dict[Case, Explored] = {}
+    for e in explore_all(asked, args.jobs):
+        done[e.case] = e
+        c, runs = e.case, sum(d.schedules_run for d in done.values())
+        what = f"{c.program} {c.schedule}, {c.world} ranks, {c.backend}, {c.policy}"
+        progress.say(f"{what}: {e.schedules_run} schedules, {len(e.findings)} findings; {runs} in all")
+        args.out.write_text("".join(done[c].line() for c in asked if c in done))
+    return respond(list(done.values()))
+
+
+def respond(done: Sequence[Explored]) -> int:
+    """Prints how many schedules there were, and what was found."""
+    for backend in BACKENDS:
+        mine = [e for e in done if e.case.backend == backend]
+        runs, distinct = sum(e.schedules_run for e in mine), sum(e.distinct for e in mine)
+        names = len({e.case.program for e in mine})
+        print(f"{backend}: {runs} schedules ({distinct} distinct) of {names} programs in {len(mine)} cases")
+    found = [(e.case, f) for e in done for f in e.findings]
+    for case, f in found:
+        print(f"\n{case}\n{f['kind']} (seed {f['seed']}): {f['what']}")
+    print("1 finding" if len(found) == 1 else f"{len(found)} findings")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

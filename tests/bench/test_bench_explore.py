@@ -1,0 +1,62 @@
+"""Exploring all programs: what is run, what is recorded, and a sample that is always the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import explore as command
+from bench.explore import BACKENDS, Case, cases, explored, known, main
+
+
+def test_the_programs_of_the_library_and_the_examples_are_all_explored() -> None:
+    asked = list(cases(BACKENDS))
+    assert {(c.program, c.schedule, c.world, c.backend, c.policy) for c in asked} == {
+        (p, s, w, b, policy) for p, s in known() for w in (2, 3, 4) for b in BACKENDS for policy in ("random", "pct")
+    }
+    for backend, count in BACKENDS.items():
+        assert sum(c.seeds for c in asked if c.backend == backend) >= count
+
+
+@pytest.mark.parametrize("case", [c for c in cases({"oracle": 1}) if (c.world, c.policy) == (3, "pct")], ids=str)
+def test_events_of_every_program(case: Case) -> None:
+    done = explored(replace(case, seeds=6))
+    assert done.schedules_run == 6 and not done.findings
+
+
+SAMPLE = [
+    ("all_gather_matmul", "pull", 3, "random"),
+    ("matmul_all_reduce", "fused", 2, "pct"),
+    ("matmul_ring_reduce_scatter", "ringed", 2, "random"),
+    ("gathered_attention", "causal", 2, "pct"),
+]
+
+
+@pytest.mark.parametrize(("program", "schedule", "world", "policy"), SAMPLE)
+def test_kernels_of_some_programs(program: str, schedule: str, world: int, policy: str) -> None:
+    done = explored(Case(program, schedule, world, "lowered", policy, 2))
+    assert done.schedules_run == 2 and not done.findings
+
+
+def test_the_record_has_a_line_a_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "record.jsonl"
+    flags = ["--lowered", "0", "--oracle", "12", "--only", "all_gather_matmul pull", "--jobs", "1", "--out", str(file)]
+    assert main(flags) == 0
+    out, err = capsys.readouterr()
+    assert "oracle: 12 schedules" in out and out.endswith("0 findings\n")
+    assert "all_gather_matmul pull, 4 ranks, oracle, pct: 2 schedules, 0 findings" in err
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(r["world"], r["policy"], r["seeds"]) for r in lines] == [
+        (w, policy, 2) for w in (2, 3, 4) for policy in ("random", "pct")
+    ]
+
+
+def test_a_finding_is_printed_with_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    case = Case("all_gather_matmul", "pull", 2, "oracle", "random", 3)
+    finding = {"kind": "race", "lines": ["kernel.py:1: x"], "what": "two stores", "seed": 2}
+    assert command.respond([command.Explored(case, 3, 3, "0", (finding,), 0.1)]) == 1
+    out, _ = capsys.readouterr()
+    assert "race (seed 2): two stores" in out and out.endswith("1 finding\n")
