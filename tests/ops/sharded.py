@@ -20,8 +20,8 @@ GATHER, SCATTER, REDUCE = "all_gather_linear", "linear_reduce_scatter", "linear_
 @dataclass(frozen=True)
 class Call:
     """One call of every rank, with its gradients. `shape`: of x, with the whole of `dim` where that is spread over the
-    ranks; `lengths`: of the parts, if they are not even; `weights`: sizes N; `frozen`: "x" or "weight", which then
-    needs no gradient."""
+    ranks; `lengths`: of the parts, if they are not even; `weights`: sizes N; `frozen`: what needs no
+    gradient, "x", "weight" or both."""
 
     operator: str
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Call:
     reduce_op: str = "sum"
     keep: bool = False
     strided: bool = False
-    frozen: str = ""
+    frozen: tuple[str, ...] = ()
     seed: int = 0
 
     def parts(self, world: int, total: int) -> list[int]:
@@ -62,7 +62,7 @@ class Call:
         given = self.operands(world)[rank]
         leaves = {"x": given["x"]} | {f"weight {i}": w for i, w in enumerate(given["weights"])}
         leaves |= {f"bias {i}": b for i, b in enumerate(given["biases"]) if b is not None}
-        leaves = {k: t.requires_grad_() for k, t in leaves.items() if not self.frozen or not k.startswith(self.frozen)}
+        leaves = {k: t.requires_grad_() for k, t in leaves.items() if not k.startswith(self.frozen)}
         outs = self._called(given, group, plan)
         weighted = [(y.float() * self.cotangent(k, y, rank).float()).sum() for k, y in outs.items()]
         grads = torch.autograd.grad(torch.stack(weighted).sum(), list(leaves.values()))
@@ -132,7 +132,7 @@ class Call:
 
     def errors(self, found: dict[str, torch.Tensor], rank: int, world: int) -> list[str]:
         """What is wrong of a rank's results and gradients."""
-        needed = ("out", "gathered", *(f"grad of {k}" for k in ("x", "weight", "bias") if k != self.frozen))
+        needed = ("out", "gathered", *(f"grad of {k}" for k in ("x", "weight", "bias") if k not in self.frozen))
         right = {k: y for k, y in self.expected(world)[rank].items() if k.startswith(needed)}
         wrong = [] if found.keys() == right.keys() else [f"{self}: {found.keys()}"]
         for name, y in found.items():
@@ -186,7 +186,7 @@ def calls(world: int, number: int, seed: int, largest: int = 6) -> Sequence[Call
         made.append(Call(
             operator, tuple(shape), tuple(weights), dim - rank * dice.randint(0, 1), lengths,
             dice.choice(list(LIMITS)), dice.random() < 0.5, dice.choice(["sum", "avg"]), dice.random() < 0.5,
-            dice.random() < 0.3, dice.choice(["", "", "x", "weight"]), seed=seed * number + k,
+            dice.random() < 0.3, dice.choice([(), (), ("x",), ("weight",)]), seed=seed * number + k,
         ))  # fmt: skip
     return made
 

@@ -24,6 +24,8 @@ ODD = [
     Call(GATHER, (5, 16), (24,), lengths=(5, 0), strided=True),
     Call(GATHER, (3, 32), (24,), dim=-1, bias=True),
     Call(SCATTER, (3, 16), (24,), dim=1, lengths=(7, 17), bias=True),
+    Call(SCATTER, (4, 16), (24,), bias=True, frozen=("x", "weight")),
+    Call(GATHER, (4, 16), (24, 8), bias=True, frozen=("x", "weight")),
     Call(GATHER, (0, 16), (24,), keep=True),
     Call(SCATTER, (0, 16), (24,), bias=True),
     Call(REDUCE, (0, 16), (24,)),

@@ -12,7 +12,7 @@ from tilelink.errors import ArgumentError, ScheduleError, ShapeError
 from tilelink.ops import collectives
 from tilelink.ops.agreement import agree, agree_on_devices
 from tilelink.ops.checks import check_dim, check_lengths, check_plan, check_weights
-from tilelink.ops.collectives import Members, name_of_group, size_of_group
+from tilelink.ops.collectives import Later, Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, empty_rows, of_rows, resized, times
 from tilelink.ops.paths import Path, path_of
 from tilelink.ops.plain import side_by_side
@@ -157,14 +157,19 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, list[t
 def _backward(ctx: Any, grad_gathered: torch.Tensor | None, grads: Maybe | None) -> tuple[Any, ...]:
     x, *weights = ctx.saved_tensors
     grads = [None] * len(weights) if grads is None else list(grads)
+    grad_gathered = grad_gathered if ctx.kept else None
     need_x, need_weights, *_ = ctx.needs_input_grad
-    needs = [bool(need_x)] + [bool(n) and g is not None for n, g in zip(need_weights, grads, strict=True)]
-    grad_x, grad_weights = _gradients(
-        grads, grad_gathered if ctx.kept else None, x, weights, ctx.dim, ctx.lengths, ctx.group_name, ctx.kept, needs
-    )
+    needs = [bool(need_x) and any(g is not None for g in (grad_gathered, *grads))]
+    needs += [bool(n) and g is not None for n, g in zip(need_weights, grads, strict=True)]
+    found: list[torch.Tensor | None] = [None] * len(needs)
+    if any(needs):
+        grad_x, grad_weights = _gradients(
+            grads, grad_gathered, x, weights, ctx.dim, ctx.lengths, ctx.group_name, ctx.kept, needs
+        )
+        found = [g if need else None for g, need in zip([grad_x, *grad_weights], needs, strict=True)]
     return (
-        grad_x if needs[0] else None,
-        [g if need else None for g, need in zip(grad_weights, needs[1:], strict=True)],
+        found[0],
+        found[1:],
         [None if g is None else g.sum(list(range(g.dim() - 1))) for g in grads] if ctx.biases else None,
         *[None] * (ctx.arguments - 3),
     )
@@ -184,35 +189,49 @@ def _gradients_now(
     })  # fmt: skip
     last, of = dim == x.dim() - 1, times(lengths, x.shape, dim)
     shape = resized(x.shape, dim, lengths[members.rank])
-    given = {i: as_rows(g, dim) for i, g in enumerate(grads) if g is not None}
-    if all(needs) and len(given) == len(weights) and not (last or kept or grad_gathered is not None):
-        mine = as_rows(x, dim)
+    mine, given = as_rows(x, dim), {i: as_rows(g, dim) for i, g in enumerate(grads) if g is not None}
+    if all(needs) and not (last or kept or grad_gathered is not None):
         rows, grad_weights = path.gather_linear_gradients(members, list(given.values()), weights, mine, of)
         return of_rows(rows, shape, dim).contiguous(), grad_weights
-    gathering = None
-    if any(needs[1:]) and not kept:
-        mine = as_rows(x, dim)
-        gathering = path.all_gather(members, mine.T if last else mine, of)
+    columns = _columns(path, members, mine, kept, last, of) if any(needs[1:]) else None
+    of_gathered = None if grad_gathered is None else as_rows(grad_gathered, dim)
+    sending = _input_gradient(path, members, given, of_gathered, weights, last, of, x.dtype) if needs[0] else None
+    grad_x, grad_weights = x.new_empty(0), [x.new_empty(0) for _ in weights]
+    if columns is not None:
+        full = columns()
+        for i, g in given.items():
+            grad_weights[i] = path.linear(g.T, full) if needs[1 + i] else grad_weights[i]
+    if sending is not None:
+        rows = sending().to(x.dtype)
+        grad_x = of_rows(rows.T if last else rows, shape, dim).contiguous()
+    return grad_x, grad_weights
+
+
+def _columns(path: Path, members: Members, mine: torch.Tensor, kept: bool, last: bool, of: Sequence[int]) -> Later:
+    """The transpose of the gathered x, under way where it was not kept."""
+    if kept:
+        return lambda: mine.T
+    if last:
+        return path.all_gather(members, mine.T, of)
+    rows = path.all_gather(members, mine, of)
+    return lambda: rows().T
+
+
+def _input_gradient(
+    path: Path, members: Members, given: dict[int, torch.Tensor], of_gathered: torch.Tensor | None, weights: Tensors,
+    last: bool, of: Sequence[int], dtype: torch.dtype,
+) -> Later:  # fmt: skip
+    """The gradient of this rank's rows of x (of its columns, turned, where the last dimension was gathered), under way:
+    from the gradients of results, `given` by weight, and from that of the gathered x."""
     sums = []
-    if needs[0] and given:
+    if given:
         grad, weight = side_by_side(list(given.values()), [weights[i] for i in given])
         a, b = (weight.T, grad) if last else (grad, weight.T)
-        dtype = x.dtype if grad_gathered is None else torch.float32
-        sums.append(path.linear_scatter(members, a, b, None, of, None, dtype))
-    if needs[0] and grad_gathered is not None:
-        rows = as_rows(grad_gathered, dim).float()
-        sums.append(collectives.reduce_scatter(members, rows.T if last else rows, of))
-    grad_weights = [x.new_empty(0) for _ in weights]
-    if any(needs[1:]):
-        full = gathering() if gathering is not None else as_rows(x, dim)
-        columns = full if last and gathering is not None else full.T
-        for i, g in given.items():
-            if needs[1 + i]:
-                grad_weights[i] = path.linear(g.T, columns)
-    if not sums:
-        return x.new_empty(0), grad_weights
-    total = sums[0]() if len(sums) == 1 else sums[0]() + sums[1]()
-    return of_rows((total.T if last else total).to(x.dtype), shape, dim).contiguous(), grad_weights
+        sums.append(path.linear_scatter(members, a, b, None, of, None, dtype if of_gathered is None else torch.float32))
+    if of_gathered is not None:
+        rows = of_gathered.T if last else of_gathered
+        sums.append(collectives.reduce_scatter(members, rows.float(), of))
+    return sums[0] if len(sums) == 1 else lambda: sums[0]() + sums[1]()
 
 
 def _gradients_fake(
@@ -220,9 +239,8 @@ def _gradients_fake(
     lengths: Sequence[int], group_name: str, kept: bool, needs: Sequence[bool],
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
     shape = resized(x.shape, dim, lengths[Members.named(group_name).rank])
-    of_x = needs[0] and (grad_gathered is not None or any(g is not None for g in grads))
     of_weights = zip(weights, needs[1:], strict=True)
-    return x.new_empty(shape if of_x else 0), [w.new_empty(w.shape if needed else 0) for w, needed in of_weights]
+    return x.new_empty(shape if needs[0] else 0), [w.new_empty(w.shape if needed else 0) for w, needed in of_weights]
 
 
 _gradients = operator(

@@ -139,10 +139,12 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
     needs = [bool(n) for n in ctx.needs_input_grad[:2]]
     scaled = grad if ctx.scale == 1 else grad * ctx.scale
-    grad_x, grad_weight = _gradients(scaled, x, weight, ctx.dim, ctx.lengths, ctx.group_name, needs)
+    found: list[torch.Tensor | None] = [None, None]
+    if any(needs):
+        grads = _gradients(scaled, x, weight, ctx.dim, ctx.lengths, ctx.group_name, needs)
+        found = [g if need else None for g, need in zip(grads, needs, strict=True)]
     return (
-        grad_x if needs[0] else None,
-        grad_weight if needs[1] else None,
+        *found,
         _of_bias(grad, ctx.bias, ctx.dim, ctx.lengths, ctx.group_name) if ctx.needs_input_grad[2] else None,
         *[None] * (ctx.arguments - 3),
     )
