@@ -99,11 +99,11 @@ def _check_known(op: str, dtype: str) -> None:
 
 
 def _check(op: str, shape: Shape, world: int) -> None:
-    dims, cut = OPERATORS[op].dims, OPERATORS[op].cut
+    dims, cut, own = OPERATORS[op].dims, OPERATORS[op].cut, OPERATORS[op].own
     if set(shape) != set(dims):
         raise UsageError(f"{op} has the dimensions {', '.join(dims)}, not {', '.join(shape)}")
     for d, n in shape.items():
-        if not isinstance(n, int) and d not in cut:
+        if not isinstance(n, int) and d not in (*cut, *own):
             raise UsageError(f"{op} does not cut {d} over the ranks, but {', '.join(cut)}: {d} has one size")
     if not all(n > 0 if isinstance(n, int) else sum(n) > 0 for n in shape.values()):
         raise UsageError(f"{shape_text(shape)} is empty: there is nothing to measure")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from tilelink.analysis.unroll import Events, unroll
-from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.given import at_sizes
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes, even_parts
@@ -24,6 +24,7 @@ from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_redu
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 from tilelink.kernels.reduce_scatter import reduce_scatter
+from tilelink.language import own_dims
 
 Shape = Mapping[str, int | Sequence[int]]
 Tensors = tuple[torch.Tensor, ...]
@@ -54,8 +55,9 @@ class Step:
 
     def events(self, shape: Shape, world: int, dtype: str) -> Events:
         """What every worker of every rank does in it. Raises what is wrong with the shape or the schedule."""
-        bound = self.program.bind(self.schedule, dtype, self.program.optional)
-        return unroll(bound, Sizes.of(bound, world, _sizes_of(bound, shape)), sms=WORKERS)
+        program, sizes = _at(self.program, shape)
+        bound = program.bind(self.schedule, dtype, program.optional)
+        return unroll(bound, Sizes.of(bound, world, sizes), sms=WORKERS)
 
 
 Form = tuple[Step, ...]
@@ -63,11 +65,13 @@ Form = tuple[Step, ...]
 
 
 class Operator(ABC):
-    """An operator that can be measured. `cut`: which of its dimensions are cut over the ranks. `baseline` says what its
-    unfused form is. `layers`: projections of Llama-3-8B at tensor parallel 4 by name, as a rank sees them."""
+    """An operator that can be measured. `cut`: which of its dimensions are cut over the ranks; `own`: which of them may
+    have several sizes, each a weight's. `baseline` says what its unfused form is. `layers`: projections of Llama-3-8B
+    at tensor parallel 4 by name, as a rank sees them."""
 
     dims: tuple[str, ...] = ("M", "N", "K")
     cut: tuple[str, ...]
+    own: tuple[str, ...] = ()
     baseline: str
     layers: ClassVar[Mapping[str, Shape]]
 
@@ -89,12 +93,13 @@ class Operator(ABC):
 
 
 class AllGatherMatmul(Operator):
-    """A column-parallel projection: the rows of x of all ranks, times each rank's own weight."""
+    """A column-parallel projection: the rows of x of all ranks, times each rank's own weight, or several weights."""
 
     cut = ("M",)
+    own = ("N",)
     baseline = (
         f"unfused: all_gather on {MOVING} workers of each rank (no more than the fused form, as a link and not the "
-        f"workers bounds a collective), then matmul on all {WORKERS}"
+        f"workers bounds a collective), then matmul on all {WORKERS}, of several weights side by side"
     )
     layers: ClassVar[Mapping[str, Shape]] = {
         "gate_up": {"M": 512, "N": 7168, "K": 4096},
@@ -112,21 +117,26 @@ class AllGatherMatmul(Operator):
 
     def inputs(self, shape: Shape, world: int, dtype: torch.dtype) -> list[Tensors]:
         tensor, n, k = _random(dtype), shape["N"], shape["K"]
-        assert isinstance(n, int) and isinstance(k, int), "only M is cut"
-        return [(tensor(m, k), tensor(n, k).T) for m in _lengths(shape["M"], world)]
+        assert isinstance(k, int), "only M is cut"
+        columns = (n,) if isinstance(n, int) else tuple(n)
+        return [(tensor(m, k), *(tensor(c, k).T for c in columns)) for m in _lengths(shape["M"], world)]
 
     def call(self, form: Form, inputs: Tensors, group: Any, shape: Shape) -> torch.Tensor:
-        x, weight = inputs
+        x, *weights = inputs
         parts = {"M": _lengths(shape["M"], group.world)}
         first, *second = form
         if not second:
-            return first.program(x, weight, schedule=first.schedule, group=group, parts=parts)
+            columns = [w.shape[1] for w in weights]
+            out = x.new_empty(sum(parts["M"]), sum(columns))  # complete when the rank is, as what is returned always is
+            outs = out.split(columns, 1)
+            first.program(x, weights, outs, schedule=first.schedule, group=group, parts=parts)
+            return out
         full = first.program(x, schedule=first.schedule, group=group, parts=parts)
-        return second[0].program(full, weight, schedule=second[0].schedule, group=group)
+        return second[0].program(full, _beside(weights), schedule=second[0].schedule, group=group)
 
     def reference(self, inputs: list[Tensors], shape: Shape) -> list[torch.Tensor]:
-        full = torch.cat([x for x, _ in inputs]).double()
-        return [full @ weight.double() for _, weight in inputs]
+        full = torch.cat([x for x, *_ in inputs]).double()
+        return [full @ torch.cat(weights, 1).double() for _, *weights in inputs]
 
 
 class Reduction(Operator):
@@ -198,9 +208,8 @@ class MatmulAllReduce(Reduction):
 def _fitted(program: Program, name: str, shape: Shape, world: int, **changes: dict[str, Any]) -> Step:
     """A program in a schedule that stands beside it, with changes, in tiles that fit a shape."""
     schedule = program.schedule(name).changed(**changes)
-    bound = program.bind(schedule, absent=program.optional)
-    sizes: dict[str, Any] = dict(_sizes_of(bound, shape))
-    return Step(program, program.fit(schedule, world=world, **sizes), frozenset(bound.cut))
+    variant, sizes = _at(program, shape)
+    return Step(program, variant.fit(schedule, world=world, **sizes), _cut(program))
 
 
 def _random(dtype: torch.dtype) -> Callable[[int, int], torch.Tensor]:
@@ -214,9 +223,23 @@ def _total(inputs: list[Tensors]) -> torch.Tensor:
     return torch.stack([x.double() @ weight.double() for x, weight in inputs]).sum(0)
 
 
-def _sizes_of(program: TileProgram, shape: Shape) -> Shape:
-    """The dimensions that a program has; where it does not cut one, the whole of it."""
-    return {d: n if isinstance(n, int) or d in program.cut else sum(n) for d, n in shape.items() if d in program.dims}
+def _beside(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Weights side by side, their columns contiguous as those of each are."""
+    return weights[0] if len(weights) == 1 else torch.cat([w.T for w in weights]).T
+
+
+def _at(program: Program, shape: Shape) -> tuple[Program, dict[str, Any]]:
+    """A program for members of these sizes, and the dimensions that it has; where it neither cuts one nor has several
+    of it, the whole."""
+    whole = _cut(program) | own_dims(program.declared)
+    dims = {d for t in program.recorded().tensors for d in t.dims}
+    sizes = {d: n if d in whole or isinstance(n, int) else sum(n) for d, n in shape.items() if d in dims}
+    return at_sizes(program, sizes)
+
+
+def _cut(program: Program) -> frozenset[str]:
+    """The dimensions that a program cuts over the ranks."""
+    return frozenset(t.dims[t.sharded] for t in program.recorded().tensors if t.sharded is not None)
 
 
 def _lengths(size: int | Sequence[int], world: int) -> tuple[int, ...]:

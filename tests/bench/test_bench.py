@@ -104,6 +104,16 @@ def test_sums_are_measured_in_all_their_forms(op: str, tmp_path: Path, capsys: p
     assert len(list(tmp_path.glob("*.perfetto.json"))) == len(REDUCTIONS[op])
 
 
+@pytest.mark.verify
+def test_several_weights_are_measured_on_one_gather(tmp_path: Path) -> None:
+    """Uneven shards; unfused, the weights lie side by side."""
+    shape = "M=25+7,N=33+16,K=64"
+    assert main([*TINY, "--shapes", shape, "--out", str(tmp_path), "--jobs", "1"]) == 0
+    assert [(r["schedule"], r["ok"], r["shape"]) for r in read(tmp_path) if r["what"] == LOGICAL] == [
+        (form, True, shape) for form in FORMS
+    ]
+
+
 def spoil(form: str, how: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]) -> Any:
     """`AllGatherMatmul.call` with spoilt inputs in one form."""
     call = AllGatherMatmul.call

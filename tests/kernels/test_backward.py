@@ -149,14 +149,14 @@ def random_case(program: Any, seed: int) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_random_gradients(program: Any, seed: int) -> None:
     random_case(program, seed)
 
 
 @pytest.mark.verify
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
-@pytest.mark.parametrize("seed", range(2, 62))
+@pytest.mark.parametrize("seed", range(1, 61))
 def test_more_random_gradients(program: Any, seed: int) -> None:
     random_case(program, seed)
 
