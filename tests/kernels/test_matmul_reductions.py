@@ -70,7 +70,7 @@ def test_errors_are_those_of_rounding(form: tuple[Any, str], dtype: torch.dtype)
 )
 def test_errors_of_long_sums_of_eight_ranks(form: tuple[Any, str], dtype: torch.dtype) -> None:
     tiles: dict[str, Any] = {"matmul": (16, 256, 256), "moved": (16, 256)}
-    run_and_check(Sum((16,) * 8, N=256, K=512, dtype=dtype).by(form, **tiles), races=False)
+    run_and_check(Sum((16,) * 8, N=256, K=512, dtype=dtype).by(form, **tiles), races=False, heap_bytes=2 << 20)
 
 
 def test_partial_sums_travel_in_the_dtype_of_the_output() -> None:
@@ -150,7 +150,7 @@ def check_lanes(world: int, lanes: int, **options: Any) -> None:
     @settings(max_examples=lanes, deadline=None, suppress_health_check=SLOW, print_blob=True, **options)
     @given(st.tuples(*[sums(world)] * 2), st.integers(0, 2**16), st.integers(7, 12), st.integers(1, 2))
     def check(lane: tuple[Sum, ...], seed: int, sms: int, slots: int) -> None:
-        run_and_check(*lane, seed=seed, sms=sms, slots=slots)
+        run_and_check(*lane, seed=seed, sms=sms, slots=slots, heap_bytes=16 << 20)
 
     check()
 
