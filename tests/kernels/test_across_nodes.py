@@ -12,7 +12,7 @@ import torch
 
 import tilelink as tk
 from tests.kernels.gather_gemm import NAMED, Call
-from tilelink.backend.targets import TARGETS
+from tilelink.backend.targets import CPU, TARGETS
 from tilelink.errors import FarAccessError, ScheduleError, StuckError, TargetError, WorldError
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
@@ -102,7 +102,8 @@ def test_examples(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "tile"), [("push", (32, 128)), ("push", (32, None)), ("pull", (32, 128))])
 def test_trace_is_the_unrolled_program(name: str, tile: tuple[int | None, ...]) -> None:
     operations: list[Operation] = []
-    world = nodes(4, 2, observer=operations.append)
+    # Puts at once: a trace is in the order of the program.
+    world = nodes(4, 2, observer=operations.append, target=CPU.across_nodes())
     schedule = NAMED[name].changed(gather={"tile": tile, "count": 3}, matmul={"tile": (32, 32, 32)})
     call = Call((32, 64, 32, 32), N=64, K=256, schedule=schedule)
     world.run(lambda g: [call.on(g) for _ in range(2)])

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gather_gemm import LIMITS, relative_rms
+from tilelink.backend.targets import CPU
 from tilelink.frontend.schedule import smallest_tile
 from tilelink.runtime.cpu import Operation
 from tilelink.runtime.cpu_world import CpuWorld
@@ -53,8 +54,10 @@ class Case:
         """The results by rank and call; every run's trace is held against its events."""
         program = getattr(importlib.import_module(self.module), self.program)
         operations: list[Operation] = []
+        several = self.per_node is not None and self.per_node < len(self.operands)
+        target = CPU.across_nodes() if several else CPU  # puts at once: a trace is in the order of the program
         world = CpuWorld(
-            len(self.operands), per_node=self.per_node, heap_bytes=4 << 20, signal_bytes=8 << 10, sms=24,
+            len(self.operands), target=target, per_node=self.per_node, heap_bytes=4 << 20, signal_bytes=8 << 10, sms=24,
             observer=operations.append,
         )  # fmt: skip
         results = world.run(

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -32,6 +33,8 @@ T = TypeVar("T")
 DEFAULT_HEAP = 64 << 20
 DEFAULT_SIGNALS = 256 << 10
 DEFAULT_SMS = 132
+LATE = replace(CPU.across_nodes(), module="tilelink.runtime.late_network")
+"""The target of worlds on several nodes: what goes to others is late, as it is over a network."""
 
 
 class CpuWorld:
@@ -43,7 +46,7 @@ class CpuWorld:
     workers take turns at "atomics", or at every access to "memory", which is slower and keeps their logical times
     together. `observer` gets every operation. `target`: what kernels are lowered for; its primitives have to be those
     that the interpreter runs. `per_node`: ranks of a node, all by default; those of other nodes are reached as over a
-    network. `check`: what the check finds unsafe is refused.
+    network: late, or at once with `CPU.across_nodes()` for a target, as traces need it. `check`: what the check finds unsafe is refused.
 
     Raises WorldError, HeapError.
     """
@@ -75,6 +78,8 @@ class CpuWorld:
         self.policy, self.resident, self.admit = policy, resident, admit
         self.races, self.observer, self.switch = races, observer, switch
         self.layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
+        if target == CPU and per_node is not None and per_node < world:
+            target = LATE
         self.lane = CpuLane(self.layout, [_heap(heap_bytes) for _ in range(world)], sms, target, per_node, check)
         for rank in range(world):
             self.lane.clear(rank)

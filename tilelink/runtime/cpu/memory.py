@@ -62,6 +62,11 @@ class Region:
         flat = torch.frombuffer(_bytes_at(address, elements * dtype.itemsize), dtype=dtype)
         return cls(name, rank, flat.as_strided(tuple(shape), tuple(strides)), kind)
 
+    def is_in_allocation(self, address: int) -> bool:
+        """Whether an address lies in the memory that was allocated with that of the region."""
+        storage = self.tensor.untyped_storage()
+        return 0 <= address - storage.data_ptr() < storage.nbytes()
+
     def __str__(self) -> str:
         return f"{self.name}@rank{self.rank}"
 

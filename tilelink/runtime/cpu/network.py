@@ -285,17 +285,20 @@ class Network:
         return "network", self._started
 
     def _there(self, name: str, place: Place, pe: int) -> Place:
-        """The same symmetric place of a peer. Raises RankError, ArgumentError."""
+        """The same symmetric place of a peer: as far from a tensor of the peer as it is, here, from that of the same
+        name in the same allocation. Raises RankError, ArgumentError."""
         me = self.program
         if not 0 <= pe < self.world:
             raise RankError(f"{name} to rank {pe}: ranks go from 0 to {self.world - 1}", sites.current())
         regions = me.launch.regions.regions
-        here = [r for r in regions if r.rank == me.launch.rank and r.base <= place.address < r.end]
-        for region in reversed(here):
-            for other in regions:
-                if (other.name, other.rank) == (region.name, pe):
-                    return Place(place.address - region.base + other.base, place.dtype, place.count, place.stride)
-        what = here[-1] if here else f"{place.address:#x}"
+        here = [r for r in regions if r.rank == me.launch.rank and r.is_in_allocation(place.address)]
+        inside = [r for r in here if r.base <= place.address < r.end]
+        theirs = {region.name: region.base for region in regions if region.rank == pe}
+        for region in (*inside, *here):
+            if region.name in theirs:
+                address = place.address - region.base + theirs[region.name]
+                return Place(address, place.dtype, place.count, place.stride)
+        what = inside[-1] if inside else f"{place.address:#x}"
         raise ArgumentError(
             f"{name}: {what} has no counterpart at rank {pe}; far memory is named by the own address of the same "
             "symmetric place",
