@@ -46,7 +46,8 @@ class CpuWorld:
     workers take turns at "atomics", or at every access to "memory", which is slower and keeps their logical times
     together. `observer` gets every operation. `target`: what kernels are lowered for; its primitives have to be those
     that the interpreter runs. `per_node`: ranks of a node, all by default; those of other nodes are reached as over a
-    network: late, or at once with `CPU.across_nodes()` for a target, as traces need it. `check`: what the check finds unsafe is refused.
+    network: late, or at once with `CPU.across_nodes()` for a target, as traces need it. `check`: what the check finds
+    unsafe is refused.
 
     Raises WorldError, HeapError.
     """
