@@ -9,12 +9,12 @@ import pytest
 
 import tilelink as tk
 from tests.analysis.check.unsafe import consumer_first, part_of_the_output, stores_after_notify
-from tests.backend.test_mutants import MutatedWorld, in_function, own_cache, replaced
+from tests.backend.test_mutants import MutatedWorld, in_function, own_cache, primitives, replaced
 from tilelink.backend.targets import portable
 from tilelink.explore import Exploration, Lowered, explore
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
-__all__ = ["own_cache"]
+__all__ = ["own_cache", "primitives"]
 SIZES = {"M": 20, "N": 16, "K": 20}
 TILES = {"gather": {"tile": (16, 16), "count": 2}, "matmul": {"tile": (16, 16, 16), "count": 2}}
 moved = tk.SMs(1, tile=(16, 16))
@@ -101,11 +101,8 @@ def test_calls_in_two_slots() -> None:
     assert not explore(gather_matmul("pull", slots=2), [0, 5]).findings
 
 
-def test_a_primitive_that_is_wrong(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first worker out leaves for all: nobody is told before the run is over."""
-    from tests.backend import test_mutants
-
-    make = test_mutants.primitives.__wrapped__(tmp_path, monkeypatch)
-    edited = make(in_function("last_out", r"== workers - 1", "== 0"))
+def test_a_primitive_that_is_wrong(primitives: Any) -> None:
+    """The first worker out leaves for all: peers are told before the run is over."""
+    edited = primitives(in_function("last_out", r"== workers - 1", "== 0"))
     world = partial(MutatedWorld, kernel=lambda source: source, primitives=edited)
     assert explore(gather_matmul("push", make_world=world), range(4)).findings

@@ -58,7 +58,9 @@ def test_a_race_has_both_lines_and_shows_under_every_schedule() -> None:
 
 def test_results_of_a_race_differ_from_schedule_to_schedule() -> None:
     subject = Oracle.of(stores_after_notify, tk.Schedule(store_after_notify=moved, use=moved), world=2, M=32, K=16)
-    assert kinds(explore(subject, range(20))) == {"race", "unequal results"}
+    explored = explore(subject, range(20))
+    assert kinds(explored) == {"race", "unequal results"}
+    assert "it is made of other versions of what its tile read than in the first schedule" in str(explored)
 
 
 def test_a_deadlock_says_who_waits_for_what() -> None:

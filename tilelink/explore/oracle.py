@@ -239,5 +239,5 @@ class _Run:
             written = {self.writer[c] for c in cells} - {NOBODY}
             lines = dict.fromkeys(line_of(self.events.sites[self.events.site[k]]) for k in sorted(written))
             versions = torch.tensor([self.version[c] for c in cells], dtype=torch.int64)
-            made.append(Result(f"rank {rank}: version of a piece of {name}", versions, tuple(lines)))
+            made.append(Result(f"rank {rank}: pieces of {name}", versions, tuple(lines), versions=True))
         return tuple(made)

@@ -15,11 +15,13 @@ from tilelink.explore.trial import Trial
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A tensor that a run computed, and what it is called. `lines`: where in the source it is written."""
+    """A tensor that a run computed, and what it is called. `lines`: where in the source it is written. `versions`: its
+    numbers are no values, but stand for what values were made of."""
 
     name: str
     tensor: torch.Tensor
     lines: tuple[str, ...] = ()
+    versions: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +69,8 @@ def differences(results: Sequence[Result], reference: Sequence[Result]) -> tuple
         if len(where):
             at = tuple(where[0].tolist())
             was = f"it is {r.tensor[at].item()}, and {first.tensor[at].item()} in the first schedule"
+            if r.versions:
+                was = "it is made of other versions of what its tile read than in the first schedule"
             found.append(Finding("unequal results", r.lines, f"{_elements(r, where)}: {was}"))
     return tuple(found)
 
