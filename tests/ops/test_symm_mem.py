@@ -60,6 +60,33 @@ def test_cases_of_torch_by_programs(pool: Pool) -> None:
     pool.results(on_ranks.on_groups, [(0, 1), (0, 1, 2, 3)], all_cases, "interpret")
 
 
+def compiled(group: dist.ProcessGroup, backend: str, dim: int) -> None:
+    """As async tensor parallelism makes calls: in compiled functions, which count on the strides that torch's meta
+    functions say."""
+    name, world = group.group_name, dist.get_world_size(group)
+
+    def function(x: torch.Tensor, B: torch.Tensor) -> list[torch.Tensor]:
+        full, (y, z) = torch.ops.symm_mem.fused_all_gather_matmul(2 * x, [B, B + 1], dim, name)
+        out = torch.ops.symm_mem.fused_matmul_reduce_scatter(y.relu(), B.T.contiguous(), "avg", dim, name)
+        return [full + 1, 2 * z, 3 * out]
+
+    shape = [4, 6, 8]
+    shape[dim] //= world
+    torch._dynamo.reset()
+    given = torch.rand(shape), torch.rand(8, 10)
+    with tk.replace_symm_mem_ops():
+        found = torch.compile(function, backend=backend, fullgraph=True)(*given)
+        for y, want in zip(found, function(*given), strict=True):
+            assert torch.allclose(y, want) and y.stride() == want.stride()
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_compiled_calls(pool: Pool, backend: str, dim: int) -> None:
+    pool.results(on_ranks.on_groups, [(0, 1)], compiled, backend, dim)
+
+
 def switched(group: dist.ProcessGroup) -> list[str]:
     """What torch knows of an operator: before, while and after it is replaced."""
     found = []
