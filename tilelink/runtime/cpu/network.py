@@ -131,7 +131,10 @@ class Network:
 
     def __init__(self, accesses: Accesses, ordering: Ordering, world: int) -> None:
         self.accesses, self.ordering, self.world = accesses, ordering, world
+        # By rank: all transfers, those that a fence stands behind, and those whose lane no other one has taken.
         self._transfers: list[list[Transfer]] = [[] for _ in range(world)]
+        self._fenced: list[list[Transfer]] = [[] for _ in range(world)]
+        self._with_lane: list[list[Transfer]] = [[] for _ in range(world)]
         self._started = 0
 
     @property
@@ -205,7 +208,10 @@ class Network:
         now = strand.slot, int(strand.publish().clock[strand.slot])
         self.program.fenced = now[1]
         for transfer in started:
-            transfer.fences.append(now)
+            if not transfer.fences:
+                self._fenced[self.program.launch.rank].append(transfer)
+            if not any(strand.after(*fence) for fence in transfer.fences):
+                transfer.fences.append(now)
 
     def quiet(self, context: int) -> None:
         """Waits until all that this rank had started in a context is complete."""
@@ -229,8 +235,8 @@ class Network:
     ) -> Transfer:
         me, accesses = self.program, self.accesses
         rank, strand = me.launch.rank, me.strand
-        seen = [t for t in self._seen(context) if t.pe == pe and delivers]
-        before = [t for t in seen if any(strand.after(*f) for f in t.fences)]
+        fenced = [t for t in self._fenced[rank] if t.pe == pe and t.context == context and delivers]
+        before = [t for t in fenced if any(strand.after(*fence) for fence in t.fences)]
         issued = strand.publish()
         distant = Moment(issued.clock.copy(), issued.time)
         distant.clock[strand.slot] = me.fenced
@@ -242,6 +248,7 @@ class Network:
         key, self._started = FIRST_KEY + self._started, self._started + 1
         transfer = Transfer(pe, context, key, (strand.slot, int(issued.clock[strand.slot])), lane, delivers)
         self._transfers[rank].append(transfer)
+        self._with_lane[rank].append(transfer)
 
         def body() -> None:
             accesses.enter(program)
@@ -277,11 +284,10 @@ class Network:
 
     def _lane(self, strand: Strand) -> object:
         """A lane for a transfer: that of one which is complete for this strand, so that clocks do not grow."""
-        rank = self.program.launch.rank
-        for transfer in self._transfers[rank]:
-            if transfer.end is not None and transfer.lane is not None and _after(strand, transfer.end):
-                lane, transfer.lane = transfer.lane, None
-                return lane
+        with_lane = self._with_lane[self.program.launch.rank]
+        for n, transfer in enumerate(with_lane):
+            if transfer.end is not None and _after(strand, transfer.end):
+                return with_lane.pop(n).lane
         return "network", self._started
 
     def _there(self, name: str, place: Place, pe: int) -> Place:
