@@ -33,7 +33,7 @@ def in_tiles(program: Any, name: str, matmul: tuple[int, int, int], moved: tuple
     changes: dict[str, dict[str, Any]] = {}
     for role, resource in schedule.items():
         if isinstance(resource, SMs):
-            steps = (min(moved[1], 16),) if role == "ring" else ()
+            steps = (min(moved[0], 16),) if role == "ring" else ()
             changes[role] = {"tile": matmul if role == "matmul" else (*moved, *steps)}
             changes[role] |= {"count": 2} if resource.count else {}
     return schedule.changed(**changes)

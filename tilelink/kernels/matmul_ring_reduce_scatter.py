@@ -18,18 +18,18 @@ def ring(t, partial, passed, out, bias, epilogue):
     before = (t.home - 1 - tk.rank()) % tk.world()  # how many ranks have added theirs
     left = (tk.rank() - 1) % tk.world()
     mine = tk.wait(partial[t])
-    for k in tk.steps(t.cols):
-        acc = mine[:, k].load()
+    for m in tk.steps(t.rows):  # a few rows at a time, or the tile would not fit into registers
+        acc = mine[m, :].load()
         if before > 0:
-            acc += tk.wait(passed[t.rows, k]).load()
+            acc += tk.wait(passed[m, t.cols]).load()
         if tk.rank() == t.home:
             if bias is not None:
-                acc += bias[k].load()[None, :]
+                acc += bias[t.cols].load()[None, :]
             if epilogue is not None:
                 acc = epilogue(acc)
-            out[t.rows, k].store(acc)
+            out[m, t.cols].store(acc)
         else:
-            tk.notify(passed[t.rows, k].at(left).store(acc))
+            tk.notify(passed[m, t.cols].at(left).store(acc))
 
 
 @tk.program
