@@ -1,0 +1,54 @@
+"""Programs with several members, functions, biases and rests, compiled: nothing spills, and the gates find nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import triton
+import triton.language as tl
+
+from tilelink.backend.compile import compiled
+from tilelink.backend.facts import Facts
+from tilelink.backend.gates import judge
+from tilelink.backend.lower import lower
+from tilelink.backend.targets import TARGETS
+from tilelink.frontend.given import at_sizes
+from tilelink.frontend.program import Program
+from tilelink.frontend.sizes import Sizes
+from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
+from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
+
+
+@triton.jit
+def gelu(x):  # type: ignore[no-untyped-def]
+    return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+
+
+WORLD = 4
+PROGRAMS = {
+    "epilogue": (all_gather_matmul.of(epilogue=gelu), (448, 192)),
+    "gate": (all_gather_gated_matmul, 448),
+    "backward of gather": (all_gather_matmul_backward, 448),
+    "backward of scatter": (matmul_reduce_scatter_backward, 448),
+}
+
+
+@pytest.mark.parametrize("case", PROGRAMS)
+@pytest.mark.verify
+def test_programs_with_everything_in_them_compile_for_hopper(case: str) -> None:
+    program: Program
+    program, N = PROGRAMS[case]  # type: ignore[assignment]
+    sizes: dict[str, Any]
+    program, sizes = at_sizes(program, {"M": 1792, "K": 448, "N": N})
+    schedule = program.fit(world=WORLD, dtypes="bf16", absent=frozenset(), **sizes)
+    if case == "epilogue":  # erf takes registers: beside a tile of 128 x 256 they don't suffice
+        schedule = schedule.changed(matmul={"tile": (128, 128, 64)})
+    bound = program.bind(schedule, "bf16")
+    exact = Sizes.of(bound, WORLD, sizes)
+    lowered = lower(bound, Facts.of(bound, exact), TARGETS["sm_90"])
+    verdict = judge(lowered, compiled(lowered, exact))
+    assert verdict.expected["acquire"] == verdict.found["acquire"] and verdict.found["mma"] > 0
+    assert verdict.findings == ()
