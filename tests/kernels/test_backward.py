@@ -168,5 +168,5 @@ def test_they_are_safe(program: Any, world: int) -> None:
     N = (40, 20) if program is OF_GATHER else 40
     for schedule in program.schedules:
         for dtypes, proof in (("float32", "structural"), (dict.fromkeys(program.parameters, "float32"), "unrolled")):
-            report = program.check(schedule, world=world, dtypes=dtypes, M=100, N=N, K=40)
+            report = program.check(schedule, world=world, dtypes=dtypes, M=1000, N=N, K=40)
             assert (report.verdict, report.proof) == ("safe", proof)

@@ -178,4 +178,8 @@ def _within(i: Range | Expr, w: Range | Expr, loops: tuple[For, ...]) -> bool:
     loop = next((x for x in loops if symbol(x.name) == i.start), None)
     stops = i.stop.args if isinstance(i.stop, sympy.Min) else (i.stop,)
     ends = w.stop.args if isinstance(w.stop, sympy.Min) else (w.stop,)
-    return loop is not None and loop.start == w.start and set(ends) <= set(stops)
+    if loop is None or loop.start != w.start:
+        return False
+    bounds = loop.stop.args if isinstance(loop.stop, sympy.Min) else (loop.stop,)
+    whole = {b for b in bounds if ((b - loop.start) / loop.step).is_Integer}  # no step goes beyond these
+    return set(ends) <= set(stops) | whole
