@@ -107,6 +107,8 @@ PTX: list[tuple[str, str, Edit, str]] = [
     ("release of enter and leave", "push", in_function("_tell", "fence.acq_rel.sys;", "nanosleep.u32 1;"), "release"),
     ("fence", "push", in_function("wait", '"one", True', '"one", False'), "fence"),
     ("token", "push", in_function("_until", "return tl.inline_asm.*", "return 0"), "guarded"),
+    ("store after the barrier", "push",
+     in_function("leave", rf"^( +tl.store\(control \+ RUN.*\n)( +{BARRIER}\n)", r"\2\1"), "all_gather_matmul: line"),
     ("barrier after the release", "push",
      in_function("notify", rf"^( +{BARRIER}\n)((?:.*\n)+)(.*)$", r"\2\3\n\1"), "all_gather_matmul: line"),
 ]  # fmt: skip

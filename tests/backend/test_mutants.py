@@ -1,4 +1,5 @@
 """One thing taken out of a lowered kernel or of its primitives at a time: the execution notices, under every seed.
+(Machines make all such mutants in `tests/verification/mutants/`; here stands what each is called when it is found.)
 
 What is found depends on what is missing: data that nothing orders is a race, a signal that never comes is a wait that
 nobody can end.
@@ -6,7 +7,6 @@ nobody can end.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from collections.abc import Callable
@@ -18,38 +18,16 @@ import pytest
 import torch
 
 from tests.backend.orphans import lower_rows
-from tilelink.backend import cache
+from tests.verification.mutants.tools import Edit, MutatedWorld, same
 from tilelink.backend.targets import portable
 from tilelink.errors import StuckError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cpu import RaceError
-from tilelink.runtime.cpu.interpreter import suspended
-from tilelink.runtime.cpu_world import CpuWorld, Group
-from tilelink.runtime.prepare import Prepared
+from tilelink.runtime.cpu_world import Group
 
 SEEDS = range(4)
 EITHER = (RaceError, StuckError)
 RANKS, ROWS, N, K = 2, 32, 32, 64
-Edit = Callable[[str], str]
-
-
-class MutatedWorld(CpuWorld):
-    """Runs kernels whose source, or whose primitives, were edited."""
-
-    def __init__(self, *arguments: Any, kernel: Edit, primitives: ModuleType, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.kernel, self.primitives = kernel, primitives
-
-    def prepare(self, *arguments: Any) -> Prepared:
-        prepared = super().prepare(*arguments)
-        source = self.kernel(prepared.lowered.source).replace(portable.__name__, self.primitives.__name__)
-        lowered = dataclasses.replace(prepared.lowered, source=source)
-        with suspended():
-            return dataclasses.replace(prepared, lowered=lowered, module=cache.load(lowered))
-
-
-def same(source: str) -> str:
-    return source
 
 
 def replaced(old: str, new: str) -> Edit:

@@ -45,6 +45,10 @@ DIMENSIONS = [
         "inbox[:, t.rows].store(1.0)  # <-",
         "dimension 0 of inbox has an entry a rank",
     ),
+    tile(
+        "dot of a row", DimensionError, "a = tl.dot(out[t].load(), out[t.rows, 0].load())  # <-",
+        "it takes blocks of two dimensions", "an integer as an index drops one",
+    ),
     tile("no index at all", DimensionError, "out['M'].store(1.0)  # <-", "'M' is no index of a view", "use the tile"),
     tile(
         "range of a view that has it not",

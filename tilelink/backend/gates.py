@@ -228,8 +228,11 @@ class _Read:
             if "release" not in order or "barrier" not in order:
                 continue
             line = f"line {site[0][0]}" if site else "somewhere"
-            if order.index("release") < order.index("barrier"):
+            barrier, release = order.index("barrier"), order.index("release")
+            if release < barrier:
                 yield f"{line}: released before the barrier"
+            if "store" in order[barrier:release]:
+                yield f"{line}: stores after the barrier that comes before the release"
             if self.target.backend == "hip" and "stored" not in order[: order.index("barrier")]:
                 yield f"{line}: waves come to the barrier without waiting for their stores"
         if self.kernel.named("ttg.warp_specialize"):
@@ -275,7 +278,10 @@ def _is_block(o: Operation) -> bool:
 
 
 def _steps(o: Operation) -> Iterator[str]:
+    """What an operation does for what is released: stores, meets, releases."""
     yield from (kind for kind, _ in _kinds(o))
+    if o.name == "tt.store":
+        yield "store"
     if "s_waitcnt vmcnt(0)" in o.assembly and "load" not in o.assembly:
         yield "stored"
 

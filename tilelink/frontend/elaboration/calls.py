@@ -292,6 +292,9 @@ class Calls(Expressions):
             self.fail(DtypeError, node, f"tl.dot takes operands of one dtype; left is {a.dtype}, right {b.dtype}")
         if not a.shape or not b.shape:
             return None
+        if min(len(a.shape), len(b.shape)) < 2:
+            self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape}: it takes blocks of two dimensions; an "
+                      "integer as an index drops one")
         if a.shape[-1] != b.shape[-2]:
             self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape}: {a.shape[-1]} is not {b.shape[-2]}")
         if min(a.shape[-2], a.shape[-1], b.shape[-1]) < 16:

@@ -1,0 +1,113 @@
+"""Mutants of primitives, and how they are judged: in runs of programs that use them all, those for GPUs with a stand-in
+for their assembly; then by the gates."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+
+from tests.verification.mutants import primitives, tools
+from tests.verification.mutants.equivalents import of_primitive
+from tests.verification.mutants.job import Answer, Job
+from tests.verification.mutants.mutant import Mutant, mutants
+from tests.verification.mutants.of_kernels import right
+from tests.verification.mutants.stand_ins import stand_in
+from tests.verification.mutants.subjects import Subject, subjects
+from tests.verification.mutants.tools import EXECUTION, GATES, TRACE
+from tilelink.backend.targets import AMD, CUDA, PORTABLE, TARGETS, Target
+
+LEVEL = "primitive"
+RUNS = tuple((1, 3, seed) for seed in range(4))
+"""Slots, calls in a row, seed."""
+ON_TWO_SLOTS = tuple((2, 5, seed) for seed in range(4))
+RUN = ("all_gather_matmul push", "lower_rows push", "all_gather_matmul pull", "matmul_reduce_scatter push")
+"""Subjects in which each primitive matters: inputs that are published, signals in vain, several notifiers."""
+COMPILED = ("all_gather_matmul push", "all_gather_matmul pull")
+ON_GPU = dataclasses.replace(
+    TARGETS["sm_90"], name="portable on sm_90", module=PORTABLE, descriptors=False, multicast=False
+)
+MODULES: dict[str, Target] = {PORTABLE: ON_GPU, CUDA: TARGETS["sm_90"], AMD: TARGETS["gfx942"],
+                              f"{PORTABLE.rpartition('.')[0]}.polling": TARGETS["sm_90"]}  # fmt: skip
+"""The modules, with the target whose gates see them."""
+
+
+def jobs() -> Iterator[Job]:
+    """All mutants of the modules of primitives."""
+    for name in MODULES:
+        for mutant in mutants(source(name), primitives.OPERATORS):
+            yield Job(LEVEL, name.rpartition(".")[2], mutant, source(name), partial(judge, name, mutant))
+
+
+def judge(name: str, mutant: Mutant) -> Answer:
+    """What finds a mutant."""
+    short, text = name.rpartition(".")[2], mutant.of(source(name))
+    try:
+        runnable = text if name == PORTABLE else stand_in(short, text)
+        answer = _executed(loaded(f"{short}_run", runnable), mutant) if runnable else None
+        if answer is not None:
+            return answer
+        edited = loaded(short, text)
+    except Exception as e:
+        return Answer(GATES, f"it can't be imported: {type(e).__name__}: {e}")
+    for subject in _subjects(COMPILED):
+        target = MODULES[name]
+        new = _gates(subject, target, name, edited) - _known(subject, target)
+        if new:
+            return Answer(GATES, "; ".join(sorted(new)))
+    return Answer("", "", of_primitive(short, source(name), mutant))
+
+
+def _executed(primitives: ModuleType, mutant: Mutant) -> Answer | None:
+    """What runs of the programs find."""
+    for subject in _subjects(RUN):
+        for slots, calls, seed in RUNS if mutant.kind != "slot" else (*RUNS, *ON_TWO_SLOTS):
+            expected = right(subject)
+            expected = dataclasses.replace(expected, calls=calls, results=[[r[0]] * calls for r in expected.results])
+            ran = tools.run(subject, subject.program, primitives=primitives, slots=slots, calls=calls, seed=seed)
+            if said := tools.execution(ran, expected):
+                return Answer(EXECUTION, said)
+            if said := tools.trace(ran):
+                return Answer(TRACE, said)
+    return None
+
+
+@cache
+def source(name: str) -> str:
+    file = importlib.import_module(name).__file__
+    assert file is not None
+    return Path(file).read_text()
+
+
+def loaded(name: str, text: str) -> ModuleType:
+    """A copy of a module with another text; and of what imports from it, where that is the module of a target."""
+    folder = Path(tempfile.mkdtemp(prefix="mutant_"))
+    sys.path.insert(0, str(folder))
+    short = f"edited_{name.rpartition('.')[2]}"
+    (folder / f"{short}.py").write_text(text)
+    module = importlib.import_module(short)
+    if name.endswith(".polling"):
+        (folder / "edited_cuda.py").write_text(source(CUDA).replace(name, short))
+        module = importlib.import_module("edited_cuda")
+    return module
+
+
+def _gates(subject: Subject, target: Target, name: str, edited: ModuleType) -> set[str]:
+    module = CUDA if name.endswith(".polling") else name
+    said = tools.gates(subject, subject.program, lambda text: text.replace(module, edited.__name__), target)
+    return set(said.split("; "))
+
+
+@cache
+def _known(subject: Subject, target: Target) -> set[str]:
+    """What the gates say as it is: tiles are small, and a portable wait is two atomics."""
+    return set(tools.gates(subject, subject.program, target=target).split("; "))
+
+
+def _subjects(names: tuple[str, ...]) -> list[Subject]:
+    return [s for s in subjects() if str(s) in names]

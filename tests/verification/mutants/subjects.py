@@ -1,0 +1,145 @@
+"""What mutants are made of: every program of the library and of the examples, with each of its schedules, small."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tilelink as tk
+from tilelink.frontend.program import Program
+from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule
+from tilelink.frontend.sizes import even_parts
+from tilelink.kernels import operators
+from tilelink.language import RanksWord
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+FURTHER = ("tests.frontend.ring_attention:ring_attention", "tests.backend.orphans:lower_rows")
+"""Programs of the tests that use words which no operator uses (claim, release), or notify in vain."""
+OWN_SCHEDULES = {"ring_attention": tk.Schedule(pass_on=tk.SMs(2, tile=(16, 16)), attend=tk.SMs(2, tile=(16, 16, 16)))}
+"""Of programs that have none beside them."""
+FIXED = ("ring_attention",)
+"""Of more tiles than it has workers, this can't go on."""
+TILE, WORKERS, SMS = 16, 2, 8
+SIZE = {"M": 40, "S": 40, "K": 24, "N": 20, "B": 2, "H": 2}
+"""Of dimensions; 20 where nothing is said. Nothing divides by the tile."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A program at small sizes. `size`: of dimensions, or the lengths of the ranks' parts; `dtypes` by parameter."""
+
+    module: str
+    name: str
+    schedule: str
+    world: int = 2
+    per_node: int | None = None
+    size: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict, hash=False)
+    dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.schedule}"
+
+    @property
+    def program(self) -> Program:
+        return getattr(importlib.import_module(self.module), self.name)
+
+    @property
+    def larger(self) -> Subject:
+        """The same with other sizes, of which the same is true: what divides still does, what is empty still is."""
+
+        def grown(n: int) -> int:
+            return n + TILE if n >= TILE else n + (n > 0)
+
+        sizes = self.sizes(self.program)
+        size = {d: tuple(map(grown, n)) if isinstance(n, tuple) else grown(n) for d, n in sizes.items()}
+        return self if self.name in FIXED else replace(self, size=size)
+
+    def in_tiles(self, program: Program) -> Schedule:
+        """The schedule of this name, of this version of the program, in small tiles on few workers."""
+        chosen = OWN_SCHEDULES.get(self.schedule) or program.schedule(self.schedule)
+        return chosen.changed(**{role: _small(resource) for role, resource in chosen.items()})
+
+    def types(self, program: Program) -> dict[str, str]:
+        """The dtypes of all parameters: none is left out of a call."""
+        return {name: self.dtypes.get(name, "float32") for name in program.parameters}
+
+    def sizes(self, program: Program) -> dict[str, Any]:
+        """By dimension: a number, or the lengths of the parts."""
+        declared = program.parameters.values()
+        dims = {d for p in declared for d in p.dims if not isinstance(d, RanksWord)}
+        cut = {p.dims[p.sharded] for p in declared if p.sharded is not None}
+        sizes = {d: self.size.get(d, SIZE.get(d, 20)) for d in sorted(dims)}
+        return {d: even_parts(n, self.world) if d in cut and isinstance(n, int) else n for d, n in sizes.items()}
+
+    def operands(self, program: Program, rank: int) -> dict[str, torch.Tensor]:
+        """Small integers, of which every sum is exact. Outputs are not among them."""
+        sizes, made = self.sizes(program), {}
+        bound = program.bind(self.in_tiles(program), self.types(program))
+        for n, tensor in enumerate(bound.inputs):
+            shape = []
+            for k, d in enumerate(tensor.dims):
+                size = self.world if d == "ranks" else sizes[d]
+                cut = isinstance(size, tuple)
+                shape.append(size if not cut else size[rank] if k == tensor.sharded else sum(size))
+            generator = torch.Generator().manual_seed(100 * rank + n)
+            made[tensor.name] = torch.randint(-3, 4, shape, generator=generator).to(getattr(torch, tensor.dtype))
+        return made
+
+
+def _small(resource: Any) -> dict[str, Any]:
+    if isinstance(resource, Epilogue):
+        return {}
+    tile = tuple(t if t is None or t == 1 else TILE for t in resource.tile)
+    if isinstance(resource, CopyEngine):
+        return {"tile": tile}
+    whole = dict.fromkeys(dict(resource.whole), 32)
+    count = {"count": WORKERS} if resource.count is not None else {}
+    return {"tile": tile, **count, **({"whole": whole} if whole else {}), "warps": 4}
+
+
+UNEVEN: dict[str, Any] = {"world": 3, "size": {"M": (5, 0, 20)}}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "all_gather": UNEVEN,
+    "all_gather_matmul push": UNEVEN,
+    "all_gather_matmul pull": {"size": {"M": (20, 20)}},
+    "all_gather_matmul multicast": {"world": 3, "size": {"M": (16, 16, 16)}},
+    "all_gather_matmul engine": {"size": {"M": (33, 7)}},
+    "gathered_attention": {"size": {"S": (20, 13)}},
+    "hierarchical_all_gather_matmul": {"world": 4, "per_node": 2, "size": {"M": (17, 3, 0, 9), "K": 16, "N": 16}},
+    "lower_rows": {"size": {"M": (20, 20)}},
+    "matmul_all_to_all": {"size": {"M": (20, 13), "N": (16, 7)}},
+    "matmul_reduce_scatter push": UNEVEN,
+    "matmul_reduce_scatter": {"size": {"M": (20, 13)}},
+    "matmul_ring_reduce_scatter": {"world": 3, "size": {"M": (5, 16, 20)}},
+    "ring_attention": {"world": 4, "size": {"Q": 20, "T": 20, "D": 16}},
+    "scaled_matmul": {"size": {"M": (20, 13)}, "dtypes": {"x": "int8", "scale": "float32", "weight": "int8",
+                                                          "weight_scale": "float32", "out": "float32"}},
+}  # fmt: skip
+"""What is not by default: by program, or by program and schedule."""
+
+
+@cache
+def subjects() -> tuple[Subject, ...]:
+    """Every program with every schedule that stands beside it."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    programs = [(p.function.__module__, p) for p in operators().values()]
+    for file in sorted(EXAMPLES.glob("*.py")):
+        found = vars(importlib.import_module(file.stem))
+        programs += [(file.stem, p) for p in found.values() if isinstance(p, Program) and p.file == str(file)]
+    for target in FURTHER:
+        module, _, name = target.partition(":")
+        programs.append((module, getattr(importlib.import_module(module), name)))
+    made = []
+    for module, program in programs:
+        for schedule in program.schedules or (program.name,):
+            special = SPECIAL.get(f"{program.name} {schedule}", SPECIAL.get(program.name, {}))
+            made.append(Subject(module, program.name, schedule, **special))
+    return tuple(made)
