@@ -71,6 +71,26 @@ def _tiles(events, chosen) -> set[tuple[int, int, int]]:
     return set(zip(*columns, strict=True))
 
 
+@pytest.mark.parametrize("widths", [(33, 80), (48, 16)])
+def test_lists_of_weights_take_turns(widths: tuple[int, ...]) -> None:
+    world = CpuWorld(2, sms=7, heap_bytes=4 << 20)
+    x, weights = torch.ones(2, 40, K), [torch.ones(K, n) for n in widths]
+    schedule = all_gather_matmul.of(2).schedule("push").changed(
+        gather={"tile": (16, 32), "count": 2}, matmul={"tile": (16, 16, 32)}
+    )  # fmt: skip
+    world.run(lambda g: all_gather_matmul(x[g.rank], weights, schedule=schedule, group=g, timed=True))
+    found = world.timeline()
+    tiles = Counter(s.role for s in found.spans if s.kind == "tile" and s.rank == 0)
+    assert [tiles[f"matmul_{k}"] for k in range(2)] == [2 * 3 * -(-n // 16) for n in widths]
+
+
+def test_across_nodes() -> None:
+    world = CpuWorld(4, sms=SMS, heap_bytes=4 << 20, per_node=2)
+    x, weight = torch.ones(4, 16, K), torch.ones(K, N)
+    world.run(lambda g: all_gather_matmul(x[g.rank], weight, group=g, timed=True))
+    assert world.timeline().ranks == (0, 1, 2, 3)
+
+
 def test_nothing_is_recorded_unless_asked() -> None:
     world = run((32, 32), "push")
     with pytest.raises(WorldError, match="rank 0, 1 has recorded no times: call the program with timed=True"):

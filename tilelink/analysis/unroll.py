@@ -54,9 +54,9 @@ from tilelink.frontend.signals import (
     cells_of,
     recipient,
 )
-from tilelink.frontend.sizes import Allotment, Sizes, allot, tile_count
-from tilelink.frontend.turns import members, tiles_in_turn
+from tilelink.frontend.sizes import Allotment, Sizes, allot
 from tilelink.frontend.values import ITEM_SIZE
+from tilelink.frontend.workload import Place, places
 
 __all__ = ["DOT", "NOTIFY", "OPS", "READ", "WAIT", "WRITE", "Events", "expected_counts", "unroll"]
 DEFAULT_SMS = 132
@@ -71,10 +71,10 @@ def unroll(
     allotment = allot(program, sizes, sms)
     sites: dict[Site, int] = {}
     batches: list[dict[str, np.ndarray]] = []
-    orders = _orders(program, sizes)
+    at = places(program, sizes)
     for k, role in enumerate(program.roles):
         batches += _Unroller(
-            program, sizes, k, role, allotment[role.name], orders[role.name], summarise, guards, sites
+            program, sizes, k, role, allotment[role.name], at[role.name], summarise, guards, sites
         ).run()
     names = (*Events.COLUMNS, *ORDER)
     columns = {c: np.concatenate([b[c] for b in batches]) for c in names} if batches else _no_events(program)
@@ -98,27 +98,6 @@ ORDER = ("seq", "turn", "launch")
 """Columns that say in which order a worker does things: of launches, of the turns of one, and inside a tile."""
 
 
-@dataclass(frozen=True)
-class _Order:
-    """The place of a role among all: `launch`, its number, the same for roles that take turns; `tiles` it has in a turn
-    (all, where it takes none), after `before` of the others, of `all` in the turn."""
-
-    launch: int
-    tiles: int
-    before: int
-    all: int
-
-
-def _orders(program: TileProgram, sizes: Sizes) -> dict[str, _Order]:
-    made = {}
-    for launch, together in enumerate(members(program.roles)):
-        alone = len(together) == 1
-        tiles = [tile_count(r, sizes) if alone else int(evaluate(tiles_in_turn(r), sizes.values)) for r in together]
-        for k, role in enumerate(together):
-            made[role.name] = _Order(launch, max(1, tiles[k]), sum(tiles[:k]), sum(tiles))
-    return made
-
-
 @dataclass
 class _Unroller:
     """One role: walks its body once, with arrays over lanes."""
@@ -128,7 +107,7 @@ class _Unroller:
     index: int
     role: Role
     allotment: Allotment
-    order: _Order
+    place: Place
     summarise: bool
     guarded: bool
     sites: dict[Site, int]
@@ -386,20 +365,18 @@ class _Unroller:
             return np.stack([column(b, np.int32) for b in filled], axis=1)
 
         at = next((k for k, t in enumerate(self.program.tensors) if t.name == tensor), -1)
-        i, order = self.values["i"], self.order
-        turn = i // order.tiles
-        number = turn * order.all + order.before + i % order.tiles
+        i, place = self.values["i"], self.place
         self.seq += 1
         self.batches.append(
             {
                 "op": column(op, np.int8), "rank": column(self.values["rank"], np.int16),
-                "worker": column(self.allotment.first + number % self.allotment.workers, np.int32),
+                "worker": column(place.worker(i, self.allotment), np.int32),
                 "role": column(self.index, np.int8), "tile": column(i, np.int32), "tensor": column(at, np.int8),
                 "home": column(home, np.int16), "lo": box(lo, 0), "hi": box(hi, 1), "cell": column(cell, np.int32),
                 "expected": column(expected, np.int32), "amount": column(amount, np.float64),
                 "site": column(self.sites.setdefault(site, len(self.sites)), np.int16),
-                "seq": column(self.seq, np.int32), "turn": column(turn, np.int32),
-                "launch": column(order.launch, np.int32),
+                "seq": column(self.seq, np.int32), "turn": column(place.turn(i), np.int32),
+                "launch": column(place.launch, np.int32),
             }
         )  # fmt: skip
 

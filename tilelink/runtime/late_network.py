@@ -12,6 +12,7 @@ from tilelink.backend.targets.portable_network import (
     RUN,
     SLOT_LEFT,
     TICKET,
+    clock,
     credit,
     drain,
     entered,
@@ -25,8 +26,8 @@ from tilelink.runtime import shmem
 
 __all__ = [
     "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "complete_far", "credit", "drain", "enter", "entered", "fetch_far", "is_far", "last_out", "leave", "notify",
-    "notify_far", "peer", "put_far", "put_notify_far", "wait",
+    "clock", "complete_far", "credit", "drain", "enter", "entered", "fetch_far", "is_far", "last_out", "leave",
+    "notify", "notify_far", "peer", "put_far", "put_notify_far", "wait",
 ]  # fmt: skip
 
 

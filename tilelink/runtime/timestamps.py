@@ -18,6 +18,7 @@ from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.analysis.timeline import EXECUTED, MEASURED, MICROSECONDS, RECORDS, Span, Timeline, Transfer
 from tilelink.backend.targets.records import TILE_ENDS, WAIT_BEGINS, WAIT_ENDS
 from tilelink.errors import Site, TraceMismatchError, WorldError
+from tilelink.frontend.workload import places
 from tilelink.runtime.prepare import Prepared
 
 Tile = tuple[int, int, int]
@@ -49,23 +50,32 @@ class _Timed:
 
 def stamps_shape(events: Events) -> tuple[int, int, int]:
     """Of the records of a rank: workers, records of the busiest one on any rank, 2."""
-    ranks, workers = range(events.sizes.world), range(events.kernel_workers)
-    most = max((len(_expected(events, r, w)) for r in ranks for w in workers), default=0)
+    most = max((len(r) for rank in range(events.sizes.world) for r in _expected(events, rank)), default=0)
     return events.kernel_workers, max(1, most), 2
 
 
-def _expected(events: Events, rank: int, worker: int) -> list[int]:
-    """What a worker records, in order. It goes through all its tiles, those too that do not exist on the rank."""
-    mine = events.of_worker(rank, worker)
-    waits = Counter(zip(*(c[mine[events.op[mine] == WAIT]].tolist() for c in (events.role, events.tile)), strict=True))
-    found: list[int] = []
-    for number, role in enumerate(events.program.roles):
-        given = events.allotment[role.name]
-        if role in events.program.in_kernel and 0 <= worker - given.first < given.workers:
-            for tile in range(worker - given.first, given.tiles, given.workers):
-                inside = [WAIT_BEGINS.value, WAIT_ENDS.value] * waits[number, tile]
-                found += [tile + (number << 32), *inside, TILE_ENDS.value]
+def _expected(events: Events, rank: int) -> list[list[int]]:
+    """What each worker of a rank records, in order. It goes through all its tiles, also those that are not there."""
+    mine = (events.rank == rank) & (events.op == WAIT)
+    waits = Counter(zip(events.role[mine].tolist(), events.tile[mine].tolist(), strict=True))
+    found: list[list[int]] = [[] for _ in range(events.kernel_workers)]
+    for worker, role, tile in _work(events):
+        inside = [WAIT_BEGINS.value, WAIT_ENDS.value] * waits[role, tile]
+        found[worker] += [tile + (role << 32), *inside, TILE_ENDS.value]
     return found
+
+
+def _work(events: Events) -> Iterator[tuple[int, int, int]]:
+    """(worker, role, tile) of all tiles of a rank, those of a worker in the order in which it does them."""
+    at = places(events.program, events.sizes)
+    order: list[tuple[int, int, int, int, int]] = []
+    for number, role in enumerate(events.program.roles):
+        if role in events.program.in_kernel:
+            place, given = at[role.name], events.allotment[role.name]
+            order += [
+                (place.launch, place.turn(tile), number, tile, place.worker(tile, given)) for tile in range(given.tiles)
+            ]
+    yield from ((worker, role, tile) for _, _, role, tile, worker in sorted(order))
 
 
 def timeline_of(runs: Sequence[TimedRun | None], *, clocks: Literal["one", "each"] = "one") -> Timeline:
@@ -92,8 +102,7 @@ def timeline_of(runs: Sequence[TimedRun | None], *, clocks: Literal["one", "each
 def _read(events: Events, run: TimedRun) -> Iterator[tuple[Tile, _Timed]]:
     """The tiles that the workers of a rank recorded, and that do anything. Raises TraceMismatchError."""
     words = run.stamps.cpu()
-    for worker in range(events.kernel_workers):
-        expected = _expected(events, run.rank, worker)
+    for worker, expected in enumerate(_expected(events, run.rank)):
         what, when = (words[worker, : len(expected), k].tolist() for k in range(2))
         if what != expected:
             at = next(k for k, (a, b) in enumerate(zip(what, expected, strict=True)) if a != b)

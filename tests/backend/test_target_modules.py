@@ -1,0 +1,22 @@
+"""Modules of primitives have what kernels import from them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import pytest
+
+from tilelink.backend.lower import MULTICAST_PRIMITIVES, NETWORK_PRIMITIVES, PRIMITIVES
+from tilelink.backend.targets import NETWORKS, TARGETS, Target
+from tilelink.runtime.cpu_world import LATE
+
+MODULES = [*TARGETS.values(), *(t.across_nodes() for t in TARGETS.values() if t.backend in NETWORKS), LATE]
+
+
+@pytest.mark.parametrize("target", MODULES, ids=lambda t: f"{t.name}-{t.module.rpartition('.')[2]}")
+def test_a_module_has_all_primitives(target: Target) -> None:
+    needed = {*PRIMITIVES, "clock"}
+    needed |= set(MULTICAST_PRIMITIVES) if target.multicast else set()
+    needed |= set(NETWORK_PRIMITIVES) if target.network else set()
+    assert needed <= set(vars(importlib.import_module(target.module)))
