@@ -178,7 +178,7 @@ def test_one_tensor_is_no_list_and_a_list_of_one_is_one() -> None:
         ({"weight": [(40, 16), torch.float16]}, DtypeError, "operands of one dtype"),
         ({"weight": 2, "x": "list"}, ArgumentError, "x is a list, not a tensor"),
     ],
-    ids=str,
+    ids=["lengths differ", "no weight", "no function of Triton", "K differs", "dtypes differ", "x is a list"],
 )
 def test_errors_before_anything_is_launched(given: dict[str, Any], kind: type[Exception], says: str) -> None:
     def members(asked: Any, *shape: int) -> Any:
