@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilelink.backend.targets import portable
 from tilelink.errors import HeapError
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import TileProgram
@@ -175,12 +176,13 @@ def test_aligned(n: int, up: int) -> None:
 
 
 def test_heaps_begin_with_nothing_that_looks_like_data() -> None:
-    """Control words and signals are zero; data is NaN in every dtype."""
+    """Control words but the address of the clock, and signals, are zero; data is NaN in every dtype."""
     world = CpuWorld(2, heap_bytes=8 << 10, slots=3, signal_bytes=512)
     layout = world.layout
     for heap in world.lane.heaps:
         assert heap.numel() == 8 << 10
-        assert not heap[: layout.control_bytes].any()
+        control = heap[: layout.control_bytes].view(torch.int64)
+        assert control.nonzero().flatten().tolist() == [portable.CLOCK.value]
         for slot in range(layout.slots):
             assert not heap[layout.signals_at(slot) : layout.data_at(slot)].any()
             data = heap[layout.data_at(slot) : layout.data_at(slot) + layout.data_bytes]
