@@ -2,7 +2,8 @@
 gradient of x begin as soon as their rows are here; the gradient of the weight goes over all rows as they come.
 
 Sums are made in a fixed order, so that every run gives the same bits. The bias is one for all ranks, and so is its
-gradient: each rank sums all rows of dy, and gets the same bits.
+gradient: each rank sums all rows of dy, and gets the same bits. The operator `tilelink.ops.linear_reduce_scatter` gives
+a rank the sum of its own rows of dy, as torch does for replicated parameters; over the ranks these add up to dbias.
 """
 
 import triton.language as tl

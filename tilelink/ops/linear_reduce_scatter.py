@@ -36,7 +36,8 @@ def linear_reduce_scatter(
     `tilelink.kernels.matmul_reduce_scatter`; by default the first.
 
     All ranks call alike, and get the same bits each time. Gradients: that of the result is gathered once, for those of
-    x and of the weight; that of the bias is of the rank's own part (sum it over the ranks where they share one bias).
+    x and of the weight; that of the bias is of the rank's own part (sum it over the ranks where they share one bias:
+    then it is what the program `matmul_reduce_scatter_backward` calls dbias).
     Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError; on every rank, if one does (there as
     RankFailedError), and RankMismatchError.
     """

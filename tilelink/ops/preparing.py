@@ -11,9 +11,11 @@ from tilelink.ops.paths import path_of
 
 
 def prepare(operator: Callable[..., Any], x: torch.Tensor, *tensors: Any, **options: Any) -> None:
-    """Does all that calls like `operator(x, *tensors, **options)` need once, and launches nothing: the lane of the
+    """Does all that calls like `operator(x, *tensors, **options)` need once, and launches no program: the lane of the
     group is made, programs are checked and compiled, symmetric memory is laid out; for the backward too, where tensors
-    require gradients. Collective. What plain torch computes needs nothing.
+    require gradients. Collective. What an operator leaves to torch does run: copies, products without a collective,
+    collectives where a matrix is empty or the gathered x has a gradient, on a CPU the comparison of calls. Where plain
+    torch computes it all, there is nothing to do.
 
     `operator`: a function of `tilelink.ops`. Values do not matter; shapes, strides, dtypes and devices do. Raises what
     the call raises.

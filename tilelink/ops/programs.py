@@ -57,7 +57,7 @@ def gather_linear(
     plan: str | None,
     keep: bool,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """As `plain.gather_linear`. What is kept is gathered a second time."""
+    """As `plain.gather_linear`. What is kept is gathered a second time: the program of the product does not give it."""
     M, K = sum(lengths), rows.shape[1]
     if not M * K * min(len(w) for w in weights):
         return plain.gather_linear(members, rows, weights, biases, lengths, plan, keep)
