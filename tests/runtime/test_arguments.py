@@ -175,7 +175,7 @@ BAD = [
     Bad(
         "too many tensors",
         ArgumentError,
-        "all_gather_matmul takes x, weight, out, bias, epilogue; 6 tensors given",
+        "all_gather_matmul takes x, weight, out, bias; 5 tensors given",
         lambda: (x(), weight(), None, None, None, None),
     ),
     Bad("list", ArgumentError, "x is a list, not a tensor", lambda: (x().tolist(), weight())),
