@@ -43,10 +43,13 @@ def _named(party: Party, events: Events) -> Party:
 
 
 def _touches(party: Party, events: Events, mine: np.ndarray) -> np.ndarray:
-    """Which of these events access the elements of a party as it does."""
+    """Which of these events access the elements of a party as it does: none where its region is no tensor, such as the
+    times of a run."""
     name = party.region.removeprefix(SIGNALS)
-    tensor = next((k for k, t in enumerate(events.program.tensors) if t.name == name), -1)
-    same = (events.tensor[mine] == tensor) & (tensor >= 0)
+    tensor = next((k for k, t in enumerate(events.program.tensors) if t.name == name), None)
+    if tensor is None:
+        return np.zeros(len(mine), bool)
+    same = events.tensor[mine] == tensor
     if party.region.startswith(SIGNALS):
         low, high = party.box[0]
         given = (events.op[mine] == NOTIFY) & (events.home[mine] == party.region_rank)
