@@ -79,6 +79,6 @@ def explore(
 def judged(outcome: Outcome, first: Outcome | None) -> Outcome:
     """An outcome with what its results show."""
     found = unwritten(outcome.results)
-    if first is not None and outcome.results and first.results and not found:
+    if first is not None and not (outcome.ended_early or first.ended_early or found):
         found = differences(outcome.results, first.results)
     return replace(outcome, findings=outcome.findings + found)
