@@ -484,6 +484,11 @@ def test_explore_events_alone(run: Run) -> None:
     assert again[0]["schedule_hash"] == again[1]["schedule_hash"]
 
 
+def test_explore_with_no_worker_resident(run: Run) -> None:
+    error = run.error("explore", "all_gather_matmul", "--resident", "0")
+    assert error["class"] == "UsageError" and "--resident: 0 is less than 1" in error["message"]
+
+
 def test_explore_repeats_a_seed(run: Run) -> None:
     again = [run("explore", "all_gather_matmul", *QUICKLY, "--replay", seed)[1] for seed in ("5", "5", "6")]
     assert [a["schedules_run"] for a in again] == [1, 1, 1]

@@ -13,7 +13,8 @@ from tests.analysis.check.damage import without
 from tests.analysis.check.unsafe import consumer_first, output_written_twice, part_of_the_output, stores_after_notify
 from tests.frontend import programs
 from tilelink.analysis.events import NOTIFY, WAIT, Events
-from tilelink.explore import Exploration, Oracle, explore
+from tilelink.errors import WorldError
+from tilelink.explore import Exploration, Lowered, Oracle, explore, of_world
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 moved = tk.SMs(1, tile=(16, 16))
@@ -75,6 +76,15 @@ def test_waiters_that_take_all_the_room() -> None:
     assert not explore(Oracle(gathering(), resident=3), range(3)).findings
     (found,) = explore(Oracle(gathering(), resident=2), range(3)).findings
     assert found.kind == "deadlock" and "rank 0: 1 workers never started, no more may be resident" in found.what
+
+
+@pytest.mark.parametrize("resident", [0, -1])
+def test_at_least_one_is_resident(resident: int) -> None:
+    for make in (Oracle.of, Lowered):
+        with pytest.raises(WorldError, match=f"resident={resident}: at least 1 worker of a rank"):
+            make(all_gather_matmul, SMALL, world=2, resident=resident, **SIZES)
+    with pytest.raises(WorldError, match=f"resident={resident}"):
+        of_world(lambda **schedule: pytest.fail("no world is made"), resident)
 
 
 def test_outputs_that_nobody_writes_or_two_tiles_do() -> None:

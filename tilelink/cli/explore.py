@@ -99,6 +99,12 @@ def _natural(text: str) -> int:
     return int(text)
 
 
+def _positive(text: str) -> int:
+    if not _natural(text):
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return int(text)
+
+
 def flags(parser: argparse.ArgumentParser) -> None:
     add_program_flags(parser, SIZE)
     parser.add_argument(
@@ -119,7 +125,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
         help="copies of the buffers; every rank calls lowered kernels once more than that (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--resident", type=_natural, metavar="N", help="at most so many workers of a rank at a time, the last first, "
+        "--resident", type=_positive, metavar="N", help="at most so many workers of a rank at a time, the last first, "
         "which mostly wait for others (default: all)",
     )  # fmt: skip
     parser.add_argument("--sms", type=int, default=SMS, metavar="N", help="SMs of a device (default: %(default)s)")

@@ -15,7 +15,7 @@ from tilelink.errors import TileLinkError
 from tilelink.explore.findings import Finding, findings_of
 from tilelink.explore.operands import operands
 from tilelink.explore.outcome import Outcome, Result
-from tilelink.explore.residency import residents
+from tilelink.explore.residency import Residency
 from tilelink.explore.trial import Trial
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
@@ -31,8 +31,8 @@ class Lowered:
 
     `resident`: at most so many workers of a rank at a time, the last first; by default all, or where any number will
     do, one that is part of the schedule. `make_world` makes the world, for kernels that are not as
-    they were lowered. Raises the errors of the frontend and of the unrolling;
-    what the check finds is not asked.
+    they were lowered. Raises the errors of the frontend and of the unrolling, and WorldError for fewer
+    than 1 resident; what the check finds is not asked.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Lowered:
         self.program, self.schedule, self.bound = program, schedule, bound
         self.sizes = Sizes.of(bound, world, sizes, per_node)
         self.events = unroll(bound, self.sizes, sms=sms)
-        self.calls, self.resident = slots + 1, resident
+        self.calls, self.residency = slots + 1, Residency.asked(resident)
         room = placed(bound, self.sizes)
         self.world = make_world(
             world, heap_bytes=CONTROL + slots * max(LEAST_HEAP, 4 * (room.data_bytes + room.signal_bytes)), slots=slots,
@@ -71,8 +71,8 @@ class Lowered:
         for heap in world.lane.heaps:
             heap.fill_(0xFF)
         world.reset()
-        world.policy, world.admit = trial.word, "in order" if self.resident is None else "last first"
-        world.resident = self.resident or residents(self.events, trial.seed)
+        residency = self.residency.under(self.events, trial.seed)
+        world.policy, world.resident, world.admit = trial.word, residency.most, residency.admit
         results: tuple[Result, ...] = ()
         findings: tuple[Finding, ...] = ()
         try:

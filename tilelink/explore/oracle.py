@@ -15,7 +15,7 @@ from tilelink.analysis.events import NOTIFY, READ, WAIT, Events
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
 from tilelink.explore.findings import Finding, line_of
 from tilelink.explore.outcome import Outcome, Result
-from tilelink.explore.residency import residents
+from tilelink.explore.residency import Residency
 from tilelink.explore.steps import Step, Steps, Worker, steps_of
 from tilelink.explore.trial import Trial
 from tilelink.frontend.program import Program
@@ -30,10 +30,11 @@ SHOWN = 8
 
 class Oracle:
     """The events of one run, as `tilelink.explore.explore` takes them. `resident`: at most so many workers of a rank
-    at a time, the last first; by default all, or where any number will do, one that is part of the schedule."""
+    at a time, the last first; by default all, or where any number will do, one that is part of the schedule. Raises
+    WorldError for fewer than 1."""
 
     def __init__(self, events: Events, resident: int | None = None) -> None:
-        self.events, self.resident = events, resident
+        self.events, self.residency = events, Residency.asked(resident)
         self.steps = steps_of(events)
 
     @classmethod
@@ -55,8 +56,8 @@ class Oracle:
 
     def run(self, trial: Trial) -> Outcome:
         """One execution."""
-        resident, policy = self.resident or residents(self.events, trial.seed), made(trial.word, trial.seed)
-        return _Run(self.steps, policy, resident, last_first=self.resident is not None).outcome()
+        residency = self.residency.under(self.events, trial.seed)
+        return _Run(self.steps, made(trial.word, trial.seed), residency).outcome()
 
 
 class _State:
@@ -74,7 +75,7 @@ class _State:
 class _Run:
     """One execution of all steps, one at a time."""
 
-    def __init__(self, steps: Steps, policy: Policy, resident: int | None, last_first: bool) -> None:
+    def __init__(self, steps: Steps, policy: Policy, residency: Residency) -> None:
         self.steps, self.events, self.policy = steps, steps.events, policy
         self.found: dict[tuple[str, tuple[str, ...]], Finding] = {}
         self.hash = self.turns = 0
@@ -89,14 +90,14 @@ class _Run:
         self.ready: list[_State] = []
         self.outside: dict[int, list[_State]] = {}  # by rank, workers that are not resident yet
         for state in self.states:
-            if state.worker.agent or resident is None:
+            if state.worker.agent or residency.most is None:
                 self.begin(state)
             else:
                 self.outside.setdefault(state.worker.rank, []).append(state)
         for queue in self.outside.values():
-            if not last_first:
+            if residency.admit == "in order":
                 queue.reverse()
-            for _ in range(min(resident or 0, len(queue))):
+            for _ in range(min(residency.most or 0, len(queue))):
                 self.begin(queue.pop())
 
     def outcome(self) -> Outcome:

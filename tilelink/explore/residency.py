@@ -1,12 +1,15 @@
-"""How many workers of a rank a schedule lets be under way at a time."""
+"""How many workers of a rank a schedule lets be under way at a time, and which of them begin."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, replace
 
 from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.events import Events
+from tilelink.errors import Site, WorldError
 from tilelink.explore.trial import FIRST
+from tilelink.runtime.cpu import Admission
 
 
 def any_number_will_do(events: Events) -> bool:
@@ -16,8 +19,26 @@ def any_number_will_do(events: Events) -> bool:
     return not why_not_structural(events.program) and firsts == sorted(set(firsts))
 
 
-def residents(events: Events, seed: int) -> int | None:
-    """How many a schedule lets be under way: all of them (None), or every other time fewer, where that will do."""
-    chance = random.Random(f"residents {seed}")
-    fewer = chance.random() < 0.5 and seed != FIRST and any_number_will_do(events)
-    return chance.randint(1, events.kernel_workers) if fewer else None
+@dataclass(frozen=True)
+class Residency:
+    """At most `most` workers of a rank are under way at a time (None: all), and begin as `admit` says."""
+
+    most: int | None = None
+    admit: Admission = "in order"
+
+    @classmethod
+    def asked(cls, most: int | None) -> Residency:
+        """At most so many, the last first, which mostly wait for others; all by default. Raises WorldError for fewer
+        than 1."""
+        if most is None:
+            return cls()
+        if most < 1:
+            raise WorldError(f"resident={most}: at least 1 worker of a rank is under way", Site.of_user())
+        return cls(most, "last first")
+
+    def under(self, events: Events, seed: int) -> Residency:
+        """That of the schedule of a seed. Where nothing was asked for, every other one has fewer than all, if any
+        number will do."""
+        chance = random.Random(f"residents {seed}")
+        fewer = self.most is None and seed != FIRST and chance.random() < 0.5 and any_number_will_do(events)
+        return replace(self, most=chance.randint(1, events.kernel_workers)) if fewer else self

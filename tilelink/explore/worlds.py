@@ -11,6 +11,7 @@ import torch
 from tilelink.errors import TileLinkError
 from tilelink.explore.findings import Finding, findings_of
 from tilelink.explore.outcome import Outcome, Result, Subject
+from tilelink.explore.residency import Residency
 from tilelink.explore.trial import Trial
 from tilelink.runtime.cpu import Execution
 
@@ -29,13 +30,11 @@ Make = Callable[..., tuple[World, Callable[[Any], Any]]]
 @dataclass(frozen=True)
 class _OfWorld:
     make: Make
-    resident: int | None
+    residency: Residency
 
     def run(self, trial: Trial) -> Outcome:
-        admit = "in order" if self.resident is None else "last first"
-        world, on_rank = self.make(
-            seed=trial.seed, policy=trial.word, switch="memory", resident=self.resident, admit=admit
-        )
+        most, admit = self.residency.most, self.residency.admit
+        world, on_rank = self.make(seed=trial.seed, policy=trial.word, switch="memory", resident=most, admit=admit)
         results: tuple[Result, ...] = ()
         findings: tuple[Finding, ...] = ()
         try:
@@ -51,7 +50,8 @@ def of_world(make: Make, resident: int | None = None) -> Subject:
     """What ranks of a world do, as a subject for `explore`. `make(**schedule)` makes a world with fresh memory, given
     `schedule` as keywords, and says what each rank runs; the tensors that this returns (one, several in a list or
     tuple, or none) are what has to be the same under all schedules. `resident`: at most so many programs of a rank at a
-    time, the last of a launch first, so that a grid which waits for what is not resident shows.
+    time, the last of a launch first, so that a grid which waits for what is not resident shows. Raises WorldError for
+    fewer than 1.
 
         def make(**schedule):
             world = KernelWorld(2, **schedule)
@@ -60,7 +60,7 @@ def of_world(make: Make, resident: int | None = None) -> Subject:
 
         print(explore(of_world(make), range(200), "pct"))
     """
-    return _OfWorld(make, resident)
+    return _OfWorld(make, Residency.asked(resident))
 
 
 def _results(name: str, value: Any) -> list[Result]:
