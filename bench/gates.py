@@ -22,7 +22,6 @@ from tilelink.backend.facts import Facts
 from tilelink.backend.gates import Verdict, judge
 from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.targets import TARGETS
-from tilelink.frontend.given import at_sizes
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import Sizes
@@ -76,10 +75,8 @@ def programs() -> Iterator[tuple[Program, str]]:
 def lowered_for(program: Program, schedule: str, target: str) -> tuple[Lowered, Sizes]:
     """A program at the sizes of the gates."""
     dims = {d for t in program.recorded(program.optional).tensors for d in (*t.dims, *t.called) if d != RANKS_DIM}
-    _, sizes = at_sizes(program, {d: SIZES[d] for d in SIZES if d in dims})
-    fitted = program.fit(schedule, world=WORLD, dtypes=DTYPE, **sizes)
-    bound = program.bind(fitted, DTYPE, program.optional)
-    exact = Sizes.of(bound, WORLD, sizes)
+    sizes = {d: SIZES[d] for d in SIZES if d in dims}
+    bound, exact = program.bound_at(schedule, world=WORLD, sizes=sizes, dtypes=DTYPE)
     return lower(bound, Facts.of(bound, exact), TARGETS[target]), exact
 
 

@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 import torch
 
 from tilelink.analysis.unroll import Events, unroll
-from tilelink.frontend.given import at_sizes
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.frontend.sizes import Sizes, even_parts
+from tilelink.frontend.sizes import even_parts
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.all_reduce import all_reduce
@@ -55,9 +54,8 @@ class Step:
 
     def events(self, shape: Shape, world: int, dtype: str) -> Events:
         """What every worker of every rank does in it. Raises what is wrong with the shape or the schedule."""
-        program, sizes = _at(self.program, shape)
-        bound = program.bind(self.schedule, dtype, program.optional)
-        return unroll(bound, Sizes.of(bound, world, sizes), sms=WORKERS)
+        bound, exact = self.program.bound_at(self.schedule, world=world, sizes=_at(self.program, shape), dtypes=dtype)
+        return unroll(bound, exact, sms=WORKERS)
 
 
 Form = tuple[Step, ...]
@@ -208,8 +206,7 @@ class MatmulAllReduce(Reduction):
 def _fitted(program: Program, name: str, shape: Shape, world: int, **changes: dict[str, Any]) -> Step:
     """A program in a schedule that stands beside it, with changes, in tiles that fit a shape."""
     schedule = program.schedule(name).changed(**changes)
-    variant, sizes = _at(program, shape)
-    return Step(program, variant.fit(schedule, world=world, **sizes), _cut(program))
+    return Step(program, program.fit(schedule, world=world, **_at(program, shape)), _cut(program))
 
 
 def _random(dtype: torch.dtype) -> Callable[[int, int], torch.Tensor]:
@@ -228,13 +225,11 @@ def _beside(weights: Sequence[torch.Tensor]) -> torch.Tensor:
     return weights[0] if len(weights) == 1 else torch.cat([w.T for w in weights]).T
 
 
-def _at(program: Program, shape: Shape) -> tuple[Program, dict[str, Any]]:
-    """A program for members of these sizes, and the dimensions that it has; where it neither cuts one nor has several
-    of it, the whole."""
+def _at(program: Program, shape: Shape) -> dict[str, Any]:
+    """The sizes of the dimensions that a program has; where it neither cuts one nor has several of it, the whole."""
     whole = _cut(program) | own_dims(program.declared)
     dims = {d for t in program.recorded().tensors for d in t.dims}
-    sizes = {d: n if d in whole or isinstance(n, int) else sum(n) for d, n in shape.items() if d in dims}
-    return at_sizes(program, sizes)
+    return {d: n if d in whole or isinstance(n, int) else sum(n) for d, n in shape.items() if d in dims}
 
 
 def _cut(program: Program) -> frozenset[str]:

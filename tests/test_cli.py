@@ -484,6 +484,14 @@ def test_explore_events_alone(run: Run) -> None:
     assert again[0]["schedule_hash"] == again[1]["schedule_hash"]
 
 
+@pytest.mark.parametrize("backend", ["lowered", "oracle"])
+def test_explore_lists_of_weights(run: Run, backend: str) -> None:
+    lists = ["--world", "2", "--shape", "M=20,N=16+8,K=16"]
+    code, found = run("explore", "all_gather_matmul", *lists, "--seeds", "2", "--backend", backend)
+    assert (code, found["schedules_run"], found["findings"]) == (0, 2, [])
+    assert found["shape"] == {"M": 20, "K": 16, "N": [16, 8]}
+
+
 def test_explore_with_no_worker_resident(run: Run) -> None:
     error = run.error("explore", "all_gather_matmul", "--resident", "0")
     assert error["class"] == "UsageError" and "--resident: 0 is less than 1" in error["message"]

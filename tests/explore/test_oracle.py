@@ -87,6 +87,14 @@ def test_at_least_one_is_resident(resident: int) -> None:
         of_world(lambda **schedule: pytest.fail("no world is made"), resident)
 
 
+@pytest.mark.parametrize("make", [Oracle.of, Lowered])
+def test_lists_and_optional_tensors(make: Any) -> None:
+    dtypes = {"x": "float32", "weight": "float32", "bias": "float32"}
+    subject = make(all_gather_matmul, SMALL, world=2, dtypes=dtypes, M=18, N=(16, 20), K=16)
+    assert {"bias_0", "bias_1"} <= {t.name for t in subject.events.program.tensors}
+    assert not explore(subject, range(2)).findings
+
+
 def test_outputs_that_nobody_writes_or_two_tiles_do() -> None:
     schedule = tk.Schedule(gather=moved, use_own=moved)
     (found,) = explore(Oracle.of(part_of_the_output, schedule, world=2, M=32, K=16), range(2)).findings

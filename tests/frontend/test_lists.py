@@ -39,6 +39,15 @@ def put(t, x, out):  # type: ignore[no-untyped-def]
     tk.copy(x[t], out[t])
 
 
+@pytest.mark.parametrize("dtypes", ["float32", {"x": "float16", "weight": "float16", "bias": "float16"}])
+def test_a_schedule_by_name_is_fitted_to_members_and_to_the_optional_tensors_that_there_are(dtypes: Any) -> None:
+    bound, sizes = all_gather_matmul.bound_at("push", world=2, sizes={"M": 40, "N": (16, 40), "K": 32}, dtypes=dtypes)
+    assert dict(sizes.dims) == {"M": 40, "K": 32, "N_0": 16, "N_1": 40}
+    assert [r.resource.tile for r in bound.roles if r.launched == "matmul"] == [(32, 16, 32), (32, 64, 32)]
+    assert ("bias_1" in [t.name for t in bound.tensors]) == isinstance(dtypes, dict)
+    assert all_gather_matmul.unroll("push", world=2, M=40, N=(16, 40), K=32, dtypes=dtypes).program == bound
+
+
 def test_one_member_is_the_program_as_it_stands() -> None:
     bound = all_gather_matmul.bind(TILES, absent=all_gather_matmul.optional)
     assert [t.name for t in bound.tensors] == ["x", "weight", "out", "full"]

@@ -116,16 +116,8 @@ def _at_sizes(
     dtypes: Mapping[str, Any] | Any,
     sizes: Mapping[str, int | Sequence[int]],
 ) -> tuple[TileProgram, Sizes]:
-    from tilelink.frontend.given import at_sizes
-    from tilelink.frontend.schedule import Schedule
-    from tilelink.frontend.sizes import Sizes
-
-    program, sizes = at_sizes(program, with_defaults(program, sizes, program.absent(dtypes)))
-    absent = program.absent(dtypes)
-    if not isinstance(schedule, Schedule):
-        schedule = program.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
-    bound = program.bind(schedule, dtypes, absent)
-    return bound, Sizes.of(bound, world, sizes, per_node)
+    sizes = with_defaults(program, sizes, program.absent(dtypes))
+    return program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
 
 
 def with_defaults(

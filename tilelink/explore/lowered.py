@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ from tilelink.explore.operands import operands
 from tilelink.explore.outcome import Outcome, Result
 from tilelink.explore.residency import Residency
 from tilelink.explore.trial import Trial
+from tilelink.frontend.given import at_sizes
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.frontend.sizes import Sizes
 from tilelink.runtime.cpu_world import CpuGroup, CpuWorld
 
 LEAST_HEAP, CONTROL = 1 << 16, 1 << 14
@@ -27,7 +27,8 @@ LEAST_HEAP, CONTROL = 1 << 16, 1 << 14
 
 class Lowered:
     """A program with a schedule (taken as it is), as `tilelink.explore.explore` takes it: every rank makes one call
-    more than there are `slots`, with other operands each time, and none waits between them. `sizes` as in `Sizes.of`.
+    more than there are `slots`, with other operands each time, and none waits between them. `sizes` and `dtypes` as in
+    `Program.bound_at`.
 
     `resident`: at most so many workers of a rank at a time, the last first; by default all, or where any number will
     do, one that is part of the schedule. `make_world` makes the world, for kernels that are not as
@@ -49,10 +50,9 @@ class Lowered:
         make_world: Callable[..., CpuWorld] = CpuWorld,
         **sizes: int | Sequence[int],
     ) -> None:
-        absent = program.optional - set(dtypes) if isinstance(dtypes, Mapping) else program.optional
-        bound = program.bind(schedule, dtypes, absent)
-        self.program, self.schedule, self.bound = program, schedule, bound
-        self.sizes = Sizes.of(bound, world, sizes, per_node)
+        self.program, flat = at_sizes(program, sizes)
+        bound, exact = self.program.bound_at(schedule, world=world, sizes=flat, dtypes=dtypes, per_node=per_node)
+        self.schedule, self.bound, self.sizes = schedule, bound, exact
         self.events = unroll(bound, self.sizes, sms=sms)
         self.calls, self.residency = slots + 1, Residency.asked(resident)
         room = placed(bound, self.sizes)

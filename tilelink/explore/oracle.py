@@ -20,7 +20,6 @@ from tilelink.explore.steps import Step, Steps, Worker, steps_of
 from tilelink.explore.trial import Trial
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.frontend.sizes import Sizes
 from tilelink.runtime.cpu.policies import Policy, made
 
 _MASK, _PRIME = 0xFFFFFFFFFFFFFFFF, 0x100000001B3
@@ -51,8 +50,8 @@ class Oracle:
         **sizes: int | Sequence[int],
     ) -> Oracle:
         """The oracle of a program with a schedule, taken as it is; the arguments are those of `Lowered`."""
-        bound = program.bind(schedule, dtypes, program.optional)
-        return cls(unroll(bound, Sizes.of(bound, world, sizes, per_node), sms=sms), resident)
+        bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
+        return cls(unroll(bound, exact, sms=sms), resident)
 
     def run(self, trial: Trial) -> Outcome:
         """One execution."""

@@ -258,6 +258,25 @@ class Program:
             schedule = schedule.changed(**({launched(n): fit for n, fit in fits.items()} if alike else fits))
         return schedule
 
+    def bound_at(
+        self,
+        schedule: Schedule | str | None = None,
+        *,
+        world: int,
+        sizes: Mapping[str, int | Sequence[int]],
+        dtypes: Mapping[str, Any] | Any = "float32",
+        per_node: int | None = None,
+    ) -> tuple[TileProgram, Sizes]:
+        """The tile program at sizes as in `at_sizes` and `Sizes.of`, without the optional tensors that `dtypes` says
+        nothing of. A schedule is taken as it is, one given by name (or by default) is fitted to the sizes. Raises the
+        errors of the frontend."""
+        variant, flat = at_sizes(self, sizes)
+        absent = variant.absent(dtypes)
+        if not isinstance(schedule, Schedule):
+            schedule = variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **flat)
+        bound = variant.bind(schedule, dtypes, absent)
+        return bound, Sizes.of(bound, world, flat, per_node)
+
     def _dtypes(self, recording: Recording, given: Mapping[str, Any]) -> dict[str, str]:
         for name in given:
             if all(t.name != name for t in recording.tensors) and name not in self.parameters:
@@ -287,12 +306,10 @@ class Program:
         dtypes: Any = "float32",
         **sizes: Any,
     ) -> Events:
-        """The events of every worker of every rank; see `tilelink.analysis.unroll.unroll`."""
+        """The events of every worker of every rank; see `bound_at` and `tilelink.analysis.unroll.unroll`."""
         from tilelink.analysis.unroll import unroll
 
-        variant, sizes = at_sizes(self, sizes)
-        program = variant.bind(schedule, dtypes, variant.absent(dtypes))
-        return unroll(program, Sizes.of(program, world, sizes, per_node))
+        return unroll(*self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node))
 
     def check(
         self,
@@ -307,16 +324,11 @@ class Program:
         **sizes: Any,
     ) -> Report:
         """Whether a run is safe, on devices of `sms` SMs (132 by default), `reserve` of which other kernels keep, with
-        slots of `slot_bytes` on the heap (as large as needed by default), on nodes of `per_node` ranks; see
-        `tilelink.analysis.check.check`. A schedule taken by its name is fitted to the sizes."""
+        slots of `slot_bytes` on the heap (as large as needed by default), on nodes of `per_node` ranks; see `bound_at`
+        and `tilelink.analysis.check.check`."""
         from tilelink.analysis.check import DEFAULT_SMS, check
 
-        variant, sizes = at_sizes(self, sizes)
-        absent = variant.absent(dtypes)
-        if not isinstance(schedule, Schedule):
-            schedule = variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
-        bound = variant.bind(schedule, dtypes, absent)
-        exact = Sizes.of(bound, world, sizes, per_node)
+        bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
         return check(bound, exact, sms=sms or DEFAULT_SMS, reserve=reserve, slot_bytes=slot_bytes)
 
     def simulate(
@@ -329,15 +341,15 @@ class Program:
         agents: Mapping[str, str] | None = None,
         **sizes: Any,
     ) -> Prediction:
-        """Predicts a run on a machine, by its name or description; see `tilelink.analysis.simulate.simulate`."""
+        """Predicts a run on a machine, by its name or description; see `bound_at` and
+        `tilelink.analysis.simulate.simulate`."""
         from tilelink.analysis.machine import machine as described
         from tilelink.analysis.simulate import simulate
 
-        variant, sizes = at_sizes(self, sizes)
-        program = variant.bind(schedule, dtypes, variant.absent(dtypes))
         found = described(machine) if isinstance(machine, str) else machine
         nodes = found.ranks_per_node if found.ranks_per_node < world <= found.ranks else None
-        return simulate(program, Sizes.of(program, world, sizes, nodes), found, agents)
+        bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=nodes)
+        return simulate(bound, exact, found, agents)
 
     def show(self, stage: str = "program", schedule: Schedule | str | None = None, **options: Any) -> str:
         """The program as text, at a stage: "program", "events" or "triton"; see `tilelink.backend.show`."""
