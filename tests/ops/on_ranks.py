@@ -15,7 +15,7 @@ import tilelink.ops as ops
 from tests.ops.sharded import Call
 from tests.runtime.processes import members
 from tilelink.errors import TileLinkError
-from tilelink.ops import collectives
+from tilelink.ops import collectives, programs
 from tilelink.runtime.prepare import prepare_bound
 
 LANE = {"heap_bytes": 1 << 20, "signal_bytes": 16 << 10, "sms": 20}
@@ -115,6 +115,21 @@ def prepared(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
         launched, before = ops.lane(group).runs - runs, prepare_bound.cache_info().misses
         found = made(group, call)
         return launched, prepare_bound.cache_info().misses - before, call.errors(found, rank, world)
+
+
+def sent_in(group: dist.ProcessGroup, calls: Sequence[Call]) -> tuple[set[torch.dtype], list[str]]:
+    """The dtypes of what programs make from partial sums, which travel in the same; and what is wrong of the calls."""
+    run, found = programs._run, set()
+
+    def noted(*arguments: Any, **options: Any) -> None:
+        found.update(t.dtype for t in [options.get("out")] if isinstance(t, torch.Tensor))
+        run(*arguments, **options)
+
+    programs._run = noted
+    try:
+        return found, wrong(group, calls, "interpret")
+    finally:
+        programs._run = run
 
 
 # ---- operators as torch sees them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -98,6 +99,14 @@ def test_bits_do_not_change_from_call_to_call_and_rank_to_rank(pool: Pool, backe
 def test_prepared_calls_make_nothing_new(pool: Pool) -> None:
     for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.prepared)[:2]:
         assert found == (0, 0, [])
+
+
+def test_partial_sums_of_means_travel_in_the_dtype_of_x(pool: Pool) -> None:
+    scattered, reduced = (Call(o, (6, 16), (20,), dtype=BF16, bias=True, reduce_op="avg") for o in (SCATTER, REDUCE))
+    turned = replace(scattered, shape=(3, 16), weights=(18,), dim=1, bias=False)
+    means = [scattered, turned, reduced]
+    for ((dtypes, wrong),) in pool.results(on_ranks.on_groups, [(1, 2, 3)], on_ranks.sent_in, means)[1:]:
+        assert (dtypes, wrong) == ({BF16}, [])
 
 
 def test_groups_at_once(pool: Pool) -> None:

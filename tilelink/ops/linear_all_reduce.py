@@ -63,11 +63,7 @@ def _forward(
         "bias": bias is not None, "dtype": x.dtype, "reduce_op": reduce_op, "plan": plan, "computed by": path.__name__,
     })  # fmt: skip
     rows = as_rows(x, x.dim() - 1)
-    if reduce_op == "sum":
-        out = path.linear_all_reduce(members, rows, weight, bias, plan, x.dtype)
-    else:
-        out = path.linear_all_reduce(members, rows, weight, None, plan, torch.float32) / members.world
-        out = (out if bias is None else out + bias.float()).to(x.dtype)
+    out = path.linear_all_reduce(members, rows, weight, bias, plan, reduce_op == "avg")
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 

@@ -85,18 +85,14 @@ def _forward(
 
     path, dim, parts = agree(members, x.device, check, describe)
     last, mine, before = dim == x.dim() - 1, parts[members.rank], sum(parts[: members.rank])
-    scale = 1 / members.world if reduce_op == "avg" else 1.0
-    later = scale != 1 or (last and bias is not None)  # then all is rounded once, when it is done
-    dtype, added = (torch.float32, None) if later else (x.dtype, bias)
-    if last:
-        out = path.linear_scatter(members, weight, as_rows(x, dim), None, parts, plan, dtype)().T
-        bias = None if bias is None else bias[before : before + mine]
+    rows, mean = as_rows(x, dim), reduce_op == "avg"
+    if last:  # the product is turned, and a bias is one of its rows then: added afterwards, so that all is rounded once
+        dtype = x.dtype if bias is None else torch.float32
+        out = path.linear_scatter(members, weight, rows, None, parts, plan, dtype, mean)().T
+        out = out if bias is None else (out + bias[before : before + mine].float()).to(x.dtype)
     else:
         of = times(parts, x.shape, dim)
-        out = path.linear_scatter(members, as_rows(x, dim), weight, added, of, plan, dtype)()
-    if later:
-        out = out * scale
-        out = (out if bias is None else out + bias.float()).to(x.dtype)
+        out = path.linear_scatter(members, rows, weight, bias, of, plan, x.dtype, mean)()
     return of_rows(out, _result(x, weight, dim, mine), dim).contiguous()
 
 

@@ -43,6 +43,7 @@ class Path(Protocol):
         lengths: Sequence[int],
         plan: str | None,
         dtype: torch.dtype,
+        mean: bool = False,
     ) -> Later: ...
 
     def gather_linear_gradients(
@@ -70,7 +71,7 @@ class Path(Protocol):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         plan: str | None,
-        dtype: torch.dtype,
+        mean: bool,
     ) -> torch.Tensor: ...
 
 

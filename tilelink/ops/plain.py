@@ -44,10 +44,12 @@ def linear_scatter(
     lengths: Sequence[int],
     plan: str | None,
     dtype: torch.dtype,
+    mean: bool = False,
 ) -> Later:
-    """This rank's rows, of `lengths`, of the sum over the ranks of x @ weight.T, + bias once, rounded to `dtype`."""
+    """This rank's rows, of `lengths`, of the sum (or `mean`) over the ranks of x @ weight.T, + bias once, rounded to
+    `dtype`."""
     under_way = collectives.reduce_scatter(members, x.float() @ weight.float().T, lengths)
-    return lambda: _plus(under_way(), bias).to(dtype)
+    return lambda: _plus(under_way() * _part(members, mean), bias).to(dtype)
 
 
 def gather_linear_gradients(
@@ -89,10 +91,16 @@ def linear_all_reduce(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     plan: str | None,
-    dtype: torch.dtype,
+    mean: bool,
 ) -> torch.Tensor:
-    """The sum over the ranks of x @ weight.T, + bias once, rounded to `dtype`: the same bits on every rank."""
-    return _plus(collectives.all_reduce(members, x.float() @ weight.float().T), bias).to(dtype)
+    """The sum (or the `mean`) over the ranks of x @ weight.T, + bias once: the same bits on every rank."""
+    total = collectives.all_reduce(members, x.float() @ weight.float().T)
+    return _plus(total * _part(members, mean), bias).to(x.dtype)
+
+
+def _part(members: Members, mean: bool) -> float:
+    """What a rank's product is multiplied by."""
+    return 1 / members.world if mean else 1.0
 
 
 def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -18,6 +18,7 @@ from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatte
 from tilelink.ops import plain
 from tilelink.ops.collectives import Later, Members
 from tilelink.ops.lanes import lane
+from tilelink.ops.mean import mean_over
 
 _preparing = False
 
@@ -76,12 +77,14 @@ def linear_scatter(
     lengths: Sequence[int],
     plan: str | None,
     dtype: torch.dtype,
+    mean: bool = False,
 ) -> Later:
     """As `plain.linear_scatter`; partial sums travel in `dtype`."""
     if not x.numel() * len(weight):
-        return plain.linear_scatter(members, x, weight, bias, lengths, plan, dtype)
+        return plain.linear_scatter(members, x, weight, bias, lengths, plan, dtype, mean)
     out = _empty(members, x, (lengths[members.rank], len(weight)), dtype)
-    _run(matmul_reduce_scatter, members, x, weight.T, out=out, bias=bias, schedule=plan, parts={"M": lengths})
+    ending, of = _ending(members, bias, mean), {"M": lengths}
+    _run(matmul_reduce_scatter, members, x, weight.T, out=out, schedule=plan, parts=of, **ending)
     return lambda: out
 
 
@@ -120,14 +123,22 @@ def linear_all_reduce(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     plan: str | None,
-    dtype: torch.dtype,
+    mean: bool,
 ) -> torch.Tensor:
-    """As `plain.linear_all_reduce`; partial sums travel in `dtype`."""
+    """As `plain.linear_all_reduce`; partial sums travel in the dtype of x."""
     if not x.numel() * len(weight):
-        return plain.linear_all_reduce(members, x, weight, bias, plan, dtype)
-    out = _empty(members, x, (len(x), len(weight)), dtype)
-    _run(matmul_all_reduce, members, x, weight.T, out=out, bias=bias, schedule=plan)
+        return plain.linear_all_reduce(members, x, weight, bias, plan, mean)
+    out = _empty(members, x, (len(x), len(weight)))
+    _run(matmul_all_reduce, members, x, weight.T, out=out, schedule=plan, **_ending(members, bias, mean))
     return out
+
+
+def _ending(members: Members, bias: torch.Tensor | None, mean: bool) -> dict[str, Any]:
+    """What a program does to a sum before it is rounded. It adds the bias first, so that of a mean is as many times
+    as much."""
+    if not mean:
+        return {"bias": bias}
+    return {"bias": None if bias is None else bias.float() * members.world, "epilogue": mean_over(members.world)}
 
 
 def _empty(
