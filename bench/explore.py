@@ -1,7 +1,8 @@
 """`python -m bench.explore`: every program of the library and of the examples, with all its schedules, in worlds of 2
 to 4 ranks, under many schedules of their execution: lowered kernels in the interpreter, and events by the oracle.
 
-A record of what was run, with the seeds, goes to bench/results/explore.jsonl. Exit code 1 where anything is found.
+A record of what was run, with the seeds, goes to bench/results/explore.jsonl; cases that were not run now stay as
+they are there. Exit code 1 where anything is found.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ BACKENDS = {"lowered": 2000, "oracle": 8000}
 """What runs, and under how many schedules, in all cases together."""
 NODES = {"hierarchical_all_gather_matmul": 2}
 """Nodes that the ranks are on, where that is what a program is about."""
+Key = tuple[str, str, int, str, str]
+"""Program, schedule, world, backend and policy."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program with a schedule in a world, under the schedules of the seeds from 0 to `seeds` - 1."""
+    """A program, by its label, with a schedule in a world, under the schedules of the seeds from 0 to `seeds` - 1."""
 
     program: str
     schedule: str
@@ -50,6 +53,11 @@ class Case:
     backend: str
     policy: str
     seeds: int
+
+    @property
+    def key(self) -> Key:
+        """What the record has one line of."""
+        return self.program, self.schedule, self.world, self.backend, self.policy
 
 
 @dataclass(frozen=True)
@@ -71,8 +79,21 @@ class Explored:
 
 @cache
 def known() -> dict[tuple[str, str], Program]:
-    """The programs, by their name and that of a schedule."""
-    return {(p.name, s): p for p, s in programs()}
+    """The programs, by their label and the name of a schedule. Raises ValueError for two of the same."""
+    found: dict[tuple[str, str], Program] = {}
+    for program, schedule in programs():
+        if (program.label, schedule) in found:
+            raise ValueError(f"two programs are called {program.label} {schedule}: name one anew")
+        found[program.label, schedule] = program
+    return found
+
+
+def recorded(file: Path) -> dict[Key, str]:
+    """The lines of a record."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    found = [json.loads(line) for line in lines]
+    keys = [(r["program"], r["schedule"], r["world"], r["backend"], r["policy"]) for r in found]
+    return dict(zip(keys, lines, strict=True))
 
 
 def cases(counts: dict[str, int], only: str = "") -> Iterator[Case]:
@@ -92,7 +113,7 @@ def subject(case: Case) -> Subject:
     sizes: dict[str, Any] = {d: SIZES.get(d, OTHERS) for d in sorted(dims)}
     sizes |= dict.fromkeys(dims & set(cut), CUT[case.world] * case.world)
     schedule = read_schedule(program, case.schedule, case.world, sizes, TILE)
-    per_node = case.world // NODES[case.program] if case.program in NODES and case.world % 2 == 0 else None
+    per_node = case.world // NODES[program.name] if program.name in NODES and case.world % 2 == 0 else None
     make = Lowered if case.backend == "lowered" else Oracle.of
     return make(program, schedule, world=case.world, dtypes=DTYPE, sms=SMS, per_node=per_node, **sizes)
 
@@ -129,12 +150,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = list(cases({b: getattr(args, b) for b in BACKENDS if getattr(args, b)}, args.only))
     progress.say(f"{len(asked)} cases, {sum(c.seeds for c in asked)} schedules")
     done: dict[Case, Explored] = {}
+    lines, order = recorded(args.out), [c.key for c in cases(BACKENDS)]
     for e in explore_all(asked, args.jobs):
         done[e.case] = e
+        lines[e.case.key] = e.line()
         c, runs = e.case, sum(d.schedules_run for d in done.values())
         what = f"{c.program} {c.schedule}, {c.world} ranks, {c.backend}, {c.policy}"
         progress.say(f"{what}: {e.schedules_run} schedules, {len(e.findings)} findings; {runs} in all")
-        args.out.write_text("".join(done[c].line() for c in asked if c in done))
+        args.out.write_text("".join(lines[k] for k in order if k in lines))
     return respond(list(done.values()))
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench import explore as command
-from bench.explore import BACKENDS, Case, cases, explored, known, main
+from bench.explore import BACKENDS, RECORD, Case, cases, explored, known, main
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 
 def test_the_programs_of_the_library_and_the_examples_are_all_explored() -> None:
@@ -52,6 +53,29 @@ def test_the_record_has_a_line_a_case(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [(r["world"], r["policy"], r["seeds"]) for r in lines] == [
         (w, policy, 2) for w in (2, 3, 4) for policy in ("random", "pct")
     ]
+
+
+def test_what_is_not_run_again_stays_on_record(tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    flags = ["--lowered", "0", "--oracle", "12", "--jobs", "1", "--out", str(file), "--only"]
+    assert [main([*flags, f"all_gather_matmul{of} pull"]) for of in ("[2]", "", "")] == [0, 0, 0]
+    names = [json.loads(line)["program"] for line in file.read_text().splitlines()]
+    assert names == ["all_gather_matmul"] * 6 + ["all_gather_matmul[2]"] * 6
+
+
+def test_every_program_and_schedule_is_on_record() -> None:
+    recorded = [json.loads(line) for line in RECORD.read_text().splitlines()]
+    asked = {(program, schedule, backend) for program, schedule in known() for backend in BACKENDS}
+    assert {(r["program"], r["schedule"], r["backend"]) for r in recorded} == asked
+    assert not any(r["findings"] for r in recorded)
+
+
+def test_lists_of_one_and_of_two_are_two_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert known()["all_gather_matmul[2]", "pull"] is all_gather_matmul.of(2)
+    assert known()["all_gather_matmul", "pull"] is all_gather_matmul
+    monkeypatch.setattr(command, "programs", lambda: [(all_gather_matmul, "pull")] * 2)
+    with pytest.raises(ValueError, match="two programs are called all_gather_matmul pull"):
+        known.__wrapped__()
 
 
 def test_a_finding_is_printed_with_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
