@@ -132,6 +132,20 @@ def sent_in(group: dist.ProcessGroup, calls: Sequence[Call]) -> tuple[set[torch.
         programs._run = run
 
 
+def prepared_to_keep(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
+    """As `prepared`, of a call that returns the gathered x, too: its gradient goes by a collective of torch."""
+    call = Call("all_gather_linear", (6, 16), (28,), keep=True, seed=8)
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    given = call.operands(world)[rank]
+    tensors = given["x"].requires_grad_(), given["weights"][0].requires_grad_()
+    with computed_by("interpret", group):
+        runs = ops.lane(group).runs
+        ops.prepare(ops.all_gather_linear, *tensors, return_gathered=True, group=group)
+        launched, before = ops.lane(group).runs - runs, prepare_bound.cache_info().misses
+        found = made(group, call)
+        return launched, prepare_bound.cache_info().misses - before, call.errors(found, rank, world)
+
+
 # ---- operators as torch sees them
 
 

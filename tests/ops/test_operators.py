@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -96,8 +96,9 @@ def test_bits_do_not_change_from_call_to_call_and_rank_to_rank(pool: Pool, backe
     assert len(first) == len(FEW) - 1 and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_prepared_calls_make_nothing_new(pool: Pool) -> None:
-    for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.prepared)[:2]:
+@pytest.mark.parametrize("prepared", [on_ranks.prepared, on_ranks.prepared_to_keep])
+def test_prepared_calls_make_nothing_new(pool: Pool, prepared: Callable[..., object]) -> None:
+    for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], prepared)[:2]:
         assert found == (0, 0, [])
 
 
