@@ -57,6 +57,7 @@ def test_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     [
         (["--machine", "h1000"], "UnknownMachineError", "there is no machine h1000"),
         (["--trace", "run.png"], "UsageError", "--trace run.png: .json for ui.perfetto.dev, .html"),
+        (["--trace", "nowhere/run.html"], "UsageError", "--trace nowhere/run.html: there is no folder nowhere"),
         (["--agents", "gather"], "UsageError", "--agents gather: it is ROLE=AGENT"),
         (["--agents", "gather=tma", "--machine", "mi300x"], "MachineError", "mi300x has no agent tma"),
         (["--shape", "M=9999999,N=99999,K=99999"], "MachineMemoryError", "GB on a rank; h100 has 80 GB"),

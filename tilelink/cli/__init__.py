@@ -27,6 +27,7 @@ from tilelink.errors import Site, TileLinkError
 
 SCHEMA = 1
 EXIT_CODES = {"ok": 0, "finding": 1, "error": 2}
+INTERRUPTED = 130  # as shells have it
 COMMANDS = {
     "list": list_.COMMAND, "check": check.COMMAND, "show": show.COMMAND, "simulate": simulate.COMMAND,
     "explore": explore.COMMAND, "machine": machine.COMMAND, "doctor": doctor.COMMAND,
@@ -68,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             answer = COMMANDS[args.command].run(args)
     except Exception as e:
         answer = failure(e, file)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nbroken off\n")
+        return INTERRUPTED
     return respond(next((a for a in argv if a in COMMANDS), None), answer, as_json="--json" in argv)
 
 

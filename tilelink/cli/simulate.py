@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilelink.backend.show import with_defaults
@@ -23,6 +24,8 @@ def run(args: argparse.Namespace) -> Answer:
     """What a run of a program is predicted to take on a machine, what bounds it, and where time goes."""
     if args.trace is not None and not args.trace.endswith(ENDINGS):
         raise UsageError(f"--trace {args.trace}: .json for ui.perfetto.dev, .html for a page of its own")
+    if args.trace is not None and not Path(args.trace).resolve().parent.is_dir():
+        raise UsageError(f"--trace {args.trace}: there is no folder {Path(args.trace).parent}")
     rows = sweep.rows(args, point) if args.sweep else []
     if rows:
         args = sweep.at(args, rows[0]["point"])

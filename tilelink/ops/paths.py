@@ -78,7 +78,7 @@ class Path(Protocol):
 def path_of(device: torch.device) -> Path:
     """Our programs on CUDA devices, and on a CPU where TILELINK_BACKEND is "interpret"; else plain torch, which "torch"
     asks for on any device. Raises ArgumentError."""
-    wanted = os.environ.get("TILELINK_BACKEND", "interpret" if device.type == "cuda" else "torch")
+    wanted = os.environ.get("TILELINK_BACKEND") or ("interpret" if device.type == "cuda" else "torch")
     if wanted not in BACKENDS:
         raise ArgumentError(f"TILELINK_BACKEND is {wanted!r}; there are {', '.join(BACKENDS)}")
     if wanted == "torch":

@@ -24,7 +24,7 @@ CASES = {
     "the next call stores what a peer still reads": (
         party(0, "load", 1), party(1, "store", 2), False,
         ["let rank 0 " + SIGNAL.format("sys", "done", "load"), "rank 1 wait", "before it does its store",
-         "a second buffer alone would put this off by a call"],
+         "a second buffer alone may only put this off by a call"],
     ),
     "whatever came first in this execution": (
         party(1, "store", 2), party(0, "load", 1), False, ["let rank 0 " + SIGNAL.format("sys", "done", "load")],

@@ -10,6 +10,9 @@ from tilelink.analysis.simulate.alone import bounds
 if TYPE_CHECKING:
     from tilelink.analysis.simulate.prediction import Prediction
 
+ENOUGH = 1.1
+"""So much more than a link takes its workers have to be able to move, that more of them are no help."""
+
 
 def verdict(prediction: Prediction) -> str:
     """Which role most of the critical path is made of, what stands before and after it, the limit of the machine, and
@@ -30,9 +33,26 @@ def verdict(prediction: Prediction) -> str:
     fused = f"{ratio:.2f} times as fast as unfused" if ratio >= 1 else f"slower than unfused, {1 / ratio:.2f} times"
     return (
         f"{longest} decides: its tiles are {shares[longest]:,.1f} us of the {whole:,.1f} us on the critical path; "
-        f"the rest: {rest or 'nothing'}. No schedule takes less than {limits[limit]:,.1f} us, for {limit}. "
+        f"the rest: {rest or 'nothing'}.{_movers(prediction, longest)} "
+        f"No schedule takes less than {limits[limit]:,.1f} us, for {limit}. "
         f"{fused.capitalize()}."
     )
+
+
+def _movers(prediction: Prediction, role: str) -> str:
+    """What the workers of a role can move, beside what a link takes; nothing of a role that moves nothing."""
+    steps, costs = prediction.steps, prediction.costs
+    number = next(k for k, r in enumerate(steps.events.program.roles) if r.name == role)
+    tile = steps.tile[steps.transfer_step]
+    moves = steps.tile_role[tile] == number
+    agent = costs.agents[number]
+    if not moves.any() or not agent.on_sm or costs.multicasts[number]:
+        return ""
+    pushes = bool((steps.source[moves] == steps.tile_rank[tile[moves]]).all())
+    workers = steps.events.allotment[role].workers
+    able, word = workers * (agent.push if pushes else agent.pull), "push" if pushes else "pull"
+    more = "more workers would help" if able < ENOUGH * agent.saturation else "more workers would not help"
+    return f" Its {workers} workers {word} {able:,.0f} GB/s at most, a link takes {agent.saturation:,.0f}: {more}."
 
 
 def _place(order: list[str], role: str, longest: str) -> str:

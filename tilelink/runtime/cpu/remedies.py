@@ -38,7 +38,7 @@ def remedy(first: Party, second: Party, on_signal: bool) -> str:
         f'(sem="acquire", same scope) before it {begins}'
     )
     if after.writes and before.number != after.number:
-        text += "; a second buffer alone would put this off by a call"
+        text += "; a second buffer alone may only put this off by a call"
     if before.rank == after.rank and before.number != after.number:
         text += "; or put both launches on one stream"
     return text
