@@ -189,7 +189,7 @@ def test_errors_before_anything_is_launched(given: dict[str, Any], kind: type[Ex
         return [torch.randn(s).to(d) for s, d in zip(shapes, dtypes, strict=True)]
 
     x = torch.randn(20, 40)
-    named = {"weight": members(given["weight"], 40, 16), "x": [x] if "x" in given else x}
+    named = {"x": [x] if "x" in given else x, "weight": members(given["weight"], 40, 16)}
     named |= {"bias": members(given["bias"], 16)} if "bias" in given else {}
     named |= {"epilogue": given["epilogue"]} if "epilogue" in given else {}
     with pytest.raises(kind, match=says):

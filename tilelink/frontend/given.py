@@ -34,7 +34,7 @@ class Given:
         names = list(declared)
         by_position = dict(zip(names, tensors, strict=False))
         given = by_position | {n: v for n, v in options.items() if n in declared}
-        for name in by_position.keys() & options.keys():
+        for name in (n for n in by_position if n in options):
             raise ArgumentError(f"{program.name} got {name} twice", site)
         lists = {n: v for n, v in given.items() if isinstance(declared[n], Each) and v is not None}
         listed = any(isinstance(v, list | tuple) for v in lists.values())
@@ -54,8 +54,8 @@ class Given:
 
         flat = tuple(v for n in by_position for v in values(n)) + tensors[len(names) :]
         more = {n: v for n, v in options.items() if n not in declared}
-        for name in given.keys() - by_position.keys():
-            if declared[name] != Function:
+        for name in given:  # in the order of the call, on every rank
+            if name not in by_position and declared[name] != Function:
                 more |= dict(zip([n for n, _ in made.flattened[name]], values(name), strict=True))
         present = {n for n, v in (*zip(made.parameters, flat, strict=False), *more.items()) if v is not None}
         return cls(made, flat, more, listed, made.optional - present)
