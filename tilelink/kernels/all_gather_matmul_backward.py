@@ -84,6 +84,6 @@ engine = tk.Schedule(
     gather=tk.CopyEngine(tile=(512, None), at="reader"),
     input_gradient=partial_gemm,
     send=tk.Epilogue("input_gradient"),
-    weight_gradient=gemm,
+    weight_gradient=tk.SMs(tile=(128, 128, 64), order=tk.grouped(8), stages=3, warps=8),
     reduce=add,
 )
