@@ -8,8 +8,7 @@ from dataclasses import replace
 from bench.cases import Case
 from bench.operators import WORKERS
 from bench.progress import say
-from tilelink.analysis.draw import png, write_perfetto
-from tilelink.analysis.page import write_page
+from tilelink.analysis.draw import png, write_page, write_perfetto
 from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, Span, Timeline, Transfer
 from tilelink.runtime.cpu import Operation
 from tilelink.runtime.trace import align, timeline

@@ -9,7 +9,7 @@ import torch
 from bench.gpu.place import Place
 from bench.gpu.report import Report
 from bench.gpu.right import Inputs, schedules
-from tilelink.analysis.page import write_page
+from tilelink.analysis.draw import write_page
 from tilelink.frontend.sizes import even_parts
 
 WORLD = 2

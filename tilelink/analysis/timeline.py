@@ -1,6 +1,6 @@
 """Timelines: which worker of which rank ran which tile when, and what it waited for.
 
-One form for every source: an execution on the CPU, a simulation, a run on GPUs. `draw.py` makes pictures.
+One form for every source: an execution on the CPU, a simulation, a run on GPUs. `draw/` makes pictures.
 """
 
 from __future__ import annotations
@@ -170,6 +170,16 @@ class Timeline:
             if index not in found:
                 raise ValueError(f"a wait lies in no tile of its role and worker: {wait}")
         return found
+
+    def notification(self, wait: Span) -> tuple[Span, float] | None:
+        """The tile that ended a wait, and when it notified: as it stopped, or as the wait did if that was before.
+
+        None where there is no such tile, or it started after the wait stopped: clocks of ranks differ a little.
+        """
+        if wait.cause is None:
+            return None
+        tile = self.spans[wait.cause]
+        return (tile, min(tile.stop, wait.stop)) if tile.start <= wait.stop else None
 
     def _total(self, rank: int, role: str, kind: str) -> float:
         return sum(s.duration for s in self.spans if s.rank == rank and s.role == role and s.kind == kind)

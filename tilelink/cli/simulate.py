@@ -77,8 +77,7 @@ def _agent(item: str) -> tuple[str, str]:
 
 
 def _write(prediction: Prediction, path: str, schedule: str) -> None:
-    from tilelink.analysis.draw import write_perfetto
-    from tilelink.analysis.page import About, write_page
+    from tilelink.analysis.draw import About, write_page, write_perfetto
 
     timeline = replace(prediction.timeline, title=f"{prediction.timeline.title} · {schedule}")
     if path.endswith(".json"):

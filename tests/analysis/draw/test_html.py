@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.analysis.test_paths import GATHERED, span, timeline
-from tilelink.analysis.page import BINS, About, page, write_page
+from tilelink.analysis.draw.html import BINS, About, page, write_page
 from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, MICROSECONDS, PREDICTED, Timeline, Transfer
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 

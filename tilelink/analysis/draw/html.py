@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from tilelink.analysis.draw import PALETTE
+from tilelink.analysis.draw.palette import colours_of
 from tilelink.analysis.paths import Link, critical_path, idle
 from tilelink.analysis.timeline import MEASURED, MICROSECONDS, PREDICTED, Timeline
 
@@ -39,7 +39,7 @@ class About:
 
 def page(timeline: Timeline, about: About | None = None) -> str:
     """The page as text."""
-    template = (resources.files("tilelink.analysis") / "page.html").read_text()
+    template = (resources.files("tilelink.analysis.draw") / "page.html").read_text()
     data = json.dumps(_data(timeline, about or About()), separators=(",", ":"), allow_nan=False)
     return template.replace(PLACE, data.replace("</", "<\\/"))
 
@@ -75,7 +75,7 @@ def _data(timeline: Timeline, about: About) -> dict[str, Any]:
         "whole": _short(timeline.stop - origin if about.whole is None else about.whole),
         "verdict": about.verdict,
         "roles": roles,
-        "colours": [PALETTE[k % len(PALETTE)] for k in range(len(roles))],
+        "colours": list(colours_of(roles).values()),
         "rows": [[rank, worker, _called(timeline, worker)] for rank, worker in rows],
         "spans": spans,
         "labels": list(labels),
