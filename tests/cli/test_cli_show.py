@@ -1,0 +1,91 @@
+"""`tilelink show`: every stage, of operators and of a user's file; the same for people as for programs."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command_lines import SIZES, Run
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+
+CODE: list[Any] = [("ptx", "sm_90", "wgmma.mma_async"), ("amdgcn", "gfx942", "v_mfma")]
+CODE += [pytest.param("ptx", "sm_100", "tcgen05.mma", marks=pytest.mark.verify)]
+
+
+@pytest.mark.parametrize(("stage", "target", "instruction"), CODE)
+def test_show_machine_code(run: Run, stage: str, target: str, instruction: str) -> None:
+    """Compiled without a GPU; the counts of the program and of the code are equal."""
+    code, found = run("show", "all_gather_matmul", "--stage", stage, "--target", target)
+    assert code == 0
+    assert instruction in found["text"]
+    assert found["sha256"] == hashlib.sha256(found["text"].encode()).hexdigest()
+    assert found["expected"] == found["found"]
+    assert {"acquire", "release", "barrier", "fence", "mma"} <= found["expected"].keys()
+    assert found["registers"] <= 512 and found["spill_bytes"] == 0 < found["shared_bytes"]
+
+
+def test_a_gate_that_finds_something_is_a_finding(run: Run) -> None:
+    """Two tiles of 256 in four stages do not fit into the registers of four warps."""
+    flags = "--stage ptx --shape M=2048,N=1024,K=512 --schedule matmul.tile=256x256x64,matmul.warps=4,gather.warps=4"
+    code, found = run("show", "all_gather_matmul", *flags.split())
+    assert (code, found["status"], found["target"]) == (1, "finding", "sm_90")
+    assert any("spilled" in f for f in found["findings"])
+
+
+def test_a_target_without_the_stage(run: Run) -> None:
+    error = run.error("show", "all_gather_matmul", "--stage", "amdgcn", "--target", "sm_90")
+    assert error["class"] == "UsageError" and "gfx942 has" in error["message"]
+
+
+@pytest.mark.parametrize("stage", ["program", "events", "triton"])
+def test_show(run: Run, stage: str) -> None:
+    code, found = run("show", "all_gather_matmul", "--stage", stage)
+    assert code == 0
+    assert found["text"] == all_gather_matmul.show(stage)
+    assert found["sha256"] == hashlib.sha256(found["text"].encode()).hexdigest()
+    assert (found["command"], found["stage"], found["target"]) == ("show", stage, "cpu")
+    assert (found["world"], found["shape"], found["dtype"]) == (4, SIZES, "bfloat16")
+    assert (found["defaults"], found["absent"], found["schedule"]) == (["M", "K", "N"], ["bias"], "push")
+    assert found.get("events") == (len(found["text"].splitlines()) if stage == "events" else None)
+
+
+def test_people_see_the_same_as_programs(run: Run) -> None:
+    command = "show all_gather_matmul --stage events --shape M=64,K=96 --schedule pull,gather.count=2 --dtype fp16"
+    _, found = run(*command.split())
+    code, out, err = run.text(*command.split())
+    assert code == 0
+    assert out == found["text"]
+    command, *rest = err.splitlines()
+    assert rest == [
+        "# sizes by default: N",
+        "# without: bias",
+        f"# events: {found['events']}",
+        f"# sha256: {found['sha256']}",
+    ]
+    assert command.startswith("# tilelink show all_gather_matmul ")
+    assert " --world 4 --shape M=64,K=96,N=512 " in command
+    _, again = run(*command.removeprefix("# tilelink ").split())
+    assert again == {**found, "defaults": []}  # with every flag said, it is the same
+
+
+def test_flags_reach_the_program(run: Run) -> None:
+    command = "show all_gather_matmul --stage events --world 3 --dtype fp32 --schedule pull --shape M=5+0+3,K=16,N=16"
+    _, found = run(*command.split())
+    assert found["shape"] == {"M": [5, 0, 3], "K": 16, "N": 16}
+    sizes: dict[str, Any] = {"M": (5, 0, 3), "K": 16, "N": 16}
+    wanted = all_gather_matmul.unroll(all_gather_matmul.fit("pull", **sizes), world=3, dtypes="float32", **sizes)
+    assert found["text"] == wanted.text()
+    assert found["events"] == len(wanted)
+
+
+def test_a_users_file(run: Run, user_file: Path) -> None:
+    code, found = run("show", f"{user_file}:doubled", "--schedule", "double.order=backwards")
+    assert code == 0
+    assert "program doubled\n" in found["text"]
+    assert found["schedule"] == "plain,double.order=backwards"
+    _, out, err = run.text("show", f"{user_file}:doubled")
+    assert out.startswith("program doubled\n")
+    assert err.startswith("a user's file may print\n")
