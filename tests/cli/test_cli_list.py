@@ -19,6 +19,7 @@ def test_list(run: Run) -> None:
         {"name": "weight", "kind": "input", "dims": ["K", "N"], "sharded": None, "optional": False, "each": True},
         {"name": "out", "kind": "output", "dims": ["M", "N"], "sharded": None, "optional": False, "each": True},
         {"name": "bias", "kind": "input", "dims": ["N"], "sharded": None, "optional": True, "each": True},
+        {"name": "gathered", "kind": "output", "dims": ["M", "K"], "sharded": None, "optional": True, "each": False},
     ]
     assert found["functions"] == ["epilogue"]
 
@@ -28,7 +29,7 @@ def test_list_for_people(run: Run) -> None:
     assert (code, err) == (0, "")
     lines = out[out.index("all_gather_matmul\n") :].splitlines()
     assert lines[2:5] == [
-        "    x[M/world, K], each weight[K, N], each bias[N] (optional) -> each out[M, N]",
+        "    x[M/world, K], each weight[K, N], each bias[N] (optional) -> each out[M, N], gathered[M, K] (optional)",
         "    functions: epilogue",
         "    schedules: push (default), pull, multicast, engine",
     ]

@@ -48,7 +48,7 @@ def test_show(run: Run, stage: str) -> None:
     assert found["sha256"] == hashlib.sha256(found["text"].encode()).hexdigest()
     assert (found["command"], found["stage"], found["target"]) == ("show", stage, "cpu")
     assert (found["world"], found["shape"], found["dtype"]) == (4, SIZES, "bfloat16")
-    assert (found["defaults"], found["absent"], found["schedule"]) == (["M", "K", "N"], ["bias"], "push")
+    assert (found["defaults"], found["absent"], found["schedule"]) == (["M", "K", "N"], ["bias", "gathered"], "push")
     assert found.get("events") == (len(found["text"].splitlines()) if stage == "events" else None)
 
 
@@ -61,7 +61,7 @@ def test_people_see_the_same_as_programs(run: Run) -> None:
     command, *rest = err.splitlines()
     assert rest == [
         "# sizes by default: N",
-        "# without: bias",
+        "# without: bias, gathered",
         f"# events: {found['events']}",
         f"# sha256: {found['sha256']}",
     ]

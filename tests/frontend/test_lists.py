@@ -62,7 +62,7 @@ def test_members_have_tensors_dimensions_and_roles_of_their_own() -> None:
     assert bound.dims == ("M", "K", "N_0", "N_1", "N_2")
     assert [r.name for r in bound.roles] == ["gather", "matmul_0", "matmul_1", "matmul_2"]
     assert [r.launched for r in bound.roles] == ["gather", "matmul", "matmul", "matmul"]
-    assert program.optional == {"bias_0", "bias_1", "bias_2"}
+    assert program.optional == {"bias_0", "bias_1", "bias_2", "gathered"}
     assert program.of(1) is all_gather_matmul
 
 
@@ -111,7 +111,7 @@ def test_sizes_of_members() -> None:
 def test_dtypes_of_members() -> None:
     given = {"x": "float16", "weight": "float16", "out": "float32", "bias": "float32"}
     program = all_gather_matmul.of(2)
-    assert program.absent(given) == frozenset()
+    assert program.absent(given) == {"gathered"}
     dtypes = {t.name: t.dtype for t in program.bind(TILES, given).tensors}
     assert (dtypes["weight_1"], dtypes["out_0"], dtypes["bias_1"]) == ("float16", "float32", "float32")
 

@@ -235,7 +235,19 @@ def test_left_out_parameters_leave_no_trace() -> None:
     bound = all_gather_matmul.bind(push, absent=WITHOUT_BIAS)
     assert [t.name for t in bound.tensors] == ["x", "weight", "out", "full"]
     assert "bias" not in str(bound)
-    assert all_gather_matmul.optional == {"bias"}
+    assert all_gather_matmul.optional == {"bias", "gathered"}
+
+
+def test_optional_outputs_are_there_where_they_are_asked_for() -> None:
+    assert all_gather_matmul.on_demand == {"gathered"}
+    kept = {"x": "float16", "gathered": "float16"}
+    for program, names in ((all_gather_matmul, ["out"]), (all_gather_matmul.of(2), ["out_0", "out_1"])):
+        assert [t.name for t in program.bind(push, "float16").outputs] == names
+        asked = program.bind(push, kept)
+        assert [t.name for t in asked.outputs] == [*names, "gathered"] and asked.tensor("gathered").dtype == "float16"
+        assert program.bind(push, kept, absent=program.optional) == program.bind(push, "float16", program.optional)
+    shown = all_gather_matmul.show("program", "push", world=2, dtypes=kept)
+    assert "output gathered" in shown and "bias" not in shown
 
 
 def test_dtypes() -> None:

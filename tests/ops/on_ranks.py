@@ -15,6 +15,7 @@ import tilelink.ops as ops
 from tests.ops.sharded import Call
 from tests.runtime.processes import members
 from tilelink.errors import TileLinkError
+from tilelink.frontend.program import Program
 from tilelink.ops import collectives, programs
 from tilelink.runtime.prepare import prepare_bound
 
@@ -130,6 +131,27 @@ def sent_in(group: dist.ProcessGroup, calls: Sequence[Call]) -> tuple[set[torch.
         return found, wrong(group, calls, "interpret")
     finally:
         programs._run = run
+
+
+def programs_of_what_is_kept(group: dist.ProcessGroup) -> tuple[list[str], list[str]]:
+    """The programs that a call launches which keeps the gathered x, and its gradient; and what is wrong of the call."""
+    call = Call("all_gather_linear", (10, 16), (20, 8), dim=0, bias=True, keep=True)
+    given = call.operands(dist.get_world_size(group))[dist.get_rank(group)]
+    tensors = [given["x"].requires_grad_(), *(w.requires_grad_() for w in given["weights"])]
+    run, names = programs._run, list[str]()
+
+    def noted(program: Program, *arguments: Any, **options: Any) -> None:
+        names.append(program.name)
+        run(program, *arguments, **options)
+
+    programs._run = noted
+    try:
+        with computed_by("interpret", group):
+            _, outs = ops.all_gather_linear(tensors[0], tensors[1:], return_gathered=True, group=group)
+            torch.autograd.grad([y.sum() for y in outs], tensors)
+    finally:
+        programs._run = run
+    return names, wrong(group, [call], "interpret")
 
 
 def prepared_to_keep(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:

@@ -102,6 +102,11 @@ def test_prepared_calls_make_nothing_new(pool: Pool, prepared: Callable[..., obj
         assert found == (0, 0, [])
 
 
+def test_what_is_kept_is_gathered_once(pool: Pool) -> None:
+    for ((names, wrong),) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.programs_of_what_is_kept)[:2]:
+        assert names == ["all_gather_matmul", "matmul_reduce_scatter"] and wrong == []
+
+
 def test_partial_sums_of_means_travel_in_the_dtype_of_x(pool: Pool) -> None:
     scattered, reduced = (Call(o, (6, 16), (20,), dtype=BF16, bias=True, reduce_op="avg") for o in (SCATTER, REDUCE))
     turned = replace(scattered, shape=(3, 16), weights=(18,), dim=1, bias=False)

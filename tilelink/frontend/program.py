@@ -103,6 +103,11 @@ class Program:
         defaults = {n: p.default for n, p in inspect.signature(self.function).parameters.items()}
         return frozenset(n for p, tensors in self.flattened.items() if defaults[p] is None for n, _ in tensors)
 
+    @cached_property
+    def on_demand(self) -> frozenset[str]:
+        """Optional outputs: they are there where they are asked for, by a tensor in a call or else by their dtype."""
+        return self.optional & {t.name for t in self.recorded().tensors if t.kind == "output"}
+
     def of(self, members: int | None = None, **functions: Any) -> Program:
         """The variant of this program whose lists have so many members and that gets these functions, by parameter:
         `all_gather_matmul.of(3, epilogue=gelu)`. What is not said stays as it is. A variant is an ordinary program, in
@@ -172,7 +177,9 @@ class Program:
         absent: frozenset[str] = frozenset(),
     ) -> TileProgram:
         """The tile program of this schedule. `dtypes`: one for all tensors, or by parameter; outputs are like the first
-        tensor where nothing is said. `absent`: parameters that are None. Raises the errors of the frontend."""
+        tensor where nothing is said. `absent`: parameters that are None, and so are optional outputs of which `dtypes`
+        says nothing. Raises the errors of the frontend."""
+        absent |= self.on_demand & self.absent(dtypes)
         schedule = self.schedule(schedule, absent)
         given = dict(dtypes) if isinstance(dtypes, Mapping) else dict.fromkeys(self.parameters, dtypes)
         lists = {n: tensors for n, tensors in self.flattened.items() if n in given and len(tensors) > 1}

@@ -12,8 +12,8 @@ def gather(t, x, full):
 
 
 @tk.tile
-def matmul(t, full, weight, out, bias=None, epilogue=None):
-    """One tile of out, as soon as its rows are here."""
+def matmul(t, full, weight, out, bias=None, epilogue=None, gathered=None):
+    """One tile of out, as soon as its rows are here; the first of a row block keeps them, too."""
     rows = tk.wait(full[t.rows])
     acc = tl.zeros(t.shape, tl.float32)
     for k in tk.steps(full.cols):
@@ -23,6 +23,9 @@ def matmul(t, full, weight, out, bias=None, epilogue=None):
     if epilogue is not None:
         acc = epilogue(acc)
     out[t].store(acc)
+    if gathered is not None and t.cols.start == 0:
+        for k in tk.steps(full.cols):
+            tk.copy(rows[:, k], gathered[t.rows, k])
 
 
 @tk.program
@@ -32,12 +35,15 @@ def all_gather_matmul(
     out: tk.Each(tk.Local("M", "N")),
     bias: tk.Each(tk.Local("N")) = None,
     epilogue: tk.Function = None,
+    gathered: tk.Local("M", "K") = None,
 ):
-    """out = epilogue(all_gather(x) @ weight + bias) on every rank; for each weight, where a list is given."""
+    """out = epilogue(all_gather(x) @ weight + bias) on every rank; for each weight, where a list is given.
+    gathered = all_gather(x), if it is asked for."""
     full = tk.local("M", "K")  # every rank's copy of all rows
     gather[tk.tiles(x, reader=tk.ranks)](x, full)
     for w, o, b in tk.each(weight, out, bias):
-        matmul[tk.tiles(o)](full, w, o, b, epilogue)
+        matmul[tk.tiles(o)](full, w, o, b, epilogue, gathered)
+        gathered = None  # the tiles of the first weight have kept it
 
 
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)

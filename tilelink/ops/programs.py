@@ -58,15 +58,16 @@ def gather_linear(
     plan: str | None,
     keep: bool,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """As `plain.gather_linear`. What is kept is gathered a second time: the program of the product does not give it."""
+    """As `plain.gather_linear`, on one gather."""
     M, K = sum(lengths), rows.shape[1]
     if not M * K * min(len(w) for w in weights):
         return plain.gather_linear(members, rows, weights, biases, lengths, plan, keep)
     outs = [_empty(members, rows, (M, len(w))) for w in weights]
     bias = list(biases) if any(b is not None for b in biases) else None
+    full = _empty(members, rows, (M, K)) if keep else None
     of, turned = {"M": lengths}, [w.T for w in weights]
-    _run(all_gather_matmul, members, rows, turned, out=outs, bias=bias, schedule=plan, parts=of)
-    return all_gather(members, rows, lengths)() if keep else None, outs
+    _run(all_gather_matmul, members, rows, turned, out=outs, bias=bias, gathered=full, schedule=plan, parts=of)
+    return full, outs
 
 
 def linear_scatter(

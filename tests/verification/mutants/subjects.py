@@ -67,8 +67,9 @@ class Subject:
         return chosen.changed(**{role: _small(resource) for role, resource in chosen.items()})
 
     def types(self, program: Program) -> dict[str, str]:
-        """The dtypes of all parameters: none is left out of a call."""
-        return {name: self.dtypes.get(name, "float32") for name in program.parameters}
+        """The dtypes of all parameters but optional outputs that are not asked for."""
+        there = self.dtypes.keys() | (program.parameters.keys() - program.on_demand)
+        return {name: self.dtypes.get(name, "float32") for name in program.parameters if name in there}
 
     def sizes(self, program: Program) -> dict[str, Any]:
         """By dimension: a number, or the lengths of the parts."""
@@ -105,18 +106,21 @@ def _small(resource: Any) -> dict[str, Any]:
 
 
 UNEVEN: dict[str, Any] = {"world": 3, "size": {"M": (5, 0, 20)}}
+BIASED: dict[str, Any] = {"dtypes": {"dbias": "float32"}}
 SPECIAL: dict[str, dict[str, Any]] = {
     "all_gather": UNEVEN,
     "all_gather_matmul push": UNEVEN,
     "all_gather_matmul pull": {"size": {"M": (20, 20)}},
     "all_gather_matmul multicast": {"world": 3, "size": {"M": (16, 16, 16)}},
     "all_gather_matmul engine": {"size": {"M": (33, 7)}},
+    "all_gather_matmul_backward": BIASED,
     "gathered_attention": {"size": {"S": (20, 13)}},
     "hierarchical_all_gather_matmul": {"world": 4, "per_node": 2, "size": {"M": (17, 3, 0, 9), "K": 16, "N": 16}},
     "lower_rows": {"size": {"M": (20, 20)}},
     "matmul_all_to_all": {"size": {"M": (20, 13), "N": (16, 7)}},
     "matmul_reduce_scatter push": UNEVEN,
     "matmul_reduce_scatter": {"size": {"M": (20, 13)}},
+    "matmul_reduce_scatter_backward": BIASED,
     "matmul_ring_reduce_scatter": {"world": 3, "size": {"M": (5, 16, 20)}},
     "ring_attention": {"world": 4, "size": {"Q": 20, "T": 20, "D": 16}},
     "scaled_matmul": {"size": {"M": (20, 13)}, "dtypes": {"x": "int8", "scale": "float32", "weight": "int8",
