@@ -118,19 +118,27 @@ def prepared(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
         return launched, prepare_bound.cache_info().misses - before, call.errors(found, rank, world)
 
 
-def sent_in(group: dist.ProcessGroup, calls: Sequence[Call]) -> tuple[set[torch.dtype], list[str]]:
-    """The dtypes of what programs make from partial sums, which travel in the same; and what is wrong of the calls."""
-    run, found = programs._run, set()
+@contextmanager
+def noted() -> Iterator[list[tuple[Program, dict[str, Any]]]]:
+    """What operators run inside: programs with their options."""
+    run, runs = programs._run, list[tuple[Program, dict[str, Any]]]()
 
-    def noted(*arguments: Any, **options: Any) -> None:
-        found.update(t.dtype for t in [options.get("out")] if isinstance(t, torch.Tensor))
-        run(*arguments, **options)
+    def also_noted(program: Program, *arguments: Any, **options: Any) -> None:
+        runs.append((program, options))
+        run(program, *arguments, **options)
 
-    programs._run = noted
+    programs._run = also_noted
     try:
-        return found, wrong(group, calls, "interpret")
+        yield runs
     finally:
         programs._run = run
+
+
+def sent_in(group: dist.ProcessGroup, calls: Sequence[Call]) -> tuple[set[torch.dtype], list[str]]:
+    """The dtypes of what programs make from partial sums, which travel in the same; and what is wrong of the calls."""
+    with noted() as runs:
+        errors = wrong(group, calls, "interpret")
+    return {options["out"].dtype for _, options in runs if isinstance(options.get("out"), torch.Tensor)}, errors
 
 
 def programs_of_what_is_kept(group: dist.ProcessGroup) -> tuple[list[str], list[str]]:
@@ -138,20 +146,21 @@ def programs_of_what_is_kept(group: dist.ProcessGroup) -> tuple[list[str], list[
     call = Call("all_gather_linear", (10, 16), (20, 8), dim=0, bias=True, keep=True)
     given = call.operands(dist.get_world_size(group))[dist.get_rank(group)]
     tensors = [given["x"].requires_grad_(), *(w.requires_grad_() for w in given["weights"])]
-    run, names = programs._run, list[str]()
+    with computed_by("interpret", group), noted() as runs:
+        _, outs = ops.all_gather_linear(tensors[0], tensors[1:], return_gathered=True, group=group)
+        torch.autograd.grad([y.sum() for y in outs], tensors)
+    return [program.name for program, _ in runs], wrong(group, [call], "interpret")
 
-    def noted(program: Program, *arguments: Any, **options: Any) -> None:
-        names.append(program.name)
-        run(program, *arguments, **options)
 
-    programs._run = noted
-    try:
-        with computed_by("interpret", group):
-            _, outs = ops.all_gather_linear(tensors[0], tensors[1:], return_gathered=True, group=group)
-            torch.autograd.grad([y.sum() for y in outs], tensors)
-    finally:
-        programs._run = run
-    return names, wrong(group, [call], "interpret")
+def planned(group: dist.ProcessGroup, calls: Sequence[Call], plans: Sequence[str]) -> list[str]:
+    """The first program that each call by a plan runs, and its schedule; and what is wrong of it."""
+    found = []
+    for call, plan in zip(calls, plans, strict=True):
+        with noted() as runs:
+            errors = wrong(group, [call], "interpret", plan)
+        program, options = runs[0]
+        found.append(" ".join([program.name, str(options.get("schedule")), *errors]))
+    return found
 
 
 def prepared_to_keep(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:

@@ -73,6 +73,14 @@ def no_such_plan(g: dist.ProcessGroup) -> None:
     ops.all_gather_linear(zeros(2, 4), zeros(6, 4), plan="fastest", group=g)
 
 
+def plan_of_another_operator(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), plan="ring", group=g)
+
+
+def plan_where_there_is_none(g: dist.ProcessGroup) -> None:
+    ops.all_gather_linear(zeros(2, 4), zeros(6, 8), gather_dim=-1, plan="push", group=g)
+
+
 def no_such_reduction(g: dist.ProcessGroup) -> None:
     ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), reduce_op="max", group=g)
 
@@ -102,7 +110,9 @@ EVERYWHERE = {
     no_weights: ("ArgumentError", "no weights"),
     other_device: ("DeviceError", "weight 0 is on meta, x on cpu"),
     sparse: ("ArgumentError", "weight 0 has layout torch.sparse_coo"),
-    no_such_plan: ("ScheduleError", "plan is 'fastest'; schedules of all_gather_matmul are push, pull"),
+    no_such_plan: ("ScheduleError", "plans of all_gather_linear are push, pull, multicast, engine and torch"),
+    plan_of_another_operator: ("ScheduleError", "multicast, one_shot, one_shot:push, one_shot:multicast and torch"),
+    plan_where_there_is_none: ("ScheduleError", "along the dimension that is summed over has no plan but torch"),
     no_such_reduction: ("ArgumentError", "reduce_op is 'max'; there are sum, avg"),
     too_many_lengths: ("ShapeError", "lengths are (2, 2, 2): 2 are needed"),
     lengths_of_another_tensor: ("ShapeError", "lengths are (3, 3); x has shape (2, 4) on rank"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from tests.ops import on_ranks
 from tests.ops.sharded import GATHER, REDUCE, SCATTER, Call, calls
 from tests.runtime.processes import Pool
+from tilelink.ops.plans import plans
 
 GROUPS = [(2,), (0, 1), (1, 2, 3), (0, 1, 2, 3)]
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -86,6 +88,32 @@ def test_eight_ranks() -> None:
 def test_plans(pool: Pool, plan: str) -> None:
     scattered = [c for c in FEW if c.operator != GATHER]
     assert_right(pool, [(0, 1)], scattered if plan == "fused" else FEW, "interpret", plan)
+
+
+PLANS = {
+    "ring": (Call(SCATTER, (8, 16), (20,), dtype=BF16, reduce_op="avg"), "matmul_ring_reduce_scatter ringed"),
+    "one_shot": (Call(REDUCE, (3, 16), (20,), bias=True, reduce_op="avg"), "matmul_one_shot_all_reduce fused"),
+    "one_shot:push": (Call(REDUCE, (5, 16), (20,), dtype=FP16, bias=True), "matmul_one_shot_all_reduce push"),
+    "multicast": (Call(REDUCE, (3, 16), (20,)), "matmul_all_reduce multicast"),
+    "torch": (Call(SCATTER, (8, 16), (20,), bias=True), "matmul_reduce_scatter_backward None"),
+}
+"""Calls, and the first program that each runs with this plan, with its schedule."""
+
+
+@pytest.mark.parametrize("group", [(0, 1), (0, 1, 2, 3)], ids=len)
+def test_plans_name_programs(pool: Pool, group: tuple[int, ...]) -> None:
+    calls, wanted = zip(*PLANS.values(), strict=True)
+    for (found,) in pool.results(on_ranks.on_groups, [group], on_ranks.planned, calls, list(PLANS))[: len(group)]:
+        assert found == list(wanted)
+
+
+def test_plans_that_there_are() -> None:
+    """Every schedule of every program that computes a forward, each once; the page has them all."""
+    page = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
+    for operator in (GATHER, SCATTER, REDUCE):
+        assert len(set(plans(operator).values())) == len(plans(operator))
+        assert all(f'`"{plan}"`' in page and f"`{p.name}`" in page for plan, (p, _) in plans(operator).items())
+    assert list(plans(SCATTER)) == ["fused", "push", "pull", "ring"]
 
 
 @pytest.mark.parametrize("backend", ["torch", "interpret"])

@@ -11,11 +11,12 @@ import torch.distributed as dist
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError
 from tilelink.ops import collectives
 from tilelink.ops.agreement import agree, agree_on_devices
-from tilelink.ops.checks import check_dim, check_lengths, check_plan, check_weights
+from tilelink.ops.checks import check_dim, check_lengths, check_weights
 from tilelink.ops.collectives import Later, Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, empty_rows, of_rows, resized, times
 from tilelink.ops.paths import Path, path_of
 from tilelink.ops.plain import side_by_side
+from tilelink.ops.plans import TORCH, check_plan
 from tilelink.ops.registration import operator
 
 Tensors = Sequence[torch.Tensor]
@@ -40,7 +41,7 @@ def all_gather_linear(
     order of ranks: a dimension of tokens, or the last one. `weights`: (N, K) as those of nn.Linear, `biases`: (N,) or
     None. `lengths`: how long the shards of the ranks are along `gather_dim`, the same on every rank; without it all
     have one length. `group`: of torch.distributed, or its name; by default all processes. `plan`: the name of a
-    schedule of `tilelink.kernels.all_gather_matmul`; by default the first.
+    schedule of `tilelink.kernels.all_gather_matmul`, by default the first; or "torch", plain torch.
 
     All ranks call alike. Gradients: that of x comes by reduce-scatter, that of a weight is the rank's own. For it x is
     gathered once more in the backward, or kept with `return_gathered`. Results lie in memory with `gather_dim` first.
@@ -79,9 +80,11 @@ def _checked(
     check_lengths(parts, world)
     last = dim == x.dim() - 1
     check_weights(x, sum(parts) if last else x.shape[-1], weights, biases)
-    check_plan(plan, "all_gather_matmul")
-    if last and plan is not None:
-        raise ScheduleError(f"plan is {plan!r}: what is gathered along the dimension that is summed over has no plans")
+    check_plan("all_gather_linear", plan)
+    if last and plan not in (None, TORCH):
+        raise ScheduleError(
+            f"plan is {plan!r}: what is gathered along the dimension that is summed over has no plan but {TORCH}"
+        )
     return dim, parts
 
 
@@ -95,7 +98,7 @@ def _forward(
         dim, parts = _checked(x, weights, biases, gather_dim, lengths, members.world, plan)
         if parts[members.rank] != x.shape[dim]:
             raise ShapeError(f"lengths are {tuple(parts)}; x has shape {tuple(x.shape)} on rank {members.rank}")
-        return path_of(x.device), dim, parts
+        return path_of(x.device, plan), dim, parts
 
     def describe(checked: tuple[Path, int, list[int]]) -> dict[str, Any]:
         path, dim, parts = checked

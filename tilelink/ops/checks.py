@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tilelink.errors import ArgumentError, DeviceError, DtypeError, ScheduleError, ShapeError
+from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 REDUCE_OPS = ("sum", "avg")
@@ -77,17 +77,6 @@ def parts_of(total: int, world: int, lengths: Sequence[int] | None, what: str) -
     if sum(lengths) != total:
         raise ShapeError(f"lengths are {tuple(lengths)}, {sum(lengths)} in all; {what} is {total}")
     return list(lengths)
-
-
-def check_plan(plan: str | None, operator: str) -> None:
-    """Raises ScheduleError unless the program of an operator has this schedule."""
-    if plan is None:
-        return
-    from tilelink.kernels import operators
-
-    known = operators()[operator].schedules
-    if plan not in known:
-        raise ScheduleError(f"plan is {plan!r}; schedules of {operator} are {', '.join(known)}")
 
 
 def _named(

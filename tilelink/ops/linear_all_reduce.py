@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 
 from tilelink.ops.agreement import agree, agree_on_devices
-from tilelink.ops.checks import check_dim, check_plan, check_reduce_op, check_weights
+from tilelink.ops.checks import check_dim, check_reduce_op, check_weights
 from tilelink.ops.collectives import Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows
 from tilelink.ops.paths import Path, path_of
+from tilelink.ops.plans import check_plan
 from tilelink.ops.registration import operator
 
 
@@ -29,7 +30,8 @@ def linear_all_reduce(
     `x`: (..., K), float32, float16 or bfloat16. `weight`: (N, K) as that of nn.Linear, a rank's own part of the
     features that are summed over. `bias`: (N,), added once, to the sum; the same on every rank. `reduce_op`: "sum", or
     "avg" over the ranks. `group`: of torch.distributed, or its name; by default all processes. `plan`: the name of a
-    schedule of `tilelink.kernels.matmul_all_reduce`; by default the first.
+    schedule of `tilelink.kernels.matmul_all_reduce`, by default the first; "one_shot", "one_shot:push" or
+    "one_shot:multicast", by `matmul_one_shot_all_reduce`; or "torch", plain torch.
 
     All ranks call alike. The result is one tensor, of which every rank has a copy, and so is its gradient: the backward
     sends nothing, as in Megatron and DTensor. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError;
@@ -46,7 +48,7 @@ def _check(
     check_dim(x, 0, "dimension")
     check_weights(x, x.shape[-1], [weight], [bias])
     check_reduce_op(reduce_op)
-    check_plan(plan, "matmul_all_reduce")
+    check_plan("linear_all_reduce", plan)
 
 
 def _forward(
@@ -56,7 +58,7 @@ def _forward(
 
     def check() -> Path:
         _check(x, weight, bias, reduce_op, plan)
-        return path_of(x.device)
+        return path_of(x.device, plan)
 
     path = agree(members, x.device, check, lambda path: {
         "operator": "linear_all_reduce", "shapes": {"x": tuple(x.shape), "weight": tuple(weight.shape)},

@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 
 from tilelink.ops.agreement import agree, agree_on_devices
-from tilelink.ops.checks import check_dim, check_plan, check_reduce_op, check_weights, parts_of
+from tilelink.ops.checks import check_dim, check_reduce_op, check_weights, parts_of
 from tilelink.ops.collectives import Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
 from tilelink.ops.paths import Path, path_of
+from tilelink.ops.plans import check_plan
 from tilelink.ops.registration import operator
 
 
@@ -33,7 +34,8 @@ def linear_reduce_scatter(
     features that are summed over. `bias`: (N,), added once, to the sum. `scatter_dim`: of the result (..., N), in parts
     of one length, or of `lengths`, the same on every rank. `reduce_op`: "sum", or "avg" over the ranks. `group`: of
     torch.distributed, or its name; by default all processes. `plan`: the name of a schedule of
-    `tilelink.kernels.matmul_reduce_scatter`; by default the first.
+    `tilelink.kernels.matmul_reduce_scatter`, by default the first; "ring", by `matmul_ring_reduce_scatter`; or "torch",
+    plain torch.
 
     All ranks call alike, and get the same bits each time. Gradients: that of the result is gathered once, for those of
     x and of the weight; that of the bias is of the rank's own part (sum it over the ranks where they share one bias:
@@ -59,7 +61,7 @@ def _checked(
     dim = check_dim(x, scatter_dim, "scatter_dim")
     check_weights(x, x.shape[-1], [weight], [bias])
     check_reduce_op(reduce_op)
-    check_plan(plan, "matmul_reduce_scatter")
+    check_plan("linear_reduce_scatter", plan)
     last = dim == x.dim() - 1
     total, what = (weight.shape[0], "N") if last else (x.shape[dim], f"dimension {dim} of x")
     return dim, parts_of(total, world, lengths, what)
@@ -73,7 +75,7 @@ def _forward(
 
     def check() -> tuple[Path, int, list[int]]:
         dim, parts = _checked(x, weight, bias, scatter_dim, lengths, reduce_op, members.world, plan)
-        return path_of(x.device), dim, parts
+        return path_of(x.device, plan), dim, parts
 
     def describe(checked: tuple[Path, int, list[int]]) -> dict[str, Any]:
         path, dim, parts = checked

@@ -10,8 +10,9 @@ import torch
 
 from tilelink.errors import ArgumentError
 from tilelink.ops.collectives import Later, Members
+from tilelink.ops.plans import TORCH
 
-BACKENDS = ("torch", "interpret")
+BACKENDS = (TORCH, "interpret")
 
 
 class Path(Protocol):
@@ -75,13 +76,13 @@ class Path(Protocol):
     ) -> torch.Tensor: ...
 
 
-def path_of(device: torch.device) -> Path:
+def path_of(device: torch.device, plan: str | None = None) -> Path:
     """Our programs on CUDA devices, and on a CPU where TILELINK_BACKEND is "interpret"; else plain torch, which "torch"
-    asks for on any device. Raises ArgumentError."""
+    asks for on any device, as the plan of a call does. Raises ArgumentError."""
     wanted = os.environ.get("TILELINK_BACKEND") or ("interpret" if device.type == "cuda" else "torch")
     if wanted not in BACKENDS:
         raise ArgumentError(f"TILELINK_BACKEND is {wanted!r}; there are {', '.join(BACKENDS)}")
-    if wanted == "torch":
+    if TORCH in (wanted, plan):
         from tilelink.ops import plain
 
         return plain

@@ -10,15 +10,13 @@ import torch
 
 from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather import all_gather as all_gather_program
-from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
-from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
-from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
 from tilelink.ops import plain
 from tilelink.ops.collectives import Later, Members
 from tilelink.ops.lanes import lane
 from tilelink.ops.mean import mean_over
+from tilelink.ops.plans import planned
 
 _preparing = False
 
@@ -65,8 +63,9 @@ def gather_linear(
     outs = [_empty(members, rows, (M, len(w))) for w in weights]
     bias = list(biases) if any(b is not None for b in biases) else None
     full = _empty(members, rows, (M, K)) if keep else None
-    of, turned = {"M": lengths}, [w.T for w in weights]
-    _run(all_gather_matmul, members, rows, turned, out=outs, bias=bias, gathered=full, schedule=plan, parts=of)
+    (program, schedule), turned = planned("all_gather_linear", plan), [w.T for w in weights]
+    of = {"M": lengths}
+    _run(program, members, rows, turned, out=outs, bias=bias, gathered=full, schedule=schedule, parts=of)
     return full, outs
 
 
@@ -80,12 +79,13 @@ def linear_scatter(
     dtype: torch.dtype,
     mean: bool = False,
 ) -> Later:
-    """As `plain.linear_scatter`; partial sums travel in `dtype`."""
+    """As `plain.linear_scatter`; partial sums travel in `dtype`, and in float32 around a ring."""
     if not x.numel() * len(weight):
         return plain.linear_scatter(members, x, weight, bias, lengths, plan, dtype, mean)
     out = _empty(members, x, (lengths[members.rank], len(weight)), dtype)
+    program, schedule = planned("linear_reduce_scatter", plan)
     ending, of = _ending(members, bias, mean), {"M": lengths}
-    _run(matmul_reduce_scatter, members, x, weight.T, out=out, schedule=plan, parts=of, **ending)
+    _run(program, members, x, weight.T, out=out, schedule=schedule, parts=of, **ending)
     return lambda: out
 
 
@@ -130,7 +130,8 @@ def linear_all_reduce(
     if not x.numel() * len(weight):
         return plain.linear_all_reduce(members, x, weight, bias, plan, mean)
     out = _empty(members, x, (len(x), len(weight)))
-    _run(matmul_all_reduce, members, x, weight.T, out=out, schedule=plan, **_ending(members, bias, mean))
+    program, schedule = planned("linear_all_reduce", plan)
+    _run(program, members, x, weight.T, out=out, schedule=schedule, **_ending(members, bias, mean))
     return out
 
 
