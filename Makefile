@@ -10,7 +10,7 @@ TRITONS = 3.6.0 3.9.0
 # Those besides the one in .venv that `make gates` compiles all kernels with: every supported minor.
 GATED = 3.6.0 3.8.0 3.9.0
 
-ARGS =#          more arguments for the command of bench, test or verify: make test ARGS="-k ring"
+ARGS =#          more arguments for what a target runs: make test ARGS="-k ring"
 JOBS = 2#        processes of make test
 PYTHON ?=#       the Python that .venv is made from; found if not given
 
@@ -23,31 +23,32 @@ RUN = .venv/bin/python
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@echo 'ARGS="..." goes to what the target runs; ARGS=-h says what there is'
 
 setup: $(READY) ## create .venv, or bring it up to date
 
-test: $(READY) .triton/nvshmem/.ready ## the tests, without those marked verify or gpu
+test: $(READY) .triton/nvshmem/.ready ## the tests, without those marked verify or gpu; some: ARGS="-k ring"
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(RUN) -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(READY) ## ruff and mypy
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy tilelink bench tools/setup.py
 
-bench: $(READY) ## the benchmark harness; results in bench/out
+bench: $(READY) ## the benchmark harness; results in bench/out; one small shape: ARGS=--quick
 	$(RUN) -m bench --out bench/out $(ARGS)
 
-gates: $(READY) $(GATED:%=gates-%) ## every kernel compiled for every target, on every Triton, held against its program
+gates: $(READY) $(GATED:%=gates-%) ## every kernel compiled for every target, on every Triton, held against its program; some: ARGS="--only ring"
 	$(RUN) -W ignore::UserWarning -m bench.gates $(ARGS)
 
-explore: $(READY) ## every program under 10,000 schedules of its execution; seeds in bench/results
+explore: $(READY) ## every program under 10,000 schedules of its execution; seeds in bench/results; some: ARGS="--only ring"
 	OMP_NUM_THREADS=1 $(RUN) -W ignore::RuntimeWarning -m bench.explore $(ARGS)
 
-gpu: ## one script of under 8 minutes for a machine with a GPU; results in bench/results
+gpu: ## one script of under 8 minutes for a machine with a GPU; results in bench/results; without one: ARGS=--dry
 	@python=python3; $$python -c "import sympy, torch, triton; assert torch.cuda.is_available()" 2>/dev/null \
 		|| { $(MAKE) --no-print-directory setup; python=$(RUN); }; \
 	PYTHONPATH=$(CURDIR) $$python -m bench.gpu $(ARGS)
 
-verify: versions .triton/nvshmem/.ready ## the long suites, and the Triton versions
+verify: versions .triton/nvshmem/.ready ## the long suites, and the Triton versions; ARGS as for test
 	$(RUN) -m pytest -q -m "verify and not gpu" $(ARGS)
 
 versions: $(TRITONS:%=triton-%) ## the tests marked versions, on the oldest and the newest Triton

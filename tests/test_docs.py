@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import tilelink
+from tilelink.cli import parser
+from tilelink.cli.program import find
 
 ROOT = Path(__file__).parent.parent
 KERNEL = ROOT / "tilelink" / "kernels" / "all_gather_matmul.py"
+PAGES = ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
 
 
 def blocks(page: Path) -> list[str]:
@@ -46,7 +51,7 @@ def test_readme_shows_the_program_in_full() -> None:
     assert KERNEL.read_text() in blocks(ROOT / "README.md")
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])
+@pytest.mark.parametrize("page", PAGES)
 def test_what_pages_point_to_is_there(page: str) -> None:
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     here = (ROOT / page).parent
@@ -54,3 +59,32 @@ def test_what_pages_point_to_is_there(page: str) -> None:
         assert (here / target).exists(), target
     for path in re.findall(r"`((?:tilelink|tests|docs|examples|bench)/[\w/.]+\.\w+)`", text):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_a_page_are_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their flags are there, and the programs they name, seen from the checkout. Those that are whole, that is: without
+    a placeholder."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    found = re.findall(r"^tilelink .*|(?<=`)tilelink [^`\n]+", (ROOT / page).read_text(), flags=re.MULTILINE)
+    commands = [shlex.split(line, comments=True)[1:] for line in found]
+    for command in commands:
+        if len(command) > 1 and command[1][0] != "-" and not {"TARGET", "..."} & set(command):
+            args = parser().parse_args([word.partition("|")[0] for word in command])
+            if "program" in args:
+                find(args.program)
+
+
+def test_make_help_says_what_targets_take() -> None:
+    """Every target has its line, which has ARGS in it where the recipe has."""
+    said = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    lines = {line.split()[0]: line for line in said.splitlines()}
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: (help .*)$", makefile, re.MULTILINE)
+    assert targets is not None and set(targets[1].split()) <= set(lines)
+    recipes = dict(re.findall(r"^([a-z]+):.*\n((?:\t.*\n)*)", makefile, re.MULTILINE))
+    taking = {n for n, r in recipes.items() if "$(ARGS)" in r}
+    assert taking >= {"test", "bench", "verify"} and all("ARGS" in lines[n] for n in taking)

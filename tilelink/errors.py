@@ -12,16 +12,24 @@ from types import FrameType
 from typing import Self
 
 
+def shown(file: str) -> str:
+    """A file as reports name it: from the working directory where it is below it, else as it is."""
+    try:
+        return file.removeprefix(os.path.join(os.getcwd(), ""))
+    except OSError:  # the directory is there no more
+        return file
+
+
 @dataclass(frozen=True)
 class Site:
-    """A place in the user's source: file, line (1-based) and the expression that stands there."""
+    """A place in the user's source: file (its whole path), line (1-based) and the expression that stands there."""
 
     file: str
     line: int
     text: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{shown(self.file)}:{self.line}"
 
     @classmethod
     def of_user(cls) -> Site:

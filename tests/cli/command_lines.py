@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tilelink.cli import main
+from tilelink.errors import Site
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"M": 512, "K": 512, "N": 512}
@@ -61,5 +62,5 @@ class Run:
         assert f"{error['class']}: {error['message']}" in err
         assert "Traceback" not in err
         if error["line"]:
-            assert f"{error['file']}:{error['line']}: " in err
+            assert f"{Site(error['file'], error['line'])}: " in err
         return error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ def test_bad_commands(run: Run, argv: str, message: str) -> None:
     assert error["class"] == "UsageError"
     assert message in error["message"]
     assert run(*argv.split())[1]["command"] == next((c for c in argv.split()[:1] if c in COMMANDS), None)
+
+
+def test_without_a_command_all_are_listed(run: Run) -> None:
+    code, out, err = run.text()
+    assert (code, out) == (2, "")
+    for name in COMMANDS:
+        assert re.search(rf"^    {name} +[A-Z].*[a-z]$", err, re.MULTILINE), name
+    example = next(line.split()[1:] for line in err.splitlines() if line.startswith("  tilelink "))
+    assert run.text(*example)[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_explore_finds(run: Run, tmp_path: Path) -> None:
 
 
 def test_explore_says_what_unrolling_refuses(run: Run) -> None:
-    file = ROOT / "tests" / "verification" / "odd_rows.py"
+    file = ROOT / "examples" / "mistakes" / "odd_rows.py"
     code, found = run("explore", f"{file}:sums_of_tiles", "--world", "2", "--shape", "M=66,K=32")
     assert (code, found["schedules_run"]) == (1, 0)
     (finding,) = found["findings"]

@@ -19,7 +19,7 @@ from tests.frontend.wrong import (
     pair,
     schedule,
 )
-from tilelink.errors import RoleWithoutScheduleError, ScheduleError, ScheduleWithoutRoleError, TileSizeError
+from tilelink.errors import RoleWithoutScheduleError, ScheduleError, ScheduleWithoutRoleError, TileSizeError, shown
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, gemm
 
 SCHEDULES = [
@@ -267,4 +267,4 @@ def test_an_error_of_a_schedule_says_where_the_schedule_stands() -> None:
     with pytest.raises(ScheduleError) as e:
         all_gather_matmul.bind(tk.Schedule(gather=tk.SMs(2, tile=(16, 16), at="nobody"), matmul=gemm))
     assert e.value.site is not None and e.value.site.file == all_gather_matmul.file
-    assert f"; the schedule: {__file__}:" in e.value.message
+    assert f"; the schedule: {shown(__file__)}:" in e.value.message

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tilelink as tk
-from tilelink.errors import ArgumentError, HeapError, RankMismatchError, StuckError, UnsafeProgramError
+from tilelink.errors import ArgumentError, HeapError, RankMismatchError, StuckError, UnsafeProgramError, shown
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 from tilelink.runtime.cpu import RaceError
@@ -271,7 +271,7 @@ def test_values_in_which_ranks_differ_are_said() -> None:
 
     with pytest.raises(RankMismatchError) as e:
         small_world(2).run(rank)
-    assert f"{__file__}:{line('differs')}: call 0 of this group: rank " in str(e.value)
+    assert f"{shown(__file__)}:{line('differs')}: call 0 of this group: rank " in str(e.value)
     for r in range(2):
         assert f"'M': ({4 + r}, {4 + r})" in str(e.value)
     assert "shards of different lengths are told to every rank, by parts=" in str(e.value)
@@ -343,7 +343,7 @@ def test_unsafe_programs_are_not_launched() -> None:
         with pytest.raises(UnsafeProgramError, match="deadlock: 2 workers wait for ever") as e:
             gather_readers_first(shared_workers, sms=1)
         assert e.value.site is not None and e.value.site.line in (line("the wait"), line("the wait") + 6)
-        assert f"{__file__}:{line('the wait')}: tk.wait(full[t])" in str(e.value)
+        assert f"{shown(__file__)}:{line('the wait')}: tk.wait(full[t])" in str(e.value)
 
 
 @pytest.fixture
@@ -366,7 +366,7 @@ def waiting(rank: int) -> str:
     return (
         f"  rank {rank} worker 0 of readers_first run 0: role take, tile 0, waits for "
         f"full[M[{8 * rank}:{8 * rank + 8}], K[0:16]] of rank {rank} (signal {rank}): expected 1, observed 0 "
-        f"({__file__}:{line('the wait')}: tk.wait(full[t]))"
+        f"({shown(__file__)}:{line('the wait')}: tk.wait(full[t]))"
     )
 
 

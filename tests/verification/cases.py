@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 import tilelink as tk
+from tilelink.errors import Site
 from tilelink.frontend.program import Program
 
 Label = Literal["racy", "clean"]
@@ -95,7 +96,7 @@ class Case:
 
     @property
     def lines(self) -> frozenset[str]:
-        """The lines of the pair, "file:line". Fails if a text is not that of one line."""
+        """The lines of the pair, "file:line", as reports name them. Fails if a text is not that of one line."""
         found: dict[str, list[str]] = {text: [] for text in self.pair}
         for function in self.subject.functions:
             function = getattr(function, "fn", getattr(function, "function", function))
@@ -103,7 +104,7 @@ class Case:
             for number, line in enumerate(source, first):
                 for text in self.pair:
                     if text in line:
-                        found[text].append(f"{inspect.getsourcefile(function)}:{number}")
+                        found[text].append(str(Site(inspect.getsourcefile(function), number)))
         for text, lines in found.items():
             assert len(lines) == 1, f"{self.name}: {text!r} stands in {lines or 'no line'}"
         return frozenset(line for lines in found.values() for line in lines)

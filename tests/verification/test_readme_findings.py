@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
 import torch
 
 import tilelink as tk
-from tests.verification.odd_rows import sums_of_tiles
+from examples.mistakes.odd_rows import sums_of_tiles
+from examples.mistakes.wrong_order import wrong_order
+from tilelink.errors import UnguardedReadError
 from tilelink.runtime.cpu import RaceError
 
-HERE = Path(__file__).parent
-EXAMPLES = HERE.parent.parent / "examples"
-README = (HERE.parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a reader of README.md types its commands: files are named from there."""
+    monkeypatch.chdir(ROOT)
 
 
 def test_readme_shows_the_read_of_one_row_too_many() -> None:
-    assert f"```python\n{(HERE / 'odd_rows.py').read_text()}```" in README
+    assert f"```python\n{(EXAMPLES / 'mistakes' / 'odd_rows.py').read_text()}```" in README
     assert sums_of_tiles.check(world=2, M=64, K=32).verdict == "safe"
     report = sums_of_tiles.check(world=2, dtypes="bfloat16", M=66, K=32)
     (finding,) = report.findings
-    assert f"```\n{finding}\n```".replace(f"{HERE}/", "") in README
+    assert f"```\n{finding}\n```" in README
     assert finding.ranks == (1, 0) and len(finding.lines) == len(finding.regions) == 2
 
 
@@ -40,6 +49,24 @@ def test_where_it_is_safe_it_is_right() -> None:
         assert torch.equal(out, expected)
 
 
+def test_readme_shows_the_order_that_can_not_be() -> None:
+    (finding,) = wrong_order.check(world=2, M=64, K=64, N=32).findings
+    assert f"```\n{finding}\n```" in README
+
+
+def test_readme_shows_the_read_without_a_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (EXAMPLES / "scaled_matmul.py").read_text()
+    assert text.count("tk.wait(full[t.M], scales[t.M])") == 1
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "scaled_matmul.py").write_text(
+        text.replace("tk.wait(full[t.M], scales[t.M])", "full[t.M], scales[t.M]")
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnguardedReadError) as error:
+        runpy.run_path(str(tmp_path / "examples" / "scaled_matmul.py"))["scaled_matmul"].bind("push")
+    assert f"```\nUnguardedReadError: {error.value}\n```" in README
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_readme_shows_the_inbox_that_the_next_call_overwrites(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
@@ -48,7 +75,7 @@ def test_readme_shows_the_inbox_that_the_next_call_overwrites(seed: int, monkeyp
     shifted(calls=3, credit=True, seed=seed)
     with pytest.raises(RaceError) as error:
         shifted(calls=2, credit=False, seed=seed)
-    assert seed or f"```\n{error.value}\n```".replace(f"{EXAMPLES}/", "") in README
+    assert seed or f"```\n{error.value}\n```" in README
     for race in error.value.races:
         read, written = sorted((race.first, race.second), key=lambda party: party.kind)
         assert (read.launch, written.launch) == ("shift call 1", "shift call 2")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import tilelink as tk
-from tests.verification import odd_rows
+from examples.mistakes import odd_rows
 from tests.verification import twin_programs as programs
 from tests.verification.cases import Case, Tiles, twins
 from tilelink.frontend.program import Program

@@ -13,17 +13,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tilelink.cli import check, doctor, explore, list_, machine, show, simulate
 from tilelink.cli.command import Answer, UsageError
 from tilelink.cli.program import split_target
-from tilelink.errors import Site, TileLinkError
+from tilelink.errors import Site, TileLinkError, shown
 
 SCHEMA = 1
 EXIT_CODES = {"ok": 0, "finding": 1, "error": 2}
@@ -32,6 +34,13 @@ COMMANDS = {
     "list": list_.COMMAND, "check": check.COMMAND, "show": show.COMMAND, "simulate": simulate.COMMAND,
     "explore": explore.COMMAND, "machine": machine.COMMAND, "doctor": doctor.COMMAND,
 }  # fmt: skip
+EXAMPLES = """\
+examples:
+  tilelink list
+  tilelink check all_gather_matmul --world 8
+  tilelink show all_gather_matmul --stage triton
+
+tilelink COMMAND -h says what a command takes, and has another example."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -44,18 +53,22 @@ class Parser(argparse.ArgumentParser):
         _write(self.format_help())
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="tilelink", description="Overlap kernels as tile programs.", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+def parser() -> argparse.ArgumentParser:
+    """What reads a command line."""
+    made = Parser(
+        prog="tilelink", description="Overlap kernels as tile programs.", epilog=EXAMPLES, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         about = command.run.__doc__ or ""
         sub = commands.add_parser(
-            name, help=about, description=about, epilog=f"example:\n  {command.example}", allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=re.split("[:;,.]", about)[0], description=about, epilog=f"example:\n  {command.example}",
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         command.flags(sub)
         sub.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,12 +76,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     file = None
     try:
-        args = _parser().parse_args(argv)
+        args = parser().parse_args(argv)
         file = split_target(getattr(args, "program", ""))[0]
         with redirect_stdout(sys.stderr):  # what a user's file prints is no part of the answer
             answer = COMMANDS[args.command].run(args)
     except Exception as e:
         answer = failure(e, file)
+        if all(a.startswith("-") for a in argv):  # without a command: there are these
+            answer = replace(answer, note=f"{parser().format_help()}\n{answer.note}")
     except KeyboardInterrupt:
         sys.stderr.write("\nbroken off\n")
         return INTERRUPTED
@@ -100,10 +115,11 @@ def failure(e: Exception, file: str | None = None) -> Answer:
         site = Site(theirs[-1].filename, theirs[-1].lineno or 1, theirs[-1].line or "") if theirs else None
     if site is None and not isinstance(e, TileLinkError):  # nobody foresaw it
         traceback.print_exception(e)
-    about = {"file": site.file, "line": site.line} if site else {"file": getattr(e, "file", None), "line": None}
-    where = ":".join(str(v) for v in about.values() if v is not None) or "tilelink"
+    about = site.file if site else getattr(e, "file", None)
+    where = str(site or shown(about or "tilelink"))
     note = f"{where}: {type(e).__name__}: {message}\n" + (f"    {site.text}\n" if site and site.text else "")
-    return Answer({"error": {"class": type(e).__name__, "message": message, **about}}, "", note, "error")
+    error = {"class": type(e).__name__, "message": message, "file": about, "line": site.line if site else None}
+    return Answer({"error": error}, "", note, "error")
 
 
 def _write(text: str) -> None:

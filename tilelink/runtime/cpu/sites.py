@@ -17,7 +17,7 @@ class KernelSite(Site):
     callers: tuple[Site, ...] = ()
 
     def __str__(self) -> str:
-        return " called at ".join(f"{site.file}:{site.line}" for site in (self, *self.callers))
+        return " called at ".join([super().__str__(), *map(str, self.callers)])
 
 
 Place = tuple[str, int]
