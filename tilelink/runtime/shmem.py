@@ -18,7 +18,8 @@ import triton.language as tl
 from tilelink.errors import ArgumentError, Site
 from tilelink.runtime.cpu.accesses import Accesses
 from tilelink.runtime.cpu.interpreter import as_element, as_tensor, handler, number, pointee, sites
-from tilelink.runtime.cpu.network import Atomic, Change, Network, Place
+from tilelink.runtime.cpu.network import Network
+from tilelink.runtime.cpu.transfers import Atomic, Change, Place
 
 SIGNAL_SET = tl.constexpr(9)
 SIGNAL_ADD = tl.constexpr(10)

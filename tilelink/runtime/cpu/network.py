@@ -8,122 +8,23 @@ and after the transfers to this peer, of the same context, before a fence. (Open
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilelink.errors import ArgumentError, RankError
 from tilelink.runtime.cpu.interpreter import sites
-from tilelink.runtime.cpu.memory import Array, strided
+from tilelink.runtime.cpu.memory import Array
 from tilelink.runtime.cpu.ordering import Moment, Ordering, Strand
 from tilelink.runtime.cpu.programs import Program
+from tilelink.runtime.cpu.transfers import Agent, Atomic, Place, Transfer
 
 if TYPE_CHECKING:
     from tilelink.runtime.cpu.accesses import Accesses
 
-PIECES = 2
-"""In so many pieces a transfer reads and writes."""
 FIRST_KEY = -(1 << 60)
 """Keys on which programs wait for transfers: none is an address or that of a stream."""
-Change = Callable[[Array], Any]
-"""What an atomic makes of an old value; None leaves it."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """`count` elements in memory, `stride` elements apart."""
-
-    address: int
-    dtype: np.dtype[Any]
-    count: int = 1
-    stride: int = 1
-
-    def pieces(self) -> Iterator[Place]:
-        """Parts of it, in order."""
-        length = max(-(-self.count // PIECES), 1)
-        for first in range(0, self.count, length):
-            address = self.address + first * self.stride * self.dtype.itemsize
-            yield Place(address, self.dtype, min(length, self.count - first), self.stride)
-
-    def pointers(self) -> Array:
-        """The address of every element."""
-        addresses = self.address + np.arange(self.count, dtype=np.int64) * (self.stride * self.dtype.itemsize)
-        return addresses.view(np.uint64)
-
-    def memory(self) -> Array:
-        """The elements themselves."""
-        return strided(self.address, self.dtype, self.count, self.stride)
-
-
-@dataclass(frozen=True)
-class Atomic:
-    """What an atomic does to a word: what the execution calls it, its change, and to which others it is atomic."""
-
-    kind: str
-    change: Change
-    domain: str
-
-
-@dataclass
-class Transfer:
-    """A transfer under way. `issued`: the slot and the clock of the strand that started it, then. `delivers`: fences
-    order it, as they do puts and atomics, and not what is started to be brought here. `fences`: the slots and clocks of
-    the strands that fenced it. `read`, `end`: the moments at which its source was read, and at which it was complete.
-    `value`: what it fetched."""
-
-    pe: int
-    context: int
-    key: int
-    issued: tuple[int, int]
-    lane: object
-    delivers: bool
-    fences: list[tuple[int, int]] = field(default_factory=list)
-    read: Moment | None = None
-    end: Moment | None = None
-    value: Array | None = None
-
-
-class _Agent:
-    """Who does a transfer: a program with two strands in one slot, one for what it does near, one for far."""
-
-    def __init__(self, accesses: Accesses, program: Program, near: Strand, far: Strand) -> None:
-        self.accesses, self.program, self.near, self.far = accesses, program, near, far
-
-    def go(self, strand: Strand) -> Moment:
-        """What comes next is done on a strand, and is later than all before; the moment before it."""
-        before = self.program.strand.publish()
-        strand.clock[strand.slot] = self.program.strand.clock[strand.slot]
-        self.program.strand = strand
-        return before
-
-    def read(self, source: Place) -> list[Array]:
-        return [self._read(piece) for piece in source.pieces()]
-
-    def _read(self, piece: Place) -> Array:
-        self.accesses.pause()
-        return self.accesses.load(piece.pointers(), None, None, piece.dtype, False, lambda: piece.memory().copy())
-
-    def write(self, target: Place, values: list[Array]) -> None:
-        for piece, block in zip(target.pieces(), values, strict=True):
-            self.accesses.pause()
-            memory = piece.memory()
-            self.accesses.store(piece.pointers(), None, block, lambda m=memory, b=block: np.copyto(m, b))  # type: ignore[misc]
-
-    def atomic(self, word: Place, atomic: Atomic, semantic: str) -> Array:
-        memory = word.memory()
-
-        def apply() -> Array:
-            old = memory.copy()
-            new = atomic.change(old)
-            if new is not None:
-                memory[:] = new
-            return old
-
-        self.accesses.pause()
-        pointers = word.pointers()
-        return self.accesses.atomic(atomic.kind, pointers, None, word.dtype, semantic, "sys", apply, atomic.domain)
 
 
 class Network:
@@ -156,7 +57,7 @@ class Network:
         there = self._there(name, target, pe)
         word = None if signal is None else (self._there(name, signal[0], pe), signal[1])
 
-        def work(agent: _Agent, transfer: Transfer) -> None:
+        def work(agent: Agent, transfer: Transfer) -> None:
             values = agent.read(source) if isinstance(source, Place) else [source]
             transfer.read = agent.go(agent.far)
             self._wake(transfer)
@@ -171,7 +72,7 @@ class Network:
         """Starts to read from a peer, to memory or, without a target, to `value`."""
         there = self._there(name, source, pe)
 
-        def work(agent: _Agent, transfer: Transfer) -> None:
+        def work(agent: Agent, transfer: Transfer) -> None:
             agent.go(agent.far)
             values = agent.read(there)
             self.accesses.delay()
@@ -189,7 +90,7 @@ class Network:
         """Starts an atomic on a word of a peer. The old value goes to `value`, or to memory, as a plain store."""
         there = self._there(name, word, pe)
 
-        def work(agent: _Agent, transfer: Transfer) -> None:
+        def work(agent: Agent, transfer: Transfer) -> None:
             agent.go(agent.far)
             semantic = "relaxed" if atomic.kind == "atomic_load" else "release"
             transfer.value = agent.atomic(there, atomic, semantic)
@@ -231,7 +132,7 @@ class Network:
     # ---- inside
 
     def _start(
-        self, name: str, pe: int, context: int, delivers: bool, work: Callable[[_Agent, Transfer], None]
+        self, name: str, pe: int, context: int, delivers: bool, work: Callable[[Agent, Transfer], None]
     ) -> Transfer:
         me, accesses = self.program, self.accesses
         rank, strand = me.launch.rank, me.strand
@@ -258,7 +159,7 @@ class Network:
                     accesses.scheduler.block([earlier.key])
                 far.follow(earlier.end)
             accesses.enter(program)
-            work(_Agent(accesses, program, near, far), transfer)
+            work(Agent(accesses, program, near, far), transfer)
             transfer.end = near.now().join(far.now())
             self._wake(transfer)
 
