@@ -17,7 +17,8 @@ import triton.language as tl
 
 from tilelink.errors import ArgumentError, Site
 from tilelink.runtime.cpu.accesses import Accesses
-from tilelink.runtime.cpu.interpreter import as_element, as_tensor, handler, number, pointee, sites
+from tilelink.runtime.cpu.interpreter import handler, sites
+from tilelink.runtime.cpu.kernel_values import as_element, as_tensor, number, pointee
 from tilelink.runtime.cpu.network import Network
 from tilelink.runtime.cpu.transfers import Atomic, Change, Place
 
