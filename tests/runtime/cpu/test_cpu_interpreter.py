@@ -47,6 +47,7 @@ def _identical(before: list[dict], after: list[dict]) -> bool:
 
 @pytest.mark.versions
 def test_nothing_stays_patched():
+    _copy(torch.ones(4), torch.zeros(4))  # Triton's own restoring leaves inherited attributes in classes, once
     globals_before = set(kernels.__dict__), set(inspect.getmodule(tl.sum.fn).__dict__)
     before = _state()
     _copy(torch.ones(4), torch.zeros(4))
