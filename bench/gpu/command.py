@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join
 
-from bench.gpu import machine, right, speed, timelines, vain
+from bench.gpu import machine, others, right, speed, timelines, vain
 from bench.gpu.place import Place, dry, gpu
 from bench.gpu.report import COMPILED, OutOfTimeError, Report
 from bench.progress import began, begin, say
@@ -24,15 +24,16 @@ Step = tuple[float, Callable[[Place, Report], None]]
 STEPS: dict[str, Step] = {
     "first": (40, right.first),
     "machine": (35, machine.machine),
-    "results": (95, right.results),
+    "results": (80, right.results),
     "sums": (50, right.sums),
+    "others": (45, others.others),
     "vain": (35, vain.vain),
-    "graphs": (45, right.graphs),
-    "speed": (70, speed.speed),
+    "graphs": (35, right.graphs),
+    "speed": (60, speed.speed),
     "host": (20, speed.host),
     "kernels": (30, machine.kernels),
     "timelines": (20, timelines.timelines),
-    "description": (40, machine.description_of),
+    "description": (30, machine.description_of),
 }
 """Seconds that each step may take, with the start of its process, and what it does; the most telling first."""
 GRACE = 10.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
@@ -130,17 +130,22 @@ def sums(place: Place, report: Report) -> None:
 
 
 def _results(place: Place, report: Report, cases: Sequence[Case]) -> None:
-    if place.compilers:
-        with report.case("kernels compiled ahead", processes=place.compilers):
-            _compile_ahead(place, cases)
+    compile_ahead(place, report, _prepare, [(c[0].name, *c[1:]) for c in cases])
     for case in cases:
         _result(place, report, case)
 
 
-def _compile_ahead(place: Place, cases: Sequence[Case]) -> None:
+def compile_ahead(
+    place: Place, report: Report, prepare: Callable[..., None], cases: Sequence[tuple[Any, ...]]
+) -> None:
     """Fills Triton's cache on disk, on all cores: one after the other, it would take longer than all the rest."""
-    with ProcessPoolExecutor(place.compilers, get_context("spawn")) as pool:
-        for made in [pool.submit(_prepare, c[0].name, *c[1:]) for c in cases]:
+    if not place.compilers:
+        return
+    with (
+        report.case("kernels compiled ahead", processes=place.compilers),
+        ProcessPoolExecutor(place.compilers, get_context("spawn")) as pool,
+    ):
+        for made in [pool.submit(prepare, *case) for case in cases]:
             made.exception(timeout=90)  # what is wrong with a case is found when it is its turn
 
 

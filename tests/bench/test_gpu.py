@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu import command, right, speed, vain
+from bench.gpu import command, others, right, speed, vain
 from bench.gpu.command import STEPS, main
 from bench.gpu.place import Place, by_host, dry
 from bench.gpu.report import OutOfTimeError, Report
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
+from tilelink.kernels import operators
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
 
 
@@ -87,6 +88,22 @@ def test_sums_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert all(r["ok"] and r["exact"] for r in found)
 
 
+def test_others_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One schedule of each; the CPU tries the others with --dry."""
+    first = [(p.name, next(iter(p.schedules))) for p in others.RIGHT]
+    monkeypatch.setattr(others, "cases", lambda: first)
+    found = reported(others.others, tmp_path, OnStandIn().place())
+    assert [(r["op"], r["schedule"]) for r in found] == first
+    assert all(r["ok"] and r["calls"] == 2 for r in found), [r["error"] for r in found]
+    assert {r["op"]: r["exact"] for r in found} == {p.name: None if p in others.ROUNDED else True for p in others.RIGHT}
+
+
+def test_every_program_is_run_in_every_schedule() -> None:
+    place = dry()
+    run = {(c[0].name, c[3]) for c in (*right.gathering(place), *right.adding(place))} | set(others.cases())
+    assert run == {(name, schedule) for name, p in operators().items() for schedule in p.schedules}
+
+
 def test_graphs_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(right, "WORLDS", (2,))
     monkeypatch.setattr(right, "REPLAYS", 3)
@@ -116,6 +133,14 @@ def test_a_wrong_result_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(right.Inputs, "call", lambda self, group, schedule: real(self, group, schedule) + 1)
     found = reported(right.first, tmp_path, dry())
     assert [r["ok"] for r in found] == [False, False] and "call 0 of whole numbers is wrong" in found[0]["error"]
+
+
+def test_what_another_program_makes_wrong_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = others.Inputs.call
+    monkeypatch.setattr(others, "cases", lambda: [("all_gather", "pull"), ("all_gather_gated_matmul", "pull")])
+    monkeypatch.setattr(others.Inputs, "call", lambda *call: [y + 1 for y in real(*call)])
+    found = reported(others.others, tmp_path, dry())
+    assert [(r["ok"], r["error"]) for r in found] == [(False, "call 0 is wrong")] * 2
 
 
 def test_an_error_is_a_finding_and_the_others_still_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

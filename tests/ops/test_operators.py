@@ -113,7 +113,7 @@ def test_plans_that_there_are() -> None:
     for operator in (GATHER, SCATTER, REDUCE):
         assert len(set(plans(operator).values())) == len(plans(operator))
         assert all(f'`"{plan}"`' in page and f"`{p.name}`" in page for plan, (p, _) in plans(operator).items())
-    assert list(plans(SCATTER)) == ["fused", "push", "pull", "ring"]
+    assert {"fused", "ring"} <= plans(SCATTER).keys()
 
 
 @pytest.mark.parametrize("backend", ["torch", "interpret"])
