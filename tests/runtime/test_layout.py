@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tilelink.backend.targets import portable
 from tilelink.errors import HeapError
+from tilelink.frontend.cells import cell_count
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.program import Program
-from tilelink.frontend.signals import cell_count
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.kernels.all_gather import all_gather

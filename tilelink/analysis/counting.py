@@ -8,9 +8,10 @@ import numpy as np
 
 from tilelink.analysis.events import NOTIFY, Events
 from tilelink.errors import SignalCountError
+from tilelink.frontend.cells import cell_count, cell_filled, position, times_notified
 from tilelink.frontend.expressions import Expr, evaluate
 from tilelink.frontend.ir import Notifier, Notify, Signals, TileProgram
-from tilelink.frontend.signals import cell_count, cell_filled, position, times_notified, uses
+from tilelink.frontend.signals import uses
 from tilelink.frontend.sizes import Sizes
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from tilelink.frontend.cells import cell_count
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import RANKS_DIM, Tensor, TileProgram
-from tilelink.frontend.signals import cell_count
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.values import ITEM_SIZE
 

@@ -28,6 +28,7 @@ from tilelink.errors import (
     ViewError,
     WaitWithoutNotifyError,
 )
+from tilelink.frontend.cells import cells_along, cells_of
 from tilelink.frontend.expressions import Expr, evaluate, symbol
 from tilelink.frontend.ir import (
     ALL_RANKS,
@@ -49,11 +50,7 @@ from tilelink.frontend.ir import (
     loads_of,
     walk,
 )
-from tilelink.frontend.signals import (
-    cells_along,
-    cells_of,
-    recipient,
-)
+from tilelink.frontend.signals import recipient
 from tilelink.frontend.sizes import Allotment, Sizes, allot
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.frontend.workload import Place, places

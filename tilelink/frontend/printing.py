@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import sympy
 
+from tilelink.frontend.cells import cell_count
 from tilelink.frontend.expressions import to_text
 from tilelink.frontend.ir import (
     Compute,
@@ -21,7 +22,6 @@ from tilelink.frontend.ir import (
     TileProgram,
     Wait,
 )
-from tilelink.frontend.signals import cell_count
 
 
 def program_text(program: TileProgram) -> str:

@@ -1,0 +1,107 @@
+"""The cells of a signal grid: how many a rank has, in which a view lies (the mapping f_C), where one lies, and how often
+it is notified. All in symbols, of sizes, parts and ranks.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import sympy
+
+from tilelink.frontend.expressions import RANK, WORLD, Expr, ceil_div, first_of, floor_div, natural, symbol
+from tilelink.frontend.ir import RANKS_DIM, Cell, Notifier, Range, Signals
+from tilelink.frontend.walk import longest_part
+
+
+@cache
+def cells_along(cell: Cell) -> Expr:
+    """How many cells a rank has along a dimension."""
+    if cell.dim == RANKS_DIM:
+        return WORLD
+    inside = cells_in_part(cell)
+    return inside * WORLD if cell.cut and not cell.local else inside
+
+
+def cells_in_part(cell: Cell) -> Expr:
+    """How many cells the longest part (or the dimension, where it is not cut) has."""
+    if cell.size is None:
+        return sympy.S.One
+    return ceil_div(longest_part(cell.dim) if cell.cut else symbol(cell.dim), cell.size)
+
+
+def cell_count(signals: Signals) -> Expr:
+    """How many signals a rank has for the tensor."""
+    return sympy.prod([cells_along(c) for c in signals.grid])
+
+
+@cache
+def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
+    """The cells along one dimension that a range intersects: (first, how many)."""
+    if not isinstance(index, Range):
+        return index, sympy.S.One
+    if cell.size is None:
+        if not cell.cut or cell.local:
+            return sympy.S.Zero, sympy.S.One
+        return (index.part, sympy.S.One) if index.part is not None else (sympy.S.Zero, WORLD)
+    if index.part is None and cell.cut:
+        return sympy.S.Zero, cells_along(cell)
+    before = cells_in_part(cell) * index.part if cell.cut and not cell.local else sympy.S.Zero
+    first = floor_div(index.offset, cell.size)
+    if index.extent is not None and cell.size % index.extent == 0:
+        return before + first, sympy.S.One
+    return before + first, ceil_div(index.offset + natural(index.stop - index.start), cell.size) - first
+
+
+@cache
+def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
+    """Where a cell lies, from its flat number `cell`: names with their values, in order.
+
+    `part_D` and `cell_D` are the part and the number inside the part along D; `index_k` the entry of dimension k.
+    """
+    made: list[tuple[str, Expr]] = []
+    rest: Expr = symbol("cell")
+    for k, c in reversed(list(enumerate(signals.grid))):
+        along = cells_along(c)
+        here = rest if k == 0 else rest % along
+        if along != 1:
+            if c.dim == RANKS_DIM:
+                made.append((f"index_{k}", here))
+            elif c.cut and not c.local:
+                made.append((f"part_{c.dim}", floor_div(here, cells_in_part(c))))
+                made.append((f"cell_{c.dim}", here % cells_in_part(c)))
+            else:
+                made.append((f"cell_{c.dim}", here))
+        rest = floor_div(rest, along)
+    return tuple(made)
+
+
+@cache
+def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False) -> Expr:
+    """What a notifier adds to a cell, for each value of its `sums` where its `condition` holds, in the names of
+    `position`. `inside`: the cell is known to hold elements, as one that a view lies in."""
+    home = symbol("index_0") if signals.by_home else RANK
+    cells = [(c, t) for c, t in zip(signals.grid, notifier.tiles, strict=True) if c.dim != RANKS_DIM]
+    return notifier.times * sympy.prod([_tiles_in_cell(c, t, inside, home) for c, t in cells])
+
+
+@cache
+def cell_filled(signals: Signals) -> Expr:
+    """1 where a cell holds elements, 0 where it does not, in the names of `position`."""
+    home = symbol("index_0") if signals.by_home else RANK
+    return sympy.prod([_tiles_in_cell(c, c.size, False, home) for c in signals.grid if c.dim != RANKS_DIM])
+
+
+def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Expr:
+    """How many tiles of this size lie in a cell of memory of rank `home`; 0 where the cell is empty."""
+    begin, end = sympy.S.Zero, symbol(cell.dim)
+    if cell.cut:
+        part = home if cell.local else symbol(f"part_{cell.dim}") if cells_along(cell) != 1 else sympy.S.Zero
+        begin, end = first_of(symbol(cell.dim), part), first_of(symbol(cell.dim), part + 1)
+    if cell.size is None:
+        if tile is None:  # the whole of it in one tile, which an empty part has not
+            return sympy.S.One if inside or not cell.cut else sympy.Min(1, end - begin)
+        return ceil_div(end - begin, tile)
+    if inside and tile == cell.size:
+        return sympy.S.One
+    start = begin + (symbol(f"cell_{cell.dim}") if cells_along(cell) != 1 else 0) * cell.size
+    return ceil_div(sympy.Min(cell.size, sympy.Max(0, end - start)), tile)
