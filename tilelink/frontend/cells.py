@@ -1,5 +1,5 @@
-"""The cells of a signal grid: how many a rank has, in which a view lies (the mapping f_C), where one lies, and how often
-it is notified. All in symbols, of sizes, parts and ranks.
+"""The cells of a signal grid: how many a rank has, which of them a view lies in (the mapping f_C), where a cell lies,
+and how often it is notified. All in symbols, of sizes, parts and ranks.
 """
 
 from __future__ import annotations
