@@ -9,6 +9,7 @@ import pytest
 
 import tilelink as tk
 from tests.analysis.check.unsafe import consumer_first, part_of_the_output, stores_after_notify
+from tests.backend.orphans import lower_rows
 from tests.backend.test_mutants import MutatedWorld, in_function, own_cache, primitives, replaced
 from tilelink.backend.targets import portable
 from tilelink.explore import Exploration, Lowered, explore
@@ -106,3 +107,13 @@ def test_a_primitive_that_is_wrong(primitives: Any) -> None:
     edited = primitives(in_function("last_out", r"== workers - 1", "== 0"))
     world = partial(MutatedWorld, kernel=lambda source: source, primitives=edited)
     assert explore(gather_matmul("push", make_world=world), range(4)).findings
+
+
+def test_signals_that_nobody_zeroes_are_left_behind() -> None:
+    """Nobody waits for those of higher ranks, so that no call goes wrong."""
+    world = partial(MutatedWorld, kernel=replaced(", here, ", ", here & (cell <= rank), "), primitives=portable)
+    subject = Lowered(lower_rows, lower_rows.schedule("push"), world=2, make_world=world, M=32, K=32)
+    (found,) = explore(subject, range(2)).findings
+    assert found.kind == "signals left"
+    assert found.what.startswith("rank 0, slot 0: signals of full are not zero after the last run")
+    assert any("tk.notify(tk.copy(x[t], full[t].at(t.reader)))" in line for line in found.lines)

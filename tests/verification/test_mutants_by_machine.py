@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.verification.mutants import campaign, of_kernels, of_primitives, of_programs, programs, record
+from tests.verification.mutants import (
+    campaign,
+    equivalents,
+    kernels,
+    of_kernels,
+    of_primitives,
+    of_programs,
+    programs,
+    record,
+)
 from tests.verification.mutants.job import Job
 from tests.verification.mutants.mutant import Source, mutants
 from tests.verification.mutants.subjects import Subject, subjects
@@ -55,6 +64,35 @@ def test_statements_are_swapped_with_what_is_between_them() -> None:
 def test_every_operator_is_a_subject_under_every_schedule() -> None:
     made = {(s.name, s.schedule) for s in subjects()}
     assert made >= {(p.name, name) for p in operators().values() for name in p.schedules}
+
+
+DRAIN = """\
+def drain_full(control, heaps, rank, M):
+    signals = peer(heaps, rank, 0)
+    cells = M // 16
+    for first in range(0, cells, 128):
+        cell = first + tl.arange(0, 128)
+        cell_M = cell % 2
+        drain(control, signals + cell, cell_M + 1, cell < cells, "sys")
+"""
+
+
+def test_how_a_drain_waits_is_told_from_what_it_zeroes() -> None:
+    source = Source(DRAIN)
+    of_wait = {}
+    for m in mutants(DRAIN, kernels.OPERATORS):
+        _, statement = equivalents.place(source, m)
+        of_wait[m.kind, m.what] = equivalents.of_wait(source, statement, m)
+    found = [what for what, is_wait in of_wait.items() if is_wait]
+    assert {kind for kind, _ in found} == {"scope", "drain", "tile index"}
+    assert all("cell_M" in what or "% 2" in what or kind == "scope" for kind, what in found)
+    assert not any(is_wait for (kind, _), is_wait in of_wait.items() if kind in ("zeroing", "rank"))
+
+
+def test_what_is_as_a_whole_in_a_tile_stays_as_long() -> None:
+    subject = small("gathered_attention causal")
+    assert subject.larger.sizes(subject.program)["D"] == subject.sizes(subject.program)["D"]
+    assert subject.larger.sizes(subject.program)["S"] != subject.sizes(subject.program)["S"]
 
 
 def small(name: str) -> Subject:

@@ -17,9 +17,9 @@ from tilelink.runtime.cpu import (
 
 @dataclass(frozen=True)
 class Finding:
-    """`kind`: "race", "deadlock", "livelock", "out of bounds", "kernel error", "unwritten read", "unwritten output" or
-    "unequal results". `lines`: the places in the source that it is about. `what`: all of it, for a person. `seed`: of
-    the schedule that shows it."""
+    """`kind`: "race", "deadlock", "livelock", "out of bounds", "kernel error", "unwritten read", "unwritten output",
+    "unequal results" or "signals left". `lines`: the places in the source that it is about. `what`: all of it, for a
+    person. `seed`: of the schedule that shows it."""
 
     kind: str
     lines: tuple[str, ...]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilelink.analysis.events import WRITE
+from tilelink.analysis.events import NOTIFY, WRITE
 from tilelink.analysis.placement import placed
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
 from tilelink.errors import TileLinkError
-from tilelink.explore.findings import Finding, findings_of
+from tilelink.explore.findings import Finding, findings_of, line_of
 from tilelink.explore.operands import operands
 from tilelink.explore.outcome import Outcome, Result
 from tilelink.explore.residency import Residency
@@ -78,6 +78,7 @@ class Lowered:
         try:
             made = world.run(self._calls, seed=trial.seed)
             results = tuple(self._result(n, r, k, t) for r, m in enumerate(made) for n, k, t in m)
+            findings = tuple(self._left(*left) for left in world.lane.signals_left())
         except TileLinkError as error:
             findings = findings_of(error)
         assert world.latest is not None
@@ -93,8 +94,20 @@ class Lowered:
         return made
 
     def _result(self, call: int, rank: int, name: str, tensor: torch.Tensor) -> Result:
-        index = next(k for k, t in enumerate(self.bound.tensors) if t.name == name)
+        return Result(f"call {call}, rank {rank}: {name}", tensor, self._lines(WRITE, name))
+
+    def _left(self, rank: int, slot: int, at: int) -> Finding:
+        """The finding that the signals of a slot are not zero after all runs, `at` so many bytes from the first."""
+        signals = placed(self.bound, self.sizes, word=self.world.lane.target.signal_bytes).signals
+        name = next(name for name, first, _ in reversed(signals) if first <= at)
+        what = (
+            f"rank {rank}, slot {slot}: signals of {name} are not zero after the last run: the next counts from there"
+        )
+        return Finding("signals left", self._lines(NOTIFY, name), what)
+
+    def _lines(self, op: int, name: str) -> tuple[str, ...]:
+        """Where in the source something is done to a tensor."""
         events = self.events
-        written = np.unique(events.site[(events.op == WRITE) & (events.tensor == index)])
-        lines = tuple(f"{events.sites[s]}: {events.sites[s].text}" for s in written)
-        return Result(f"call {call}, rank {rank}: {name}", tensor, lines)
+        index = next(k for k, t in enumerate(self.bound.tensors) if t.name == name)
+        sites = np.unique(events.site[(events.op == op) & (events.tensor == index)])
+        return tuple(line_of(events.sites[s]) for s in sites)

@@ -97,6 +97,16 @@ class CpuLane:
         for slot in range(layout.slots):
             heap[layout.signals_at(slot) : layout.data_at(slot)] = 0
 
+    def signals_left(self) -> list[tuple[int, int, int]]:
+        """Where signals are not zero, which they are between runs: rank, slot, and bytes from the first signal."""
+        found = []
+        for rank, heap in enumerate(self.heaps):
+            for slot in range(self.layout.slots):
+                begin = self.layout.signals_at(slot)
+                left = heap[begin : self.layout.data_at(slot)].nonzero()
+                found += [(rank, slot, int(left[0]))] if len(left) else []
+        return found
+
     def _kernel(self, prepared: Prepared, name: str) -> InterpretedKernel:
         known = self._kernels.setdefault(prepared, {})
         if name not in known:

@@ -12,9 +12,11 @@ import numpy as np
 
 from tests.verification.mutants.mutant import Mutant, Source, name_of
 from tests.verification.mutants.tools import Ran
-from tilelink.analysis.events import NOTIFY, WAIT, Events
+from tilelink.analysis.events import NOTIFY, READ, WAIT, Events
+from tilelink.backend.targets import portable
 from tilelink.runtime.trace import CONTROL
 
+LAST, TICKET = -1, portable.TICKET.value
 AWAITS = ("wait", "entered", "credit", "last_out")
 SAME = "it does the same to memory, operation by operation, at the sizes and under the seeds that were tried"
 PUBLISHED = (
@@ -22,42 +24,47 @@ PUBLISHED = (
     "follows on the stream comes after all of it"
 )
 AWAITED = (
-    "it waits for less in the drain of signals each of which a worker of the rank has awaited in full before, so the "
-    "drain finds them given"
+    "it waits for less, or with less scope, in the drain of signals each of which a worker of the rank has awaited in "
+    "full before, so the drain finds them given"
 )
 OWN_SIGNALS = "only the rank itself gives the signals that are drained, and its next run comes after this kernel"
 UNCHANGED = "the word that is read later changes only when the last worker of the rank leaves, after all have read it"
+UNUSED = "nothing uses what it loads, of words that are there"
 PUBLISHER = "the kernel that publishes, before this one on the stream, has taken the credit of all ranks already"
 
 
 def of_kernel(mutant: Mutant, text: str, right: Ran, rans: list[tuple[Ran, Ran]]) -> str:
     """The reason for a mutant of a lowered kernel; `rans`: runs of it, each with that of the kernel as it is."""
     (prepared,) = right.world.lane.prepared.values()
-    function, statement = _place(Source(text), mutant)
+    function, statement = place(Source(text), mutant)
     calls = {name_of(n) for n in ast.walk(statement)}
     looped = isinstance(statement, ast.For)
     in_drain = function.startswith("drain_")
-    if in_drain:
+    if in_drain and of_wait(Source(text), statement, mutant):
         signals = prepared.program.signals_of(function.removeprefix("drain_"))
-        expects = not re.match(r"(signals|cells|cell|here) =|for first", ast.unparse(statement))
-        if expects and _all_awaited(prepared.events, signals.tensor):
+        if _all_awaited(prepared.events, signals.tensor):
             return AWAITED
     if mutant.kind == "order" and "leave(" in mutant.what and "drain_" in mutant.what:
         drained = re.findall(r"drain_(\w+)\(", mutant.what)
         if all(prepared.program.signals_of(t).scope == "gpu" for t in drained):
             return OWN_SIGNALS
-    if mutant.kind == "order" and "enter(" in mutant.what and "SLOT_LEFT" in mutant.what:
+    read_later = re.search(r"(enter|credit)\(.* before \w+ = tl\.load\(control \+ (RUN|SLOT_LEFT)", mutant.what)
+    if mutant.kind == "order" and read_later:
         return UNCHANGED
+    if isinstance(statement, ast.Assign) and calls <= {"", "load"} and not _used(text, function, statement):
+        return UNUSED
     if mutant.kind in ("credit", "slot") and prepared.program.published and "publish" not in function:
         return PUBLISHER
     if "publish" in function and not calls & {*AWAITS} and all(_same_publishing(*ran) for ran in rans):
         return PUBLISHED
+    if mutant.kind == "token":  # they are for compilers, which no execution here has
+        return ""
     if (not in_drain or looped) and (looped or not calls & {*AWAITS}) and all(_done(a) == _done(b) for a, b in rans):
         return SAME
     return ""
 
 
-def _place(source: Source, mutant: Mutant) -> tuple[str, ast.stmt]:
+def place(source: Source, mutant: Mutant) -> tuple[str, ast.stmt]:
     """The function and the innermost statement that a mutant is in."""
     function, found = "", source.tree.body[0]
     for node in ast.walk(source.tree):
@@ -69,8 +76,28 @@ def _place(source: Source, mutant: Mutant) -> tuple[str, ast.stmt]:
     return function, found
 
 
+def _used(text: str, function: str, statement: ast.Assign) -> bool:
+    """Whether a function reads a name that a statement of it assigns."""
+    of = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == function)
+    made = {ast.unparse(target) for target in statement.targets}
+    return any(isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id in made for n in ast.walk(of))
+
+
+def of_wait(source: Source, statement: ast.stmt, mutant: Mutant) -> bool:
+    """Whether a mutant changes no more of a drain than how often signals have to be given, and in which scope: not
+    which they are, and not which are zeroed."""
+    if isinstance(statement, ast.Assign):
+        return not re.match(r"(signals|cells|cell|here) =", ast.unparse(statement))
+    if isinstance(statement, ast.Expr) and name_of(statement.value) == "drain":
+        assert isinstance(statement.value, ast.Call)
+        spans = (source.span(statement.value.args[k]) for k in (2, 4))
+        return any(begin <= mutant.begin and mutant.end <= end for begin, end in spans)
+    return False
+
+
 def _done(ran: Ran) -> list[tuple[Any, ...]]:
-    """All that each worker did to memory, in order; rounds of a wait that has to be repeated count once."""
+    """All that each worker did to memory, in order; rounds of a wait that has to be repeated count once. Which worker
+    is the last out of a run is a matter of the schedule."""
     return sorted(_deeds(ran), key=lambda deed: deed[:3])
 
 
@@ -86,13 +113,18 @@ def _same_publishing(ran: Ran, right: Ran) -> bool:
 
 
 def _deeds(ran: Ran) -> Iterator[tuple[Any, ...]]:
-    """Tables that nobody writes are left out: where the heaps and the parts of dimensions begin."""
+    """Tables that nobody writes are left out: where the heaps and the parts of dimensions begin. What a worker does
+    once it has drawn its ticket is done by the `LAST` one of the run."""
     polled: dict[tuple[int, str, int], tuple[Any, ...]] = {}
+    out: set[tuple[int, str, int]] = set()
     for o in ran.operations:
         if o.region.kind == "control" and o.region.name != CONTROL:
             continue
-        who = o.rank, o.name, o.program
+        me = o.rank, o.name, o.program
+        who = (o.rank, o.name, LAST) if me in out else me
         deed = (*who, o.kind, o.region.name, o.region.rank, o.box, o.semantic, o.scope)
+        if o.region.name == CONTROL and o.kind == "atomic_add" and o.box[0][0] == TICKET:
+            out.add(me)
         if o.semantic == "acquire" and polled.get(who) == deed:
             continue
         polled[who] = deed
@@ -121,18 +153,13 @@ ANOTHER_SCHEDULE = (
     "it is another schedule of the same program (who executes, in which order), which the check shows to be safe and "
     "whose results have the same bits"
 )
-PERMUTED = (
-    "every rank's part lies in the entry of another rank, and all entries are summed: the check shows it to be safe; "
-    "sums differ in their order alone"
+DEALT_ANEW = (
+    "the tiles of each role together make the same reads, writes, waits and notifications, which the check shows to be "
+    "safe, and results of integers have the same bits: which tile does what, and when, is another, and the order of "
+    "sums at most"
 )
-WAITS_SWAPPED = "of two waits that follow each other the other comes first, which the check shows to be safe"
 MORE_TURNS = "entries take turns in more places than they need"
-ARGUED = (
-    (r"one_shot_all_reduce", r"tk\.rank\(\) -> .* \+ 1\)", PERMUTED),
-    (r"reduce_scatter|all_reduce", r"x\[t\]\.at\(t\.source\) -> .* \+ 1\)", PERMUTED),
-    (r"ring_attention", r"tk\.claim.* before here = tk\.wait", WAITS_SWAPPED),
-    (r"ring_attention", r"2 -> 3", MORE_TURNS),
-)
+ARGUED = ((r"ring_attention", r"2 -> 3", MORE_TURNS),)
 """By program and change, where the reason is an argument; that the check and the results are right was looked at."""
 
 
@@ -142,24 +169,40 @@ def of_program(name: str, mutant: Mutant, rans: list[tuple[Ran, Ran]]) -> str:
         return ANOTHER_SCHEDULE
     if all(_tiles(ran) == _tiles(right) for ran, right in rans):
         return SAME_TILES
+    if all(_dealt(ran) == _dealt(right) for ran, right in rans):
+        return DEALT_ANEW
     return next((why for of, what, why in ARGUED if re.search(of, name) and re.search(what, mutant.what)), "")
 
 
 def _tiles(ran: Ran) -> list[str]:
-    """What the tiles of a run do, whoever does them; accesses between two synchronisations in any order."""
-    (prepared,) = ran.world.lane.prepared.values()
-    events, made = prepared.events, dict[Any, list[Any]]()
-    names = [t.name for t in prepared.program.tensors]
-    for k in range(len(events)):
-        tile = int(events.role[k]), int(events.rank[k]), int(events.tile[k])
-        deed = (int(events.op[k]), names[events.tensor[k]] if events.tensor[k] >= 0 else "", int(events.home[k]),
-                events.lo[k].tolist(), events.hi[k].tolist(), int(events.cell[k]), int(events.expected[k]))  # fmt: skip
-        stretches = made.setdefault(tile, [[]])
-        if events.op[k] in (NOTIFY, WAIT):
+    """What the tiles of a run do, whoever does them; accesses between two synchronisations in any order, and what is
+    read of inputs of the rank, which nobody writes, at any time."""
+    made: dict[Any, list[Any]] = {}
+    for tile, deed, given in _events(ran):
+        stretches = made.setdefault(tile, [[], []])
+        if deed[0] in (NOTIFY, WAIT):
             stretches += [[deed], []]
         else:
-            stretches[-1].append(deed)
+            stretches[0 if given else -1].append(deed)
     return sorted(str([sorted(stretch) for stretch in stretches]) for stretches in made.values())
+
+
+def _dealt(ran: Ran) -> list[Any]:
+    """What the tiles of a role do, all together."""
+    return sorted((tile[0], deed) for tile, deed, _ in _events(ran))
+
+
+def _events(ran: Ran) -> Iterator[tuple[tuple[int, int, int], tuple[Any, ...], bool]]:
+    """The events of a run: by which tile (its role first), what, and whether it reads an input of its own rank."""
+    (prepared,) = ran.world.lane.prepared.values()
+    events, tensors = prepared.events, prepared.program.tensors
+    for k in range(len(events)):
+        tile = int(events.role[k]), int(events.rank[k]), int(events.tile[k])
+        of = tensors[events.tensor[k]] if events.tensor[k] >= 0 else None
+        deed = (int(events.op[k]), of.name if of else "", int(events.home[k]),
+                events.lo[k].tolist(), events.hi[k].tolist(), int(events.cell[k]), int(events.expected[k]))  # fmt: skip
+        given = of is not None and of.kind == "input" and deed[0] == READ and deed[2] == tile[1]
+        yield tile, deed, given
 
 
 # ---- primitives
@@ -169,7 +212,7 @@ OWN_WORDS = "words of the own control block that nobody else reads before the ba
 
 def of_primitive(module: str, text: str, mutant: Mutant) -> str:
     """The reason for a mutant of a primitive."""
-    function, _ = _place(Source(text), mutant)
+    function, _ = place(Source(text), mutant)
     swapped = mutant.what.split(" before ")
     if function == "leave" and mutant.kind == "order" and all(s.startswith("tl.store(control +") for s in swapped):
         return OWN_WORDS

@@ -52,13 +52,16 @@ class Subject:
 
     @property
     def larger(self) -> Subject:
-        """The same with other sizes, of which the same is true: what divides still does, what is empty still is."""
+        """The same with other sizes, of which the same is true: what divides still does, what is empty still is, and
+        what a tile holds as a whole is as long as before."""
 
         def grown(n: int) -> int:
             return n + TILE if n >= TILE else n + (n > 0)
 
         sizes = self.sizes(self.program)
+        whole = {d for r in self.in_tiles(self.program).values() for d, _ in getattr(r, "whole", ())}
         size = {d: tuple(map(grown, n)) if isinstance(n, tuple) else grown(n) for d, n in sizes.items()}
+        size |= {d: sizes[d] for d in whole & sizes.keys()}
         return self if self.name in FIXED else replace(self, size=size)
 
     def in_tiles(self, program: Program) -> Schedule:

@@ -98,7 +98,8 @@ def run(
 
 
 def execution(ran: Ran, right: Ran) -> str:
-    """Races, what gets stuck, what leaves its memory; and results that differ from those of what is right."""
+    """Races, what gets stuck, what leaves its memory; results that differ from those of what is right; and signals that
+    are not zero in the end."""
     if ran.error is not None:
         return f"{type(ran.error).__name__}: {ran.error}"
     for rank, (mine, theirs) in enumerate(zip(ran.results, right.results, strict=True)):
@@ -107,6 +108,8 @@ def execution(ran: Ran, right: Ran) -> str:
                 if not torch.equal(a, b):
                     wrong = int((a != b).sum())
                     return f"WrongResult: rank {rank}, call {call}: {wrong} of {b.numel()} elements differ"
+    for rank, slot, at in ran.world.lane.signals_left():
+        return f"SignalsLeft: rank {rank}, slot {slot}: not zero after the last run, {at} bytes from the first"
     return ""
 
 
