@@ -23,6 +23,7 @@ from tilelink.errors import (
     StuckError,
     TileLinkError,
     UnsafeProgramError,
+    shown,
 )
 from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import Sizes
@@ -325,9 +326,12 @@ def test_who_waits_for_ever_is_named() -> None:
 
 def test_bad_input_is_refused() -> None:
     big = {"M": 1 << 20, "N": 1 << 16, "K": 1 << 14}
-    with pytest.raises(MachineMemoryError, match=r"all_gather_matmul needs .* GB on a rank; l20 has 48 GB. Most of it"):
+    says = r"all_gather_matmul needs .* GB on a rank; l20 has 48 GB. Most of it"
+    with pytest.raises(MachineMemoryError, match=says) as e:
         all_gather_matmul.simulate("push", machine="l20", world=8, **big)
-    with pytest.raises(MachineError, match="a world of 9 on l20, which has 8 GPUs"):
+    assert e.value.site is not None and e.value.site.file == __file__
+    assert f"; the schedule: {shown(all_gather_matmul.file)}:" in e.value.message
+    with pytest.raises(MachineError, match=r"test_simulate.py:\d+: a world of 9 on l20, which has 8 GPUs"):
         gathered(machine("l20"), world=9)
     with pytest.raises(MachineError, match="no agent tma"):
         gathered(machine("a100_nvlink"), agents={"move": "tma"})

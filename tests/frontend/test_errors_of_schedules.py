@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,7 @@ SCHEDULES = [
     pair(
         "more SMs than there are",
         ScheduleError,
-        {"tk.SMs(4, ": "tk.SMs(400, ", "M=64": "M=12800", "@tk.program": "@tk.program  # <-"},
+        {"tk.SMs(4, ": "tk.SMs(400, ", "M=64": "M=12800", "schedule = tk.Schedule(": "schedule = tk.Schedule(  # <-"},
         "program asks for 400 SMs",
         "the device has 132",
     ),
@@ -263,8 +264,15 @@ def test_error(case: Case, tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_schedule_says_where_the_schedule_stands() -> None:
-    """What is wrong shows where a role is launched, and is mended where the schedule is written."""
+    """What is wrong shows where a role is launched, and is mended where the schedule is written; also of one that is
+    equal to another, and of what shows at some sizes only."""
     with pytest.raises(ScheduleError) as e:
         all_gather_matmul.bind(tk.Schedule(gather=tk.SMs(2, tile=(16, 16), at="nobody"), matmul=gemm))
     assert e.value.site is not None and e.value.site.file == all_gather_matmul.file
     assert f"; the schedule: {shown(__file__)}:" in e.value.message
+    one, other = (tk.Schedule(gather=tk.SMs(2, tile=(16, 16)), matmul=tk.SMs(2, tile=(64, 16, 16))) for _ in range(2))
+    other.site = replace(one.site, line=one.site.line + 1)
+    for large in (one, other):
+        with pytest.raises(TileSizeError, match="a tile of 64 along M") as e:
+            all_gather_matmul.bound_at(large, world=1, sizes={"M": 16, "N": 16, "K": 16})
+        assert e.value.message.endswith(f"; the schedule: {large.site}")

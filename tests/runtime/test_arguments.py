@@ -175,8 +175,8 @@ BAD = [
     Bad(
         "too many tensors",
         ArgumentError,
-        "all_gather_matmul takes x, weight, out, bias; 5 tensors given",
-        lambda: (x(), weight(), None, None, None, None),
+        "all_gather_matmul takes x, weight, out, bias, gathered; 6 tensors given",
+        lambda: (x(), weight(), None, None, None, None, None),
     ),
     Bad("list", ArgumentError, "x is a list, not a tensor", lambda: (x().tolist(), weight())),
     Bad("number", ArgumentError, "weight is a float, not a tensor", lambda: (x(), 1.0)),

@@ -15,7 +15,7 @@ from triton.runtime import driver as triton_driver
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.test_virtual_world import Inputs
 from tilelink.backend.targets import TARGETS
-from tilelink.errors import ResidencyError, Site
+from tilelink.errors import ResidencyError, ScheduleError, Site
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 from tilelink.runtime.cuda.driver import Driver
 from tilelink.runtime.cuda.group import CudaGroup
@@ -126,6 +126,16 @@ def test_other_alignments_are_other_kernels(triton: TritonDriver) -> None:
 
     ranks.run(body)
     assert len(device.loads) == 2 and len(triton.launched) == 4
+
+
+def test_a_kernel_that_fits_on_no_sm(triton: TritonDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton says what it lacks; we say which call it was, and where the schedule stands that asks for so much."""
+    monkeypatch.setattr("triton.compiler.compiler.max_shared_mem", lambda device: 1024)
+    other = SCHEDULES["push"].changed(matmul={"tile": (32, 16, 16)})  # which no test has loaded
+    with pytest.raises(ScheduleError, match=r"fits on no SM: .*shared memory") as e:
+        virtual_world(1, Compiling()).run(lambda group: Inputs(1, rows=64).call(group, other))
+    assert e.value.site is not None and "all_gather_matmul(" in e.value.site.text
+    assert e.value.message.endswith(f"; the schedule: {push.site}")
 
 
 def test_workers_that_are_not_resident() -> None:

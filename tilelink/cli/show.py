@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> Answer:
     note += [f"{key}: {keys[key]}" for key in (*FIGURES, "events", "sha256") if key in keys]
     findings = verdict.findings if verdict is not None else ()
     note += [f"wrong: {finding}" for finding in findings]
+    note += [f"the schedule: {schedule.site}"] if findings else []
     return Answer(keys, text, "".join(f"# {line}\n" for line in note), "finding" if findings else "ok")
 
 

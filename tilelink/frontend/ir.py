@@ -335,7 +335,7 @@ class TileProgram:
     """A program with its schedule and dtypes. World and sizes are symbols still: one tile program serves all.
 
     `cut`: dimensions that are spread over the ranks. `published`: inputs that peers read, copied to the heap first.
-    `functions`: Triton functions of the user that roles call, by name.
+    `functions`: Triton functions of the user that roles call, by name. `schedule_site`: where its schedule stands.
     """
 
     name: str
@@ -347,6 +347,7 @@ class TileProgram:
     functions: tuple[tuple[str, Any], ...]
     slots: int
     site: Site = field(compare=False)
+    schedule_site: Site = field(compare=False)
 
     def tensor(self, name: str) -> Tensor:
         return next(t for t in self.tensors if t.name == name)

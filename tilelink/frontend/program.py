@@ -190,7 +190,8 @@ class Program:
                 self._bound[key] = self._bind(schedule, given, absent)
             except (ScheduleError, TileSizeError) as e:
                 raise e.because_of("the schedule", schedule.site) from None
-        return self._bound[key]
+        bound = self._bound[key]  # of a schedule that is equal, and may stand elsewhere
+        return bound if bound.schedule_site == schedule.site else replace(bound, schedule_site=schedule.site)
 
     def _bind(self, schedule: Schedule, given: dict[str, Any], absent: frozenset[str]) -> TileProgram:
         recording = self.recorded(absent)
@@ -228,6 +229,7 @@ class Program:
             functions=tuple(elaboration.functions.items()),
             slots=schedule.slots,
             site=self.site,
+            schedule_site=schedule.site,
         )
 
     def fit(

@@ -69,7 +69,10 @@ class Sizes:
             if d not in program.dims:
                 raise DimensionError(f"{program.name} has no dimension {d}; it has {', '.join(program.dims)}", site)
         made = cls(world, tuple(dims.items()), tuple(parts.items()), check_nodes(world, per_node))
-        made.check(program)
+        try:
+            made.check(program)
+        except (ScheduleError, TileSizeError) as e:
+            raise e.because_of("the schedule", program.schedule_site) from None
         return made
 
     def check(self, program: TileProgram) -> None:
@@ -210,7 +213,7 @@ def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
         raise ScheduleError(
             f"{program.name} asks for {first} SMs by count" + (" and at least one for the others" if sharing else "")
             + f"; the device has {sms}",
-            program.site,
+            program.schedule_site,
         )
     for role in sharing:
         most = max(sum(tiles[r.name] for r in roles) for roles in members(sharing))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ def test_a_signal_that_is_lost() -> None:
 def test_not_all_workers_are_resident() -> None:
     found = find(all_gather_matmul, gemm(), "residency", sms=8, reserve=3, M=64, N=64)
     assert "6 workers a rank, 4 of which wait; 5 are resident (8 SMs, 3 of them kept for others)" in found.what
-    assert "sms=5" in found.remedy
+    assert "sms=5" in found.remedy and re.search(r"in the schedule: .*test_findings.py:\d+$", found.remedy)
 
 
 def test_the_heap_is_too_small() -> None:

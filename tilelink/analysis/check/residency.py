@@ -24,7 +24,8 @@ def residency(events: Events, reserve: int) -> list[Finding]:
             what=f"{workers} workers a rank, {waiting} of which wait; {resident} are resident ({events.sms} SMs, "
             f"{reserve} of them kept for others), so those that are not may be waited for and never start",
             chain=(step(events, k, "by a worker that is resident, for one that may not be"),),
-            remedy=f"launch on {resident} SMs (sms={resident}), or give roles a count, {resident} in all",
+            remedy=f"launch on {resident} SMs (sms={resident}), or give roles a count, {resident} in all, in the "
+            f"schedule: {events.program.schedule_site}",
             **about(events, [k]),
         )
     ]

@@ -21,7 +21,7 @@ from tilelink.analysis.simulate.steps import Steps, fold
 from tilelink.analysis.simulate.verdict import verdict
 from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Span, Timeline, Transfer
 from tilelink.analysis.unroll import unroll
-from tilelink.errors import MachineError, MachineMemoryError, ScheduleWithoutRoleError
+from tilelink.errors import MachineError, MachineMemoryError, ScheduleWithoutRoleError, Site
 from tilelink.frontend.ir import RANKS_DIM, TileProgram
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import Sizes
@@ -158,9 +158,10 @@ def steps_of(program: TileProgram, sizes: Sizes, machine: Machine, agents: Mappi
     for role in agents:
         if all(r.name != role for r in program.roles):
             known = ", ".join(r.name for r in program.roles)
-            raise ScheduleWithoutRoleError(f"{program.name} has no role {role}; its roles are {known}", program.site)
+            raise ScheduleWithoutRoleError(f"{program.name} has no role {role}; its roles are {known}", Site.of_user())
     if sizes.world > machine.ranks:
-        raise MachineError(f"a world of {sizes.world} on {machine.name}, which has {machine.ranks} GPUs", program.site)
+        what = f"a world of {sizes.world} on {machine.name}, which has {machine.ranks} GPUs"
+        raise MachineError(what, Site.of_user())
     _check_memory(program, sizes, machine)
     off = [r.resource for r in program.roles if not machine.agent(agent_of(r, agents)).on_sm]
     engines = sum(r.count or 0 for r in off if isinstance(r, SMs))  # moved off the SMs by a question "what if"
@@ -216,8 +217,8 @@ def _check_memory(program: TileProgram, sizes: Sizes, machine: Machine) -> None:
             f"{program.name} needs {total / 1e9:.1f} GB on a rank; {machine.name} has {machine.memory / 1e9:.0f} GB. "
             f"Most of it is {largest}, {copies.get(largest, needed[largest]) / 1e9:.1f} GB"
             + (f" in {program.slots} slots" if largest in copies else ""),
-            program.site,
-        )
+            Site.of_user(),
+        ).because_of("the schedule", program.schedule_site)
 
 
 def _labels(steps: Steps) -> list[str]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 
-from tilelink.errors import ResidencyError, Site
+from tilelink.errors import ResidencyError, ScheduleError, Site
 from tilelink.runtime.cuda.driver import Driver
 
 
@@ -55,12 +56,15 @@ def load(
     """Compiles a `triton.jit` function for arguments like these and loads it on the current device, where it isn't yet.
 
     CUDA loads code late, and may wait for an idle device then, so this has to be done before a kernel runs that others
-    wait for. Raises what Triton raises.
+    wait for. Raises ScheduleError for one that no SM has room for, and what Triton raises.
     """
     compiled = jit.warmup(*arguments.values(), grid=(1,), num_warps=num_warps, **options)
     if hasattr(compiled, "result"):  # Triton compiles it on another thread, if it is told to
         compiled = compiled.result()
-    compiled[1, 1, 1]  # this loads it
+    try:
+        compiled[1, 1, 1]  # this loads it
+    except triton.OutOfResources as e:
+        raise ScheduleError(f"{jit.fn.__name__} fits on no SM: {e}") from None
     shared = compiled.metadata.shared
     return Kernel(
         jit.fn.__name__,

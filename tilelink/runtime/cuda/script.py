@@ -15,7 +15,7 @@ import torch
 
 from tilelink.backend.host import Fork, Join, Place, RegionCopy, SignalWrite
 from tilelink.backend.lower import STAMPS
-from tilelink.errors import Site
+from tilelink.errors import ScheduleError, Site
 from tilelink.runtime.cuda.device import Device, Stream
 from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.launch import Launch, Record, Run, RunStep
@@ -160,10 +160,13 @@ def _step(lane: CudaLane, run: Run, step: RunStep, site: Site) -> Step:
 
 
 def _kernel(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
-    kernel = lane.device.load(run.prepared, launch.kernel, launch.arguments)
-    lane.loaded[launch.kernel] = kernel
-    kernel.check_resident(launch.workers, lane.sms, site)
     lowered = run.prepared.lowered
+    try:
+        kernel = lane.device.load(run.prepared, launch.kernel, launch.arguments)
+        kernel.check_resident(launch.workers, lane.sms, site)
+    except ScheduleError as e:
+        raise type(e)(e.message, site).because_of("the schedule", lowered.program.schedule_site) from None
+    lane.loaded[launch.kernel] = kernel
     parameters = (*lowered.main_parameters, *lowered.publish_parameters, *lowered.enter_parameters)
     of = {p.name: p.of for p in parameters if p.of in run.tensors}
     mine = [(at, name, value) for at, (name, value) in enumerate(launch.arguments.items()) if name in of]
