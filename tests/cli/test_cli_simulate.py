@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tilelink.analysis.machine import describe, names
+from tilelink.analysis.machine import describe, machine, names
 from tilelink.cli import main
 from tilelink.runtime.measure import Measured, description
 
@@ -52,9 +53,23 @@ def test_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "predicted" in (tmp_path / "run.html").read_text()
 
 
+def test_pages_of_one_scale(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """So that two of them can be laid beside each other; and what crosses a link stands beside what could."""
+    _, answer = simulate(capsys, "--trace", str(tmp_path / "run.html"), "--until", "500")
+    assert answer["makespan_us"] < 500
+    found = re.search(r"^const D = (.*);$", (tmp_path / "run.html").read_text(), re.MULTILINE)
+    assert found is not None
+    data = json.loads(found[1])
+    assert data["until"] == 500 and data["whole"] == pytest.approx(answer["makespan_us"], abs=1e-3)
+    rate, limit = map(int, re.findall(r"\d+", data["facts"]["busiest link"]))
+    assert rate < limit == max(a.saturation for n, a in machine("h100").agents.items() if n != "nic")
+
+
 @pytest.mark.parametrize(
     ("flags", "kind", "said"),
     [
+        (["--trace", "run.json", "--until", "500"], "UsageError", "--until is of a page: say --trace FILE.html"),
+        (["--trace", "run.html", "--until", "-1"], "UsageError", "'-1' is not a time in microseconds"),
         (["--machine", "h1000"], "UnknownMachineError", "there is no machine h1000"),
         (["--trace", "run.png"], "UsageError", "--trace run.png: .json for ui.perfetto.dev, .html"),
         (["--trace", "nowhere/run.html"], "UsageError", "--trace nowhere/run.html: there is no folder nowhere"),

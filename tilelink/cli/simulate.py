@@ -24,6 +24,8 @@ def run(args: argparse.Namespace) -> Answer:
     """What a run of a program is predicted to take on a machine, what bounds it, and where time goes."""
     if args.trace is not None and not args.trace.endswith(ENDINGS):
         raise UsageError(f"--trace {args.trace}: .json for ui.perfetto.dev, .html for a page of its own")
+    if args.until is not None and not (args.trace or "").endswith(".html"):
+        raise UsageError("--until is of a page: say --trace FILE.html, too")
     if args.trace is not None and not Path(args.trace).resolve().parent.is_dir():
         raise UsageError(f"--trace {args.trace}: there is no folder {Path(args.trace).parent}")
     rows = sweep.rows(args, point) if args.sweep else []
@@ -32,7 +34,7 @@ def run(args: argparse.Namespace) -> Answer:
     prediction, flags = predict(args)
     keys = {**flags, **prediction.summary()}
     if args.trace is not None:
-        _write(prediction, args.trace, str(flags["schedule"]))
+        _write(prediction, args.trace, str(flags["schedule"]), args.until)
         keys["trace"] = args.trace
     said = " ".join(f"--{f} {shape_text(v) if f == 'shape' else v}" for f, v in flags.items())
     text = _text(prediction)
@@ -76,7 +78,7 @@ def _agent(item: str) -> tuple[str, str]:
     return role, agent
 
 
-def _write(prediction: Prediction, path: str, schedule: str) -> None:
+def _write(prediction: Prediction, path: str, schedule: str, until: float | None) -> None:
     from tilelink.analysis.draw import About, write_page, write_perfetto
 
     timeline = replace(prediction.timeline, title=f"{prediction.timeline.title} · {schedule}")
@@ -85,9 +87,10 @@ def _write(prediction: Prediction, path: str, schedule: str) -> None:
         return
     facts = {
         "unfused": _us(prediction.unfused_us), "bound": _us(prediction.bound_us),
-        "busiest link, on average": f"{prediction.link_rate:.0f} GB/s",
+        "busiest link": " ".join(_link(prediction)),
     }  # fmt: skip
-    about = About(prediction.makespan_us, prediction.idle_us, prediction.critical_path, prediction.verdict, facts)
+    p = prediction
+    about = About(p.makespan_us, p.idle_us, p.critical_path, p.verdict, facts, until)
     write_page(timeline, path, about)
 
 
@@ -101,9 +104,9 @@ def _text(prediction: Prediction) -> str:
         ("transfers alone", p.comm_us, "by the workers that make them"),
         ("unfused", p.unfused_us, "products, and a collective of the library"),
     ]
-    links = f"{p.link_rate:.0f} GB/s"
+    rate, of = _link(p)
     lines = [f"{name:<16}{_us(time):>12}  {what}" for name, time, what in rows]
-    lines += [f"{'busiest link':<16}{links:>12}  on average", "", p.verdict, "", "idle, the mean over SMs"]
+    lines += [f"{'busiest link':<16}{rate:>12}  {of}", "", p.verdict, "", "idle, the mean over SMs"]
     lines += [f"  {cause:<38}{_us(time):>12}" for cause, time in p.idle_us.items()]
     lines += ["", "critical path"]
     for link in p.critical_path:
@@ -114,8 +117,23 @@ def _text(prediction: Prediction) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _link(p: Prediction) -> tuple[str, str]:
+    """What crosses the busiest link, and of how much that is."""
+    return f"{p.link_rate:,.0f} GB/s", f"on average over the run, of {p.link_limit:,.0f} usable in one direction"
+
+
 def _us(time: float) -> str:
     return f"{time:,.1f} us"
+
+
+def _time(text: str) -> float:
+    try:
+        time = float(text)
+    except ValueError:
+        time = 0.0
+    if not 0 < time < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in microseconds, more than 0")
+    return time
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
@@ -125,6 +143,10 @@ def flags(parser: argparse.ArgumentParser) -> None:
         "description (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--trace", metavar="FILE", help="write the timeline: .json for ui.perfetto.dev, .html a page")
+    parser.add_argument(
+        "--until", type=_time, metavar="US", help="where the time axis of the page ends, in microseconds, so that two "
+        "pages have one scale (default: where the run does)",
+    )  # fmt: skip
     parser.add_argument(
         "--agents", metavar="ROLE=AGENT,...", help="what if another agent than its resource's moved a role's bytes"
     )

@@ -27,7 +27,8 @@ class About:
     """What is known of a run beyond its timeline, in the timeline's unit. What is None is derived from the timeline.
 
     `whole`: all of the run, launch and leaving too. `idle`: by cause, the mean over workers. `path`: the critical path.
-    `verdict`: what decides the time. `facts`: further lines for the head, such as {"unfused": "1.81 ms"}.
+    `verdict`: what decides the time. `facts`: further lines for the head, such as {"unfused": "1.81 ms"}. `until`:
+    where the axis ends that is seen first, so that pages can be compared; where the run does, if nothing is said.
     """
 
     whole: float | None = None
@@ -35,6 +36,7 @@ class About:
     path: Sequence[Link] | None = None
     verdict: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
+    until: float | None = None
 
 
 def page(timeline: Timeline, about: About | None = None) -> str:
@@ -73,6 +75,7 @@ def _data(timeline: Timeline, about: About) -> dict[str, Any]:
         "unit": timeline.unit,
         "performance": timeline.source in (PREDICTED, MEASURED),
         "whole": _short(timeline.stop - origin if about.whole is None else about.whole),
+        "until": about.until,
         "verdict": about.verdict,
         "roles": roles,
         "colours": list(colours_of(roles).values()),

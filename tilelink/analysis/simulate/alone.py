@@ -58,13 +58,17 @@ def bounds(steps: Steps, machine: Machine) -> dict[str, float]:
     ranks = steps.tile_rank[steps.tile]
     operations = np.bincount(ranks, weights=steps.operations, minlength=world).max(initial=0.0)
     written = np.bincount(ranks, weights=steps.written, minlength=world).max(initial=0.0)
-    fastest = max(a.saturation for n, a in machine.agents.items() if n != "nic")
-    links = max(1, world - 1) if machine.links == MESH else 1
     return {
         "the products": float(operations / (machine.matmul_rate(dtype_of(steps.events.program)) * TFLOP_S)),
-        "the bytes between ranks": float(most_moved(steps) / (fastest * links * GB_S)),
+        "the bytes between ranks": float(most_moved(steps) / (usable(machine, world) * GB_S)),
         "the writes to device memory": float(written / (machine.memory_rate * GB_S)),
     }
+
+
+def usable(machine: Machine, world: int) -> float:
+    """GB/s that leave a rank at most, or reach it: the saturation of the fastest agent, on all links of the rank."""
+    fastest = max(a.saturation for n, a in machine.agents.items() if n != "nic")
+    return fastest * (max(1, world - 1) if machine.links == MESH else 1)
 
 
 def most_moved(steps: Steps) -> float:

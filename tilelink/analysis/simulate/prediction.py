@@ -70,6 +70,11 @@ class Prediction:
         return alone.most_moved(self.steps) / (self.makespan_us * GB_S) if self.makespan_us else 0.0
 
     @property
+    def link_limit(self) -> float:
+        """GB/s that `link_rate` can be at most; it is in one direction, and less than what a link is sold as."""
+        return alone.usable(self.machine, self.steps.events.sizes.world)
+
+    @property
     def off_sm(self) -> frozenset[str]:
         """Roles whose workers are no SMs."""
         roles = self.steps.events.program.roles
