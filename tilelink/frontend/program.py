@@ -1,52 +1,24 @@
-"""Programs: a recorded function of roles, bound with a schedule and dtypes to a tile program."""
+"""Programs: what `@tk.program` makes of a function, and all that can be asked of it."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import triton
 
-from tilelink.errors import (
-    ArgumentError,
-    DtypeError,
-    NotUnderstoodError,
-    RoleWithoutScheduleError,
-    ScheduleError,
-    ScheduleWithoutRoleError,
-    Site,
-    TileSizeError,
-)
-from tilelink.frontend.copy_engine import check_copy_engine
-from tilelink.frontend.elaboration import Context, Elaborator
-from tilelink.frontend.folding import fold, without_unread
+from tilelink.errors import ArgumentError, ScheduleError, Site, TileSizeError
+from tilelink.frontend.binding import bind
+from tilelink.frontend.fitting import fitted
 from tilelink.frontend.given import Given, at_sizes
-from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, token_name, walk
-from tilelink.frontend.multicast import multicast
-from tilelink.frontend.names import Names, check_parameters
-from tilelink.frontend.schedule import CopyEngine, Epilogue, Resource, Schedule, SMs, launched, smallest_tile
-from tilelink.frontend.signals import derive_signals
-from tilelink.frontend.sizes import Sizes, check_world, even_parts, stepped
-from tilelink.frontend.splitting import split_waits
-from tilelink.frontend.turns import members, turns
-from tilelink.frontend.values import TileValue, dtype_name
-from tilelink.frontend.walk import make_walk, rank_axes, step_size
-from tilelink.language import (
-    Declared,
-    Function,
-    Launch,
-    Parameters,
-    Recording,
-    TensorWord,
-    Variant,
-    check_lists,
-    declarations,
-    record,
-)
+from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.names import check_parameters
+from tilelink.frontend.schedule import Schedule, launched
+from tilelink.frontend.sizes import Sizes, check_world
+from tilelink.language import Declared, Function, Parameters, Recording, Variant, check_lists, declarations, record
 
 if TYPE_CHECKING:
     from tilelink.analysis.check import Report
@@ -187,50 +159,11 @@ class Program:
         key = (schedule, tuple(sorted((n, str(d)) for n, d in given.items())), absent)
         if key not in self._bound:
             try:
-                self._bound[key] = self._bind(schedule, given, absent)
+                self._bound[key] = bind(self.recorded(absent), schedule, given, self.parameters, self.site)
             except (ScheduleError, TileSizeError) as e:
                 raise e.because_of("the schedule", schedule.site) from None
         bound = self._bound[key]  # of a schedule that is equal, and may stand elsewhere
         return bound if bound.schedule_site == schedule.site else replace(bound, schedule_site=schedule.site)
-
-    def _bind(self, schedule: Schedule, given: dict[str, Any], absent: frozenset[str]) -> TileProgram:
-        recording = self.recorded(absent)
-        _check_roles(self, recording, schedule)
-        dtypes = self._dtypes(recording, given)
-        cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
-        names = _names(recording, self.site)
-        names.check()
-        tensors = tuple(Tensor(t.name, t.dims, t.sharded, t.kind, dtypes[t.name], t.buffers) for t in recording.tensors)
-        tensors += tuple(t.token for t in tensors if t.buffers)
-        elaboration = _Elaboration(recording, dtypes, cut, names)
-        made: dict[str, Role] = {}
-        for launch in recording.launches:
-            resource, name = _resource(schedule, launch), launch.function.name
-            if isinstance(resource, Epilogue):
-                producer = _producer(launch, resource, schedule, made)
-                made[producer.name] = fold(producer, elaboration.ways(launch, producer), tensors)
-            else:
-                role = elaboration.role(launch, resource)
-                goes_to_all = isinstance(resource, SMs) and resource.via == "multicast"
-                made[name] = multicast(role, launch.space, cut) if goes_to_all else role
-        tensors, roles = without_unread(tensors, tuple(made.values()))
-        check_copy_engine(roles)
-        signals = derive_signals(tensors, roles, cut, schedule.cells, schedule.site)
-        roles = tuple(split_waits(role, signals, names) for role in roles)
-        for together in members(roles):
-            turns(together)
-        return TileProgram(
-            name=self.name,
-            tensors=tensors,
-            cut=tuple(d for d in dict.fromkeys(d for t in tensors for d in t.dims) if d in cut),
-            roles=roles,
-            signals=signals,
-            published=_published(tensors, roles),
-            functions=tuple(elaboration.functions.items()),
-            slots=schedule.slots,
-            site=self.site,
-            schedule_site=schedule.site,
-        )
 
     def fit(
         self,
@@ -250,22 +183,7 @@ class Program:
             return variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
         absent = self.optional if absent is None else absent
         schedule = self.schedule(schedule, absent)
-        bound = self.bind(schedule, dtypes, absent)
-        parts = {d: even_parts(n, world) if d in bound.cut and isinstance(n, int) else n for d, n in sizes.items()}
-        longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in parts.items()}
-        totals = {d: smallest_tile(sum(n) if isinstance(n, Sequence) else n) for d, n in sizes.items()}
-        changes: dict[str, dict[str, dict[str, Any]]] = {}
-        for role in bound.roles:
-            tile = role.resource.tile
-            cut = [t and min(t, longest.get(r.dim, t)) for t, r in zip(tile, role.walk.ranges, strict=False)]
-            cut += [t and min(t, *(longest.get(d, t) for d in stepped(role)), t) for t in tile[len(cut) :]]
-            whole = {d: min(n, totals.get(d, n)) for d, n in dict(role.resource.whole).items()}
-            fitted = {"tile": tuple(cut)} | ({"whole": whole} if whole else {})
-            changes.setdefault(role.launched, {})[role.scheduled] = fitted
-        for fits in changes.values():  # one entry where it fits all members
-            alike = all(fit == next(iter(fits.values())) for fit in fits.values())
-            schedule = schedule.changed(**({launched(n): fit for n, fit in fits.items()} if alike else fits))
-        return schedule
+        return fitted(schedule, self.bind(schedule, dtypes, absent), world, sizes)
 
     def bound_at(
         self,
@@ -285,24 +203,6 @@ class Program:
             schedule = variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **flat)
         bound = variant.bind(schedule, dtypes, absent)
         return bound, Sizes.of(bound, world, flat, per_node)
-
-    def _dtypes(self, recording: Recording, given: Mapping[str, Any]) -> dict[str, str]:
-        for name in given:
-            if all(t.name != name for t in recording.tensors) and name not in self.parameters:
-                known = ", ".join(t.name for t in recording.tensors)
-                raise DtypeError(f"a dtype for {name}, which is no tensor of {self.name}; it has {known}", self.site)
-        dtypes: dict[str, str] = {}
-        first = next((given[t.name] for t in recording.tensors if t.name in given), "float32")
-        for t in recording.tensors:
-            wanted = given.get(t.name, t.dtype)
-            if isinstance(wanted, TensorWord):
-                dtypes[t.name] = dtypes[wanted.name]
-                continue
-            try:
-                dtypes[t.name] = dtype_name(first if wanted is None else wanted)
-            except ValueError as e:
-                raise DtypeError(f"{t.name}: {e}", self.site) from e
-        return dtypes
 
     # ---- what can be done with a program; each is the work of a layer above, imported when it is asked for
 
@@ -410,133 +310,3 @@ def _check_functions(functions: Mapping[str, Any]) -> None:
 def program(function: Callable[..., None]) -> Program:
     """Declares a program: a function that makes buffers and launches tile functions over tile spaces."""
     return Program(function)
-
-
-def _check_roles(program: Program, recording: Recording, schedule: Schedule) -> None:
-    roles = [launch.scheduled for launch in recording.launches]
-    for launch in recording.launches:
-        name = launched(launch.scheduled)
-        if name not in schedule:
-            known = ", ".join(schedule) or "no role"
-            raise RoleWithoutScheduleError(f"the schedule says nothing of role {name}; it names {known}", launch.site)
-    sms = {r: s for r in roles if isinstance(s := schedule.of(r), SMs)}
-    if len({s.warps for s in sms.values()}) > 1:
-        warps = ", ".join(f"{r}: {s.warps}" for r, s in sms.items())
-        raise ScheduleError(f"the roles of a program are one kernel, with as many warps each: {warps}", schedule.site)
-    for name in {launched(r): s for r, s in sms.items()}:
-        counts = {r: s.count for r, s in sms.items() if launched(r) == name}
-        if len(set(counts.values())) > 1:
-            said = ", ".join(f"{r}: {n}" for r, n in counts.items())
-            raise ScheduleError(f"the members of {name} share SMs, so their number is one: {said}", schedule.site)
-    for name in schedule:
-        if name not in roles and name not in map(launched, roles):
-            known = ", ".join(roles)
-            raise ScheduleWithoutRoleError(f"{program.name} has no role {name}; its roles are {known}", schedule.site)
-
-
-def _names(recording: Recording, site: Site) -> Names:
-    return Names(
-        (recording.name, site),
-        tensors={t.name: t.site or site for t in recording.tensors}
-        | {token_name(t.name): t.site or site for t in recording.tensors if t.buffers},
-        dims={d: site for t in recording.tensors for d in t.dims if d != RANKS_DIM},
-        roles={launch.function.name: launch.site for launch in recording.launches},
-        axes={a: launch.site for launch in recording.launches for a in launch.space.axes},
-    )
-
-
-def _resource(schedule: Schedule, launch: Launch) -> Resource:
-    """The resource of a launch; of dimensions that its member has of its own, with their names."""
-    resource = schedule.of(launch.scheduled)
-    if isinstance(resource, SMs) and launch.own:
-        return replace(resource, whole=tuple((launch.own.get(d, d), n) for d, n in dict(resource.whole).items()))
-    return resource
-
-
-def _producer(launch: Launch, resource: Epilogue, schedule: Schedule, made: Mapping[str, Role]) -> Role:
-    """The role that another is folded into: of members, that of the same member. Raises ScheduleError."""
-    member = launch.scheduled.removeprefix(launched(launch.scheduled))
-    of = next((n for n, r in made.items() if r.scheduled == resource.of + member), resource.of)
-    if of in made and isinstance(made[of].resource, SMs):
-        return made[of]
-    known = ", ".join(made) or "none"
-    why = f"{resource.of} is no role of the program"
-    if resource.of in schedule:
-        folded = isinstance(schedule[resource.of], Epilogue)
-        why = f"{resource.of} is {'in an epilogue itself' if folded else 'launched later'}"
-    if of in made:
-        why = f"{resource.of} is on the copy engine"
-    raise ScheduleError(
-        f"{launch.scheduled}={resource}: {why}; a role is folded into one on SMs that is launched before it: {known}",
-        schedule.site,
-    )
-
-
-@dataclass
-class _Elaboration:
-    """From launches to roles. `functions`: the Triton functions that the roles call, by name."""
-
-    recording: Recording
-    dtypes: dict[str, str]
-    cut: frozenset[str]
-    names: Names
-    functions: dict[str, Any] = field(default_factory=dict)
-
-    def ways(self, launch: Launch, producer: Role) -> list[Role]:
-        """A role in the tiles of a producer, once for each answer to who executes it."""
-        space, theirs = launch.space, [r.dim for r in producer.walk.ranges]
-        if list(space.dims) != theirs:
-            raise ScheduleError(
-                f"{launch.function.name} can't be folded into {producer.name}: it runs over {', '.join(space.dims)}, "
-                f"{producer.name} over {', '.join(theirs)}",
-                launch.site,
-            )
-        other = next(o for o in self.recording.launches if o.function.name == producer.name)
-        taken = frozenset(n.id for n in ast.walk(other.function.node) if isinstance(n, ast.Name))
-        executors: list[str | None] = list(rank_axes(space, self.cut))
-        return [self.role(launch, replace(producer.resource, at=at), taken) for at in executors or [None]]
-
-    def role(self, launch: Launch, resource: SMs | CopyEngine, taken: frozenset[str] = frozenset()) -> Role:
-        """A launch as a role; `taken`: names that its variables must not have."""
-        function, recording = launch.function, self.recording
-        found, axes = make_walk(function.name, launch.space, resource, self.cut, launch.site)
-        for parameter in launch.arguments:
-            for word in launch.tensors(parameter):
-                if word not in recording.tensors:
-                    raise NotUnderstoodError(f"{parameter}: {word.name} is no tensor of this program", launch.site)
-        context = Context(
-            tensors={t.name: t for t in recording.tensors},
-            dtypes=self.dtypes,
-            cut=self.cut,
-            written={
-                word.name: site
-                for other in reversed(recording.launches)
-                for p, site in other.function.written_parameters().items()
-                for word in other.tensors(p)
-            },
-            tile=TileValue(found.ranges, axes),
-            step=step_size(resource, launch.space),
-            whole=dict(resource.whole),
-            reserved=self.names,
-            taken=taken,
-            own=launch.own,
-        )
-        elaborator = Elaborator(function, launch.arguments, context)
-        body = elaborator.body()
-        for dim in sorted(set(dict(resource.whole)) - elaborator.wholes) if not taken else ():
-            raise ScheduleError(f"{function.name} takes no block over the whole of {dim}: leave it out", launch.site)
-        for name, called in elaborator.functions.items():
-            if self.functions.setdefault(name, called) is not called:
-                raise NotUnderstoodError(f"two functions {name} are called: give one another name", launch.site)
-        return Role(function.name, resource, found, body, launch.site, scheduled=launch.scheduled)
-
-
-def _published(tensors: tuple[Tensor, ...], roles: tuple[Role, ...]) -> tuple[str, ...]:
-    """Inputs that peers read."""
-    inputs = {t.name for t in tensors if t.kind == "input"}
-    read: set[str] = set()
-    for role in roles:
-        for s in walk(role.body):
-            views = [load.view for load in loads_of(s)] + ([s.source] if isinstance(s, Copy) else [])
-            read |= {v.tensor for v in views if v.remote} & inputs
-    return tuple(t.name for t in tensors if t.name in read)

@@ -1,0 +1,31 @@
+"""Fitting: tiles that are larger than their tensors are made as small as these allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.schedule import Schedule, launched, smallest_tile
+from tilelink.frontend.sizes import even_parts, stepped
+
+
+def fitted(schedule: Schedule, bound: TileProgram, world: int, sizes: Mapping[str, int | Sequence[int]]) -> Schedule:
+    """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension that
+    is spread over the ranks) made as small as the tensor allows. `bound`: the tile program of the schedule; sizes as in
+    `Sizes.of`."""
+    parts = {d: even_parts(n, world) if d in bound.cut and isinstance(n, int) else n for d, n in sizes.items()}
+    longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in parts.items()}
+    totals = {d: smallest_tile(sum(n) if isinstance(n, Sequence) else n) for d, n in sizes.items()}
+    changes: dict[str, dict[str, dict[str, Any]]] = {}
+    for role in bound.roles:
+        tile = role.resource.tile
+        cut = [t and min(t, longest.get(r.dim, t)) for t, r in zip(tile, role.walk.ranges, strict=False)]
+        cut += [t and min(t, *(longest.get(d, t) for d in stepped(role)), t) for t in tile[len(cut) :]]
+        whole = {d: min(n, totals.get(d, n)) for d, n in dict(role.resource.whole).items()}
+        made = {"tile": tuple(cut)} | ({"whole": whole} if whole else {})
+        changes.setdefault(role.launched, {})[role.scheduled] = made
+    for fits in changes.values():  # one entry where it fits all members
+        alike = all(fit == next(iter(fits.values())) for fit in fits.values())
+        schedule = schedule.changed(**({launched(n): fit for n, fit in fits.items()} if alike else fits))
+    return schedule
