@@ -72,19 +72,31 @@ def programs() -> Iterator[tuple[Program, str]]:
             yield from ((variant, schedule) for schedule in program.schedules_without(program.optional))
 
 
-def lowered_for(program: Program, schedule: str, target: str) -> tuple[Lowered, Sizes]:
-    """A program at the sizes of the gates."""
+def forms() -> Iterator[tuple[str, Program, str, frozenset[str]]]:
+    """The programs with their schedules under a name; those that have optional outputs also with these asked for."""
+    for program, schedule in programs():
+        yield f"{program.label} {schedule}", program, schedule, frozenset()
+        if program.on_demand and program.variant.members == 1:
+            asked = program.on_demand
+            yield f"{program.name}[{'+'.join(sorted(asked))}] {schedule}", program, schedule, asked
+
+
+def lowered_for(
+    program: Program, schedule: str, target: str, asked: frozenset[str] = frozenset()
+) -> tuple[Lowered, Sizes]:
+    """A program at the sizes of the gates, without optional tensors but those that are asked for."""
     dims = {d for t in program.recorded(program.optional).tensors for d in (*t.dims, *t.called) if d != RANKS_DIM}
     sizes = {d: SIZES[d] for d in SIZES if d in dims}
-    bound, exact = program.bound_at(schedule, world=WORLD, sizes=sizes, dtypes=DTYPE)
+    dtypes = dict.fromkeys(program.parameters.keys() - program.optional | asked, DTYPE)
+    bound, exact = program.bound_at(schedule, world=WORLD, sizes=sizes, dtypes=dtypes)
     return lower(bound, Facts.of(bound, exact), TARGETS[target]), exact
 
 
 def gated(targets: list[str], only: str) -> Iterator[Gated]:
     """Every program, schedule and target, judged."""
-    cases = [(f"{p.label} {s} {t}", p, s, t) for p, s in programs() for t in targets]
+    cases = [(f"{name} {t}", p, s, t, asked) for name, p, s, asked in forms() for t in targets]
     cases = [c for c in cases if only in c[0]]
-    jobs = [lowered_for(p, s, t) for _, p, s, t in cases]
+    jobs = [lowered_for(p, s, t, asked) for _, p, s, t, asked in cases]
     for (name, *_), (lowered, _), made in zip(cases, jobs, each_compiled(jobs, processes=PROCESSES), strict=True):
         if not isinstance(made, tuple):
             yield Gated(name, None, None, (made.message,))

@@ -33,15 +33,17 @@ def jobs() -> Iterator[Job]:
 
 
 def judge(of: tuple[Subject, ...], mutant: Mutant) -> Answer:
-    """What finds a mutant: under one schedule of its program at least."""
+    """What finds a mutant: under one schedule of its program at least. The frontend and the check also look at the
+    first one with all optional outputs asked for."""
     try:
         program = loaded(of[0], mutant.of(source(of[0])))
     except Exception as e:
         return Answer(FRONTEND, f"{type(e).__name__}: {e}")
-    for subject in of:
+    checked = dict.fromkeys((*of, of[0].asking))
+    for subject in checked:
         if said := tools.frontend(subject, program):
             return Answer(FRONTEND, said)
-    for subject in of:
+    for subject in checked:
         if new := set(tools.check(subject, program)) - set(tools.check(subject, subject.program)):
             return Answer(CHECK, "; ".join(sorted(new)))
     rans: list[tuple[Ran, Ran]] = []

@@ -64,6 +64,11 @@ class Subject:
         size |= {d: sizes[d] for d in whole & sizes.keys()}
         return self if self.name in FIXED else replace(self, size=size)
 
+    @property
+    def asking(self) -> Subject:
+        """The same with all optional outputs asked for."""
+        return replace(self, dtypes={**dict.fromkeys(self.program.on_demand, "float32"), **self.dtypes})
+
     def in_tiles(self, program: Program) -> Schedule:
         """The schedule of this name, of this version of the program, in small tiles on few workers."""
         chosen = OWN_SCHEDULES.get(self.schedule) or program.schedule(self.schedule)
