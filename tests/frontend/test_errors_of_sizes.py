@@ -1,4 +1,4 @@
-"""Dimensions, dtypes, worlds and tiles that do not fit: errors with the values."""
+"""Dimensions, worlds and tiles that do not fit: errors with the values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tests.frontend.wrong import (
     GATHER_TILE,
     LAUNCH_GATHER,
     LAUNCH_USE,
-    NOTIFY,
     PROGRAM,
     UNROLL,
     USE_TILE,
@@ -20,7 +19,7 @@ from tests.frontend.wrong import (
     schedule,
     tile,
 )
-from tilelink.errors import DimensionError, DtypeError, TileSizeError, WorldError
+from tilelink.errors import DimensionError, TileSizeError, WorldError
 
 DIMENSIONS = [
     tile(
@@ -220,55 +219,6 @@ DIMENSIONS = [
     ),
 ]
 
-DTYPES = [
-    pair(
-        "copy to another dtype",
-        DtypeError,
-        {'tk.local("M", "K")': 'tk.local("M", "K", dtype="float16")', NOTIFY: f"{NOTIFY}  # <-"},
-        "x is float32, full float16",
-        "dtype=x",
-    ),
-    tile(
-        "dot of int64",
-        DtypeError,
-        "a = tl.zeros((16, 16), tl.int64)\nb = tl.dot(a, a)  # <-",
-        "int64 (left operand)",
-        "float16",
-    ),
-    tile(
-        "dot of float64",
-        DtypeError,
-        "a, b = tl.zeros((16, 16), tl.float16), tl.zeros((16, 16), tl.float64)\nc = tl.dot(a, b)  # <-",
-        "float64 (right operand)",
-    ),
-    tile(
-        "dot of mixed dtypes",
-        DtypeError,
-        "a, b = tl.zeros((16, 16), tl.float16), tl.zeros((16, 16), tl.bfloat16)\nc = tl.dot(a, b)  # <-",
-        "left is float16, right bfloat16",
-    ),
-    tile(
-        "dot of a tensor's dtype",
-        DtypeError,
-        "a = tl.zeros((16, 16), x.dtype)\nb = tl.dot(a, a.to(tl.float16))  # <-",
-        "left is float32, right float16",
-    ),
-    pair(
-        "dtype that is none",
-        DtypeError,
-        {UNROLL: UNROLL.replace("world", "dtypes='float13', world"), "@tk.program": "@tk.program  # <-"},
-        "x: float13",
-        "bfloat16",
-    ),
-    pair(
-        "dtype of no tensor",
-        DtypeError,
-        {UNROLL: UNROLL.replace("world", "dtypes={'y': 'float16'}, world"), "@tk.program": "@tk.program  # <-"},
-        "y, which is no tensor of program",
-        "x, out, full",
-    ),
-]
-
 WORLDS = [
     pair(
         f"world of {world}",
@@ -368,6 +318,6 @@ TILES = [
 ]
 
 
-@pytest.mark.parametrize("case", [*DIMENSIONS, *DTYPES, *WORLDS, *TILES], ids=lambda c: c.name.replace(" ", "-"))
+@pytest.mark.parametrize("case", [*DIMENSIONS, *WORLDS, *TILES], ids=lambda c: c.name.replace(" ", "-"))
 def test_error(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)

@@ -75,6 +75,7 @@ def main():
 # Parts of the sources that cases replace.
 NOTIFY = "    tk.notify(tk.copy(x[t], full[t].at(t.reader)))"
 WAIT = "tk.wait(full[t.rows])"
+STORE = "    out[t].store(acc)"
 READ = "        acc += rows[:, k].load()"
 PROGRAM = 'def program(x: tk.Sharded("M", "K"), out: tk.Local("M", "N")):'
 LAUNCH_GATHER = "gather[tk.tiles(x, reader=tk.ranks)](x, full)"

@@ -119,7 +119,8 @@ def _text(prediction: Prediction) -> str:
 
 def _link(p: Prediction) -> tuple[str, str]:
     """What crosses the busiest link, and of how much that is."""
-    return f"{p.link_rate:,.0f} GB/s", f"on average over the run, of {p.link_limit:,.0f} usable in one direction"
+    most = f"the fastest agent reaches {p.link_limit:,.0f} in one direction"
+    return f"{p.link_rate:,.0f} GB/s", f"on average over the run; {most}"
 
 
 def _us(time: float) -> str:

@@ -33,6 +33,11 @@ def dtype_name(dtype: Any) -> str:
     return text
 
 
+def is_floating(dtype: str) -> bool:
+    """Whether a dtype, by its name, holds fractions."""
+    return "float" in dtype
+
+
 def promote(a: str | None, b: str | None) -> str | None:
     """The dtype of an elementwise operation."""
     if a is None or b is None or a == b:

@@ -143,6 +143,7 @@ class Calls(Expressions):
             self.fail(ViewError, node, f"store takes a block in registers or a number, not {self.text(value)}")
         if isinstance(value, Block) and not _fits(value.shape, place.shape):
             self.fail(DimensionError, node, f"a block of shape {value.shape} does not fit {view}, {place.shape}")
+        self.whole_numbers(node, place, value)
         made = self.node(stored, value)
         made = self.filled(node, place, made) if number else made
         self.emit(Store(self.function.site(node), place, self.code(made)))
@@ -301,6 +302,9 @@ class Calls(Expressions):
             self.fail(TileSizeError, node, f"tl.dot of {a.shape} and {b.shape}: it takes at least 16 along each side")
         if acc is not None and acc.shape not in (None, (a.shape[-2], b.shape[-1])):
             self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape} can't be added to {acc.shape}")
+        if "int8" in (a.dtype, b.dtype) and acc is not None and acc.dtype not in (None, "int32"):
+            self.fail(DtypeError, node, f"tl.dot of int8 adds up in int32, and here to {acc.dtype}: begin with "
+                      "tl.zeros(..., tl.int32), or add tl.dot(..., out_dtype=tl.int32).to(...)")
         self.dots.append((a.shape[-2], b.shape[-1], a.shape[-1]))
         return a.shape[-2], b.shape[-1]
 

@@ -33,7 +33,7 @@ from tilelink.frontend.ir import (
     View,
 )
 from tilelink.frontend.names import Names
-from tilelink.frontend.values import Block, Static, TileValue, broadcast, promote
+from tilelink.frontend.values import Block, Static, TileValue, broadcast, is_floating, promote
 from tilelink.language import AxisWord, TensorWord, TileFunction
 
 _BOOLEAN = sympy.logic.boolalg.Boolean
@@ -161,6 +161,10 @@ class Source(ABC):
             except ValueError as e:
                 self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
             dtype = promote(dtype, o.dtype if isinstance(o, Block) else None)
+        fractions = isinstance(made, ast.BinOp) and isinstance(made.op, ast.Div)
+        fractions |= any(isinstance(o, Static) and isinstance(o.value, float) for o in operands)
+        if fractions and dtype is not None and not is_floating(dtype):
+            dtype = "float32"
         return Block(made, shape, dtype)
 
     def local_name(self, name: str) -> str:

@@ -10,6 +10,7 @@ import sympy
 
 from tilelink.errors import (
     DimensionError,
+    DtypeError,
     HomeError,
     NotUnderstoodError,
     RankError,
@@ -29,7 +30,7 @@ from tilelink.frontend.ir import (
     Range,
     View,
 )
-from tilelink.frontend.values import Static, TileValue
+from tilelink.frontend.values import Block, Static, TileValue, is_floating
 from tilelink.language import AxisWord, TensorWord, ranks
 
 
@@ -135,6 +136,17 @@ class Views(Source):
         if view.tensor not in self.context.written:  # what programs record goes by the source alone
             self.fail(NotUnderstoodError, node, f"{what} {view}: write it so that the source shows which tensor it "
                       f"is, such as there = {view.tensor}[...]; there.store(...)")
+
+    def whole_numbers(self, node: ast.AST, place: View, value: Any) -> None:
+        """What is stored to integers has to be integers: Triton would cut off fractions without a word."""
+        name, into = place.tensor, self.context.dtypes[place.tensor]
+        if is_floating(into):
+            return
+        if isinstance(value, Block) and value.dtype is not None and is_floating(value.dtype):
+            self.fail(DtypeError, node, f"a {value.dtype} block is stored to {name}, which is {into}: say that it is "
+                      f"to be cut off, .to({name}.dtype), or give {name} a dtype with fractions")
+        if isinstance(value, Static) and isinstance(value.value, float) and not value.value.is_integer():
+            self.fail(DtypeError, node, f"{value.value} is stored to {name}, which is {into}")
 
     def readable(self, node: ast.AST, view: View) -> None:
         self.one_home(node, view, "load of")

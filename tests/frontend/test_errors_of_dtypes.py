@@ -1,0 +1,100 @@
+"""Dtypes that do not go together: errors with both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.frontend.wrong import GATHER, NOTIFY, STORE, UNROLL, Case, changed, check, load, pair, tile
+from tilelink.errors import DtypeError
+
+DTYPES = [
+    pair(
+        "copy to another dtype",
+        DtypeError,
+        {'tk.local("M", "K")': 'tk.local("M", "K", dtype="float16")', NOTIFY: f"{NOTIFY}  # <-"},
+        "x is float32, full float16",
+        "dtype=x",
+    ),
+    tile(
+        "dot of int64",
+        DtypeError,
+        "a = tl.zeros((16, 16), tl.int64)\nb = tl.dot(a, a)  # <-",
+        "int64 (left operand)",
+        "float16",
+    ),
+    tile(
+        "dot of float64",
+        DtypeError,
+        "a, b = tl.zeros((16, 16), tl.float16), tl.zeros((16, 16), tl.float64)\nc = tl.dot(a, b)  # <-",
+        "float64 (right operand)",
+    ),
+    tile(
+        "dot of mixed dtypes",
+        DtypeError,
+        "a, b = tl.zeros((16, 16), tl.float16), tl.zeros((16, 16), tl.bfloat16)\nc = tl.dot(a, b)  # <-",
+        "left is float16, right bfloat16",
+    ),
+    tile(
+        "dot of a tensor's dtype",
+        DtypeError,
+        "a = tl.zeros((16, 16), x.dtype)\nb = tl.dot(a, a.to(tl.float16))  # <-",
+        "left is float32, right float16",
+    ),
+    tile(
+        "dot of int8 added to float32",
+        DtypeError,
+        "a, c = tl.zeros((16, 16), tl.int8), tl.zeros((16, 16), tl.float32)\nb = tl.dot(a, a, c)  # <-",
+        "adds up in int32, and here to float32",
+        "tl.zeros(..., tl.int32)",
+    ),
+    pair(
+        "fractions stored to integers",
+        DtypeError,
+        {UNROLL: UNROLL.replace("world", "dtypes={'x': 'float32', 'out': 'int8'}, world"), STORE: f"{STORE}  # <-"},
+        "a float32 block is stored to out, which is int8",
+        ".to(out.dtype)",
+    ),
+    pair(
+        "a fraction stored to integers",
+        DtypeError,
+        {
+            UNROLL: UNROLL.replace("world", "dtypes={'x': 'float32', 'out': 'int32'}, world"),
+            STORE: "    out[t].store(0.5)  # <-",
+        },
+        "0.5 is stored to out, which is int32",
+    ),
+    pair(
+        "dtype that is none",
+        DtypeError,
+        {UNROLL: UNROLL.replace("world", "dtypes='float13', world"), "@tk.program": "@tk.program  # <-"},
+        "x: float13",
+        "bfloat16",
+    ),
+    pair(
+        "dtype of no tensor",
+        DtypeError,
+        {UNROLL: UNROLL.replace("world", "dtypes={'y': 'float16'}, world"), "@tk.program": "@tk.program  # <-"},
+        "y, which is no tensor of program",
+        "x, out, full",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", DTYPES, ids=lambda c: c.name.replace(" ", "-"))
+def test_error(case: Case, tmp_path: Path) -> None:
+    check(case, tmp_path)
+
+
+STORED = {
+    "said": "    out[t].store(acc.to(out.dtype))",
+    "a whole number": "    out[t].store(-1.0)",
+    "integers": "    out[t].store(acc.to(tl.int32))",
+}
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_integers_are_stored_to_integers(stored: str, tmp_path: Path) -> None:
+    changes = {UNROLL: UNROLL.replace("world", "dtypes={'x': 'float32', 'out': 'int8'}, world"), STORE: STORED[stored]}
+    load(tmp_path, changed(GATHER, changes)).main()
