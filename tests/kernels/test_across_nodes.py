@@ -31,7 +31,7 @@ World = tk.CpuWorld
 
 
 def nodes(world: int, per_node: int, **more: Any) -> tk.CpuWorld:
-    return World(world, per_node=per_node, heap_bytes=4 << 20, sms=8, **more)
+    return World(world, per_node=per_node, heap_bytes=4 << 20, sms=12, **more)
 
 
 @pytest.fixture
