@@ -16,6 +16,8 @@ from tilelink.frontend.program import Program
 
 Label = Literal["racy", "clean"]
 LINES = re.compile(r"([^\s:,()]+\.py):(\d+)")
+ALIKE = {"UnguardedReadError": "race", "unguarded read": "race", "DeadlockError": "deadlock"}
+"""What tools call a mistake that another tool calls otherwise."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Case:
     with itself, on two ranks, or is a wait that never ends.
 
     Of a bug that was shipped: `bug`, what was wrong, in a sentence; `tool`, which finds it, and the kind of `finding`.
+    `says`: words that this finding holds, where the mistake is not between two lines and there is no pair.
     """
 
     name: str
@@ -92,7 +95,19 @@ class Case:
     pair: tuple[str, ...]
     bug: str = ""
     tool: str = ""
-    finding: str = ""
+    finding: str = "race"
+    says: str = ""
+
+    def __post_init__(self) -> None:
+        asks = self.pair or (self.tool and self.finding and self.says)
+        assert asks or self.label == "clean", f"{self.name}: any report would do"
+
+    def told_by(self, report: Report) -> bool:
+        """Whether a report is of the mistake: of this kind, and it names all lines of the pair; where there is no pair,
+        it is the finding of that tool, and says that."""
+        if self.pair:
+            return _kind(report.kind) == _kind(self.finding) and self.lines <= report.lines
+        return (report.tool, report.kind) == (self.tool, self.finding) and self.says in report.text
 
     @property
     def lines(self) -> frozenset[str]:
@@ -110,6 +125,10 @@ class Case:
         return frozenset(line for lines in found.values() for line in lines)
 
 
+def _kind(word: str) -> str:
+    return ALIKE.get(word, word)
+
+
 def twins(
     name: str,
     bug: str,
@@ -120,11 +139,12 @@ def twins(
     mended: Subject,
     pair: tuple[str, ...] = (),
     mended_pair: tuple[str, ...] | None = None,
+    says: str = "",
 ) -> list[Case]:
     """A bug that was shipped, and the same program without it. `mended_pair`: the lines that are ordered there."""
     ordered = pair if mended_pair is None else mended_pair
     return [
-        Case(f"twin-{name}", "racy", "remote", ranks, faulty, pair, bug, tool, finding),
+        Case(f"twin-{name}", "racy", "remote", ranks, faulty, pair, bug, tool, finding, says),
         Case(f"twin-{name}-mended", "clean", "remote", ranks, mended, ordered, bug),
     ]
 

@@ -17,11 +17,10 @@ SUITES = {
 
 
 def finders(case: Case) -> frozenset[str]:
-    """The tools that report something which names the lines that the case is labelled with; of a clean case, anything
-    at all."""
+    """The tools that report the mistake that the case is labelled with; of a clean case, anything at all."""
     found = set()
     for name, tool in TOOLS.items():
-        if any(case.label == "clean" or case.lines <= report.lines for report in tool(case) or ()):
+        if any(case.label == "clean" or case.told_by(report) for report in tool(case) or ()):
             found.add(name)
     return frozenset(found)
 

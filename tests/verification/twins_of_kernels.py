@@ -88,5 +88,6 @@ CASES: list[Case] = [
     *stuck("failing-on-one-rank", "one rank failing in a configuration while its peers spin",
            replace(PUSHES, absent=(1,)), PUSHES),
     *twins("zeroed-once", "partial sums added by atomics into a buffer that was zeroed once and not per call",
-           "execution", "OtherResultError", 2, zeroed(False), zeroed(True)),
+           "execution", "OtherResultError", 2, zeroed(False), zeroed(True),
+           says="two calls with the same arguments gave other results"),
 ]  # fmt: skip

@@ -11,10 +11,13 @@ RELEASE = r'"red\.release\." \+ scope \+ "\.global\." \+ add \+ " \[\$1\], 1;"'
 
 CASES: list[Case] = [
     *twins("signal-without-barrier", "store, then signal by thread 0 without a CTA barrier before it",
-           "gates", "barrier", 4, Primitives(in_function("notify", BARRIER, "")), Primitives()),
+           "gates", "barrier", 4, Primitives(in_function("notify", BARRIER, "")), Primitives(),
+           says="the program says 5, found 4"),
     *twins("no-proxy-fence", "remote data read through the async proxy (TMA) without a proxy fence",
-           "gates", "fence", 4, Primitives(in_function("wait", '"one", True', '"one", False')), Primitives()),
+           "gates", "fence", 4, Primitives(in_function("wait", '"one", True', '"one", False')), Primitives(),
+           says="the program says 1, found 0"),
     *twins("flag-by-volatile-store", "a flag set by a volatile store",
            "gates", "release", 4,
-           Primitives(in_function("notify", RELEASE, '"st.volatile.global.u32 [$1], 1;"')), Primitives()),
+           Primitives(in_function("notify", RELEASE, '"st.volatile.global.u32 [$1], 1;"')), Primitives(),
+           says="the program says 4, found 3"),
 ]  # fmt: skip

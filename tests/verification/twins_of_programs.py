@@ -65,7 +65,8 @@ CASES: list[Case] = [
            Tiles(programs.ring_sum, ring(tk.own_rank_first), RING),
            called(programs.ring_sum, ring(started_first), 48, RING), ("tk.wait(passed[t])",)),
     *twins("more-workers-than-SMs", "a persistent grid larger than what is resident", "check", "ScheduleError", 2,
-           replace(GATHERED, arguments=None, sms=3), replace(GATHERED, sms=4)),
+           replace(GATHERED, arguments=None, sms=3), replace(GATHERED, sms=4),
+           says="gathered asks for 4 SMs by count; the device has 3"),
     *twins("reuse-in-the-next-step", "payload reused before the consumer has read it, within a call",
            "check", "race", 3,
            Tiles(programs.two_buffers, tk.Schedule(pass_on=COPIES, add_all=COPIES), {"M": 16, "K": 16}),
@@ -81,5 +82,6 @@ CASES: list[Case] = [
            ("tl.atomic_add(sums",), ()),
     *twins("pull-among-push", "one rank tuned to a protocol its peers do not speak",
            "execution", "RankMismatchError", 2,
-           Disagreeing(programs.gathered, PUSH, SIZES, GATHERED.arguments), GATHERED),
+           Disagreeing(programs.gathered, PUSH, SIZES, GATHERED.arguments), GATHERED,
+           says="rank 0 has schedule {'gather': "),
 ]  # fmt: skip
