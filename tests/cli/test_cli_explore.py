@@ -78,12 +78,14 @@ def test_explore_finds(run: Run, tmp_path: Path) -> None:
     code, found = run(*asked, "--seeds", "6")
     assert code == 1
     race = next(f for f in found["findings"] if f["kind"] == "race")
-    assert list(race) == ["seed", "kind", "lines", "what"]
+    assert list(race) == ["seed", "kind", "lines", "what", "remedy"]
+    assert race["remedy"].startswith("notify what") and "remedy" not in race["what"]
     assert f"{file}:7: there.store(x[t].load() * 2)" in race["lines"]
     code, again = run(*asked, "--replay", str(race["seed"]))
     assert code == 1 and race in again["findings"]
     code, out, _ = run.text(*asked, "--seeds", "6")
     assert code == 1 and f"race (seed {race['seed']}): " in out and f"{file}:7" in out
+    assert out.count("    remedy: notify what") == 1
 
 
 def test_explore_says_what_unrolling_refuses(run: Run) -> None:
@@ -92,7 +94,45 @@ def test_explore_says_what_unrolling_refuses(run: Run) -> None:
     assert (code, found["schedules_run"]) == (1, 0)
     (finding,) = found["findings"]
     assert finding["kind"] == "unguarded read" and finding["what"].endswith("; it was not run")
-    assert "total += tl.sum(rows[pair].load(), 0)[None, :]" in finding["lines"][0]
+    assert any("total += tl.sum(rows[pair].load(), 0)[None, :]" in line for line in finding["lines"])
+    assert finding["remedy"].startswith("read no further than")
+
+
+BEYOND = """\
+import tilelink as tk
+
+@tk.tile
+def shift(t, x, out):
+    for k in tk.steps(x.cols):
+        {statement}
+
+@tk.program
+def shifted(x: tk.{x}("M", "K"), out: tk.Local("M", "K")):
+    shift[tk.tiles(out)](x, out)
+
+few = tk.Schedule(shift=tk.SMs(1, tile=(16, 16, 16)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("x", "statement", "kind", "remedy"),
+    [("Local", "out[t].store(x[70, k].load())", "out of bounds", "let views end"),
+     ("Local", "tk.copy(x[t.rows, k].at(tk.rank() + 1), out[t.rows, k])", "no such rank", "take the rank modulo"),
+     ("Local", "out[t.rows, k].at((tk.rank() + 1) % tk.world()).store(x[t.rows, k].load())", "foreign output",
+      "store it to a buffer")],
+)  # fmt: skip
+def test_explore_says_the_line_and_a_remedy_of_what_is_refused(
+    run: Run, tmp_path: Path, x: str, statement: str, kind: str, remedy: str
+) -> None:
+    file = tmp_path / "beyond.py"
+    file.write_text(BEYOND.format(x=x, statement=statement))
+    code, found = run("explore", f"{file}:shifted", "--world", "2", "--shape", "M=32,K=16", "--dtype", "float32")
+    assert (code, found["schedules_run"]) == (1, 0)
+    (finding,) = found["findings"]
+    assert finding["kind"] == kind and finding["remedy"].startswith(remedy)
+    assert finding["lines"] == [f"{file}:6: {statement}"]
+    _, out, _ = run.text("explore", f"{file}:shifted", "--world", "2", "--shape", "M=32,K=16", "--dtype", "float32")
+    assert f"    {file}:6: {statement}\n    remedy: {remedy}" in out
 
 
 @pytest.mark.parametrize("flags", [["--seeds", "-1"], ["--policy", "fair"], ["--replay", "x"], ["--backend", "gpu"]])

@@ -59,6 +59,7 @@ def test_a_race_of_a_lowered_kernel_names_both_lines_and_its_seed() -> None:
     lines = explored.findings[0].lines
     assert any("tk.copy(x[t], full[t].at(t.reader))" in line for line in lines)
     assert any("rows[:, k].load()" in line for line in lines)
+    assert "release a signal" in explored.findings[0].remedy
     seed = explored.findings[0].seed
     again = explore(subject, [seed])
     assert again.findings[0] == explored.findings[0]
@@ -79,11 +80,29 @@ def test_what_is_reused_too_early_shows_in_the_second_call() -> None:
 def test_what_the_check_refuses_can_be_explored(policy: str) -> None:
     schedule = tk.Schedule(store_after_notify=moved, use=moved)
     subject = Lowered(stores_after_notify, schedule, world=2, M=32, K=16)
-    assert "race" in kinds(explore(subject, range(6), policy))
+    explored = explore(subject, range(6), policy)
+    assert "race" in kinds(explored)
+    assert all(f.remedy.startswith("notify what") for f in explored.findings if f.kind == "race")
     shared = tk.Schedule(use=tk.SMs(tile=(16, 16)), gather=tk.SMs(tile=(16, 16)))
     subject = Lowered(consumer_first, shared, world=2, sms=1, M=32, K=16)
     (deadlock,) = explore(subject, range(2), policy).findings
     assert deadlock.kind == "deadlock" and any("tk.wait(full[t])" in line for line in deadlock.lines)
+    assert deadlock.remedy.startswith("launch the role that notifies before")
+
+
+def test_workers_that_are_stuck_alike_are_told_once() -> None:
+    shared = tk.Schedule(use=tk.SMs(tile=(16, 16)), gather=tk.SMs(tile=(16, 16)))
+    subject = Lowered(consumer_first, shared, world=2, sms=4, M=64, K=32)
+    (deadlock,) = explore(subject, [0]).findings
+    told = [line.strip() for line in deadlock.what.splitlines()]
+    assert sum("role use, tile" in line for line in told) == 2  # one of a rank
+    assert told.count("and 3 more workers of use") == 2
+
+
+def test_too_few_resident_workers_are_told_with_what_would_do() -> None:
+    subject = gather_matmul(resident=1)
+    (deadlock,) = explore(subject, [1]).findings
+    assert deadlock.kind == "deadlock" and deadlock.remedy.startswith("launch on 1 SMs (sms=1), or give roles a count")
 
 
 def test_what_nobody_wrote_shows_in_the_results() -> None:
@@ -91,6 +110,7 @@ def test_what_nobody_wrote_shows_in_the_results() -> None:
     found = explore(subject, [0, 3]).findings
     assert {f.kind for f in found} == {"unwritten output"}
     assert any("out[t].store(tk.wait(full[t]).load())" in line for line in found[0].lines)
+    assert found[0].remedy.startswith("launch the role that stores out over tk.tiles(out)")
 
 
 def test_unknown_policies_are_refused() -> None:

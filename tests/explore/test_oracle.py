@@ -62,6 +62,7 @@ def test_results_of_a_race_differ_from_schedule_to_schedule() -> None:
     explored = explore(subject, range(20))
     assert kinds(explored) == {"race", "unequal results"}
     assert "it is made of other versions of what its tile read than in the first schedule" in str(explored)
+    assert all(f.remedy.startswith("notify what") for f in explored.findings)
 
 
 def test_a_deadlock_says_who_waits_for_what() -> None:
@@ -70,12 +71,14 @@ def test_a_deadlock_says_who_waits_for_what() -> None:
     (found,) = explore(subject, range(3)).findings
     assert found.kind == "deadlock" and "tk.wait(full[t])" in found.lines[0]
     assert "rank 0 worker 0 use tile 0: wait full[M[0:16], K[0:16]] at rank 0, cell 0 until 1, given 0" in found.what
+    assert found.remedy.startswith("launch the role that notifies before") and "and 1 more" not in found.what
 
 
 def test_waiters_that_take_all_the_room() -> None:
     assert not explore(Oracle(gathering(), resident=3), range(3)).findings
     (found,) = explore(Oracle(gathering(), resident=2), range(3)).findings
     assert found.kind == "deadlock" and "rank 0: 1 workers never started, no more may be resident" in found.what
+    assert found.remedy.startswith("launch on 2 SMs")
 
 
 @pytest.mark.parametrize("resident", [0, -1])
@@ -98,7 +101,7 @@ def test_lists_and_optional_tensors(make: Any) -> None:
 def test_outputs_that_nobody_writes_or_two_tiles_do() -> None:
     schedule = tk.Schedule(gather=moved, use_own=moved)
     (found,) = explore(Oracle.of(part_of_the_output, schedule, world=2, M=32, K=16), range(2)).findings
-    assert found.kind == "unwritten output"
+    assert found.kind == "unwritten output" and found.remedy.startswith("launch the role that stores out")
     schedule = tk.Schedule(gather=moved, use=moved, use_again=moved)
     subject = Oracle.of(output_written_twice, schedule, world=2, M=32, K=16)
     assert kinds(explore(subject, range(4))) >= {"race", "written twice"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tilelink.explore import Outcome, Result, Trial, explore
+from tilelink.explore import Finding, Outcome, Result, Trial, explore
 from tilelink.explore.outcome import differences, poison, unwritten
 
 
@@ -54,6 +54,9 @@ class Returning:
     def run(self, trial: Trial) -> Outcome:
         results = (Result(f"result {k}", torch.ones(1)) for k in range(self.counts[trial.seed]))
         return Outcome(trial.seed, 1, tuple(results))
+
+    def advise(self, finding: Finding) -> Finding:
+        return finding
 
 
 @pytest.mark.parametrize(

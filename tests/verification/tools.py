@@ -65,17 +65,20 @@ def execution(case: Case) -> list[Report] | None:
         return None
     if isinstance(case.subject, Tiles) and (case.subject.arguments is None or frontend(case)):
         return None
-    reports: dict[str, Report] = {}
-    for schedule in SCHEDULES[: 1 if isinstance(case.subject, Tiles) else None]:
-        try:
-            with mock.patch.dict(os.environ, TILELINK_CHECK="0"):
-                case.subject.run(world=case.ranks, **schedule)
-        except RaceError as error:
-            for race in error.races:
-                reports[str(race)] = Report("execution", "race", str(race))
-        except TileLinkError as error:
-            reports[str(error)] = Report("execution", type(error).__name__, str(error))
-    return list(reports.values())
+    schedules = SCHEDULES[: 1 if isinstance(case.subject, Tiles) else None]
+    return list({r.text: r for schedule in schedules for r in executed(case, case.subject, schedule)}.values())
+
+
+def executed(case: Case, subject: Tiles | Kernels, schedule: Mapping[str, Any]) -> list[Report]:
+    """What is found under one schedule."""
+    try:
+        with mock.patch.dict(os.environ, TILELINK_CHECK="0"):
+            subject.run(world=case.ranks, **schedule)
+    except RaceError as error:
+        return [Report("execution", "race", str(race)) for race in error.races]
+    except TileLinkError as error:
+        return [Report("execution", type(error).__name__, str(error))]
+    return []
 
 
 def gates(case: Case) -> list[Report] | None:

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> Answer:
     same. Schedules are fixed by seeds, and repeated by them."""
     from tilelink.analysis.check.refusals import KINDS
     from tilelink.errors import TileLinkError
-    from tilelink.explore import Exploration, explore
+    from tilelink.explore import Exploration, Finding, explore
 
     program = find(args.program)
     sizes: Mapping[str, Any] = with_defaults(program, args.shape, program.optional, SIZE)
@@ -43,7 +43,9 @@ def run(args: argparse.Namespace) -> Answer:
     except TileLinkError as e:
         if type(e).__name__ not in KINDS:
             raise
-        exploration = Exploration(args.policy, findings=[_refused(e)])
+        report = program.check(schedule, world=args.world, dtypes=args.dtype, sms=args.sms, **sizes)
+        refused = [Finding(f.kind, f.lines, f"{f.what}; it was not run", remedy=f.remedy) for f in report.findings]
+        exploration = Exploration(args.policy, findings=refused)
     written = schedule_text(program, schedule, args.schedule)
     asked = f"--seeds {args.seeds}" if args.replay is None else f"--replay {args.replay}"
     note = (
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> Answer:
         f"--schedule {written} --policy {args.policy} --backend {args.backend} {asked}\n"
         f"# schedule hash {exploration.schedule_hash}\n"
     )
-    findings = [{"seed": f.seed, "kind": f.kind, "lines": list(f.lines), "what": f.what} for f in exploration.findings]
+    findings = [{k: getattr(f, k) for k in ("seed", "kind", "lines", "what", "remedy")} for f in exploration.findings]
     keys = {
         "schedules_run": exploration.schedules_run, "distinct": exploration.distinct,
         "schedule_hash": exploration.schedule_hash, "findings": findings, "policy": args.policy,
@@ -67,16 +69,6 @@ def _subject(args: argparse.Namespace, program: Program, schedule: Schedule, siz
     if args.backend == "oracle":
         return Oracle.of(program, schedule, **options, **sizes)
     return Lowered(program, schedule, slots=args.slots, **options, **sizes)
-
-
-def _refused(error: Any) -> Any:
-    """What unrolling refuses is a finding before any schedule is run."""
-    from tilelink.analysis.check.refusals import KINDS
-    from tilelink.explore import Finding
-    from tilelink.explore.findings import line_of
-
-    lines = (line_of(error.site),) if error.site else ()
-    return Finding(KINDS[type(error).__name__], lines, f"{error.message}; it was not run")
 
 
 def _progress(schedules: int) -> Callable[[Exploration], None]:

@@ -37,11 +37,11 @@ class Exploration:
             combined = (combined * 0x100000001B3 ^ h) & 0xFFFFFFFFFFFFFFFF
         return f"{combined:016x}"
 
-    def add(self, trial: Trial, outcome: Outcome) -> None:
+    def add(self, trial: Trial, outcome: Outcome, advise: Callable[[Finding], Finding]) -> None:
         self.hashes.append(outcome.schedule_hash)
         for key, finding in {(f.kind, f.lines): f for f in reversed(outcome.findings)}.items():
             if key not in self.times:
-                self.findings.append(replace(finding, seed=trial.seed))
+                self.findings.append(advise(replace(finding, seed=trial.seed)))
             self.times[key] = self.times.get(key, 0) + 1
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ def explore(
     for seed in seeds:
         trial = Trial(seed, policy, first.turns)
         outcome = first if seed == FIRST else judged(subject.run(trial), first)
-        exploration.add(trial, outcome)
+        exploration.add(trial, outcome, subject.advise)
         progress(exploration)
     return exploration
 

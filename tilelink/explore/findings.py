@@ -18,16 +18,21 @@ from tilelink.runtime.cpu import (
 @dataclass(frozen=True)
 class Finding:
     """`kind`: "race", "deadlock", "livelock", "out of bounds", "kernel error", "unwritten read", "unwritten output",
-    "unequal results" or "signals left". `lines`: the places in the source that it is about. `what`: all of it, for a
-    person. `seed`: of the schedule that shows it."""
+    "unequal results" or "signals left", or what unrolling refuses. `lines`: the places in the source that it is about.
+    `what`: all of it, for a person. `seed`: of the schedule that shows it. `remedy`: what would be right, "" where that
+    is not known."""
 
     kind: str
     lines: tuple[str, ...]
     what: str
     seed: int = 0
+    remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind} (seed {self.seed}): {self.what}"
+        told = [f"{self.kind} (seed {self.seed}): {self.what}"]
+        told += [f"    {line}" for line in self.lines if line not in self.what]
+        told += [f"    remedy: {self.remedy}"] if self.remedy else []
+        return "\n".join(told)
 
 
 def findings_of(error: TileLinkError) -> tuple[Finding, ...]:
@@ -52,7 +57,8 @@ def findings_of(error: TileLinkError) -> tuple[Finding, ...]:
 def of_race(race: Race) -> Finding:
     """The finding that a race is, whichever side comes first."""
     sides = {line_of(site) for party in (race.first, race.second) for site in party.sites or (party.site,)}
-    return Finding("race", tuple(sorted(sides)), str(race))
+    what = str(race).removesuffix(f"\n    remedy: {race.remedy}")
+    return Finding("race", tuple(sorted(sides)), what, remedy=race.remedy)
 
 
 def line_of(site: Site) -> str:

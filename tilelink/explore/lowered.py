@@ -12,6 +12,7 @@ from tilelink.analysis.events import NOTIFY, WRITE
 from tilelink.analysis.placement import placed
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
 from tilelink.errors import TileLinkError
+from tilelink.explore.advice import Advice
 from tilelink.explore.findings import Finding, findings_of, line_of
 from tilelink.explore.operands import operands
 from tilelink.explore.outcome import Outcome, Result
@@ -55,6 +56,7 @@ class Lowered:
         self.schedule, self.bound, self.sizes = schedule, bound, exact
         self.events = unroll(bound, self.sizes, sms=sms)
         self.calls, self.residency = slots + 1, Residency.asked(resident)
+        self.advise = Advice(self.events, resident)
         room = placed(bound, self.sizes)
         self.world = make_world(
             world, heap_bytes=CONTROL + slots * max(LEAST_HEAP, 4 * (room.data_bytes + room.signal_bytes)), slots=slots,

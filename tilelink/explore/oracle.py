@@ -13,6 +13,7 @@ import torch
 
 from tilelink.analysis.events import NOTIFY, READ, WAIT, Events
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
+from tilelink.explore.advice import Advice
 from tilelink.explore.findings import Finding, line_of
 from tilelink.explore.outcome import Outcome, Result
 from tilelink.explore.residency import Residency
@@ -20,6 +21,7 @@ from tilelink.explore.steps import Step, Steps, Worker, steps_of
 from tilelink.explore.trial import Trial
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
+from tilelink.runtime.cpu.alike import Entry, folded
 from tilelink.runtime.cpu.policies import Policy, made
 
 _MASK, _PRIME = 0xFFFFFFFFFFFFFFFF, 0x100000001B3
@@ -34,7 +36,7 @@ class Oracle:
 
     def __init__(self, events: Events, resident: int | None = None) -> None:
         self.events, self.residency = events, Residency.asked(resident)
-        self.steps = steps_of(events)
+        self.steps, self.advise = steps_of(events), Advice(events, resident)
 
     @classmethod
     def of(
@@ -221,12 +223,18 @@ class _Run:
     def stuck(self) -> None:
         stuck = [s.worker.steps[s.at] for states in self.waiting.values() for s in states]
         stuck.sort(key=lambda step: step.event)
-        told = [f"{self.events.describe(s.event)}, given {self.given[s.signal]} times" for s in stuck[:SHOWN]]
-        told += [f"and {len(stuck) - SHOWN} more workers"] if len(stuck) > SHOWN else []
+        told = folded(map(self.entry, stuck), SHOWN)
         for rank, queue in self.outside.items():
             told += [f"rank {rank}: {len(queue)} workers never started, no more may be resident"] if queue else []
         what = "\n    ".join(["nobody can go on:", *told])
         self.find("deadlock", what, *(s.event for s in stuck))
+
+    def entry(self, step: Step) -> Entry:
+        """A worker that stands before a wait for ever."""
+        events, k = self.events, step.event
+        role, site = events.program.roles[events.role[k]].name, int(events.site[k])
+        text = f"{events.describe(k)}, given {self.given[step.signal]} times"
+        return Entry(int(events.rank[k]), (role, site), f"worker of {role}", text)
 
     def results(self) -> tuple[Result, ...]:
         """The versions of all pieces of outputs; what nobody wrote is a finding."""

@@ -41,9 +41,12 @@ class Outcome:
 
 
 class Subject(Protocol):
-    """What is explored: it can be run under any schedule, each time from the same beginning."""
+    """What is explored: it can be run under any schedule, each time from the same beginning. `advise` gives a finding a
+    remedy, where one is known."""
 
     def run(self, trial: Trial) -> Outcome: ...
+
+    def advise(self, finding: Finding) -> Finding: ...
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:

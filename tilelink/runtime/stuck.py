@@ -11,6 +11,7 @@ from tilelink.analysis.unroll import WAIT, expected_counts
 from tilelink.errors import Site
 from tilelink.runtime.cpu import DeadlockError, StuckProgram, UnstartedPrograms
 from tilelink.runtime.cpu import Wait as Poll
+from tilelink.runtime.cpu.alike import Entry, folded
 from tilelink.runtime.launch import Record
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
 from tilelink.runtime.poison import HOST, Reason, Report, entered
@@ -28,9 +29,8 @@ Launched = Mapping[tuple[int, str], Prepared]
 def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int] = ()) -> str:
     """The message of a deadlock in the words of the programs that are stuck. `runs`: how many each rank launched."""
     lines = ["no rank can go on:"]
-    lines += [f"  {line}" for s in deadlock.stuck[:SHOWN] for line in _program(s, launched.get((s.rank, s.launch)))]
-    if len(deadlock.stuck) > SHOWN:
-        lines.append(f"  and {len(deadlock.stuck) - SHOWN} more workers")
+    entries = [_program(s, launched.get((s.rank, s.launch))) for s in deadlock.stuck]
+    lines += [f"  {line}" for line in folded(entries, SHOWN)]
     lines += dict.fromkeys(f"  {_unstarted(u, launched.get((u.rank, u.launch)))}" for u in deadlock.unstarted[:SHOWN])
     most = max(runs, default=0)
     fewer = ", ".join(f"rank {r} made {n}" for r, n in enumerate(runs) if n < most)
@@ -85,17 +85,18 @@ def of_report(report: Report, layout: HeapLayout, run: Record | None) -> str:
         cell = (report.word - at) // run.prepared.lowered.target.signal_bytes
         if 0 <= cell < cells:
             wait = Poll(SIGNALS + name, report.rank, (cell,), report.observed, Site("", 0))
-            return f"{head}: {_poll(report.rank, report.waiter, wait, run.prepared)}"
+            return f"{head}: {_poll(report.rank, report.waiter, wait, run.prepared)[-1]}"
     return f"{head}: waits for byte {report.word} of its heap: expected {report.expected}, observed {report.observed}"
 
 
-def _program(stuck: StuckProgram, prepared: Prepared | None) -> list[str]:
+def _program(stuck: StuckProgram, prepared: Prepared | None) -> Entry:
     head = f"rank {stuck.rank} worker {stuck.program} of {stuck.launch}"
     stuck = replace(stuck, waits=_signals(stuck.waits))
     if prepared is None or not stuck.waits:
-        return [str(stuck)]
+        return Entry(stuck.rank, (stuck.launch, stuck.sites), f"program of {stuck.launch}", str(stuck))
     missing = [w for w in stuck.waits if len(stuck.waits) == 1 or _short(w, prepared)] or list(stuck.waits)
-    return [f"{head}: {_poll(stuck.rank, stuck.program, missing[0], prepared)}"]
+    role, how, text = _poll(stuck.rank, stuck.program, missing[0], prepared)
+    return Entry(stuck.rank, (stuck.launch, role, how), f"worker of {role or stuck.launch}", f"{head}: {text}")
 
 
 def _signals(waits: Iterable[Poll]) -> tuple[Poll, ...]:
@@ -146,22 +147,26 @@ def _tile_wait(rank: int, worker: int, poll: Poll, prepared: Prepared) -> int | 
     return int(waits[0]) if len(waits) else None
 
 
-def _poll(rank: int, worker: int, poll: Poll, prepared: Prepared) -> str:
+def _poll(rank: int, worker: int, poll: Poll, prepared: Prepared) -> tuple[str, str, str]:
+    """The role whose tile waits ("" where none does), in which way it is stuck, and all of it in words."""
     program, events = prepared.program, prepared.events
     if poll.region == CONTROL:
         done = int(poll.observed)
-        return f"{_awaited(poll.index[0] - CONTROL_WORDS, done)} (progress {done}; {poll.site})"
+        how = _awaited(poll.index[0] - CONTROL_WORDS, done)
+        return "", how, f"{how} (progress {done}; {poll.site})"
     k = _tile_wait(rank, worker, poll, prepared)
     if k is not None:
         role, site = program.roles[events.role[k]].name, events.sites[events.site[k]]
-        return (
+        text = (
             f"role {role}, tile {events.tile[k]}, waits for {events.region(k)} of rank {events.home[k]} "
             f"(signal {poll.index[0]}): expected {events.expected[k]}, observed {poll.observed} ({site}: {site.text})"
         )
-    return (
-        f"leaving the run, waits for all notifications of {poll.region.removeprefix(SIGNALS)} on rank "
-        f"{poll.region_rank} (signal {poll.index[0]}): expected {_due(poll, prepared)}, observed {poll.observed}"
-    )
+        return role, str(site), text
+    how = f"leaving the run, waits for all notifications of {poll.region.removeprefix(SIGNALS)}"
+    return "", how, (
+        f"{how} on rank {poll.region_rank} (signal {poll.index[0]}): expected {_due(poll, prepared)}, observed "
+        f"{poll.observed}"
+    )  # fmt: skip
 
 
 def _awaited(rank: int, progress: int) -> str:

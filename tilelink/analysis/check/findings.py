@@ -12,6 +12,9 @@ from tilelink.errors import Site, UnsafeProgramError
 
 SHOWN = 10
 """How many findings of a kind a report holds; each stands for all that its two lines of source do."""
+TELL_ALL = "notify, on every path, what is stored to the region that is waited for"
+COUNT_ALIKE = "let whether and how often a tile notifies depend on ranks only, so that it can be counted"
+"""Remedies, of what is found in the tile program as of what is found in its events."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilelink.analysis.check.findings import SHOWN, Finding, about, firsts, step
+from tilelink.analysis.check.findings import SHOWN, TELL_ALL, Finding, about, firsts, step
 from tilelink.analysis.check.synchronisation import Synchronisation
 from tilelink.analysis.events import NOTIFY, Events
 
@@ -109,7 +109,7 @@ def _lost(sync: Synchronisation, wait: int) -> Finding:
         what=f"a wait never ends: it expects {events.expected[at]} notifications of cell {events.cell[at]} on rank "
         f"{events.rank[at]}, and the run makes {given}",
         chain=(step(events, at),),
-        remedy="notify, on every path, what is stored to the region that is waited for",
+        remedy=TELL_ALL,
         **about(events, [at]),
     )
 

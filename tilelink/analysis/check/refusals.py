@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilelink.analysis.check.findings import Finding, about, line_of, region_of, step, tile_of
+from tilelink.analysis.check.findings import (
+    COUNT_ALIKE,
+    TELL_ALL,
+    Finding,
+    about,
+    line_of,
+    region_of,
+    step,
+    tile_of,
+)
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.analysis.unroll import unroll
 from tilelink.errors import GuardError, TileLinkError
@@ -20,6 +29,16 @@ KINDS = {
     "SignalCountError": "signal count",
 }
 """What findings are called, by the class of the error that the unrolling raises."""
+
+REMEDIES = {
+    "GuardError": "wait for all that is read, or read no more than was waited for",
+    "ViewError": "let views end where their tensor, or its part on a rank, does: tk.steps(..., stop=...), a condition",
+    "RankError": "take the rank modulo tk.world(), or put the statement under a condition on ranks",
+    "HomeError": "store it to a buffer of the rank that the output is of, notify it, and let that rank wait for it",
+    "WaitWithoutNotifyError": TELL_ALL,
+    "SignalCountError": COUNT_ALIKE,
+}
+"""What would be right, by the class of the error."""
 
 
 def refusal(program: TileProgram, sizes: Sizes, sms: int, error: TileLinkError) -> Finding:
@@ -38,7 +57,7 @@ def refusal(program: TileProgram, sizes: Sizes, sms: int, error: TileLinkError) 
         regions=(),
         lines=(f"{error.site}: {error.site.text}",) if error.site else (),
         chain=(),
-        remedy="",
+        remedy=REMEDIES[type(error).__name__],
         site=error.site,
     )
 

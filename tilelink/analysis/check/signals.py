@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilelink.analysis.check.findings import SHOWN, Finding, about, firsts, step
+from tilelink.analysis.check.findings import COUNT_ALIKE, SHOWN, Finding, about, firsts, step
 from tilelink.analysis.check.synchronisation import Synchronisation
 from tilelink.analysis.events import NOTIFY, Events
 from tilelink.frontend.ir import DataIf, For, If, Notify, Role, Statement
@@ -28,7 +28,7 @@ def miscounts(sync: Synchronisation) -> list[Finding]:
                 what=f"a wait ends after {events.expected[k]} of {times} notifications of cell {events.cell[k]} on "
                 f"rank {events.rank[k]}: it does not say whose have come",
                 chain=(*(step(events, int(n)) for n in gives[-1:]), step(events, k)),
-                remedy="let whether and how often a tile notifies depend on ranks only, so that it can be counted",
+                remedy=COUNT_ALIKE,
                 **about(events, [*map(int, gives[-1:]), k]),
             )
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilelink.errors import Site, TileLinkError
+from tilelink.runtime.cpu.alike import Entry, folded
 
 if TYPE_CHECKING:
     from tilelink.runtime.cpu.memory import Region
@@ -39,6 +40,11 @@ class StuckProgram:
     launch: str
     program: int
     waits: tuple[Wait, ...]
+
+    @property
+    def sites(self) -> frozenset[Site]:
+        """Where it polls."""
+        return frozenset(wait.site for wait in self.waits)
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.launch}[{self.program}]: " + "; ".join(_shown(self.waits, 4))
@@ -81,7 +87,8 @@ class DeadlockError(TileLinkError):
         message: str = "deadlock: no task can go on",
     ) -> None:
         self.stuck, self.unstarted, self.hosts = tuple(stuck), tuple(unstarted), tuple(hosts)
-        lines = [*_shown(self.stuck), *_shown(self.unstarted), *_shown(self.hosts)]
+        alike = [Entry(s.rank, (s.launch, s.sites), f"program of {s.launch}", str(s)) for s in self.stuck]
+        lines = [*folded(alike, SHOWN), *_shown(self.unstarted), *_shown(self.hosts)]
         super().__init__("\n  ".join([message, *lines]))
 
 
