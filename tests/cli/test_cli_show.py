@@ -38,6 +38,20 @@ def test_a_gate_that_finds_something_is_a_finding(run: Run) -> None:
     assert f"# the schedule: {shown(all_gather_matmul.file)}:" in said
 
 
+def test_across_nodes(run: Run) -> None:
+    """What is shown is what runs there: the network's kernel; and where that can't be shown, it is said."""
+    asked = "show all_gather_matmul --shape M=64,K=64,N=64 --per-node"
+    near, far = (run(*asked.split(), n, "--stage", "triton")[1] for n in ("4", "2"))
+    assert near["text"] == all_gather_matmul.show("triton", M=64, K=64, N=64) and far["per_node"] == 2
+    assert "is_far(" in far["text"] and "is_far(" not in near["text"] and "portable_network" in far["text"]
+    flags = run.text(*asked.split(), "2", "--stage", "program")[2]
+    assert " --per-node 2 " in flags
+    assert "ptx is shown of one node" in run.error(*asked.split(), "2", "--stage", "ptx")["message"]
+    for bad, kind in (("0", "WorldError"), ("3", "WorldError")):
+        assert run.error(*asked.split(), bad)["class"] == kind
+    assert run.error(*asked.split(), "2", "--stage", "triton", "--target", "gfx942")["class"] == "TargetError"
+
+
 def test_a_target_without_the_stage(run: Run) -> None:
     error = run.error("show", "all_gather_matmul", "--stage", "amdgcn", "--target", "sm_90")
     assert error["class"] == "UsageError" and "gfx942 has" in error["message"]

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilelink.backend.targets import TARGETS
+from tilelink.backend.targets import TARGETS, Target
+from tilelink.errors import TargetError
 
 if TYPE_CHECKING:
     from tilelink.backend.gates import Verdict
@@ -40,15 +41,16 @@ def show(
     (what the host of each rank launches and enqueues), or the machine code of the kernels: "ptx", "sass", "amdgcn".
 
     A schedule is taken as it is, one given by name (or by default) is fitted to the sizes. `dtypes` and sizes as for
-    `Program.unroll`; a size left out is `SIZE`. `target`: by default, the first that has the stage. Raises the errors
-    of the frontend, CompileError, ValueError for an unknown stage or target.
+    `Program.unroll`; a size left out is `SIZE`. `target`: by default, the first that has the stage. With nodes of
+    `per_node` ranks, fewer than the world, it is what runs across nodes. Raises the errors of the frontend,
+    CompileError, TargetError for a target without a network and for machine code across nodes, ValueError for an
+    unknown stage or target.
     """
     if stage in CODE:
         return code(
             program, stage, schedule, target=target, world=world, per_node=per_node, dtypes=dtypes, **sizes
         ).text
-    target = target_of(stage, target)
-    bound, exact = _at_sizes(program, schedule, world, per_node, dtypes, sizes)
+    bound, exact, made = _at_sizes(program, stage, schedule, target, world, per_node, dtypes, sizes)
     if stage == "program":
         return str(bound)
     from tilelink.analysis.unroll import unroll
@@ -59,7 +61,7 @@ def show(
     from tilelink.backend.host import plan_text
     from tilelink.backend.lower import lower
 
-    lowered = lower(bound, Facts.of(bound, exact), TARGETS[target])
+    lowered = lower(bound, Facts.of(bound, exact), made)
     return lowered.source if stage == "triton" else plan_text(lowered, unroll(bound, exact))
 
 
@@ -88,9 +90,10 @@ def code(
     from tilelink.backend.gates import judge
     from tilelink.backend.lower import lower
 
-    target = target_of(stage, target)
-    bound, exact = _at_sizes(program, schedule, world, per_node, dtypes, sizes)
-    lowered = lower(bound, Facts.of(bound, exact), TARGETS[target])
+    bound, exact, made = _at_sizes(program, stage, schedule, target, world, per_node, dtypes, sizes)
+    if made.network:
+        raise TargetError(f"{stage} is shown of one node: a world of {world} on nodes of {per_node} has --stage triton")
+    lowered = lower(bound, Facts.of(bound, exact), made)
     kernels = compiled(lowered, exact, sass=stage == "sass")
     text = "\n".join(k.sass if stage == "sass" else k.code for k in kernels)
     return Shown(text, judge(lowered, kernels))
@@ -110,14 +113,23 @@ def target_of(stage: str, target: str | None) -> str:
 
 def _at_sizes(
     program: Program,
+    stage: str,
     schedule: Schedule | str | None,
+    target: str | None,
     world: int,
     per_node: int | None,
     dtypes: Mapping[str, Any] | Any,
     sizes: Mapping[str, int | Sequence[int]],
-) -> tuple[TileProgram, Sizes]:
+) -> tuple[TileProgram, Sizes, Target]:
+    """The tile program as it runs at these sizes, and the target of its kernels."""
+    from tilelink.backend.across_nodes import publish_sources
+
+    made = TARGETS[target_of(stage, target)]
     sizes = with_defaults(program, sizes, program.absent(dtypes))
-    return program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
+    bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
+    if exact.per_node == world:
+        return bound, exact, made
+    return publish_sources(bound), exact, made.across_nodes()
 
 
 def with_defaults(

@@ -26,7 +26,8 @@ def run(args: argparse.Namespace) -> Answer:
         target = target_of(args.stage, args.target)
     except ValueError as e:
         raise UsageError(str(e)) from e
-    asked: dict[str, Any] = {"target": target, "world": args.world, "per_node": None, "dtypes": args.dtype, **sizes}
+    nodes = args.per_node
+    asked: dict[str, Any] = {"target": target, "world": args.world, "per_node": nodes, "dtypes": args.dtype, **sizes}
     verdict = None
     if args.stage in CODE:
         shown = code(program, args.stage, schedule, **asked)
@@ -34,11 +35,13 @@ def run(args: argparse.Namespace) -> Answer:
     else:
         text = show(program, args.stage, schedule, **asked)
     flags = {
+        **({} if nodes is None else {"per-node": nodes}),
         "stage": args.stage, "target": target, "world": args.world, "shape": sizes, "dtype": args.dtype,
         "schedule": schedule_text(program, schedule, args.schedule),
     }  # fmt: skip
     keys = {
-        **flags, "defaults": [d for d in sizes if d not in args.shape], "absent": sorted(program.optional),
+        **{k.replace("-", "_"): v for k, v in flags.items()},
+        "defaults": [d for d in sizes if d not in args.shape], "absent": sorted(program.optional),
         "text": text, "sha256": sha256(text.encode()).hexdigest(),
     }  # fmt: skip
     if args.stage == "events":
@@ -59,6 +62,10 @@ def run(args: argparse.Namespace) -> Answer:
 def flags(parser: argparse.ArgumentParser) -> None:
     add_program_flags(parser)
     parser.add_argument("--stage", choices=STAGES, default=STAGES[0], help="how far on its way (default: %(default)s)")
+    parser.add_argument(
+        "--per-node", type=int, metavar="N", help="ranks of a node: what runs where the world spans several "
+        "(default: all)",
+    )  # fmt: skip
     parser.add_argument("--target", choices=list(TARGETS), help="what runs it (default: the first that has the stage)")
 
 
