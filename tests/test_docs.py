@@ -25,7 +25,7 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/language.md", "docs/handwritten.md", "docs/verification.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/language.md", "docs/handwritten.md", "docs/exploring.md"])
 def test_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page as one module, in a file, because tile functions are read from their source."""
     text = [b for b in blocks(ROOT / page) if b != KERNEL.read_text()]

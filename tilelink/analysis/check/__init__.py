@@ -1,6 +1,6 @@
 """The check: whether a program is safe to run with a schedule, in a world, at given sizes, before it runs.
 
-What it shows, and under which assumptions, stands in docs/verification.md.
+What it shows, and under which assumptions, stands in docs/check.md.
 """
 
 from __future__ import annotations
