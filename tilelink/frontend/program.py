@@ -15,6 +15,7 @@ from tilelink.frontend.binding import bind
 from tilelink.frontend.fitting import fitted
 from tilelink.frontend.given import Given, at_sizes
 from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.kept import Kept
 from tilelink.frontend.names import check_parameters
 from tilelink.frontend.schedule import Schedule, launched
 from tilelink.frontend.sizes import Sizes, check_world
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from tilelink.analysis.machine import Machine
     from tilelink.analysis.simulate import Prediction
     from tilelink.analysis.unroll import Events
+
+KEPT_SCHEDULES = 256
+"""So many tile programs of a program are kept, of the schedules that were used last."""
 
 
 class Program:
@@ -43,7 +47,7 @@ class Program:
         self.site = Site(self.file, function.__code__.co_firstlineno, f"def {self.name}")
         check_parameters(self.name, inspect.signature(function).parameters, self.site)
         self._recorded: dict[frozenset[str], Recording] = {}
-        self._bound: dict[Any, TileProgram] = {}
+        self._bound: Kept[Any, TileProgram] = Kept(KEPT_SCHEDULES)
         self._variants: dict[Variant, Program] = {variant: self}
 
     @cached_property
@@ -157,12 +161,13 @@ class Program:
         lists = {n: tensors for n, tensors in self.flattened.items() if n in given and len(tensors) > 1}
         given = {m: d for n, d in given.items() for m in ([t for t, _ in lists[n]] if n in lists else [n])}
         key = (schedule, tuple(sorted((n, str(d)) for n, d in given.items())), absent)
-        if key not in self._bound:
+        bound = self._bound.get(key)  # of a schedule that is equal, and may stand elsewhere
+        if bound is None:
             try:
-                self._bound[key] = bind(self.recorded(absent), schedule, given, self.parameters, self.site)
+                bound = bind(self.recorded(absent), schedule, given, self.parameters, self.site)
             except (ScheduleError, TileSizeError) as e:
                 raise e.because_of("the schedule", schedule.site) from None
-        bound = self._bound[key]  # of a schedule that is equal, and may stand elsewhere
+            self._bound.put(key, bound)
         return bound if bound.schedule_site == schedule.site else replace(bound, schedule_site=schedule.site)
 
     def fit(

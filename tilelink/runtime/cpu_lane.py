@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -11,6 +12,7 @@ from tilelink.backend.lower import STAMPS
 from tilelink.backend.targets import CPU, Target, portable
 from tilelink.backend.targets.portable_network import FAR
 from tilelink.frontend.ir import Tensor
+from tilelink.frontend.kept import Kept
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes
@@ -22,7 +24,7 @@ from tilelink.runtime.cpu.memory import Kind
 from tilelink.runtime.cpu.streams import Work
 from tilelink.runtime.launch import Launch, Run
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout, shape_on
-from tilelink.runtime.prepare import Prepared, prepare
+from tilelink.runtime.prepare import KEPT_PROGRAMS, Prepared, prepare
 from tilelink.runtime.trace import CONTROL, SIGNALS
 
 LANE = "lane"
@@ -50,20 +52,22 @@ class CpuLane:
         self.layout, self.heaps, self.sms, self.per_node, self.check = layout, heaps, sms, per_node, check
         self.target = target.across_nodes() if per_node and per_node < layout.world else target
         self.tables = [self._table(rank) for rank in range(layout.world)]
-        self.prepared: dict[Any, Prepared] = {}
-        self._kernels: dict[Prepared, dict[str, InterpretedKernel]] = {}
+        self.prepared: Kept[Any, Prepared] = Kept(KEPT_PROGRAMS)
+        self._kernels: WeakKeyDictionary[Prepared, dict[str, InterpretedKernel]] = WeakKeyDictionary()
 
     def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
         """The program with its kernels, made once for a schedule, dtypes and sizes."""
         dtypes, sizes = tuple(arguments.dtypes.items()), tuple(arguments.sizes.items())
         key = program, schedule, dtypes, sizes, arguments.absent, arguments.described, arguments.timed
-        if key not in self.prepared:
+        prepared = self.prepared.get(key)
+        if prepared is None:
             with suspended():
                 world = self.layout.world
-                self.prepared[key] = prepare(
+                prepared = prepare(
                     program, arguments, schedule, world, self.sms, self.target, self.per_node, self.check
                 )
-        return self.prepared[key]
+            self.prepared.put(key, prepared)
+        return prepared
 
     def launch(self, run: Run, execution: Execution) -> None:
         """Does what the host of a rank does for a run."""

@@ -28,6 +28,8 @@ from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Allotment, Sizes, views_of
 from tilelink.runtime.arguments import Arguments
 
+KEPT_PROGRAMS = 128
+"""So many prepared programs are kept by a lane: those that were called last. One of 8192 rows on 8 ranks is 4 MB."""
 FARTHEST = 2**31 - 1
 """Elements from the corner of a block to its end, which kernels count in 32 bits."""
 
@@ -111,7 +113,7 @@ def prepare(
     return prepared
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=KEPT_PROGRAMS)
 def prepare_bound(
     program: TileProgram, sizes: Sizes, sms: int, target: Target, described: frozenset[str], timed: bool
 ) -> Prepared:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tilelink.errors import CaptureError, DeviceError, Site
+from tilelink.frontend.kept import Kept
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.runtime.arguments import Arguments, check_overlap
@@ -22,6 +23,8 @@ from tilelink.runtime.launch import Lane, Record, Run
 from tilelink.runtime.poison import Report
 from tilelink.runtime.prepare import Prepared
 
+KEPT_CALLS = 512
+"""So many kinds of calls are kept as scripts by a rank: those that were made last, and all that are in a graph."""
 KEPT_RUNS = 64
 """So many of the last runs can be named in a report."""
 
@@ -49,7 +52,8 @@ class CudaGroup(Group):
         self.flag = cuda.device.seen_by_host()
         self._flag = self.flag.numpy()
         self.recent: dict[int, Record] = {}
-        self._known: dict[Any, _Known] = {}
+        self._known: Kept[Any, _Known] = Kept(KEPT_CALLS)
+        self._captured: dict[int, Script] = {}
         self._call: Mapping[str, Any] = {}
         self._given: frozenset[str] = frozenset()
         self._made: Script | None = None
@@ -106,9 +110,12 @@ class CudaGroup(Group):
         slots = min(script.record.prepared.program.slots, self.cuda.layout.slots)
         names = tuple(program.parameters)[: len(tensors)]
         results = tuple(n for n in script.returned if n in self._given)
-        known = self._known.setdefault(key, _Known(slots, names, results))
+        known = self._known.get(key) or _Known(slots, names, results)
         known.scripts[script.slot] = script
         self._made = None
+        gone = self._known.put(key, known)
+        if gone and self._stream is not None:
+            self.cuda.device.synchronize(self._stream)  # kernels may still read memory of what goes
 
     def _again(self, known: _Known, script: Script, tensors: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """A call like one before."""
@@ -163,6 +170,8 @@ class CudaGroup(Group):
         stream = self.in_order()
         self.recent[number] = script.record
         self.recent.pop(number - KEPT_RUNS, None)
+        if self.cuda.device.capturing():  # a replay needs its tables and kernels for as long as there may be one
+            self._captured[id(script)] = script
         self.play(script, tensors, Streams(stream, self._engine))
 
     def in_order(self) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tilelink.backend.targets import portable
+from tilelink.frontend.kept import Kept
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import CopyEngine, Schedule
 from tilelink.runtime.arguments import Arguments
@@ -17,7 +18,7 @@ from tilelink.runtime.cuda.device import Device
 from tilelink.runtime.cuda.kernels import Kernel
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
 from tilelink.runtime.poison import POISON, Report
-from tilelink.runtime.prepare import Prepared, prepare
+from tilelink.runtime.prepare import KEPT_PROGRAMS, Prepared, prepare
 
 
 class CudaLane:
@@ -38,7 +39,7 @@ class CudaLane:
         self.multicast = multicast
         self.target = device.target if multicast else replace(device.target, multicast=False)
         self.table = torch.tensor([h.data_ptr() for h in heaps], dtype=torch.int64).to(device.place)
-        self.prepared: dict[Any, Prepared] = {}
+        self.prepared: Kept[Any, Prepared] = Kept(KEPT_PROGRAMS)
         self.loaded: dict[str, Kernel] = {}
         self.aside = device.stream()  # the host looks and writes while kernels wait
         device.synchronize(device.current())  # what makes the heaps is not on that stream
@@ -48,11 +49,13 @@ class CudaLane:
         inside one device may take one, and the workers that wait for it would not let it begin."""
         dtypes, sizes = tuple(arguments.dtypes.items()), tuple(arguments.sizes.items())
         key = program, schedule, dtypes, sizes, arguments.absent, arguments.described, arguments.timed
-        if key not in self.prepared:
+        prepared = self.prepared.get(key)
+        if prepared is None:
             resources = program.schedule(schedule, arguments.absent).values()
             sms = self.sms - any(isinstance(r, CopyEngine) for r in resources)
-            self.prepared[key] = prepare(program, arguments, schedule, self.layout.world, sms, self.target)
-        return self.prepared[key]
+            prepared = prepare(program, arguments, schedule, self.layout.world, sms, self.target)
+            self.prepared.put(key, prepared)
+        return prepared
 
     def clear(self, rank: int, flag: torch.Tensor) -> None:
         """Control words and signals of a rank are as in the beginning. `flag`: the word its host looks at."""
