@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from tilelink.runtime.cpu.memory import Outside, Region, RegionMap
+from tilelink.runtime.cpu.memory import Region
+from tilelink.runtime.cpu.region_map import Outside, RegionMap
 from tilelink.runtime.cpu.shadow import ShadowMemory
 
 

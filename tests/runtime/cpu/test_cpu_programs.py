@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilelink.runtime.cpu.memory import Region, RegionMap
+from tilelink.runtime.cpu.memory import Region
 from tilelink.runtime.cpu.ordering import Moment, Strand
 from tilelink.runtime.cpu.programs import Poll, Program
+from tilelink.runtime.cpu.region_map import RegionMap
 from tilelink.runtime.cpu.sites import KernelSite
 
 SITE = KernelSite("kernel.py", 1)

@@ -9,10 +9,11 @@ import numpy as np
 
 from tilelink.runtime.cpu.errors import LivelockError, OutOfBoundsError
 from tilelink.runtime.cpu.interpreter import set_program, sites
-from tilelink.runtime.cpu.memory import Access, Array, Outside
+from tilelink.runtime.cpu.memory import Access, Array
 from tilelink.runtime.cpu.ordering import Ordering
 from tilelink.runtime.cpu.programs import Poll, PollKey, Program, poll_key
 from tilelink.runtime.cpu.races import RaceDetector
+from tilelink.runtime.cpu.region_map import Outside
 from tilelink.runtime.cpu.scheduler import Scheduler
 from tilelink.runtime.cpu.shadow import ShadowMemory
 from tilelink.runtime.cpu.sites import KernelSite

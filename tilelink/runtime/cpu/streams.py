@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tilelink.runtime.cpu.memory import RegionMap
 from tilelink.runtime.cpu.ordering import Moment
+from tilelink.runtime.cpu.region_map import RegionMap
 
 if TYPE_CHECKING:
     from tilelink.runtime.cpu.accesses import Accesses
