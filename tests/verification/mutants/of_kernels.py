@@ -1,4 +1,5 @@
-"""Mutants of lowered kernels, and how they are judged: executed, traced, compiled; at other sizes if nothing shows."""
+"""Mutants of lowered kernels, and how they are judged: executed, traced, compiled; if nothing shows, at other sizes and
+on two slots."""
 
 from __future__ import annotations
 
@@ -34,15 +35,15 @@ def of(subject: Subject) -> Iterator[Job]:
 def judge(subject: Subject, mutant: Mutant) -> Answer:
     """What finds a mutant."""
     rans: list[tuple[Ran, Ran]] = []
-    for sized in dict.fromkeys((subject, subject.larger)):
+    for sized, slots in dict.fromkeys(((subject, 1), (subject.larger, 1), (subject, 2))):
         edit = _same_change(mutant, source(subject), source(sized))
         for seed in SEEDS if edit else ():
-            ran = tools.run(sized, sized.program, kernel=edit, seed=seed)
-            if said := tools.execution(ran, right(sized)):
+            ran = tools.run(sized, sized.program, kernel=edit, seed=seed, calls=slots + 1, slots=slots)
+            if said := tools.execution(ran, right(sized, slots=slots)):
                 return Answer(EXECUTION, said)
             if said := tools.trace(ran):
                 return Answer(TRACE, said)
-            rans.append((ran, right(sized, seed)))
+            rans.append((ran, right(sized, seed, slots)))
     lowered, _ = tools.lowered_for(subject, subject.program, GPU)
     edit = _same_change(mutant, source(subject), lowered.source)
     if edit:
@@ -53,9 +54,9 @@ def judge(subject: Subject, mutant: Mutant) -> Answer:
 
 
 @cache
-def right(subject: Subject, seed: int = 0) -> Ran:
+def right(subject: Subject, seed: int = 0, slots: int = 1) -> Ran:
     """A subject as it is, run."""
-    ran = tools.run(subject, subject.program, seed=seed)
+    ran = tools.run(subject, subject.program, seed=seed, calls=slots + 1, slots=slots)
     if ran.error is not None:
         raise ran.error
     return ran
