@@ -37,6 +37,14 @@ def test_explore_lists_of_weights(run: Run, backend: str) -> None:
     assert found["shape"] == {"M": 20, "K": 16, "N": [16, 8]}
 
 
+@pytest.mark.parametrize("backend", ["lowered", "oracle"])
+def test_explore_says_that_there_is_nothing_to_do(run: Run, backend: str) -> None:
+    nothing = ["all_gather_matmul", "--world", "2", "--shape", "M=0,N=16,K=16", "--seeds", "1", "--backend", backend]
+    code, found = run("explore", *nothing)
+    assert (code, found["findings"], found["notes"]) == (0, [], ["nothing to do: M = 0"])
+    assert run.text("explore", *nothing)[1].endswith("note: nothing to do: M = 0\n")
+
+
 def test_explore_with_no_worker_resident(run: Run) -> None:
     error = run.error("explore", "all_gather_matmul", "--resident", "0")
     assert error["class"] == "UsageError" and "--resident: 0 is less than 1" in error["message"]

@@ -14,7 +14,7 @@ from tilelink.cli.program import add_program_flags, find, shape_text
 from tilelink.cli.schedule import read_schedule, schedule_text
 
 if TYPE_CHECKING:
-    from tilelink.explore import Exploration, Subject
+    from tilelink.explore import Exploration, Lowered, Oracle
     from tilelink.frontend.program import Program
     from tilelink.frontend.schedule import Schedule
 
@@ -29,6 +29,7 @@ EVERY = 2.0
 def run(args: argparse.Namespace) -> Answer:
     """Runs a program under many schedules: races, deadlocks, accesses out of bounds, results that are not always the
     same. Schedules are fixed by seeds, and repeated by them."""
+    from tilelink.analysis.check import idle
     from tilelink.analysis.check.refusals import KINDS
     from tilelink.errors import TileLinkError
     from tilelink.explore import Exploration, Finding, explore
@@ -37,8 +38,10 @@ def run(args: argparse.Namespace) -> Answer:
     sizes: Mapping[str, Any] = with_defaults(program, args.shape, program.optional, SIZE)
     schedule = read_schedule(program, args.schedule, args.world, dict(sizes), TILE)
     seeds = range(args.seeds) if args.replay is None else [args.replay]
+    notes: list[str] = []
     try:
         subject = _subject(args, program, schedule, sizes)
+        notes += idle(subject.events)
         exploration = explore(subject, seeds, args.policy, _progress(len(seeds)))
     except TileLinkError as e:
         if type(e).__name__ not in KINDS:
@@ -56,13 +59,16 @@ def run(args: argparse.Namespace) -> Answer:
     findings = [{k: getattr(f, k) for k in ("seed", "kind", "lines", "what", "remedy")} for f in exploration.findings]
     keys = {
         "schedules_run": exploration.schedules_run, "distinct": exploration.distinct,
-        "schedule_hash": exploration.schedule_hash, "findings": findings, "policy": args.policy,
+        "schedule_hash": exploration.schedule_hash, "findings": findings, "notes": notes, "policy": args.policy,
         "backend": args.backend, "world": args.world, "shape": sizes, "dtype": args.dtype, "schedule": written,
     }  # fmt: skip
-    return Answer(keys, str(exploration), note, "finding" if findings else "ok")
+    text = str(exploration) + "".join(f"note: {n}\n" for n in notes)
+    return Answer(keys, text, note, "finding" if findings else "ok")
 
 
-def _subject(args: argparse.Namespace, program: Program, schedule: Schedule, sizes: Mapping[str, Any]) -> Subject:
+def _subject(
+    args: argparse.Namespace, program: Program, schedule: Schedule, sizes: Mapping[str, Any]
+) -> Lowered | Oracle:
     from tilelink.explore import Lowered, Oracle
 
     options = {"world": args.world, "dtypes": args.dtype, "sms": args.sms, "resident": args.resident}

@@ -263,7 +263,9 @@ def test_the_library_is_safe(name: str, world: int) -> None:
 
 
 def test_nothing_to_do_is_safe() -> None:
-    assert all_gather_matmul.check("push", world=2, M=0, N=0, K=0).verdict == "safe"
+    report = all_gather_matmul.check("push", world=2, M=0, N=16, K=0)
+    assert report.verdict == "safe" and report.notes == ("nothing to do: M = 0, K = 0",)
+    assert "note: nothing to do: M = 0, K = 0" in str(report)
 
 
 def gemm(gather: tuple[int, ...] = (16, 32)) -> tk.Schedule:

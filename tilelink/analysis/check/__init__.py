@@ -28,7 +28,7 @@ from tilelink.errors import TileLinkError
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.sizes import Sizes, allot
 
-__all__ = ["DEFAULT_SMS", "Finding", "Report", "check", "check_events"]
+__all__ = ["DEFAULT_SMS", "Finding", "Report", "check", "check_events", "idle"]
 
 
 def check(
@@ -67,7 +67,15 @@ def check_events(
     found += deadlocks(sync, execution)
     if not execution.stuck:
         found += _memory(sync, execution.done)
-    return _report(events.program, because, found, unheard(sync), len(events), began)
+    return _report(events.program, because, found, idle(events) + unheard(sync), len(events), began)
+
+
+def idle(events: Events) -> list[str]:
+    """A note where no tile of a run does anything."""
+    if len(events):
+        return []
+    empty = ", ".join(f"{dim} = {length}" for dim, length in events.sizes.dims if not length)
+    return [f"nothing to do: {empty or 'no tile reads or writes'}"]
 
 
 def _memory(sync: Synchronisation, done: np.ndarray) -> list[Finding]:
