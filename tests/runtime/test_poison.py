@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.runtime.test_cpu_world import readers_first, shared_workers, small_world
+from tests.runtime.small_worlds import readers_first, shared_workers, small_world
 from tilelink.backend.targets import portable
 from tilelink.errors import StuckError
 from tilelink.runtime.cpu import DeadlockError

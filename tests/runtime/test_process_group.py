@@ -18,7 +18,7 @@ import triton.language as tl
 
 from tests.runtime.processes import SMALL, Pool, members
 from tests.runtime.ranks import TILED, WORLD, K, N, everybody, gathered, in_processes, lane, operands, three_calls
-from tests.runtime.test_cpu_world import own_workers, readers_first
+from tests.runtime.small_worlds import own_workers, readers_first
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cpu import Execution, Region, Words, interpreted
 from tilelink.runtime.cpu_world import CpuWorld

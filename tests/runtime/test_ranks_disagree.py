@@ -1,0 +1,120 @@
+"""Ranks on the CPU that do not agree, or of which one fails: all are told why, and the world can be used again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime import small_worlds
+from tests.runtime.small_worlds import SMALL, Call, K, N, check_usable, gathered, line_of, small_world
+from tilelink.errors import ArgumentError, RankMismatchError, StuckError, shown
+from tilelink.kernels.all_gather import all_gather
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.runtime.cpu import RaceError
+from tilelink.runtime.group import Group
+
+
+def called(call: Call) -> Callable[[Group], Any]:
+    return lambda group: call.on(group)
+
+
+DISAGREE: dict[str, tuple[Sequence[Callable[[Group], Any]], Sequence[Callable[[Group], Any]], str]] = {
+    "parts": ([called(Call((4, 4)))], [called(Call((3, 4)))], "sizes"),
+    "schedules": ([called(Call((4, 4)))], [called(Call((4, 4), schedule="pull"))], "schedule"),
+    "tiles": ([called(Call((4, 4), schedule=SMALL))], [called(Call((4, 4)))], "schedule"),
+    "dtypes": ([called(Call((4, 4)))], [called(Call((4, 4), torch.float16))], "dtypes"),
+    "bias": ([called(Call((4, 4)))], [called(Call((4, 4), bias=torch.zeros(N)))], "dtypes"),
+    "slots": ([called(Call((4, 4), slot=0))], [called(Call((4, 4), slot=1))], "slot"),
+    "programs": ([called(Call((4, 4)))], [gathered], "program"),
+    "order": ([called(Call((4, 4))), gathered], [gathered, called(Call((4, 4)))], "program"),
+    "second call": ([gathered, called(Call((4, 4)))], [gathered, gathered], "program"),
+}
+
+
+@pytest.mark.parametrize("case", DISAGREE)
+def test_ranks_have_to_agree(case: str) -> None:
+    mine, theirs, what = DISAGREE[case]
+    world = small_world(2)
+    with pytest.raises(RankMismatchError) as e:
+        world.run(lambda group: [call(group) for call in (mine, theirs)[group.rank]])
+    number = 1 if case == "second call" else 0
+    assert re.search(
+        rf"(test_ranks_disagree|small_worlds).py:\d+: call {number} of this group: "
+        rf"rank (0 has {what} .*, rank 1|1 has {what} .*, rank 0) ",
+        str(e.value),
+    )
+    assert e.value.site is not None and e.value.site.file in (__file__, small_worlds.__file__)
+    check_usable(world)
+
+
+def test_values_in_which_ranks_differ_are_said() -> None:
+    def rank(group: Group) -> Any:
+        return all_gather(torch.ones(4 + group.rank, K), group=group)  # differs
+
+    with pytest.raises(RankMismatchError) as e:
+        small_world(2).run(rank)
+    assert f"{shown(__file__)}:{line_of(__file__, 'differs')}: call 0 of this group: rank " in str(e.value)
+    for r in range(2):
+        assert f"'M': ({4 + r}, {4 + r})" in str(e.value)
+    assert "shards of different lengths are told to every rank, by parts=" in str(e.value)
+    assert "'K'" not in str(e.value), "what they have in common is left out"
+
+
+def test_a_rank_that_calls_once_too_often_waits_in_vain() -> None:
+    world = small_world(2)
+    call = Call((4, 4))
+    with pytest.raises(StuckError, match=r"rank 1 worker \d+ of all_gather_matmul run 1: role matmul") as e:
+        world.run(lambda group: [call.on(group) for _ in range(1 + group.rank)])
+    assert "2 calls were made by rank 1; rank 0 made 1: the ranks of a group make the same calls" in str(e.value)
+    check_usable(world)
+
+
+@pytest.mark.parametrize("raising", [0, 2])
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_a_rank_that_raises_ends_the_run_of_all(raising: int, calls_before: int) -> None:
+    error = LookupError("of a user")
+
+    def rank(group: Group) -> None:
+        for _ in range(calls_before):
+            call.on(group)
+        if group.rank == raising:
+            raise error
+        call.on(group)
+        group.synchronize()
+        pytest.fail("the other ranks wait for the one that raised")
+
+    world, call = small_world(3), Call((4, 4, 4))
+    with pytest.raises(LookupError) as e:
+        world.run(rank)
+    assert e.value is error
+    check_usable(world)
+
+
+def test_one_rank_makes_a_bad_call() -> None:
+    """Its own output is untouched; the ranks that called before it are not left waiting."""
+    world, call = small_world(2), Call((4, 4))
+    own = torch.full((8, N), -7.0)
+
+    def rank(group: Group) -> None:
+        if group.rank == 0:
+            call.on(group)
+            group.synchronize()
+        all_gather_matmul(call.x[1], call.weight[1].half()[:-1], own, group=group)  # one bad call
+
+    with pytest.raises(ArgumentError, match="weight has shape") as e:
+        world.run(rank)
+    assert e.value.site is not None
+    assert (e.value.site.file, e.value.site.line) == (__file__, line_of(__file__, "one bad call"))
+    assert (own == -7).all()
+    check_usable(world)
+
+
+def test_ranks_that_write_one_output() -> None:
+    world, out = small_world(2), torch.empty(8, K)
+    with pytest.raises(RaceError, match=r"out\[4:8, 0:16\] of rank 0: two accesses that nothing orders"):
+        world.run(lambda group: all_gather(torch.ones(4, K), out, group=group))
+    check_usable(world)
