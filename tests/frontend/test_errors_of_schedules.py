@@ -55,6 +55,16 @@ SCHEDULES = [
         "program has no schedule push; it has schedule",
     ),
     pair(
+        "role of another name beside the program",
+        ScheduleError,
+        {
+            UNROLL: UNROLL.replace("schedule", "None"),
+            "    use=tk.SMs": "    uses=tk.SMs",
+            "@tk.program": "@tk.program  # <-",
+        },
+        "its roles are gather, use; schedule names gather, uses",
+    ),
+    pair(
         "no schedule beside the program",
         ScheduleError,
         {

@@ -211,6 +211,12 @@ DIMENSIONS = [
         {UNROLL: UNROLL.replace("K=64", "K=[3, 0]") + "  # <-"},
         "K is not spread",
     ),
+    tile(
+        "axis that a block has not",
+        DimensionError,
+        "a = tl.sum(tl.zeros((16,), tl.float32), 1)  # <-",
+        "there is no axis 1 of (16,); an integer as an index drops one",
+    ),
     schedule(
         "cells of too few sizes",
         DimensionError,

@@ -136,13 +136,20 @@ class Program:
             return wanted
         known = self.schedules if absent is None else self.schedules_without(absent)
         if not known and wanted is None:
-            raise ScheduleError(f"{self.name} has no schedule beside it: write one, tk.Schedule(...)", self.site)
+            raise ScheduleError(f"{self.name} has no schedule beside it: {self._nearly(absent)}", self.site)
         if wanted is not None and wanted not in known:
             other = self.function.__globals__.get(wanted)
             if isinstance(other, Schedule):  # its roles are not the program's: binding says which
                 return other
             raise ScheduleError(f"{self.name} has no schedule {wanted}; it has {', '.join(known)}", self.site)
         return known[wanted] if wanted is not None else next(iter(known.values()))
+
+    def _nearly(self, absent: frozenset[str] | None) -> str:
+        """Why none of the schedules in its file is this program's: what those name that name some of its roles."""
+        roles = {launched(launch.scheduled): None for launch in self.recorded(absent or frozenset()).launches}
+        schedules = {n: s for n, s in self.function.__globals__.items() if isinstance(s, Schedule)}
+        near = [f"{n} names {', '.join(s)}" for n, s in schedules.items() if s.launched & roles.keys()]
+        return f"its roles are {', '.join(roles)}; " + ("; ".join(near) or "write one, tk.Schedule(...)")
 
     # ---- binding
 

@@ -69,6 +69,8 @@ def _reduced(shape: Shape, options: dict[str, Any]) -> Shape:
     axis, kept = options.get("axis"), options.get("keep_dims")
     if shape is None or not isinstance(axis, Expr):
         return () if axis is None and kept is None else None
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"there is no axis {axis} of {shape}; an integer as an index drops one")
     k = int(axis) % len(shape)
     keeps = isinstance(kept, Static) and bool(kept.value)
     return (*shape[:k], *([1] if keeps else []), *shape[k + 1 :])

@@ -190,7 +190,8 @@ def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
             site = Site(file, line, linecache.getline(file, line).strip())
         trace = trace.tb_next
     kind = UndefinedNameError if isinstance(e, NameError) else NotUnderstoodError
-    return kind(f"{function.__name__}: {e}", site)
+    hint = "; what is launched so has @tk.tile" if "'function' object is not subscriptable" in str(e) else ""
+    return kind(f"{function.__name__}: {e}{hint}", site)
 
 
 def assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:

@@ -137,7 +137,9 @@ class Source(ABC):
         if isinstance(value, View | TensorWord):
             self.fail(ViewError, node, f"{self.text(value)} is used as if it were a block: memory is touched through "
                       f"views, with .load()")
-        self.fail(NotUnderstoodError, node, f"{self.text(value)} can't be part of Triton code")
+        hint = "; its number of elements is .size" if isinstance(value, AxisWord) else ""
+        hint = "; it has .start, and len(), the length of the block" if isinstance(value, Range) else hint
+        self.fail(NotUnderstoodError, node, f"{self.text(value)} can't be part of Triton code{hint}")
 
     def code(self, node: ast.expr, prefix: str = "") -> Code:
         """The source of an expression with the holes that were made while it was read; `prefix` goes before it."""
