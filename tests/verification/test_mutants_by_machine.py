@@ -6,6 +6,7 @@ cores, and writes the record and the page. It takes long if all is new; it may b
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.verification.mutants import (
     programs,
     record,
 )
-from tests.verification.mutants.job import Job
+from tests.verification.mutants.job import Answer, Job
 from tests.verification.mutants.mutant import Source, mutants
 from tests.verification.mutants.subjects import Subject, subjects
 from tilelink.kernels import operators
@@ -118,6 +119,18 @@ def test_a_sample_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {a.tool for _, a in judged} >= {"frontend", "execution", "gates"}
     missed = [f"{j.level} {j.mutant}" for j, a in judged if not a.tool and not a.why]
     assert not missed
+
+
+def test_survivors_alone_are_judged_again(tmp_path: Path) -> None:
+    of = small("lower_rows push")
+    notify = [j for j in of_programs.jobs() if j.subject == of.name and j.mutant.kind == "notify"]
+    results = tmp_path / "results.jsonl"
+    found, survivor = (campaign.keys(j, Answer(tool, "")) for j, tool in zip(notify, ("check", ""), strict=False))
+    results.write_text(f"{json.dumps(found)}\n{json.dumps(survivor)}\n")
+    assert campaign.forgotten(results) == {survivor["key"]}
+    campaign.carry_out([j for j in notify if j.key in (found["key"], survivor["key"])], results, 1)
+    assert [r["key"] for r in campaign.known(results)] == [found["key"], survivor["key"]]
+    assert campaign.known(results)[1]["tool"] == "check"
 
 
 def test_at_least_98_of_100_are_found() -> None:

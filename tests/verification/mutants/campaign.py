@@ -3,6 +3,7 @@
     python -m tests.verification.mutants.campaign [--processes 2] [--level kernel] [--each 5] [--of REGEX] [--keep]
 
 What is known already, in the file of results, is not done again, so a campaign can be broken off and gone on with.
+`--survivors`: those that no tool found are judged again, and no others, as when tools have learned something.
 """
 
 from __future__ import annotations
@@ -62,6 +63,13 @@ def known(results: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
+def forgotten(results: Path) -> set[str]:
+    """The keys of those that no tool found, whose results are forgotten."""
+    every = known(results)
+    results.write_text("".join(json.dumps(r) + "\n" for r in every if r["tool"]))
+    return {r["key"] for r in every if not r["tool"]}
+
+
 def carry_out(jobs: list[Job], results: Path, processes: int) -> None:
     """Judges what is not judged yet. Progress goes to stderr."""
     results.parent.mkdir(parents=True, exist_ok=True)
@@ -85,15 +93,18 @@ def main() -> None:
     parser.add_argument("--each", type=int, help="so many of each kind of each subject (default: all)")
     parser.add_argument("--of", default="", help="subjects that match")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--survivors", action="store_true", help="only what no tool found, and that again")
     parser.add_argument("--keep", action="store_true", help="write the record that the page shows, of all results")
     args = parser.parse_args()
     every = {level: list(jobs()) for level, jobs in LEVELS.items()}
+    again = forgotten(args.results) if args.survivors else None
     for level in args.level or LEVELS:
-        wanted = drawn((j for j in every[level] if re.search(args.of, j.subject)), args.each)
+        jobs = (j for j in every[level] if again is None or j.key in again)
+        wanted = drawn((j for j in jobs if re.search(args.of, j.subject)), args.each)
         print(f"{level}: {len(every[level])} mutants, {len(wanted)} to judge", file=sys.stderr, flush=True)
         carry_out(wanted, args.results, args.processes)
     if args.keep:
-        keep(summary((j for jobs in every.values() for j in jobs), known(args.results)))
+        keep(summary((j for made in every.values() for j in made), known(args.results)))
 
 
 if __name__ == "__main__":
