@@ -266,3 +266,8 @@ def numbers(
 
 
 in_tiles = tk.Schedule(fill_with_numbers=tk.SMs(tile=(16, 16)))
+scatter = tk.Schedule(
+    partial_matmul=tk.SMs(tile=(128, 256, 64), order=tk.next_rank_first),
+    send=tk.SMs(16, tile=(128, 256), at="source"),
+    reduce=tk.SMs(16, tile=(64, 256)),
+)

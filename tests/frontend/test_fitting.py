@@ -1,0 +1,50 @@
+"""Fitting: tiles that are larger than their tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilelink.frontend.sizes import Sizes
+from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gather", "matmul"),
+    [
+        (dict(M=8192, N=3584, K=8192), (128, 256), (128, 256, 64)),
+        (dict(M=[100, 20], N=300, K=40), (128, 64), (128, 256, 64)),
+        (dict(M=[3, 0], N=5, K=7), (16, 16), (16, 16, 16)),
+        (dict(N=33), (128, 256), (128, 64, 64)),
+    ],
+    ids=str,
+)
+def test_fit(sizes: dict[str, Any], gather: tuple[int, ...], matmul: tuple[int, ...]) -> None:
+    fitted = all_gather_matmul.fit("push", world=2, **sizes)
+    assert fitted["gather"].tile == gather and fitted["matmul"].tile == matmul
+    assert fitted.changed(gather={"tile": (128, 256)}, matmul={"tile": (128, 256, 64)}) == push
+
+
+def test_fit_keeps_whole_dimensions() -> None:
+    whole = push.changed(gather={"tile": (128, None)})
+    assert all_gather_matmul.fit(whole, M=20, N=20, K=20)["gather"].tile == (32, None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    world=st.integers(1, 8),
+    data=st.data(),
+    n=st.integers(0, 600),
+    k=st.integers(0, 600),
+    name=st.sampled_from(["push", "pull"]),
+)
+def test_what_is_fitted_fits(world: int, data: st.DataObject, n: int, k: int, name: str) -> None:
+    """No tile of it is larger than its tensor, and none is larger than it was or smaller than tl.dot takes."""
+    parts = data.draw(st.lists(st.integers(0, 300), min_size=world, max_size=world))
+    fitted = all_gather_matmul.fit(name, world=world, M=parts, N=n, K=k)
+    Sizes.of(all_gather_matmul.bind(fitted), world, {"M": parts, "N": n, "K": k})
+    for role, was in all_gather_matmul.schedule(name).items():
+        assert all(16 <= a <= b for a, b in zip(fitted[role].tile, was.tile, strict=True))
