@@ -67,6 +67,16 @@ BACK = {
     COPY: f"    tk.wait(passed[t].at(t.reader))  # <-\n{COPY}",
     ENGINE: ENGINE.replace("home", "reader"),
 }
+LATER = {
+    "def bring(t, x, full):": "def bring(t, x, full, made):",
+    COPY: "    mine = tk.wait(made[t].at(t.source))  # <-\n    tk.notify(tk.copy(mine, full[t]))",
+    "@tk.program": "@tk.tile\ndef make(t, x, made):\n    tk.notify(made[t].store(x[t].load()))\n\n\n@tk.program",
+    "bring[tk.tiles(x, reader=tk.ranks)](x, full)": "bring[tk.tiles(x, source=tk.ranks)](x, full, made)",
+    "    passed = ": "    made = tk.local(\"M\", \"K\")\n    passed = ",
+    "    take[": "    make[tk.tiles(x)](x, made)\n    take[",
+    "    take=tk.SMs": "    make=tk.SMs(tile=(16, 16)),\n    take=tk.SMs",
+}
+SWAPPED = {PASS_ON: PASS_ON.replace("SMs", "CopyEngine"), ENGINE: ENGINE.replace("CopyEngine", "SMs")}
 WRONG = [
     Case(
         "no power of two", TileSizeError, changed(SOURCE, {ENGINE: "bring=tk.CopyEngine(tile=(24,)),  # <-\n    #"}),
@@ -74,17 +84,36 @@ WRONG = [
     ),
     case("no order", {ENGINE: "bring=tk.CopyEngine(tile=(16, 16), order=max),  # <-\n    #"}, "by tk.order(function)"),
     case(
-        "waits",
+        "waits for another rank",
+        {PASS_ON: PASS_ON.replace("SMs", "CopyEngine").replace("reader", "home"), WAIT: f"{WAIT}  # <-"},
+        "it waits for full[M[M_lo:+16], K[K_lo:+16]].at(reader), which another rank "
+        "makes",
+        "Give it SMs, or let the rank that makes full execute it",
+    ),
+    case(
+        "waits for an engine",
         {PASS_ON: PASS_ON.replace("SMs", "CopyEngine"), WAIT: f"{WAIT}  # <-"},
-        "pass_on can't be on the copy engine: it waits for full[M[M_lo:+16], K[K_lo:+16]]",
+        "pass_on can't be on the copy engine: it waits for full[M[M_lo:+16], K[K_lo:+16]], which bring brings, on the "
+        "copy engine, too, and an engine waits only for what the kernel of its own rank makes",
         "Give it SMs, or put it into the epilogue of the role that it waits for",
     ),
-    case("in a cycle", BACK, "it is in a cycle of roles, bring -> pass_on -> bring;"),
+    case(
+        "waits for what comes from elsewhere",
+        {**SWAPPED, WAIT: f"{WAIT}  # <-"},
+        "it waits for full[M[M_lo:+16], K[K_lo:+16]], which bring brings, at reader, too,",
+    ),
+    case("in a cycle", BACK, "it is in a cycle of roles, bring -> pass_on -> bring."),
+    case(
+        "waits for a later role",
+        {**LATER, ENGINE: ENGINE.replace("home", "source")},
+        "bring can't be on the copy engine: it needs make (make -> bring), which is launched after it",
+        "Launch bring behind make",
+    ),
     case(
         "computes",
         {"take=tk.SMs(tile=(16, 16))": "take=tk.CopyEngine(tile=(16, 16))",
          STORE: "    block = passed[t].load()  # <-\n    out[t].store(block)", ON: ON.replace("passed", "full")},
-        "take can't be on the copy engine: it computes, and an engine only copies and notifies",
+        "take can't be on the copy engine: it computes, and an engine only waits, copies and notifies",
     ),
     case(
         "goes to all",

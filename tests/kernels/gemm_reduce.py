@@ -10,7 +10,7 @@ import torch
 
 from tests.kernels.gather_gemm import Call, laid_out
 from tilelink import Schedule
-from tilelink.frontend.schedule import SMs
+from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
@@ -36,6 +36,8 @@ def in_tiles(program: Any, name: str, matmul: tuple[int, int, int], moved: tuple
             steps = (min(moved[0], 16),) if role == "ring" else ()
             changes[role] = {"tile": matmul if role == "matmul" else (*moved, *steps)}
             changes[role] |= {"count": 2} if resource.count else {}
+        elif isinstance(resource, CopyEngine):
+            changes[role] = {"tile": (moved[0], None)}
     return schedule.changed(**changes)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from tilelink.backend.targets import CPU
 from tilelink.runtime.cpu import DeadlockError, Execution, InterpretedKernel, Region, interpreted
-from tilelink.runtime.cpu.engine import EngineCopy, EngineSignal
+from tilelink.runtime.cpu.engine import EngineCopy, EngineSignal, EngineWait
 from tilelink.runtime.cpu.interpreter import suspended
 from tilelink.runtime.cpu_lane import CpuLane
 from tilelink.runtime.cuda.kernels import Kernel
@@ -84,10 +84,19 @@ class StandIn:
         self._enqueue(_Engine(stream.cuda_stream, EngineCopy(source, target)))
 
     def write_signal(self, stream: StandInStream, address: int) -> None:
+        self._enqueue(_Engine(stream.cuda_stream, EngineSignal(self._word(address), 1)))
+
+    def wait_for_signal(self, stream: StandInStream, address: int, least: int) -> None:
+        self._enqueue(_Engine(stream.cuda_stream, EngineWait(self._word(address), least)))
+
+    def fill(self, stream: StandInStream, words: torch.Tensor, value: int) -> None:
+        for word in words:
+            self._enqueue(_Engine(stream.cuda_stream, EngineSignal(word, value)))
+
+    def _word(self, address: int) -> torch.Tensor:
         assert self.world is not None
-        for heap in self.world.lane.heaps:
-            if 0 <= (at := address - heap.data_ptr()) < len(heap):
-                self._enqueue(_Engine(stream.cuda_stream, EngineSignal(heap[at : at + 4].view(torch.int32))))
+        at = [(heap, address - heap.data_ptr()) for heap in self.world.lane.heaps]
+        return next(heap[n : n + 4].view(torch.int32) for heap, n in at if 0 <= n < len(heap))
 
     def synchronize(self, stream: StandInStream) -> None:
         """Interprets all that waits. Where the kernels are stuck, they have waited long enough: one gives up."""
@@ -179,7 +188,7 @@ class _Follow:
 @dataclass(frozen=True, eq=False)
 class _Engine:
     stream: int
-    work: EngineCopy | EngineSignal
+    work: EngineCopy | EngineSignal | EngineWait
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +202,7 @@ class _Launched:
         prepared, rank = self.code.prepared, self.arguments["rank"]
         tensors = {t.name: self.arguments[t.name] for t in prepared.program.tensors if t.name in self.arguments}
         lowered = prepared.lowered
-        parameters = lowered.main_parameters + lowered.publish_parameters + lowered.enter_parameters
+        parameters = lowered.parameters
         tables = {p.dim: self.arguments[p.name] for p in parameters if p.kind == "table" and p.name in self.arguments}
         run = SimpleNamespace(
             lane=SimpleNamespace(rank=rank), prepared=prepared, tensors=tensors, tables=tables,

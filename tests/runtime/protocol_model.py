@@ -90,7 +90,7 @@ class Program:
 
     send: tuple[Step, ...] = ()
     receive: tuple[Step, ...] = ()
-    engine: tuple[Store | Notify | Read, ...] = ()  # what a copy engine does, beside the kernel
+    engine: tuple[Store | Notify | Read | Wait, ...] = ()  # what a copy engine does, beside the kernel
     publish: tuple[str, ...] = ()  # own parts that peers read, written on the stream before the kernel
     use: tuple[str, ...] = ()  # own parts that are read on the stream after the kernel
 
@@ -192,6 +192,15 @@ def engine_pull(rank: int, world: int) -> Program:
     return Program((), tuple(receive), tuple(chain.from_iterable(copies)), publish=("part 0",))
 
 
+def engine_send(rank: int, world: int) -> Program:
+    """A copy engine of everybody brings what its kernel has made to everybody."""
+    peers = peers_of(rank, world)
+    copies = ((Read(rank, "part 0"), Store(p, f"copy {rank}"), Notify(p, f"cell {rank + 1}")) for p in peers)
+    receive = chain.from_iterable((Wait(f"cell {p + 1}"), Read(rank, f"copy {p}")) for p in peers)
+    made = Store(rank, "part 0"), Notify(rank, "cell 0")
+    return Program(made, tuple(receive), (Wait("cell 0"), *chain.from_iterable(copies)))
+
+
 def late(rank: int, world: int) -> Program:
     """Forbidden: everybody's part is written by its left neighbour and read when the run is over."""
     return Program((Push((rank + 1) % world, "part 0", "cell 0"),), use=("part 0",))
@@ -203,7 +212,8 @@ def untold(rank: int, world: int) -> Program:
 
 
 KINDS: tuple[Kind, ...] = (gather, causal, decode, scatter, rowless, pull, partials, output, in_place)
-ENGINES: tuple[Kind, ...] = (engine_push, engine_pull)
+ENGINES: tuple[Kind, ...] = (engine_push, engine_pull, engine_send)
+ENOUGH = 99
 
 
 # ---- The rules.
@@ -227,6 +237,8 @@ class Rules:
     fork: tuple[str, ...] = ("credit", "enter", "entries")
     # Does what comes next on the stream come after the engine's copies?
     join: bool = True
+    # Does a rank whose engine waits for tiles leave only when the copies are done?
+    leave_waits: bool = True
     # Does a worker draw its ticket "after the work", or "before the work"?
     ticket: str = "after the work"
     # Which ticket's worker leaves for its rank, the "last" or the "first"?
@@ -315,6 +327,7 @@ class Turn:
         if not self.program.engine:
             yield from self.enter()
         yield from self.work(self.program.send + (() if self.crowd else self.program.receive))
+        yield from self.let_go()
         yield from self.leave()
         if self.crowd:
             yield self._do("end", lambda words: words[self.ended] > self.number)
@@ -335,6 +348,8 @@ class Turn:
         yield self._do("begin", lambda words: words[self.forked] > self.number)
         for step in self.program.engine:
             match step:
+                case Wait(cell):
+                    yield from self.wait(cell)
                 case Read(home, part):
                     yield self._read(home, part)
                 case Store(home, part):
@@ -465,6 +480,14 @@ class Turn:
                 case "tell":
                     for peer in self.peers:
                         yield self._tell("leave", peer, lambda words: left(self.number))
+
+    def let_go(self) -> Iterator[Action]:
+        """Where an engine waits for tiles, that is over when the kernel is; and the rank leaves after the engine."""
+        awaited = [self._cell(self.rank, step.cell) for step in self.program.engine if isinstance(step, Wait)]
+        for word in awaited:
+            yield self._do("let go", None, (word, lambda words: ENOUGH), access=("atomic", word))
+        if awaited and self.rules.leave_waits:
+            yield self._do("join", lambda words: words[self.copied] > self.number)
 
     def use(self) -> Iterator[Action]:
         """Hold the stream while peers read the user's input; what then follows on it may read the outputs."""
@@ -741,6 +764,7 @@ MUTANTS = (
     Mutant("engine without credit", Rules(fork=("enter", "entries")), lane(engine_push, engine_push, world=2), "wrong"),
     Mutant("engine without entries", Rules(fork=("credit", "enter")), lane(engine_pull, world=2), "wrong"),
     Mutant("engine not joined", Rules(join=False), lane(engine_push, engine_push, world=2), "wrong"),
+    Mutant("leave before the engine is done", Rules(leave_waits=False), lane(engine_send, world=2), "deadlock"),
     Mutant("forbidden: the slot read after the run", PROTOCOL, lane(late, late, world=2), "wrong"),
     Mutant("forbidden: a store without notification", PROTOCOL, lane(untold, world=2), "wrong"),
 )

@@ -130,6 +130,7 @@ def _compiled_here(lowered: Lowered, sizes: Sizes, sass: bool) -> tuple[Compiled
     kernels = [
         (lowered.publish, lowered.publish_parameters),
         (lowered.enter, lowered.enter_parameters),
+        (lowered.leave, lowered.leave_parameters),
         (lowered.main, lowered.main_parameters),
     ]
     made = []

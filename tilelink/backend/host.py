@@ -4,20 +4,26 @@ Taken from the unrolled events, so that the copies are those that were checked. 
 two where peers read an input. With them, a kernel of one worker enters the run first; then each peer has a stream, on
 which a copy, or several, are followed by a write of 1 to their signals; then comes the kernel that waits for those,
 so that no consumer holds up its producer in a queue; and what comes after the run comes after the copies, too.
+
+Where a stream waits for tiles of the kernel, that is launched before the stream goes on, for the same reason. When the
+kernel has ended, also in vain, nobody gives their signals any more: then all of them are given, and no stream is held.
+A last kernel, of one worker, ends the run after the copies, since they read what lies in the slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from tilelink.analysis.events import NOTIFY, READ, WRITE, Events
+from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.backend.lower import Lowered, Parameter, publishing_roles
 from tilelink.frontend.sizes import tile_count
 
 PUBLISHERS = 4
+ENOUGH = 1 << 23
+"""More than any signal is given in a run; a drain adds up a block of them in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +76,31 @@ class SignalWrite:
 
 
 @dataclass(frozen=True)
+class SignalWait:
+    """A wait on the stream of a peer until a signal of this rank is at least `expected`, with acquire order."""
+
+    peer: int
+    tensor: str
+    cell: int
+    expected: int
+
+
+@dataclass(frozen=True)
+class LetGo:
+    """A write of `ENOUGH` to all signals of a tensor on this rank, on the stream of the lane."""
+
+    tensor: str
+
+
+@dataclass(frozen=True)
 class Join:
     """What comes on the stream of the lane comes after what is on the streams of these peers."""
 
     peers: tuple[int, ...]
 
 
-Step = KernelLaunch | Fork | RegionCopy | SignalWrite | Join
+EngineStep = RegionCopy | SignalWrite | SignalWait
+Step = KernelLaunch | Fork | EngineStep | LetGo | Join
 
 
 def host_plan(lowered: Lowered, events: Events, rank: int) -> tuple[Step, ...]:
@@ -90,7 +114,23 @@ def host_plan(lowered: Lowered, events: Events, rank: int) -> tuple[Step, ...]:
     plan.append(KernelLaunch(lowered.enter, 1, lowered.enter_parameters))
     copies = tuple(_copies(events, rank))
     peers = tuple(sorted({c.peer for c in copies}))
-    return (*plan, Fork(peers), *copies, main, Join(peers)) if peers else (*plan, main)
+    first, later = _around_the_kernel(copies)
+    plan += [*([Fork(peers)] if peers else []), *first, main]
+    plan += [LetGo(tensor) for tensor in lowered.program.awaited_by_engines]
+    plan += [*later, *([Join(peers)] if peers else [])]
+    if lowered.leave is not None:
+        plan.append(KernelLaunch(lowered.leave, 1, lowered.leave_parameters))
+    return tuple(plan)
+
+
+def _around_the_kernel(copies: Iterable[EngineStep]) -> tuple[list[EngineStep], list[EngineStep]]:
+    """What comes on each stream before its first wait for a tile of the kernel, and what comes from there on."""
+    first, later, waiting = list[EngineStep](), list[EngineStep](), set[int]()
+    for step in copies:
+        if isinstance(step, SignalWait):
+            waiting.add(step.peer)
+        (later if step.peer in waiting else first).append(step)
+    return first, later
 
 
 def _publishers(lowered: Lowered, events: Events) -> int:
@@ -99,7 +139,7 @@ def _publishers(lowered: Lowered, events: Events) -> int:
     return max(1, min(PUBLISHERS, events.sms, most))
 
 
-def _copies(events: Events, rank: int) -> Iterator[RegionCopy | SignalWrite]:
+def _copies(events: Events, rank: int) -> Iterator[EngineStep]:
     """What goes to the copy engine, tile by tile in the order of the roles."""
     mine = np.flatnonzero((events.rank == rank) & (events.worker >= events.kernel_workers))
     source = None
@@ -111,6 +151,9 @@ def _copies(events: Events, rank: int) -> Iterator[RegionCopy | SignalWrite]:
             case op if op == WRITE:
                 assert source is not None
                 yield RegionCopy(peer, source, _place(events, k))
+            case op if op == WAIT:
+                tensor = events.program.tensors[events.tensor[k]].name
+                yield SignalWait(peer, tensor, int(events.cell[k]), int(events.expected[k]))
             case op if op == NOTIFY:
                 tensor = events.program.tensors[events.tensor[k]].name
                 yield SignalWrite(peer, tensor, int(events.home[k]), int(events.cell[k]))
@@ -147,6 +190,10 @@ def _step_text(step: Step, events: Events, rank: int) -> str:
             return f"stream {step.peer}: copy {step.source} to {step.target}"
         case SignalWrite():
             return f"stream {step.peer}: write 1 to signal {step.cell} of {step.tensor} on rank {step.rank}"
+        case SignalWait():
+            return f"stream {step.peer}: wait until signal {step.cell} of {step.tensor} is {step.expected}"
+        case LetGo():
+            return f"give all signals of {step.tensor}"
 
 
 def _passed(parameter: Parameter, events: Events, rank: int) -> str:

@@ -2,7 +2,8 @@
 
 One persistent kernel: its workers enter the run, do the tiles of their role, and the last one out ends the run
 (docs/protocol.md). Where peers read an input, a second kernel publishes it to the heap first; where roles are on the
-copy engine, a third enters the run before their copies begin (`tilelink.backend.host` says in what order).
+copy engine, a third enters the run before their copies begin; and where these wait for tiles, a fourth ends the run
+after them (`tilelink.backend.host` says in what order).
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ from tilelink.language import Space
 DRAIN_BLOCK = 128
 PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT")
 RECORDS = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS")
+END_OF_RUN = "leave(heaps, control, rank, slot, run, world)"
 MULTICAST_PRIMITIVES = ("multicast_store", "multicast_notify")
 NETWORK_PRIMITIVES = ("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far")
-ALL_PRIMITIVES = (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES, "clock")
+ALL_PRIMITIVES = (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES, "clock", "POISON")
 STAMPS = "stamps"
 """Where workers record times, if they do: int64 of workers x records x 2, what and when."""
 
@@ -71,6 +73,13 @@ class Lowered:
     publish_parameters: tuple[Parameter, ...]
     enter: str | None = None
     enter_parameters: tuple[Parameter, ...] = ()
+    leave: str | None = None
+    leave_parameters: tuple[Parameter, ...] = ()
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Those of all kernels, some several times."""
+        return self.main_parameters + self.publish_parameters + self.enter_parameters + self.leave_parameters
 
     @property
     def warps(self) -> int:
@@ -127,7 +136,8 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
         source, needed = _drain_function(program, signals, facts, target, everything)
         functions.append(source)
         drains.append(_call(f"drain_{signals.tensor}", needed))
-    main, main_parameters = _main(program, facts, calls, drains, everything)
+    leave = f"{program.name}_leave" if program.awaited_by_engines else None
+    main, main_parameters = _main(program, facts, calls, None if leave else drains, everything)
     functions.append(main)
     publish = f"{program.name}_publish" if program.published else None
     publish_parameters: tuple[Parameter, ...] = ()
@@ -139,11 +149,15 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     if enter is not None:
         entering, enter_parameters = _enter(program, everything, enter)
         functions.append(entering)
+    leave_parameters: tuple[Parameter, ...] = ()
+    if leave is not None:
+        leaving, leave_parameters = _leave(drains, everything, leave)
+        functions.append(leaving)
     body = [line for f in functions for line in ["", "", *f]]
     text = "\n".join(_header(program, facts, target, body) + body) + "\n"
-    entered = enter, enter_parameters
+    main_and_publish = program.name, main_parameters, publish, publish_parameters
     return Lowered(
-        program, facts, target, text, program.name, main_parameters, publish, publish_parameters, *entered
+        program, facts, target, text, *main_and_publish, enter, enter_parameters, leave, leave_parameters
     )
 
 
@@ -257,8 +271,9 @@ def _drain_function(
 
 
 def _main(
-    program: TileProgram, facts: Facts, calls: list[str], drains: list[str], parameters: tuple[Parameter, ...]
+    program: TileProgram, facts: Facts, calls: list[str], drains: list[str] | None, parameters: tuple[Parameter, ...]
 ) -> tuple[list[str], tuple[Parameter, ...]]:
+    """The persistent kernel. `drains`: what its last worker does before it ends the run; None where it does not."""
     lines = [
         "    worker = tl.program_id(0)",
         "    control = peer(heaps, rank, 0, tl.int64)",
@@ -295,9 +310,9 @@ def _main(
             indent = "        "
         rest = _less("tl.num_programs(0)", first)
         lines += [indent + line for roles in sharing for line in tiles_of(roles, first, rest)]
-    lines.append("    if last_out(control, tl.num_programs(0)):")
-    lines += [f"        {d}" for d in drains]
-    lines.append("        leave(heaps, control, rank, slot, run, world)")
+    if drains is not None:
+        lines.append("    if last_out(control, tl.num_programs(0)):")
+        lines += [f"        {line}" for line in (*drains, END_OF_RUN)]
     names = _needed(lines, parameters)
     taken = tuple(p for p in parameters if p.name in names)
     stable = [p.name for p in taken if p.kind in ("at", "signals", "stage", "workers") or p.name in ("rank", "slot")]
@@ -376,6 +391,23 @@ def _enter(
         lines += ["    for other in range(world):", "        entered(control, other, run)"]
     taken = tuple(p for p in parameters if p.name in _needed(lines, parameters))
     head = ["@triton.jit(do_not_specialize=['rank', 'slot'])", f"def {name}({_signature(p.name for p in taken)}):"]
+    return head + lines, taken
+
+
+def _leave(
+    drains: list[str], parameters: tuple[Parameter, ...], name: str
+) -> tuple[list[str], tuple[Parameter, ...]]:
+    """A kernel of one worker that ends the run when the copy engine is done, too: until then what it reads lies in the
+    slot. Where a wait of the lane has ended in vain nothing is told."""
+    lines = [
+        "    control = peer(heaps, rank, 0, tl.int64)",
+        "    run = tl.load(control + RUN)",
+        "    if tl.load(control + POISON) == 0:",
+        *(f"        {line}" for line in (*drains, END_OF_RUN)),
+    ]
+    taken = tuple(p for p in parameters if p.name in _needed(lines, parameters))
+    stable = [p.name for p in taken if p.kind == "signals" or p.name in ("rank", "slot")]
+    head = [f"@triton.jit(do_not_specialize={stable!r})", f"def {name}({_signature(p.name for p in taken)}):"]
     return head + lines, taken
 
 

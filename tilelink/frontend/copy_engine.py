@@ -1,13 +1,16 @@
-"""What a role on the copy engine may do: copies between two ranks, each of which is notified. Checked on the tile
-program; `tilelink.analysis.copy_engine` checks what depends on sizes."""
+"""What a role on the copy engine may do: copies between two ranks, each of which is notified, and waits for tiles of
+its own rank's kernel. Checked on the tile program; `tilelink.analysis.copy_engine` checks what depends on sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tilelink.errors import ScheduleError
+from tilelink.frontend.expressions import RANK, Expr
 from tilelink.frontend.ir import ALL_RANKS, Copy, For, If, Notify, Role, Wait, walk
-from tilelink.frontend.schedule import CopyEngine
+from tilelink.frontend.schedule import CopyEngine, SMs
+
+CURE = "Give it SMs, or put it into the epilogue of the role that it waits for"
 
 
 def check_copy_engine(roles: Sequence[Role]) -> None:
@@ -23,15 +26,10 @@ def _check(role: Role, roles: Sequence[Role]) -> None:
     notified = [v for s in statements if isinstance(s, Notify) for v in s.views]
     for s in statements:
         if isinstance(s, Wait):
-            cycle = _cycle(role.name, roles)
-            why = f"it is in a cycle of roles, {' -> '.join(cycle)}" if cycle else f"it waits for {s.views[0]}"
-            raise ScheduleError(
-                f"{can_not}: {why}; an engine starts once its rank has entered, before the kernel, and waits for no "
-                "tile. Give it SMs, or put it into the epilogue of the role that it waits for",
-                s.site,
-            )
-        if not isinstance(s, Copy | Notify | For | If):
-            raise ScheduleError(f"{can_not}: it computes, and an engine only copies and notifies. Give it SMs", s.site)
+            _check_wait(role, s, roles)
+        elif not isinstance(s, Copy | Notify | For | If):
+            computes = "it computes, and an engine only waits, copies and notifies"
+            raise ScheduleError(f"{can_not}: {computes}. Give it SMs", s.site)
         if isinstance(s, Copy) and s.target.home == ALL_RANKS:
             raise ScheduleError(
                 f"{can_not}: it copies to all ranks at once, and a copy of an engine is between two. Give its space a "
@@ -46,19 +44,58 @@ def _check(role: Role, roles: Sequence[Role]) -> None:
             )
 
 
-def _cycle(role: str, roles: Sequence[Role]) -> list[str]:
-    """The roles from a role to itself, each waiting for what the one before notifies; [] where there is no such way."""
+def _check_wait(role: Role, wait: Wait, roles: Sequence[Role]) -> None:
+    """An engine waits for tiles of its own rank's kernel alone: when that has ended, however it did, nothing holds the
+    streams any more. And for earlier roles alone, so that its streams may as well be one."""
+    can_not = f"{role.name} can't be on the copy engine"
+    its_own = "an engine waits only for what the kernel of its own rank makes"
+    for view in wait.views:
+        if view.home != RANK:
+            raise ScheduleError(
+                f"{can_not}: it waits for {view}, which another rank makes, and {its_own}. Give it SMs, or let the "
+                f"rank that makes {view.tensor} execute it",
+                wait.site,
+            )
+        for other, home in _notified(view.tensor, roles):
+            engine = not isinstance(other.resource, SMs)
+            if engine or home != RANK:
+                where = "on the copy engine, too" if engine else f"at {home}, too"
+                raise ScheduleError(
+                    f"{can_not}: it waits for {view}, which {other.name} brings, {where}, and {its_own}. {CURE}",
+                    wait.site,
+                )
+    order, needed = [r.name for r in roles], _needed(role.name, roles)
+    if role.name in needed:
+        cycle = " -> ".join([*needed[role.name], role.name])
+        raise ScheduleError(f"{can_not}: it is in a cycle of roles, {cycle}. {CURE}", wait.site)
+    for name, way in needed.items():
+        if order.index(name) > order.index(role.name):
+            raise ScheduleError(
+                f"{can_not}: it needs {name} ({' -> '.join([*way, role.name])}), which is launched after it, and what "
+                f"an engine waits for comes before it. Launch {role.name} behind {name}",
+                wait.site,
+            )
+
+
+def _notified(tensor: str, roles: Sequence[Role]) -> Iterator[tuple[Role, Expr | str | None]]:
+    """Who notifies of a tensor, and on whose memory."""
+    for role in roles:
+        for s in walk(role.body):
+            yield from ((role, v.home) for v in s.views if v.tensor == tensor) if isinstance(s, Notify) else ()
+
+
+def _needed(role: str, roles: Sequence[Role]) -> dict[str, list[str]]:
+    """The roles that have to do something before a role can go on; with the shortest way from each to it, each role on
+    it waiting for what the one before notifies."""
     notified = {r.name: _tensors(r, Notify) for r in roles}
     awaited = {r.name: _tensors(r, Wait) for r in roles}
-    ways = [[role]]
-    seen: set[str] = set()
+    found: dict[str, list[str]] = {}
+    ways: list[list[str]] = [[]]
     for way in ways:
-        for name in (n for n in awaited if n not in seen and notified[way[-1]] & awaited[n]):
-            if name == role:
-                return [*way, name]
-            seen.add(name)
-            ways.append([*way, name])
-    return []
+        for name in (n for n in notified if n not in found and notified[n] & awaited[(way or [role])[0]]):
+            found[name] = [name, *way]
+            ways.append(found[name])
+    return found
 
 
 def _tensors(role: Role, kind: type[Wait] | type[Notify]) -> set[str]:

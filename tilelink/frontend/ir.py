@@ -369,6 +369,12 @@ class TileProgram:
         return tuple(r for r in self.roles if isinstance(r.resource, CopyEngine))
 
     @property
+    def awaited_by_engines(self) -> tuple[str, ...]:
+        """Names of the tensors whose tiles, made on the same rank, roles on the copy engine wait for."""
+        waits = (s for r in self.on_engine for s in walk(r.body) if isinstance(s, Wait))
+        return tuple(dict.fromkeys(v.tensor for s in waits for v in s.views))
+
+    @property
     def dims(self) -> tuple[str, ...]:
         """Names of the dimensions, in the order in which the tensors name them."""
         return tuple(dict.fromkeys(d for t in self.tensors for d in t.dims if d != RANKS_DIM))

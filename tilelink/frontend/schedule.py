@@ -160,8 +160,8 @@ class CopyEngine:
     stream a peer, beside the program's kernel, which has all SMs. `tile`, `order`, `at` as for `SMs`.
 
     For roles that only copy and notify. An engine writes signals and can't add, so a tile covers a whole cell of the
-    signal grid; it waits for nothing but that its rank may write and that peers have entered. FLUX (arXiv 2406.06858)
-    gathers so.
+    signal grid. It waits until its rank may write and peers have entered, and for tiles that the kernel of its own rank
+    makes; for nothing else. FLUX (arXiv 2406.06858) gathers so.
     """
 
     tile: tuple[int | None, ...] = ()

@@ -100,7 +100,8 @@ def derive_signals(
             grid = (Cell(RANKS_DIM, 1, False, False), *grid)
         waiters = sympy.Or(*[_waiters(u, grid) for u in mine]) if by_home else sympy.true
         counted = tuple(_notifier(u, grid, by_home, waiters) for u in theirs)
-        near = not by_home and all(u.view.home == RANK and isinstance(u.role.resource, SMs) for u in theirs)
+        on_sms = all(isinstance(u.role.resource, SMs) for u in (*theirs, *mine))
+        near = not by_home and on_sms and all(u.view.home == RANK for u in theirs)
         made.append(Signals(tensor.name, grid, counted, "gpu" if near else "sys", by_home, waiters))
     return tuple(made)
 

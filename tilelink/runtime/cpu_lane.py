@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from tilelink.backend.host import Fork, Join, RegionCopy, SignalWrite
+from tilelink.backend.host import ENOUGH, EngineStep, Fork, Join, LetGo, RegionCopy, SignalWait, SignalWrite
 from tilelink.backend.lower import STAMPS
 from tilelink.backend.targets import CPU, Target, portable
 from tilelink.backend.targets.portable_network import FAR
@@ -18,7 +19,7 @@ from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.cpu import Execution, InterpretedKernel, Region, interpreted
-from tilelink.runtime.cpu.engine import EngineCopy, EngineSignal
+from tilelink.runtime.cpu.engine import EngineCopy, EngineSignal, EngineWait
 from tilelink.runtime.cpu.interpreter import suspended
 from tilelink.runtime.cpu.memory import Kind
 from tilelink.runtime.cpu.streams import Work
@@ -84,13 +85,26 @@ class CpuLane:
                         execution.follow(rank, engine_to(peer), [LANE])
                 case Join():
                     execution.follow(rank, LANE, [engine_to(peer) for peer in step.peers])
-                case RegionCopy():
-                    source, target = (memory[p.tensor, p.rank][run.part_of(p)] for p in (step.source, step.target))
-                    kernel = EngineCopy(source, target)
-                    execution.launch(kernel, 1, {}, regions, rank, engine_to(step.peer), run.label, first + step.peer)
-                case SignalWrite():
-                    kernel = EngineSignal(memory[SIGNALS + step.tensor, step.rank][step.cell])
-                    execution.launch(kernel, 1, {}, regions, rank, engine_to(step.peer), run.label, first + step.peer)
+                case RegionCopy() | SignalWrite() | SignalWait():
+                    work = self._engine_work(run, step, memory)
+                    execution.launch(work, 1, {}, regions, rank, engine_to(step.peer), run.label, first + step.peer)
+                case LetGo():
+                    for word in memory.get((SIGNALS + step.tensor, rank), ()):
+                        work = EngineSignal(word, ENOUGH)
+                        execution.launch(work, 1, {}, regions, rank, LANE, f"{run.label}, ended")
+
+    def _engine_work(
+        self, run: Run, step: EngineStep, memory: Mapping[tuple[str, int], torch.Tensor]
+    ) -> EngineCopy | EngineSignal | EngineWait:
+        """A step of the copy engine. `memory`: by the name of a region and its rank."""
+        match step:
+            case RegionCopy():
+                source, target = (memory[p.tensor, p.rank][run.part_of(p)] for p in (step.source, step.target))
+                return EngineCopy(source, target)
+            case SignalWrite():
+                return EngineSignal(memory[SIGNALS + step.tensor, step.rank][step.cell], 1)
+            case SignalWait():
+                return EngineWait(memory[SIGNALS + step.tensor, run.lane.rank][step.cell], step.expected)
 
     def clear(self, rank: int) -> None:
         """Control words and signals of a rank are zero again."""

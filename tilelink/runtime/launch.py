@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tilelink.backend.host import Fork, Join, KernelLaunch, Place, RegionCopy, SignalWrite
+from tilelink.backend.host import EngineStep, Fork, Join, KernelLaunch, LetGo, Place
 from tilelink.backend.lower import STAMPS, Parameter
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.layout import HeapLayout, Placement, place, shape_on
@@ -57,7 +57,7 @@ class Record:
     signals: tuple[tuple[str, int, int], ...]
 
 
-RunStep = Launch | Fork | RegionCopy | SignalWrite | Join
+RunStep = Launch | Fork | EngineStep | LetGo | Join
 """What a host does for a run, `tilelink.backend.host`, with the values that kernels get."""
 
 

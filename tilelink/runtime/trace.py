@@ -49,7 +49,8 @@ def align(events: Events, operations: Iterable[Operation], name: str) -> Trace:
 
 def _check_progress(events: Events, words: Iterable[Operation]) -> None:
     """Every rank tells every rank once that it has entered the run (where copy engines work, a kernel before this one
-    has done so), and once, after that, that it has left it; and touches no other word of a peer's."""
+    has done so), and once, after that, that it has left it (where they wait for tiles, a kernel after this one does);
+    and touches no other word of a peer's."""
     told: dict[tuple[int, int], list[int]] = {}
     for o in words:
         if o.box == ((PROGRESS.value + o.rank, PROGRESS.value + o.rank + 1),) and o.semantic in ("release", "acq_rel"):
@@ -63,6 +64,13 @@ def _check_progress(events: Events, words: Iterable[Operation]) -> None:
     world = events.sizes.world
     for rank, peer in ((r, p) for r in range(world) for p in range(world)):
         progress = told.get((rank, peer), [])
+        if events.program.awaited_by_engines:
+            if progress:
+                raise TraceMismatchError(
+                    f"rank {rank} of {events.program.name}: other kernels tell that it has entered and left; this one "
+                    f"told rank {peer} {progress}"
+                )
+            continue
         entered = [] if events.program.on_engine else [progress[-1] - 1] if progress else [1]
         if not progress or progress[-1] % 2 or progress != [*entered, progress[-1]]:
             once = "that it has left" if events.program.on_engine else "that it has entered, and then that it has left"

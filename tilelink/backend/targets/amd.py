@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 
 from tilelink.backend.targets import portable
-from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, TICKET, drain, enter, peer
+from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, TICKET, drain, enter, peer
 
 __all__ = [
-    "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
+    "POISON", "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
     "clock", "credit", "drain", "enter", "entered", "last_out", "leave", "notify", "peer", "wait",
 ]  # fmt: skip
 

@@ -11,10 +11,10 @@ import triton.language as tl
 
 from tilelink.backend.targets.multimem import multicast_notify, multicast_store
 from tilelink.backend.targets.polling import polling
-from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, TICKET, last_out, peer
+from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, TICKET, last_out, peer
 
 __all__ = [
-    "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
+    "POISON", "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
     "clock", "credit", "drain", "enter", "entered", "last_out", "leave", "notify", "peer", "wait",
     "multicast_notify", "multicast_store",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 from tilelink.runtime.cpu.accesses import Accesses
 from tilelink.runtime.cpu.interpreter import sites
 from tilelink.runtime.cpu.memory import Array
-from tilelink.runtime.cpu.words import exchange
+from tilelink.runtime.cpu.words import add, exchange
 
 sites.files.add(__file__)  # races name the lines below
 
@@ -25,12 +25,12 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class EngineCopy:
-    """A copy of memory to memory of the same shape and dtype."""
+    """A copy of memory to memory of the same dtype and shape, but for dimensions of 1."""
 
     name = "copy engine"
 
     def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.source, self.target = source, target
+        self.source, self.target = source.view(target.shape), target
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return dict(arguments)
@@ -47,19 +47,36 @@ class EngineCopy:
 
 
 class EngineSignal:
-    """A write of 1 to a word, after what came before it on its stream, for everybody who acquires it."""
+    """A write of a number to a word, after what came before it on its stream, for everybody who acquires it."""
 
     name = "copy engine"
 
-    def __init__(self, word: torch.Tensor) -> None:
-        self.word = word.view(1)
+    def __init__(self, word: torch.Tensor, value: int) -> None:
+        self.word, self.value = word.view(1), value
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return dict(arguments)
 
     def run(self, memory: Accesses, arguments: Mapping[str, Any]) -> None:
         pointers, dtype = _pointers(self.word), np.dtype(np.int32)
-        memory.atomic("atomic_store", pointers, None, dtype, "release", "sys", partial(exchange, self.word, 1))
+        memory.atomic("atomic_store", pointers, None, dtype, "release", "sys", partial(exchange, self.word, self.value))
+
+
+class EngineWait:
+    """A wait until a word is at least a number: what comes on the stream comes after what released it."""
+
+    name = "copy engine"
+
+    def __init__(self, word: torch.Tensor, least: int) -> None:
+        self.word, self.least = word.view(1), least
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(arguments)
+
+    def run(self, memory: Accesses, arguments: Mapping[str, Any]) -> None:
+        pointers, dtype, look = _pointers(self.word), np.dtype(np.int32), partial(add, self.word, 0)
+        while memory.atomic("atomic_add", pointers, None, dtype, "acquire", "sys", look)[0] < self.least:
+            pass
 
 
 def _words(tensor: torch.Tensor) -> Array:

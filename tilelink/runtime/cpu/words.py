@@ -60,9 +60,17 @@ class Words:
 
 def exchange(word: torch.Tensor, value: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Writes a word (int32) that several processes change, with release order; what it was before, as one element."""
+    return _change(word, value, stock._ir.ATOMIC_OP.XCHG, stock._ir.MEM_SEMANTIC.RELEASE)
+
+
+def add(word: torch.Tensor, value: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Adds to a word (int32) that several processes change, with acquire order; what it was before, as one element."""
+    return _change(word, value, stock._ir.ATOMIC_OP.ADD, stock._ir.MEM_SEMANTIC.ACQUIRE)
+
+
+def _change(word: torch.Tensor, value: int, operation: Any, order: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
     pointer = _Handle(np.array([word.data_ptr()], np.uint64), tl.pointer_type(tl.int32))
     new, everywhere = _Handle(np.array([value], np.int32), tl.int32), _Handle(np.array([True]), tl.int1)
-    order, operation = stock._ir.MEM_SEMANTIC.RELEASE, stock._ir.ATOMIC_OP.XCHG
     old = _stock_rmw(stock.interpreter_builder, operation, pointer, new, everywhere, order, _SYSTEM)
     return np.asarray(old.data, np.int32)
 

@@ -58,10 +58,16 @@ class Device(Protocol):
         """Waits until a stream is done."""
 
     def copy(self, stream: Stream, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies memory to memory, when the stream comes to it."""
+        """Copies memory to memory, when the stream comes to it; of the same shape, but for dimensions of 1."""
 
     def write_signal(self, stream: Stream, address: int) -> None:
         """Writes 1 to a word of 32 bits when the stream comes to it, after all that it did before."""
+
+    def wait_for_signal(self, stream: Stream, address: int, least: int) -> None:
+        """What comes on the stream comes after a word of 32 bits is at least a number, and after what released it."""
+
+    def fill(self, stream: Stream, words: torch.Tensor, value: int) -> None:
+        """Writes a number to words of 32 bits when the stream comes to it."""
 
 
 class CudaDevice:
@@ -117,9 +123,16 @@ class CudaDevice:
 
     def copy(self, stream: Stream, source: torch.Tensor, target: torch.Tensor) -> None:
         with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
+            target.copy_(source.view(target.shape), non_blocking=True)
 
     def write_signal(self, stream: Stream, address: int) -> None:
         driver().write_value(stream.cuda_stream, address, 1)
+
+    def wait_for_signal(self, stream: Stream, address: int, least: int) -> None:
+        driver().wait_value(stream.cuda_stream, address, least)
+
+    def fill(self, stream: Stream, words: torch.Tensor, value: int) -> None:
+        with torch.cuda.stream(stream):
+            words.fill_(value)
 
 

@@ -1,6 +1,6 @@
 """The calls of CUDA's driver that torch has no word for: how many workers of a kernel fit on an SM, a word that a
-stream writes, and streams that are nobody else's (torch hands out 32 in turns, and kernels that wait for each other may
-not stand in one)."""
+stream writes or waits for, and streams that are nobody else's (torch hands out 32 in turns, and kernels that wait for
+each other may not stand in one)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tilelink.errors import DriverError
 
 LIBRARY = "libcuda.so.1"
 NON_BLOCKING = 1
+AT_LEAST = 0
+"""CU_STREAM_WAIT_VALUE_GEQ."""
 
 
 class Driver:
@@ -48,6 +50,16 @@ class Driver:
             ctypes.c_uint64(address),
             ctypes.c_uint32(value),
             ctypes.c_uint(0),
+        )
+
+    def wait_value(self, stream: int, address: int, least: int) -> None:
+        """Lets a stream go on once a word of 32 bits is at least a number, `(word - least) >= 0` in 32 bits."""
+        self._call(
+            "cuStreamWaitValue32_v2",
+            ctypes.c_void_p(stream),
+            ctypes.c_uint64(address),
+            ctypes.c_uint32(least),
+            ctypes.c_uint(AT_LEAST),
         )
 
     def _call(self, name: str, *arguments: Any) -> None:

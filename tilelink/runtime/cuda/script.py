@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tilelink.backend.host import Fork, Join, Place, RegionCopy, SignalWrite
+from tilelink.backend.host import ENOUGH, Fork, Join, LetGo, Place, RegionCopy, SignalWait, SignalWrite
 from tilelink.backend.lower import STAMPS
 from tilelink.errors import ScheduleError, Site
 from tilelink.runtime.cuda.device import Device, Stream
@@ -82,6 +82,30 @@ class SignalStep:
 
 
 @dataclass(frozen=True)
+class WaitStep:
+    """A wait on the stream of a peer until a signal of this rank is at least `expected`."""
+
+    device: Device
+    peer: int
+    address: int
+    expected: int
+
+    def play(self, tensors: Tensors, streams: Streams) -> None:
+        self.device.wait_for_signal(streams.engine[self.peer], self.address, self.expected)
+
+
+@dataclass(frozen=True)
+class LetGoStep:
+    """A write to all signals of a tensor on this rank, after which nobody waits for one."""
+
+    device: Device
+    signals: torch.Tensor
+
+    def play(self, tensors: Tensors, streams: Streams) -> None:
+        self.device.fill(streams.lane, self.signals, ENOUGH)
+
+
+@dataclass(frozen=True)
 class ForkStep:
     """The streams of peers go on after the lane's."""
 
@@ -105,7 +129,7 @@ class JoinStep:
             self.device.follow(streams.lane, streams.engine[peer])
 
 
-Step = KernelStep | CopyStep | SignalStep | ForkStep | JoinStep
+Step = KernelStep | CopyStep | SignalStep | WaitStep | LetGoStep | ForkStep | JoinStep
 
 
 @dataclass(frozen=True)
@@ -150,13 +174,23 @@ def _step(lane: CudaLane, run: Run, step: RunStep, site: Site) -> Step:
         case RegionCopy():
             return CopyStep(lane.device, step.peer, _part(lane, run, step.source), _part(lane, run, step.target))
         case SignalWrite():
-            size = run.prepared.lowered.target.signal_bytes
-            address = lane.heaps[step.rank].data_ptr() + run.signals_at(step.tensor) + size * step.cell
-            return SignalStep(lane.device, step.peer, address)
+            return SignalStep(lane.device, step.peer, _signals(lane, run, step.tensor, step.rank)[step.cell].data_ptr())
+        case SignalWait():
+            word = _signals(lane, run, step.tensor, run.lane.rank)[step.cell]
+            return WaitStep(lane.device, step.peer, word.data_ptr(), step.expected)
+        case LetGo():
+            return LetGoStep(lane.device, _signals(lane, run, step.tensor, run.lane.rank))
         case Fork():
             return ForkStep(lane.device, step.peers)
         case Join():
             return JoinStep(lane.device, step.peers)
+
+
+def _signals(lane: CudaLane, run: Run, tensor: str, rank: int) -> torch.Tensor:
+    """The signals of a tensor on a rank, in the slot of a run."""
+    at = run.signals_at(tensor)
+    cells = next(n for name, _, n in run.placement.signals if name == tensor)
+    return lane.heaps[rank][at : at + 4 * cells].view(torch.int32)
 
 
 def _kernel(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
@@ -167,8 +201,7 @@ def _kernel(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
     except ScheduleError as e:
         raise type(e)(e.message, site).because_of("the schedule", lowered.program.schedule_site) from None
     lane.loaded[launch.kernel] = kernel
-    parameters = (*lowered.main_parameters, *lowered.publish_parameters, *lowered.enter_parameters)
-    of = {p.name: p.of for p in parameters if p.of in run.tensors}
+    of = {p.name: p.of for p in lowered.parameters if p.of in run.tensors}
     mine = [(at, name, value) for at, (name, value) in enumerate(launch.arguments.items()) if name in of]
     tensors = tuple((at, of[name]) for at, name, value in mine if isinstance(value, torch.Tensor))
     described = tuple((at, of[name]) for at, name, value in mine if hasattr(value, "block_shape"))
