@@ -174,6 +174,7 @@ class MatmulReduceScatter(Reduction):
             UNFUSED: (fitted(matmul, "gemm", multiply=tile), fitted(reduce_scatter, "pull", fetch=few)),
             "fused": (fitted(matmul_reduce_scatter, "fused", matmul=tile),),
             **{n: (fitted(matmul_reduce_scatter, n, matmul=tile, send=few),) for n in ("push", "pull")},
+            "engine": (fitted(matmul_reduce_scatter, "engine", matmul=tile),),
             "ring": (fitted(matmul_ring_reduce_scatter, "ringed", matmul=tile, ring=few | {"tile": (128, 256, 128)}),),
         }
 
