@@ -30,7 +30,7 @@ CONTRACT = {
 TINY = ["--shapes", "M=32,N=64,K=64", "--worlds", "2", "--dtypes", "fp32", "--ops", "all_gather_matmul", "--quick"]
 FORMS = (UNFUSED, "push", "pull", "multicast", "engine")
 REDUCTIONS = {
-    "matmul_reduce_scatter": (UNFUSED, "fused", "push", "pull", "ring"),
+    "matmul_reduce_scatter": (UNFUSED, "fused", "push", "pull", "engine", "ring"),
     "matmul_all_reduce": (UNFUSED, "fused", "multicast", "one_shot"),
 }
 Record = dict[str, Any]
