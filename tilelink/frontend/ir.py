@@ -1,240 +1,44 @@
 """The tile program: what a program with its schedule says, typed, immutable, comparable and printable.
 
-Everything that follows (unroll, check, lowering, drawing) reads this and nothing else. Integers are symbolic
-(`expressions.py`): sizes of dimensions (`M`), the executing `rank`, the `world`, and the coordinates of a tile.
+Its parts are tensors and views (`views.py`), statements (`body.py`), and roles and signals, here. Everything that
+follows (unroll, check, lowering, drawing) reads this and nothing else. Integers are symbolic (`expressions.py`): sizes
+of dimensions (`M`), the executing `rank`, the `world`, and the coordinates of a tile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 
 from tilelink.errors import Site
-from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol, to_text
+from tilelink.frontend.body import (
+    Code,
+    Compute,
+    Copy,
+    DataIf,
+    For,
+    If,
+    Load,
+    Notify,
+    Statement,
+    Store,
+    Wait,
+    loads_of,
+    walk,
+)
+from tilelink.frontend.expressions import WORLD, Expr, symbol
 from tilelink.frontend.schedule import CopyEngine, SMs, launched
-from tilelink.language import RANKS_DIM as RANKS_DIM
+from tilelink.frontend.views import ALL_RANKS, Range, Tensor, View, token_name
+from tilelink.language import RANKS_DIM
 
-ALL_RANKS = "all ranks"
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor of the program; `dims` are names of dimensions, or "ranks" for one entry a rank.
-
-    `sharded` is the position of the dimension that is cut over the ranks (each element has one home), or None where
-    every rank has its own. `kind` is "input", "output" or "buffer"; or "token", of which there are signals only: those
-    with which regions of a tensor with `buffers` are released. `buffers`: the entries of the first dimension take turns
-    in so many, entry e in buffer e % buffers.
-    """
-
-    name: str
-    dims: tuple[str, ...]
-    sharded: int | None
-    kind: str
-    dtype: str
-    buffers: int | None = None
-
-    @property
-    def token(self) -> Tensor:
-        """What the entries of this tensor are released with."""
-        return Tensor(token_name(self.name), self.dims, None, "token", self.dtype)
-
-    def __str__(self) -> str:
-        dims = ", ".join(f"{d}/world" if k == self.sharded else d for k, d in enumerate(self.dims))
-        if self.kind == "token":
-            return f"token {self.name}[{dims}]"
-        turns = f" in {self.buffers} buffers" if self.buffers else ""
-        return f"{self.kind} {self.name}: {self.dtype}[{dims}]{turns}"
-
-
-def token_name(tensor: str) -> str:
-    """What the token of a tensor with buffers is called."""
-    return f"{tensor}_free"
-
-
-@dataclass(frozen=True)
-class Range:
-    """[start, stop) along a named dimension, in global coordinates. Printed as D[start:+extent], cut off at the end.
-
-    `extent`: how many elements a block in registers has along it (a power of two), None where it is the whole
-    dimension or part.
-    `part`: the rank whose part holds it, None where it may lie in several, or the dimension is not cut.
-    `offset`: where it starts, counted from the beginning of its part (of the dimension, where that is not cut).
-    `inside`: the extent of the block that it is a step of, None where it is a step or tile of the whole or of a part.
-    `bounded`: it may end earlier than all that, at a bound of the user's.
-    """
-
-    dim: str
-    start: Expr
-    stop: Expr
-    extent: int | None
-    part: Expr | None = None
-    offset: Expr = sympy.S.Zero
-    whole: bool = False
-    inside: int | None = None
-    bounded: bool = False
-
-    @property
-    def limit(self) -> Expr:
-        """Where its elements end, besides at the end of the block itself."""
-        bounds = self.stop.args if isinstance(self.stop, sympy.Min) else (self.stop,)
-        return sympy.Min(*[b for b in bounds if b != self.start + (self.extent or 0)])
-
-    def __str__(self) -> str:
-        if self.whole:
-            return self.dim
-        return f"{self.dim}[{to_text(self.start)}:{f'+{self.extent}' if self.extent else to_text(self.stop)}]"
-
-
-@dataclass(frozen=True)
-class View:
-    """A region of a tensor. `index` has one entry a dimension: a range, or an integer for a dimension that it drops.
-
-    `home` is the rank whose memory it is, ALL_RANKS for every rank's, or None where it lies on several.
-    `guard` names the wait that guards it.
-    """
-
-    tensor: str
-    index: tuple[Range | Expr, ...]
-    home: Expr | str | None
-    guard: str | None = None
-
-    @property
-    def ranges(self) -> tuple[Range, ...]:
-        return tuple(i for i in self.index if isinstance(i, Range))
-
-    @property
-    def remote(self) -> bool:
-        """Whether it can be another rank's memory."""
-        return self.home != RANK
-
-    @property
-    def shape(self) -> tuple[int | None, ...]:
-        return tuple(r.extent for r in self.ranges)
-
-    def __str__(self) -> str:
-        index = ", ".join(str(i) if isinstance(i, Range) else to_text(i) for i in self.index)
-        where = to_text(self.home) if isinstance(self.home, Expr) else self.home
-        home = "" if self.home in (RANK, None) else f".at({where})"
-        return f"{self.tensor}[{index}]{home}"
-
-
-@dataclass(frozen=True)
-class Load:
-    """A block read from a view."""
-
-    view: View
-
-    def __str__(self) -> str:
-        return f"{self.view}.load()"
-
-
-@dataclass(frozen=True)
-class Code:
-    """Triton code with holes: `text` is a Python expression or statement in which {0}, {1}... stand for `holes`."""
-
-    text: str
-    holes: tuple[Load | Expr, ...] = ()
-    dots: tuple[tuple[int, int, int], ...] = ()
-
-    @property
-    def loads(self) -> tuple[Load, ...]:
-        return tuple(h for h in self.holes if isinstance(h, Load))
-
-    def __str__(self) -> str:
-        return self.text.format(*(str(h) if isinstance(h, Load) else to_text(h) for h in self.holes))
-
-
-@dataclass(frozen=True)
-class Statement:
-    site: Site = field(compare=False)
-
-
-@dataclass(frozen=True)
-class Wait(Statement):
-    """Until every tile that notifies a region that intersects the views has done so. `name` names the guard."""
-
-    name: str
-    views: tuple[View, ...]
-
-
-@dataclass(frozen=True)
-class Notify(Statement):
-    """This tile's stores to the views are visible where the views live."""
-
-    views: tuple[View, ...]
-
-
-@dataclass(frozen=True)
-class Copy(Statement):
-    """Memory to memory."""
-
-    source: View
-    target: View
-
-
-@dataclass(frozen=True)
-class Store(Statement):
-    target: View
-    value: Code
-
-
-@dataclass(frozen=True)
-class Compute(Statement):
-    """A statement of Triton on blocks in registers (`code` holds the whole statement)."""
-
-    code: Code
-
-
-@dataclass(frozen=True)
-class For(Statement):
-    """for name in range(start, stop, step)."""
-
-    name: str
-    start: Expr
-    stop: Expr
-    step: int
-    body: tuple[Statement, ...]
-
-
-@dataclass(frozen=True)
-class If(Statement):
-    """A branch on integers known before the run."""
-
-    condition: sympy.logic.boolalg.Boolean
-    body: tuple[Statement, ...]
-    orelse: tuple[Statement, ...]
-
-
-@dataclass(frozen=True)
-class DataIf(Statement):
-    """A branch on data; its bodies compute only."""
-
-    condition: Code
-    body: tuple[Statement, ...]
-    orelse: tuple[Statement, ...]
-
-
-def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    """All statements, in order of the source."""
-    for s in body:
-        yield s
-        if isinstance(s, For):
-            yield from walk(s.body)
-        elif isinstance(s, If | DataIf):
-            yield from walk(s.body)
-            yield from walk(s.orelse)
-
-
-def loads_of(s: Statement) -> tuple[Load, ...]:
-    """The blocks that a statement reads itself (not those of the statements in it)."""
-    match s:
-        case Store(value=code) | Compute(code=code) | DataIf(condition=code):
-            return code.loads
-    return ()
+__all__ = [
+    "ALL_RANKS", "RANKS_DIM", "Range", "Tensor", "View", "token_name",
+    "Code", "Compute", "Copy", "DataIf", "For", "If", "Load", "Notify", "Statement", "Store", "Wait",
+    "loads_of", "walk",
+    "Cell", "Notifier", "Role", "Signals", "TileProgram", "Walk",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,113 @@
+"""What tiles read and write: tensors, ranges along their dimensions, and views, which are regions of a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+
+from tilelink.frontend.expressions import RANK, Expr, to_text
+
+ALL_RANKS = "all ranks"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the program; `dims` are names of dimensions, or "ranks" for one entry a rank.
+
+    `sharded` is the position of the dimension that is cut over the ranks (each element has one home), or None where
+    every rank has its own. `kind` is "input", "output" or "buffer"; or "token", of which there are signals only: those
+    with which regions of a tensor with `buffers` are released. `buffers`: the entries of the first dimension take turns
+    in so many, entry e in buffer e % buffers.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    sharded: int | None
+    kind: str
+    dtype: str
+    buffers: int | None = None
+
+    @property
+    def token(self) -> Tensor:
+        """What the entries of this tensor are released with."""
+        return Tensor(token_name(self.name), self.dims, None, "token", self.dtype)
+
+    def __str__(self) -> str:
+        dims = ", ".join(f"{d}/world" if k == self.sharded else d for k, d in enumerate(self.dims))
+        if self.kind == "token":
+            return f"token {self.name}[{dims}]"
+        turns = f" in {self.buffers} buffers" if self.buffers else ""
+        return f"{self.kind} {self.name}: {self.dtype}[{dims}]{turns}"
+
+
+def token_name(tensor: str) -> str:
+    """What the token of a tensor with buffers is called."""
+    return f"{tensor}_free"
+
+
+@dataclass(frozen=True)
+class Range:
+    """[start, stop) along a named dimension, in global coordinates. Printed as D[start:+extent], cut off at the end.
+
+    `extent`: how many elements a block in registers has along it (a power of two), None where it is the whole
+    dimension or part.
+    `part`: the rank whose part holds it, None where it may lie in several, or the dimension is not cut.
+    `offset`: where it starts, counted from the beginning of its part (of the dimension, where that is not cut).
+    `inside`: the extent of the block that it is a step of, None where it is a step or tile of the whole or of a part.
+    `bounded`: it may end earlier than all that, at a bound of the user's.
+    """
+
+    dim: str
+    start: Expr
+    stop: Expr
+    extent: int | None
+    part: Expr | None = None
+    offset: Expr = sympy.S.Zero
+    whole: bool = False
+    inside: int | None = None
+    bounded: bool = False
+
+    @property
+    def limit(self) -> Expr:
+        """Where its elements end, besides at the end of the block itself."""
+        bounds = self.stop.args if isinstance(self.stop, sympy.Min) else (self.stop,)
+        return sympy.Min(*[b for b in bounds if b != self.start + (self.extent or 0)])
+
+    def __str__(self) -> str:
+        if self.whole:
+            return self.dim
+        return f"{self.dim}[{to_text(self.start)}:{f'+{self.extent}' if self.extent else to_text(self.stop)}]"
+
+
+@dataclass(frozen=True)
+class View:
+    """A region of a tensor. `index` has one entry a dimension: a range, or an integer for a dimension that it drops.
+
+    `home` is the rank whose memory it is, ALL_RANKS for every rank's, or None where it lies on several.
+    `guard` names the wait that guards it.
+    """
+
+    tensor: str
+    index: tuple[Range | Expr, ...]
+    home: Expr | str | None
+    guard: str | None = None
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        return tuple(i for i in self.index if isinstance(i, Range))
+
+    @property
+    def remote(self) -> bool:
+        """Whether it can be another rank's memory."""
+        return self.home != RANK
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        return tuple(r.extent for r in self.ranges)
+
+    def __str__(self) -> str:
+        index = ", ".join(str(i) if isinstance(i, Range) else to_text(i) for i in self.index)
+        where = to_text(self.home) if isinstance(self.home, Expr) else self.home
+        home = "" if self.home in (RANK, None) else f".at({where})"
+        return f"{self.tensor}[{index}]{home}"
