@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
+import tilelink as tk
+from tests.analysis.check.unsafe import causal
 from tests.backend.test_compile import small
 from tests.backend.test_mutants import Edit, in_function, replaced
 from tilelink.backend.compile import compiled
+from tilelink.backend.facts import Facts
 from tilelink.backend.gates import Verdict, judge
-from tilelink.backend.lower import Lowered
+from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.targets import TARGETS
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
@@ -89,6 +93,17 @@ IN_KERNEL: list[tuple[str, str, Edit, str]] = [
 @pytest.mark.parametrize(("what", "schedule", "edit", "kind"), IN_KERNEL, ids=lambda v: v if isinstance(v, str) else "")
 def test_one_call_less_is_found(what: str, schedule: str, edit: Edit, kind: str, target: str) -> None:
     assert any(f.startswith(kind) for f in verdict(lowered(target, schedule), edit).findings)
+
+
+def test_a_read_depends_on_each_of_the_words_that_guard_it() -> None:
+    """Of two signals that one wait is for."""
+    tiles = tk.Schedule(gather_kv=tk.SMs(2, tile=(16,), at="home"), attend=tk.SMs(tile=(16, 16, 16)))
+    bound = causal.bind(tiles, "float32")
+    sizes = Sizes.of(bound, 2, {"S": (32, 32), "D": 16})
+    made = lower(bound, Facts.of(bound, sizes), TARGETS["sm_90"]), sizes
+    assert not [f for f in verdict(made).findings if f.startswith("guarded")]
+    one_less = verdict(made, replaced(r"(\w+_ready_0) \+ \w+_ready_1", r"\1"))
+    assert "guarded: by 2 words that were acquired, the program says, found 1" in one_less.findings
 
 
 def without(function: str, line: str) -> Edit:

@@ -71,6 +71,9 @@ def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
     expected["guarded"] = sum(1 for _ in guarded_reads(program))
     expected["mma"] = round(instructions * work / done) if done else work and 1
     findings = [f"{k}: the program says {expected[k]}, found {found[k]}" for k in KINDS if expected[k] != found[k]]
+    guards, guarding = guarding_words(program), sum(r.guarding() for _, r in read)
+    if found["guarded"] == expected["guarded"] and guards != guarding:
+        findings.append(f"guarded: by {guards} words that were acquired, the program says, found {guarding}")
     if not findings and signals != wanted:
         findings.append(f"scopes: the program says {_spelled(wanted)}, found {_spelled(signals)}")
     for k, r in read:
@@ -114,6 +117,16 @@ def guarded_reads(program: TileProgram) -> Iterator[View]:
         for view in _reads(role):
             if view.guard or (view.tensor in program.published and view.remote):
                 yield view
+
+
+def guarding_words(program: TileProgram) -> int:
+    """How many words that are acquired guard a read: the signals of its wait, the entry of its peer."""
+    made = 0
+    for role in program.in_kernel:
+        guards = {view.guard for view in _reads(role)}
+        made += sum(len(s.views) for s in walk(role.body) if isinstance(s, Wait) and s.name in guards)
+        made += len(_homes_entered(program, role))
+    return made
 
 
 def _signals(program: TileProgram) -> Counter[tuple[str, str]]:

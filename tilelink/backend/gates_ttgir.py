@@ -38,13 +38,19 @@ class Read:
 
     def guarded(self) -> int:
         """How many reads depend on a word that was acquired."""
-        return len({o.site(self.file) for o in self.kernel.named(*LOADS) if _is_block(o) and self._acquired(o)})
+        return len({o.site(self.file) for o, acquired in self._reads() if acquired})
 
-    def _acquired(self, load: Operation) -> bool:
-        """Whether the address of a load depends on a word that was acquired."""
-        behind = self.kernel.depends_on(load.address)
-        makers = (self.kernel.made_by[v] for v in behind if v in self.kernel.made_by)
-        return any(kind == "acquire" for o in makers for kind, _ in kinds_of(o))
+    def guarding(self) -> int:
+        """How many words that were acquired have a read that depends on them."""
+        return len({o.site(self.file) for _, acquired in self._reads() for o in acquired})
+
+    def _reads(self) -> Iterator[tuple[Operation, list[Operation]]]:
+        """Loads of blocks, with what acquired the words that their addresses depend on."""
+        for load in self.kernel.named(*LOADS):
+            if _is_block(load):
+                behind = self.kernel.depends_on(load.address)
+                makers = (self.kernel.made_by[v] for v in behind if v in self.kernel.made_by)
+                yield load, [o for o in makers if any(kind == "acquire" for kind, _ in kinds_of(o))]
 
     def findings(self) -> Iterator[str]:
         """What is wrong whatever the counts say."""

@@ -28,6 +28,10 @@ AWAITED = (
     "full before, so the drain finds them given"
 )
 OWN_SIGNALS = "only the rank itself gives the signals that are drained, and its next run comes after this kernel"
+DRAINS_SWAPPED = (
+    "the last worker of the rank drains the signals of two tensors in the other order: no notification waits for a "
+    "drain of its own run, so each comes to its end, whichever is first"
+)
 UNCHANGED = "the word that is read later changes only when the last worker of the rank leaves, after all have read it"
 UNUSED = "nothing uses what it loads, of words that are there"
 PUBLISHER = "the kernel that publishes, before this one on the stream, has taken the credit of all ranks already"
@@ -48,6 +52,8 @@ def of_kernel(mutant: Mutant, text: str, right: Ran, rans: list[tuple[Ran, Ran]]
         drained = re.findall(r"drain_(\w+)\(", mutant.what)
         if all(prepared.program.signals_of(t).scope == "gpu" for t in drained):
             return OWN_SIGNALS
+    if mutant.kind == "order" and re.match(r"drain_\w+\(.*\) before drain_\w+\(", mutant.what):
+        return DRAINS_SWAPPED
     read_later = re.search(r"(enter|credit)\(.* before \w+ = tl\.load\(control \+ (RUN|SLOT_LEFT)", mutant.what)
     if mutant.kind == "order" and read_later:
         return UNCHANGED
