@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,11 +13,13 @@ import torch
 import torch.distributed as dist
 
 import tilelink.ops as ops
-from tests.ops.sharded import Call
+from tests.ops import sharded
+from tests.ops.sharded import GATHER, Call
 from tests.runtime.processes import members
 from tilelink.errors import TileLinkError
 from tilelink.frontend.program import Program
 from tilelink.ops import collectives, programs
+from tilelink.ops.plans import TORCH, plans
 from tilelink.runtime.prepare import prepare_bound
 
 LANE = {"heap_bytes": 1 << 20, "signal_bytes": 16 << 10, "sms": 20}
@@ -152,10 +155,20 @@ def programs_of_what_is_kept(group: dist.ProcessGroup) -> tuple[list[str], list[
     return [program.name for program, _ in runs], wrong(group, [call], "interpret")
 
 
-def planned(group: dist.ProcessGroup, calls: Sequence[Call], plans: Sequence[str]) -> list[str]:
+def wrong_by_plans(group: dist.ProcessGroup, number: int, seed: int) -> list[str]:
+    """What is wrong of random calls by programs, each by a plan that is drawn, too."""
+    dice, errors = random.Random(seed), []
+    for call in sharded.calls(dist.get_world_size(group), number, seed):
+        last = call.operator == GATHER and call.dim in (-1, len(call.shape) - 1)
+        plan = dice.choice([None, TORCH] if last else [None, TORCH, *plans(call.operator)])
+        errors += [f"{plan}: {e}" for e in wrong(group, [call], "interpret", plan)]
+    return errors
+
+
+def planned(group: dist.ProcessGroup, calls: Sequence[Call], by: Sequence[str]) -> list[str]:
     """The first program that each call by a plan runs, and its schedule; and what is wrong of it."""
     found = []
-    for call, plan in zip(calls, plans, strict=True):
+    for call, plan in zip(calls, by, strict=True):
         with noted() as runs:
             errors = wrong(group, [call], "interpret", plan)
         program, options = runs[0]

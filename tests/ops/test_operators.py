@@ -107,6 +107,15 @@ def test_plans_name_programs(pool: Pool, group: tuple[int, ...]) -> None:
         assert found == list(wanted)
 
 
+@pytest.mark.verify
+@pytest.mark.parametrize("seed", range(11, 15))
+@pytest.mark.parametrize("group", GROUPS, ids=len)
+def test_random_calls_by_random_plans(pool: Pool, group: tuple[int, ...], seed: int) -> None:
+    """160 configurations."""
+    for of_rank in pool.results(on_ranks.on_groups, [group], on_ranks.wrong_by_plans, 10, seed):
+        assert [e for of_group in of_rank for e in of_group] == []
+
+
 def test_plans_that_there_are() -> None:
     """Every schedule of every program that computes a forward, each once; the page has them all."""
     page = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
