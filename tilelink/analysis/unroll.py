@@ -191,7 +191,7 @@ class _Unroller:
             return
         lanes = slice(None) if self.act is None else self.act
         for n in range(int(trips[lanes].max(initial=0))):
-            self.values[s.name] = start + n * s.step
+            self.values[s.name] = np.where(n < trips, start + n * s.step, start)  # no lane looks behind its last step
             self.where(n < trips, partial(self.body, s.body))
 
     # ---- events
