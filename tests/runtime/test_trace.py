@@ -139,6 +139,16 @@ def test_a_differing_trace_is_refused(pick, edit) -> None:  # type: ignore[no-un
         align(prepared.events, change(operations, pick, edit), "all_gather_matmul run 0")
 
 
+def test_inputs_are_published_on_their_own_rank() -> None:
+    prepared, operations = execute((16, 16), 16, 16, schedule("pull", (16, 16), (16, 16, 16)), calls=1)
+    name = "all_gather_matmul run 0"
+    align(prepared.events, operations, name)
+    own = next(o for o in operations if o.name == "all_gather_matmul_publish run 0" and o.kind == "store")
+    astray = dataclasses.replace(own, region=dataclasses.replace(own.region, rank=1 - own.rank))
+    with pytest.raises(TraceMismatchError, match=r"rank \d of all_gather_matmul publishes inputs on its own heap"):
+        align(prepared.events, [astray if o is own else o for o in operations], name)
+
+
 def test_timeline_of_an_execution() -> None:
     prepared, operations = execute((32, 32), 64, 64, schedule("pull", (16, 32), (16, 32, 32)), calls=1)
     made = timeline(align(prepared.events, operations, "all_gather_matmul run 0"), "all_gather_matmul")

@@ -40,11 +40,22 @@ def align(events: Events, operations: Iterable[Operation], name: str) -> Trace:
             theirs.setdefault((o.rank, o.program), []).append(o)
         elif o.name == name and o.region.name == CONTROL:
             words.append(o)
+        elif o.name == _publishing(name) and o.region.rank != o.rank and o.kind == "store":
+            raise TraceMismatchError(
+                f"rank {o.rank} of {events.program.name} publishes inputs on its own heap; the kernel did a store to "
+                f"{o.region.name}@rank{o.region.rank} {list(o.box)} ({o.site})"
+            )
     _check_progress(events, words)
     done: list[tuple[int, tuple[Operation, ...]]] = []
     for rank, worker in sorted(set(theirs) | set(events.workers)):
         done += _Worker(events, rank, worker, theirs.get((rank, worker), [])).align()
     return Trace(events, tuple(done))
+
+
+def _publishing(name: str) -> str:
+    """What launches of the kernel that publishes are called, where those of the persistent one are called `name`."""
+    kernel, _, run = name.partition(" ")
+    return f"{kernel}_publish {run}"
 
 
 def _check_progress(events: Events, words: Iterable[Operation]) -> None:
