@@ -144,7 +144,8 @@ def test_inputs_are_published_on_their_own_rank() -> None:
     name = "all_gather_matmul run 0"
     align(prepared.events, operations, name)
     own = next(o for o in operations if o.name == "all_gather_matmul_publish run 0" and o.kind == "store")
-    astray = dataclasses.replace(own, region=dataclasses.replace(own.region, rank=1 - own.rank))
+    theirs = Region(own.region.name, 1 - own.rank, own.region.tensor)
+    astray = dataclasses.replace(own, region=theirs)
     with pytest.raises(TraceMismatchError, match=r"rank \d of all_gather_matmul publishes inputs on its own heap"):
         align(prepared.events, [astray if o is own else o for o in operations], name)
 
