@@ -74,7 +74,21 @@ LATER = {
     "bring[tk.tiles(x, reader=tk.ranks)](x, full)": "bring[tk.tiles(x, source=tk.ranks)](x, full, made)",
     "    passed = ": "    made = tk.local(\"M\", \"K\")\n    passed = ",
     "    take[": "    make[tk.tiles(x)](x, made)\n    take[",
+    "    take=tk.SMs": "    make=tk.SMs(2, tile=(16, 16)),\n    take=tk.SMs",
+}
+FETCHED = {
+    "take[tk.tiles(out)](passed, out)": "take[tk.tiles(out)](passed, out, made)",
+    "def take(t, passed, out):": "def take(t, passed, out, made):\n    tk.wait(made[t].at((tk.rank() + 1) % 2))",
+    "    make[tk.tiles(x)](x, made)\n": "",
+    "    bring[": "    make[tk.tiles(x)](x, made)\n    bring[",
+}
+IN_FRONT = {
     "    take=tk.SMs": "    make=tk.SMs(tile=(16, 16)),\n    take=tk.SMs",
+    "    make[tk.tiles(x)](x, made)\n": "",
+    "    pass_on[tk.tiles(full, reader=tk.ranks)](full, passed)\n": "",
+    "    bring[": (
+        "    pass_on[tk.tiles(full, reader=tk.ranks)](full, passed)\n    make[tk.tiles(x)](x, made)\n    bring["
+    ),
 }
 SWAPPED = {PASS_ON: PASS_ON.replace("SMs", "CopyEngine"), ENGINE: ENGINE.replace("CopyEngine", "SMs")}
 WRONG = [
@@ -101,6 +115,17 @@ WRONG = [
         "waits for what comes from elsewhere",
         {**SWAPPED, WAIT: f"{WAIT}  # <-"},
         "it waits for full[M[M_lo:+16], K[K_lo:+16]], which bring brings, at reader, too,",
+    ),
+    case(
+        "waits for what others fetch, too",
+        {**LATER, ENGINE: ENGINE.replace("home", "source"), **FETCHED},
+        "it waits for made[M[M_lo:+16], K[K_lo:+16]], and take does for tiles of made at (rank + 1) % 2: their signals "
+        "come from other ranks",
+    ),
+    case(
+        "waits for what needs its own SMs",
+        {**LATER, ENGINE: ENGINE.replace("home", "source"), **IN_FRONT},
+        "bring can't be on the copy engine: it is in a cycle of roles, bring -> pass_on -> make -> bring.",
     ),
     case("in a cycle", BACK, "it is in a cycle of roles, bring -> pass_on -> bring."),
     case(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, combinations, groupby, product
 from typing import NamedTuple
@@ -206,6 +206,12 @@ def late(rank: int, world: int) -> Program:
     return Program((Push((rank + 1) % world, "part 0", "cell 0"),), use=("part 0",))
 
 
+def given(rank: int, world: int) -> Program:
+    """Forbidden: the engine waits for a cell that a peer gives, too."""
+    program = engine_send(rank, world)
+    return replace(program, send=(*program.send, Notify((rank + 1) % world, "cell 0")))
+
+
 def untold(rank: int, world: int) -> Program:
     """Forbidden: everybody's output is written by its left neighbour, which notifies nobody."""
     return Program((Store((rank + 1) % world, "output"),), use=("output",))
@@ -239,6 +245,8 @@ class Rules:
     join: bool = True
     # Does a rank whose engine waits for tiles leave only when the copies are done?
     leave_waits: bool = True
+    # Are the cells that it waits for let go "after the work" of the kernel, or "before the work"?
+    let_go: str = "after the work"
     # Does a worker draw its ticket "after the work", or "before the work"?
     ticket: str = "after the work"
     # Which ticket's worker leaves for its rank, the "last" or the "first"?
@@ -310,6 +318,7 @@ class Turn:
         )
         self.published = {(r, part) for r, program in enumerate(programs) for part in program.publish}
         self.visited = {step.part for r, step in steps if isinstance(step, Read) and step.home != r}
+        self.awaited = [self._cell(rank, step.cell) for step in self.program.engine if isinstance(step, Wait)]
         self.run, self.ticket = memory["run", rank], memory["ticket", rank]
         self.slot_left = memory["slot_left", rank, slot]
         self.launched, self.ended = memory["launched", rank], memory["ended", rank]
@@ -326,11 +335,19 @@ class Turn:
             yield self._do("launch", None, (self.launched, lambda words: self.number + 1))
         if not self.program.engine:
             yield from self.enter()
+        if self.rules.let_go == "before the work":
+            yield from self.let_go()
         yield from self.work(self.program.send + (() if self.crowd else self.program.receive))
-        yield from self.let_go()
-        yield from self.leave()
+        if not self.awaited:
+            yield from self.leave()
         if self.crowd:
             yield self._do("end", lambda words: words[self.ended] > self.number)
+        if self.awaited:
+            if self.rules.let_go == "after the work":
+                yield from self.let_go()
+            if self.rules.leave_waits:
+                yield self._do("join", lambda words: words[self.copied] > self.number)
+            yield from self.leave()
         if self.program.engine and self.rules.join:
             yield self._do("join", lambda words: words[self.copied] > self.number)
         yield from self.use()
@@ -410,7 +427,7 @@ class Turn:
                     yield from self.wait(cell)
                 case Read(home, part):
                     yield from self.read(home, part)
-        if self.crowd and self.rules.ticket == "after the work":
+        if self.crowd and self.rules.ticket == "after the work" and not self.awaited:
             yield self.draw()
 
     def credit(self, home: int, part: str | None, credits: set[int]) -> Iterator[Action]:
@@ -459,7 +476,7 @@ class Turn:
 
     def leave(self) -> Iterator[Action]:
         """What the worker with the last ticket does."""
-        if self.crowd:
+        if self.crowd and not self.awaited:
             drawn = {"first": 1, "last": 2}[self.rules.leaver]
             yield self._do(f"{self.rules.leaver} ticket", lambda words: words[self.ticket] >= drawn)
         for what in self.rules.leave:
@@ -482,12 +499,9 @@ class Turn:
                         yield self._tell("leave", peer, lambda words: left(self.number))
 
     def let_go(self) -> Iterator[Action]:
-        """Where an engine waits for tiles, that is over when the kernel is; and the rank leaves after the engine."""
-        awaited = [self._cell(self.rank, step.cell) for step in self.program.engine if isinstance(step, Wait)]
-        for word in awaited:
+        """What an engine waits for is over when the kernel is."""
+        for word in self.awaited:
             yield self._do("let go", None, (word, lambda words: ENOUGH), access=("atomic", word))
-        if awaited and self.rules.leave_waits:
-            yield self._do("join", lambda words: words[self.copied] > self.number)
 
     def use(self) -> Iterator[Action]:
         """Hold the stream while peers read the user's input; what then follows on it may read the outputs."""
@@ -687,6 +701,7 @@ FAMILIES = (
         "engines 3 times, every pick of 2 slots, 2 ranks",
         tuple(lane(*kinds, world=2, slots=p) for kinds in product(ENGINES, repeat=3) for p in PICKS),
     ),
+    Family("an engine that waits, 1 slot, 2 ranks of 2 workers", (lane(engine_send, engine_send, world=2, workers=2),)),
     Family("engines, 1 slot, 3 ranks", tuple(lane(kind, world=3) for kind in ENGINES)),
     Family(
         "any kind but relay 3 times, 1 slot, a world of 1",
@@ -764,8 +779,10 @@ MUTANTS = (
     Mutant("engine without credit", Rules(fork=("enter", "entries")), lane(engine_push, engine_push, world=2), "wrong"),
     Mutant("engine without entries", Rules(fork=("credit", "enter")), lane(engine_pull, world=2), "wrong"),
     Mutant("engine not joined", Rules(join=False), lane(engine_push, engine_push, world=2), "wrong"),
+    Mutant("let go before the kernel is done", Rules(let_go="before the work"), lane(engine_send, world=2), "wrong"),
     Mutant("leave before the engine is done", Rules(leave_waits=False), lane(engine_send, world=2), "deadlock"),
     Mutant("forbidden: the slot read after the run", PROTOCOL, lane(late, late, world=2), "wrong"),
+    Mutant("forbidden: a peer gives what an engine waits for", PROTOCOL, lane(given, given, world=2), "wrong"),
     Mutant("forbidden: a store without notification", PROTOCOL, lane(untold, world=2), "wrong"),
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.test_engines import Plan, planned, without
 from tilelink.backend.host import Join, KernelLaunch, LetGo, SignalWait, SignalWrite
 from tilelink.backend.targets import portable
-from tilelink.errors import StuckError, TraceMismatchError
+from tilelink.errors import CaptureError, StuckError, TraceMismatchError, WorldError
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.runtime import prepare
 from tilelink.runtime.cpu import Operation, RaceError
@@ -61,7 +60,7 @@ def test_engines_go_on_while_the_kernel_makes_more_tiles() -> None:
     assert gone and all(o.sequence < min(gone) for o in operations if o.rank == 0 and o.name == name and o.program < 3)
 
 
-def test_a_kernel_that_does_not_leave_is_what_the_trace_asks_for() -> None:
+def test_the_trace_looks_at_the_kernels_beside() -> None:
     operations: list[Operation] = []
     call = by_engine((20, 13))
     world = small_world(2, observer=operations.append)
@@ -69,9 +68,10 @@ def test_a_kernel_that_does_not_leave_is_what_the_trace_asks_for() -> None:
     (prepared,) = world.lane.prepared.values()
     name = "matmul_reduce_scatter run 0"
     assert align(prepared.events, operations, name).done
-    telling = [o for o in operations if o.name == "matmul_reduce_scatter_leave run 0" and o.region.name == "control"]
-    with pytest.raises(TraceMismatchError, match="other kernels tell that it has entered and left"):
-        align(prepared.events, [*operations, *(replace(o, name=name) for o in telling)], name)
+    for kernel in ("enter", "leave"):
+        without_it = [o for o in operations if o.name != f"matmul_reduce_scatter_{kernel} run 0"]
+        with pytest.raises(TraceMismatchError, match="once that it has entered, and then that it has left; the kernel"):
+            align(prepared.events, without_it, name)
 
 
 # ---- what the host, or a kernel, may do wrong
@@ -108,7 +108,7 @@ def test_edited_plans_are_caught(
 
 
 EDITED_KERNELS = [
-    ("no drain", "matmul_reduce_scatter_leave", r"^ +drain_partial\(.*\n", ""),
+    ("no zeroing", "matmul_reduce_scatter_leave", r"^ +drain_partial\(.*\n", ""),
     ("does not leave", "matmul_reduce_scatter_leave", r"^ +leave\(.*\n", ""),
     ("a tile without its signal", "matmul", r"^ +notify\(.*", ""),
 ]
@@ -147,3 +147,18 @@ def test_virtual_ranks(world: int) -> None:
         call.check(ranks.run(call.on))
     kernels = [f"matmul_reduce_scatter{k}" for k in ("_enter", "", "_leave")]
     assert [name for _, name, _ in device.launched] == kernels * world * 3
+
+
+def test_calls_that_wait_in_streams_are_not_captured() -> None:
+    device, call = StandIn(sms=24), by_engine((16, 16))
+    ranks = virtual_world(2, device)
+    ranks.run(lambda group: [call.on(group) for _ in range(ranks.groups[0].cuda.layout.slots)])
+    with pytest.raises(CaptureError, match="waits for tiles of the kernel, which graphs can't have"), device.capture():
+        ranks.run(call.on)
+
+
+def test_streams_that_wait_need_queues() -> None:
+    device = StandIn(sms=24)
+    device.queues = 3
+    with pytest.raises(WorldError, match="need"):
+        virtual_world(2, device).run(by_engine((16, 16)).on)

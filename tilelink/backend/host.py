@@ -87,7 +87,7 @@ class SignalWait:
 
 @dataclass(frozen=True)
 class LetGo:
-    """A write of `ENOUGH` to all signals of a tensor on this rank, on the stream of the lane."""
+    """A write of `ENOUGH` to all signals of a tensor on this rank, on the lane's stream: no stream waits any longer."""
 
     tensor: str
 
@@ -112,25 +112,25 @@ def host_plan(lowered: Lowered, events: Events, rank: int) -> tuple[Step, ...]:
     if lowered.enter is None:
         return (*plan, main)
     plan.append(KernelLaunch(lowered.enter, 1, lowered.enter_parameters))
-    copies = tuple(_copies(events, rank))
-    peers = tuple(sorted({c.peer for c in copies}))
-    first, later = _around_the_kernel(copies)
-    plan += [*([Fork(peers)] if peers else []), *first, main]
+    steps = tuple(_engine_steps(events, rank))
+    peers = tuple(sorted({step.peer for step in steps}))
+    before_main, after_main = _around_the_kernel(steps)
+    plan += [*([Fork(peers)] if peers else []), *before_main, main]
     plan += [LetGo(tensor) for tensor in lowered.program.awaited_by_engines]
-    plan += [*later, *([Join(peers)] if peers else [])]
+    plan += [*after_main, *([Join(peers)] if peers else [])]
     if lowered.leave is not None:
         plan.append(KernelLaunch(lowered.leave, 1, lowered.leave_parameters))
     return tuple(plan)
 
 
-def _around_the_kernel(copies: Iterable[EngineStep]) -> tuple[list[EngineStep], list[EngineStep]]:
+def _around_the_kernel(steps: Iterable[EngineStep]) -> tuple[list[EngineStep], list[EngineStep]]:
     """What comes on each stream before its first wait for a tile of the kernel, and what comes from there on."""
-    first, later, waiting = list[EngineStep](), list[EngineStep](), set[int]()
-    for step in copies:
+    before_main, after_main, waiting = list[EngineStep](), list[EngineStep](), set[int]()
+    for step in steps:
         if isinstance(step, SignalWait):
             waiting.add(step.peer)
-        (later if step.peer in waiting else first).append(step)
-    return first, later
+        (after_main if step.peer in waiting else before_main).append(step)
+    return before_main, after_main
 
 
 def _publishers(lowered: Lowered, events: Events) -> int:
@@ -139,7 +139,7 @@ def _publishers(lowered: Lowered, events: Events) -> int:
     return max(1, min(PUBLISHERS, events.sms, most))
 
 
-def _copies(events: Events, rank: int) -> Iterator[EngineStep]:
+def _engine_steps(events: Events, rank: int) -> Iterator[EngineStep]:
     """What goes to the copy engine, tile by tile in the order of the roles."""
     mine = np.flatnonzero((events.rank == rank) & (events.worker >= events.kernel_workers))
     source = None

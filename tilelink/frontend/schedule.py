@@ -159,9 +159,9 @@ class CopyEngine:
     """A role on the copy engines: the host enqueues its copies, each followed by a write of 1 to its signal, on a
     stream a peer, beside the program's kernel, which has all SMs. `tile`, `order`, `at` as for `SMs`.
 
-    For roles that only copy and notify. An engine writes signals and can't add, so a tile covers a whole cell of the
-    signal grid. It waits until its rank may write and peers have entered, and for tiles that the kernel of its own rank
-    makes; for nothing else. FLUX (arXiv 2406.06858) gathers so.
+    For roles that compute nothing. An engine writes signals and can't add, so a tile covers a whole cell of the signal
+    grid. It waits until its rank may write and peers have entered, and for tiles that the kernel of its own rank makes;
+    for nothing else. FLUX (arXiv 2406.06858) gathers so.
     """
 
     tile: tuple[int | None, ...] = ()

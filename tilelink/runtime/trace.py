@@ -35,12 +35,13 @@ def align(events: Events, operations: Iterable[Operation], name: str) -> Trace:
     """Gives each operation of the launches called `name` to its event. Raises TraceMismatchError at a difference."""
     theirs: dict[tuple[int, int], list[Operation]] = {}
     words: list[Operation] = []
+    publishing, *protocol = (_beside(name, kernel) for kernel in ("publish", "enter", "leave"))
     for o in operations:
         if o.name == name and o.region.kind != "control":
             theirs.setdefault((o.rank, o.program), []).append(o)
-        elif o.name == name and o.region.name == CONTROL:
+        elif o.name in (name, *protocol) and o.region.name == CONTROL:
             words.append(o)
-        elif o.name == _publishing(name) and o.region.rank != o.rank and o.kind == "store":
+        elif o.name == publishing and o.region.rank != o.rank and o.kind == "store":
             raise TraceMismatchError(
                 f"rank {o.rank} of {events.program.name} publishes inputs on its own heap; the kernel did a store to "
                 f"{o.region.name}@rank{o.region.rank} {list(o.box)} ({o.site})"
@@ -52,16 +53,15 @@ def align(events: Events, operations: Iterable[Operation], name: str) -> Trace:
     return Trace(events, tuple(done))
 
 
-def _publishing(name: str) -> str:
-    """What launches of the kernel that publishes are called, where those of the persistent one are called `name`."""
-    kernel, _, run = name.partition(" ")
-    return f"{kernel}_publish {run}"
+def _beside(name: str, kernel: str) -> str:
+    """What launches of another kernel of a run are called, where those of the persistent one are called `name`."""
+    program, _, run = name.partition(" ")
+    return f"{program}_{kernel} {run}"
 
 
 def _check_progress(events: Events, words: Iterable[Operation]) -> None:
-    """Every rank tells every rank once that it has entered the run (where copy engines work, a kernel before this one
-    has done so), and once, after that, that it has left it (where they wait for tiles, a kernel after this one does);
-    and touches no other word of a peer's."""
+    """Every rank tells every rank once that it has entered the run, and once, after that, that it has left it (where
+    copy engines work, kernels of their own may do so); and touches no other word of a peer's."""
     told: dict[tuple[int, int], list[int]] = {}
     for o in words:
         if o.box == ((PROGRESS.value + o.rank, PROGRESS.value + o.rank + 1),) and o.semantic in ("release", "acq_rel"):
@@ -75,18 +75,10 @@ def _check_progress(events: Events, words: Iterable[Operation]) -> None:
     world = events.sizes.world
     for rank, peer in ((r, p) for r in range(world) for p in range(world)):
         progress = told.get((rank, peer), [])
-        if events.program.awaited_by_engines:
-            if progress:
-                raise TraceMismatchError(
-                    f"rank {rank} of {events.program.name}: other kernels tell that it has entered and left; this one "
-                    f"told rank {peer} {progress}"
-                )
-            continue
-        entered = [] if events.program.on_engine else [progress[-1] - 1] if progress else [1]
-        if not progress or progress[-1] % 2 or progress != [*entered, progress[-1]]:
-            once = "that it has left" if events.program.on_engine else "that it has entered, and then that it has left"
+        if len(progress) != 2 or progress[1] % 2 or progress[0] != progress[1] - 1:
             raise TraceMismatchError(
-                f"rank {rank} of {events.program.name}: it tells rank {peer} once {once}; the kernel told {progress}"
+                f"rank {rank} of {events.program.name}: it tells rank {peer} once that it has entered, and then that "
+                f"it has left; the kernel told {progress}"
             )
 
 

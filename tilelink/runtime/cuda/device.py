@@ -67,7 +67,7 @@ class Device(Protocol):
         """What comes on the stream comes after a word of 32 bits is at least a number, and after what released it."""
 
     def fill(self, stream: Stream, words: torch.Tensor, value: int) -> None:
-        """Writes a number to words of 32 bits when the stream comes to it."""
+        """Writes a number to words of 32 bits when the stream comes to it. No kernel is loaded for that."""
 
 
 class CudaDevice:
@@ -132,7 +132,6 @@ class CudaDevice:
         driver().wait_value(stream.cuda_stream, address, least)
 
     def fill(self, stream: Stream, words: torch.Tensor, value: int) -> None:
-        with torch.cuda.stream(stream):
-            words.fill_(value)
+        driver().fill(stream.cuda_stream, words.data_ptr(), value, words.numel())
 
 

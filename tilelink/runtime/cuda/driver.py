@@ -52,6 +52,16 @@ class Driver:
             ctypes.c_uint(0),
         )
 
+    def fill(self, stream: int, address: int, value: int, words: int) -> None:
+        """So many words of 32 bits, written when the stream comes to them."""
+        self._call(
+            "cuMemsetD32Async",
+            ctypes.c_uint64(address),
+            ctypes.c_uint(value),
+            ctypes.c_size_t(words),
+            ctypes.c_void_p(stream),
+        )
+
     def wait_value(self, stream: int, address: int, least: int) -> None:
         """Lets a stream go on once a word of 32 bits is at least a number, `(word - least) >= 0` in 32 bits."""
         self._call(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tilelink.errors import CaptureError, DeviceError, Site
+from tilelink.errors import CaptureError, DeviceError, Site, WorldError
 from tilelink.frontend.kept import Kept
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
@@ -154,6 +154,15 @@ class CudaGroup(Group):
 
     def launch(self, run: Run, site: Site) -> None:
         self._made = Script.of(self.cuda, run, self._given, self._call, site)
+        needed = self.world + 2
+        if self._made.waits and self.cuda.device.queues < needed:
+            raise WorldError(
+                f"streams of the copy engine wait for tiles of {run.prepared.program.name}: with those of the run and "
+                f"the host, {self.world} ranks need {needed} queues, lest one waits for what stands before it on "
+                f"another; the device has {self.cuda.device.queues}: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA is "
+                "used",
+                site,
+            )
         for step in self._made.steps:
             if isinstance(step, ForkStep):
                 for peer in step.peers:
@@ -166,7 +175,14 @@ class CudaGroup(Group):
         return self.cuda.device.stream()
 
     def _launch(self, script: Script, number: int, tensors: dict[str, torch.Tensor]) -> None:
-        """Launches a run on the current stream."""
+        """Launches a run on the current stream. Raises CaptureError where streams wait for tiles of its kernel: a graph
+        knows no order in which a wait comes behind the launch of what it waits for."""
+        if script.waits and self.cuda.device.capturing():
+            raise CaptureError(
+                f"{script.record.prepared.program.name} is captured in a schedule in which the copy engine waits for "
+                "tiles of the kernel, which graphs can't have: take another schedule",
+                Site.of_user(),
+            )
         stream = self.in_order()
         self.recent[number] = script.record
         self.recent.pop(number - KEPT_RUNS, None)

@@ -161,6 +161,11 @@ class Script:
             tuple(_step(lane, run, step, site) for step in run.steps),
         )
 
+    @property
+    def waits(self) -> bool:
+        """Whether streams wait for tiles of the kernel."""
+        return any(isinstance(step, WaitStep) for step in self.steps)
+
     def play(self, tensors: Tensors, streams: Streams) -> None:
         """Does it again, with other tensors of the caller."""
         for step in self.steps:
