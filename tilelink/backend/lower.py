@@ -313,10 +313,16 @@ def _main(
     if drains is not None:
         lines.append("    if last_out(control, tl.num_programs(0)):")
         lines += [f"        {line}" for line in (*drains, END_OF_RUN)]
-    names = _needed(lines, parameters)
-    taken = tuple(p for p in parameters if p.name in names)
+    return _kernel(program.name, lines, parameters)
+
+
+def _kernel(
+    name: str, lines: list[str], parameters: tuple[Parameter, ...]
+) -> tuple[list[str], tuple[Parameter, ...]]:
+    """A kernel of these lines, and the parameters that it takes: all that the lines mention."""
+    taken = tuple(p for p in parameters if p.name in _needed(lines, parameters))
     stable = [p.name for p in taken if p.kind in ("at", "signals", "stage", "workers") or p.name in ("rank", "slot")]
-    head = [f"@triton.jit(do_not_specialize={stable!r})", f"def {program.name}({_signature(p.name for p in taken)}):"]
+    head = [f"@triton.jit(do_not_specialize={stable!r})", f"def {name}({_signature(p.name for p in taken)}):"]
     return head + lines, taken
 
 
@@ -368,11 +374,8 @@ def _publish(
         source, needed = _role_function(program, role, facts, target, parameters, publishing=True)
         functions.append(source)
         lines.append(f"    {_call(role.name, ['worker', 'tl.num_programs(0)', *needed[2:]])}")
-    names = _needed(lines, parameters)
-    taken = tuple(p for p in parameters if p.name in names)
-    stable = [p.name for p in taken if p.kind == "at" or p.name in ("rank", "slot")]
-    head = [f"@triton.jit(do_not_specialize={stable!r})", f"def {name}({_signature(p.name for p in taken)}):"]
-    return [*functions, head + lines], taken
+    kernel, taken = _kernel(name, lines, parameters)
+    return [*functions, kernel], taken
 
 
 def _enter(
@@ -389,9 +392,7 @@ def _enter(
     read = {s.source.tensor for r in program.on_engine for s in walk(r.body) if isinstance(s, Copy) and s.source.remote}
     if read & set(program.published):
         lines += ["    for other in range(world):", "        entered(control, other, run)"]
-    taken = tuple(p for p in parameters if p.name in _needed(lines, parameters))
-    head = ["@triton.jit(do_not_specialize=['rank', 'slot'])", f"def {name}({_signature(p.name for p in taken)}):"]
-    return head + lines, taken
+    return _kernel(name, lines, parameters)
 
 
 def _leave(
@@ -405,10 +406,7 @@ def _leave(
         "    if tl.load(control + POISON) == 0:",
         *(f"        {line}" for line in (*drains, END_OF_RUN)),
     ]
-    taken = tuple(p for p in parameters if p.name in _needed(lines, parameters))
-    stable = [p.name for p in taken if p.kind == "signals" or p.name in ("rank", "slot")]
-    head = [f"@triton.jit(do_not_specialize={stable!r})", f"def {name}({_signature(p.name for p in taken)}):"]
-    return head + lines, taken
+    return _kernel(name, lines, parameters)
 
 
 def publishing_roles(program: TileProgram) -> tuple[Role, ...]:
