@@ -50,6 +50,10 @@ def test_without_a_command_all_are_listed(run: Run) -> None:
         ("from sizes import COLUMNS\n", "ImportError", "COLUMNS", 1),
         ("def f():\n    return 1 // 0\n\nf()\n", "ZeroDivisionError", "division", 2),
         ("import sys\nsys.exit('done')\n", "UsageError", "ends the process with 'done'", None),
+        (
+            "import triton\n\n\n@triton.jit\ndef doubled(x):\n    pass\n", "UsageError",
+            "doubled is a Triton kernel, not a tile program; there is no program. Kernels of your own are", None,
+        ),
         ("doubled = 3\n", "UsageError", "doubled is no program but of type int; there is no program", None),
         (USER_FILE.replace("doubled(", "tripled("), "UsageError", "called 'doubled'; there is tripled", None),
         (USER_FILE.replace("x[t].load()", "z[t].load()"), "UndefinedNameError", "z is not defined", 9),

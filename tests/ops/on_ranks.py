@@ -155,6 +155,23 @@ def programs_of_what_is_kept(group: dist.ProcessGroup) -> tuple[list[str], list[
     return [program.name for program, _ in runs], wrong(group, [call], "interpret")
 
 
+def inside_autocast(group: dist.ProcessGroup, backend: str) -> list[str]:
+    """What is wrong of calls inside torch.autocast, whose tensors are of two dtypes."""
+    x = torch.randn(6, 16, requires_grad=True)
+    weight, bias = torch.randn(20, 16, requires_grad=True), torch.randn(20)
+    errors = []
+    for operator in (ops.all_gather_linear, ops.linear_reduce_scatter, ops.linear_all_reduce):
+        with computed_by(backend, group):
+            with torch.autocast("cpu", torch.bfloat16):
+                out = operator(x.half(), weight, bias, group=group)
+            right = operator(*(t.detach().bfloat16() for t in (x.half(), weight, bias)), group=group)
+            found = torch.autograd.grad(out.float().sum(), (x, weight))
+        if out.dtype != torch.bfloat16 or not torch.equal(out, right):
+            errors.append(f"{operator.__name__}: {out.dtype}")
+        errors += [f"{operator.__name__}: gradient of {g.dtype}" for g in found if g.dtype != torch.float32]
+    return errors
+
+
 def wrong_by_plans(group: dist.ProcessGroup, number: int, seed: int) -> list[str]:
     """What is wrong of random calls by programs, each by a plan that is drawn, too."""
     dice, errors = random.Random(seed), []

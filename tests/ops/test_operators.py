@@ -144,6 +144,12 @@ def test_what_is_kept_is_gathered_once(pool: Pool) -> None:
         assert names == ["all_gather_matmul", "matmul_reduce_scatter"] and wrong == []
 
 
+@pytest.mark.parametrize("backend", ["torch", "interpret"])
+def test_autocast_holds_as_for_linear_layers(pool: Pool, backend: str) -> None:
+    for (wrong,) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.inside_autocast, backend)[:2]:
+        assert wrong == []
+
+
 def test_partial_sums_of_means_travel_in_the_dtype_of_x(pool: Pool) -> None:
     scattered, reduced = (Call(o, (6, 16), (20,), dtype=BF16, bias=True, reduce_op="avg") for o in (SCATTER, REDUCE))
     turned = replace(scattered, shape=(3, 16), weights=(18,), dim=1, bias=False)

@@ -51,11 +51,19 @@ def find(target: str) -> Program:
         if name not in known:
             raise UsageError(f"there is no operator {name}; there is {', '.join(known)}, or say FILE.py:NAME")
         return known[name]
+    import triton
+
     names = _run_file(file)
     programs = ", ".join(n for n, v in names.items() if isinstance(v, Program)) or "no program"
     found = names.get(name)
     if found is None:
         raise UsageError(f"nothing here is called {name!r}; there is {programs}, TARGET is FILE.py:NAME", file)
+    if isinstance(found, triton.runtime.JITFunction):
+        raise UsageError(
+            f"{name} is a Triton kernel, not a tile program; there is {programs}. Kernels of your own are explored in "
+            "Python, by tilelink.explore.of_world: docs/exploring.md",
+            file,
+        )
     if not isinstance(found, Program):
         raise UsageError(f"{name} is no program but of type {type(found).__name__}; there is {programs}", file)
     return found

@@ -72,7 +72,9 @@ class Names:
         for kind, names in self.kinds.items():
             for name, site in names.items():
                 if self.of_kernel(name) or (kind == "rank axis" and name in TILE_ATTRIBUTES):
-                    raise NotUnderstoodError(f"{name} has a meaning already: give the {kind} another name", site)
+                    whose = "in lowered kernels" if self.of_kernel(name) else "of a tile"
+                    message = f"{name} has a meaning already, {whose}: give the {kind} another name"
+                    raise NotUnderstoodError(message, site)
                 if name in known:
                     raise NotUnderstoodError(f"{name} is the name of a {known[name]} and of a {kind}: rename one", site)
                 known[name] = kind

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError
 from tilelink.ops import collectives
 from tilelink.ops.agreement import agree, agree_on_devices
+from tilelink.ops.autocast import cast_for, no_autocast
 from tilelink.ops.checks import check_dim, check_lengths, check_weights
 from tilelink.ops.collectives import Later, Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, empty_rows, of_rows, resized, times
@@ -59,10 +60,13 @@ def all_gather_linear(
             added = [w.new_zeros(w.shape[0]) if b is None else b for w, b in zip(several, added, strict=True)]
     name = name_of_group(group)
     agree_on_devices(name, x, several, added)
-    if lengths is None:
-        full, outs = _even(x, several, added, gather_dim, name, plan, return_gathered)
-    else:
-        full, outs = _uneven(x, several, added, gather_dim, list(lengths), name, plan, return_gathered)
+    cast = cast_for(x)
+    x, several, added = cast(x), [cast(w) for w in several], [cast(b) for b in added]
+    with no_autocast(x):
+        if lengths is None:
+            full, outs = _even(x, several, added, gather_dim, name, plan, return_gathered)
+        else:
+            full, outs = _uneven(x, several, added, gather_dim, list(lengths), name, plan, return_gathered)
     found = outs[0] if one else outs
     return (full, found) if return_gathered else found
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tilelink.ops.agreement import agree, agree_on_devices
+from tilelink.ops.autocast import cast_for, no_autocast
 from tilelink.ops.checks import check_dim, check_reduce_op, check_weights
 from tilelink.ops.collectives import Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows
@@ -39,7 +40,10 @@ def linear_all_reduce(
     """
     name = name_of_group(group)
     agree_on_devices(name, x, [weight], [bias])
-    return _operator(x, weight, bias, reduce_op, name, plan)
+    cast = cast_for(x)
+    x, weight, bias = cast(x), cast(weight), cast(bias)
+    with no_autocast(x):
+        return _operator(x, weight, bias, reduce_op, name, plan)
 
 
 def _check(

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tilelink.ops.agreement import agree, agree_on_devices
+from tilelink.ops.autocast import cast_for, no_autocast
 from tilelink.ops.checks import check_dim, check_reduce_op, check_weights, parts_of
 from tilelink.ops.collectives import Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
@@ -45,9 +46,12 @@ def linear_reduce_scatter(
     """
     name = name_of_group(group)
     agree_on_devices(name, x, [weight], [bias])
-    if lengths is None:
-        return _even(x, weight, bias, scatter_dim, reduce_op, name, plan)
-    return _uneven(x, weight, bias, scatter_dim, list(lengths), reduce_op, name, plan)
+    cast = cast_for(x)
+    x, weight, bias = cast(x), cast(weight), cast(bias)
+    with no_autocast(x):
+        if lengths is None:
+            return _even(x, weight, bias, scatter_dim, reduce_op, name, plan)
+        return _uneven(x, weight, bias, scatter_dim, list(lengths), reduce_op, name, plan)
 
 
 # ---- the operators

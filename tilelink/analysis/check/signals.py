@@ -94,6 +94,7 @@ def unheard(sync: Synchronisation) -> list[str]:
         count, signals = len(of_tensor), len(np.unique(sync.signal[of_tensor]))
         notes.append(
             f"{count} notifications of {signals} signals of {tensor} are made and nobody waits for them; the run "
-            f"drains them ({site}: {site.text})"
+            f"drains them ({site}: {site.text}). Was one to be waited for? A view without .at(...) is that "
+            "of the rank which executes the tile, and at= of a schedule says which that is"
         )
     return notes
