@@ -20,7 +20,7 @@ import torch
 from tests.backend.orphans import lower_rows
 from tests.verification.mutants.tools import Edit, MutatedWorld, same
 from tilelink.backend.targets import portable
-from tilelink.errors import StuckError
+from tilelink.errors import StuckError, shown
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cpu import RaceError
 from tilelink.runtime.cpu_world import Group
@@ -143,7 +143,7 @@ def test_a_race_names_role_tile_and_line_of_both_sides() -> None:
     world = MutatedWorld(RANKS, kernel=replaced(WAIT, "rows_ready = 0"), primitives=portable, heap_bytes=4 << 20, sms=8)
     with pytest.raises(RaceError) as e:
         world.run(push())
-    kernel = all_gather_matmul.file
+    kernel = re.escape(shown(all_gather_matmul.file))
     sides = [s.tile for race in e.value.races for s in (race.first, race.second) if s.region == "full"]
     gathers = [s for s in sides if s.startswith("role gather, ")]
     matmuls = [s for s in sides if s.startswith("role matmul, ")]
