@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import torch
 
+from tilelink.ops.checks import DTYPES
+
 T = TypeVar("T", torch.Tensor, torch.Tensor | None)
 
 
@@ -19,7 +21,11 @@ def cast_for(x: torch.Tensor) -> Callable[[T], T]:
     if not torch.is_autocast_enabled(kind):
         return lambda tensor: tensor
     dtype = torch.get_autocast_dtype(kind)
-    return lambda tensor: tensor.to(dtype) if tensor is not None and tensor.is_floating_point() else tensor
+
+    def cast(tensor: T) -> T:  # of other dtypes, which torch.autocast leaves alone, the operator says that it has none
+        return tensor.to(dtype) if tensor is not None and tensor.dtype in DTYPES else tensor
+
+    return cast
 
 
 def no_autocast(x: torch.Tensor) -> AbstractContextManager[object]:

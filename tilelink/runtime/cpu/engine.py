@@ -24,16 +24,20 @@ PIECES = 4
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class EngineCopy:
-    """A copy of memory to memory of the same dtype and shape, but for dimensions of 1."""
+class _Step:
+    """What is launched on a stream of an engine, without arguments."""
 
     name = "copy engine"
 
-    def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.source, self.target = source.view(target.shape), target
-
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return dict(arguments)
+
+
+class EngineCopy(_Step):
+    """A copy of memory to memory of the same dtype and shape, but for dimensions of 1."""
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.source, self.target = source.view(target.shape), target
 
     def run(self, memory: Accesses, arguments: Mapping[str, Any]) -> None:
         memory.delay()
@@ -46,32 +50,22 @@ class EngineCopy:
             memory.store(_pointers(target), None, block, partial(np.copyto, _words(target), block))
 
 
-class EngineSignal:
+class EngineSignal(_Step):
     """A write of a number to a word, after what came before it on its stream, for everybody who acquires it."""
-
-    name = "copy engine"
 
     def __init__(self, word: torch.Tensor, value: int) -> None:
         self.word, self.value = word.view(1), value
-
-    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(arguments)
 
     def run(self, memory: Accesses, arguments: Mapping[str, Any]) -> None:
         pointers, dtype = _pointers(self.word), np.dtype(np.int32)
         memory.atomic("atomic_store", pointers, None, dtype, "release", "sys", partial(exchange, self.word, self.value))
 
 
-class EngineWait:
+class EngineWait(_Step):
     """A wait until a word is at least a number: what comes on the stream comes after what released it."""
-
-    name = "copy engine"
 
     def __init__(self, word: torch.Tensor, least: int) -> None:
         self.word, self.least = word.view(1), least
-
-    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(arguments)
 
     def run(self, memory: Accesses, arguments: Mapping[str, Any]) -> None:
         pointers, dtype, look = _pointers(self.word), np.dtype(np.int32), partial(add, self.word, 0)

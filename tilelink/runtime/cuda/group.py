@@ -75,6 +75,12 @@ class CudaGroup(Group):
             slot = options.get("slot")
             script = known.scripts.get(self.runs % known.slots if slot is None else slot)
             if script is not None:
+                if script.waits and self.cuda.device.capturing():  # a graph does not order waits behind launches
+                    raise CaptureError(
+                        f"{program.name} is captured in a schedule in which the copy engine waits for tiles of the "
+                        "kernel, which graphs can't have: take another schedule",
+                        Site.of_user(),
+                    )
                 return self._again(known, script, tensors, options)
         if self.cuda.device.capturing():
             raise CaptureError(
@@ -175,14 +181,7 @@ class CudaGroup(Group):
         return self.cuda.device.stream()
 
     def _launch(self, script: Script, number: int, tensors: dict[str, torch.Tensor]) -> None:
-        """Launches a run on the current stream. Raises CaptureError where streams wait for tiles of its kernel: a graph
-        knows no order in which a wait comes behind the launch of what it waits for."""
-        if script.waits and self.cuda.device.capturing():
-            raise CaptureError(
-                f"{script.record.prepared.program.name} is captured in a schedule in which the copy engine waits for "
-                "tiles of the kernel, which graphs can't have: take another schedule",
-                Site.of_user(),
-            )
+        """Launches a run on the current stream."""
         stream = self.in_order()
         self.recent[number] = script.record
         self.recent.pop(number - KEPT_RUNS, None)

@@ -192,7 +192,7 @@ def _step(lane: CudaLane, run: Run, step: RunStep, site: Site) -> Step:
 
 
 def _signals(lane: CudaLane, run: Run, tensor: str, rank: int) -> torch.Tensor:
-    """The signals of a tensor on a rank, in the slot of a run."""
+    """The signals of a tensor on a rank of this node, words of 32 bits in the slot of a run."""
     at = run.signals_at(tensor)
     cells = next(n for name, _, n in run.placement.signals if name == tensor)
     return lane.heaps[rank][at : at + 4 * cells].view(torch.int32)
