@@ -30,7 +30,7 @@ def described(target: str = "sm_90", schedule: str = "push", **sizes: Any) -> se
     bound = all_gather_matmul.bind(fitted, "bf16")
     lowered = lower(bound, Facts.of(bound, Sizes.of(bound, 4, sizes)), TARGETS[target])
     loads = set(re.findall(r"(\w+)_blocks_\d+_by_\d+\.load\(", lowered.source))
-    assert loads == {p.of for p in lowered.main_parameters if p.kind == "blocks"}
+    assert loads == {p.of for p in lowered.main.parameters if p.kind == "blocks"}
     return loads
 
 

@@ -32,7 +32,7 @@ def by_engine(at: str) -> tk.Schedule:
 
 
 def kernels(steps: tuple[Step, ...]) -> list[str]:
-    return [s.kernel.removeprefix("all_gather_matmul") for s in steps if isinstance(s, KernelLaunch)]
+    return [s.kernel.name.removeprefix("all_gather_matmul") for s in steps if isinstance(s, KernelLaunch)]
 
 
 @pytest.mark.parametrize(("schedule", "names"), [("push", [""]), ("pull", ["_publish", ""]), ("multicast", [""])])

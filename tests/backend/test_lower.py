@@ -94,7 +94,7 @@ def test_the_header_is_always_as_long() -> None:
 def test_equal_parts_begin_at_products_and_others_at_entries_of_a_table() -> None:
     equal, uneven = lowered("push", **DIVIDING), lowered("push", **UNEVEN)
     assert "M_parts" not in equal.source
-    assert "M_parts" in [p.name for p in uneven.main_parameters]
+    assert "M_parts" in [p.name for p in uneven.main.parameters]
     assert "M_first = tl.load(M_parts + home)" in function(uneven.source, "matmul")
     assert lowered("push", **{**UNEVEN, "M": (7, 7, 7, 7)}).facts.equal == {"M"}
 
@@ -129,7 +129,7 @@ def test_what_a_role_does_not_need_it_does_not_take(schedule: str) -> None:
     assert "bias" not in source
     assert "weight" not in function(source, "gather")
     assert "x_at" not in function(source, "matmul")
-    names = [p.name for p in lowered(schedule, frozenset({"bias"}), **DIVIDING).main_parameters]
+    names = [p.name for p in lowered(schedule, frozenset({"bias"}), **DIVIDING).main.parameters]
     head = function(source, "all_gather_matmul").splitlines()[0]
     assert head == f"def all_gather_matmul({', '.join(names)}: tl.constexpr):"
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 import tilelink as tk
+from tilelink.backend.lower import Kernel
 from tilelink.errors import Site
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cpu.races import Party, Race
@@ -19,7 +20,7 @@ EVENTS = all_gather_matmul.unroll(
     world=2, M=32, N=16, K=16,
 )  # fmt: skip
 LAUNCH = "all_gather_matmul run 0"
-PREPARED = cast(Any, SimpleNamespace(lowered=SimpleNamespace(main="all_gather_matmul"), events=EVENTS))
+PREPARED = cast(Any, SimpleNamespace(lowered=SimpleNamespace(main=Kernel("all_gather_matmul", ())), events=EVENTS))
 
 
 def side(region: str, box: tuple[tuple[int, int], ...]) -> Party:

@@ -84,7 +84,7 @@ def leaves_early(plan: Plan) -> Plan:
 
 def lets_go_early(plan: Plan) -> Plan:
     """The cells are let go before the kernel runs."""
-    k = next(k for k, s in enumerate(plan) if isinstance(s, KernelLaunch) and s.kernel == "matmul_reduce_scatter")
+    k = next(k for k, s in enumerate(plan) if isinstance(s, KernelLaunch) and s.kernel.name == "matmul_reduce_scatter")
     gone = tuple(s for s in plan if isinstance(s, LetGo))
     return (*plan[:k], *gone, *(s for s in plan[k:] if not isinstance(s, LetGo)))
 

@@ -127,20 +127,14 @@ def _compiled_here(lowered: Lowered, sizes: Sizes, sass: bool) -> tuple[Compiled
     triton.knobs.compilation.always_compile = True
     triton.knobs.nvidia.dump_ptxas_log = True
     module = load(lowered)
-    kernels = [
-        (lowered.publish, lowered.publish_parameters),
-        (lowered.enter, lowered.enter_parameters),
-        (lowered.leave, lowered.leave_parameters),
-        (lowered.main, lowered.main_parameters),
-    ]
     made = []
     with tempfile.TemporaryDirectory() as folder:
         triton.knobs.cache.dir = folder
-        for name, parameters in ((n, p) for n, p in kernels if n is not None):
-            arguments = stand_ins(lowered, parameters, sizes)
+        for kernel in lowered.kernels:
+            arguments = stand_ins(lowered, kernel.parameters, sizes)
             with redirect_stdout(StringIO()) as log:
-                kernel = getattr(module, name).warmup(grid=(1,), **arguments, **lowered.options)
-            made.append(_read(kernel, name, target, log.getvalue(), triton.__version__, sass))
+                code = getattr(module, kernel.name).warmup(grid=(1,), **arguments, **lowered.options)
+            made.append(_read(code, kernel.name, target, log.getvalue(), triton.__version__, sass))
     return tuple(made)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
-from tilelink.backend.lower import Lowered, Parameter, publishing_roles
+from tilelink.backend.lower import Kernel, Lowered, Parameter, publishing_roles
 from tilelink.frontend.sizes import tile_count
 
 PUBLISHERS = 4
@@ -44,9 +44,8 @@ class Place:
 class KernelLaunch:
     """A kernel with so many workers, on the stream of the lane."""
 
-    kernel: str
+    kernel: Kernel
     workers: int
-    parameters: tuple[Parameter, ...]
 
 
 @dataclass(frozen=True)
@@ -107,11 +106,11 @@ def host_plan(lowered: Lowered, events: Events, rank: int) -> tuple[Step, ...]:
     """What the host of a rank does for a run."""
     plan: list[Step] = []
     if lowered.publish is not None:
-        plan.append(KernelLaunch(lowered.publish, _publishers(lowered, events), lowered.publish_parameters))
-    main = KernelLaunch(lowered.main, events.kernel_workers, lowered.main_parameters)
+        plan.append(KernelLaunch(lowered.publish, _publishers(lowered, events)))
+    main = KernelLaunch(lowered.main, events.kernel_workers)
     if lowered.enter is None:
         return (*plan, main)
-    plan.append(KernelLaunch(lowered.enter, 1, lowered.enter_parameters))
+    plan.append(KernelLaunch(lowered.enter, 1))
     steps = tuple(_engine_steps(events, rank))
     peers = tuple(sorted({step.peer for step in steps}))
     before_main, after_main = _around_the_kernel(steps)
@@ -119,7 +118,7 @@ def host_plan(lowered: Lowered, events: Events, rank: int) -> tuple[Step, ...]:
     plan += [LetGo(tensor) for tensor in lowered.program.awaited_by_engines]
     plan += [*after_main, *([Join(peers)] if peers else [])]
     if lowered.leave is not None:
-        plan.append(KernelLaunch(lowered.leave, 1, lowered.leave_parameters))
+        plan.append(KernelLaunch(lowered.leave, 1))
     return tuple(plan)
 
 
@@ -180,8 +179,8 @@ def plan_text(lowered: Lowered, events: Events) -> str:
 def _step_text(step: Step, events: Events, rank: int) -> str:
     match step:
         case KernelLaunch():
-            passed = ", ".join(_passed(p, events, rank) for p in step.parameters)
-            return f"launch {step.kernel} on {step.workers} SM{'s' * (step.workers > 1)}: {passed}"
+            passed = ", ".join(_passed(p, events, rank) for p in step.kernel.parameters)
+            return f"launch {step.kernel.name} on {step.workers} SM{'s' * (step.workers > 1)}: {passed}"
         case Fork():
             return f"streams {_numbers(step.peers)} go on after that"
         case Join():

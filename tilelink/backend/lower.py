@@ -60,26 +60,35 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """A kernel of a lowered program, with its parameters in order."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True)
 class Lowered:
-    """A lowered program: the source of its module, and the kernels in it with their parameters in order."""
+    """A lowered program: the source of its module, and the kernels in it. None: the program needs no such kernel."""
 
     program: TileProgram
     facts: Facts
     target: Target
     source: str
-    main: str
-    main_parameters: tuple[Parameter, ...]
-    publish: str | None
-    publish_parameters: tuple[Parameter, ...]
-    enter: str | None = None
-    enter_parameters: tuple[Parameter, ...] = ()
-    leave: str | None = None
-    leave_parameters: tuple[Parameter, ...] = ()
+    main: Kernel
+    publish: Kernel | None
+    enter: Kernel | None
+    leave: Kernel | None
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Those that there are, the persistent one last."""
+        return (*(k for k in (self.publish, self.enter, self.leave) if k is not None), self.main)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Those of all kernels, some several times."""
-        return self.main_parameters + self.publish_parameters + self.enter_parameters + self.leave_parameters
+        return tuple(p for kernel in self.kernels for p in kernel.parameters)
 
     @property
     def warps(self) -> int:
@@ -136,29 +145,21 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
         source, needed = _drain_function(program, signals, facts, target, everything)
         functions.append(source)
         drains.append(_call(f"drain_{signals.tensor}", needed))
-    leave = f"{program.name}_leave" if program.awaited_by_engines else None
-    main, main_parameters = _main(program, facts, calls, None if leave else drains, everything)
-    functions.append(main)
-    publish = f"{program.name}_publish" if program.published else None
-    publish_parameters: tuple[Parameter, ...] = ()
-    if publish is not None:
-        made, publish_parameters = _publish(program, facts, target, everything, publish)
+    source, main = _main(program, facts, calls, None if program.awaited_by_engines else drains, everything)
+    functions.append(source)
+    publish = enter = leave = None
+    if program.published:
+        made, publish = _publish(program, facts, target, everything)
         functions += made
-    enter = f"{program.name}_enter" if program.on_engine else None
-    enter_parameters: tuple[Parameter, ...] = ()
-    if enter is not None:
-        entering, enter_parameters = _enter(program, everything, enter)
-        functions.append(entering)
-    leave_parameters: tuple[Parameter, ...] = ()
-    if leave is not None:
-        leaving, leave_parameters = _leave(drains, everything, leave)
-        functions.append(leaving)
+    if program.on_engine:
+        source, enter = _enter(program, everything)
+        functions.append(source)
+    if program.awaited_by_engines:
+        source, leave = _leave(program, drains, everything)
+        functions.append(source)
     body = [line for f in functions for line in ["", "", *f]]
     text = "\n".join(_header(program, facts, target, body) + body) + "\n"
-    main_and_publish = program.name, main_parameters, publish, publish_parameters
-    return Lowered(
-        program, facts, target, text, *main_and_publish, enter, enter_parameters, leave, leave_parameters
-    )
+    return Lowered(program, facts, target, text, main, publish, enter, leave)
 
 
 # ---- parts of the module -----------------------------------------------------------------------------------------
@@ -272,7 +273,7 @@ def _drain_function(
 
 def _main(
     program: TileProgram, facts: Facts, calls: list[str], drains: list[str] | None, parameters: tuple[Parameter, ...]
-) -> tuple[list[str], tuple[Parameter, ...]]:
+) -> tuple[list[str], Kernel]:
     """The persistent kernel. `drains`: what its last worker does before it ends the run; None where it does not."""
     lines = [
         "    worker = tl.program_id(0)",
@@ -316,14 +317,12 @@ def _main(
     return _kernel(program.name, lines, parameters)
 
 
-def _kernel(
-    name: str, lines: list[str], parameters: tuple[Parameter, ...]
-) -> tuple[list[str], tuple[Parameter, ...]]:
-    """A kernel of these lines, and the parameters that it takes: all that the lines mention."""
+def _kernel(name: str, lines: list[str], parameters: tuple[Parameter, ...]) -> tuple[list[str], Kernel]:
+    """A kernel of these lines, which takes the parameters that they mention."""
     taken = tuple(p for p in parameters if p.name in _needed(lines, parameters))
     stable = [p.name for p in taken if p.kind in ("at", "signals", "stage", "workers") or p.name in ("rank", "slot")]
     head = [f"@triton.jit(do_not_specialize={stable!r})", f"def {name}({_signature(p.name for p in taken)}):"]
-    return head + lines, taken
+    return head + lines, Kernel(name, taken)
 
 
 def _counted(role: Role) -> bool:
@@ -361,8 +360,8 @@ def _less(number: str, first: str) -> str:
 
 
 def _publish(
-    program: TileProgram, facts: Facts, target: Target, parameters: tuple[Parameter, ...], name: str
-) -> tuple[list[list[str]], tuple[Parameter, ...]]:
+    program: TileProgram, facts: Facts, target: Target, parameters: tuple[Parameter, ...]
+) -> tuple[list[list[str]], Kernel]:
     """A kernel that copies inputs to the heap, once the peers have left the previous run of the slot."""
     functions: list[list[str]] = []
     lines = [
@@ -374,13 +373,11 @@ def _publish(
         source, needed = _role_function(program, role, facts, target, parameters, publishing=True)
         functions.append(source)
         lines.append(f"    {_call(role.name, ['worker', 'tl.num_programs(0)', *needed[2:]])}")
-    kernel, taken = _kernel(name, lines, parameters)
-    return [*functions, kernel], taken
+    source, kernel = _kernel(f"{program.name}_publish", lines, parameters)
+    return [*functions, source], kernel
 
 
-def _enter(
-    program: TileProgram, parameters: tuple[Parameter, ...], name: str
-) -> tuple[list[str], tuple[Parameter, ...]]:
+def _enter(program: TileProgram, parameters: tuple[Parameter, ...]) -> tuple[list[str], Kernel]:
     """A kernel of one worker after which the copy engine may go to work: it has the credit of all ranks, has told them
     that this one has entered the run, and where engines read what peers publish, these have entered, too."""
     lines = [
@@ -392,12 +389,10 @@ def _enter(
     read = {s.source.tensor for r in program.on_engine for s in walk(r.body) if isinstance(s, Copy) and s.source.remote}
     if read & set(program.published):
         lines += ["    for other in range(world):", "        entered(control, other, run)"]
-    return _kernel(name, lines, parameters)
+    return _kernel(f"{program.name}_enter", lines, parameters)
 
 
-def _leave(
-    drains: list[str], parameters: tuple[Parameter, ...], name: str
-) -> tuple[list[str], tuple[Parameter, ...]]:
+def _leave(program: TileProgram, drains: list[str], parameters: tuple[Parameter, ...]) -> tuple[list[str], Kernel]:
     """A kernel of one worker that ends the run when the copy engine is done, too: until then what it reads lies in the
     slot. Where a wait of the lane has ended in vain nothing is told."""
     lines = [
@@ -406,7 +401,7 @@ def _leave(
         "    if tl.load(control + POISON) == 0:",
         *(f"        {line}" for line in (*drains, END_OF_RUN)),
     ]
-    return _kernel(name, lines, parameters)
+    return _kernel(f"{program.name}_leave", lines, parameters)
 
 
 def publishing_roles(program: TileProgram) -> tuple[Role, ...]:

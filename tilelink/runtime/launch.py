@@ -96,8 +96,8 @@ class Run:
     def tables(self) -> dict[str, torch.Tensor]:
         """Where the parts of each dimension begin that is cut into parts of several lengths, on the lane's device."""
         prepared = self.prepared
-        kernels = (s for s in prepared.plan(self.lane.rank) if isinstance(s, KernelLaunch))
-        dims = {p.dim for kernel in kernels for p in kernel.parameters if p.kind == "table"}
+        launches = (s for s in prepared.plan(self.lane.rank) if isinstance(s, KernelLaunch))
+        dims = {p.dim for step in launches for p in step.kernel.parameters if p.kind == "table"}
         return {d: torch.from_numpy(prepared.sizes.values[f"{d}_parts"]).to(self.lane.device) for d in sorted(dims)}
 
     def own(self, name: str) -> torch.Tensor:
@@ -126,14 +126,14 @@ class Run:
     @property
     def label(self) -> str:
         """What messages call the persistent kernel, and the copies of the copy engine beside it."""
-        return self._label(self.prepared.lowered.main)
+        return self._label(self.prepared.lowered.main.name)
 
     def _label(self, kernel: str) -> str:
         return f"{kernel} run {self.number}"
 
     def _launch(self, step: KernelLaunch) -> Launch:
-        values = {p.name: self.value(p) for p in step.parameters}
-        return Launch(step.kernel, self._label(step.kernel), step.workers, values)
+        values = {p.name: self.value(p) for p in step.kernel.parameters}
+        return Launch(step.kernel.name, self._label(step.kernel.name), step.workers, values)
 
     def part_of(self, place: Place) -> tuple[slice, ...]:
         """Where a region lies in the tensor that its rank has."""

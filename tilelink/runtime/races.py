@@ -20,7 +20,7 @@ def with_tiles(races: Sequence[Race], launched: Mapping[tuple[int, str], Prepare
 
     def named(party: Party) -> Party:
         prepared = launched.get((party.rank, party.launch))
-        main = prepared is not None and party.launch.startswith(f"{prepared.lowered.main} run ")
+        main = prepared is not None and party.launch.startswith(f"{prepared.lowered.main.name} run ")
         return _named(party, prepared.events) if prepared is not None and main else party
 
     return [replace(race, first=named(race.first), second=named(race.second)) for race in races]

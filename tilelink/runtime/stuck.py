@@ -118,7 +118,7 @@ def _unstarted(unstarted: UnstartedPrograms, prepared: Prepared | None) -> str:
     head = f"rank {unstarted.rank} {workers} of {unstarted.launch}: never started"
     if not unstarted.begun:
         return f"{head}, because a launch before it is not done"
-    if prepared is None or unstarted.launch.startswith(f"{prepared.lowered.publish} "):
+    if prepared is None or not unstarted.launch.startswith(f"{prepared.lowered.main.name} run "):
         return f"{head}, because no more workers may be resident"
     allotted = prepared.allotment.items()
     roles = [n for n, a in allotted if a.first <= last and first < a.first + a.workers]
