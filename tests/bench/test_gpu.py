@@ -16,6 +16,8 @@ from bench.gpu import command, others, right, speed, vain
 from bench.gpu.command import STEPS, main
 from bench.gpu.place import Place, by_host, dry
 from bench.gpu.report import OutOfTimeError, Report
+from bench.operands import Operands
+from bench.references import ROUNDED
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tilelink.kernels import operators
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
@@ -90,12 +92,12 @@ def test_sums_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_others_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One schedule of each; the CPU tries the others with --dry."""
-    first = [(p.name, next(iter(p.schedules))) for p in others.RIGHT]
+    first = [(p.name, next(iter(p.schedules))) for p in others.OTHERS]
     monkeypatch.setattr(others, "cases", lambda: first)
     found = reported(others.others, tmp_path, OnStandIn().place())
     assert [(r["op"], r["schedule"]) for r in found] == first
     assert all(r["ok"] and r["calls"] == 2 for r in found), [r["error"] for r in found]
-    assert {r["op"]: r["exact"] for r in found} == {p.name: None if p in others.ROUNDED else True for p in others.RIGHT}
+    assert {r["op"]: r["exact"] for r in found} == {p.name: None if p in ROUNDED else True for p in others.OTHERS}
 
 
 def test_every_program_is_run_in_every_schedule() -> None:
@@ -136,9 +138,9 @@ def test_a_wrong_result_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_another_program_makes_wrong_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = others.Inputs.call
+    real = Operands.call
     monkeypatch.setattr(others, "cases", lambda: [("all_gather", "pull"), ("all_gather_gated_matmul", "pull")])
-    monkeypatch.setattr(others.Inputs, "call", lambda *call: [y + 1 for y in real(*call)])
+    monkeypatch.setattr(Operands, "call", lambda *call, **more: [y + 1 for y in real(*call, **more)])
     found = reported(others.others, tmp_path, dry())
     assert [(r["ok"], r["error"]) for r in found] == [(False, "call 0 is wrong")] * 2
 

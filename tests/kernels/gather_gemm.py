@@ -9,18 +9,16 @@ from typing import Any
 
 import torch
 
+from bench.operands import laid_out
 from tilelink import Schedule
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, multicast, pull, push
 from tilelink.runtime.cpu_world import CpuWorld
 
 LIMITS = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 2.5e-3}
 """Relative RMS against float64 of the rounded inputs: what rounding once costs, and not much more."""
-FEW = 32
-"""Of fewer results the rounding errors do not average out, and their RMS says little."""
 NAMED = {"push": push, "pull": pull, "multicast": multicast, "engine": engine}
 ENGINES = {at: engine.changed(gather={"at": at}) for at in ("home", "reader")}
 """A copy engine of the rank that has the rows, or of the one that reads them."""
-LAYOUTS = ("rows", "columns", "offset")
 
 
 def in_tiles(schedule: str, gather: tuple[int, int | None], matmul: tuple[int, int, int]) -> Schedule:
@@ -130,16 +128,3 @@ def run_and_check(*calls: Call, **options: Any) -> Results:
     for call, outs in zip(calls, results, strict=True):
         call.check(outs)
     return results
-
-
-def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same matrix in another place."""
-    m, k = x.shape
-    match layout:
-        case "columns":
-            return x.T.contiguous().T
-        case "offset":
-            wide = torch.full((m + 2, 2 * k + 3), float("nan"), dtype=x.dtype)
-            wide[1 : m + 1, 3 : 2 * k + 3 : 2] = x
-            return wide[1 : m + 1, 3 : 2 * k + 3 : 2]
-    return x

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tests.kernels.gather_gemm import Call, laid_out
+from bench.operands import laid_out
+from tests.kernels.gather_gemm import Call
 from tilelink import Schedule
 from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tilelink as tk
+from bench.check import FEW
+from bench.operands import LAYOUTS
 from tests.kernels.gather_gemm import (
     ENGINES,
-    FEW,
-    LAYOUTS,
     LIMITS,
     NAMED,
     Call,

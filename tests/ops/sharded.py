@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 import tilelink.ops as ops
+from bench.check import scatter
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 4e-4, torch.bfloat16: 2.5e-3}
 """Relative RMS of results; of gradients, twice that."""
-FEW = 32
 GATHER, SCATTER, REDUCE = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce"
 
 
@@ -143,12 +143,6 @@ class Call:
             elif not (error := relative_rms(y, right[name], [r[name] for r in everywhere])) <= limit:
                 wrong.append(f"{self}: {name} has relative RMS {error:.2e}")
         return wrong
-
-
-def scatter(n: int) -> float:
-    """By how much an RMS of n rounding errors may be more than that of many. Fewer than FEW results may all be small
-    differences of large numbers."""
-    return 10 if n < FEW else 1 + 3 / (2 * n) ** 0.5
 
 
 def relative_rms(y: torch.Tensor, right: torch.Tensor, everywhere: Sequence[torch.Tensor]) -> float:

@@ -1,0 +1,137 @@
+"""Operands of a call of a program on all ranks, and whether what comes back is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+
+from bench.check import LIMITS, relative_rms_of_all, scatter
+from bench.references import ONE_BIAS, REFERENCES, ROUNDED
+from tilelink.frontend.program import Program
+from tilelink.language import Each, TensorWord
+
+POISON = float("nan")
+LAYOUTS = ("rows", "columns", "offset")
+"""How a matrix lies in memory: row by row, column by column, or as every other column of a part of a larger one, which
+is poisoned."""
+
+
+class Operands:
+    """Inputs of all ranks, from a seed, and what is right of them.
+
+    `parts`: rows of M of each rank. `sizes`: of the other dimensions; a tuple where the members of lists have one each,
+    which says how many members there are. `whole`: small whole numbers, of which sums are exact, else normally
+    distributed ones. `asked`: optional parameters that are given, or outputs that are asked for. `layout`: of all
+    matrices that go in. `place`: where the tensors are.
+    """
+
+    def __init__(
+        self, program: Program, parts: Sequence[int], sizes: Mapping[str, int | tuple[int, ...]], place: torch.device,
+        *, dtype: torch.dtype = torch.bfloat16, whole: bool = True, asked: Collection[str] = (), layout: str = "rows",
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.program, self.parts, self.place = program, tuple(parts), place
+        self.dtype, self.whole, self.layout = dtype, whole, layout
+        self.variant = program.of(next((len(n) for n in sizes.values() if isinstance(n, tuple)), 1))
+        absent = frozenset(n for p in optional(program) if p not in asked for n, _ in self.variant.flattened[p])
+        recorded = self.variant.recorded(absent).tensors
+        self.tensors = {t.name: t for t in recorded if t.kind != "buffer"}
+        self.cut = any(t.sharded is not None for t in self.tensors.values())
+        self.lengths = {"M": sum(self.parts), **{d: n for d, n in sizes.items() if not isinstance(n, tuple)}}
+        for dim, own in ((d, n) for d, n in sizes.items() if isinstance(n, tuple)):
+            self.lengths |= zip(self.variant.variant.names(dim), own, strict=True)
+        self.random = torch.Generator().manual_seed(seed)
+        self.ranks = [self._given(rank, "input", self._numbers) for rank in range(len(self.parts))]
+        for given in self.ranks if program in ONE_BIAS and "bias" in asked else ():
+            given["bias"] = self.ranks[0]["bias"]
+        self.outputs = list(self._given(0, "output", torch.empty))
+        right = REFERENCES[program]([_each(torch.Tensor.double, given) for given in self.ranks], self.parts)
+        self.right = [[t for p in self.outputs for t in _flat(of_rank[p])] for of_rank in right]
+
+    def call(self, do: Callable[..., Any], group: Any, *, poisoned: bool = False, **options: Any) -> list[torch.Tensor]:
+        """Lets the program, or `program.prepare`, do it on a rank; all that it returns. `poisoned`: all outputs are
+        given, full of NaN; else those alone that have to be asked for."""
+        given = _each(self._laid_out, self.ranks[group.rank])
+        outs = self._given(group.rank, "output", self._poison)
+        given |= {n: t for n, t in outs.items() if poisoned or n in optional(self.program)}
+        parts = {"parts": {"M": self.parts}} if self.cut else {}
+        return list(_flat(do(**given, group=group, **parts, **options)))
+
+    def judge(self, results: Sequence[Sequence[torch.Tensor]]) -> dict[str, Any]:
+        """What a record says of the results by rank: `ok`; the relative RMS of that output which is furthest off, on
+        all ranks together, None for one that has another shape or a value that is no number; and, of whole numbers,
+        whether they are `exact`, after rounding to their dtype, as they have to be."""
+        by_output = [([y.cpu() for y in ys], es) for ys, es in zip(_across(results), _across(self.right), strict=True)]
+        limit = LIMITS[str(self.dtype).removeprefix("torch.")]
+        errors = [relative_rms_of_all(ys, es) for ys, es in by_output]
+        ok = all(e <= limit * scatter(sum(y.numel() for y in ys)) for e, (ys, _) in zip(errors, by_output, strict=True))
+        exact = None
+        if self.whole and self.program not in ROUNDED:
+            pairs = [pair for ys, es in by_output for pair in zip(ys, es, strict=True)]
+            ok = exact = all(torch.equal(y, e.to(self.dtype)) for y, e in pairs)
+        return {"ok": ok, "rel_rms": max(errors) if max(errors) != float("inf") else None, "exact": exact}
+
+    def _given(self, rank: int, kind: str, make: Callable[[list[int]], torch.Tensor]) -> dict[str, Any]:
+        """A rank's inputs, or outputs, by parameter."""
+        found: dict[str, Any] = {}
+        for parameter, members in self.variant.flattened.items():
+            words = [self.tensors[n] for n, _ in members if n in self.tensors and self.tensors[n].kind == kind]
+            made = [make(self._shape(word, rank)) for word in words]
+            if made:
+                found[parameter] = made if isinstance(self.program.declared[parameter], Each) else made[0]
+        return found
+
+    def _shape(self, word: TensorWord, rank: int) -> list[int]:
+        return [self.parts[rank] if k == word.sharded else self.lengths[d] for k, d in enumerate(word.dims)]
+
+    def _numbers(self, shape: list[int]) -> torch.Tensor:
+        if self.whole:
+            return torch.randint(-1, 2, shape, generator=self.random).to(self.dtype)
+        return torch.randn(shape, generator=self.random).to(self.dtype)
+
+    def _poison(self, shape: list[int]) -> torch.Tensor:
+        return torch.full(shape, POISON, dtype=self.dtype, device=self.place)
+
+    def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        placed = tensor.to(self.place)
+        return laid_out(placed, self.layout) if tensor.dim() == 2 else placed
+
+
+def optional(program: Program) -> list[str]:
+    """The parameters of a program that may be left out, functions apart."""
+    defaults = {n: p.default for n, p in signature(program.function).parameters.items()}
+    return [n for n in program.flattened if defaults[n] is None]
+
+
+def laid_out(matrix: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same matrix in another place, one of `LAYOUTS`."""
+    rows, cols = matrix.shape
+    match layout:
+        case "columns":
+            return matrix.T.contiguous().T
+        case "offset":
+            wide = torch.full((rows + 2, 2 * cols + 3), POISON, dtype=matrix.dtype, device=matrix.device)
+            wide[1 : rows + 1, 3 : 2 * cols + 3 : 2] = matrix
+            return wide[1 : rows + 1, 3 : 2 * cols + 3 : 2]
+    return matrix
+
+
+def _each(change: Callable[[torch.Tensor], torch.Tensor], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: [change(t) for t in v] if isinstance(v, list) else change(v) for n, v in given.items()}
+
+
+def _flat(results: Any) -> Iterator[torch.Tensor]:
+    """The tensors in results, of which some may be lists."""
+    if isinstance(results, torch.Tensor):
+        yield results
+    else:
+        for r in results or ():
+            yield from _flat(r)
+
+
+def _across(results: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """Results by rank become results by output."""
+    return [list(of_output) for of_output in zip(*results, strict=True)]

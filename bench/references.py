@@ -1,0 +1,110 @@
+"""What is right of each program of the library: from what all ranks give, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tilelink.frontend.program import Program
+from tilelink.kernels.all_gather import all_gather
+from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
+from tilelink.kernels.all_reduce import all_reduce
+from tilelink.kernels.matmul import matmul
+from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
+from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
+from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
+from tilelink.kernels.reduce_scatter import reduce_scatter
+
+Rank = Mapping[str, Any]
+"""What a rank gives or gets: tensors by parameter, or lists of them; what is left out is not there."""
+Reference = Callable[[Sequence[Rank], Sequence[int]], list[dict[str, Any]]]
+"""All results of each rank, also those that nobody asked for, from what all ranks give and how many rows of M each has
+of a tensor that is cut."""
+
+
+def _together(ranks: Sequence[Rank], name: str) -> torch.Tensor:
+    return torch.cat([r[name] for r in ranks])
+
+
+def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x if bias is None else x + bias
+
+
+def _gather(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]:
+    return [{"out": _together(ranks, "x")} for _ in ranks]
+
+
+def _gather_matmul(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]:
+    full = _together(ranks, "x")
+    pairs = [zip(r["weight"], r.get("bias", [None] * len(r["weight"])), strict=True) for r in ranks]
+    return [{"out": [_plus(full @ w, b) for w, b in of_rank], "gathered": full} for of_rank in pairs]
+
+
+def _gated(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]:
+    full = _together(ranks, "x")
+    gates = [_plus(full @ r["gate"], r.get("gate_bias")) for r in ranks]
+    ups = [_plus(full @ r["up"], r.get("up_bias")) for r in ranks]
+    return [{"out": torch.nn.functional.silu(gate) * up} for gate, up in zip(gates, ups, strict=True)]
+
+
+def _gather_backward(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]:
+    full = _together(ranks, "x")
+    dx = torch.stack([d @ w.T for r in ranks for d, w in zip(r["dy"], r["weight"], strict=True)]).sum(0)
+    made = [{"dweight": [full.T @ d for d in r["dy"]], "dbias": [d.sum(0) for d in r["dy"]]} for r in ranks]
+    return [{"dx": mine, **more} for mine, more in zip(dx.split(list(parts)), made, strict=True)]
+
+
+def _scatter_backward(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]:
+    full = _together(ranks, "dy")
+    return [{"dx": full @ r["weight"].T, "dweight": r["x"].T @ full, "dbias": full.sum(0)} for r in ranks]
+
+
+def _sum(ranks: Sequence[Rank]) -> torch.Tensor:
+    return torch.stack([r["x"] for r in ranks]).sum(0)
+
+
+def _sum_of_products(ranks: Sequence[Rank]) -> torch.Tensor:
+    return _plus(torch.stack([r["x"] @ r["weight"] for r in ranks]).sum(0), ranks[0].get("bias"))
+
+
+def _scatter(total: Callable[[Sequence[Rank]], torch.Tensor]) -> Reference:
+    """Each rank gets its rows of the sum over the ranks."""
+    return lambda ranks, parts: [{"out": mine} for mine in total(ranks).split(list(parts))]
+
+
+def _reduce(total: Callable[[Sequence[Rank]], torch.Tensor]) -> Reference:
+    """Each rank gets the sum over the ranks."""
+    return lambda ranks, parts: [{"out": total(ranks)} for _ in ranks]
+
+
+def _matmul(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]:
+    return [{"out": _plus(r["x"] @ r["weight"], r.get("bias"))} for r in ranks]
+
+
+REFERENCES: dict[Program, Reference] = {
+    all_gather: _gather,
+    all_gather_gated_matmul: _gated,
+    all_gather_matmul: _gather_matmul,
+    all_gather_matmul_backward: _gather_backward,
+    all_reduce: _reduce(_sum),
+    matmul: _matmul,
+    matmul_all_reduce: _reduce(_sum_of_products),
+    matmul_one_shot_all_reduce: _reduce(_sum_of_products),
+    matmul_reduce_scatter: _scatter(_sum_of_products),
+    matmul_reduce_scatter_backward: _scatter_backward,
+    matmul_ring_reduce_scatter: _scatter(_sum_of_products),
+    reduce_scatter: _scatter(_sum),
+}
+"""What is right of each program."""
+ONE_BIAS = (
+    matmul_all_reduce, matmul_one_shot_all_reduce, matmul_reduce_scatter, matmul_ring_reduce_scatter,
+)  # fmt: skip
+"""A bias is added to the sum over the ranks, once, so it has to be the same on all of them."""
+ROUNDED = (all_gather_gated_matmul,)
+"""Of whole numbers these don't make whole ones: held to a limit of the relative RMS instead."""
