@@ -87,6 +87,12 @@ def test_matmul_of_each_rank() -> None:
     assert relative_rms(outs, list(expected)) < LIMITS[torch.float32]
 
 
+def test_where_a_row_lies_in_a_block_does_not_matter_to_its_bits() -> None:
+    x, weight, moved = torch.randn(33, 40), torch.randn(40, 20), torch.randperm(33)
+    one, two = small_world(1).run(lambda g: [matmul(rows, weight, group=g) for rows in (x, x[moved])])[0]
+    assert torch.equal(one[moved], two)
+
+
 @pytest.mark.parametrize("schedule", list(NAMED))
 @pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
 def test_fused_and_unfused_have_the_same_bits(schedule: str, dtype: torch.dtype) -> None:

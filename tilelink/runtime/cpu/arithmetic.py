@@ -57,9 +57,9 @@ def _float_cast(self: Any, source: Any, target: Any, rounding: Any) -> Any:
 
 def _dot(self: Any, a: Any, b: Any, accumulator: Any, *precision: Any) -> Any:
     if all(operand.dtype.scalar in (tl.float16, tl.bfloat16, tl.float32) for operand in (a, b)):
-        # Explicit float32 arrays let numpy use BLAS.
-        left, right = (_widened(operand).data.astype(np.float32, copy=False) for operand in (a, b))
-        total = left @ right + _widened(accumulator).data
+        # In float32 a BLAS may add up a row in another way where it lies elsewhere in the block, and does on some CPUs.
+        left, right = (_widened(operand).data.astype(np.float64) for operand in (a, b))
+        total = (left @ right).astype(np.float32) + _widened(accumulator).data
         if _is_bfloat16(accumulator):
             return Handle(bfloat16.from_float32(total), tl.bfloat16)
         return Handle(total.astype(accumulator.data.dtype, copy=False), accumulator.dtype.scalar)
