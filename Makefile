@@ -18,7 +18,7 @@ READY = .venv/.ready
 RUN = .venv/bin/python
 
 .DEFAULT_GOAL = help
-.PHONY: help setup test lint bench gates explore gpu verify versions clean
+.PHONY: help setup test lint bench gates explore soak gpu verify versions clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -42,6 +42,9 @@ gates: $(READY) $(GATED:%=gates-%) ## every kernel compiled for every target, on
 
 explore: $(READY) ## every program under 10,000 schedules of its execution; seeds in bench/results; some: ARGS="--only ring"
 	OMP_NUM_THREADS=1 $(RUN) -W ignore::RuntimeWarning -m bench.explore $(ARGS)
+
+soak: $(READY) ## random calls of all programs for 240 s, every result checked; result in bench/out; repeat one: ARGS="--case SEED"
+	OMP_NUM_THREADS=1 $(RUN) -W ignore::RuntimeWarning -m bench.soak $(ARGS)
 
 gpu: ## one script of under 8 minutes for a machine with a GPU; results in bench/results; without one: ARGS=--dry
 	@python=python3; $$python -c "import sympy, torch, triton; assert torch.cuda.is_available()" 2>/dev/null \

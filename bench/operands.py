@@ -11,6 +11,7 @@ import torch
 from bench.check import LIMITS, relative_rms_of_all, scatter
 from bench.references import ONE_BIAS, REFERENCES, ROUNDED
 from tilelink.frontend.program import Program
+from tilelink.frontend.schedule import Schedule
 from tilelink.language import Each, TensorWord
 
 POISON = float("nan")
@@ -36,8 +37,8 @@ class Operands:
         self.program, self.parts, self.place = program, tuple(parts), place
         self.dtype, self.whole, self.layout = dtype, whole, layout
         self.variant = program.of(next((len(n) for n in sizes.values() if isinstance(n, tuple)), 1))
-        absent = frozenset(n for p in optional(program) if p not in asked for n, _ in self.variant.flattened[p])
-        recorded = self.variant.recorded(absent).tensors
+        self.absent = frozenset(n for p in optional(program) if p not in asked for n, _ in self.variant.flattened[p])
+        recorded = self.variant.recorded(self.absent).tensors
         self.tensors = {t.name: t for t in recorded if t.kind != "buffer"}
         self.cut = any(t.sharded is not None for t in self.tensors.values())
         self.lengths = {"M": sum(self.parts), **{d: n for d, n in sizes.items() if not isinstance(n, tuple)}}
@@ -50,6 +51,14 @@ class Operands:
         self.outputs = list(self._given(0, "output", torch.empty))
         right = REFERENCES[program]([_each(torch.Tensor.double, given) for given in self.ranks], self.parts)
         self.right = [[t for p in self.outputs for t in _flat(of_rank[p])] for of_rank in right]
+
+    def fitted(self, schedule: Schedule) -> Schedule:
+        """The schedule in tiles that are no larger than the tensors."""
+        dims = {d for t in self.tensors.values() for d in t.dims}
+        sizes: dict[str, Any] = {d: n for d, n in self.lengths.items() if d in dims}
+        sizes |= {"M": self.parts} if self.cut else {}
+        dtypes = dict.fromkeys(self.tensors, self.dtype)
+        return self.variant.fit(schedule, world=len(self.parts), dtypes=dtypes, absent=self.absent, **sizes)
 
     def call(self, do: Callable[..., Any], group: Any, *, poisoned: bool = False, **options: Any) -> list[torch.Tensor]:
         """Lets the program, or `program.prepare`, do it on a rank; all that it returns. `poisoned`: all outputs are

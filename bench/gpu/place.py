@@ -101,7 +101,7 @@ def dry() -> Place:
     """The CPU: tiny sizes, no graphs. Of fewer columns the errors of rounding would vary too much."""
 
     def world(n: int, **options: Any) -> CpuWorld:
-        return CpuWorld(n, sms=24, heap_bytes=1 << 20, signal_bytes=1 << 12, **options)
+        return CpuWorld(n, **{"sms": 24, "heap_bytes": 1 << 20, "signal_bytes": 1 << 12} | options)
 
     return Place(
         "none: kernels are interpreted", torch.device("cpu"), False, world, None, by_host, lambda: None,

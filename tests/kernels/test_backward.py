@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,30 +134,6 @@ def test_the_same_bits_from_run_to_run(program: Any) -> None:
         assert all(torch.equal(a, b) for call in calls for a, b in zip(calls[0], call, strict=True))
     if program is OF_SCATTER:  # the bias is one for all ranks
         assert all(torch.equal(first[2], of_rank[0][2]) for of_rank in runs[0])
-
-
-def random_case(program: Any, seed: int) -> None:
-    choose = random.Random(seed)
-    parts = [choose.choice([0, 1, 15, 16, 17, 33]) for _ in range(choose.choice([1, 2, 3, 4]))]
-    sizes = [1, 15, 16, 17, 40]
-    N = [choose.choice(sizes) for _ in range(choose.randint(1, 3) if program is OF_GATHER else 1)]
-    K = choose.choice(sizes)
-    numbers = Numbers(seed, choose.choice(list(LIMITS)), integers=True, transposed=choose.random() < 0.5)
-    bias, schedule = choose.random() < 0.5, choose.choice(list(program.schedules))
-    check(*PROGRAMS[program](parts, N, K, numbers, bias, schedule=schedule), numbers)
-
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
-@pytest.mark.parametrize("seed", range(1))
-def test_random_gradients(program: Any, seed: int) -> None:
-    random_case(program, seed)
-
-
-@pytest.mark.verify
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
-@pytest.mark.parametrize("seed", range(1, 61))
-def test_more_random_gradients(program: Any, seed: int) -> None:
-    random_case(program, seed)
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])

@@ -1,4 +1,4 @@
-"""The long suite of all_gather_matmul: other random lanes at every call of it, more of them."""
+"""Random lanes of every program; and the long suite of all_gather_matmul, other ones at every call of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.gpu.place import dry
+from bench.lanes import lane
+from bench.references import REFERENCES
 from tests.kernels.gather_gemm import Call, run_and_check
 from tests.kernels.test_all_gather_matmul import SLOW, calls
+from tilelink.frontend.program import Program
 
 
 @pytest.mark.verify
@@ -19,3 +23,12 @@ def test_new_random_lanes_are_right(world: int) -> None:
         run_and_check(*lane, seed=seed, sms=sms, slots=1)
 
     check()
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("program", REFERENCES, ids=lambda p: p.name)
+def test_lanes_of_each_program(program: Program, seed: int) -> None:
+    """As `make soak` draws them."""
+    drawn = lane(seed, [program])
+    assert not drawn.wrong(dry()), str(drawn)

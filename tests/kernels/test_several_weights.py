@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.kernels.gather_gemm import LIMITS, NAMED, in_tiles, relative_rms, small_world
+from tests.kernels.gather_gemm import LIMITS, in_tiles, relative_rms, small_world
 from tilelink import Schedule
 from tilelink.errors import ArgumentError, DtypeError, RankMismatchError, ShapeError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -129,35 +128,6 @@ def test_bits_do_not_depend_on_the_order_of_execution() -> None:
     for other in others:
         for a, b in zip(first, other, strict=True):
             assert all(torch.equal(p, q) for p, q in zip(a[0], b[0], strict=True))
-
-
-def random_call(seed: int) -> None:
-    """Any sizes and schedule, made from a seed."""
-    choose = random.Random(seed)
-    world = choose.choice([1, 2, 2, 3, 4])
-    parts = [choose.choice([0, 1, 15, 16, 17, 33]) for _ in range(world)]
-    N = [choose.choice([1, 15, 16, 17, 40]) for _ in range(choose.randint(1, 4))]
-    schedule = in_tiles(
-        choose.choice(list(NAMED)),
-        (choose.choice([16, 32]), choose.choice([16, 32])),
-        (choose.choice([16, 32]), choose.choice([16, 32]), choose.choice([16, 32])),
-    ).changed(matmul={"count": choose.choice([None, 1, 3])})
-    fitted = all_gather_matmul.fit(schedule, world=world, M=parts, N=N, K=40)
-    call(
-        parts, N, schedule=fitted, dtype=choose.choice(list(LIMITS)), biases=choose.random() < 0.5, integers=True,
-        transposed=choose.random() < 0.5, seed=seed, times=choose.choice([1, 2]),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_random_calls(seed: int) -> None:
-    random_call(seed)
-
-
-@pytest.mark.verify
-@pytest.mark.parametrize("seed", range(2, 102))
-def test_more_random_calls(seed: int) -> None:
-    random_call(seed)
 
 
 def test_one_tensor_is_no_list_and_a_list_of_one_is_one() -> None:

@@ -1,0 +1,149 @@
+"""Random lanes: a few calls of programs of the library, one after the other on every rank, all of it from one seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.check import LIMITS
+from bench.gpu.place import Place
+from bench.operands import LAYOUTS, Operands, optional
+from bench.references import REFERENCES
+from tilelink.frontend.program import Program
+from tilelink.frontend.schedule import Epilogue, Schedule, SMs
+from tilelink.language import Each
+
+WORLDS = (1, 2, 3, 4, 8)
+ROWS, SIZES, TILES = (0, 0, 1, 7, 15, 16, 17, 33), (1, 7, 15, 16, 17, 33, 40), (16, 32)
+"""Rows of a rank, other dimensions, and tiles, so small that most tensors have several, and a rest."""
+CALLS, MEMBERS, SLOTS, WORKERS = 3, 3, 3, 3
+"""At most so many calls of a lane, members of a list, slots, and workers where a schedule says how many."""
+ENOUGH = 128
+"""Of fewer rows times columns the numbers are whole: their RMS would say little."""
+HEAP, SIGNALS = 16 << 20, 64 << 10
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of all ranks. `schedule`: by its name, and in tiles; the rest as in `Operands`."""
+
+    program: Program
+    name: str
+    schedule: Schedule
+    parts: tuple[int, ...]
+    sizes: tuple[tuple[str, int | tuple[int, ...]], ...]
+    dtype: str
+    whole: bool
+    asked: tuple[str, ...]
+    layout: str
+    poisoned: bool
+    slot: int | None
+    seed: int
+
+    def operands(self, place: torch.device) -> Operands:
+        return Operands(
+            self.program, self.parts, dict(self.sizes), place, dtype=getattr(torch, self.dtype), whole=self.whole,
+            asked=self.asked, layout=self.layout, seed=self.seed,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        sizes = [("M", self.parts), *self.sizes]
+        shape = ",".join(f"{d}={'+'.join(map(str, n)) if isinstance(n, tuple) else n}" for d, n in sizes)
+        tiles = {r: "x".join(str(n or "whole") for n in s.tile) for r, s in _tiled(self.schedule).items()}
+        said = [f"{role} {tile}" for role, tile in tiles.items()]
+        said += [f"with {', '.join(self.asked)}"] * bool(self.asked) + [f"by {self.layout}"]
+        numbers = "whole" if self.whole else "random"
+        return f"{self.program.name} {self.name} {self.dtype} {shape} ({', '.join(said)}; {numbers} numbers)"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Calls one after the other. `policy`: who runs next, on CPU ranks."""
+
+    seed: int
+    world: int
+    slots: int
+    policy: str
+    calls: tuple[Call, ...]
+
+    def wrong(self, place: Place) -> str:
+        """Makes the calls, waiting for nothing in between; what is wrong with the first that is, in words, or "".
+        Raises what the calls do."""
+        by = {} if place.on_gpu else {"seed": self.seed, "policy": self.policy}
+        ranks = place.world(self.world, heap_bytes=HEAP, signal_bytes=SIGNALS, slots=self.slots, **by)
+        sets = [call.operands(place.place) for call in self.calls]
+        made = [(c, o, o.fitted(c.schedule)) for c, o in zip(self.calls, sets, strict=True)]
+        outs = ranks.run(
+            lambda g: [o.call(c.program, g, poisoned=c.poisoned, schedule=s, slot=c.slot) for c, o, s in made]
+        )
+        for k, (call, operands) in enumerate(zip(self.calls, sets, strict=True)):
+            verdict = operands.judge([of_rank[k] for of_rank in outs])
+            if not verdict["ok"]:
+                return f"call {k} is wrong, relative RMS {verdict['rel_rms']}: {call}"
+        return ""
+
+    def __str__(self) -> str:
+        calls = "; then ".join(map(str, self.calls))
+        return f"{self.world} ranks, {self.slots} slots, {self.policy}: {calls}"
+
+
+def lane(seed: int, programs: Sequence[Program] = tuple(REFERENCES)) -> Lane:
+    """The lane of a seed."""
+    dice = random.Random(seed)
+    world, slots = world_of(seed), dice.randint(1, SLOTS)
+    calls = tuple(_call(dice, dice.choice(programs), world, slots) for _ in range(dice.randint(1, CALLS)))
+    return Lane(seed, world, slots, dice.choice(["random", "pct"]), calls)
+
+
+def world_of(seed: int) -> int:
+    """How many ranks the lane of a seed has."""
+    return random.Random(f"world of {seed}").choice(WORLDS)
+
+
+def _call(dice: random.Random, program: Program, world: int, slots: int) -> Call:
+    name = dice.choice(list(program.schedules))
+    lists = any(isinstance(p, Each) for p in program.declared.values())
+    n = tuple(dice.choice(SIZES) for _ in range(dice.randint(1, MEMBERS))) if lists else dice.choice(SIZES)
+    sizes, parts = (("N", n), ("K", dice.choice(SIZES))), _parts(dice, world)
+    return Call(
+        program, name, _schedule(dice, program.schedules[name]), parts, sizes,
+        dtype=dice.choice(list(LIMITS)),
+        whole=dice.random() < 0.5 or sum(parts) * min(n if isinstance(n, tuple) else (n,)) < ENOUGH,
+        asked=tuple(p for p in optional(program) if dice.random() < 0.5),
+        layout=dice.choice(LAYOUTS),
+        poisoned=dice.random() < 0.5,
+        slot=dice.choice([None, None, dice.randrange(slots)]),
+        seed=dice.randrange(1 << 16),
+    )  # fmt: skip
+
+
+def _parts(dice: random.Random, world: int) -> tuple[int, ...]:
+    """Rows of each rank: as many on all, any numbers, or one row on one of them."""
+    match dice.choice(["even", "uneven", "uneven", "one row"]):
+        case "even":
+            return (dice.choice(ROWS),) * world
+        case "uneven":
+            return tuple(dice.choice(ROWS) for _ in range(world))
+    one = dice.randrange(world)
+    return tuple(int(rank == one) for rank in range(world))
+
+
+def _schedule(dice: random.Random, schedule: Schedule) -> Schedule:
+    """A schedule in small tiles. A step is no longer than the rows of its tile, along which that of the ring runs."""
+    changes: dict[str, dict[str, Any]] = {}
+    for role, resource in _tiled(schedule).items():
+        first = dice.choice(TILES)
+        sizes = [first, dice.choice(TILES), dice.choice([t for t in TILES if t <= first])]
+        tile = tuple(n and size for n, size in zip(resource.tile, sizes, strict=False))
+        count = {"count": dice.randint(1, WORKERS)} if isinstance(resource, SMs) and resource.count else {}
+        changes[role] = {"tile": tile, **count}
+    return schedule.changed(**changes)
+
+
+def _tiled(schedule: Schedule) -> dict[str, Any]:
+    """The resources that have tiles, by role."""
+    return {role: resource for role, resource in schedule.items() if not isinstance(resource, Epilogue)}
