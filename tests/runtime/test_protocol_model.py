@@ -5,28 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from protocol_model import (
-    FAMILIES,
-    HOME,
-    MUTANTS,
-    PAIRS,
-    WEAKER,
-    Case,
-    Family,
-    Mutant,
-    Notify,
-    Program,
-    Push,
-    Read,
-    Rules,
-    Store,
-    Wait,
-    explore,
-    lane,
-    partials,
-    pull,
-    relay,
-)
+
+from tests.runtime.protocol_model.enumeration import explore
+from tests.runtime.protocol_model.kinds import Notify, Program, Push, Read, Store, Wait, partials, pull, relay
+from tests.runtime.protocol_model.lanes import FAMILIES, PAIRS, WEAKER, Family, lane
+from tests.runtime.protocol_model.mutants import HOME, MUTANTS, Mutant
+from tests.runtime.protocol_model.rules import Case, Rules
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8").splitlines()
 
