@@ -8,27 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.backend.small_programs import small
 from tilelink.backend.compile import Compiled, CompileError, compiled, each_compiled
-from tilelink.backend.facts import Facts
-from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
-from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.kernels.matmul import matmul
-
-SMALL = {"M": 256, "N": 256, "K": 256}
-
-
-def small(
-    target: str = "sm_90", program: Any = matmul, schedule: str | None = None, **sizes: Any
-) -> tuple[Lowered, Sizes]:
-    """A program with small tiles, which compile fast."""
-    sizes = {**SMALL, **sizes}
-    fitted = program.fit(schedule, world=4, dtypes="bf16", **sizes)
-    fitted = fitted.changed(**{role: {"tile": (64, 64, 64)[: len(r.tile)], "warps": 4} for role, r in fitted.items()})
-    bound = program.bind(fitted, "bf16", program.optional)
-    exact = Sizes.of(bound, 4, sizes)
-    return lower(bound, Facts.of(bound, exact), TARGETS[target]), exact
 
 
 def test_a_kernel_and_its_figures() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backend.test_mutants import WAIT, MutatedWorld, replaced
+from tests.backend.edited import WAIT, replaced
 from tests.kernels.gather_gemm import Call
+from tests.verification.mutants.tools import MutatedWorld
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
 from tilelink.backend.targets import CPU, TARGETS, portable

@@ -14,35 +14,18 @@ import pytest
 
 import tilelink as tk
 from tests.analysis.check.unsafe import causal
-from tests.backend.test_compile import small
-from tests.backend.test_mutants import Edit, in_function, replaced
+from tests.backend.edited import in_function, own_cache, replaced
+from tests.backend.small_programs import Made, lowered, verdict
+from tests.verification.mutants.tools import Edit
 from tilelink.backend.compile import compiled
 from tilelink.backend.facts import Facts
-from tilelink.backend.gates import Verdict, judge
-from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.gates import judge
+from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
 from tilelink.frontend.sizes import Sizes
-from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
+__all__ = ["own_cache"]
 GPUS = ["sm_90", pytest.param("sm_100", marks=pytest.mark.verify), pytest.param("gfx942", marks=pytest.mark.verify)]
-Made = tuple[Lowered, Sizes]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Edited kernels stay out of the user's cache."""
-    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "kernels"))
-
-
-def lowered(target: str, schedule: str = "push") -> Made:
-    return small(target, all_gather_matmul, schedule)
-
-
-def verdict(made: Made, edit: Edit = lambda source: source) -> Verdict:
-    """What the gates say of an edited kernel, held against the program that it was made from."""
-    lowered, sizes = made
-    edited = replace(lowered, source=edit(lowered.source))
-    return judge(edited, compiled(edited, sizes))
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from triton.compiler import ASTSource
 
 import tilelink as tk
 from tests.backend import multicast_by_loops
-from tests.backend.test_gates import lowered, verdict
-from tests.backend.test_mutants import replaced
+from tests.backend.edited import replaced
+from tests.backend.small_programs import lowered, verdict
 from tests.kernels.gather_gemm import Call, small_world
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower

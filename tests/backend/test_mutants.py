@@ -8,15 +8,14 @@ nobody can end.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from tests.backend.edited import EITHER, WAIT, in_function, own_cache, primitives, replaced
 from tests.backend.orphans import lower_rows
 from tests.verification.mutants.tools import Edit, MutatedWorld, same
 from tilelink.backend.targets import portable
@@ -25,54 +24,9 @@ from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cpu import RaceError
 from tilelink.runtime.cpu_world import Group
 
+__all__ = ["own_cache", "primitives"]
 SEEDS = range(4)
-EITHER = (RaceError, StuckError)
 RANKS, ROWS, N, K = 2, 32, 32, 64
-
-
-def replaced(old: str, new: str) -> Edit:
-    """Every match of a pattern replaced; there has to be one."""
-
-    def edit(source: str) -> str:
-        edited, count = re.subn(old, new, source, flags=re.MULTILINE)
-        assert count, f"nothing matches {old}"
-        return edited
-
-    return edit
-
-
-def in_function(name: str, old: str, new: str) -> Edit:
-    """A match in one primitive replaced."""
-
-    def edit(source: str) -> str:
-        begin = source.index(f"def {name}(")
-        end = source.find("\n\n\n", begin)
-        end = len(source) if end < 0 else end
-        return source[:begin] + replaced(old, new)(source[begin:end]) + source[end:]
-
-    return edit
-
-
-@pytest.fixture
-def primitives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Edit], ModuleType]:
-    """Makes an edited copy of the portable primitives, importable."""
-
-    def make(edit: Edit) -> ModuleType:
-        assert portable.__file__ is not None
-        source = edit(Path(portable.__file__).read_text())
-        name = f"edited_primitives_{abs(hash(source))}"
-        (tmp_path / f"{name}.py").write_text(source)
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        return __import__(name)
-
-    return make
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Edited kernels stay out of the user's cache."""
-    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "kernels"))
 
 
 def gather_matmul(schedule: str, calls: int) -> Callable[[Group], list[torch.Tensor]]:
@@ -110,7 +64,6 @@ def names(value: Any) -> str:
 
 
 NOTIFY = r"^( +)notify\(.*\n"
-WAIT = r"rows_ready = wait\(.*\)"
 THRESHOLD = r"(rows_ready = wait\(.*), \(K \+ 31\) // 32,"
 
 IN_KERNEL = [

@@ -9,8 +9,9 @@ import pytest
 
 import tilelink as tk
 from tests.analysis.check.unsafe import consumer_first, part_of_the_output, stores_after_notify
+from tests.backend.edited import in_function, own_cache, primitives, replaced
 from tests.backend.orphans import lower_rows
-from tests.backend.test_mutants import MutatedWorld, in_function, own_cache, primitives, replaced
+from tests.verification.mutants.tools import MutatedWorld
 from tilelink.backend.targets import portable
 from tilelink.explore import Exploration, Lowered, explore
 from tilelink.kernels.all_gather_matmul import all_gather_matmul

@@ -20,6 +20,13 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 
 WITHOUT_BIAS = frozenset(["bias"])
+backward = tk.Schedule(
+    gather=tk.SMs(tile=(16, 16), at="home"),
+    partial_matmul=tk.SMs(tile=(16, 16, 16)),
+    send=tk.SMs(tile=(16, 16), at="home"),
+    reduce=tk.SMs(tile=(16, 16)),
+    weight_gradient=tk.SMs(tile=(16, 16, 16)),
+)
 
 
 def test_what_peers_read_is_published() -> None:
@@ -34,15 +41,7 @@ def test_what_lies_on_the_heap() -> None:
 
 
 def test_kinds_of_tensors() -> None:
-    bound = programs.matmul_backward.bind(
-        tk.Schedule(
-            gather=tk.SMs(tile=(16, 16), at="home"),
-            partial_matmul=tk.SMs(tile=(16, 16, 16)),
-            send=tk.SMs(tile=(16, 16), at="home"),
-            reduce=tk.SMs(tile=(16, 16)),
-            weight_gradient=tk.SMs(tile=(16, 16, 16)),
-        )
-    )
+    bound = programs.matmul_backward.bind(backward)
     assert [t.name for t in bound.inputs] == ["dy", "weight_t", "x"]
     assert [t.name for t in bound.outputs] == ["dx", "dw"]
     assert [t.name for t in bound.on_heap] == ["partial", "full", "inbox"]
@@ -194,14 +193,6 @@ out[t].store(a - b)
 
 def test_waits_name_their_guards() -> None:
     """A guard is called after what is waited for; two of one name get two names."""
-    bound = programs.matmul_backward.bind(
-        tk.Schedule(
-            gather=tk.SMs(tile=(16, 16), at="home"),
-            partial_matmul=tk.SMs(tile=(16, 16, 16)),
-            send=tk.SMs(tile=(16, 16), at="home"),
-            reduce=tk.SMs(tile=(16, 16)),
-            weight_gradient=tk.SMs(tile=(16, 16, 16)),
-        )
-    )
+    bound = programs.matmul_backward.bind(backward)
     waits = [s for r in bound.roles for s in walk(r.body) if isinstance(s, Wait)]
     assert [w.name for w in waits] == ["mine_ready", "ready", "ready"]

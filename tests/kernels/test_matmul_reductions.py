@@ -15,9 +15,9 @@ from torch.nn.functional import gelu
 
 from bench.check import FEW
 from bench.operands import LAYOUTS
+from tests.kernels.drawing import SLOW, TILES, lengths
 from tests.kernels.gather_gemm import LIMITS, relative_rms, run, run_and_check, small_world
 from tests.kernels.gemm_reduce import FORMS, PROGRAMS, Sum, form_name
-from tests.kernels.test_all_gather_matmul import SLOW, TILES, lengths
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 from tilelink.runtime.cpu import Operation
 from tilelink.runtime.trace import align

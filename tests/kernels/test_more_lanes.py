@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from bench.gpu.place import dry
 from bench.lanes import lane
 from bench.references import REFERENCES
+from tests.kernels.drawing import SLOW, calls
 from tests.kernels.gather_gemm import Call, run_and_check
-from tests.kernels.test_all_gather_matmul import SLOW, calls
 from tilelink.frontend.program import Program
 
 

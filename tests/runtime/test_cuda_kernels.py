@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as triton_driver
 
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
-from tests.runtime.test_virtual_world import Inputs
+from tests.runtime.inputs import Inputs
 from tilelink.backend.targets import TARGETS
 from tilelink.errors import ResidencyError, ScheduleError, Site
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 import tilelink as tk
 from tests.runtime.cuda_stand_in import StandIn
+from tests.runtime.inputs import SMALL, Inputs
 from tests.runtime.processes import Pool
-from tests.runtime.test_virtual_world import SMALL, Inputs
 from tilelink.errors import CaptureError, NeverEnteredError, RankMismatchError, StuckError, WorldError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.bounds import Bounds

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backend.test_mutants import EITHER, MutatedWorld, in_function
+from tests.backend.edited import EITHER, in_function
 from tests.kernels.gather_gemm import ENGINES, Call, run_and_check, small_world
+from tests.runtime.plans import Plan, planned, without
+from tests.verification.mutants.tools import MutatedWorld
 from tilelink.analysis.draw import perfetto
-from tilelink.backend.host import Fork, Join, RegionCopy, SignalWrite, Step
+from tilelink.backend.host import Fork, Join, RegionCopy, SignalWrite
 from tilelink.backend.targets import portable
 from tilelink.errors import StuckError
 from tilelink.kernels.matmul import matmul
@@ -24,7 +26,6 @@ from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.trace import align, timeline
 
 PARTS = [(33,), (7, 40), (16, 0, 33), (0, 0, 0, 5), (5, 1, 0, 2, 17, 3, 3, 9)]
-Plan = tuple[Step, ...]
 
 
 def engine_call(at: str, parts: tuple[int, ...], **options: object) -> Call:
@@ -106,19 +107,6 @@ def signals_first(plan: Plan) -> Plan:
         if isinstance(step, SignalWrite) and isinstance(made[k - 1], RegionCopy):
             made[k - 1], made[k] = step, made[k - 1]
     return tuple(made)
-
-
-def without(kind: type[Step]) -> Callable[[Plan], Plan]:
-    def edit(plan: Plan) -> Plan:
-        return tuple(s for s in plan if not isinstance(s, kind))
-
-    return edit
-
-
-def planned(monkeypatch: pytest.MonkeyPatch, edit: Callable[[Plan], Plan]) -> None:
-    """Hosts do what the edited plan says."""
-    plan = prepare.host_plan
-    monkeypatch.setattr(prepare, "host_plan", lambda *arguments: edit(plan(*arguments)))
 
 
 def call_thrice(world: CpuWorld, at: str, seed: int) -> None:

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import tilelink as tk
+from tests.runtime.inputs import Inputs
 from tests.runtime.processes import Pool
-from tests.runtime.test_virtual_world import Inputs
 from tilelink.errors import CaptureError, NeverEnteredError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cuda.group import CudaGroup

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
-from tests.runtime.test_virtual_world import SMALL, Inputs
+from tests.runtime.inputs import SMALL, Inputs
 from tilelink.frontend.kept import Kept
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cpu_world import CpuWorld

@@ -13,6 +13,7 @@ import torch
 
 import tilelink as tk
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
+from tests.runtime.inputs import SMALL, Inputs, K, N
 from tilelink.errors import (
     ArgumentError,
     CaptureError,
@@ -26,42 +27,13 @@ from tilelink.errors import (
     WorldError,
 )
 from tilelink.kernels.all_gather import all_gather
-from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, multicast, pull, push
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cuda.group import CudaGroup
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
 
-K, N = 16, 24
-SMALL = {
-    s: schedule.changed(gather={"count": 1, "tile": (16, 16)}, matmul={"tile": (16, 16, 16)})
-    for s, schedule in {"push": push, "pull": pull, "multicast": multicast}.items()
-}
-SMALL["engine"] = engine.changed(gather={"tile": (16, None)}, matmul={"tile": (16, 16, 16)})
 KERNELS = {
     "push": [""], "pull": ["_publish", ""], "multicast": [""], "engine": ["_publish", "_enter", ""],
 }  # fmt: skip
-
-
-class Inputs:
-    """Whole numbers, of which all sums are exact."""
-
-    def __init__(self, world: int, rows: int = 16, seed: int = 0, parts: tuple[int, ...] | None = None) -> None:
-        random = torch.Generator().manual_seed(seed)
-        self.lengths = parts or (rows,) * world
-        self.x = [torch.randint(-3, 4, (m, K), generator=random).float() for m in self.lengths]
-        self.weight = [torch.randint(-3, 4, (K, N), generator=random).float() for _ in range(world)]
-
-    def call(self, group: CudaGroup, schedule: Any = SMALL["push"], **options: Any) -> torch.Tensor:
-        out: torch.Tensor = all_gather_matmul(
-            self.x[group.rank], self.weight[group.rank], schedule=schedule, group=group, **options
-        )
-        return out
-
-    def right(self, rank: int) -> torch.Tensor:
-        return torch.cat(self.x) @ self.weight[rank]
-
-    def check(self, outs: list[torch.Tensor]) -> None:
-        for rank, out in enumerate(outs):
-            torch.testing.assert_close(out, self.right(rank), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backend.test_mutants import EITHER, MutatedWorld, in_function
+from tests.backend.edited import EITHER, in_function
 from tests.kernels.gather_gemm import run_and_check, small_world
 from tests.kernels.gemm_reduce import Sum
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
-from tests.runtime.test_engines import Plan, planned, without
+from tests.runtime.plans import Plan, planned, without
+from tests.verification.mutants.tools import MutatedWorld
 from tilelink.backend.host import Join, KernelLaunch, LetGo, SignalWait, SignalWrite
 from tilelink.backend.targets import portable
 from tilelink.errors import CaptureError, StuckError, TraceMismatchError, WorldError

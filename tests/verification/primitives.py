@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.backend.test_compile import small
-from tests.backend.test_mutants import Edit
+from tests.backend.small_programs import small
+from tests.verification.mutants.tools import Edit
 from tilelink.backend.compile import compiled
 from tilelink.backend.gates import judge
 from tilelink.kernels.all_gather_matmul import all_gather_matmul

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.backend.test_mutants import in_function
+from tests.backend.edited import in_function
 from tests.verification.cases import Case, twins
 from tests.verification.primitives import Primitives
 

@@ -1,0 +1,65 @@
+"""Edits of lowered kernels and of primitives, and the fixtures by which tests run what was edited."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.verification.mutants.tools import Edit
+from tilelink.backend.targets import portable
+from tilelink.errors import StuckError
+from tilelink.runtime.cpu import RaceError
+
+EITHER = (RaceError, StuckError)
+WAIT = r"rows_ready = wait\(.*\)"
+"""The wait of a GEMM for the rows that are gathered."""
+
+
+def replaced(old: str, new: str) -> Edit:
+    """Every match of a pattern replaced; there has to be one."""
+
+    def edit(source: str) -> str:
+        edited, count = re.subn(old, new, source, flags=re.MULTILINE)
+        assert count, f"nothing matches {old}"
+        return edited
+
+    return edit
+
+
+def in_function(name: str, old: str, new: str) -> Edit:
+    """A match in one primitive replaced."""
+
+    def edit(source: str) -> str:
+        begin = source.index(f"def {name}(")
+        end = source.find("\n\n\n", begin)
+        end = len(source) if end < 0 else end
+        return source[:begin] + replaced(old, new)(source[begin:end]) + source[end:]
+
+    return edit
+
+
+@pytest.fixture
+def primitives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Edit], ModuleType]:
+    """Makes an edited copy of the portable primitives, importable."""
+
+    def make(edit: Edit) -> ModuleType:
+        assert portable.__file__ is not None
+        source = edit(Path(portable.__file__).read_text())
+        name = f"edited_primitives_{abs(hash(source))}"
+        (tmp_path / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return __import__(name)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edited kernels stay out of the user's cache."""
+    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "kernels"))
