@@ -1,14 +1,19 @@
-"""How reports name places in the source."""
+"""How reports name places in the source, and how long tracebacks are."""
 
 from __future__ import annotations
 
 import os
+import traceback
 from pathlib import Path
 
 import pytest
+import torch
 
-from tilelink.errors import Site, TileLinkError, shown
+import tilelink as tk
+from tests.frontend.wrong import GATHER, READ, WAIT, changed, load
+from tilelink.errors import Site, TileLinkError, UnguardedReadError, shown
 from tilelink.runtime.cpu.sites import KernelSite
+from tilelink.runtime.group import Group
 
 
 def test_files_are_named_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,6 +22,7 @@ def test_files_are_named_from_the_working_directory(tmp_path: Path, monkeypatch:
     below, beside = str(tmp_path / "here" / "below" / "a.py"), str(tmp_path / "here_too" / "a.py")
     assert shown(below) == os.path.join("below", "a.py")
     assert (shown(beside), shown("<stdin>")) == (beside, "<stdin>")
+    assert str(Site("--schedule push,matmul.warps=4", 0)) == "--schedule push,matmul.warps=4"
     kernel = KernelSite(below, 3, "text", (Site(beside, 4),))
     assert (str(Site(below, 3)), str(kernel)) == ("below/a.py:3", f"below/a.py:3 called at {beside}:4")
     error = TileLinkError("wrong", Site(below, 3)).because_of("the schedule", Site(below, 5))
@@ -29,3 +35,19 @@ def test_files_are_named_where_there_is_no_working_directory(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert str(Site("/a/b.py", 3)) == "/a/b.py:3"
+
+
+def test_tracebacks_end_where_tilelink_was_called(tmp_path: Path) -> None:
+    """The error names the user's line; our frames say nothing more."""
+    wrong = load(tmp_path, changed(GATHER, {WAIT: "full[t.rows]", READ: "        acc += rows[:, k].load()"}))
+    world = tk.CpuWorld(2, heap_bytes=64 << 10, signal_bytes=512)
+
+    def call(group: Group) -> None:
+        wrong.program(torch.ones(16, 16), torch.ones(32, 16), schedule=wrong.schedule, group=group)
+
+    for run, deepest in ((wrong.main, "bind"), (lambda: world.run(call), "__call__")):
+        with pytest.raises(UnguardedReadError) as error:
+            run()
+        frames = traceback.extract_tb(error.value.__traceback__)
+        theirs = max(k for k, f in enumerate(frames) if f.filename in (__file__, wrong.__file__))
+        assert frames[-1].name == deepest and len(frames) - theirs <= 4, frames

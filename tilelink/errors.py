@@ -22,14 +22,15 @@ def shown(file: str) -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """A place in the user's source: file (its whole path), line (1-based) and the expression that stands there."""
+    """A place in the user's source: file (its whole path), line (1-based) and the expression that stands there. Of what
+    was typed `file` is that, and the line 0."""
 
     file: str
     line: int
     text: str = ""
 
     def __str__(self) -> str:
-        return f"{shown(self.file)}:{self.line}"
+        return f"{shown(self.file)}:{self.line}" if self.line else self.file
 
     @classmethod
     def of_user(cls) -> Site:

@@ -82,6 +82,7 @@ def test_named_schedules_are_fitted_and_changes_are_not(run: Run) -> None:
         ("--schedule matmul.stages=none", "UsageError", "'none' is not a natural number"),
         ("--schedule matmul.order=random", "UsageError", "no order random; there is own_rank_first"),
         ("--schedule gather.at=work", "ScheduleError", "it can be one of reader, home"),
+        ("--schedule push,matmul.tile=64x64", "TileSizeError", "; the schedule: --schedule push,matmul.tile=64x64"),
         ("--stage llir", "UsageError", "choose from 'program', 'events', 'triton'"),
         ("--target sm_75", "UsageError", "choose from 'cpu'"),
         ("--wor 4", "UsageError", "unrecognized arguments"),

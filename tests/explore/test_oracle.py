@@ -71,7 +71,8 @@ def test_a_deadlock_says_who_waits_for_what() -> None:
     (found,) = explore(subject, range(3)).findings
     assert found.kind == "deadlock" and "tk.wait(full[t])" in found.lines[0]
     assert "rank 0 worker 0 use tile 0: wait full[M[0:16], K[0:16]] at rank 0, cell 0 until 1, given 0" in found.what
-    assert found.remedy.startswith("launch the role that notifies before") and "and 1 more" not in found.what
+    assert found.remedy.startswith("launch gather (") and "and 1 more" not in found.what
+    assert not found.what.startswith("deadlock")
 
 
 def test_waiters_that_take_all_the_room() -> None:

@@ -253,6 +253,24 @@ SCHEDULES = [
         "use: a block of 32 over the whole of K does not hold its 64 elements; say whole={'K': 64}",
     ),
     schedule(
+        "engines that are counted",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.CopyEngine(2, tile=(16, None)), use=tk.SMs({USE_TILE}))  # <-",
+        "tk.CopyEngine(2, tile=(16, None)): it takes tile=, order=, at=, in this order; engines are not counted",
+    ),
+    schedule(
+        "a field that there is not",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}, block=3))  # <-",
+        "block=3): it takes count=, tile=, order=",
+    ),
+    schedule(
+        "more fields than there are",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.Epilogue('gather', 2))  # <-",
+        "tk.Epilogue('gather', 2): it takes of=",
+    ),
+    schedule(
         "cells that part tiles",
         ScheduleError,
         f"tk.Schedule(cells={{'full': (24, None)}}, gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",

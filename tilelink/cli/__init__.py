@@ -103,7 +103,7 @@ def respond(command: str | None, answer: Answer, *, as_json: bool) -> int:
 def failure(e: Exception, file: str | None = None) -> Answer:
     """What is wrong, and where: where the error says, else the line that ran of the user's file or of one beside it."""
     site = e.site if isinstance(e, TileLinkError) else None
-    if site is not None and site.file in (sys.argv[0], "<frozen runpy>"):  # what was typed has no line
+    if site is not None and (not site.line or site.file in (sys.argv[0], "<frozen runpy>")):  # what was typed has none
         site = None
     message = e.message if isinstance(e, TileLinkError) else str(e)
     if isinstance(e, SyntaxError):

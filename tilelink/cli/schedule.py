@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilelink.cli.command import UsageError
 from tilelink.cli.program import Shape
-from tilelink.errors import TileLinkError
+from tilelink.errors import Site, TileLinkError
 
 if TYPE_CHECKING:
     from tilelink.frontend.program import Program
@@ -44,6 +44,8 @@ def read_schedule(
             schedule = schedule.changed(**{role: changes})
         except TileLinkError as e:
             raise type(e)(f"--schedule {item}: {e.message}") from e
+    if items:
+        schedule.site = Site(f"--schedule {text}", 0)
     return schedule
 
 

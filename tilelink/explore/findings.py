@@ -41,10 +41,10 @@ def findings_of(error: TileLinkError) -> tuple[Finding, ...]:
         case RaceError():
             return tuple(of_race(race) for race in error.races)
         case StuckError():
-            return (Finding("deadlock", error.lines, error.message),)
+            return (_deadlock(error, error.lines),)
         case DeadlockError():
             sites = dict.fromkeys(wait.site for stuck in error.stuck for wait in stuck.waits)
-            return (Finding("deadlock", tuple(map(line_of, sites)), error.message),)
+            return (_deadlock(error, tuple(map(line_of, sites))),)
         case OutOfBoundsError():
             return (Finding("out of bounds", _lines(error), error.message),)
         case LivelockError():
@@ -52,6 +52,10 @@ def findings_of(error: TileLinkError) -> tuple[Finding, ...]:
         case KernelError():
             return (Finding("kernel error", _lines(error), error.message),)
     raise error
+
+
+def _deadlock(error: TileLinkError, lines: tuple[str, ...]) -> Finding:
+    return Finding("deadlock", lines, error.message.removeprefix("deadlock: "))
 
 
 def of_race(race: Race) -> Finding:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton
 
-from tilelink.errors import ArgumentError, ScheduleError, Site, TileSizeError
+from tilelink.errors import ArgumentError, ScheduleError, Site, TileLinkError, TileSizeError
 from tilelink.frontend.binding import bind
 from tilelink.frontend.fitting import fitted
 from tilelink.frontend.given import Given, at_sizes
@@ -174,6 +174,8 @@ class Program:
                 bound = bind(self.recorded(absent), schedule, given, self.parameters, self.site)
             except (ScheduleError, TileSizeError) as e:
                 raise e.because_of("the schedule", schedule.site) from None
+            except TileLinkError as e:
+                raise e.with_traceback(None) from e.__cause__  # it names the user's line; our frames say nothing more
             self._bound.put(key, bound)
         return bound if bound.schedule_site == schedule.site else replace(bound, schedule_site=schedule.site)
 
@@ -284,7 +286,11 @@ class Program:
         """Runs the program on the calling rank of `group`; see `tilelink.runtime.group.Group.call`."""
         self._check_group(group)
         given = Given.of(self, tensors, options)
-        return given.results(group.call(given.program, given.tensors, schedule, given.options))
+        try:
+            made = group.call(given.program, given.tensors, schedule, given.options)
+        except TileLinkError as e:
+            raise e.with_traceback(None) from e.__cause__  # as in `bind`
+        return given.results(made)
 
     def prepare(
         self, /, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any

@@ -6,9 +6,9 @@ A schedule never changes what a program computes; tile sizes, the k step include
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -85,8 +85,25 @@ def grouped(group: int, parts: Order = own_rank_first) -> Order:
 VIAS = ("load-store", "multicast")
 
 
+class _Fields:
+    """What is described by fields, of which dataclasses tell a mistake without the user's line."""
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """Raises ScheduleError for fields that there are not, or that are given twice."""
+        known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        twice = [n for n in known[: len(given)] if n in named]
+        unknown = [n for n in named if n not in known]
+        if twice or unknown or len(given) > len(known):
+            said = ", ".join([*map(repr, given), *(f"{n}={v!r}" for n, v in named.items())])
+            takes = ", ".join(f"{n}=" for n in known)
+            raise ScheduleError(f"tk.{cls.__name__}({said}): it takes {takes}, in this order{cls.hint}", Site.of_user())
+        return super().__new__(cls)
+
+    hint: ClassVar[str] = ""
+
+
 @dataclass(frozen=True)
-class SMs:
+class SMs(_Fields):
     """A role on streaming multiprocessors, one worker an SM, inside the program's persistent kernel.
 
     `count`: how many (None: all that roles with a count leave; roles without one share them, in program order).
@@ -136,7 +153,7 @@ class SMs:
 
 
 @dataclass(frozen=True)
-class Epilogue:
+class Epilogue(_Fields):
     """A role inside the epilogue of the role that makes what it waits for: `of`, a role launched before it.
 
     It then stores the block that is still in registers where it would have copied it to, tile by tile, in the order and
@@ -155,7 +172,7 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
-class CopyEngine:
+class CopyEngine(_Fields):
     """A role on the copy engines: the host enqueues its copies, each followed by a write of 1 to its signal, on a
     stream a peer, beside the program's kernel, which has all SMs. `tile`, `order`, `at` as for `SMs`.
 
@@ -168,6 +185,7 @@ class CopyEngine:
     order: Order = own_rank_first
     at: str | None = None
     whole: ClassVar[tuple[()]] = ()
+    hint: ClassVar[str] = "; engines are not counted"
 
     def __post_init__(self) -> None:
         _check_walk(self.tile, self.order, Site.of_user())
@@ -241,15 +259,14 @@ class Schedule(Mapping[str, Resource]):
         """This schedule with fields of roles replaced: `push.changed(matmul={"tile": (64, 64, 32)})`. What is replaced
         of a role is replaced for all its members."""
         new = dict(self.roles)
-        for name, fields in roles.items():
+        for name, changes in roles.items():
             if name not in new and launched(name) not in new:
                 raise ScheduleError(f"no role {name} in this schedule; it has {', '.join(new)}", Site.of_user())
             new.setdefault(name, new[launched(name)])
             for member in [n for n in new if name in (n, launched(n))]:
-                try:
-                    new[member] = replace(new[member], **fields)
-                except TypeError:
-                    raise ScheduleError(f"{name}={new[name]} has no {' and '.join(fields)}", Site.of_user()) from None
+                if changes.keys() - {f.name for f in fields(new[member])}:
+                    raise ScheduleError(f"{name}={new[name]} has no {' and '.join(changes)}", Site.of_user())
+                new[member] = replace(new[member], **changes)
         return self._with(new)
 
     def _with(self, roles: dict[str, Resource]) -> Schedule:

@@ -90,7 +90,9 @@ def test_read_beyond_what_was_waited_for() -> None:
 def test_a_worker_waits_for_itself() -> None:
     found = find(unsafe.consumer_first, SHARED, "deadlock")
     assert found.tiles == ("use tile 0", "gather tile 0")
-    assert "launch the role that notifies before" in found.remedy
+    launches = [f"{launch.function.name} ({launch.site}: {launch.site.text})" for launch in
+                unsafe.consumer_first.recorded().launches]  # fmt: skip
+    assert found.remedy == f"launch {launches[1]} before {launches[0]}, or give one of them SMs of its own"
     apart = SHARED.changed(gather={"count": 2})
     assert unsafe.consumer_first.check(apart, world=2, sms=8, M=40, K=32).verdict == "safe"
 

@@ -33,7 +33,8 @@ def test_out_of_bounds_leaves_memory_untouched():
             [Region("source", 0, source), Region("target", 0, memory[:8])], rank,
         )  # fmt: skip
 
-    with pytest.raises(OutOfBoundsError, match=r"store of .*32 bytes from the base of target@rank0") as error:
+    where = "out of bounds: store 32 bytes from the base of target@rank0, which has 32 bytes"
+    with pytest.raises(OutOfBoundsError, match=where) as error:
         execution.run(host)
     assert error.value.offset == 32
     assert not memory.any()

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilelink.analysis.check.findings import SHOWN, TELL_ALL, Finding, about, firsts, step
 from tilelink.analysis.check.synchronisation import Synchronisation
-from tilelink.analysis.events import NOTIFY, Events
+from tilelink.analysis.events import Events
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,27 +123,30 @@ def _deadlock(sync: Synchronisation, execution: Execution, cycle: list[Hop]) -> 
             step(events, int(sync.at[k]), "which that needs, and stands behind:"),
         ]
     waits = [int(sync.at[wait]) for wait, _ in cycle]
-    second = waits[1] if len(waits) > 1 else int(sync.at[cycle[0][1]])
+    notify = int(sync.at[cycle[0][1]])
+    second = waits[1] if len(waits) > 1 else notify
     workers = "1 worker waits" if len(execution.stuck) == 1 else f"{len(execution.stuck)} workers wait"
     return Finding(
         kind="deadlock",
         what=f"{workers} for ever",
         chain=(*chain, "step 1: round and round"),
-        remedy=_remedy(events, waits[0], second),
+        remedy=_remedy(events, waits[0], notify),
         **about(events, [waits[0], second]),
     )
 
 
-def _remedy(events: Events, one: int, other: int) -> str:
-    roles = events.program.roles
-    if events.program.tensors[events.tensor[one]].kind == "token":
+def _remedy(events: Events, wait: int, notify: int) -> str:
+    """What would end a wait of one worker for a notification of another."""
+    waits, notifies = (events.program.roles[events.role[k]] for k in (wait, notify))
+    if events.program.tensors[events.tensor[wait]].kind == "token":
         return (
             "more buffers, or as many workers as there are tiles for the roles that release: a tile that has not begun "
             "releases nothing"
         )
-    if events.role[one] != events.role[other] or events.op[other] == NOTIFY:
-        return "launch the role that notifies before the one that waits for it, or give one of them SMs of its own"
+    if waits is not notifies:
+        first, then = (f"{r.name} ({r.site}: {r.site.text})" for r in (notifies, waits))
+        return f"launch {first} before {then}, or give one of them SMs of its own"
     return (
-        f"an order for {roles[events.role[one]].name} in which each worker comes to the tiles that others wait for "
+        f"an order for {waits.name} in which each worker comes to the tiles that others wait for "
         "before the tiles that wait for those"
     )

@@ -117,10 +117,10 @@ class OutOfBoundsError(TileLinkError):
         self.rank, self.launch, self.program, self.kind = rank, launch, program, kind
         self.address, self.nearest = address, nearest
         self.offset = None if nearest is None else address - nearest.base
-        where = f"{kind} of {address:#x}"
+        where = "where its launch has no memory at all"
         if nearest is not None:
-            where += f", {self.offset} bytes from the base of {nearest} ({nearest.end - nearest.base} bytes)"
-        super().__init__(f"rank {rank} {launch}[{program}]: out of bounds: {where}", site)
+            where = f"{self.offset} bytes from the base of {nearest}, which has {nearest.end - nearest.base} bytes"
+        super().__init__(f"rank {rank} {launch}[{program}]: out of bounds: {kind} {where}", site)
 
 
 class KernelError(TileLinkError):
