@@ -16,6 +16,11 @@ NOTES = (
     "[2] Logical makespan of the unfused form, divided by this form's. Not a speed-up.",
     "[3] Wall time of Triton's interpreter, which executes all ranks in one process. Not performance.",
 )
+RING = "ring"
+OF_RING = (
+    "[4] Its partial sums travel in float32, those of the other forms, the unfused one among them, in the dtype of the "
+    "results. No figure here counts bytes."
+)
 
 
 def table(made: Sequence[Record]) -> str:
@@ -28,7 +33,8 @@ def table(made: Sequence[Record]) -> str:
         f"Figures: median (least – most) of {repeats} runs, each with another seed of the scheduler. The first is "
         "searched for races, too, and drawn."
     )
-    return "\n".join([*sections, *(_wrapped(note) for note in (spread, *NOTES)), ""])
+    notes = [spread, *NOTES, *([OF_RING] if any(r["schedule"] == RING for r in made) else [])]
+    return "\n".join([*sections, *map(_wrapped, notes), ""])
 
 
 def _section(group: list[Record]) -> str:
@@ -39,7 +45,8 @@ def _section(group: list[Record]) -> str:
     shown = None
     for logical, wall in zip(*(iter(group),) * 2, strict=True):
         shape = f"{logical['layer'] or ''} {logical['shape']}".strip()
-        name = [shape if shape != shown else "", logical["schedule"]]
+        schedule = f"{RING} [4]" if logical["schedule"] == RING else logical["schedule"]
+        name = [shape if shape != shown else "", schedule]
         shown = shape
         rows.append([*name, *_cells(logical, wall)])
         work.append([*name, logical["work"]])

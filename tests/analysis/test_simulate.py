@@ -212,6 +212,8 @@ def test_an_epilogue_stores_after_the_products() -> None:
     product, store = 2 * 64**3 / 1e6, SIZE / 1e3
     assert found.makespan_us == pytest.approx(2 * product + store, rel=1e-3)
     assert found.run.transfer_start.min() == pytest.approx(product, rel=1e-3)
+    share = store / (2 * product + store)  # only what goes to the peer is moved
+    assert "decides" in found.verdict and f" {share:.0%} of the time of its tiles is moving bytes" in found.verdict
 
 
 # ---- what holds of any -------------------------------------------------------------------------------------------

@@ -102,6 +102,8 @@ def test_sums_are_measured_in_all_their_forms(op: str, tmp_path: Path, capsys: p
         (form, True) for form in REDUCTIONS[op]
     ]
     assert len(list(tmp_path.glob("*.perfetto.json"))) == len(REDUCTIONS[op])
+    said = capsys.readouterr().out
+    assert ("ring [4] " in said) == ("[4] Its partial sums travel in float32" in said) == ("ring" in REDUCTIONS[op])
 
 
 @pytest.mark.verify

@@ -21,7 +21,8 @@ ENDINGS = (".json", ".html")
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """What a run of a program is predicted to take on a machine, what bounds it, and where time goes."""
+    """What a run of a program is predicted to take on a machine, what bounds it, and where time goes. Whether its tiles
+    fit into shared memory and registers is not looked at: `tilelink show TARGET --stage ptx` says that."""
     if args.trace is not None and not args.trace.endswith(ENDINGS):
         raise UsageError(f"--trace {args.trace}: .json for ui.perfetto.dev, .html for a page of its own")
     if args.until is not None and not (args.trace or "").endswith(".html"):

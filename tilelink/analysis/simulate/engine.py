@@ -24,11 +24,13 @@ from tilelink.errors import StuckError
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Times of a simulated run, in microseconds: of every tile; of every wait that took any (its step, begin and end,
-    and the tile whose notification ended it); of every transfer."""
+    """Times of a simulated run, in microseconds: of every tile, and how long its transfers kept it beyond its own work;
+    of every wait that took any (its step, begin and end, and the tile whose notification ended it); of every
+    transfer."""
 
     tile_start: np.ndarray
     tile_stop: np.ndarray
+    tile_moving: np.ndarray
     wait_step: np.ndarray
     wait_start: np.ndarray
     wait_stop: np.ndarray
@@ -93,6 +95,7 @@ class _Engine:
 
         tiles = len(steps.tile_rank)
         self.start, self.stop = array("d", [-1.0]) * tiles, array("d", [0.0]) * tiles
+        self.moving = array("d", [0.0]) * tiles
         self.waits = array("d")  # step, begin, end and cause of each
         self.began, self.ended = (array("d", [0.0]) * len(self.source) for _ in range(2))
 
@@ -175,10 +178,12 @@ class _Engine:
             self.memory_free[rank] = served
             if served > done:
                 done = served
+        computed = done
         busy = time  # with one transfer after the other, at the worker's own rate
         for k in range(self.moves[step], self.moves[step + 1]):
             busy += self.own[k]
             done = max(done, self.move(k, worker, time, busy))
+        self.moving[self.tile[step]] += done - computed
         self.stop[self.tile[step]] = done
         return done
 
@@ -215,7 +220,7 @@ class _Engine:
         waits = np.array(self.waits, float).reshape(-1, 4)
         start = np.array(self.start)
         return Run(
-            start, np.array(self.stop), waits[:, 0].astype(np.int64), waits[:, 1], waits[:, 2],
+            start, np.array(self.stop), np.array(self.moving), waits[:, 0].astype(np.int64), waits[:, 1], waits[:, 2],
             waits[:, 3].astype(np.int64), np.array(self.began), np.array(self.ended),
         )  # fmt: skip
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tilelink.analysis.simulate.alone import bounds
 
 if TYPE_CHECKING:
@@ -12,11 +14,12 @@ if TYPE_CHECKING:
 
 ENOUGH = 1.1
 """So much more than a link takes its workers have to be able to move, that more of them are no help."""
+WORTH_SAYING = 0.01
 
 
 def verdict(prediction: Prediction) -> str:
-    """Which role most of the critical path is made of, what stands before and after it, the limit of the machine, and
-    how the run compares with the unfused form."""
+    """Which role most of the critical path is made of, what stands before and after it, what its transfers cost it, the
+    limit of the machine, and how the run compares with the unfused form."""
     path, whole = prediction.critical_path, prediction.makespan_us
     shares: dict[str, float] = defaultdict(float)
     for link in path:
@@ -33,10 +36,23 @@ def verdict(prediction: Prediction) -> str:
     fused = f"{ratio:.2f} times as fast as unfused" if ratio >= 1 else f"slower than unfused, {1 / ratio:.2f} times"
     return (
         f"{longest} decides: its tiles are {shares[longest]:,.1f} us of the {whole:,.1f} us on the critical path; "
-        f"the rest: {rest or 'nothing'}.{_movers(prediction, longest)} "
+        f"the rest: {rest or 'nothing'}.{_held(prediction, longest)}{_movers(prediction, longest)} "
         f"No schedule takes less than {limits[limit]:,.1f} us, for {limit}. "
         f"{fused.capitalize()}."
     )
+
+
+def _held(prediction: Prediction, role: str) -> str:
+    """How much of the time of tiles that multiply goes to transfers, where it is worth a word: the tiles of a role that
+    only moves are that and nothing else."""
+    steps, run = prediction.steps, prediction.run
+    multiplies = np.zeros(len(steps.tile_rank), bool)
+    multiplies[steps.tile[steps.operations > 0]] = True
+    roles = [r.name for r in steps.events.program.roles]
+    mine = multiplies & (steps.tile_role == roles.index(role))
+    whole = float((run.tile_stop - run.tile_start)[mine].sum())
+    share = float(run.tile_moving[mine].sum()) / whole if whole else 0.0
+    return f" {share:.0%} of the time of its tiles is moving bytes from and to peers." if share >= WORTH_SAYING else ""
 
 
 def _movers(prediction: Prediction, role: str) -> str:
