@@ -53,7 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Worlds and operators are loaded when they are asked for: reading and lowering programs needs no torch."""
+    """Worlds, operators and layers are loaded when they are asked for: reading and lowering programs needs no torch."""
     if name == "CpuWorld":
         from tilelink.runtime import CpuWorld
 
@@ -70,8 +70,8 @@ def __getattr__(name: str) -> Any:
         from tilelink.runtime.process_group import group
 
         return group
-    if name == "ops":
-        return importlib.import_module("tilelink.ops")
+    if name in ("ops", "nn"):
+        return importlib.import_module(f"tilelink.{name}")
     if name == "replace_symm_mem_ops":
         from tilelink.ops import replace_symm_mem_ops
 

@@ -79,10 +79,10 @@ def linear_scatter_gradients(
 def side_by_side(
     grads: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients (M, N) and weights (N, K) as one of each, so that one product is the sum of all."""
+    """Gradients (..., N) and weights (N, K) as one of each, so that one product is the sum of all."""
     if len(grads) == 1:
         return grads[0], weights[0]
-    return torch.cat(list(grads), 1), torch.cat(list(weights), 0)
+    return torch.cat(list(grads), -1), torch.cat(list(weights), 0)
 
 
 def linear_all_reduce(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tilelink.errors import ScheduleError
+from tilelink.errors import ScheduleError, Site
 
 if TYPE_CHECKING:
     from tilelink.frontend.program import Program
@@ -44,4 +44,5 @@ def planned(operator: str, plan: str | None) -> tuple[Program, str]:
 def check_plan(operator: str, plan: str | None) -> None:
     """Raises ScheduleError for what is no plan of an operator."""
     if plan not in (None, TORCH) and plan not in plans(operator):
-        raise ScheduleError(f"plan is {plan!r}; plans of {operator} are {', '.join(plans(operator))} and {TORCH}")
+        there_are = f"plans of {operator} are {', '.join(plans(operator))} and {TORCH}"
+        raise ScheduleError(f"plan is {plan!r}; {there_are}", Site.of_user())

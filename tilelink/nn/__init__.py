@@ -1,0 +1,16 @@
+"""Layers and parallel styles: tensor-parallel linear layers of torch by the operators of `tilelink.ops`.
+
+    parallelize_module(block, mesh, {"ff": tilelink.nn.SharedColwiseParallel("gate", "up", input_layouts=Shard(1)),
+                                     "ff.down": tilelink.nn.RowwiseParallel(output_layouts=Shard(1))})
+
+Styles take the place of those of `torch.distributed.tensor.parallel`, layers that of Megatron's. See docs/layers.md.
+"""
+
+from tilelink.nn.column_parallel import ColumnParallelLinear
+from tilelink.nn.row_parallel import RowParallelLinear
+from tilelink.nn.shared_input import SharedColwiseParallel
+from tilelink.nn.styles import ColwiseParallel, RowwiseParallel
+
+__all__ = [
+    "ColumnParallelLinear", "ColwiseParallel", "RowParallelLinear", "RowwiseParallel", "SharedColwiseParallel",
+]  # fmt: skip

@@ -1,0 +1,85 @@
+"""Linear layers whose parameters are DTensors: what the parallel styles make of an `nn.Linear`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from tilelink.errors import ArgumentError, Site
+from tilelink.nn.layouts import Layouts, dim_of, features_of, laid_out, spread
+from tilelink.nn.linear import column_linear, row_linear
+from tilelink.nn.shards import uneven_lengths
+
+
+class ColwiseLinear(nn.Linear):
+    """An `nn.Linear` that `ColwiseParallel` has spread: `weight` and `bias` are DTensors, Shard(0)."""
+
+    weight: DTensor
+    layouts: Layouts
+    siblings: Siblings
+    name: str  # among the siblings
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        mine = self.siblings.result(self.name, input)
+        return laid_out(mine, self.weight.device_mesh, Shard(-1), self.layouts)
+
+    def extra_repr(self) -> str:
+        others = [name for name in self.siblings.layers if name != self.name]
+        shared = f", one gather with {', '.join(others)}" if others else ""
+        return f"{super().extra_repr()}, {self.layouts}{shared}"
+
+
+class RowwiseLinear(nn.Linear):
+    """An `nn.Linear` that `RowwiseParallel` has spread: `weight` is a DTensor, Shard(1), `bias` one that is
+    replicated."""
+
+    weight: DTensor
+    layouts: Layouts
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        mesh, layouts = self.weight.device_mesh, self.layouts
+        x, weight = features_of(input, mesh, layouts.input), self.weight.to_local()
+        dim, whole = dim_of(layouts.output, x), [*x.shape[:-1], weight.shape[0]]
+        lengths = None if dim is None else uneven_lengths(whole[dim], mesh.size())
+        y = row_linear(x, weight, local(self.bias), dim, lengths, layouts.group_name, layouts.plan)
+        return laid_out(y, mesh, layouts.output, layouts, None if lengths is None else whole)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.layouts}"
+
+
+class Siblings:
+    """Column-parallel layers that are called with one input: whoever is called first computes all of them, with one
+    gather, and the others take their results. A layer alone is its only sibling."""
+
+    def __init__(self, layers: dict[str, ColwiseLinear]) -> None:
+        self.layers = layers
+        self._input: torch.Tensor | None = None
+        self._waiting: dict[str, torch.Tensor] = {}
+
+    def result(self, name: str, input: torch.Tensor) -> torch.Tensor:
+        """The rank's part of a layer's result. Raises ArgumentError where its siblings had another input."""
+        if name not in self._waiting:
+            self._input, self._waiting = input, self._computed(input)
+        elif self._input is not input:
+            first = next(n for n in self.layers if n not in self._waiting)
+            own = "each is to have a style of its own, ColwiseParallel"
+            raise ArgumentError(f"{name} is called with another tensor than {first}, so {own}", Site.of_user())
+        result = self._waiting.pop(name)
+        if not self._waiting:
+            self._input = None
+        return result
+
+    def _computed(self, input: torch.Tensor) -> dict[str, torch.Tensor]:
+        layers = list(self.layers.values())
+        layouts = layers[0].layouts
+        x, dim, lengths = spread(input, layers[0].weight.device_mesh, layouts.input)
+        weights, biases = [layer.weight.to_local() for layer in layers], [local(layer.bias) for layer in layers]
+        outs = column_linear(x, weights, biases, dim, lengths, layouts.group_name, layouts.plan)
+        return dict(zip(self.layers, outs, strict=True))
+
+
+def local(parameter: torch.Tensor | None) -> torch.Tensor | None:
+    """The rank's part."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -1,0 +1,100 @@
+"""Between DTensors and what operators take: a rank's own part, and where the other parts are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from tilelink.errors import ArgumentError, Site
+from tilelink.nn.shards import uneven_lengths
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """What a parallel style says of a layer: its arguments, and the name of the mesh's group."""
+
+    input: Placement
+    output: Placement
+    use_local_output: bool
+    plan: str | None
+    group_name: str
+
+    def __str__(self) -> str:
+        plan = "" if self.plan is None else f", plan={self.plan!r}"
+        return f"input={self.input}, output={self.output}{plan}"
+
+
+class Spread(NamedTuple):
+    """The rank's part of a tensor. `dim`: along which the ranks have parts, None where each has all of it; `lengths`:
+    of the parts, where they differ."""
+
+    local: torch.Tensor
+    dim: int | None
+    lengths: list[int] | None
+
+
+def check_mesh(mesh: DeviceMesh) -> None:
+    """Raises ArgumentError unless the mesh has one dimension."""
+    if mesh.ndim != 1:
+        which = f"{mesh.ndim} dimensions {mesh.mesh_dim_names or ''}".rstrip()
+        raise ArgumentError(f"the mesh has {which}; layers are spread over one, mesh['tp']", Site.of_user())
+
+
+def is_shard(placement: Placement) -> bool:
+    """Whether parts lie along a dimension in the order of ranks, which those of other subclasses do not."""
+    return type(placement) is Shard
+
+
+def dim_of(placement: Placement, x: torch.Tensor) -> int | None:
+    """The dimension along which the ranks have parts, counted from 0; None where they have no parts."""
+    return placement.dim % x.dim() if isinstance(placement, Shard) else None
+
+
+def as_dtensor(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
+    """x, or the DTensor of which x is the rank's part."""
+    return x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement], run_check=False)
+
+
+def spread(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> Spread:
+    """x as it is spread over tokens, or whole. `placement`: what x has, if it is no DTensor."""
+    if not isinstance(x, DTensor) and (is_shard(placement) or placement.is_replicate()):
+        return Spread(x, dim_of(placement, x), None)
+    whole = as_dtensor(x, mesh, placement)
+    if not is_shard(whole.placements[0]):
+        whole = whole.redistribute(placements=[Replicate()])
+    dim = dim_of(whole.placements[0], whole)
+    return Spread(whole.to_local(), dim, None if dim is None else uneven_lengths(whole.shape[dim], mesh.size()))
+
+
+def features_of(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torch.Tensor:
+    """The rank's features of x, of all tokens. `placement`: what x has, if it is no DTensor."""
+    last = x.dim() - 1
+    if not isinstance(x, DTensor) and is_shard(placement) and dim_of(placement, x) == last:
+        return x
+    return as_dtensor(x, mesh, placement).redistribute(placements=[Shard(last)]).to_local()
+
+
+def laid_out(
+    y: torch.Tensor, mesh: DeviceMesh, made: Placement, layouts: Layouts, shape: Sequence[int] | None = None
+) -> torch.Tensor:
+    """A layer's result, of which y is the rank's part as `made`, in the layout that is wanted. `shape`: of the whole,
+    if parts are uneven."""
+    as_wanted = made == layouts.output or (is_shard(made) and dim_of(made, y) == dim_of(layouts.output, y))
+    if as_wanted and layouts.use_local_output:
+        return y
+    size, stride = (None, None) if shape is None else (torch.Size(shape), _strides(shape))
+    whole = DTensor.from_local(y, mesh, [made], run_check=False, shape=size, stride=stride)
+    if not as_wanted:
+        whole = whole.redistribute(placements=[layouts.output])
+    return whole.to_local() if layouts.use_local_output else whole
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Those of a contiguous tensor."""
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))

@@ -1,0 +1,71 @@
+"""The two halves of tensor parallelism, whichever layout their tokens have; on the tensors of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tilelink.errors import ArgumentError, Site
+from tilelink.nn.replicated import linear_of_replicated, with_summed_gradient
+from tilelink.ops import all_gather_linear, linear_all_reduce, linear_reduce_scatter
+from tilelink.ops.plans import check_plan
+
+
+def column_linear(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    gather_dim: int | None,
+    lengths: Sequence[int] | None,
+    group_name: str,
+    plan: str | None,
+) -> list[torch.Tensor]:
+    """Column-parallel layers of one input: `all_gather_linear` of x, whose parts the ranks have along `gather_dim`; or
+    linear layers of x, which every rank has (None)."""
+    if gather_dim is None:
+        _no_lengths(lengths)
+        return linear_of_replicated(x, weights, biases, group_name)
+    outs: list[torch.Tensor] = all_gather_linear(
+        x, weights, biases, gather_dim=gather_dim, lengths=lengths, group=group_name, plan=plan
+    )
+    return outs
+
+
+def row_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scatter_dim: int | None,
+    lengths: Sequence[int] | None,
+    group_name: str,
+    plan: str | None,
+) -> torch.Tensor:
+    """A row-parallel layer: `linear_reduce_scatter` along `scatter_dim`, or `linear_all_reduce` (None). The gradient of
+    the bias is that of all tokens, the same on every rank."""
+    if scatter_dim is None:
+        _no_lengths(lengths)
+        return linear_all_reduce(x, weight, bias, group=group_name, plan=plan)
+    bias = None if bias is None else with_summed_gradient(bias, group_name)
+    return linear_reduce_scatter(
+        x, weight, bias, scatter_dim=scatter_dim, lengths=lengths, group=group_name, plan=plan
+    )
+
+
+def check_column_plan(plan: str | None, gathered: bool) -> None:
+    """Raises ScheduleError for what is no plan, ArgumentError for one where nothing is gathered."""
+    site = Site.of_user()
+    if plan is not None and not gathered:
+        raise ArgumentError(f"plan is {plan!r}: nothing is gathered where every rank has all of the input", site)
+    check_plan("all_gather_linear", plan)
+
+
+def check_row_plan(plan: str | None, scattered: bool) -> None:
+    """Raises ScheduleError for what is no plan of the operator."""
+    check_plan("linear_reduce_scatter" if scattered else "linear_all_reduce", plan)
+
+
+def _no_lengths(lengths: Sequence[int] | None) -> None:
+    """Raises ArgumentError where every rank has all tokens."""
+    if lengths is not None:
+        raise ArgumentError(f"lengths are {tuple(lengths)}: every rank has all tokens here", Site.of_user())

@@ -1,0 +1,102 @@
+"""SharedColwiseParallel: several linears of a module that share one input, and one gather of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel as TorchColwiseParallel
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from tilelink.errors import ArgumentError, Site
+from tilelink.nn.layouts import Layouts, as_dtensor
+from tilelink.nn.spreading import can_be_ours, layouts_of, make_colwise
+from tilelink.nn.styles import ColwiseParallel
+
+
+class SharedColwiseParallel(ParallelStyle):
+    """A style of a module (attention, a feed-forward layer) of which several linears are called with one input: Q, K
+    and V; gate and up. It makes them column-parallel, each as `ColwiseParallel` would, and their input is gathered once
+    for all of them; so is its gradient summed.
+
+    `names`: of the linears in the module. `argument`: the parameter of the module's `forward` that holds the input, by
+    default the first. Inside the module it is a DTensor, so that its shape there is that of the whole, as after torch's
+    `PrepareModuleInput`, whose place this takes. `input_layouts`: of that argument where it is a plain tensor;
+    `output_layouts`, `use_local_output`, `plan`: of every linear, as in `ColwiseParallel`.
+
+    Raises ArgumentError, ScheduleError, and ShapeError where a plan is given and features can't be shared.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        plan: str | None = None,
+        argument: str | None = None,
+    ) -> None:
+        if not names:
+            raise ArgumentError("no names of linears that share their input", Site.of_user())
+        self.names, self.argument = names, argument
+        self.style = ColwiseParallel(
+            input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output, plan=plan
+        )
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        style, linears = self.style, _children(module, self.names)
+        layouts = layouts_of(style, device_mesh, style.plan)
+        place, name = _parameter(module, self.argument)
+        ours = {n: m for n, m in linears.items() if can_be_ours(m, "out_features", device_mesh, style.plan)}
+        if len(ours) == len(linears):
+            make_colwise(ours, device_mesh, layouts, self.src_data_rank)
+            as_input = partial(as_dtensor, mesh=device_mesh, placement=layouts.input)
+        else:
+            _as_in_torch(linears, device_mesh, layouts, self.src_data_rank)
+            as_input = partial(_gathered, mesh=device_mesh, placement=layouts.input)
+
+        def with_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if name in kwargs:
+                return args, kwargs | {name: as_input(kwargs[name])}
+            return (*args[:place], *map(as_input, args[place : place + 1]), *args[place + 1 :]), kwargs
+
+        module.register_forward_pre_hook(with_input, with_kwargs=True)
+        return module
+
+
+def _children(module: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+    """The linears of a module with these names. Raises ArgumentError."""
+    known = dict(module.named_modules())
+    for name in names:
+        if not isinstance(known.get(name), nn.Linear):
+            linears = ", ".join(n for n, m in known.items() if isinstance(m, nn.Linear))
+            what = f"{name!r} is no linear of {type(module).__name__}, which has {linears or 'none'}"
+            raise ArgumentError(what, Site.of_user())
+    return {name: module.get_submodule(name) for name in names}
+
+
+def _parameter(module: nn.Module, name: str | None) -> tuple[int, str]:
+    """The place and the name of a parameter of the module's `forward`, by default the first. Raises ArgumentError."""
+    known = list(inspect.signature(module.forward).parameters)
+    if not known or name not in (None, *known):
+        what = f"forward of {type(module).__name__} takes ({', '.join(known)})"
+        raise ArgumentError(f"{what}: there is no {name or 'input'}", Site.of_user())
+    return (0, known[0]) if name is None else (known.index(name), name)
+
+
+def _as_in_torch(linears: Mapping[str, nn.Module], mesh: DeviceMesh, layouts: Layouts, source: int | None) -> None:
+    """Makes linears column-parallel that can't be ours; every rank has their input."""
+    style = TorchColwiseParallel(output_layouts=layouts.output, use_local_output=layouts.use_local_output)
+    style.src_data_rank = source
+    for linear in linears.values():
+        style._apply(linear, mesh)
+
+
+def _gathered(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
+    return as_dtensor(x, mesh, placement).redistribute(placements=[Replicate()])
