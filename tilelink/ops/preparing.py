@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ def prepare(operator: Callable[..., Any], x: torch.Tensor, *tensors: Any, **opti
     collectives where a matrix is empty or the gathered x has a gradient, on a CPU the comparison of calls. Where plain
     torch computes it all, there is nothing to do.
 
-    `operator`: a function of `tilelink.ops`. Values do not matter; shapes, strides, dtypes and devices do. Raises what
-    the call raises.
+    `operator`: a function of `tilelink.ops`, or a module in which layers of `tilelink.nn` are; all else in it runs, on
+    what results hold by chance, and `.grad` of its parameters stays as it is. Values do not matter; shapes, strides,
+    dtypes and devices do. Raises what the call raises.
     """
     if path_of(x.device).__name__ == "tilelink.ops.plain":
         return
@@ -27,8 +28,10 @@ def prepare(operator: Callable[..., Any], x: torch.Tensor, *tensors: Any, **opti
     given = [_copied(t) for t in (x, *tensors)]
     with preparing():
         found = _tensors([operator(*given, **options)])
-        wanted = [t for t in _tensors(given) if t.requires_grad]
-        if wanted:
+        parameters = operator.parameters() if isinstance(operator, torch.nn.Module) else ()
+        wanted = [t for t in (*_tensors(given), *parameters) if t.requires_grad]
+        found = [y for y in found if y.requires_grad]
+        if wanted and found:
             zeros = [torch.zeros_like(y) for y in found]
             torch.autograd.grad(found, wanted, zeros, allow_unused=True)
 
@@ -41,11 +44,13 @@ def _copied(value: Any) -> Any:
 
 
 def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors in nested sequences."""
+    """The tensors in nested sequences and mappings."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             found.append(value)
-        elif isinstance(value, Sequence):
+        elif isinstance(value, Mapping):
+            found += _tensors(list(value.values()))
+        elif isinstance(value, Sequence) and not isinstance(value, str):
             found += _tensors(value)
     return found
