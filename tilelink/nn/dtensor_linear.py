@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
@@ -74,9 +75,12 @@ class Siblings:
     def _computed(self, input: torch.Tensor) -> dict[str, torch.Tensor]:
         layers = list(self.layers.values())
         layouts = layers[0].layouts
-        x, dim, lengths = spread(input, layers[0].weight.device_mesh, layouts.input)
+        x, dim, lengths, partial = spread(input, layers[0].weight.device_mesh, layouts.input)
         weights, biases = [layer.weight.to_local() for layer in layers], [local(layer.bias) for layer in layers]
-        outs = column_linear(x, weights, biases, dim, lengths, layouts.group_name, layouts.plan)
+        if partial:
+            outs = [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
+        else:
+            outs = column_linear(x, weights, biases, dim, lengths, layouts.group_name, layouts.plan)
         return dict(zip(self.layers, outs, strict=True))
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from tilelink.errors import ArgumentError, Site
 from tilelink.nn.shards import uneven_lengths
@@ -32,11 +32,13 @@ class Layouts:
 
 class Spread(NamedTuple):
     """The rank's part of a tensor. `dim`: along which the ranks have parts, None where each has all of it; `lengths`:
-    of the parts, where they differ."""
+    of the parts, where they differ. `partial`: the gradient may be a part of the sum, which a DTensor adds up later,
+    once for all that use it."""
 
     local: torch.Tensor
     dim: int | None
     lengths: list[int] | None
+    partial: bool = False
 
 
 def check_mesh(mesh: DeviceMesh) -> None:
@@ -61,15 +63,21 @@ def as_dtensor(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTens
     return x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement], run_check=False)
 
 
+def redistributed(x: DTensor, placement: Placement) -> DTensor:
+    """x with this placement; itself where it has it, since a redistribution is one of gradients, too."""
+    return x if x.placements == (placement,) else x.redistribute(placements=[placement])
+
+
 def spread(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> Spread:
     """x as it is spread over tokens, or whole. `placement`: what x has, if it is no DTensor."""
     if not isinstance(x, DTensor) and (is_shard(placement) or placement.is_replicate()):
         return Spread(x, dim_of(placement, x), None)
     whole = as_dtensor(x, mesh, placement)
-    if not is_shard(whole.placements[0]):
-        whole = whole.redistribute(placements=[Replicate()])
-    dim = dim_of(whole.placements[0], whole)
-    return Spread(whole.to_local(), dim, None if dim is None else uneven_lengths(whole.shape[dim], mesh.size()))
+    if is_shard(whole.placements[0]):
+        dim = whole.placements[0].dim % x.dim()
+        return Spread(whole.to_local(), dim, uneven_lengths(whole.shape[dim], mesh.size()))
+    whole = redistributed(whole, Replicate())
+    return Spread(whole.to_local(grad_placements=[Partial()]), None, None, partial=True)
 
 
 def features_of(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torch.Tensor:
@@ -77,7 +85,7 @@ def features_of(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torc
     last = x.dim() - 1
     if not isinstance(x, DTensor) and is_shard(placement) and dim_of(placement, x) == last:
         return x
-    return as_dtensor(x, mesh, placement).redistribute(placements=[Shard(last)]).to_local()
+    return redistributed(as_dtensor(x, mesh, placement), Shard(last)).to_local()
 
 
 def laid_out(

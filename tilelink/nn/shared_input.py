@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel as TorchColwisePar
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from tilelink.errors import ArgumentError, Site
-from tilelink.nn.layouts import Layouts, as_dtensor
+from tilelink.nn.layouts import Layouts, as_dtensor, redistributed
 from tilelink.nn.spreading import can_be_ours, layouts_of, make_colwise
 from tilelink.nn.styles import ColwiseParallel
 
@@ -26,8 +25,8 @@ class SharedColwiseParallel(ParallelStyle):
     for all of them; so is its gradient summed.
 
     `names`: of the linears in the module. `argument`: the parameter of the module's `forward` that holds the input, by
-    default the first. Inside the module it is a DTensor, so that its shape there is that of the whole, as after torch's
-    `PrepareModuleInput`, whose place this takes. `input_layouts`: of that argument where it is a plain tensor;
+    default the first. Where that is spread over tokens it is a DTensor inside the module, so that its shape there is
+    that of the whole, as after torch's `PrepareModuleInput`, whose place this takes. `input_layouts`: of that argument where it is a plain tensor;
     `output_layouts`, `use_local_output`, `plan`: of every linear, as in `ColwiseParallel`.
 
     Raises ArgumentError, ScheduleError, and ShapeError where a plan is given and features can't be shared.
@@ -53,18 +52,21 @@ class SharedColwiseParallel(ParallelStyle):
         style, linears = self.style, _children(module, self.names)
         layouts = layouts_of(style, device_mesh, style.plan)
         place, name = _parameter(module, self.argument)
+        as_input = as_dtensor
         ours = {n: m for n, m in linears.items() if can_be_ours(m, "out_features", device_mesh, style.plan)}
         if len(ours) == len(linears):
             make_colwise(ours, device_mesh, layouts, self.src_data_rank)
-            as_input = partial(as_dtensor, mesh=device_mesh, placement=layouts.input)
+            if layouts.input.is_replicate():
+                return module
         else:
             _as_in_torch(linears, device_mesh, layouts, self.src_data_rank)
-            as_input = partial(_gathered, mesh=device_mesh, placement=layouts.input)
+            as_input = _gathered
 
         def with_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if name in kwargs:
-                return args, kwargs | {name: as_input(kwargs[name])}
-            return (*args[:place], *map(as_input, args[place : place + 1]), *args[place + 1 :]), kwargs
+                return args, kwargs | {name: as_input(kwargs[name], device_mesh, layouts.input)}
+            shared = (as_input(x, device_mesh, layouts.input) for x in args[place : place + 1])
+            return (*args[:place], *shared, *args[place + 1 :]), kwargs
 
         module.register_forward_pre_hook(with_input, with_kwargs=True)
         return module
@@ -99,4 +101,4 @@ def _as_in_torch(linears: Mapping[str, nn.Module], mesh: DeviceMesh, layouts: La
 
 
 def _gathered(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
-    return as_dtensor(x, mesh, placement).redistribute(placements=[Replicate()])
+    return redistributed(as_dtensor(x, mesh, placement), Replicate())
