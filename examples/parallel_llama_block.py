@@ -29,7 +29,7 @@ class Attention(nn.Module):
     def __init__(self, bias: bool) -> None:
         super().__init__()
         self.q, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias) for _ in range(3))
-        self.k = nn.Linear(WIDTH, WIDTH, bias=False)  # a bias would do nothing: softmax leaves out what all scores share
+        self.k = nn.Linear(WIDTH, WIDTH, bias=False)  # softmax leaves out what all scores share
 
     def forward(self, x):
         batch, tokens, _ = x.shape

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.nn import on_ranks
-from tests.runtime.processes import Pool
 from tests.ops.on_ranks import on_groups
+from tests.runtime.processes import Pool
 
 GROUPS = [(2,), (0, 1), (1, 2, 3), (0, 1, 2, 3)]
 
@@ -18,7 +20,11 @@ def assert_right(pool: Pool, groups: list[tuple[int, ...]], function: object, *a
 
 @pytest.mark.parametrize("plan", on_ranks.PLANS)
 def test_block_is_that_of_one_rank(pool: Pool, plan: str) -> None:
-    assert_right(pool, GROUPS, on_ranks.block_wrong, plan, "torch")
+    assert_right(pool, [(0, 1)], on_ranks.block_wrong, plan, "torch")
+
+
+def test_block_on_groups_of_all_sizes(pool: Pool) -> None:
+    assert_right(pool, GROUPS, on_ranks.block_wrong, "ours", "torch")
 
 
 def test_layouts_are_those_of_torch(pool: Pool) -> None:
@@ -30,3 +36,72 @@ def test_layouts_are_those_of_torch(pool: Pool) -> None:
 @pytest.mark.parametrize("group", GROUPS, ids=len)
 def test_layouts_are_those_of_torch_on_groups_of_all_sizes(pool: Pool, group: tuple[int, ...], bias: bool) -> None:
     assert_right(pool, [group], on_ranks.layouts_wrong, bias)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("group", [(0, 1), (0, 1, 2, 3)], ids=len)
+@pytest.mark.parametrize("plan", ["ours", "replicated"])
+def test_block_by_programs(pool: Pool, plan: str, group: tuple[int, ...]) -> None:
+    assert_right(pool, [group], on_ranks.block_wrong, plan, "interpret")
+
+
+@pytest.mark.verify
+def test_eight_ranks() -> None:
+    pool = Pool(8)
+    try:
+        for plan in on_ranks.PLANS:
+            assert_right(pool, [tuple(range(8))], on_ranks.block_wrong, plan, "torch")
+        assert_right(pool, [tuple(range(8))], on_ranks.layouts_wrong, True)
+    finally:
+        pool.close()
+
+
+GATHER, SCATTER, REDUCE = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce"
+
+
+@pytest.mark.parametrize(
+    "plan, forward, backward",
+    [
+        ("ours", [GATHER, SCATTER] * 2, [f"{SCATTER}_backward", f"{GATHER}_backward"] * 2),
+        ("replicated", [REDUCE] * 2, [REDUCE] * 2),
+    ],
+)
+def test_layers_that_share_their_input_send_once(
+    pool: Pool, plan: str, forward: list[str], backward: list[str]
+) -> None:
+    for ((there, back),) in pool.results(on_groups, [(0, 1)], on_ranks.sent, plan)[:2]:
+        assert there == forward and back == backward
+
+
+SINGLE = [
+    on_ranks.round_trip, on_ranks.checkpointed, on_ranks.tied, on_ranks.uneven_features, on_ranks.uneven_tokens
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", SINGLE, ids=lambda f: f.__name__)
+def test_layers(pool: Pool, function: Callable[..., object]) -> None:
+    assert_right(pool, [(1, 2, 3)], function)
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("interpret", marks=pytest.mark.verify)])
+def test_autocast_holds_as_for_linear_layers(pool: Pool, backend: str) -> None:
+    assert_right(pool, [(0, 1)], on_ranks.inside_autocast, backend)
+
+
+def test_prepared_layers_make_nothing_new(pool: Pool) -> None:
+    for (found,) in pool.results(on_groups, [(0, 1)], on_ranks.prepared)[:2]:
+        assert found == (0, 0, [])
+
+
+@pytest.mark.verify
+def test_compiled_without_a_break(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], on_ranks.compiled)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize(
+    "plan, backend", [*((plan, "aot_eager") for plan in on_ranks.PLANS), ("ours", "inductor")]
+)  # fmt: skip
+def test_block_is_compiled_once_for_all_tokens(pool: Pool, plan: str, backend: str) -> None:
+    for ((compiled, wrong),) in pool.results(on_groups, [(0, 1)], on_ranks.compiled_block, plan, backend)[:2]:
+        assert (compiled, wrong) == (1, [])

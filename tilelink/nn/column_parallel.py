@@ -65,7 +65,7 @@ class ColumnParallelLinear(nn.Module):
         several = [linear] if isinstance(linear, nn.Linear) else list(linear)
         biases, widths = {m.bias is not None for m in several}, {m.in_features for m in several}
         if len(biases) != 1 or len(widths) != 1:
-            shown = ", ".join(str(m) for m in several)
+            shown = ", ".join(str(m) for m in several) or "none"
             what = "layers that share their input have one width, and all a bias or none"
             raise ArgumentError(f"{what}; these are {shown}", Site.of_user())
         sizes = [m.out_features for m in several]

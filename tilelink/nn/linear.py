@@ -54,14 +54,16 @@ def row_linear(
 
 def check_column_plan(plan: str | None, gathered: bool) -> None:
     """Raises ScheduleError for what is no plan, ArgumentError for one where nothing is gathered."""
-    site = Site.of_user()
     if plan is not None and not gathered:
-        raise ArgumentError(f"plan is {plan!r}: nothing is gathered where every rank has all of the input", site)
+        what = "nothing is gathered where every rank has all of the input"
+        raise ArgumentError(f"plan is {plan!r}: {what}", Site.of_user())
     check_plan("all_gather_linear", plan)
 
 
-def check_row_plan(plan: str | None, scattered: bool) -> None:
-    """Raises ScheduleError for what is no plan of the operator."""
+def check_row_plan(plan: str | None, scattered: bool, partial: bool = False) -> None:
+    """Raises ScheduleError for what is no plan of the operator, ArgumentError for one where nothing is summed."""
+    if plan is not None and partial:
+        raise ArgumentError(f"plan is {plan!r}: nothing is summed where the result is Partial()", Site.of_user())
     check_plan("linear_reduce_scatter" if scattered else "linear_all_reduce", plan)
 
 

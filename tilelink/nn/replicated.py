@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tilelink.errors import Site, TileLinkError
 from tilelink.ops import collectives, linear_all_reduce
 from tilelink.ops.autocast import cast_for, no_autocast
 from tilelink.ops.checks import check_dim, check_weights
@@ -34,10 +35,13 @@ def linear_of_replicated(
 
     Raises what `linear_all_reduce` raises, before anything is computed.
     """
-    check_dim(x, 0, "dimension")
     cast = cast_for(x)
     x, weights, biases = cast(x), [cast(w) for w in weights], [cast(b) for b in biases]
-    check_weights(x, x.shape[-1], weights, biases)
+    try:
+        check_dim(x, 0, "dimension")
+        check_weights(x, x.shape[-1], weights, biases)
+    except TileLinkError as e:
+        raise type(e)(e.message, Site.of_user()) from None
     with no_autocast(x):
         return list(_LinearOfReplicated.apply(x, group_name, len(weights), *weights, *biases))
 

@@ -26,8 +26,8 @@ class SharedColwiseParallel(ParallelStyle):
 
     `names`: of the linears in the module. `argument`: the parameter of the module's `forward` that holds the input, by
     default the first. Where that is spread over tokens it is a DTensor inside the module, so that its shape there is
-    that of the whole, as after torch's `PrepareModuleInput`, whose place this takes. `input_layouts`: of that argument where it is a plain tensor;
-    `output_layouts`, `use_local_output`, `plan`: of every linear, as in `ColwiseParallel`.
+    that of the whole, as after torch's `PrepareModuleInput`, whose place this takes. `input_layouts`: of that argument,
+    where it is a plain tensor; `output_layouts`, `use_local_output`, `plan`: of each linear, as in `ColwiseParallel`.
 
     Raises ArgumentError, ScheduleError, and ShapeError where a plan is given and features can't be shared.
     """

@@ -30,8 +30,7 @@ def can_be_ours(module: nn.Module, features: str, mesh: DeviceMesh, plan: str | 
         raise ArgumentError(f"{module} is spread already", Site.of_user())
     if type(module) is not nn.Linear:
         if plan is not None:
-            what = "an nn.Linear, no subclass and nothing else, has plans"
-            raise ArgumentError(f"plan is {plan!r} for {module}: {what}", Site.of_user())
+            raise ArgumentError(f"plan is {plan!r} for {module}: only an nn.Linear has plans", Site.of_user())
         return False
     if plan is not None:
         share(getattr(module, features), mesh.size(), features)

@@ -66,7 +66,7 @@ class RowwiseParallel(TorchRowwiseParallel):
         super().__init__(
             input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output
         )
-        check_row_plan(plan, is_shard(self.output_layouts[0]))
+        check_row_plan(plan, is_shard(self.output_layouts[0]), self.output_layouts[0].is_partial())
         self.plan = plan
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

@@ -1,0 +1,279 @@
+"""Layers in Megatron's way, against layers that are whole on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.nn.on_ranks import Part, errors, far, nothing, step
+from tests.nn.test_styles import GROUPS, assert_right
+from tests.ops.on_ranks import computed_by, on_groups, raised
+from tests.runtime.processes import Pool
+from tilelink.nn import ColumnParallelLinear, RowParallelLinear
+
+WIDTH, SIZES = 10, (24, 24, 48)
+
+
+class Whole(nn.Module):
+    """Three layers on one input, a fourth on what they give."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.first = nn.ModuleList(nn.Linear(WIDTH, n, bias) for n in SIZES)
+        self.last = nn.Linear(72, WIDTH, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(joined([layer(x) for layer in self.first]))
+
+
+def joined(outs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """In which features stay with their rank, whatever part of them there is."""
+    a, b, c = outs
+    c, d = c.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([a.sigmoid() * b, c, d], -1).flatten(-2)
+
+
+class Parallel(nn.Module):
+    def __init__(self, whole: Whole, **options: Any) -> None:
+        super().__init__()
+        dim, lengths = options.pop("dim"), options.pop("lengths", None)
+        self.first = ColumnParallelLinear.from_linear(list(whole.first), gather_dim=dim, **options)
+        self.last = RowParallelLinear.from_linear(whole.last, scatter_dim=dim, **options)
+        self.lengths = lengths
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(joined(self.first(x, lengths=self.lengths)), lengths=self.lengths)
+
+
+def as_parts(group: dist.ProcessGroup, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a rank has of the parameters and gradients of a whole module, under the names of a parallel one."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    parts: dict[str, list[torch.Tensor]] = {}
+    for name, t in found.items():
+        kind, _, parameter = name.rpartition("first.")
+        if kind:
+            parts.setdefault(f"{kind}first.{parameter.partition('.')[2]}", []).append(t.chunk(world)[rank])
+        else:
+            parts[name] = [t.chunk(world, 1)[rank] if name.endswith("last.weight") else t]
+    return {name: torch.cat(t) for name, t in parts.items()}
+
+
+def step_wrong(group: dist.ProcessGroup, bias: bool, backend: str = "torch", **options: Any) -> list[str]:
+    """What is wrong of two steps. `options`: of the layers; dim, and lengths of all ranks."""
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    torch.manual_seed(0)
+    whole, wrong = Whole(bias), []
+    parallel = Parallel(whole, group=group, **options)
+    lengths, part = options.get("lengths"), nothing
+    if options["sequence_parallel"]:
+        part = _parts(options["dim"], rank, lengths or [2] * world)
+    with computed_by(backend, group):
+        for _ in range(2):
+            shape = [3, 3, WIDTH]
+            shape[options["dim"]] = sum(lengths or [2] * world)
+            x = torch.randn(shape)
+            wrong += errors(step(parallel, part(x)), as_parts(group, step(whole, x)), part)
+    return wrong
+
+
+def _parts(dim: int, rank: int, lengths: Sequence[int]) -> Part:
+    return lambda t: t.split(list(lengths), dim)[rank]
+
+
+def steps_wrong(group: dist.ProcessGroup) -> list[str]:
+    """With and without sequence parallelism and biases, along both dimensions, in parts of other lengths."""
+    uneven = [5, 0, 3, 1][: dist.get_world_size(group)]
+    cases: list[dict[str, Any]] = [{"dim": 0}, {"dim": 1}, {"dim": 1, "lengths": uneven}]
+    wrong = [e for case in cases for e in step_wrong(group, True, sequence_parallel=True, **case)]
+    wrong += step_wrong(group, False, sequence_parallel=True, dim=0, plan="torch")
+    return wrong + [e for b in (True, False) for e in step_wrong(group, b, sequence_parallel=False, dim=0)]
+
+
+def by_programs(group: dist.ProcessGroup, sequence_parallel: bool) -> list[str]:
+    return step_wrong(group, True, "interpret", sequence_parallel=sequence_parallel, dim=0)
+
+
+def test_layers_are_those_of_one_rank(pool: Pool) -> None:
+    assert_right(pool, GROUPS, steps_wrong)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_layers_by_programs(pool: Pool, sequence_parallel: bool) -> None:
+    assert_right(pool, [(0, 1)], by_programs, sequence_parallel)
+
+
+@pytest.mark.verify
+def test_eight_ranks() -> None:
+    pool = Pool(8)
+    try:
+        assert_right(pool, [tuple(range(8))], step_wrong_of_eight)
+    finally:
+        pool.close()
+
+
+def step_wrong_of_eight(group: dist.ProcessGroup) -> list[str]:
+    return [e for s in (True, False) for e in step_wrong(group, True, sequence_parallel=s, dim=0)]
+
+
+def new_layers(group: dist.ProcessGroup) -> list[str]:
+    """What differs between new layers and new ones of torch with the same seed, cut; and after a round trip by a
+    state_dict, to meta tensors and back."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    wrong = []
+    for cls, sizes, dim in ((ColumnParallelLinear, (6, 5 * world), 0), (RowParallelLinear, (6 * world, 5), 1)):
+        torch.manual_seed(7)
+        layer = cls(*sizes, group=group)
+        torch.manual_seed(7)
+        whole = nn.Linear(*sizes)
+        own_bias = whole.bias.chunk(world)[rank] if dim == 0 else whole.bias
+        if not torch.equal(layer.weight, whole.weight.chunk(world, dim)[rank]) or not torch.equal(layer.bias, own_bias):
+            wrong.append(f"{layer} has other values")
+        empty = cls(*sizes, group=group, device="meta", dtype=torch.float32)
+        empty.load_state_dict(layer.state_dict(), assign=True)
+        if list(layer.state_dict()) != ["weight", "bias"] or not torch.equal(empty.weight, layer.weight):
+            wrong.append(f"{layer} does not come back")
+        frozen = nn.Linear(*sizes, dtype=torch.bfloat16).requires_grad_(False)
+        cut = cls.from_linear(frozen, group=group)
+        if cut.weight.requires_grad or cut.weight.dtype != torch.bfloat16 or cut.weight.is_meta:
+            wrong.append(f"{cut} is not as the layer it was cut from")
+    return wrong
+
+
+def test_new_layers_have_values_of_linear_layers(pool: Pool) -> None:
+    assert_right(pool, [(2,), (1, 2, 3)], new_layers)
+
+
+def aliases(group: dist.ProcessGroup) -> list[str]:
+    """Results of one rank that share memory with what goes in."""
+    x, found = torch.randn(3, 4), []
+    for layer in (ColumnParallelLinear(4, 4, False, group=group), RowParallelLinear(4, 4, False, group=group)):
+        for sequence_parallel in (True, False):
+            layer = type(layer)(4, 4, False, sequence_parallel=sequence_parallel, group=group)
+            y = layer(x)
+            given = [t.untyped_storage().data_ptr() for t in (x, layer.weight)]
+            found += [str(layer)] * (y.untyped_storage().data_ptr() in given)
+    return found
+
+
+def test_results_of_one_rank_alias_nothing(pool: Pool) -> None:
+    assert_right(pool, [(2,)], aliases)
+
+
+def compiled(group: dist.ProcessGroup, sequence_parallel: bool) -> list[str]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    whole = Whole(True)
+    parallel = Parallel(whole, group=group, sequence_parallel=sequence_parallel, dim=0)
+    fast = torch.compile(parallel, backend="aot_eager", fullgraph=True)
+    x = torch.randn(4, WIDTH)
+    part = _parts(0, dist.get_rank(group), [2, 2]) if sequence_parallel else nothing
+    return errors(step(fast, part(x)), as_parts(group, step(whole, x)), part)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_compiled_without_a_break(pool: Pool, sequence_parallel: bool) -> None:
+    assert_right(pool, [(0, 1)], compiled, sequence_parallel)
+
+
+def inside_autocast(group: dist.ProcessGroup) -> list[str]:
+    """Where the dtype of a result or gradient is another than that of a linear layer in autocast."""
+    wrong = []
+    for sequence_parallel in (True, False):
+        torch.manual_seed(0)
+        whole = Whole(True)
+        parallel = Parallel(whole, group=group, sequence_parallel=sequence_parallel, dim=0)
+        x, part = torch.randn(4, WIDTH), _parts(0, dist.get_rank(group), [2, 2]) if sequence_parallel else nothing
+        found = step(parallel, part(x), autocast=True)
+        dtypes = {n: t.dtype for n, t in found.items() if t.dtype != torch.float32}
+        wrong += [] if dtypes == {"result": torch.bfloat16} else [str(dtypes)]
+        wrong += errors(found, as_parts(group, step(whole, x)), part, limit=1e-2)
+    return wrong
+
+
+def test_autocast_holds_as_for_linear_layers(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], inside_autocast)
+
+
+# ---- errors
+
+
+def uneven_columns(g: dist.ProcessGroup) -> None:
+    ColumnParallelLinear(4, [4, 5], group=g)
+
+
+def uneven_rows(g: dist.ProcessGroup) -> None:
+    RowParallelLinear(5, 4, group=g)
+
+
+def plan_where_nothing_is_gathered(g: dist.ProcessGroup) -> None:
+    ColumnParallelLinear(4, 4, plan="push", group=g)
+
+
+def plan_of_another_operator(g: dist.ProcessGroup) -> None:
+    RowParallelLinear(4, 4, sequence_parallel=True, plan="one_shot", group=g)
+
+
+def other_widths(g: dist.ProcessGroup) -> None:
+    ColumnParallelLinear.from_linear([nn.Linear(4, 6), nn.Linear(5, 6)], group=g)
+
+
+def biases_of_some(g: dist.ProcessGroup) -> None:
+    ColumnParallelLinear.from_linear([nn.Linear(4, 6), nn.Linear(4, 6, bias=False)], group=g)
+
+
+def no_layers(g: dist.ProcessGroup) -> None:
+    ColumnParallelLinear.from_linear([], group=g)
+
+
+def lengths_where_tokens_are_whole(g: dist.ProcessGroup) -> None:
+    RowParallelLinear(4, 4, group=g)(torch.zeros(3, 2), lengths=(1, 2))
+
+
+def other_features(g: dist.ProcessGroup) -> None:
+    ColumnParallelLinear(4, 4, group=g)(torch.zeros(3, 5))
+
+
+def one_dimension(g: dist.ProcessGroup) -> None:
+    ColumnParallelLinear(4, 4, group=g)(torch.zeros(4))
+
+
+def tokens_that_can_not_be_shared(g: dist.ProcessGroup) -> None:
+    RowParallelLinear(4, 4, sequence_parallel=True, group=g)(torch.zeros(3, 2))
+
+
+BAD = {
+    uneven_columns: ("ShapeError", "out_features is 5, which 2 ranks can't share evenly"),
+    uneven_rows: ("ShapeError", "in_features is 5, which 2 ranks can't share evenly"),
+    plan_where_nothing_is_gathered: ("ArgumentError", "nothing is gathered where every rank has all of the input"),
+    plan_of_another_operator: ("ScheduleError", "plan is 'one_shot'; plans of linear_reduce_scatter are"),
+    other_widths: ("ArgumentError", "one width, and all a bias or none; these are Linear(in_features=4"),
+    biases_of_some: ("ArgumentError", "one width, and all a bias or none; these are Linear(in_features=4"),
+    no_layers: ("ArgumentError", "one width, and all a bias or none; these are none"),
+    lengths_where_tokens_are_whole: ("ArgumentError", "lengths are (1, 2): every rank has all tokens"),
+    other_features: ("ShapeError", "weight 0 has shape (2, 4), (N, K); K is 5"),
+    one_dimension: ("ShapeError", "two dimensions at least"),
+    tokens_that_can_not_be_shared: ("ShapeError", "dimension 0 of x is 3, which 2 ranks can't share evenly"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda f: f.__name__)
+def test_bad_layers(pool: Pool, bad: Callable[[dist.ProcessGroup], None]) -> None:
+    kind, text = BAD[bad]
+    for ((found, message, site),) in pool.results(on_groups, [(0, 1)], raised, bad)[:2]:
+        assert (found, text in message) == (kind, True), message
+        assert site.file.endswith("test_parallel_layers.py")
+
+
+def test_wrong_numbers_are_noticed() -> None:
+    right = {"result": torch.ones(4), "gradient of x": torch.ones(4), "gradient of w": torch.ones(4)}
+    assert errors(right, right, nothing) == []
+    assert errors(right | {"gradient of w": torch.tensor([1.0, 1.0, 1.0, 1.001])}, right, nothing)
+    assert errors(right | {"result": torch.full((4,), torch.nan)}, right, nothing)
+    assert far(torch.ones(3), torch.ones(4)) == float("inf")

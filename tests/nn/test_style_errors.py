@@ -1,0 +1,119 @@
+"""Styles that can't be: a clear error, with the user's line, before anything is sent or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from tests.nn.on_ranks import feed_forward, mesh_of
+from tests.ops.on_ranks import on_groups, raised
+from tests.runtime.processes import Pool
+from tilelink import nn as tnn
+
+TOKENS = Shard(1)
+
+
+def no_such_plan(g: dist.ProcessGroup) -> None:
+    tnn.ColwiseParallel(input_layouts=TOKENS, plan="fastest")
+
+
+def plan_of_another_operator(g: dist.ProcessGroup) -> None:
+    tnn.RowwiseParallel(plan="ring")
+
+
+def plan_where_nothing_is_gathered(g: dist.ProcessGroup) -> None:
+    tnn.SharedColwiseParallel("gate", "up", plan="push")
+
+
+def no_names(g: dist.ProcessGroup) -> None:
+    tnn.SharedColwiseParallel(input_layouts=TOKENS)
+
+
+def applied(g: dist.ProcessGroup, style: ParallelStyle, module: nn.Module | None = None) -> None:
+    parallelize_module(module or nn.Linear(8, 7), mesh_of(g), style)
+
+
+def uneven_with_a_plan(g: dist.ProcessGroup) -> None:
+    applied(g, tnn.ColwiseParallel(input_layouts=TOKENS, plan="push"))
+
+
+def uneven_rows_with_a_plan(g: dist.ProcessGroup) -> None:
+    applied(g, tnn.RowwiseParallel(plan="push"), nn.Linear(7, 8))
+
+
+def embedding_with_a_plan(g: dist.ProcessGroup) -> None:
+    applied(g, tnn.RowwiseParallel(output_layouts=TOKENS, plan="ring"), nn.Embedding(8, 8))
+
+
+def partial_with_a_plan(g: dist.ProcessGroup) -> None:
+    tnn.RowwiseParallel(output_layouts=Partial(), plan="push")
+
+
+def no_such_linear(g: dist.ProcessGroup) -> None:
+    applied(g, tnn.SharedColwiseParallel("gate", "down.bias"), feed_forward(g)[1])
+
+
+def no_such_argument(g: dist.ProcessGroup) -> None:
+    applied(g, tnn.SharedColwiseParallel("gate", "up", argument="memory"), feed_forward(g)[1])
+
+
+def spread_twice(g: dist.ProcessGroup) -> None:
+    applied(g, tnn.ColwiseParallel(input_layouts=TOKENS), feed_forward(g)[0].get_submodule("gate"))
+
+
+def two_dimensions(g: dist.ProcessGroup) -> None:
+    mesh = DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("dp", "tp"), _init_backend=False)
+    parallelize_module(nn.Linear(8, 8), mesh, tnn.RowwiseParallel())
+
+
+def another_input(g: dist.ProcessGroup) -> None:
+    parallel, _ = feed_forward(g)
+    x = torch.zeros(2, 3, 48)
+    parallel.get_submodule("gate")(x)
+    parallel.get_submodule("up")(x + 1)
+
+
+def float64(g: dist.ProcessGroup) -> None:
+    module = nn.Linear(8, 8).double()
+    applied(g, tnn.ColwiseParallel(), module)
+    module(torch.zeros(2, 8, dtype=torch.float64))
+
+
+def other_features(g: dist.ProcessGroup) -> None:
+    module = nn.Linear(8, 8)
+    applied(g, tnn.RowwiseParallel(output_layouts=Shard(0)), module)
+    module(torch.zeros(2, 5))
+
+
+BAD = {
+    no_such_plan: ("ScheduleError", "plans of all_gather_linear are push"),
+    plan_of_another_operator: ("ScheduleError", "plans of linear_all_reduce are"),
+    plan_where_nothing_is_gathered: ("ArgumentError", "plan is 'push': nothing is gathered"),
+    partial_with_a_plan: ("ArgumentError", "plan is 'push': nothing is summed"),
+    no_names: ("ArgumentError", "no names of linears"),
+    uneven_with_a_plan: ("ShapeError", "out_features is 7, which 2 ranks can't share evenly"),
+    uneven_rows_with_a_plan: ("ShapeError", "in_features is 7, which 2 ranks can't share evenly"),
+    embedding_with_a_plan: ("ArgumentError", "plan is 'ring' for Embedding(8, 8): only"),
+    no_such_linear: ("ArgumentError", "'down.bias' is no linear of FeedForward, which has gate, up, down"),
+    no_such_argument: ("ArgumentError", "forward of FeedForward takes (x): there is no memory"),
+    spread_twice: ("ArgumentError", "is spread already"),
+    two_dimensions: ("ArgumentError", "the mesh has 2 dimensions ('dp', 'tp'); layers are spread over one, mesh['tp']"),
+    another_input: ("ArgumentError", "up is called with another tensor than gate"),
+    float64: ("DtypeError", "x is float64"),
+    other_features: ("ShapeError", "weight 0 has shape (8, 4)"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda f: f.__name__)
+def test_bad_styles(pool: Pool, bad: Callable[[dist.ProcessGroup], None]) -> None:
+    kind, text = BAD[bad]
+    for ((found, message, site),) in pool.results(on_groups, [(0, 1)], raised, bad)[:2]:
+        assert (found, text in message) == (kind, True), message
+        assert site.file.endswith("test_style_errors.py")
