@@ -5,6 +5,8 @@
 TORCH = torch==2.13.0 triton==3.7.1
 # The NVSHMEM whose bitcode the tests link: 139 MB, beside .venv, since torch would take an installed one for its own.
 NVSHMEM = nvidia-nvshmem-cu12==3.4.5
+# The transformers whose models the long suites parallelize; beside .venv, as nobody else needs it.
+TRANSFORMERS = transformers==5.23.0
 # The oldest and the newest supported Triton, which `make versions` runs the marked tests on.
 TRITONS = 3.6.0 3.9.0
 # Those besides the one in .venv that `make gates` compiles all kernels with: every supported minor.
@@ -51,7 +53,7 @@ gpu: ## one script of under 8 minutes for a machine with a GPU; results in bench
 		|| { $(MAKE) --no-print-directory setup; python=$(RUN); }; \
 	PYTHONPATH=$(CURDIR) $$python -m bench.gpu $(ARGS)
 
-verify: versions .triton/nvshmem/.ready ## the long suites, and the Triton versions; ARGS as for test
+verify: versions .triton/nvshmem/.ready .triton/transformers/.ready ## the long suites, and the Triton versions; ARGS as for test
 	$(RUN) -m pytest -q -m "verify and not gpu" $(ARGS)
 
 versions: $(TRITONS:%=triton-%) ## the tests marked versions, on the oldest and the newest Triton
@@ -76,6 +78,10 @@ $(READY): pyproject.toml Makefile tools/setup.py
 .triton/nvshmem/.ready: .venv/pyvenv.cfg
 	rm -rf $(@D)
 	-$(RUN) -m pip install -q --disable-pip-version-check --no-deps --target $(@D) $(NVSHMEM) && touch $@
+
+.triton/transformers/.ready: .venv/pyvenv.cfg
+	rm -rf $(@D)
+	-$(RUN) -m pip install -q --disable-pip-version-check --target $(@D) $(TRANSFORMERS) && touch $@
 
 .PHONY: $(GATED:%=gates-%)
 $(GATED:%=gates-%): gates-%: .triton/%/.ready

@@ -28,7 +28,7 @@ def test_block_on_groups_of_all_sizes(pool: Pool) -> None:
 
 
 def test_layouts_are_those_of_torch(pool: Pool) -> None:
-    assert_right(pool, [(0, 1)], on_ranks.layouts_wrong, True)
+    assert_right(pool, [(0, 1)], on_ranks.layouts_wrong, True, 4)
 
 
 @pytest.mark.verify

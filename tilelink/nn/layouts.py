@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -48,7 +48,7 @@ def check_mesh(mesh: DeviceMesh) -> None:
         raise ArgumentError(f"the mesh has {which}; layers are spread over one, mesh['tp']", Site.of_user())
 
 
-def is_shard(placement: Placement) -> bool:
+def is_shard(placement: Placement) -> TypeGuard[Shard]:
     """Whether parts lie along a dimension in the order of ranks, which those of other subclasses do not."""
     return type(placement) is Shard
 
@@ -73,8 +73,9 @@ def spread(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> Spread:
     if not isinstance(x, DTensor) and (is_shard(placement) or placement.is_replicate()):
         return Spread(x, dim_of(placement, x), None)
     whole = as_dtensor(x, mesh, placement)
-    if is_shard(whole.placements[0]):
-        dim = whole.placements[0].dim % x.dim()
+    (placement,) = whole.placements
+    if is_shard(placement):
+        dim = placement.dim % x.dim()
         return Spread(whole.to_local(), dim, uneven_lengths(whole.shape[dim], mesh.size()))
     whole = redistributed(whole, Replicate())
     return Spread(whole.to_local(grad_placements=[Partial()]), None, None, partial=True)
