@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import parallel as torch_styles
 from torch.distributed.tensor.parallel import ParallelStyle, SequenceParallel, parallelize_module
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from examples.parallel_llama_block import BATCH, OURS, TOKENS, TORCHS, WIDTH, Block, FeedForward
 from tests.ops.on_ranks import computed_by
 from tilelink import nn as tnn
+from tilelink.errors import TileLinkError
 
 LIMIT = 1e-5
 """Relative RMS in float32."""
@@ -381,3 +383,32 @@ def compiled_block(group: dist.ProcessGroup, plan: str, backend: str) -> tuple[i
         x = torch.randn(BATCH, tokens, WIDTH)
         wrong += errors(step(fast, part(x)), step(block, x), part)
     return counter.frame_count, wrong
+
+
+def inside_fsdp(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of two steps of a block under FSDP over pairs of ranks that share their tokens' parts; and whether
+    FSDP of a layer that has siblings is refused."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(1)
+    block = Block(True)
+    parallel = parallelize_module(copy.deepcopy(block), mesh["tp"], OURS)
+    fully_shard(parallel, mesh=mesh["dp"])
+    data, tokens = mesh["dp"].get_local_rank(), mesh["tp"].get_local_rank()
+    wrong = []
+    for _ in range(2):
+        x = torch.randn(2 * BATCH, TOKENS, WIDTH)
+        parallel.zero_grad()
+        block.zero_grad()
+        y, right = parallel(x.chunk(2)[data].chunk(2, 1)[tokens]), block(x)
+        (2 * y.square().sum()).backward()  # FSDP takes the mean over pairs
+        right.square().sum().backward()
+        found = {"result": y} | {n: p.grad.full_tensor() for n, p in parallel.named_parameters()}  # type: ignore[union-attr]
+        wanted = {"result": right.chunk(2)[data].chunk(2, 1)[tokens]} | {n: p.grad for n, p in block.named_parameters()}
+        wrong += [f"{n}: {far(t, wanted[n]):.1e}" for n, t in found.items() if not far(t, wanted[n]) < LIMIT]  # type: ignore[arg-type]
+    layer = parallelize_module(FeedForward(True), mesh["tp"], SPREAD)
+    fully_shard(layer.up, mesh=mesh["dp"])
+    try:
+        layer(torch.zeros(BATCH, TOKENS, WIDTH))
+    except TileLinkError as e:
+        return wrong if "give fully_shard the module that shares its input" in e.message else [e.message]
+    return [*wrong, "nothing was said"]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.nn.on_ranks import Part, errors, far, nothing, step
+from tests.nn.on_ranks import Part, errors, far, mesh_of, nothing, step
 from tests.nn.test_styles import GROUPS, assert_right
 from tests.ops.on_ranks import computed_by, on_groups, raised
 from tests.runtime.processes import Pool
@@ -134,7 +134,7 @@ def new_layers(group: dist.ProcessGroup) -> list[str]:
         own_bias = whole.bias.chunk(world)[rank] if dim == 0 else whole.bias
         if not torch.equal(layer.weight, whole.weight.chunk(world, dim)[rank]) or not torch.equal(layer.bias, own_bias):
             wrong.append(f"{layer} has other values")
-        empty = cls(*sizes, group=group, device="meta", dtype=torch.float32)
+        empty = cls(*sizes, group=mesh_of(group), device="meta", dtype=torch.float32)
         empty.load_state_dict(layer.state_dict(), assign=True)
         if list(layer.state_dict()) != ["weight", "bias"] or not torch.equal(empty.weight, layer.weight):
             wrong.append(f"{layer} does not come back")

@@ -94,6 +94,11 @@ def test_prepared_layers_make_nothing_new(pool: Pool) -> None:
 
 
 @pytest.mark.verify
+def test_inside_fsdp(pool: Pool) -> None:
+    assert_right(pool, [(0, 1, 2, 3)], on_ranks.inside_fsdp)
+
+
+@pytest.mark.verify
 def test_compiled_without_a_break(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], on_ranks.compiled)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from tilelink.errors import ArgumentError, Site
 from tilelink.nn.linear import check_column_plan, column_linear
@@ -25,8 +26,8 @@ class ColumnParallelLinear(nn.Module):
     the layer is `tilelink.ops.all_gather_linear` with `plan`; without it every rank has all tokens, nothing is sent in
     the forward, and the gradient of the input comes by `tilelink.ops.linear_all_reduce`.
 
-    A new layer has the values that `nn.Linear` would have, cut: seed all ranks alike. `group`: of torch.distributed, by
-    default all processes. Raises ShapeError, ScheduleError, ArgumentError, WorldError.
+    A new layer has the values that `nn.Linear` would have, cut: seed all ranks alike. `group`: of torch.distributed, or
+    a mesh of one dimension; by default all processes. Raises ShapeError, ScheduleError, ArgumentError, WorldError.
     """
 
     weight: nn.Parameter
@@ -40,7 +41,7 @@ class ColumnParallelLinear(nn.Module):
         *,
         sequence_parallel: bool = False,
         gather_dim: int = 0,
-        group: dist.ProcessGroup | str | None = None,
+        group: dist.ProcessGroup | DeviceMesh | str | None = None,
         plan: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

@@ -74,6 +74,10 @@ class Siblings:
 
     def _computed(self, input: torch.Tensor) -> dict[str, torch.Tensor]:
         layers = list(self.layers.values())
+        for name, layer in self.layers.items():
+            if layer.weight.device_mesh.ndim != 1:  # FSDP has not gathered it
+                what = f"the weight of {name} is spread over {layer.weight.device_mesh}, too"
+                raise ArgumentError(f"{what}: give fully_shard the module that shares its input", Site.of_user())
         layouts = layers[0].layouts
         x, dim, lengths, partial = spread(input, layers[0].weight.device_mesh, layouts.input)
         weights, biases = [layer.weight.to_local() for layer in layers], [local(layer.bias) for layer in layers]

@@ -11,7 +11,6 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from tilelink.errors import ArgumentError, Site
 from tilelink.nn.shards import uneven_lengths
 
 
@@ -39,13 +38,6 @@ class Spread(NamedTuple):
     dim: int | None
     lengths: list[int] | None
     partial: bool = False
-
-
-def check_mesh(mesh: DeviceMesh) -> None:
-    """Raises ArgumentError unless the mesh has one dimension."""
-    if mesh.ndim != 1:
-        which = f"{mesh.ndim} dimensions {mesh.mesh_dim_names or ''}".rstrip()
-        raise ArgumentError(f"the mesh has {which}; layers are spread over one, mesh['tp']", Site.of_user())
 
 
 def is_shard(placement: Placement) -> TypeGuard[Shard]:

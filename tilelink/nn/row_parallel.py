@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from tilelink.nn.linear import check_row_plan, row_linear
 from tilelink.nn.shards import copy_part, share, shown
@@ -23,8 +24,8 @@ class RowParallelLinear(nn.Module):
     of the tokens along `scatter_dim`, by `tilelink.ops.linear_reduce_scatter`; without it all of it on every rank, by
     `tilelink.ops.linear_all_reduce`. `plan`: one of that operator.
 
-    A new layer has the values that `nn.Linear` would have, cut: seed all ranks alike. `group`: of torch.distributed, by
-    default all processes. Raises ShapeError, ScheduleError, WorldError.
+    A new layer has the values that `nn.Linear` would have, cut: seed all ranks alike. `group`: of torch.distributed, or
+    a mesh of one dimension; by default all processes. Raises ShapeError, ScheduleError, WorldError.
     """
 
     weight: nn.Parameter
@@ -38,7 +39,7 @@ class RowParallelLinear(nn.Module):
         *,
         sequence_parallel: bool = False,
         scatter_dim: int = 0,
-        group: dist.ProcessGroup | str | None = None,
+        group: dist.ProcessGroup | DeviceMesh | str | None = None,
         plan: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

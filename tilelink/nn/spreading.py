@@ -12,15 +12,15 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from tilelink.errors import ArgumentError, Site
 from tilelink.nn.dtensor_linear import ColwiseLinear, RowwiseLinear, Siblings
-from tilelink.nn.layouts import Layouts, check_mesh
+from tilelink.nn.layouts import Layouts
 from tilelink.nn.shards import share
+from tilelink.ops.collectives import name_of_group
 
 
 def layouts_of(style: ColwiseParallel | RowwiseParallel, mesh: DeviceMesh, plan: str | None) -> Layouts:
     """What a style says, on a mesh. Raises ArgumentError where that has more than one dimension."""
-    check_mesh(mesh)
     (given,), (wanted,) = style.input_layouts, style.output_layouts
-    return Layouts(given, wanted, style.use_local_output, plan, mesh.get_group().group_name)
+    return Layouts(given, wanted, style.use_local_output, plan, name_of_group(mesh))
 
 
 def can_be_ours(module: nn.Module, features: str, mesh: DeviceMesh, plan: str | None) -> TypeGuard[nn.Linear]:

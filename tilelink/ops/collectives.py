@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
 
-from tilelink.errors import RankError, Site, WorldError
+from tilelink.errors import ArgumentError, RankError, Site, WorldError
 
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -41,17 +42,28 @@ def size_of_group(name: str) -> int:
     return int(c10d._get_group_size_by_name(name))  # type: ignore[arg-type]
 
 
-def name_of_group(group: dist.ProcessGroup | str | None) -> str:
-    """The name under which operators find a group; by default that of all processes. Raises WorldError, RankError."""
+def name_of_group(group: dist.ProcessGroup | DeviceMesh | str | None) -> str:
+    """The name under which operators find a group, or that of a mesh with one dimension; by default that of all
+    processes. Raises WorldError, RankError, ArgumentError."""
     if isinstance(group, str):
         return group
     if not dist.is_available() or not dist.is_initialized():
         start = 'torch.distributed.init_process_group("gloo")'
         raise WorldError(f"there are no processes to group: call {start}", Site.of_user())
+    if isinstance(group, DeviceMesh):
+        check_mesh(group)
+        group = group.get_group()
     members = dist.group.WORLD if group is None else group
     if not isinstance(members, dist.ProcessGroup):
         raise RankError("this process is no rank of the group: only its members call operators on it", Site.of_user())
     return str(members.group_name)
+
+
+def check_mesh(mesh: DeviceMesh) -> None:
+    """Raises ArgumentError unless the mesh has one dimension."""
+    if mesh.ndim != 1:
+        which = f"{mesh.ndim} dimensions {mesh.mesh_dim_names or ''}".rstrip()
+        raise ArgumentError(f"the mesh has {which}; layers are spread over one, mesh['tp']", Site.of_user())
 
 
 def all_gather(members: Members, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
