@@ -290,6 +290,23 @@ class Tied(nn.Module):
         return self.second(self.first(x))
 
 
+def broken_off(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of a step after a forward that called only the gate, with the same tensor."""
+    parallel, right = feed_forward(group)
+    torch.manual_seed(4)
+    x, part = torch.randn(BATCH, TOKENS, WIDTH), own_tokens(group)
+    mine = DTensor.from_local(part(x), mesh_of(group), [Shard(1)])
+    parallel.gate(mine)  # type: ignore[operator]
+    with torch.no_grad():
+        for p in (*parallel.parameters(), *right.parameters()):
+            p.mul_(2)
+    swapped = [copy.copy(layer) for layer in (parallel, right)]
+    for layer in swapped:
+        layer.forward = lambda x, of=layer: of.down(of.up(x) * of.gate(x))
+    y, wanted = swapped[0](mine), part(swapped[1](x))
+    return [] if far(y, wanted) < LIMIT else [f"{far(y, wanted):.1e}"]
+
+
 def tied(group: dist.ProcessGroup) -> list[str]:
     torch.manual_seed(3)
     right = Tied()

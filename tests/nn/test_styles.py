@@ -74,7 +74,8 @@ def test_layers_that_share_their_input_send_once(
 
 
 SINGLE = [
-    on_ranks.round_trip, on_ranks.checkpointed, on_ranks.tied, on_ranks.uneven_features, on_ranks.uneven_tokens
+    on_ranks.round_trip, on_ranks.checkpointed, on_ranks.broken_off, on_ranks.tied, on_ranks.uneven_features,
+    on_ranks.uneven_tokens,
 ]  # fmt: skip
 
 

@@ -56,6 +56,10 @@ class Siblings:
 
     def __init__(self, layers: dict[str, ColwiseLinear]) -> None:
         self.layers = layers
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops results that nobody has taken."""
         self._input: torch.Tensor | None = None
         self._waiting: dict[str, torch.Tensor] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel as TorchColwisePar
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from tilelink.errors import ArgumentError, Site
+from tilelink.nn.dtensor_linear import ColwiseLinear
 from tilelink.nn.layouts import Layouts, as_dtensor, redistributed
 from tilelink.nn.spreading import can_be_ours, layouts_of, make_colwise
 from tilelink.nn.styles import ColwiseParallel
@@ -52,12 +54,11 @@ class SharedColwiseParallel(ParallelStyle):
         style, linears = self.style, _children(module, self.names)
         layouts = layouts_of(style, device_mesh, style.plan)
         place, name = _parameter(module, self.argument)
-        as_input = as_dtensor
         ours = {n: m for n, m in linears.items() if can_be_ours(m, "out_features", device_mesh, style.plan)}
         if len(ours) == len(linears):
             make_colwise(ours, device_mesh, layouts, self.src_data_rank)
-            if layouts.input.is_replicate():
-                return module
+            module.register_forward_pre_hook(partial(_forget, self.names[0]))
+            as_input = _annotated
         else:
             _as_in_torch(linears, device_mesh, layouts, self.src_data_rank)
             as_input = _gathered
@@ -70,6 +71,13 @@ class SharedColwiseParallel(ParallelStyle):
 
         module.register_forward_pre_hook(with_input, with_kwargs=True)
         return module
+
+
+def _forget(name: str, module: nn.Module, _: Any) -> None:
+    """Drops what a forward that did not end, or called only some of the linears, has left behind."""
+    linear = module.get_submodule(name)
+    assert isinstance(linear, ColwiseLinear)
+    linear.siblings.forget()
 
 
 def _children(module: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
@@ -98,6 +106,11 @@ def _as_in_torch(linears: Mapping[str, nn.Module], mesh: DeviceMesh, layouts: La
     style.src_data_rank = source
     for linear in linears.values():
         style._apply(linear, mesh)
+
+
+def _annotated(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torch.Tensor:
+    """A DTensor, whose shape is that of the whole; or x, whose shape is, where every rank has all of it."""
+    return x if placement.is_replicate() else as_dtensor(x, mesh, placement)
 
 
 def _gathered(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
