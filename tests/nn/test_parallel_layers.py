@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.nn.groups import GROUPS, assert_right
 from tests.nn.on_ranks import Part, errors, far, mesh_of, nothing, step
-from tests.nn.test_styles import GROUPS, assert_right
 from tests.ops.on_ranks import computed_by, on_groups, raised
 from tests.runtime.processes import Pool
 from tilelink.nn import ColumnParallelLinear, RowParallelLinear

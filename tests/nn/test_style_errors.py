@@ -12,7 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from tests.nn.on_ranks import feed_forward, mesh_of
+from tests.nn.feed_forward import feed_forward
+from tests.nn.on_ranks import mesh_of
 from tests.ops.on_ranks import on_groups, raised
 from tests.runtime.processes import Pool
 from tilelink import nn as tnn

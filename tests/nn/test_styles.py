@@ -6,16 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.nn import on_ranks
+from tests.nn import feed_forward, on_ranks, one_linear
+from tests.nn.groups import GROUPS, assert_right
 from tests.ops.on_ranks import on_groups
 from tests.runtime.processes import Pool
-
-GROUPS = [(2,), (0, 1), (1, 2, 3), (0, 1, 2, 3)]
-
-
-def assert_right(pool: Pool, groups: list[tuple[int, ...]], function: object, *arguments: object) -> None:
-    for of_rank in pool.results(on_groups, groups, function, *arguments):
-        assert [e for of_group in of_rank for e in of_group] == []
 
 
 @pytest.mark.parametrize("plan", on_ranks.PLANS)
@@ -28,14 +22,14 @@ def test_block_on_groups_of_all_sizes(pool: Pool) -> None:
 
 
 def test_layouts_are_those_of_torch(pool: Pool) -> None:
-    assert_right(pool, [(0, 1)], on_ranks.layouts_wrong, True, 4)
+    assert_right(pool, [(0, 1)], one_linear.layouts_wrong, True, 4)
 
 
 @pytest.mark.verify
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("group", GROUPS, ids=len)
 def test_layouts_are_those_of_torch_on_groups_of_all_sizes(pool: Pool, group: tuple[int, ...], bias: bool) -> None:
-    assert_right(pool, [group], on_ranks.layouts_wrong, bias)
+    assert_right(pool, [group], one_linear.layouts_wrong, bias)
 
 
 @pytest.mark.verify
@@ -51,7 +45,7 @@ def test_eight_ranks() -> None:
     try:
         for plan in on_ranks.PLANS:
             assert_right(pool, [tuple(range(8))], on_ranks.block_wrong, plan, "torch")
-        assert_right(pool, [tuple(range(8))], on_ranks.layouts_wrong, True)
+        assert_right(pool, [tuple(range(8))], one_linear.layouts_wrong, True)
     finally:
         pool.close()
 
@@ -74,8 +68,8 @@ def test_layers_that_share_their_input_send_once(
 
 
 SINGLE = [
-    on_ranks.round_trip, on_ranks.checkpointed, on_ranks.broken_off, on_ranks.tied, on_ranks.uneven_features,
-    on_ranks.uneven_tokens,
+    feed_forward.round_trip, feed_forward.checkpointed, feed_forward.broken_off, feed_forward.tied,
+    feed_forward.uneven_features, feed_forward.uneven_tokens,
 ]  # fmt: skip
 
 
@@ -86,22 +80,22 @@ def test_layers(pool: Pool, function: Callable[..., object]) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("interpret", marks=pytest.mark.verify)])
 def test_autocast_holds_as_for_linear_layers(pool: Pool, backend: str) -> None:
-    assert_right(pool, [(0, 1)], on_ranks.inside_autocast, backend)
+    assert_right(pool, [(0, 1)], feed_forward.inside_autocast, backend)
 
 
 def test_prepared_layers_make_nothing_new(pool: Pool) -> None:
-    for (found,) in pool.results(on_groups, [(0, 1)], on_ranks.prepared)[:2]:
+    for (found,) in pool.results(on_groups, [(0, 1)], feed_forward.prepared)[:2]:
         assert found == (0, 0, [])
 
 
 @pytest.mark.verify
 def test_inside_fsdp(pool: Pool) -> None:
-    assert_right(pool, [(0, 1, 2, 3)], on_ranks.inside_fsdp)
+    assert_right(pool, [(0, 1, 2, 3)], feed_forward.inside_fsdp)
 
 
 @pytest.mark.verify
 def test_compiled_without_a_break(pool: Pool) -> None:
-    assert_right(pool, [(0, 1)], on_ranks.compiled)
+    assert_right(pool, [(0, 1)], feed_forward.compiled)
 
 
 @pytest.mark.verify

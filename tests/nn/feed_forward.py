@@ -1,0 +1,215 @@
+"""A feed-forward layer by our styles, in the ways in which models use layers; the functions here run on every rank."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import parallel as torch_styles
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from examples.parallel_llama_block import BATCH, OURS, TOKENS, WIDTH, Block, FeedForward
+from tests.nn.on_ranks import LIMIT, REPLICATED, errors, far, mesh_of, nothing, own_tokens, step, whole
+from tests.ops.on_ranks import computed_by
+from tilelink import nn as tnn
+from tilelink.errors import TileLinkError
+
+SPREAD = {k.partition(".")[2]: v for k, v in OURS.items() if k.startswith("feed_forward")}
+"""A plan for it."""
+
+
+def feed_forward(group: dist.ProcessGroup, plan: dict[str, ParallelStyle] | None = None) -> tuple[nn.Module, nn.Module]:
+    """One that is parallel, and the same whole."""
+    torch.manual_seed(3)
+    layer = FeedForward(True)
+    return parallelize_module(copy.deepcopy(layer), mesh_of(group), plan or SPREAD), layer
+
+
+def compared(group: dist.ProcessGroup, parallel: nn.Module, right: nn.Module, **more: Any) -> list[str]:
+    """What is wrong of a step."""
+    torch.manual_seed(4)
+    x, part = torch.randn(BATCH, TOKENS, WIDTH), own_tokens(group)
+    return errors(step(parallel, part(x)), step(right, x), part, **more)
+
+
+def round_trip(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of a layer that was loaded with the state of one by torch's styles, and the other way round; and of
+    one that was copied."""
+    torchs = {
+        "gate": torch_styles.ColwiseParallel(input_layouts=Shard(1)),
+        "up": torch_styles.ColwiseParallel(input_layouts=Shard(1)),
+        "down": torch_styles.RowwiseParallel(output_layouts=Shard(1)),
+    }
+    (ours, right), (theirs, _) = feed_forward(group), feed_forward(group, torchs)
+    wrong = []
+    for one, other in ((ours, theirs), (theirs, ours)):
+        a, b = one.state_dict(), other.state_dict()
+        if [(k, v.placements, v.shape) for k, v in a.items()] != [(k, v.placements, v.shape) for k, v in b.items()]:
+            wrong.append(f"{a} and {b} are laid out otherwise")
+        with torch.no_grad():
+            for p in one.parameters():
+                p.add_(torch.ones_like(p))
+        other.load_state_dict(one.state_dict())
+        right.load_state_dict({k: whole(v) for k, v in one.state_dict().items()})
+        wrong += compared(group, copy.deepcopy(other), copy.deepcopy(right), limit=5e-5)
+    return wrong
+
+
+def checkpointed(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of a layer whose forward is done again in the backward."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Again(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return checkpoint(self.layer, x, use_reentrant=False)
+
+    parallel, right = map(Again, feed_forward(group))
+    return compared(group, parallel, right) + compared(group, parallel, right)
+
+
+class Tied(nn.Module):
+    """Two uses of one layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = FeedForward(True), FeedForward(True)
+        self.tie()
+
+    def tie(self) -> None:
+        for name in ("gate", "up", "down"):
+            self.second.get_submodule(name).weight = self.first.get_submodule(name).weight  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+def broken_off(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of a step after a forward that called only the gate, with the same tensor."""
+    parallel, right = feed_forward(group)
+    torch.manual_seed(4)
+    x, part = torch.randn(BATCH, TOKENS, WIDTH), own_tokens(group)
+    mine = DTensor.from_local(part(x), mesh_of(group), [Shard(1)])
+    parallel.gate(mine)  # type: ignore[operator]
+    with torch.no_grad():
+        for p in (*parallel.parameters(), *right.parameters()):
+            p.mul_(2)
+    swapped = [copy.copy(layer) for layer in (parallel, right)]
+    for layer in swapped:
+        layer.forward = lambda x, of=layer: of.down(of.up(x) * of.gate(x))
+    y, wanted = swapped[0](mine), part(swapped[1](x))
+    return [] if far(y, wanted) < LIMIT else [f"{far(y, wanted):.1e}"]
+
+
+def tied(group: dist.ProcessGroup) -> list[str]:
+    torch.manual_seed(3)
+    right = Tied()
+    plan = {f"{n}.{k}".rstrip("."): v for n in ("first", "second") for k, v in SPREAD.items()}
+    parallel = parallelize_module(copy.deepcopy(right), mesh_of(group), plan)
+    parallel.tie()
+    return compared(group, parallel, right)
+
+
+def uneven_features(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of layers whose features the ranks can't share evenly: they are as in torch."""
+    wrong = []
+    whole_output: dict[str, Any] = {"input_layouts": Shard(1), "use_local_output": False}
+    shared, one = tnn.SharedColwiseParallel("gate", "up", **whole_output), tnn.ColwiseParallel(**whole_output)
+    for plan in ({"": shared}, {"gate": one, "up": one}):
+        torch.manual_seed(3)
+        layer = FeedForward(True)
+        layer.gate, layer.up, layer.down = nn.Linear(WIDTH, 5), nn.Linear(WIDTH, 5), nn.Linear(5, WIDTH)
+        parallel = parallelize_module(copy.deepcopy(layer), mesh_of(group), {"down": SPREAD["down"], **plan})
+        assert "ColwiseLinear" not in str(parallel) and "RowwiseLinear" not in str(parallel)
+        wrong += compared(group, parallel, layer)
+    return wrong
+
+
+def uneven_tokens(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of a layer for tokens that a DTensor spreads unevenly, and of its result, which is one, too."""
+    plan = SPREAD | {"down": tnn.RowwiseParallel(output_layouts=Shard(1), use_local_output=False)}
+    parallel, right = feed_forward(group, plan)
+    wrong = []
+    for tokens in (5, 1):
+        torch.manual_seed(5)
+        x = torch.randn(BATCH, tokens, WIDTH)
+        spread = distribute_tensor(x, mesh_of(group), [Shard(1)])
+        wrong += errors(step(parallel, spread), step(right, x), nothing)
+    return wrong
+
+
+def inside_autocast(group: dist.ProcessGroup, backend: str) -> list[str]:
+    """What is wrong of layers in torch.autocast, with two roundings to bfloat16 in a row."""
+    wrong = []
+    for plan in (SPREAD, {k.partition(".")[2]: v for k, v in REPLICATED.items() if k.startswith("feed_forward")}):
+        parallel, right = feed_forward(group, plan)
+        part = own_tokens(group) if plan is SPREAD else nothing
+        torch.manual_seed(4)
+        x = torch.randn(BATCH, TOKENS, WIDTH)
+        with computed_by(backend, group):
+            found = step(parallel, part(x), autocast=True)
+        dtypes = {n: t.dtype for n, t in found.items() if t.dtype != torch.float32}
+        wrong += [] if dtypes == {"result": torch.bfloat16} else [str(dtypes)]
+        wrong += errors(found, step(right, x), part, limit=1e-2)
+    return wrong
+
+
+def prepared(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
+    """How many programs `prepare` launches for a layer, how many a step has to prepare then, what is wrong of it."""
+    import tilelink.ops as ops
+    from tilelink.runtime.prepare import prepare_bound
+
+    parallel, right = feed_forward(group)
+    x = own_tokens(group)(torch.randn(BATCH, TOKENS, WIDTH)).requires_grad_()
+    with computed_by("interpret", group):
+        runs = ops.lane(group).runs
+        ops.prepare(parallel, x)
+        launched, before = ops.lane(group).runs - runs, prepare_bound.cache_info().misses
+        assert all(p.grad is None for p in parallel.parameters())
+        wrong = compared(group, parallel, right)
+        return launched, prepare_bound.cache_info().misses - before, wrong
+
+
+def compiled(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of a layer that is compiled without a break."""
+    torch._dynamo.reset()
+    parallel, right = feed_forward(group)
+    fast = torch.compile(parallel, backend="aot_eager", fullgraph=True)
+    return [e for _ in range(2) for e in compared(group, fast, right)]
+
+def inside_fsdp(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of two steps of a block under FSDP over pairs of ranks that share their tokens' parts; and whether
+    FSDP of a layer that has siblings is refused."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(1)
+    block = Block(True)
+    parallel = parallelize_module(copy.deepcopy(block), mesh["tp"], OURS)
+    fully_shard(parallel, mesh=mesh["dp"])
+    data, tokens = mesh["dp"].get_local_rank(), mesh["tp"].get_local_rank()
+    wrong = []
+    for _ in range(2):
+        x = torch.randn(2 * BATCH, TOKENS, WIDTH)
+        parallel.zero_grad()
+        block.zero_grad()
+        y, right = parallel(x.chunk(2)[data].chunk(2, 1)[tokens]), block(x)
+        (2 * y.square().sum()).backward()  # FSDP takes the mean over pairs
+        right.square().sum().backward()
+        found = {"result": y} | {n: p.grad.full_tensor() for n, p in parallel.named_parameters()}  # type: ignore[union-attr]
+        wanted = {"result": right.chunk(2)[data].chunk(2, 1)[tokens]} | {n: p.grad for n, p in block.named_parameters()}
+        wrong += [f"{n}: {far(t, wanted[n]):.1e}" for n, t in found.items() if not far(t, wanted[n]) < LIMIT]  # type: ignore[arg-type]
+    layer = parallelize_module(FeedForward(True), mesh["tp"], SPREAD)
+    fully_shard(layer.up, mesh=mesh["dp"])
+    try:
+        layer(torch.zeros(BATCH, TOKENS, WIDTH))
+    except TileLinkError as e:
+        return wrong if "give fully_shard the module that shares its input" in e.message else [e.message]
+    return [*wrong, "nothing was said"]
