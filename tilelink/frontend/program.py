@@ -18,6 +18,7 @@ from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import Kept
 from tilelink.frontend.names import check_parameters
 from tilelink.frontend.schedule import Schedule, launched
+from tilelink.frontend.schedule_text import changed_by, split_schedule
 from tilelink.frontend.sizes import Sizes, check_world
 from tilelink.language import Declared, Function, Parameters, Recording, Variant, check_lists, declarations, record
 
@@ -190,14 +191,18 @@ class Program:
     ) -> Schedule:
         """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension
         that is spread over the ranks) made as small as the tensor allows. Sizes as in `Sizes.of`, `dtypes` and
-        `absent` as in `bind` (by default, all that may be left out is)."""
+        `absent` as in `bind` (by default, all that may be left out is). A name may have changes after it, which are
+        taken as they are: "push,matmul.tile=16x64x64" (`tilelink.frontend.schedule_text`)."""
         check_world(world)
         variant, sizes = at_sizes(self, sizes)
         if variant is not self:
             return variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
         absent = self.optional if absent is None else absent
+        changes: list[str] = []
+        if isinstance(schedule, str):
+            schedule, changes = split_schedule(schedule)
         schedule = self.schedule(schedule, absent)
-        return fitted(schedule, self.bind(schedule, dtypes, absent), world, sizes)
+        return changed_by(self, fitted(schedule, self.bind(schedule, dtypes, absent), world, sizes), changes)
 
     def bound_at(
         self,

@@ -1,0 +1,108 @@
+"""Schedules as text, `NAME,ROLE.FIELD=VALUE,...`: reading it, and writing it back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from tilelink.errors import ScheduleError, TileLinkError
+from tilelink.frontend import schedule as words
+from tilelink.frontend.schedule import Epilogue, Order, Resource, Schedule, launched
+
+if TYPE_CHECKING:
+    from tilelink.frontend.program import Program
+
+
+def changed_by(program: Program, schedule: Schedule, items: Sequence[str]) -> Schedule:
+    """The schedule with changes `ROLE.FIELD=VALUE`. A field is one of its resource, or `group` for that of its order;
+    ROLE is also `matmul[1]`, for the second member of lists. Raises ScheduleError or TileSizeError."""
+    for item in items:
+        match = re.fullmatch(r"(\w+(?:\[\d+\])?)\.(\w+)=(.+)", item)
+        try:
+            if match is None:
+                raise ScheduleError("a change is ROLE.FIELD=VALUE, such as matmul.tile=64x64x32")
+            role, key, value = match.groups()
+            changes = _read_field(program, schedule.of(role), key, value) if launched(role) in schedule else {}
+            schedule = schedule.changed(**{role: changes})
+        except TileLinkError as e:
+            raise type(e)(f"{item}: {e.message}") from e
+    return schedule
+
+
+def split_schedule(text: str | None) -> tuple[str | None, list[str]]:
+    """The name of a schedule, where there is one, and the changes after it: `push,matmul.tile=64x64x32`."""
+    items = [item.strip() for item in text.split(",")] if text else []
+    name = items.pop(0) if items and "=" not in items[0] else None
+    return name, items
+
+
+def _read_field(program: Program, resource: Resource, field: str, value: str) -> dict[str, Any]:
+    """The change that FIELD=VALUE makes to a role's resource. Raises ScheduleError."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal():
+            raise ScheduleError(f"{text!r} is not a natural number")
+        return int(text)
+
+    def optional(text: str) -> int | None:
+        return None if text == "none" else number(text)
+
+    known = _field_texts(program, resource)
+    if field not in known:
+        raise ScheduleError(f"a role on {type(resource).__name__} has no {field}; it has {', '.join(known)}")
+    match field:
+        case "tile":
+            return {"tile": tuple(optional(n) for n in value.split("x"))}
+        case "whole":
+            pairs = [pair.partition(":") for pair in value.split("+")] if value != "none" else []
+            return {"whole": {dim: number(size) for dim, _, size in pairs}}
+        case "order":
+            named = orders(program)
+            if value not in named:
+                raise ScheduleError(f"there is no order {value}; there is {', '.join(named)}")
+            return {"order": named[value]}
+        case "group":
+            return {"order": replace(vars(resource)["order"], group=number(value))}
+        case "at":
+            return {"at": None if value == "none" else value}
+        case "count":
+            return {"count": optional(value)}
+        case "stages" | "warps":
+            return {field: number(value)}
+    return {field: value}
+
+
+def orders(program: Program) -> dict[str, Order]:
+    """The orders that a text can name: ours, and those in the file of the program."""
+    names = {**vars(words), **program.function.__globals__}
+    return {n: o for n, o in names.items() if isinstance(o, Order)}
+
+
+def schedule_text(program: Program, schedule: Schedule, asked: str | None) -> str:
+    """A schedule as it is read: its name, and the fields in which it differs from what stands in the
+    file, because they were fitted or changed."""
+    named = (asked or "=").split(",")[0].strip()
+    name = named if "=" not in named else next(iter(program.schedules))
+    text = [name]
+    for role, resource in schedule.items():
+        was = _field_texts(program, program.schedule(name).of(role))
+        text += [f"{role}.{f}={v}" for f, v in _field_texts(program, resource).items() if v != was[f]]
+    return ",".join(text)
+
+
+def _field_texts(program: Program, resource: Resource) -> dict[str, str]:
+    """The fields of a resource as `_read_field` reads them."""
+    def word(value: Any) -> str:
+        return "none" if value is None else str(value)
+
+    texts = {f.name: word(getattr(resource, f.name)) for f in fields(resource)}
+    if isinstance(resource, Epilogue):
+        return texts
+    if "whole" in texts:
+        texts["whole"] = "+".join(f"{d}:{n}" for d, n in dict(resource.whole).items()) or "none"
+    tile = "x".join(map(word, resource.tile))
+    order = resource.order
+    called = next((n for n, o in orders(program).items() if o.parts is order.parts), order.name)
+    return {**texts, "tile": tile, "order": called, "group": str(order.group)}
