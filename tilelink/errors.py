@@ -204,6 +204,10 @@ class MachineMemoryError(TileLinkError):
     """Tensors of a rank that do not fit the memory of the machine."""
 
 
+class ConfigError(TileLinkError):
+    """A model's configuration that can't be read, or that can't be cut over the ranks."""
+
+
 class StuckError(TileLinkError):
     """No rank can go on: a wait whose signals will never come. `lines`: the places in the source that wait."""
 

@@ -10,21 +10,16 @@ import tilelink as tk
 from bench.validation.programs import adding_scatter
 from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import steps_of
-from tilelink.analysis.simulate.alone import compute
-from tilelink.analysis.simulate.costs import costs
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import smallest_tile
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.kernels.matmul import matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.plans import unfused as library
 
 TILE = (128, 256, 64)
 """Of all fused matmuls: what FLUX, Triton-distributed and kraken use on Hopper."""
-
-LIBRARY_TILES = ((128, 256, 64), (256, 128, 64), (128, 128, 64), (64, 256, 64))
-"""A library's matmul takes whichever of them is fastest."""
 
 ADD = tk.SMs(tile=(64, 256))
 """Adding up what all ranks sent."""
@@ -93,10 +88,4 @@ FORMS: Mapping[str, Form] = {
 @lru_cache(maxsize=4096)
 def library_matmul(name: str, rate: float, m: int, n: int, k: int) -> float:
     """Microseconds of a library's matmul at `rate` TFLOP/s on a machine, without its launch."""
-    found = machine(name).changed(matmul__bfloat16=rate)
-    times = []
-    for tile in LIBRARY_TILES:
-        program = matmul.bind(tk.Schedule(multiply=tk.SMs(tile=tile, order=tk.grouped(8))), "bfloat16", matmul.optional)
-        steps = steps_of(program, Sizes.of(program, 1, {"M": m, "N": n, "K": k}), found, {})
-        times.append(compute(steps, costs(steps, found, {}), found))
-    return min(times)
+    return library.library_matmul(machine(name).changed(matmul__bfloat16=rate), "bfloat16", m, n, k)

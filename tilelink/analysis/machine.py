@@ -86,6 +86,10 @@ class Machine:
     def node(self, rank: int) -> int:
         return rank // self.ranks_per_node
 
+    def nodes_of(self, world: int) -> int | None:
+        """How many ranks a node has, where a world of so many takes several; None where one is enough."""
+        return self.ranks_per_node if self.ranks_per_node < world <= self.ranks else None
+
     def changed(self, **numbers: Any) -> Machine:
         """This machine with numbers replaced: those of a field, or "agents.load_store.push" for one of an agent, or
         "matmul.bfloat16"; dots are written as double underscores in keywords."""

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tilelink.cli import check, doctor, explore, list_, machine, show, simulate
+from tilelink.cli import check, doctor, explore, list_, machine, plan, show, simulate
 from tilelink.cli.command import Answer, UsageError
 from tilelink.cli.program import split_target
 from tilelink.errors import Site, TileLinkError, shown
@@ -32,7 +32,7 @@ EXIT_CODES = {"ok": 0, "finding": 1, "error": 2}
 INTERRUPTED = 130  # as shells have it
 COMMANDS = {
     "list": list_.COMMAND, "check": check.COMMAND, "show": show.COMMAND, "simulate": simulate.COMMAND,
-    "explore": explore.COMMAND, "machine": machine.COMMAND, "doctor": doctor.COMMAND,
+    "plan": plan.COMMAND, "explore": explore.COMMAND, "machine": machine.COMMAND, "doctor": doctor.COMMAND,
 }  # fmt: skip
 EXAMPLES = """\
 examples:

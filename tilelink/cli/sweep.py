@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from copy import deepcopy
 from itertools import product
-from multiprocessing import get_context
 from typing import Any
 
 from tilelink.cli.command import UsageError
+from tilelink.cli.cores import on_all_cores
 from tilelink.cli.program import read_shape
 from tilelink.errors import TileLinkError
 
@@ -40,25 +38,15 @@ def rows(args: argparse.Namespace, run: Callable[[argparse.Namespace], dict[str,
     points = [dict(zip([key for key, _ in axes], values, strict=True)) for values in product(*(v for _, v in axes))]
     jobs = [at(args, p) for p in points]  # bad keys are found before anything runs
     found: dict[int, dict[str, Any]] = {}
-    with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), get_context("spawn")) as pool:
-        futures = {pool.submit(_one, run, job): k for k, job in enumerate(jobs)}
-        for done, future in enumerate(as_completed(futures), start=1):
-            k = futures[future]
-            found[k] = {"point": points[k], **future.result()}
-            said = found[k].get("error") or f"{found[k]['makespan_us']:,.1f} us"
-            print(f"[{done}/{len(jobs)}] {_named(points[k])}: {said}", file=sys.stderr, flush=True)
-    made = sorted((r for r in found.values() if "error" not in r), key=lambda r: r["makespan_us"])
-    if not made:
+    for done, (k, made) in enumerate(on_all_cores(run, jobs), start=1):
+        what = {"error": f"{type(made).__name__}: {made.message}"} if isinstance(made, TileLinkError) else made
+        found[k] = {"point": points[k], **what}
+        said = found[k].get("error") or f"{found[k]['makespan_us']:,.1f} us"
+        print(f"[{done}/{len(jobs)}] {_named(points[k])}: {said}", file=sys.stderr, flush=True)
+    fine = sorted((r for r in found.values() if "error" not in r), key=lambda r: r["makespan_us"])
+    if not fine:
         raise UsageError(f"no point of the sweep can be; {_named(points[0])}: {found[0]['error']}")
-    return made + [found[k] for k in sorted(found) if "error" in found[k]]
-
-
-def _one(run: Callable[[argparse.Namespace], dict[str, float]], args: argparse.Namespace) -> dict[str, Any]:
-    """A point, in a process of its own."""
-    try:
-        return dict(run(args))
-    except TileLinkError as e:
-        return {"error": f"{type(e).__name__}: {e.message}"}
+    return fine + [found[k] for k in sorted(found) if "error" in found[k]]
 
 
 def at(args: argparse.Namespace, point: Point) -> argparse.Namespace:

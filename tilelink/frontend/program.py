@@ -275,7 +275,7 @@ class Program:
         from tilelink.analysis.simulate import simulate
 
         found = described(machine) if isinstance(machine, str) else machine
-        nodes = found.ranks_per_node if found.ranks_per_node < world <= found.ranks else None
+        nodes = found.nodes_of(world)
         bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=nodes)
         return simulate(bound, exact, found, agents)
 

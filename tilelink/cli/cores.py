@@ -1,0 +1,32 @@
+"""Jobs on all cores, a process each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import TypeVar
+
+from tilelink.errors import TileLinkError
+
+J, R = TypeVar("J"), TypeVar("R")
+
+
+def on_all_cores(run: Callable[[J], R], jobs: Sequence[J]) -> Iterator[tuple[int, R | TileLinkError]]:
+    """The number of each job, and what `run` gave of it or the error of ours that it raised, as they come."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["tilelink.plans"])  # what takes seconds to import is imported once
+    with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), context) as pool:
+        futures = {pool.submit(_tried, run, job): k for k, job in enumerate(jobs)}
+        for future in as_completed(futures):
+            kind, found = future.result()
+            yield futures[future], found if kind is None else kind(found)
+
+
+def _tried(run: Callable[[J], R], job: J) -> tuple[type[TileLinkError] | None, R | str]:
+    """In a process of its own: errors come back without their place, which is in code of ours."""
+    try:
+        return None, run(job)
+    except TileLinkError as e:
+        return type(e), e.message

@@ -1,0 +1,96 @@
+"""Which plan of an operator is predicted to be the fastest on a machine, and whether it beats the unfused form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilelink.analysis.machine import machine as described
+from tilelink.errors import ArgumentError, MachineError, Site
+from tilelink.frontend.values import dtype_name
+from tilelink.plans.forms import Form, Question
+from tilelink.plans.names import PROGRAMS, TORCH
+from tilelink.plans.reasons import reason
+from tilelink.plans.unfused import Unfused, unfused
+
+MARGIN = 0.15
+"""By so much the unfused form has to take longer than a fused one that is chosen: what predictions are off by, as
+docs/performance-model.md argues from published rows."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `choose` found. All times in microseconds, predicted, never measured.
+
+    `plan`: what operators take, "torch" for the unfused form; `reason`: a sentence with numbers; `forms`: all fused
+    forms; `fused`: the fastest of them, if one can be; `bound_us`: no schedule of its program is faster. `shape` and
+    `dtype`: as asked; `machine`: its name.
+    """
+
+    operator: str
+    machine: str
+    world: int
+    dtype: str
+    shape: Mapping[str, int | tuple[int, ...]]
+    plan: str
+    reason: str
+    unfused: Unfused
+    fused: Form | None
+    bound_us: float | None
+    forms: tuple[Form, ...]
+
+    @property
+    def choice(self) -> str:
+        """What is predicted to be worth it: "fused" or "unfused"."""
+        return "unfused" if self.plan == TORCH else "fused"
+
+    @property
+    def unfused_us(self) -> float:
+        return self.unfused.total_us
+
+    @property
+    def fused_us(self) -> float | None:
+        return None if self.fused is None else self.fused.us
+
+
+def choose(
+    operator: str, *, M: int, N: int | Sequence[int], K: int, world: int, machine: str, dtype: str = "bfloat16"
+) -> Choice:
+    """The plan of an operator that is predicted to be the fastest on a machine, by its name or the path of a
+    description; the unfused form, unless a fused one is `MARGIN` faster. Takes seconds; what was found is kept.
+
+    `operator`: "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce", or the backward of one of the first
+    two, "all_gather_linear_backward". `M`: the rows of all ranks; `N` and `K`: columns and depth of a rank's weight
+    (K, N), with an N for each where there are several. Raises ArgumentError, UnknownMachineError, MachineError, and
+    MachineMemoryError for what does not fit the machine.
+    """
+    if operator not in PROGRAMS:
+        raise ArgumentError(f"there is no operator {operator!r}; there are {', '.join(PROGRAMS)}", Site.of_user())
+    sizes = {"world": world, "M": M, "N": tuple(N) if isinstance(N, Sequence) else N, "K": K}
+    for name, size in sizes.items():
+        several = size if isinstance(size, tuple) else (size,)
+        if not several or any(not isinstance(n, int) or n < 1 for n in several):
+            raise ArgumentError(f"{name}={size!r}: a natural number, 1 or more", Site.of_user())
+    try:
+        of_dtype = dtype_name(dtype)
+    except ValueError as e:
+        raise ArgumentError(str(e), Site.of_user()) from None
+    return _choose(operator, machine, of_dtype, **sizes)  # type: ignore[arg-type]  # by name
+
+
+@lru_cache(maxsize=4096)
+def _choose(
+    operator: str, machine: str, dtype: str, world: int, M: int, N: int | tuple[int, ...], K: int
+) -> Choice:
+    found, shape = described(machine), {"M": M, "N": N, "K": K}
+    if world > found.ranks:
+        raise MachineError(f"a world of {world} on {found.name}, which has {found.ranks} GPUs", Site.of_user())
+    plain = unfused(operator, found, world, dtype, shape)
+    forms = Question(operator, found, world, dtype, shape).forms()
+    fastest, bound = forms.fastest, None if forms.prediction is None else forms.prediction.bound_us
+    wins = fastest is not None and fastest.us is not None and plain.total_us >= (1 + MARGIN) * fastest.us
+    return Choice(
+        operator, found.name, world, dtype, shape, fastest.plan if wins and fastest else TORCH,
+        reason(plain, forms, MARGIN), plain, fastest, bound, forms.all,
+    )  # fmt: skip

@@ -1,0 +1,138 @@
+"""The fused forms of an operator on a machine: every plan in the library's schedule, fitted to the sizes, and the
+fastest one with narrower tiles, too. Predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilelink.analysis.machine import Machine
+from tilelink.analysis.simulate import Prediction, steps_of
+from tilelink.analysis.simulate.alone import most_moved, usable
+from tilelink.analysis.simulate.costs import GB_S
+from tilelink.errors import MachineMemoryError, TileLinkError
+from tilelink.frontend.ir import Role
+from tilelink.frontend.program import Program
+from tilelink.plans.names import planned, plans
+from tilelink.plans.unfused import Shape, narrowed
+
+LEFT_OUT = ("bias", "dbias", "gathered", "epilogue")
+"""Parameters of programs that predictions are made without."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A fused form: `plan` as operators take it, `program` and `schedule` as `tilelink simulate` takes them. `us`: what
+    it is predicted to take, or None where `why` says what is in the way, or that it can't be the fastest."""
+
+    plan: str
+    program: str
+    schedule: str
+    us: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Forms:
+    """All forms: those of plans as fitted, in their order, then that of narrower tiles, if it is faster. `fastest`, and
+    its `prediction`: None where no plan can be."""
+
+    all: tuple[Form, ...]
+    fastest: Form | None = None
+    prediction: Prediction | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """An operator at its sizes, on a machine."""
+
+    operator: str
+    machine: Machine
+    world: int
+    dtype: str
+    shape: Shape
+
+    def forms(self) -> Forms:
+        """Raises MachineMemoryError. What else can't be on the machine, a multicast, say, is a form that says why."""
+        found: list[Form] = []
+        best: tuple[Form, Prediction] | None = None
+        least: dict[str, float] = {}
+        for plan, (program, schedule) in plans(self.operator).items():
+            us, why = None, ""
+            try:
+                if best is not None and program.name not in least:
+                    least[program.name] = self._least_us(program)
+                if best is not None and least[program.name] >= best[1].makespan_us:
+                    why = f"its bytes between ranks alone take {least[program.name]:,.1f} us"
+                else:
+                    prediction = self._predict(plan)
+                    us = prediction.makespan_us
+            except MachineMemoryError:
+                raise
+            except TileLinkError as e:
+                why = e.message
+            form = Form(plan, program.name, schedule, us, why)
+            found.append(form)
+            if us is not None and (best is None or us < best[1].makespan_us):
+                best = form, prediction
+        if best is None:
+            return Forms(tuple(found))
+        fastest, prediction = self._narrowed(*best)
+        return Forms((*found, *([] if fastest is best[0] else [fastest])), fastest, prediction)
+
+    def _predict(self, plan: str) -> Prediction:
+        program, schedule = planned(self.operator, plan)
+        return program.simulate(
+            schedule, machine=self.machine, world=self.world, dtypes=self._dtypes(program), **self.shape
+        )
+
+    def _dtypes(self, program: Program) -> Mapping[str, str]:
+        """Those of the tensors that there are in predictions."""
+        return dict.fromkeys((n for n in program.declared if n not in LEFT_OUT), self.dtype)
+
+    def _least_us(self, program: Program) -> float:
+        """What a program can't be faster than, for its bytes between ranks: they grow with the rows, so that one row a
+        rank tells."""
+        few, rows = self.world, self.shape["M"]
+        if not isinstance(rows, int) or rows <= few:
+            return 0.0
+        bound, exact = program.bound_at(
+            world=self.world, sizes={**self.shape, "M": few}, dtypes=self._dtypes(program),
+            per_node=self.machine.nodes_of(self.world),
+        )  # fmt: skip
+        moved = most_moved(steps_of(bound, exact, self.machine, {})) * rows / few
+        return moved / (usable(self.machine, self.world) * GB_S)
+
+    def _narrowed(self, form: Form, prediction: Prediction) -> tuple[Form, Prediction]:
+        """The form with narrower tiles of its products, where that is faster, and its prediction."""
+        roles, count = _multiplying(prediction)
+        if len({r.launched for r in roles}) != 1:  # the backward has two products
+            return form, prediction
+        made = {form.plan: prediction}
+
+        def changed(text: str, tile: tuple[int, ...]) -> str:
+            return f"{text},{roles[0].launched}.tile={'x'.join(map(str, tile))}"
+
+        def took(tile: tuple[int, ...]) -> float:
+            made[changed(form.plan, tile)] = found = self._predict(changed(form.plan, tile))
+            return found.makespan_us
+
+        tiles = [tuple(int(n or 0) for n in r.resource.tile) for r in roles]
+        columns = {t[1] for t in tiles}
+        widest = min(columns) * (1 if len(columns) == 1 else 2)  # so that all members of a list can have half of it
+        start = (tiles[0][0], widest, *tiles[0][2:])
+        tile, us = narrowed(start, took, count, self.machine.sms, prediction.makespan_us)
+        if tile == start:
+            return form, prediction
+        plan = changed(form.plan, tile)
+        return Form(plan, form.program, changed(form.schedule, tile), us), made[plan]
+
+
+def _multiplying(prediction: Prediction) -> tuple[list[Role], int]:
+    """The roles that multiply, and how many tiles of them a rank has."""
+    steps = prediction.steps
+    tiles = np.unique(steps.tile[steps.operations > 0])
+    roles = np.unique(steps.tile_role[tiles]).tolist()
+    return [steps.events.program.roles[k] for k in roles], int((steps.tile_rank[tiles] == 0).sum())

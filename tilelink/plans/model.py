@@ -1,0 +1,171 @@
+"""Models: the linear layers of a block, from a config.json of the form that Hugging Face's transformers write."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tilelink.errors import ConfigError, Site
+
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
+"""Values of `model_type` whose blocks are known: gated MLPs, or experts that are; Q, K and V of heads."""
+NUMBERS_OF_EXPERTS = ("num_local_experts", "num_experts")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer of a block, as one of `tp` ranks has it. `columns` (one for each weight) and `depth` of its
+    product. `gathers`: whether its input is spread over the ranks with sequence parallelism, else its output is."""
+
+    name: str
+    columns: tuple[int, ...]
+    depth: int
+    gathers: bool
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of a block, as a rank has them: `number` of them, of which each token takes `each` of `all`; products
+    of `columns` and `depth`, for every row that comes to an expert. `spread` over so many ranks, `cut` over so many."""
+
+    name: str
+    all: int
+    each: int
+    columns: int
+    depth: int
+    spread: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's configuration. `file`: where it stands; `text`: that file, to find lines in."""
+
+    name: str
+    file: str
+    text: str
+    values: Mapping[str, Any]
+
+    @cached_property
+    def dtype(self) -> str:
+        """That of weights: bfloat16, unless the file says another that operators take."""
+        said = str(self.values.get("torch_dtype", self.values.get("dtype", ""))).removeprefix("torch.")
+        return said if said in ("float32", "float16") else "bfloat16"
+
+    def layers(self, tp: int) -> tuple[Layer, ...]:
+        """The linear layers of a block under tensor parallelism of `tp` ranks, experts apart. Heads of K and V that are
+        fewer than the ranks stand on several. Raises ConfigError for what can't be cut so."""
+        width, heads = self.number("hidden_size"), self.number("num_attention_heads")
+        kv = self.number("num_key_value_heads", heads)
+        if "head_dim" not in self.values and width % heads:
+            raise self.error("num_attention_heads", f"{heads} heads do not divide hidden_size, {width}")
+        head = self.number("head_dim", width // heads)
+        mine = self._cut("num_attention_heads", heads, tp)
+        if kv % tp and tp % kv:
+            raise self.error("num_key_value_heads", f"{kv} heads of K and V can't be shared by {tp} ranks")
+        of_kv = max(1, kv // tp) * head
+        made = [
+            Layer("qkv", (mine * head, of_kv, of_kv), width, True),
+            Layer("o", (width,), mine * head, False),
+        ]
+        for prefix, key in self._feed_forward():
+            inner = self._cut(key, self.number(key), tp)
+            made += [Layer(f"{prefix}gate_up", (inner, inner), width, True)]
+            made += [Layer(f"{prefix}down", (width,), inner, False)]
+        return tuple(made)
+
+    def experts(self, tp: int, ep: int) -> tuple[Experts, ...]:
+        """The layers of experts, which are spread over `ep` of the `tp` ranks, and each cut over the others. Raises
+        ConfigError."""
+        if not self._has_experts:
+            return ()
+        key = next((k for k in NUMBERS_OF_EXPERTS if k in self.values), NUMBERS_OF_EXPERTS[0])
+        number, each = self.number(key), self.number("num_experts_per_tok")
+        if each > number:
+            raise self.error("num_experts_per_tok", f"{each} experts for each token, of {number}")
+        self._cut(key, number, ep)
+        wide = next(k for k in ("moe_intermediate_size", "intermediate_size") if k in self.values or k[0] == "i")
+        inner, width = self._cut(wide, self.number(wide), tp // ep), self.number("hidden_size")
+        return (
+            Experts("experts_gate_up", number, each, 2 * inner, width, ep, tp // ep),
+            Experts("experts_down", number, each, width, inner, ep, tp // ep),
+        )
+
+    @property
+    def _has_experts(self) -> bool:
+        return self.values["model_type"] in EXPERTS
+
+    def _feed_forward(self) -> list[tuple[str, str]]:
+        """Of MLPs that all tokens go through: how their layers are called, and the key of their inner size."""
+        shared = [("shared_", "shared_expert_intermediate_size")]
+        if not self._has_experts:
+            return [("", "intermediate_size")]
+        some_dense = self.values.get("mlp_only_layers") or self.values.get("decoder_sparse_step", 1) != 1
+        return [*([("", "intermediate_size")] if some_dense else []), *(s for s in shared if s[1] in self.values)]
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """A size. Raises ConfigError."""
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            raise self.error(key, f"{key} is missing: {self.values['model_type']} models have one")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(key, f"{key} is {value!r}: it is a natural number")
+        return value
+
+    def _cut(self, key: str, size: int, ranks: int) -> int:
+        if size % ranks:
+            raise self.error(key, f"{key} is {size}, which {ranks} ranks can't share evenly")
+        return size // ranks
+
+    def error(self, key: str, message: str) -> ConfigError:
+        """An error about a key, at its line if the file has it."""
+        lines = self.text.splitlines()
+        number = next((n for n, line in enumerate(lines, 1) if re.search(rf'"{key}"\s*:|^{key} =', line)), 1)
+        return ConfigError(message, Site(self.file, number, lines[number - 1].strip() if lines else ""))
+
+
+def known_models() -> dict[str, dict[str, Any]]:
+    """The models that have a name here: what their configurations say, with its source."""
+    return tomllib.loads(_table().read_text())
+
+
+def model(name: str) -> Model:
+    """A model by the path of its config.json (or of the folder that has one), or by a name of `known_models`. Raises
+    ConfigError."""
+    known = known_models()
+    if name in known:
+        return Model(name, str(_table()), "", known[name])
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    names = ", ".join(known)
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}, and no model of this name: a config.json, or one of {names}")
+    file = str(path.resolve())
+    try:
+        text = path.read_text()
+        values = json.loads(text)
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"this is no text: {e}", Site(file, 1)) from None
+    except json.JSONDecodeError as e:
+        lines = text.splitlines()
+        raise ConfigError(f"this is no JSON: {e.msg}", Site(file, e.lineno, lines[e.lineno - 1] if lines else "")) from None
+    made = Model(path.parent.name if path.name == "config.json" else path.stem, file, text, values)
+    kinds = ", ".join((*DENSE, *EXPERTS))
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise made.error("model_type", f"there is no model_type: a config.json of transformers has one, of {kinds}")
+    if values["model_type"] not in (*DENSE, *EXPERTS):
+        raise made.error("model_type", f"models of type {values['model_type']} are not known; known are {kinds}")
+    return made
+
+
+def _table() -> Any:
+    return resources.files("tilelink.plans") / "models.toml"

@@ -1,0 +1,116 @@
+"""What the unfused form of an operator takes on a machine: products of a library, and its collectives. Predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilelink.analysis.machine import Machine
+from tilelink.analysis.simulate import steps_of
+from tilelink.analysis.simulate.alone import collective, compute
+from tilelink.analysis.simulate.costs import costs
+from tilelink.frontend.schedule import Schedule, SMs, grouped, smallest_tile
+from tilelink.frontend.sizes import Sizes
+
+LIBRARY_TILES = ((128, 256, 64), (256, 128, 64), (128, 128, 64), (64, 256, 64))
+"""A library's product takes whichever of them is fastest, or a narrower one where that fills more SMs."""
+NARROWEST = 16
+"""Columns of a tile: what `tl.dot` needs."""
+
+Shape = Mapping[str, int | Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Unfused:
+    """Microseconds of the unfused form. `collective_us` holds the launches of collectives, `launch_us` those of
+    products; `hidden_us` is what goes on meanwhile, and is no part of the sum."""
+
+    product_us: float
+    collective_us: float
+    launch_us: float
+    hidden_us: float = 0.0
+
+    @property
+    def total_us(self) -> float:
+        return self.product_us + self.collective_us + self.launch_us - self.hidden_us
+
+
+def unfused(operator: str, machine: Machine, world: int, dtype: str, shape: Shape) -> Unfused:
+    """What plain torch is predicted to take for an operator. `shape`: M, N and K as the program of the operator has
+    them; several weights count as one with the columns of all of them.
+
+    In the backward of all_gather_linear, the gather goes on beside the product for x, and the scatter beside that for
+    the weights, as the operators do it (`ops.plain`). All else comes one after the other.
+    """
+    m, k = (int(shape[d]) for d in "MK")  # type: ignore[arg-type]  # one number each
+    n = sum(shape["N"]) if isinstance(shape["N"], Sequence) else shape["N"]
+
+    def product(rows: int, columns: int, depth: int) -> float:
+        return library_matmul(machine, dtype, rows, columns, depth)
+
+    def moved(name: str, columns: int) -> float:
+        return library_collective(name, machine, world, dtype, m, columns)
+
+    launch = machine.launch_us
+    match operator:
+        case "all_gather_linear":
+            return Unfused(product(m, n, k), moved("all_gather", k), launch)
+        case "linear_reduce_scatter":
+            return Unfused(product(m, n, k), moved("reduce_scatter", n), launch)
+        case "linear_all_reduce":
+            return Unfused(product(m, n, k), moved("all_reduce", n), launch)
+        case "linear_reduce_scatter_backward":
+            return Unfused(product(m, k, n) + product(k, n, m), moved("all_gather", n), 2 * launch)
+        case "all_gather_linear_backward":
+            of_x, of_weights = product(m, k, n), product(k, n, m)
+            gather, scatter = moved("all_gather", k), moved("reduce_scatter", k)
+            beside = min(gather, of_x) + min(scatter, of_weights)
+            return Unfused(of_x + of_weights, gather + scatter, 2 * launch, beside)
+    raise ValueError(f"there is no unfused form of {operator}")
+
+
+def library_matmul(machine: Machine, dtype: str, m: int, n: int, k: int) -> float:
+    """Microseconds of a library's product (m, k) x (k, n) on one rank, without its launch."""
+
+    def took(tile: tuple[int, ...]) -> float:
+        return _product(machine, dtype, m, n, k, tile)
+
+    largest = (smallest_tile(m), smallest_tile(n), smallest_tile(k))
+    fitted = {(min(a, largest[0]), min(b, largest[1]), min(c, largest[2])) for a, b, c in LIBRARY_TILES}
+    best = min(sorted(fitted), key=took)
+    return narrowed(best, took, -(-m // best[0]) * -(-n // best[1]), machine.sms)[1]
+
+
+def narrowed(
+    tile: tuple[int, ...], took: Callable[[tuple[int, ...]], float], tiles: int, sms: int, best: float | None = None
+) -> tuple[tuple[int, ...], float]:
+    """The tile (rows, columns, step) with half the columns, and half again, while there are fewer `tiles` than SMs, as
+    long as that makes it faster; and what it takes. A narrower tile needs less of all that an SM has."""
+    best = took(tile) if best is None else best
+    while tiles < sms and tile[1] > NARROWEST:
+        narrower = (tile[0], tile[1] // 2, *tile[2:])
+        time = took(narrower)
+        if time >= best:
+            break
+        tile, best, tiles = narrower, time, 2 * tiles
+    return tile, best
+
+
+def _product(machine: Machine, dtype: str, m: int, n: int, k: int, tile: tuple[int, ...]) -> float:
+    from tilelink.kernels.matmul import matmul
+
+    program = matmul.bind(Schedule(multiply=SMs(tile=tile, order=grouped(8))), dtype, matmul.optional)
+    steps = steps_of(program, Sizes.of(program, 1, {"M": m, "N": n, "K": k}), machine, {})
+    return compute(steps, costs(steps, machine, {}), machine)
+
+
+def library_collective(name: str, machine: Machine, world: int, dtype: str, m: int, columns: int) -> float:
+    """Microseconds of a library's collective with its launch: `name` is a program of `tilelink.kernels`, which moves
+    as many bytes, for (m, columns)."""
+    from tilelink.kernels import operators
+
+    program = operators()[name]
+    second = program.parameters["x"].dims[1]
+    sizes, nodes = {"M": m, second: columns}, machine.nodes_of(world)
+    bound, exact = program.bound_at(world=world, sizes=sizes, dtypes={"x": dtype, "out": dtype}, per_node=nodes)
+    return collective(steps_of(bound, exact, machine, {}), machine)
