@@ -11,7 +11,9 @@ import pytest
 import tilelink
 
 ROOT = Path(tilelink.__file__).parent
-LAYERS = ("errors", "language", "frontend", "analysis", "backend", "runtime", "explore", "kernels", "ops", "nn")
+LAYERS = (
+    "errors", "language", "frontend", "analysis", "backend", "runtime", "explore", "kernels", "plans", "ops", "nn",
+)  # fmt: skip
 ABOVE = ("__init__", "__main__", "capabilities", "cli")
 """What may import all of them."""
 METHODS = ROOT / "frontend" / "program.py"

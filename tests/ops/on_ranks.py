@@ -19,7 +19,7 @@ from tests.runtime.processes import members
 from tilelink.errors import TileLinkError
 from tilelink.frontend.program import Program
 from tilelink.ops import collectives, programs
-from tilelink.ops.plans import TORCH, plans
+from tilelink.plans.names import TORCH, plans
 from tilelink.runtime.prepare import prepare_bound
 
 LANE = {"heap_bytes": 1 << 20, "signal_bytes": 16 << 10, "sms": 20}
@@ -270,11 +270,12 @@ def opchecked(group: dist.ProcessGroup, which: Sequence[str]) -> None:
         "gather, backward": (
             op.all_gather_linear_backward,
             ([numbers_of(2, 3 * world, 5)], None, numbers_of(2, 3, 4), [numbers_of(5, 4)], 1, [3] * world, name, False,
-             [True, True]),
+             [True, True], None),
         ),
         "scatter, backward": (
             op.linear_reduce_scatter_backward,
-            (numbers_of(2, 3, 5), numbers_of(2, 3 * world, 4), numbers_of(5, 4), 1, [3] * world, name, [True, True]),
+            (numbers_of(2, 3, 5), numbers_of(2, 3 * world, 4), numbers_of(5, 4), 1, [3] * world, name, [True, True],
+             None),
         ),
         "reduce": (op.linear_all_reduce, (leaf(2, 3, 4), leaf(5, 4), leaf(5), "sum", name, None)),
     }  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from tests.ops import on_ranks
 from tests.ops.sharded import GATHER, REDUCE, SCATTER, Call, calls
 from tests.runtime.processes import Pool
-from tilelink.ops.plans import plans
+from tilelink.plans.names import plans
 
 GROUPS = [(2,), (0, 1), (1, 2, 3), (0, 1, 2, 3)]
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -95,7 +95,7 @@ PLANS = {
     "one_shot": (Call(REDUCE, (3, 16), (20,), bias=True, reduce_op="avg"), "matmul_one_shot_all_reduce fused"),
     "one_shot:push": (Call(REDUCE, (5, 16), (20,), dtype=FP16, bias=True), "matmul_one_shot_all_reduce push"),
     "multicast": (Call(REDUCE, (3, 16), (20,)), "matmul_all_reduce multicast"),
-    "torch": (Call(SCATTER, (8, 16), (20,), bias=True), "matmul_reduce_scatter_backward None"),
+    "torch": (Call(SCATTER, (8, 16), (20,), bias=True), "matmul_reduce_scatter_backward push"),
 }
 """Calls, and the first program that each runs with this plan, with its schedule."""
 

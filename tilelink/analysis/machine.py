@@ -2,6 +2,7 @@
 
 A file of `machines/` is TOML; every number in it is a table { value = ..., source = "..." }, and `extends` names a
 machine from which the numbers that a file leaves out are taken; `without` names agents of it that this one lacks.
+`devices` are the names of its GPU, as torch has them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -110,6 +111,13 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(f.name.removesuffix(".toml") for f in _folder().iterdir() if f.name.endswith(".toml")))
 
 
+@cache
+def machine_of_device(device: str) -> str | None:
+    """The machine here whose description names this GPU; None where none does."""
+    having = (n for n in names() if device in tomllib.loads((_folder() / f"{n}.toml").read_text()).get("devices", ()))
+    return next(having, None)
+
+
 @lru_cache(maxsize=64)
 def machine(name: str) -> Machine:
     """A machine by its name, or by the path of a description. Raises UnknownMachineError, MachineError."""
@@ -143,6 +151,7 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as e:
         raise MachineError(f"{name}: {e}") from e
     base, without = table.pop("extends", None), table.pop("without", [])
+    table.pop("devices", None)  # those of another machine are not this one's
     whole = table if base is None else _over(_read(str(base)), table)
     for agent in without:
         if agent not in whole.get("agents", {}):

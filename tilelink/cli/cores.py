@@ -10,23 +10,23 @@ from typing import TypeVar
 
 from tilelink.errors import TileLinkError
 
-J, R = TypeVar("J"), TypeVar("R")
+J = TypeVar("J")
+R = TypeVar("R")
 
 
 def on_all_cores(run: Callable[[J], R], jobs: Sequence[J]) -> Iterator[tuple[int, R | TileLinkError]]:
     """The number of each job, and what `run` gave of it or the error of ours that it raised, as they come."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["tilelink.plans"])  # what takes seconds to import is imported once
+    context.set_forkserver_preload(["tilelink.plans"])  # what takes long to import is imported once
     with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), context) as pool:
         futures = {pool.submit(_tried, run, job): k for k, job in enumerate(jobs)}
         for future in as_completed(futures):
-            kind, found = future.result()
-            yield futures[future], found if kind is None else kind(found)
+            yield futures[future], future.result()
 
 
-def _tried(run: Callable[[J], R], job: J) -> tuple[type[TileLinkError] | None, R | str]:
+def _tried(run: Callable[[J], R], job: J) -> R | TileLinkError:
     """In a process of its own: errors come back without their place, which is in code of ours."""
     try:
-        return None, run(job)
+        return run(job)
     except TileLinkError as e:
-        return type(e), e.message
+        return type(e)(e.message)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 MACHINE = "h100"
 TOKENS = "1,128,2048"
-ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
-HEADS = ("layer", "op", "tokens", "unfused us", "fused us", "bound us", "choice", "schedule")
-NO_PROGRAM = "no program of this library computes experts yet, so neither form is predicted; the bound is that of their "
-NO_PROGRAM += "products and of reading their weights, with tokens spread evenly over the experts"
+HEADS = ("layer", "op", "tokens", "unfused us", "fused us", "bound us", "choice", "plan")
+NUMBERS = range(2, 6)
+"""Columns that are numbers."""
+Row = dict[str, Any]
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -35,11 +35,13 @@ def run(args: argparse.Namespace) -> Answer:
         raise UsageError(f"--tp {tp}: {args.machine} has {described.ranks} GPUs")
     if args.ep < 1 or tp % args.ep:
         raise UsageError(f"--ep {args.ep}: experts are spread over so many of the {tp} ranks, which it has to divide")
-    described.matmul_rate(configured.dtype)
+    described.matmul_rate(configured.dtype)  # says what is wrong where there is none
     layers, experts = configured.layers(tp), configured.experts(tp, args.ep)
     if args.ep > 1 and not experts:
         raise UsageError(f"--ep {args.ep}: {configured.name} has no experts")
-    rows = _rows(args.machine, tp, configured.dtype, layers, args.tokens)
+    questions = [(layer, asked) for n in args.tokens for layer, asked in _questions(layers, n, tp)]
+    common = {"world": tp, "machine": args.machine, "dtype": configured.dtype}
+    rows = _rows([(layer.name, asked | common) for layer, asked in questions])
     rows += [_of_experts(described, configured.dtype, e, n) for n in args.tokens for e in experts]
     rows.sort(key=lambda row: args.tokens.index(row["tokens"]))
     keys = {
@@ -49,72 +51,65 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer(keys, _text(described, configured, tp, rows, MARGIN))
 
 
-def _rows(machine: str, tp: int, dtype: str, layers: tuple[Layer, ...], tokens: list[int]) -> list[dict[str, Any]]:
-    """Those of layers: with sequence parallelism, where every rank can have a token, then without it."""
-    jobs = [
-        (layer, operator, n)
-        for n in tokens
-        for sequence_parallel in (True, False)
+def _questions(layers: tuple[Layer, ...], tokens: int, tp: int) -> list[tuple[Layer, Row]]:
+    """The arguments of `choose` for each layer that needs a collective: with sequence parallelism, where every rank can
+    have a token, then without."""
+
+    def sizes(layer: Layer) -> Row:
+        return {"M": tokens, "N": layer.columns if layer.gathers else layer.columns[0], "K": layer.depth}
+
+    spread = [
+        (layer, {"operator": "all_gather_linear" if layer.gathers else "linear_reduce_scatter", **sizes(layer)})
         for layer in layers
-        if (n >= tp if sequence_parallel else not layer.gathers)
-        for operator in [
-            "linear_all_reduce" if not sequence_parallel
-            else "all_gather_linear" if layer.gathers else "linear_reduce_scatter"
-        ]
-    ]  # fmt: skip
-    order = sorted(range(len(jobs)), key=lambda k: -jobs[k][2])  # what takes longest is begun first
-    asked = [_asked(jobs[k][1], jobs[k][0], jobs[k][2], tp, machine, dtype) for k in order]
-    rows: dict[int, dict[str, Any]] = {}
-    for done, (at, found) in enumerate(on_all_cores(_chosen, asked), start=1):
+        if tokens >= tp
+    ]
+    return spread + [(la, {"operator": "linear_all_reduce", **sizes(la)}) for la in layers if not la.gathers]
+
+
+def _rows(asked: list[tuple[str, Row]]) -> list[Row]:
+    """Those of `asked`: the name of a layer, and the arguments of `choose`."""
+    longest = sorted(range(len(asked)), key=lambda k: -asked[k][1]["M"])  # what takes longest is begun first
+    rows: dict[int, Row] = {}
+    for done, (at, found) in enumerate(on_all_cores(_choice, [asked[k][1] for k in longest]), start=1):
+        layer, question = asked[longest[at]]
+        named = f"[{done}/{len(asked)}] {layer}, {question['operator']}, {question['M']} tokens"
         if isinstance(found, TileLinkError):
             raise found
-        layer, operator, n = jobs[order[at]]
-        rows[order[at]] = _row(layer.name, found)
-        print(f"[{done}/{len(jobs)}] {layer.name} {operator} {n}: {found.choice}", file=sys.stderr, flush=True)
+        rows[longest[at]] = _row(layer, found)
+        print(f"{named}: {found.choice}", file=sys.stderr, flush=True)
     return [rows[k] for k in sorted(rows)]
 
 
-def _asked(operator: str, layer: Layer, tokens: int, tp: int, machine: str, dtype: str) -> dict[str, Any]:
-    """The arguments of `choose`."""
-    columns = layer.columns if layer.gathers else layer.columns[0]
-    sizes = {"M": tokens, "N": columns, "K": layer.depth}
-    return {"operator": operator, "world": tp, "machine": machine, "dtype": dtype, **sizes}
-
-
-def _chosen(asked: dict[str, Any]) -> Choice:
+def _choice(asked: Row) -> Choice:
     from tilelink.plans import choose
 
     return choose(**asked)
 
 
-def _row(layer: str, choice: Choice) -> dict[str, Any]:
+def _row(layer: str, choice: Choice) -> Row:
     fused = choice.fused
     return {
-        "layer": layer, "op": choice.operator, "tokens": choice.shape["M"],
-        "unfused_us": round(choice.unfused_us, 3), "fused_us": None if fused is None else round(fused.us or 0.0, 3),
+        "layer": layer, "op": choice.operator, "tokens": choice.shape["M"], "unfused_us": round(choice.unfused_us, 3),
+        "fused_us": None if choice.fused_us is None else round(choice.fused_us, 3),
         "bound_us": None if choice.bound_us is None else round(choice.bound_us, 3),
         "choice": choice.choice, "reason": choice.reason, "schedule": None if fused is None else fused.schedule,
         "program": None if fused is None else fused.program, "plan": choice.plan, "shape": dict(choice.shape),
     }  # fmt: skip
 
 
-def _of_experts(machine: Machine, dtype: str, experts: Experts, tokens: int) -> dict[str, Any]:
-    from tilelink.analysis.simulate.costs import GB_S, TFLOP_S
+def _of_experts(machine: Machine, dtype: str, experts: Experts, tokens: int) -> Row:
+    from tilelink.plans.experts import REASON, experts_bound_us
 
-    rows = tokens * experts.each / experts.spread
-    reached = min(experts.all / experts.spread, max(1.0, rows))
-    products = 2 * rows * experts.columns * experts.depth / (machine.matmul_rate(dtype) * TFLOP_S)
-    weights = reached * experts.columns * experts.depth * ITEM[dtype] / (machine.memory_rate * GB_S)
     shape = {"M": tokens, "N": experts.columns, "K": experts.depth, "experts": experts.all, "each": experts.each}
     return {
         "layer": experts.name, "op": None, "tokens": tokens, "unfused_us": None, "fused_us": None,
-        "bound_us": round(max(products, weights), 3), "choice": "unfused", "reason": NO_PROGRAM, "schedule": None,
-        "program": None, "plan": None, "shape": shape,
+        "bound_us": round(experts_bound_us(experts, machine, dtype, tokens), 3), "choice": "unfused", "reason": REASON,
+        "schedule": None, "program": None, "plan": None, "shape": shape,
     }  # fmt: skip
 
 
-def _text(machine: Machine, model: Model, tp: int, rows: list[dict[str, Any]], margin: float) -> str:
-    """For people: a table, and the reason of each row under it."""
+def _text(machine: Machine, model: Model, tp: int, rows: list[Row], margin: float) -> str:
+    """For people: a table, and the reasons under it."""
 
     def time(us: float | None) -> str:
         return "-" if us is None else f"{us:,.1f}"
@@ -122,22 +117,21 @@ def _text(machine: Machine, model: Model, tp: int, rows: list[dict[str, Any]], m
     lines = [
         [
             r["layer"], r["op"] or "-", f"{r['tokens']}", time(r["unfused_us"]), time(r["fused_us"]),
-            time(r["bound_us"]), r["choice"], r["plan"] if r["choice"] == "fused" else "-",
+            time(r["bound_us"]), r["choice"], r["plan"] or "-",
         ]
         for r in rows
     ]  # fmt: skip
     widths = [max(len(line[k]) for line in [list(HEADS), *lines]) for k in range(len(HEADS))]
 
     def written(line: list[str]) -> str:
-        cells = [c.rjust(w) if 2 <= k <= 5 else c.ljust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True))]
+        cells = [c.rjust(w) if k in NUMBERS else c.ljust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True))]
         return "  ".join(cells).rstrip()
 
-    said = [f"{model.name}, {model.dtype}, {tp} ranks on {machine.title}; predicted, not measured", ""]
+    said = [f"{model.name}, {model.dtype}, {tp} ranks, {machine.title}: predicted, not measured", ""]
     said += [written(list(HEADS)), *map(written, lines), ""]
-    said += [f"fused where unfused takes {1 + margin:.2f} times as long at least. Why:"]
-    for k, r in enumerate(rows):
-        if k == 0 or r["reason"] != rows[k - 1]["reason"]:
-            said.append(f"  {r['layer']}, {r['op'] or 'experts'}, {r['tokens']}: {r['reason']}")
+    said += [f"A fused form is chosen where unfused takes {1 + margin:.2f} times as long, or longer. Why, row by row:"]
+    for r in rows:
+        said += ["", ", ".join([r["layer"], *([r["op"]] if r["op"] else []), f"{r['tokens']}"]), f"  {r['reason']}"]
     return "\n".join(said) + "\n"
 
 
@@ -150,8 +144,8 @@ def _tokens(text: str) -> list[int]:
 
 def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "config", metavar="CONFIG", help="a model's config.json, as Hugging Face's transformers write it, or the folder "
-        "it lies in; or a name: llama-3-8b, llama-3-70b, mixtral-8x7b",
+        "config", metavar="CONFIG", help="a model's config.json, as Hugging Face's transformers write it, or its "
+        "folder; or a name: llama-3-8b, llama-3-70b, mixtral-8x7b",
     )  # fmt: skip
     parser.add_argument(
         "--machine", default=MACHINE, metavar="NAME", help="a machine of `tilelink machine list`, or the path of a "
@@ -165,9 +159,9 @@ def flags(parser: argparse.ArgumentParser) -> None:
         "share each expert (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--tokens", type=_tokens, default=_tokens(TOKENS), metavar="N,...", help="tokens of all ranks in a pass through "
-        f"the model (default: {TOKENS}). With as many as ranks or more, layers are planned with sequence parallelism "
-        "(all_gather_linear, linear_reduce_scatter) and without (linear_all_reduce); with fewer, without",
+        "--tokens", type=_tokens, default=_tokens(TOKENS), metavar="N,...", help="tokens of all ranks in one pass "
+        f"through the model (default: {TOKENS}). Layers are planned without sequence parallelism (linear_all_reduce), "
+        "and, with a token for every rank or more, with it, too (all_gather_linear, linear_reduce_scatter)",
     )  # fmt: skip
 
 

@@ -13,7 +13,9 @@ from tilelink.ops.linear_all_reduce import linear_all_reduce
 from tilelink.ops.linear_reduce_scatter import linear_reduce_scatter
 from tilelink.ops.preparing import prepare
 from tilelink.ops.symm_mem import replace_symm_mem_ops
+from tilelink.plans import choose as plan
 
 __all__ = [
-    "all_gather_linear", "lane", "linear_all_reduce", "linear_reduce_scatter", "prepare", "replace_symm_mem_ops",
+    "all_gather_linear", "lane", "linear_all_reduce", "linear_reduce_scatter", "plan", "prepare",
+    "replace_symm_mem_ops",
 ]  # fmt: skip

@@ -11,14 +11,15 @@ import torch.distributed as dist
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError
 from tilelink.ops import collectives
 from tilelink.ops.agreement import agree, agree_on_devices
+from tilelink.ops.auto import settled
 from tilelink.ops.autocast import cast_for, no_autocast
 from tilelink.ops.checks import check_dim, check_lengths, check_weights
 from tilelink.ops.collectives import Later, Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, empty_rows, of_rows, resized, times
 from tilelink.ops.paths import Path, path_of
 from tilelink.ops.plain import side_by_side
-from tilelink.ops.plans import TORCH, check_plan
 from tilelink.ops.registration import operator
+from tilelink.plans.names import AUTO, TORCH, check_plan
 
 Tensors = Sequence[torch.Tensor]
 Maybe = Sequence[torch.Tensor | None]
@@ -42,7 +43,8 @@ def all_gather_linear(
     order of ranks: a dimension of tokens, or the last one. `weights`: (N, K) as those of nn.Linear, `biases`: (N,) or
     None. `lengths`: how long the shards of the ranks are along `gather_dim`, the same on every rank; without it all
     have one length. `group`: of torch.distributed, or its name; by default all processes. `plan`: the name of a
-    schedule of `tilelink.kernels.all_gather_matmul`, by default the first; or "torch", plain torch.
+    schedule of `tilelink.kernels.all_gather_matmul`, by default the first; "torch", plain torch; or "auto", the one
+    that is predicted to be the fastest, also in the backward.
 
     All ranks call alike. Gradients: that of x comes by reduce-scatter, that of a weight is the rank's own. For it x is
     gathered once more in the backward, or kept with `return_gathered`. Results lie in memory with `gather_dim` first.
@@ -85,7 +87,7 @@ def _checked(
     last = dim == x.dim() - 1
     check_weights(x, sum(parts) if last else x.shape[-1], weights, biases)
     check_plan("all_gather_linear", plan)
-    if last and plan not in (None, TORCH):
+    if last and plan not in (None, TORCH, AUTO):
         raise ScheduleError(
             f"plan is {plan!r}: what is gathered along the dimension that is summed over has no plan but {TORCH}"
         )
@@ -98,30 +100,33 @@ def _forward(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
     members = Members.named(group_name)
 
-    def check() -> tuple[Path, int, list[int]]:
+    def check() -> tuple[Path, int, list[int], str | None]:
         dim, parts = _checked(x, weights, biases, gather_dim, lengths, members.world, plan)
         if parts[members.rank] != x.shape[dim]:
             raise ShapeError(f"lengths are {tuple(parts)}; x has shape {tuple(x.shape)} on rank {members.rank}")
-        return path_of(x.device, plan), dim, parts
+        M, N, last = sum(times(parts, x.shape, dim)), [len(w) for w in weights], dim == x.dim() - 1
+        wanted = TORCH if last and plan == AUTO else plan
+        found = settled("all_gather_linear", wanted, members, x, M, N, x.shape[-1])
+        return path_of(x.device, found), dim, parts, found
 
-    def describe(checked: tuple[Path, int, list[int]]) -> dict[str, Any]:
-        path, dim, parts = checked
+    def describe(checked: tuple[Path, int, list[int], str | None]) -> dict[str, Any]:
+        path, dim, parts, by = checked
         shapes = {"x": tuple(resized(x.shape, dim, -1)), "lengths": tuple(parts)}
         shapes |= {f"weight {i}": tuple(w.shape) for i, w in enumerate(weights)}
         return {
             "operator": "all_gather_linear", "shapes": shapes,
-            "biases": [b is not None for b in biases], "dtype": x.dtype, "gather_dim": dim, "plan": plan,
+            "biases": [b is not None for b in biases], "dtype": x.dtype, "gather_dim": dim, "plan": by,
             "return_gathered": keep, "computed by": path.__name__,
         }  # fmt: skip
 
-    path, dim, parts = agree(members, x.device, check, describe)
+    path, dim, parts, by = agree(members, x.device, check, describe)
     rows, of = as_rows(x, dim), times(parts, x.shape, dim)
     full: torch.Tensor | None
     if dim == x.dim() - 1:
         full = path.all_gather(members, rows.T, of)().T.contiguous()
         outs = [path.linear(full, w, b) for w, b in zip(weights, biases, strict=True)]
     else:
-        full, outs = path.gather_linear(members, rows, weights, biases, of, plan, keep)
+        full, outs = path.gather_linear(members, rows, weights, biases, of, by, keep)
     shape = resized(x.shape, dim, sum(parts))
     gathered = of_rows(full, shape, dim) if keep and full is not None else x.new_empty(0)
     return gathered, [of_rows(out, [*shape[:-1], out.shape[-1]], dim) for out in outs]
@@ -149,7 +154,7 @@ def _fake_even(x: torch.Tensor, weights: Tensors, biases: Maybe, gather_dim: int
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
-    x, weights, biases, gather_dim, *lengths, group_name, _, keep = inputs
+    x, weights, biases, gather_dim, *lengths, group_name, plan, keep = inputs
     world = size_of_group(group_name)
     ctx.dim = gather_dim % x.dim()
     ctx.lengths = list(lengths[0]) if lengths else [x.shape[ctx.dim]] * world
@@ -157,6 +162,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, list[t
     ctx.biases = all(b is not None for b in biases)
     if not ctx.biases and any(b is not None and b.requires_grad for b in biases):
         raise ArgumentError("biases of which some are None get no gradients from torch: give zeros in their place")
+    ctx.plan = plan if plan == AUTO else None
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[0] if keep else x, *weights)
 
@@ -171,7 +177,7 @@ def _backward(ctx: Any, grad_gathered: torch.Tensor | None, grads: Maybe | None)
     found: list[torch.Tensor | None] = [None] * len(needs)
     if any(needs):
         grad_x, grad_weights = _gradients(
-            grads, grad_gathered, x, weights, ctx.dim, ctx.lengths, ctx.group_name, ctx.kept, needs
+            grads, grad_gathered, x, weights, ctx.dim, ctx.lengths, ctx.group_name, ctx.kept, needs, ctx.plan
         )
         found = [g if need else None for g, need in zip([grad_x, *grad_weights], needs, strict=True)]
     return (
@@ -184,21 +190,29 @@ def _backward(ctx: Any, grad_gathered: torch.Tensor | None, grads: Maybe | None)
 
 def _gradients_now(
     grads: Maybe, grad_gathered: torch.Tensor | None, x: torch.Tensor, weights: Tensors, dim: int,
-    lengths: Sequence[int], group_name: str, kept: bool, needs: Sequence[bool],
+    lengths: Sequence[int], group_name: str, kept: bool, needs: Sequence[bool], plan: str | None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
     """Gradients of the shard of x and of the weights, those that are needed, from those of the results. `x`: gathered
     where it was `kept`, else it is gathered while the gradient of x is multiplied, and weights while that is sent."""
     members = Members.named(group_name)
-    path = agree(members, x.device, lambda: path_of(x.device), lambda path: {
-        "operator": "all_gather_linear, backward", "lengths": tuple(lengths), "needs": tuple(needs), "dtype": x.dtype,
-        "gradients of": [g is not None for g in grads], "of gathered": grad_gathered is not None,
-        "computed by": path.__name__,
-    })  # fmt: skip
     last, of = dim == x.dim() - 1, times(lengths, x.shape, dim)
+    fused = all(needs) and not (last or kept or grad_gathered is not None)
+
+    def check() -> tuple[Path, str | None]:
+        N = [len(w) for w in weights]
+        wanted = plan if fused else None
+        found = settled("all_gather_linear_backward", wanted, members, x, sum(of), N, x.shape[-1])
+        return path_of(x.device, found), found
+
+    path, by = agree(members, x.device, check, lambda checked: {
+        "operator": "all_gather_linear, backward", "lengths": tuple(lengths), "needs": tuple(needs), "dtype": x.dtype,
+        "gradients of": [g is not None for g in grads], "of gathered": grad_gathered is not None, "plan": checked[1],
+        "computed by": checked[0].__name__,
+    })  # fmt: skip
     shape = resized(x.shape, dim, lengths[members.rank])
     mine, given = as_rows(x, dim), {i: as_rows(g, dim) for i, g in enumerate(grads) if g is not None}
-    if all(needs) and not (last or kept or grad_gathered is not None):
-        rows, grad_weights = path.gather_linear_gradients(members, list(given.values()), weights, mine, of)
+    if fused:
+        rows, grad_weights = path.gather_linear_gradients(members, list(given.values()), weights, mine, of, by)
         return of_rows(rows, shape, dim).contiguous(), grad_weights
     columns = _columns(path, members, mine, kept, last, of) if any(needs[1:]) else None
     of_gathered = None if grad_gathered is None else as_rows(grad_gathered, dim)
@@ -243,7 +257,7 @@ def _input_gradient(
 
 def _gradients_fake(
     grads: Maybe, grad_gathered: torch.Tensor | None, x: torch.Tensor, weights: Tensors, dim: int,
-    lengths: Sequence[int], group_name: str, kept: bool, needs: Sequence[bool],
+    lengths: Sequence[int], group_name: str, kept: bool, needs: Sequence[bool], plan: str | None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
     shape = resized(x.shape, dim, lengths[Members.named(group_name).rank])
     of_weights = zip(weights, needs[1:], strict=True)
@@ -252,7 +266,7 @@ def _gradients_fake(
 
 _gradients = operator(
     "all_gather_linear_backward(Tensor?[] grads, Tensor? grad_gathered, Tensor x, Tensor[] weights, SymInt gather_dim, "
-    "SymInt[] lengths, str group_name, bool kept, bool[] needs) -> (Tensor, Tensor[])",
+    "SymInt[] lengths, str group_name, bool kept, bool[] needs, str? plan) -> (Tensor, Tensor[])",
     _gradients_now,
     _gradients_fake,
 )

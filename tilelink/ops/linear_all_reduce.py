@@ -8,13 +8,14 @@ import torch
 import torch.distributed as dist
 
 from tilelink.ops.agreement import agree, agree_on_devices
+from tilelink.ops.auto import settled
 from tilelink.ops.autocast import cast_for, no_autocast
 from tilelink.ops.checks import check_dim, check_reduce_op, check_weights
 from tilelink.ops.collectives import Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows
 from tilelink.ops.paths import Path, path_of
-from tilelink.ops.plans import check_plan
 from tilelink.ops.registration import operator
+from tilelink.plans.names import check_plan
 
 
 def linear_all_reduce(
@@ -32,7 +33,8 @@ def linear_all_reduce(
     features that are summed over. `bias`: (N,), added once, to the sum; the same on every rank. `reduce_op`: "sum", or
     "avg" over the ranks. `group`: of torch.distributed, or its name; by default all processes. `plan`: the name of a
     schedule of `tilelink.kernels.matmul_all_reduce`, by default the first; "one_shot", "one_shot:push" or
-    "one_shot:multicast", by `matmul_one_shot_all_reduce`; or "torch", plain torch.
+    "one_shot:multicast", by `matmul_one_shot_all_reduce`; "torch", plain torch; or "auto", the one that is predicted to
+    be the fastest.
 
     All ranks call alike. The result is one tensor, of which every rank has a copy, and so is its gradient: the backward
     sends nothing, as in Megatron and DTensor. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError;
@@ -60,16 +62,19 @@ def _forward(
 ) -> torch.Tensor:
     members = Members.named(group_name)
 
-    def check() -> Path:
+    def check() -> tuple[Path, str | None]:
         _check(x, weight, bias, reduce_op, plan)
-        return path_of(x.device, plan)
+        M, (N, K) = x.numel() // max(1, x.shape[-1]), weight.shape
+        found = settled("linear_all_reduce", plan, members, x, M, N, K)
+        return path_of(x.device, found), found
 
-    path = agree(members, x.device, check, lambda path: {
+    path, by = agree(members, x.device, check, lambda checked: {
         "operator": "linear_all_reduce", "shapes": {"x": tuple(x.shape), "weight": tuple(weight.shape)},
-        "bias": bias is not None, "dtype": x.dtype, "reduce_op": reduce_op, "plan": plan, "computed by": path.__name__,
+        "bias": bias is not None, "dtype": x.dtype, "reduce_op": reduce_op, "plan": checked[1],
+        "computed by": checked[0].__name__,
     })  # fmt: skip
     rows = as_rows(x, x.dim() - 1)
-    out = path.linear_all_reduce(members, rows, weight, bias, plan, reduce_op == "avg")
+    out = path.linear_all_reduce(members, rows, weight, bias, by, reduce_op == "avg")
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 

@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 
 from tilelink.ops.agreement import agree, agree_on_devices
+from tilelink.ops.auto import settled
 from tilelink.ops.autocast import cast_for, no_autocast
 from tilelink.ops.checks import check_dim, check_reduce_op, check_weights, parts_of
 from tilelink.ops.collectives import Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
 from tilelink.ops.paths import Path, path_of
-from tilelink.ops.plans import check_plan
 from tilelink.ops.registration import operator
+from tilelink.plans.names import AUTO, check_plan
 
 
 def linear_reduce_scatter(
@@ -35,8 +36,8 @@ def linear_reduce_scatter(
     features that are summed over. `bias`: (N,), added once, to the sum. `scatter_dim`: of the result (..., N), in parts
     of one length, or of `lengths`, the same on every rank. `reduce_op`: "sum", or "avg" over the ranks. `group`: of
     torch.distributed, or its name; by default all processes. `plan`: the name of a schedule of
-    `tilelink.kernels.matmul_reduce_scatter`, by default the first; "ring", by `matmul_ring_reduce_scatter`; or "torch",
-    plain torch.
+    `tilelink.kernels.matmul_reduce_scatter`, by default the first; "ring", by `matmul_ring_reduce_scatter`; "torch",
+    plain torch; or "auto", the one that is predicted to be the fastest, also in the backward.
 
     All ranks call alike, and get the same bits each time. Gradients: that of the result is gathered once, for those of
     x and of the weight; that of the bias is of the rank's own part (sum it over the ranks where they share one bias:
@@ -77,28 +78,31 @@ def _forward(
 ) -> torch.Tensor:  # fmt: skip
     members = Members.named(group_name)
 
-    def check() -> tuple[Path, int, list[int]]:
+    def check() -> tuple[Path, int, list[int], str | None]:
         dim, parts = _checked(x, weight, bias, scatter_dim, lengths, reduce_op, members.world, plan)
-        return path_of(x.device, plan), dim, parts
+        rows, (N, K) = x.numel() // max(1, x.shape[-1]), weight.shape
+        M, N = (N, rows) if dim == x.dim() - 1 else (rows, N)  # the product is turned where its columns are scattered
+        found = settled("linear_reduce_scatter", plan, members, x, M, N, K)
+        return path_of(x.device, found), dim, parts, found
 
-    def describe(checked: tuple[Path, int, list[int]]) -> dict[str, Any]:
-        path, dim, parts = checked
+    def describe(checked: tuple[Path, int, list[int], str | None]) -> dict[str, Any]:
+        path, dim, parts, by = checked
         return {
             "operator": "linear_reduce_scatter", "shapes": {"x": tuple(x.shape), "weight": tuple(weight.shape)},
             "bias": bias is not None, "dtype": x.dtype, "scatter_dim": dim, "lengths": parts, "reduce_op": reduce_op,
-            "plan": plan, "computed by": path.__name__,
+            "plan": by, "computed by": path.__name__,
         }  # fmt: skip
 
-    path, dim, parts = agree(members, x.device, check, describe)
+    path, dim, parts, by = agree(members, x.device, check, describe)
     last, mine, before = dim == x.dim() - 1, parts[members.rank], sum(parts[: members.rank])
     rows, mean = as_rows(x, dim), reduce_op == "avg"
     if last:  # the product is turned, and a bias is one of its rows then: added afterwards, so that all is rounded once
         dtype = x.dtype if bias is None else torch.float32
-        out = path.linear_scatter(members, weight, rows, None, parts, plan, dtype, mean)().T
+        out = path.linear_scatter(members, weight, rows, None, parts, by, dtype, mean)().T
         out = out if bias is None else (out + bias[before : before + mine].float()).to(x.dtype)
     else:
         of = times(parts, x.shape, dim)
-        out = path.linear_scatter(members, rows, weight, bias, of, plan, x.dtype, mean)()
+        out = path.linear_scatter(members, rows, weight, bias, of, by, x.dtype, mean)()
     return of_rows(out, _result(x, weight, dim, mine), dim).contiguous()
 
 
@@ -128,13 +132,14 @@ def _fake_even(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, weight, bias, scatter_dim, *lengths, reduce_op, group_name, _ = inputs
+    x, weight, bias, scatter_dim, *lengths, reduce_op, group_name, plan = inputs
     world = size_of_group(group_name)
     ctx.dim = scatter_dim % x.dim()
     total = weight.shape[0] if ctx.dim == x.dim() - 1 else x.shape[ctx.dim]
     ctx.lengths = list(lengths[0]) if lengths else [total // world] * world
     ctx.scale = 1 / world if reduce_op == "avg" else 1
     ctx.group_name, ctx.bias, ctx.arguments = group_name, None if bias is None else bias.shape[0], len(inputs)
+    ctx.plan = plan if plan == AUTO else None
     ctx.save_for_backward(x, weight)
 
 
@@ -144,7 +149,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     scaled = grad if ctx.scale == 1 else grad * ctx.scale
     found: list[torch.Tensor | None] = [None, None]
     if any(needs):
-        grads = _gradients(scaled, x, weight, ctx.dim, ctx.lengths, ctx.group_name, needs)
+        grads = _gradients(scaled, x, weight, ctx.dim, ctx.lengths, ctx.group_name, needs, ctx.plan)
         found = [g if need else None for g, need in zip(grads, needs, strict=True)]
     return (
         *found,
@@ -164,18 +169,25 @@ def _of_bias(grad: torch.Tensor, n: int, dim: int, lengths: Sequence[int], group
 
 def _gradients_now(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, dim: int, lengths: Sequence[int], group_name: str,
-    needs: Sequence[bool],
+    needs: Sequence[bool], plan: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Gradients of x and of the weight, those that are needed, from that of the rank's part of the result."""
     members = Members.named(group_name)
-    path = agree(members, x.device, lambda: path_of(x.device), lambda path: {
+    last, of = dim == x.dim() - 1, times(lengths, x.shape, dim)
+    fused = all(needs) and not last
+
+    def check() -> tuple[Path, str | None]:
+        wanted = plan if fused else None
+        found = settled("linear_reduce_scatter_backward", wanted, members, x, sum(of), *weight.shape)
+        return path_of(x.device, found), found
+
+    path, by = agree(members, x.device, check, lambda checked: {
         "operator": "linear_reduce_scatter, backward", "lengths": tuple(lengths), "needs": tuple(needs),
-        "dtype": x.dtype, "computed by": path.__name__,
+        "dtype": x.dtype, "plan": checked[1], "computed by": checked[0].__name__,
     })  # fmt: skip
     none, rows, mine = x.new_empty(0), as_rows(x, dim), as_rows(grad, dim)
-    last, of = dim == x.dim() - 1, times(lengths, x.shape, dim)
-    if all(needs) and not last:
-        grad_x, grad_weight = path.linear_scatter_gradients(members, mine, weight, rows, of)
+    if fused:
+        grad_x, grad_weight = path.linear_scatter_gradients(members, mine, weight, rows, of, by)
         return of_rows(grad_x, x.shape, dim).contiguous(), grad_weight
     if needs[0] and not last:
         _, (grad_x,) = path.gather_linear(members, mine, [weight.T], [None], of, None, False)
@@ -188,14 +200,14 @@ def _gradients_now(
 
 def _gradients_fake(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, dim: int, lengths: Sequence[int], group_name: str,
-    needs: Sequence[bool],
+    needs: Sequence[bool], plan: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     return x.new_empty(x.shape if needs[0] else 0), x.new_empty(weight.shape if needs[1] else 0)
 
 
 _gradients = operator(
     "linear_reduce_scatter_backward(Tensor grad, Tensor x, Tensor weight, SymInt scatter_dim, SymInt[] lengths, "
-    "str group_name, bool[] needs) -> (Tensor, Tensor)",
+    "str group_name, bool[] needs, str? plan) -> (Tensor, Tensor)",
     _gradients_now,
     _gradients_fake,
 )

@@ -10,7 +10,7 @@ import torch
 
 from tilelink.errors import ArgumentError
 from tilelink.ops.collectives import Later, Members
-from tilelink.ops.plans import TORCH
+from tilelink.plans.names import TORCH
 
 BACKENDS = (TORCH, "interpret")
 
@@ -54,6 +54,7 @@ class Path(Protocol):
         weights: Sequence[torch.Tensor],
         rows: torch.Tensor,
         lengths: Sequence[int],
+        plan: str | None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]: ...
 
     def linear_scatter_gradients(
@@ -63,6 +64,7 @@ class Path(Protocol):
         weight: torch.Tensor,
         x: torch.Tensor,
         lengths: Sequence[int],
+        plan: str | None,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     def linear_all_reduce(

@@ -1,5 +1,7 @@
-"""What operators compute, in plain torch and the collectives of `torch.distributed`: the reference, and what runs on a
-CPU by default. Sums are made in float32 and rounded once."""
+"""What operators compute, in plain torch and the collectives of `torch.distributed`: the unfused form. On a CPU it is
+the reference, and what runs by default: sums are made in float32, travel so, and are rounded once. On other devices it
+is what a library has: products of the dtype of x, and partial sums that travel in it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ from tilelink.ops.collectives import Later, Members
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x @ weight.T + bias on this rank: (M, K), (N, K) and (N,) give (M, N)."""
+    if not _exact(x):
+        return torch.nn.functional.linear(x, weight, bias)
     return _plus(x.float() @ weight.float().T, bias).to(x.dtype)
 
 
@@ -48,8 +52,8 @@ def linear_scatter(
 ) -> Later:
     """This rank's rows, of `lengths`, of the sum (or `mean`) over the ranks of x @ weight.T, + bias once, rounded to
     `dtype`."""
-    under_way = collectives.reduce_scatter(members, x.float() @ weight.float().T, lengths)
-    return lambda: _plus(under_way() * _part(members, mean), bias).to(dtype)
+    under_way = collectives.reduce_scatter(members, _partial(x, weight, dtype), lengths)
+    return lambda: _plus(under_way().float() * _part(members, mean), bias).to(dtype)
 
 
 def gather_linear_gradients(
@@ -58,6 +62,7 @@ def gather_linear_gradients(
     weights: Sequence[torch.Tensor],
     rows: torch.Tensor,
     lengths: Sequence[int],
+    plan: str | None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Gradients of `gather_linear`: of this rank's rows, and of the weights, which are multiplied while the first one
     is sent; rows are gathered again meanwhile."""
@@ -69,7 +74,12 @@ def gather_linear_gradients(
 
 
 def linear_scatter_gradients(
-    members: Members, grad: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, lengths: Sequence[int]
+    members: Members,
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    lengths: Sequence[int],
+    plan: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of `linear_scatter`, of x and of the weight, from that of this rank's rows, which is gathered once."""
     full = all_gather(members, grad, lengths)()
@@ -94,8 +104,19 @@ def linear_all_reduce(
     mean: bool,
 ) -> torch.Tensor:
     """The sum (or the `mean`) over the ranks of x @ weight.T, + bias once: the same bits on every rank."""
-    total = collectives.all_reduce(members, x.float() @ weight.float().T)
-    return _plus(total * _part(members, mean), bias).to(x.dtype)
+    total = collectives.all_reduce(members, _partial(x, weight, x.dtype))
+    return _plus(total.float() * _part(members, mean), bias).to(x.dtype)
+
+
+def _exact(x: torch.Tensor) -> bool:
+    """Whether sums are made in float32 whatever the dtype: on a CPU, where this is the reference."""
+    return x.device.type == "cpu"
+
+
+def _partial(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """This rank's part of a sum over the ranks of x @ weight.T, in the dtype in which it travels."""
+    wide = _exact(x) or dtype == torch.float32
+    return x.float() @ weight.float().T if wide else x @ weight.T
 
 
 def _part(members: Members, mean: bool) -> float:

@@ -10,13 +10,11 @@ import torch
 
 from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather import all_gather as all_gather_program
-from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
-from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
 from tilelink.ops import plain
 from tilelink.ops.collectives import Later, Members
 from tilelink.ops.lanes import lane
 from tilelink.ops.mean import mean_over
-from tilelink.ops.plans import planned
+from tilelink.plans.names import planned
 
 _preparing = False
 
@@ -34,7 +32,7 @@ def preparing() -> Iterator[None]:
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x @ weight.T + bias on this rank, by torch: there is nothing to overlap."""
-    return torch.nn.functional.linear(x, weight, bias) if x.is_cuda else plain.linear(x, weight, bias)
+    return plain.linear(x, weight, bias)
 
 
 def all_gather(members: Members, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
@@ -95,26 +93,33 @@ def gather_linear_gradients(
     weights: Sequence[torch.Tensor],
     rows: torch.Tensor,
     lengths: Sequence[int],
+    plan: str | None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """As `plain.gather_linear_gradients`, in one kernel."""
     if not sum(lengths) * rows.shape[1] * min(len(w) for w in weights):
-        return plain.gather_linear_gradients(members, grads, weights, rows, lengths)
+        return plain.gather_linear_gradients(members, grads, weights, rows, lengths, plan)
     dx = _empty(members, rows, (len(rows), rows.shape[1]))
     dweights = [_empty(members, rows, (len(w), w.shape[1])) for w in weights]
     turned, wanted, of = [w.T for w in weights], [w.T for w in dweights], {"M": lengths}
-    _run(all_gather_matmul_backward, members, list(grads), turned, rows, dx=dx, dweight=wanted, parts=of)
+    program, schedule = planned("all_gather_linear_backward", plan)
+    _run(program, members, list(grads), turned, rows, dx=dx, dweight=wanted, schedule=schedule, parts=of)
     return dx, dweights
 
 
 def linear_scatter_gradients(
-    members: Members, grad: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, lengths: Sequence[int]
+    members: Members,
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    lengths: Sequence[int],
+    plan: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `plain.linear_scatter_gradients`, in one kernel."""
     if not x.numel() * len(weight):
-        return plain.linear_scatter_gradients(members, grad, weight, x, lengths)
+        return plain.linear_scatter_gradients(members, grad, weight, x, lengths, plan)
     dx, dweight = _empty(members, x, (len(x), x.shape[1])), _empty(members, x, (len(weight), x.shape[1]))
-    of = {"M": lengths}
-    _run(matmul_reduce_scatter_backward, members, grad, weight.T, x, dx=dx, dweight=dweight.T, parts=of)
+    (program, schedule), of = planned("linear_reduce_scatter_backward", plan), {"M": lengths}
+    _run(program, members, grad, weight.T, x, dx=dx, dweight=dweight.T, schedule=schedule, parts=of)
     return dx, dweight
 
 

@@ -76,7 +76,7 @@ def choose(
         of_dtype = dtype_name(dtype)
     except ValueError as e:
         raise ArgumentError(str(e), Site.of_user()) from None
-    return _choose(operator, machine, of_dtype, **sizes)  # type: ignore[arg-type]  # by name
+    return _choose(operator, machine, of_dtype, **sizes)
 
 
 @lru_cache(maxsize=4096)

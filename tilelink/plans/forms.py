@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -84,8 +85,9 @@ class Question:
 
     def _predict(self, plan: str) -> Prediction:
         program, schedule = planned(self.operator, plan)
+        sizes: dict[str, Any] = dict(self.shape)
         return program.simulate(
-            schedule, machine=self.machine, world=self.world, dtypes=self._dtypes(program), **self.shape
+            schedule, machine=self.machine, world=self.world, dtypes=self._dtypes(program), **sizes
         )
 
     def _dtypes(self, program: Program) -> Mapping[str, str]:

@@ -156,8 +156,8 @@ def model(name: str) -> Model:
     except UnicodeDecodeError as e:
         raise ConfigError(f"this is no text: {e}", Site(file, 1)) from None
     except json.JSONDecodeError as e:
-        lines = text.splitlines()
-        raise ConfigError(f"this is no JSON: {e.msg}", Site(file, e.lineno, lines[e.lineno - 1] if lines else "")) from None
+        line = [*text.splitlines(), ""][e.lineno - 1]
+        raise ConfigError(f"this is no JSON: {e.msg}", Site(file, e.lineno, line.strip())) from None
     made = Model(path.parent.name if path.name == "config.json" else path.stem, file, text, values)
     kinds = ", ".join((*DENSE, *EXPERTS))
     if not isinstance(values, dict) or "model_type" not in values:

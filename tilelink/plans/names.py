@@ -47,8 +47,7 @@ def planned(operator: str, plan: str | None) -> tuple[Program, str]:
     known = plans(operator)
     name, changes = split_schedule(plan)
     if name is not None and name not in known:
-        others = ", ".join((*known, AUTO))
-        raise ScheduleError(f"plan is {plan!r}; plans of {operator} are {others} and {TORCH}")
+        raise ScheduleError(f"plan is {plan!r}; plans of {operator} are {', '.join(known)}, {TORCH} and {AUTO}")
     program, schedule = known[name] if name is not None else next(iter(known.values()))
     changed_by(program, program.schedule(schedule), changes)
     return program, ",".join([schedule, *changes])

@@ -110,7 +110,7 @@ def library_collective(name: str, machine: Machine, world: int, dtype: str, m: i
     from tilelink.kernels import operators
 
     program = operators()[name]
-    second = program.parameters["x"].dims[1]
+    second = str(program.parameters["x"].dims[1])
     sizes, nodes = {"M": m, second: columns}, machine.nodes_of(world)
     bound, exact = program.bound_at(world=world, sizes=sizes, dtypes={"x": dtype, "out": dtype}, per_node=nodes)
     return collective(steps_of(bound, exact, machine, {}), machine)

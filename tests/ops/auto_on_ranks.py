@@ -1,0 +1,113 @@
+"""What ranks do in tests of the plan "auto"."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import tilelink.ops as ops
+from tests.ops.on_ranks import computed_by, noted, wrong
+from tests.ops.sharded import Call
+from tilelink.errors import TileLinkError
+from tilelink.ops import auto, plain
+from tilelink.ops.collectives import Members
+
+
+@contextmanager
+def on_machine(name: str | None) -> Iterator[None]:
+    """Inside, TILELINK_MACHINE is this."""
+    os.environ[auto.MACHINE] = name or ""
+    try:
+        yield
+    finally:
+        del os.environ[auto.MACHINE]
+
+
+@contextmanager
+def predicting(plan_of: Callable[[str, int], str]) -> Iterator[list[tuple[str, int]]]:
+    """Inside, the plan of an operator with so many rows is this one; what was asked."""
+    choose, asked = auto.choose, list[tuple[str, int]]()
+
+    def noting(operator: str, *, M: int, **_: Any) -> SimpleNamespace:
+        asked.append((operator, M))
+        return SimpleNamespace(plan=plan_of(operator, M))
+
+    auto.choose = noting  # type: ignore[assignment]
+    try:
+        yield asked
+    finally:
+        auto.choose = choose
+
+
+def ran(group: dist.ProcessGroup, call: Call, machine: str | None) -> tuple[list[str], list[str]]:
+    """The programs that a call with its gradients runs by "auto", with their schedules; and what is wrong of it."""
+    with on_machine(machine), noted() as runs:
+        errors = wrong(group, [call], "interpret", "auto")
+    return [f"{program.name} {options.get('schedule')}" for program, options in runs], errors
+
+
+def ran_by_pull(group: dist.ProcessGroup, calls: Sequence[Call]) -> tuple[list[str], list[str]]:
+    """As `ran`, of calls that are predicted to be the fastest by "pull"."""
+    with predicting(lambda operator, M: "pull"):
+        found = [ran(group, call, "h800") for call in calls]
+    return [p for programs, _ in found for p in programs], [e for _, errors in found for e in errors]
+
+
+def asked_by(group: dist.ProcessGroup, call: Call, backend: str) -> tuple[list[tuple[str, int]], list[str]]:
+    """What a call with its gradients asks for; and what is wrong of it."""
+    with on_machine("h800"), predicting(lambda operator, M: "torch") as asked:
+        errors = wrong(group, [call], backend, "auto")
+    return asked, errors
+
+
+def raised_on(group: dist.ProcessGroup, machines: Sequence[str], directly: bool) -> str:
+    """What "auto" raises where ranks take their machine for different ones: in a call, or where only machines are
+    compared, as on CUDA devices."""
+    rank = dist.get_rank(group)
+    try:
+        if directly:
+            auto._compare(Members.named(group.group_name), machines[rank])
+        else:
+            with on_machine(machines[rank]), computed_by("interpret", group):
+                ops.linear_all_reduce(torch.ones(2, 4), torch.ones(6, 4), group=group, plan="auto")
+    except TileLinkError as e:
+        return f"{type(e).__name__}: {e.message}"
+    return "nothing"
+
+
+def compiled(group: dist.ProcessGroup, tokens: Sequence[int]) -> tuple[int, list[int], list[float]]:
+    """How often a function with plans "auto" is compiled for these numbers of tokens; of which the plans were asked
+    for; how far results are from plain torch's."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes long
+
+    def layer(x: torch.Tensor, weight: torch.Tensor, plan: str) -> torch.Tensor:
+        return ops.linear_all_reduce(x, weight, group=group, plan=plan)
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    function, weight = torch.compile(layer, backend=counter, fullgraph=True), torch.randn(6, 8)
+    far = []
+    with on_machine("h800"), predicting(lambda _, M: "torch" if M > 4 else "one_shot") as asked:
+        for n in tokens:
+            x = torch.randn(n, 8)
+            torch._dynamo.mark_dynamic(x, 0)
+            with computed_by("interpret", group):
+                found = function(x, weight, "auto")
+            right = layer(x, weight, "torch")
+            far.append(float((found - right).norm() / right.norm()))
+    return counter.frame_count, [M for _, M in asked], far
+
+
+def as_a_library(group: dist.ProcessGroup, calls: Sequence[Call]) -> list[str]:
+    """What is wrong of calls by plain torch as it is on devices that are no CPU: in the dtype of x."""
+    exact, plain._exact = plain._exact, lambda x: False
+    try:
+        return wrong(group, calls, "torch")
+    finally:
+        plain._exact = exact

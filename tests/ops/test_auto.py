@@ -1,0 +1,119 @@
+"""The plan "auto": chosen by prediction, alike on all ranks, inside the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tilelink.ops as ops
+from tests.ops import auto_on_ranks, on_ranks
+from tests.ops.sharded import GATHER, REDUCE, SCATTER, Call
+from tests.ops.test_operators import FEW
+from tests.runtime.processes import Pool
+from tilelink.errors import UnknownMachineError
+from tilelink.ops.auto import machine_name
+
+SCATTERED = Call(SCATTER, (11, 16), (20,), lengths=(6, 5))
+PAIR = [(0, 1)]
+
+
+def described(folder: Path, **numbers: float) -> str:
+    """A machine like eight H800s, with other numbers."""
+    lines = [f'{key} = {{ value = {value}, source = "a guess" }}' for key, value in numbers.items()]
+    file = folder / "mine.toml"
+    file.write_text("\n".join(['extends = "h800"', *lines]))
+    return str(file)
+
+
+def test_the_fastest_plan_runs(pool: Pool) -> None:
+    """Predicted for the power of two below the rows."""
+    call = replace(SCATTERED, bias=True, frozen=("x", "weight"))
+    choice = ops.plan(SCATTER, M=8, N=20, K=16, world=2, machine="h800", dtype="float32")
+    assert choice.fused is not None and choice.plan == choice.fused.plan == "fused,matmul.tile=16x16x16"
+    for ((programs, wrong),) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.ran, call, "h800")[:2]:
+        assert (programs, wrong) == ([f"matmul_reduce_scatter {choice.fused.schedule}"], [])
+
+
+def test_a_plan_runs_in_the_backward(pool: Pool) -> None:
+    calls = [SCATTERED, Call(GATHER, (8, 16), (20, 12))]
+    wanted = ["matmul_reduce_scatter pull", "matmul_reduce_scatter_backward pull"]
+    wanted += ["all_gather_matmul pull", "all_gather_matmul_backward pull"]
+    for ((programs, wrong),) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.ran_by_pull, calls)[:2]:
+        assert (programs, wrong) == (wanted, [])
+
+
+def test_no_program_runs_where_torch_is_faster(pool: Pool, tmp_path: Path) -> None:
+    slow, call = described(tmp_path, flight_us=500), replace(SCATTERED, bias=True, frozen=("x", "weight"))
+    for ((programs, wrong),) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.ran, call, slow)[:2]:
+        assert (programs, wrong) == ([], [])
+
+
+def test_the_first_plan_where_the_machine_is_not_known(pool: Pool) -> None:
+    wanted = ["matmul_reduce_scatter fused", "matmul_reduce_scatter_backward push"]
+    for ((programs, wrong),) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.ran, SCATTERED, None)[:2]:
+        assert (programs, wrong) == (wanted, [])
+
+
+@pytest.mark.parametrize(
+    ("call", "asked"),
+    [
+        (Call(GATHER, (4, 9, 16), (20, 12), dim=1, lengths=(4, 5)), [(GATHER, 32), (f"{GATHER}_backward", 32)]),
+        (Call(GATHER, (3, 32), (24,), dim=-1), []),
+        (Call(SCATTER, (3, 16), (24,), dim=1), [(SCATTER, 16)]),
+        (Call(SCATTER, (0, 16), (24,)), []),
+        (Call(REDUCE, (3, 5, 16), (20,)), [(REDUCE, 8)]),
+    ],
+    ids=lambda value: value.operator if isinstance(value, Call) else "",
+)
+def test_what_is_asked_for(pool: Pool, call: Call, asked: list[tuple[str, int]]) -> None:
+    for (found,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.asked_by, call, "interpret")[:2]:
+        assert found == (asked, [])
+
+
+def test_plain_torch_asks_for_nothing(pool: Pool) -> None:
+    for (found,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.asked_by, SCATTERED, "torch")[:2]:
+        assert found == ([], [])
+
+
+def test_ranks_that_know_different_machines_are_told(pool: Pool, tmp_path: Path) -> None:
+    machines = ["h800", described(tmp_path, flight_us=500)]
+    for (error,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.raised_on, machines, False)[:2]:
+        assert error.startswith("RankMismatchError") and "has plan torch, rank 0 one_shot" in error
+    for (error,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.raised_on, machines, True)[:2]:
+        assert error.startswith("RankMismatchError") and "set TILELINK_MACHINE to one on all ranks" in error
+    for (error,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.raised_on, ["h800"] * 2, True)[:2]:
+        assert error == "nothing"
+
+
+def test_compiled_once_for_all_tokens(pool: Pool) -> None:
+    """The choice is made when the operator runs, of the tokens that there are."""
+    for ((count, asked, far),) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.compiled, [5, 9, 33, 7])[:2]:
+        assert (count, asked) == (1, [4, 8, 32, 4])
+        assert max(far) < 1e-6
+
+
+def test_plain_torch_as_on_a_gpu(pool: Pool) -> None:
+    """In the dtype of x, and sums travel so."""
+    for (wrong,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.as_a_library, FEW)[:2]:
+        assert wrong == []
+
+
+def test_the_machine_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TILELINK_MACHINE", raising=False)
+
+    def named(name: str) -> Callable[[torch.device], str]:
+        return lambda device: name
+
+    for name, machine in {"NVIDIA H800": "h800", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA TITAN": None}.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", named(name))
+        assert machine_name(torch.device("cuda")) == machine
+    assert machine_name(torch.device("cpu")) is None
+    monkeypatch.setenv("TILELINK_MACHINE", "l20")
+    assert machine_name(torch.device("cpu")) == machine_name(torch.device("cuda")) == "l20"
+    monkeypatch.setenv("TILELINK_MACHINE", "l21")
+    with pytest.raises(UnknownMachineError, match="there is no machine l21"):
+        machine_name(torch.device("cpu"))
