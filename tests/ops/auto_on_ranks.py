@@ -30,13 +30,13 @@ def on_machine(name: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def predicting(plan_of: Callable[[str, int], str]) -> Iterator[list[tuple[str, int]]]:
-    """Inside, the plan of an operator with so many rows is this one; what was asked."""
+def predicting(plan_of: Callable[[int, str], str]) -> Iterator[list[tuple[str, int]]]:
+    """Inside, the plan with so many rows on a machine is this one; operators and rows that were asked for."""
     choose, asked = auto.choose, list[tuple[str, int]]()
 
-    def noting(operator: str, *, M: int, **_: Any) -> SimpleNamespace:
+    def noting(operator: str, *, M: int, machine: str, **_: Any) -> SimpleNamespace:
         asked.append((operator, M))
-        return SimpleNamespace(plan=plan_of(operator, M))
+        return SimpleNamespace(plan=plan_of(M, machine))
 
     auto.choose = noting  # type: ignore[assignment]
     try:
@@ -52,16 +52,16 @@ def ran(group: dist.ProcessGroup, call: Call, machine: str | None) -> tuple[list
     return [f"{program.name} {options.get('schedule')}" for program, options in runs], errors
 
 
-def ran_by_pull(group: dist.ProcessGroup, calls: Sequence[Call]) -> tuple[list[str], list[str]]:
-    """As `ran`, of calls that are predicted to be the fastest by "pull"."""
-    with predicting(lambda operator, M: "pull"):
+def ran_by(group: dist.ProcessGroup, plan: str, calls: Sequence[Call]) -> tuple[list[str], list[str]]:
+    """As `ran`, of calls that are predicted to be the fastest by this plan."""
+    with predicting(lambda M, machine: plan):
         found = [ran(group, call, "h800") for call in calls]
     return [p for programs, _ in found for p in programs], [e for _, errors in found for e in errors]
 
 
 def asked_by(group: dist.ProcessGroup, call: Call, backend: str) -> tuple[list[tuple[str, int]], list[str]]:
     """What a call with its gradients asks for; and what is wrong of it."""
-    with on_machine("h800"), predicting(lambda operator, M: "torch") as asked:
+    with on_machine("h800"), predicting(lambda M, machine: "torch") as asked:
         errors = wrong(group, [call], backend, "auto")
     return asked, errors
 
@@ -74,7 +74,8 @@ def raised_on(group: dist.ProcessGroup, machines: Sequence[str], directly: bool)
         if directly:
             auto._compare(Members.named(group.group_name), machines[rank])
         else:
-            with on_machine(machines[rank]), computed_by("interpret", group):
+            plans = predicting(lambda M, machine: "torch" if machine == "l20" else "one_shot")
+            with plans, on_machine(machines[rank]), computed_by("interpret", group):
                 ops.linear_all_reduce(torch.ones(2, 4), torch.ones(6, 4), group=group, plan="auto")
     except TileLinkError as e:
         return f"{type(e).__name__}: {e.message}"
@@ -93,7 +94,7 @@ def compiled(group: dist.ProcessGroup, tokens: Sequence[int]) -> tuple[int, list
     counter = CompileCounterWithBackend("aot_eager")
     function, weight = torch.compile(layer, backend=counter, fullgraph=True), torch.randn(6, 8)
     far = []
-    with on_machine("h800"), predicting(lambda _, M: "torch" if M > 4 else "one_shot") as asked:
+    with on_machine("h800"), predicting(lambda M, machine: "torch" if M > 4 else "one_shot") as asked:
         for n in tokens:
             x = torch.randn(n, 8)
             torch._dynamo.mark_dynamic(x, 0)

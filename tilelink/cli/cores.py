@@ -20,8 +20,11 @@ def on_all_cores(run: Callable[[J], R], jobs: Sequence[J]) -> Iterator[tuple[int
     context.set_forkserver_preload(["tilelink.plans"])  # what takes long to import is imported once
     with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), context) as pool:
         futures = {pool.submit(_tried, run, job): k for k, job in enumerate(jobs)}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)  # of whom nobody wants to hear any more
 
 
 def _tried(run: Callable[[J], R], job: J) -> R | TileLinkError:

@@ -1,0 +1,166 @@
+"""Choosing plans: what wins where, by how much, and what is said of it."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plans.machines import described
+from tilelink.analysis.machine import machine
+from tilelink.errors import ArgumentError, MachineError, MachineMemoryError, UnknownMachineError
+from tilelink.plans import MARGIN, Choice, choose, plans
+from tilelink.plans.names import planned
+from tilelink.plans.unfused import Unfused, library_matmul, unfused
+
+LLAMA: dict[str, Any] = {"K": 4096, "world": 8, "machine": "h800"}
+GATE_UP, QKV = (1792, 1792), (512, 128, 128)
+SMALL: dict[str, Any] = {"M": 8, "N": 20, "K": 16, "world": 2, "dtype": "float32"}
+
+
+def assert_told(choice: Choice) -> None:
+    """The reason has the numbers of both forms, rounded."""
+    assert choice.fused is not None
+    for number in (choice.unfused_us, choice.fused_us, choice.unfused.product_us, choice.unfused.collective_us):
+        assert f"{number:,.1f}" in choice.reason
+    assert choice.fused.plan in choice.reason and "launch and signals" in choice.reason
+
+
+def test_fused_wins_where_products_hide_the_bytes() -> None:
+    choice = choose("all_gather_linear", M=2048, N=GATE_UP, **LLAMA)
+    assert (choice.choice, choice.plan) == ("fused", "push")
+    assert choice.bound_us is not None and choice.fused_us is not None and choice.fused is not None
+    assert choice.bound_us <= choice.fused_us and choice.unfused_us >= (1 + MARGIN) * choice.fused_us
+    assert_told(choice)
+    assert f"{choice.unfused_us / choice.fused_us:.2f} times as fast as unfused" in choice.reason
+    program, schedule = planned("all_gather_linear", choice.plan)
+    again = program.simulate(schedule, machine="h800", world=8, M=2048, N=GATE_UP, K=4096)
+    assert again.makespan_us == choice.fused_us
+
+
+def test_unfused_wins_where_fused_is_hardly_faster() -> None:
+    """There are few products to hide the bytes behind. Narrower tiles, of which there are as many as SMs, are best."""
+    choice = choose("all_gather_linear", M=2048, N=QKV, **LLAMA)
+    assert (choice.choice, choice.plan) == ("unfused", "torch")
+    assert choice.fused_us is not None and 1 < choice.unfused_us / choice.fused_us < 1 + MARGIN
+    assert_told(choice)
+    assert f"{choice.unfused_us / choice.fused_us:.2f} times as fast, and fewer than 1.15 times" in choice.reason
+    assert choice.fused is not None and choice.fused.plan.endswith(",matmul.tile=128x128x64")
+    fitted = next(f for f in choice.forms if f.plan == choice.fused.plan.split(",")[0])
+    assert fitted.us is not None and choice.fused_us < fitted.us
+    again = planned("all_gather_linear", choice.fused.plan)[0].simulate(
+        choice.fused.schedule, machine="h800", world=8, M=2048, N=QKV, K=4096
+    )
+    assert again.makespan_us == choice.fused_us
+
+
+def test_unfused_wins_where_signals_are_slow(tmp_path: Path) -> None:
+    choice = choose("linear_reduce_scatter", **SMALL, machine=described(tmp_path, flight_us=500))
+    assert (choice.choice, choice.plan) == ("unfused", "torch")
+    assert choice.fused_us is not None and choice.fused_us > choice.unfused_us
+    assert_told(choice)
+    assert f"slower, {choice.fused_us / choice.unfused_us:.2f} times" in choice.reason
+
+
+def test_the_fastest_is_chosen_and_of_equals_the_first() -> None:
+    choice = choose("linear_reduce_scatter", **SMALL, machine="h800")
+    assert choice.plan == "fused,matmul.tile=16x16x16"
+    assert [f.plan for f in choice.forms] == [*plans("linear_reduce_scatter"), choice.plan]
+    assert choice.fused_us == min(f.us for f in choice.forms if f.us is not None)
+    alone = choose("all_gather_linear", M=16, N=16, K=16, world=1, machine="h800")
+    times = [f.us for f in alone.forms]
+    assert alone.fused == alone.forms[times.index(min(t for t in times if t is not None))]
+    assert (alone.choice, alone.unfused.collective_us) == ("unfused", 0.0)
+
+
+@pytest.mark.parametrize(("more", "plan"), [(0.0, "fused,matmul.tile=16x16x16"), (-1e-6, "torch")])
+def test_a_tie_with_the_margin_is_fused(monkeypatch: pytest.MonkeyPatch, more: float, plan: str) -> None:
+    module = importlib.import_module("tilelink.plans.choose")
+    us = choose("linear_reduce_scatter", **SMALL, machine="h800").fused_us
+    assert us is not None
+    tie = Unfused((1 + MARGIN) * us + more, 0.0, 0.0)
+    monkeypatch.setattr(module, "unfused", lambda *_: tie)
+    sizes = {"M": 8, "N": 20, "K": 16, "world": 2}
+    assert module._choose.__wrapped__("linear_reduce_scatter", "h800", "float32", **sizes).plan == plan
+
+
+def test_what_cannot_be_the_fastest_for_its_bytes_is_not_simulated() -> None:
+    """And would not have been: the bound holds."""
+    sizes = {"M": 1024, "N": 1024, "K": 64}
+    choice = choose("linear_reduce_scatter", **sizes, world=4, machine="l20")
+    (ring,) = (f for f in choice.forms if f.us is None)
+    assert ring.plan == "ring"
+    least = float(ring.why.split()[-2])
+    program, schedule = plans("linear_reduce_scatter")["ring"]
+    dtypes = {"x": "bfloat16", "weight": "bfloat16", "out": "bfloat16"}
+    found = program.simulate(schedule, machine="l20", world=4, dtypes=dtypes, **sizes)
+    assert choice.fused_us is not None and choice.fused_us <= least < found.makespan_us
+
+
+def test_what_a_machine_lacks_is_told() -> None:
+    choice = choose("all_gather_linear", **SMALL, machine="mi300x")
+    (multicast,) = (f for f in choice.forms if f.plan == "multicast")
+    assert multicast.us is None and "mi300x has no agent multicast" in multicast.why
+    assert choice.fused is not None
+
+
+@pytest.mark.verify
+def test_the_backward_is_chosen_too() -> None:
+    for operator in ("all_gather_linear_backward", "linear_reduce_scatter_backward"):
+        choice = choose(operator, **SMALL, machine="h800")
+        assert choice.fused is not None and choice.fused.plan in plans(operator)
+        assert choice.plan in (choice.fused.plan, "torch")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "said"),
+    [
+        ({"operator": "linear"}, ArgumentError, "there is no operator 'linear'; there are all_gather_linear"),
+        ({"M": 0}, ArgumentError, "M=0: a natural number"),
+        ({"N": ()}, ArgumentError, r"N=\(\): a natural number"),
+        ({"K": 2.5}, ArgumentError, "K=2.5: a natural number"),
+        ({"world": 9}, MachineError, "a world of 9 on h800, which has 8 GPUs"),
+        ({"machine": "h8000"}, UnknownMachineError, "there is no machine h8000"),
+        ({"dtype": "bf17"}, ArgumentError, "bf17 is not a dtype"),
+        ({"dtype": "float8_e4m3fn"}, MachineError, "h800: no matmul rate for"),
+        ({"M": 10**7, "N": 10**5, "K": 10**4}, MachineMemoryError, "GB on a rank; h800 has 80 GB"),
+    ],
+)
+def test_what_can_not_be_asked(changes: dict[str, Any], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        choose(**{"operator": "linear_reduce_scatter", "machine": "h800", **SMALL, **changes})
+
+
+# ---- the unfused form
+
+
+def test_parts_of_the_unfused_form() -> None:
+    h800, shape = machine("h800"), {"M": 1024, "N": 512, "K": 256}
+    scattered = unfused("linear_reduce_scatter", h800, 8, "bfloat16", shape)
+    reduced = unfused("linear_all_reduce", h800, 8, "bfloat16", shape)
+    fixed = h800.launch_us + h800.collective_us
+    assert scattered.total_us == scattered.product_us + scattered.collective_us + h800.launch_us
+    assert scattered.product_us == reduced.product_us == library_matmul(h800, "bfloat16", 1024, 512, 256)
+    moved = 1024 * 512 * 2 * 7 / 8
+    assert scattered.collective_us == pytest.approx(fixed + moved / (h800.collective * 1e3))
+    assert reduced.collective_us - fixed == pytest.approx(2 * (scattered.collective_us - fixed))
+    merged = unfused("all_gather_linear", h800, 8, "bfloat16", {**shape, "N": (256, 128, 128)})
+    assert merged == unfused("all_gather_linear", h800, 8, "bfloat16", shape)
+
+
+def test_a_backward_hides_its_collectives_behind_products() -> None:
+    h800, shape = machine("h800"), {"M": 512, "N": 512, "K": 256}
+    found = unfused("all_gather_linear_backward", h800, 8, "bfloat16", shape)
+    assert 0 < found.hidden_us <= min(found.product_us, found.collective_us)
+    assert replace(found, hidden_us=0.0).total_us == found.total_us + found.hidden_us
+
+
+@pytest.mark.parametrize("m", [1, 16, 100, 1000])
+def test_a_product_is_not_faster_than_the_machine(m: int) -> None:
+    h800, n, k = machine("h800"), 1000, 4096
+    operations = 2 * m * n * k / (h800.matmul_rate("bfloat16") * 1e6)
+    weight = n * k * 2 / (h800.memory_rate * 1e3)
+    assert max(operations, weight) < library_matmul(h800, "bfloat16", m, n, k) < 40
