@@ -51,6 +51,8 @@ def test_the_first_plan_where_the_machine_is_not_known(pool: Pool) -> None:
     [
         (Call(GATHER, (4, 9, 16), (20, 12), dim=1, lengths=(4, 5)), [(GATHER, 32), (f"{GATHER}_backward", 32)]),
         (Call(GATHER, (3, 32), (24,), dim=-1), []),
+        (Call(GATHER, (4, 16), (24, 8), keep=True), [(GATHER, 4), (SCATTER, 4)]),
+        (Call(SCATTER, (4, 16), (24,), frozen=("weight",)), [(SCATTER, 4), (GATHER, 4)]),
         (Call(SCATTER, (3, 16), (24,), dim=1), [(SCATTER, 16)]),
         (Call(SCATTER, (0, 16), (24,)), []),
         (Call(REDUCE, (3, 5, 16), (20,)), [(REDUCE, 8)]),

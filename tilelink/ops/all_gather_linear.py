@@ -199,9 +199,12 @@ def _gradients_now(
     fused = all(needs) and not (last or kept or grad_gathered is not None)
 
     def check() -> tuple[Path, str | None]:
-        N = [len(w) for w in weights]
-        wanted = plan if fused else None
-        found = settled("all_gather_linear_backward", wanted, members, x, sum(of), N, x.shape[-1])
+        """One program, or the scatter of the gradient of x among other things."""
+        N, K = [len(w) for w in weights], weights[0].shape[1]
+        shared = sum(n for n, g in zip(N, grads, strict=True) if g is not None)
+        asked = ("all_gather_linear_backward", N, K) if fused else ("linear_reduce_scatter", K, shared)
+        wanted = TORCH if last and plan == AUTO else plan if needs[0] else None
+        found = settled(asked[0], wanted, members, x, sum(of), *asked[1:])
         return path_of(x.device, found), found
 
     path, by = agree(members, x.device, check, lambda checked: {
@@ -216,7 +219,7 @@ def _gradients_now(
         return of_rows(rows, shape, dim).contiguous(), grad_weights
     columns = _columns(path, members, mine, kept, last, of) if any(needs[1:]) else None
     of_gathered = None if grad_gathered is None else as_rows(grad_gathered, dim)
-    sending = _input_gradient(path, members, given, of_gathered, weights, last, of, x.dtype) if needs[0] else None
+    sending = _input_gradient(path, members, given, of_gathered, weights, last, of, x.dtype, by) if needs[0] else None
     grad_x, grad_weights = x.new_empty(0), [x.new_empty(0) for _ in weights]
     if columns is not None:
         full = columns()
@@ -240,7 +243,7 @@ def _columns(path: Path, members: Members, mine: torch.Tensor, kept: bool, last:
 
 def _input_gradient(
     path: Path, members: Members, given: dict[int, torch.Tensor], of_gathered: torch.Tensor | None, weights: Tensors,
-    last: bool, of: Sequence[int], dtype: torch.dtype,
+    last: bool, of: Sequence[int], dtype: torch.dtype, plan: str | None,
 ) -> Later:  # fmt: skip
     """The gradient of this rank's rows of x (of its columns, turned, where the last dimension was gathered), under way:
     from the gradients of results, `given` by weight, and from that of the gathered x."""
@@ -248,7 +251,8 @@ def _input_gradient(
     if given:
         grad, weight = side_by_side(list(given.values()), [weights[i] for i in given])
         a, b = (weight.T, grad) if last else (grad, weight.T)
-        sums.append(path.linear_scatter(members, a, b, None, of, None, dtype if of_gathered is None else torch.float32))
+        of_sum = dtype if of_gathered is None else torch.float32
+        sums.append(path.linear_scatter(members, a, b, None, of, plan, of_sum))
     if of_gathered is not None:
         rows = of_gathered.T if last else of_gathered
         sums.append(collectives.reduce_scatter(members, rows.float(), of))

@@ -16,7 +16,7 @@ from tilelink.ops.collectives import Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
 from tilelink.ops.paths import Path, path_of
 from tilelink.ops.registration import operator
-from tilelink.plans.names import AUTO, check_plan
+from tilelink.plans.names import AUTO, TORCH, check_plan
 
 
 def linear_reduce_scatter(
@@ -177,8 +177,11 @@ def _gradients_now(
     fused = all(needs) and not last
 
     def check() -> tuple[Path, str | None]:
-        wanted = plan if fused else None
-        found = settled("linear_reduce_scatter_backward", wanted, members, x, sum(of), *weight.shape)
+        """One program, or the gather of the gradient with the product for x."""
+        N, K = weight.shape
+        asked = ("linear_reduce_scatter_backward", N, K) if fused else ("all_gather_linear", K, N)
+        wanted = TORCH if last and plan == AUTO else plan if needs[0] else None
+        found = settled(asked[0], wanted, members, x, sum(of), *asked[1:])
         return path_of(x.device, found), found
 
     path, by = agree(members, x.device, check, lambda checked: {
@@ -190,7 +193,7 @@ def _gradients_now(
         grad_x, grad_weight = path.linear_scatter_gradients(members, mine, weight, rows, of, by)
         return of_rows(grad_x, x.shape, dim).contiguous(), grad_weight
     if needs[0] and not last:
-        _, (grad_x,) = path.gather_linear(members, mine, [weight.T], [None], of, None, False)
+        _, (grad_x,) = path.gather_linear(members, mine, [weight.T], [None], of, by, False)
         return of_rows(grad_x, x.shape, dim).contiguous(), none
     full = path.all_gather(members, mine.T if last else mine, of)()
     full = full.T if last else full
