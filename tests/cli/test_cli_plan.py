@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.cli.command_lines import Run
+from tests.plans.configs import MOE, TINY
 from tests.plans.machines import described
-from tests.plans.test_model import MOE, TINY
 from tilelink.cli import plan
 from tilelink.cli.cores import _tried
 from tilelink.plans import MARGIN, choose

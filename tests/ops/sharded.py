@@ -145,6 +145,14 @@ class Call:
         return wrong
 
 
+EACH = [
+    Call(GATHER, (2, 8, 16), (20, 12), dim=1, dtype=torch.bfloat16, bias=True, keep=True),
+    Call(SCATTER, (8, 16), (20,), dtype=torch.float16, bias=True),
+    Call(REDUCE, (3, 2, 16), (20,), dtype=torch.bfloat16, bias=True, reduce_op="avg"),
+]
+"""A call of each operator, on two ranks."""
+
+
 def relative_rms(y: torch.Tensor, right: torch.Tensor, everywhere: Sequence[torch.Tensor]) -> float:
     """Relative to the results of all ranks, as a rank may have one or two, which are small differences of large
     partial sums."""

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.ops import auto_on_ranks, on_ranks
-from tests.ops.sharded import GATHER, REDUCE, SCATTER, Call
-from tests.ops.test_operators import FEW
+from tests.ops.sharded import EACH, GATHER, REDUCE, SCATTER, Call
 from tests.runtime.processes import Pool
 from tilelink.errors import UnknownMachineError
 from tilelink.ops.auto import machine_name
@@ -36,7 +35,7 @@ def test_a_plan_runs_in_the_backward(pool: Pool) -> None:
 
 
 def test_no_program_runs_where_torch_is_faster(pool: Pool) -> None:
-    for ((programs, wrong),) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.ran_by, "torch", FEW)[:2]:
+    for ((programs, wrong),) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.ran_by, "torch", EACH)[:2]:
         assert (programs, wrong) == ([], [])
 
 
@@ -88,7 +87,7 @@ def test_compiled_once_for_all_tokens(pool: Pool) -> None:
 
 def test_plain_torch_as_on_a_gpu(pool: Pool) -> None:
     """In the dtype of x, and sums travel so."""
-    for (wrong,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.as_a_library, FEW)[:2]:
+    for (wrong,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.as_a_library, EACH)[:2]:
         assert wrong == []
 
 

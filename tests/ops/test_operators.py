@@ -11,18 +11,12 @@ import pytest
 import torch
 
 from tests.ops import on_ranks
-from tests.ops.sharded import GATHER, REDUCE, SCATTER, Call, calls
+from tests.ops.sharded import EACH, GATHER, REDUCE, SCATTER, Call, calls
 from tests.runtime.processes import Pool
 from tilelink.plans.names import plans
 
 GROUPS = [(2,), (0, 1), (1, 2, 3), (0, 1, 2, 3)]
 BF16, FP16 = torch.bfloat16, torch.float16
-FEW = [
-    Call(GATHER, (2, 8, 16), (20, 12), dim=1, dtype=BF16, bias=True, keep=True),
-    Call(SCATTER, (8, 16), (20,), dtype=FP16, bias=True),
-    Call(REDUCE, (3, 2, 16), (20,), dtype=BF16, bias=True, reduce_op="avg"),
-]
-"""One of each, on two ranks."""
 ODD = [
     Call(GATHER, (5, 16), (24,), lengths=(5, 0), strided=True),
     Call(GATHER, (3, 32), (24,), dim=-1, bias=True),
@@ -51,12 +45,12 @@ def test_uneven_empty_and_last(pool: Pool) -> None:
 
 
 def test_names_of_older_torch(pool: Pool) -> None:
-    for (wrong,) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.by_old_names, FEW)[:2]:
+    for (wrong,) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.by_old_names, EACH)[:2]:
         assert wrong == []
 
 
 def test_programs_give_the_same(pool: Pool) -> None:
-    assert_right(pool, [(0, 1)], FEW, "interpret")
+    assert_right(pool, [(0, 1)], EACH, "interpret")
 
 
 @pytest.mark.verify
@@ -86,8 +80,8 @@ def test_eight_ranks() -> None:
 @pytest.mark.verify
 @pytest.mark.parametrize("plan", ["fused", "push", "pull"])
 def test_plans(pool: Pool, plan: str) -> None:
-    scattered = [c for c in FEW if c.operator != GATHER]
-    assert_right(pool, [(0, 1)], scattered if plan == "fused" else FEW, "interpret", plan)
+    scattered = [c for c in EACH if c.operator != GATHER]
+    assert_right(pool, [(0, 1)], scattered if plan == "fused" else EACH, "interpret", plan)
 
 
 PLANS = {
@@ -127,10 +121,10 @@ def test_plans_that_there_are() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "interpret"])
 def test_bits_do_not_change_from_call_to_call_and_rank_to_rank(pool: Pool, backend: str) -> None:
-    found = pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.twice, FEW, backend)[:2]
+    found = pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.twice, EACH, backend)[:2]
     ((same, first),), ((also, second),) = found
     assert same and also
-    assert len(first) == len(FEW) - 1 and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert len(first) == len(EACH) - 1 and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("prepared", [on_ranks.prepared, on_ranks.prepared_to_keep])

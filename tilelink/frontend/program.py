@@ -198,11 +198,13 @@ class Program:
         if variant is not self:
             return variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
         absent = self.optional if absent is None else absent
-        changes: list[str] = []
-        if isinstance(schedule, str):
-            schedule, changes = split_schedule(schedule)
-        schedule = self.schedule(schedule, absent)
-        return changed_by(self, fitted(schedule, self.bind(schedule, dtypes, absent), world, sizes), changes)
+        named, changes = split_schedule(schedule) if isinstance(schedule, str) else (schedule, [])
+        found = self.schedule(named, absent)
+        made = fitted(found, self.bind(found, dtypes, absent), world, sizes)
+        if changes:
+            made = changed_by(self, made, changes)
+            made.site = Site(f"schedule={schedule!r}", 0)
+        return made
 
     def bound_at(
         self,
