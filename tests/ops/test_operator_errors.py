@@ -111,7 +111,7 @@ EVERYWHERE = {
     other_device: ("DeviceError", "weight 0 is on meta, x on cpu"),
     sparse: ("ArgumentError", "weight 0 has layout torch.sparse_coo"),
     no_such_plan: ("ScheduleError", "plans of all_gather_linear are push, pull, multicast, engine, torch and auto"),
-    plan_of_another_operator: ("ScheduleError", "multicast, one_shot:push, one_shot:multicast, torch and auto"),
+    plan_of_another_operator: ("ScheduleError", "one_shot, one_shot:push, one_shot:multicast, torch and auto"),
     plan_where_there_is_none: ("ScheduleError", "along the dimension that is summed over has no plan but torch"),
     no_such_reduction: ("ArgumentError", "reduce_op is 'max'; there are sum, avg"),
     too_many_lengths: ("ShapeError", "lengths are (2, 2, 2): 2 are needed"),
