@@ -9,7 +9,7 @@ import torch
 from tilelink.errors import ArgumentError, Site
 from tilelink.nn.replicated import linear_of_replicated, with_summed_gradient
 from tilelink.ops import all_gather_linear, linear_all_reduce, linear_reduce_scatter
-from tilelink.ops.plans import check_plan
+from tilelink.plans.names import check_plan
 
 
 def column_linear(
