@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import parallel as torch_styles
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from examples.parallel_llama_block import BATCH, OURS, TOKENS, WIDTH, Block, FeedForward
 from tests.nn.on_ranks import LIMIT, REPLICATED, errors, far, mesh_of, nothing, own_tokens, step, whole
-from tests.ops.on_ranks import computed_by
+from tests.ops.on_ranks import computed_by, noted
 from tilelink import nn as tnn
 from tilelink.errors import TileLinkError
 
@@ -91,6 +91,33 @@ class Tied(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(self.first(x))
+
+
+def planned(group: dist.ProcessGroup) -> tuple[list[str], list[str]]:
+    """The programs that a forward runs by plans, with their schedules; and what is wrong of it."""
+    shared = tnn.SharedColwiseParallel("gate", "up", input_layouts=Shard(1), plan="pull")
+    parallel, right = feed_forward(group, {"": shared, "down": tnn.RowwiseParallel(plan="one_shot")})
+    x = torch.randn(BATCH, TOKENS, WIDTH, generator=torch.Generator().manual_seed(4))
+    with computed_by("interpret", group), noted() as runs, torch.no_grad():
+        error = far(parallel(own_tokens(group)(x)), right(x))
+    wrong = [] if error < LIMIT else [f"{error:.1e}"]
+    return [f"{program.name} {options['schedule']}" for program, options in runs], wrong
+
+
+def behind_torchs(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of our styles behind torch's, whose results are under way still when they are given on."""
+    wrong = []
+    for between in (Shard(1), Replicate()):
+        torch.manual_seed(3)
+        right = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+        parallel = parallelize_module(copy.deepcopy(right), mesh_of(group), {
+            "0": torch_styles.ColwiseParallel(input_layouts=Shard(1)),
+            "1": torch_styles.RowwiseParallel(output_layouts=between),
+            "2": tnn.ColwiseParallel(input_layouts=between),
+            "3": tnn.RowwiseParallel(output_layouts=Shard(1)),
+        })  # fmt: skip
+        wrong += compared(group, parallel, right)
+    return wrong
 
 
 def broken_off(group: dist.ProcessGroup) -> list[str]:

@@ -165,6 +165,15 @@ def test_results_of_one_rank_alias_nothing(pool: Pool) -> None:
     assert_right(pool, [(2,)], aliases)
 
 
+def opchecked(group: dist.ProcessGroup) -> list[str]:
+    torch.library.opcheck(torch.ops.tilelink.sum_over_ranks.default, (torch.randn(3, 4), group.group_name))
+    return []
+
+
+def test_opcheck(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], opchecked)
+
+
 def compiled(group: dist.ProcessGroup, sequence_parallel: bool) -> list[str]:
     torch._dynamo.reset()
     torch.manual_seed(0)

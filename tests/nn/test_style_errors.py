@@ -37,6 +37,10 @@ def no_names(g: dist.ProcessGroup) -> None:
     tnn.SharedColwiseParallel(input_layouts=TOKENS)
 
 
+def names_in_a_list(g: dist.ProcessGroup) -> None:
+    tnn.SharedColwiseParallel(["gate", "up"], input_layouts=TOKENS)  # type: ignore[arg-type]
+
+
 def applied(g: dist.ProcessGroup, style: ParallelStyle, module: nn.Module | None = None) -> None:
     parallelize_module(module or nn.Linear(8, 7), mesh_of(g), style)
 
@@ -59,6 +63,10 @@ def partial_with_a_plan(g: dist.ProcessGroup) -> None:
 
 def no_such_linear(g: dist.ProcessGroup) -> None:
     applied(g, tnn.SharedColwiseParallel("gate", "down.bias"), feed_forward(g)[1])
+
+
+def style_of_a_linear(g: dist.ProcessGroup) -> None:
+    applied(g, tnn.SharedColwiseParallel("gate", "up"))
 
 
 def no_such_argument(g: dist.ProcessGroup) -> None:
@@ -98,7 +106,9 @@ BAD = {
     plan_of_another_operator: ("ScheduleError", "plans of linear_all_reduce are"),
     plan_where_nothing_is_gathered: ("ArgumentError", "plan is 'push': nothing is gathered"),
     partial_with_a_plan: ("ArgumentError", "plan is 'push': nothing is summed"),
-    no_names: ("ArgumentError", "no names of linears"),
+    no_names: ("ArgumentError", "are named one by one, SharedColwiseParallel('gate', 'up'); given: ()"),
+    names_in_a_list: ("ArgumentError", "given: (['gate', 'up'],)"),
+    style_of_a_linear: ("ArgumentError", "'gate' is no linear of Linear, which has none"),
     uneven_with_a_plan: ("ShapeError", "out_features is 7, which 2 ranks can't share evenly"),
     uneven_rows_with_a_plan: ("ShapeError", "in_features is 7, which 2 ranks can't share evenly"),
     embedding_with_a_plan: ("ArgumentError", "plan is 'ring' for Embedding(8, 8): only"),

@@ -69,7 +69,7 @@ def test_layers_that_share_their_input_send_once(
 
 SINGLE = [
     feed_forward.round_trip, feed_forward.checkpointed, feed_forward.broken_off, feed_forward.tied,
-    feed_forward.uneven_features, feed_forward.uneven_tokens,
+    feed_forward.behind_torchs, feed_forward.uneven_features, feed_forward.uneven_tokens,
 ]  # fmt: skip
 
 
@@ -86,6 +86,11 @@ def test_autocast_holds_as_for_linear_layers(pool: Pool, backend: str) -> None:
 def test_prepared_layers_make_nothing_new(pool: Pool) -> None:
     for (found,) in pool.results(on_groups, [(0, 1)], feed_forward.prepared)[:2]:
         assert found == (0, 0, [])
+
+
+def test_plans_name_programs(pool: Pool) -> None:
+    for (found,) in pool.results(on_groups, [(0, 1)], feed_forward.planned)[:2]:
+        assert found == (["all_gather_matmul pull", "matmul_one_shot_all_reduce fused"], [])
 
 
 @pytest.mark.verify

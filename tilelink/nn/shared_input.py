@@ -43,8 +43,9 @@ class SharedColwiseParallel(ParallelStyle):
         plan: str | None = None,
         argument: str | None = None,
     ) -> None:
-        if not names:
-            raise ArgumentError("no names of linears that share their input", Site.of_user())
+        if not names or not all(isinstance(name, str) for name in names):
+            what = "the linears that share their input are named one by one, SharedColwiseParallel('gate', 'up')"
+            raise ArgumentError(f"{what}; given: {names}", Site.of_user())
         self.names, self.argument = names, argument
         self.style = ColwiseParallel(
             input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output, plan=plan
@@ -80,15 +81,14 @@ def _forget(name: str, module: nn.Module, _: Any) -> None:
     linear.siblings.forget()
 
 
-def _children(module: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+def _children(module: nn.Module, names: Sequence[str]) -> dict[str, nn.Linear]:
     """The linears of a module with these names. Raises ArgumentError."""
-    known = dict(module.named_modules())
+    known = {n: m for n, m in module.named_modules() if n and isinstance(m, nn.Linear)}
     for name in names:
-        if not isinstance(known.get(name), nn.Linear):
-            linears = ", ".join(n for n, m in known.items() if isinstance(m, nn.Linear))
-            what = f"{name!r} is no linear of {type(module).__name__}, which has {linears or 'none'}"
+        if name not in known:
+            what = f"{name!r} is no linear of {type(module).__name__}, which has {', '.join(known) or 'none'}"
             raise ArgumentError(what, Site.of_user())
-    return {name: module.get_submodule(name) for name in names}
+    return {name: known[name] for name in names}
 
 
 def _parameter(module: nn.Module, name: str | None) -> tuple[int, str]:
@@ -100,7 +100,7 @@ def _parameter(module: nn.Module, name: str | None) -> tuple[int, str]:
     return (0, known[0]) if name is None else (known.index(name), name)
 
 
-def _as_in_torch(linears: Mapping[str, nn.Module], mesh: DeviceMesh, layouts: Layouts, source: int | None) -> None:
+def _as_in_torch(linears: Mapping[str, nn.Linear], mesh: DeviceMesh, layouts: Layouts, source: int | None) -> None:
     """Makes linears column-parallel that can't be ours; every rank has their input."""
     style = TorchColwiseParallel(output_layouts=layouts.output, use_local_output=layouts.use_local_output)
     style.src_data_rank = source
