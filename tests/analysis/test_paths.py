@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 
+from tests.analysis.timelines import GATHERED, of, span
 from tilelink.analysis.paths import critical_path, idle
-from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Span, Timeline
-
-
-def span(
-    rank: int, worker: int, role: str, start: float, stop: float,
-    kind: Literal["tile", "wait"] = "tile", cause: int | None = None,
-) -> Span:  # fmt: skip
-    return Span(rank, worker, role, kind, f"{role} {start:g}", start, stop, cause)
-
-
-def timeline(*spans: Span) -> Timeline:
-    return Timeline("by hand", MICROSECONDS, PREDICTED, spans)
-
-
-GATHERED = timeline(
-    span(1, 0, "gather", 0, 4),  # 0
-    span(1, 0, "gather", 4, 9),  # 1
-    span(0, 0, "matmul", 1, 7),  # 2: does not wait
-    span(0, 0, "matmul", 7, 15),  # 3: waits for 1
-    span(0, 0, "matmul", 7, 10, "wait", 1),
-    span(0, 1, "matmul", 2, 14),  # 5: waits for 0
-    span(0, 1, "matmul", 2, 5, "wait", 0),
-)
 
 
 def test_a_path_goes_from_the_end_by_what_was_waited_for() -> None:
@@ -42,7 +18,7 @@ def test_a_path_goes_from_the_end_by_what_was_waited_for() -> None:
 
 def test_a_wait_that_took_no_time_is_not_on_the_path() -> None:
     path = critical_path(
-        timeline(
+        of(
             span(0, 0, "matmul", 0, 4), span(0, 0, "matmul", 4, 8), span(0, 0, "matmul", 4, 4, "wait", 3),
             span(1, 0, "gather", 0, 1),
         )
@@ -51,8 +27,8 @@ def test_a_wait_that_took_no_time_is_not_on_the_path() -> None:
 
 
 def test_nothing_has_no_path() -> None:
-    assert critical_path(timeline()) == ()
-    assert idle(timeline()) == {}
+    assert critical_path(of()) == ()
+    assert idle(of()) == {}
 
 
 def test_idle_time_by_cause_is_the_mean_over_workers() -> None:
@@ -65,10 +41,10 @@ def test_idle_time_by_cause_is_the_mean_over_workers() -> None:
     within = idle(GATHERED, workers=4, between=(-1, 16))
     assert within["no tile at all"] == pytest.approx(17 / 4)
     assert within["before the first tile"] == pytest.approx((1 + 2 + 3) / 4)
-    assert "gather" not in " ".join(idle(timeline(span(0, 0, "gather", 0, 1)), leave_out=["gather"]))
+    assert "gather" not in " ".join(idle(of(span(0, 0, "gather", 0, 1)), leave_out=["gather"]))
 
 
 def test_waits_of_unknown_end_and_of_the_own_rank() -> None:
     tiles = span(0, 0, "a", 0, 4), span(0, 1, "b", 0, 4)
-    found = idle(timeline(*tiles, span(0, 0, "a", 0, 1, "wait"), span(0, 0, "a", 1, 3, "wait", 1)))
+    found = idle(of(*tiles, span(0, 0, "a", 0, 1, "wait"), span(0, 0, "a", 1, 3, "wait", 1)))
     assert found == pytest.approx({"waiting for b": 1.0, "waiting": 0.5})

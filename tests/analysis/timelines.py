@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tilelink.analysis.timeline import PREDICTED, Span, Timeline
 
 
@@ -37,3 +39,21 @@ WAIT = Span(0, 0, "matmul", "wait", "full M[0:128]", 1.0, 4.0)
 
 def of(*spans: Span) -> Timeline:
     return Timeline("spans", "us", PREDICTED, spans)
+
+
+def span(
+    rank: int, worker: int, role: str, start: float, stop: float,
+    kind: Literal["tile", "wait"] = "tile", cause: int | None = None,
+) -> Span:  # fmt: skip
+    return Span(rank, worker, role, kind, f"{role} {start:g}", start, stop, cause)
+
+
+GATHERED = of(
+    span(1, 0, "gather", 0, 4),  # 0
+    span(1, 0, "gather", 4, 9),  # 1
+    span(0, 0, "matmul", 1, 7),  # 2: does not wait
+    span(0, 0, "matmul", 7, 15),  # 3: waits for 1
+    span(0, 0, "matmul", 7, 10, "wait", 1),
+    span(0, 1, "matmul", 2, 14),  # 5: waits for 0
+    span(0, 1, "matmul", 2, 5, "wait", 0),
+)

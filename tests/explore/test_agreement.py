@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.analysis.check.brute_force import BruteForce
-from tests.analysis.check.test_brute_force import events_of
+from tests.analysis.check.damaged_programs import events_of
 from tilelink.analysis.check import check_events
 from tilelink.explore import Oracle, explore
 

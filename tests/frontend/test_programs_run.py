@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.analysis.test_unroll import ATTENTION, BACKWARD, RING, notifying
+from tests.analysis.runs import ATTENTION, BACKWARD, RING, notifying
 from tests.frontend import programs
 from tilelink.frontend.program import Program
 from tilelink.runtime.cpu_world import CpuWorld

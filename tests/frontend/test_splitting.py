@@ -8,7 +8,7 @@ import pytest
 import triton.language as tl
 
 import tilelink as tk
-from tests.analysis.test_unroll import ATTENTION
+from tests.analysis.runs import ATTENTION
 from tests.frontend.programs import gathered_attention
 from tilelink.analysis.unroll import WAIT
 from tilelink.frontend.program import Program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from tests.analysis.test_unroll import RESULTS, SIGNALS, Run, runs
+from tests.analysis.runs import RESULTS, SIGNALS, Run, runs
 from tilelink.analysis.check import check_events
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.analysis.test_paths import GATHERED, span, timeline
+from tests.analysis.timelines import GATHERED, of, span
 from tilelink.analysis.draw.html import BINS, About, page, write_page
 from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, MICROSECONDS, PREDICTED, Timeline, Transfer
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -30,7 +30,7 @@ def test_a_page_needs_nothing_else() -> None:
 
 def test_what_a_page_says() -> None:
     found = data(page(GATHERED, About(facts={"unfused": "3 us"})))
-    assert (found["title"], found["source"], found["unit"], found["whole"]) == ("by hand", PREDICTED, MICROSECONDS, 15)
+    assert (found["title"], found["source"], found["unit"], found["whole"]) == ("spans", PREDICTED, MICROSECONDS, 15)
     assert found["roles"] == ["gather", "matmul"] and found["rows"] == [[0, 0, "0"], [0, 1, "1"], [1, 0, "0"]]
     row, role, start, length, label, cause, wait = found["spans"][4]
     assert (row, found["roles"][role], start, length, cause, wait) == (0, "matmul", 7, 3, 1, 1)
@@ -68,7 +68,7 @@ def test_text_of_a_user_ends_no_script() -> None:
 
 
 def test_an_empty_timeline_has_a_page(tmp_path: Path) -> None:
-    write_page(timeline(), tmp_path / "page.html")
+    write_page(of(), tmp_path / "page.html")
     assert data((tmp_path / "page.html").read_text())["spans"] == []
 
 

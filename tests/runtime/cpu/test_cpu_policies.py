@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.runtime.cpu.test_cpu_scheduler import _order
+from tests.runtime.cpu.orders import order_of
 from tests.runtime.cpu.worlds import GatherMatmul
 from tilelink.runtime.cpu import DeadlockError, Execution, Pct, Random, RoundRobin, Scheduler
 
@@ -14,7 +14,7 @@ def test_pct_runs_one_task_until_a_change_point():
     """Without change points, each task runs to its end; every one of them may push a task behind the others."""
 
     def turns(seed: int, depth: int) -> int:
-        order, _ = _order(seed, partial(Pct, depth=depth, length=20))
+        order, _ = order_of(seed, partial(Pct, depth=depth, length=20))
         return sum(a != b for a, b in pairwise(order))
 
     assert {turns(seed, 1) for seed in range(20)} == {4}
@@ -22,8 +22,8 @@ def test_pct_runs_one_task_until_a_change_point():
 
 
 def test_pct_is_fixed_by_its_seed():
-    assert _order(3, "pct") == _order(3, "pct")
-    assert len({_order(seed, "pct")[1] for seed in range(10)}) > 5
+    assert order_of(3, "pct") == order_of(3, "pct")
+    assert len({order_of(seed, "pct")[1] for seed in range(10)}) > 5
 
 
 def test_a_task_that_spins_does_not_starve_others_under_pct():

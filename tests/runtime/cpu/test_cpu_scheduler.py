@@ -2,31 +2,17 @@ import threading
 
 import pytest
 
+from tests.runtime.cpu.orders import order_of
 from tilelink.runtime.cpu import DeadlockError, Scheduler
 
 
-def _order(seed: int, policy="random", tasks: int = 5, turns: int = 4) -> tuple[list[int], int]:
-    scheduler = Scheduler(seed, policy)
-    order: list[int] = []
-
-    def body(number: int) -> None:
-        for _ in range(turns):
-            order.append(number)
-            scheduler.switch()
-
-    for number in range(tasks):
-        scheduler.spawn(lambda number=number: body(number))
-    scheduler.run()
-    return order, scheduler.schedule_hash
-
-
 def test_the_seed_fixes_the_schedule():
-    assert _order(3) == _order(3)
-    assert len({_order(seed)[1] for seed in range(10)}) == 10
+    assert order_of(3) == order_of(3)
+    assert len({order_of(seed)[1] for seed in range(10)}) == 10
 
 
 def test_round_robin_takes_turns():
-    assert _order(0, "round_robin")[0] == [0, 1, 2, 3, 4] * 4
+    assert order_of(0, "round_robin")[0] == [0, 1, 2, 3, 4] * 4
 
 
 def test_tasks_are_parked_until_a_key_of_theirs_is_woken():
