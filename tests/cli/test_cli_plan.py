@@ -85,8 +85,9 @@ def test_layers_of_experts_are_not_predicted(run: Run, config: Path, one_core: N
         assert "no program of this library computes experts, so neither form is predicted" in row["reason"]
 
 
+@pytest.mark.verify
 def test_on_all_cores(run: Run, config: Path, tmp_path: Path) -> None:
-    """In processes of its own: the default of --tp is all GPUs of a node."""
+    """In processes of its own: the default of --tp is all GPUs of the machine."""
     two = described(tmp_path, ranks=2)
     code, found = run("plan", str(config), "--machine", two, "--tokens", "1")
     assert (code, found["tp"], found["machine"]) == (0, 2, two) and len(found["rows"]) == 2

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> Answer:
     from tilelink.plans.model import model
 
     described, configured = machine(args.machine), model(args.config)
-    tp = described.ranks_per_node if args.tp is None else args.tp
+    tp = described.ranks if args.tp is None else args.tp
     if not 1 <= tp <= described.ranks:
         raise UsageError(f"--tp {tp}: {args.machine} has {described.ranks} GPUs")
     if args.ep < 1 or tp % args.ep:
@@ -152,7 +152,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
         "description (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--tp", type=int, metavar="N", help="ranks of tensor parallelism (default: all GPUs of a node of the machine)"
+        "--tp", type=int, metavar="N", help="ranks of tensor parallelism (default: all GPUs of the machine)"
     )
     parser.add_argument(
         "--ep", type=int, default=1, metavar="N", help="of these ranks, over how many experts are spread; the others "

@@ -86,6 +86,9 @@ def _choose(
     found, shape = described(machine), {"M": M, "N": N, "K": K}
     if world > found.ranks:
         raise MachineError(f"a world of {world} on {found.name}, which has {found.ranks} GPUs", Site.of_user())
+    if world <= found.ranks_per_node < found.ranks:
+        within = f"a world of {world} lies within a node of {found.name}, whose collectives are described between nodes"
+        raise MachineError(f"{within}: ask for a machine of one node", Site.of_user())
     plain = unfused(operator, found, world, dtype, shape)
     forms = Question(operator, found, world, dtype, shape).forms()
     fastest, bound = forms.fastest, None if forms.prediction is None else forms.prediction.bound_us

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tilelink.errors import ConfigError, Site
+from tilelink.errors import ConfigError, Site, shown
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
@@ -145,11 +145,12 @@ def model(name: str) -> Model:
     known = known_models()
     if name in known:
         return Model(name, str(_table()), "", known[name])
-    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    path = (Path(name) / "config.json" if Path(name).is_dir() else Path(name)).resolve()
     names = ", ".join(known)
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}, and no model of this name: a config.json, or one of {names}")
-    file = str(path.resolve())
+        missing = f"there is no file {shown(str(path))}, and no model of this name"
+        raise ConfigError(f"{missing}: a config.json, or one of {names}")
+    file = str(path)
     try:
         text = path.read_text()
         values = json.loads(text)

@@ -46,7 +46,7 @@ def planned(operator: str, plan: str | None) -> tuple[Program, str]:
     "one_shot,matmul.tile=16x64x64". Raises ScheduleError, also TileSizeError for a change."""
     known = plans(operator)
     name, changes = split_schedule(plan)
-    if name is not None and name not in known:
+    if plan is not None and name not in known and (name is not None or not changes):
         raise ScheduleError(f"plan is {plan!r}; plans of {operator} are {', '.join(known)}, {TORCH} and {AUTO}")
     program, schedule = known[name] if name is not None else next(iter(known.values()))
     changed_by(program, program.schedule(schedule), changes)

@@ -26,7 +26,7 @@ def reason(plain: Unfused, forms: Forms, margin: float) -> str:
     if ratio < 1:
         return f"{of_plain}; the fastest fused form, {plan}, {takes}: slower, {1 / ratio:.2f} times"
     if ratio < 1 + margin:
-        far = f"{ratio:.2f} times as fast, and fewer than {1 + margin:.2f} times predictions can't tell"
+        far = f"{ratio:.2f} times as fast, where predictions need {1 + margin:.2f}"
         return f"{of_plain}; the fastest fused form, {plan}, {takes}: {far}"
     return f"{plan} {takes}, {ratio:.2f} times as fast as unfused; {of_plain}"
 
