@@ -35,6 +35,7 @@ from tilelink.language import (
     rank_at,
     ranks,
     release,
+    route,
     sharded,
     steps,
     tile,
@@ -48,7 +49,7 @@ __all__ = [
     "CopyEngine", "CpuWorld", "Each", "Epilogue", "Function", "KernelRank", "KernelWorld", "Local", "Order", "Program",
     "SMs", "Schedule", "Sharded", "TileLinkError", "VirtualWorld", "claim", "copy", "each", "group", "grouped", "local",
     "locals", "next_rank_first", "node", "nodes", "notify", "order", "own_rank_first", "place", "program", "rank",
-    "rank_at", "ranks", "release", "ring", "sharded", "steps", "tile", "tiles", "wait", "world",
+    "rank_at", "ranks", "release", "ring", "route", "sharded", "steps", "tile", "tiles", "wait", "world",
 ]  # fmt: skip
 
 

@@ -203,7 +203,7 @@ class _Launched:
         tensors = {t.name: self.arguments[t.name] for t in prepared.program.tensors if t.name in self.arguments}
         lowered = prepared.lowered
         parameters = lowered.parameters
-        tables = {p.dim: self.arguments[p.name] for p in parameters if p.kind == "table" and p.name in self.arguments}
+        tables = {p.name: self.arguments[p.name] for p in parameters if p.kind == "table" and p.name in self.arguments}
         run = SimpleNamespace(
             lane=SimpleNamespace(rank=rank), prepared=prepared, tensors=tensors, tables=tables,
             slot=self.arguments["slot"],

@@ -11,7 +11,7 @@ from tilelink.backend.addresses import Addresses
 from tilelink.backend.facts import Facts, copied_chunks
 from tilelink.backend.pipelining import enters, has_dot, pipelined, stages
 from tilelink.backend.targets import Target
-from tilelink.frontend.cells import cells_along, cells_in_part, cells_of, times_notified
+from tilelink.frontend.cells import EXPERT, cells_along, cells_in_part, cells_of, piece_place, times_notified
 from tilelink.frontend.expressions import Expr, symbol
 from tilelink.frontend.ir import (
     ALL_RANKS,
@@ -79,7 +79,9 @@ class RoleEmitter:
     def emit(self) -> tuple[list[str], list[str]]:
         """(lines before the loop over tiles, lines inside it)."""
         walk = self.role.walk
-        uneven = [r.dim for r in walk.ranges if r.part is not None and r.dim not in self.facts.equal]
+        uneven = [
+            r.dim for r in walk.ranges if r.part is not None and (r.segment or r.dim not in self.facts.equal)
+        ]
         exists = self.text(walk.exists) if uneven and walk.exists != sympy.true else None
         if exists:
             self.write.depth += 1
@@ -237,7 +239,9 @@ class RoleEmitter:
             opened += 1
             lo = symbol(own)
             chunk = Range(a.dim, lo, sympy.Min(lo + n, a.stop), n, a.part)
-            source, target = _with_range(source, chunk), _with_range(target, chunk)
+            source = _with_range(source, a, chunk)
+            b = next(r for r in s.target.ranges if r.dim == a.dim or a.same_rows(r))
+            target = _with_range(target, b, chunk if b.dim == a.dim else _shifted(chunk, a, b))
         here = self.addresses.block(source, token=token, published=not self.publishing)
         self.write(f"{s.source.tensor}_block = tl.load({here.pointer}{f', mask={here.mask}' if here.mask else ''})")
         self.put(target, f"{s.source.tensor}_block")
@@ -352,6 +356,8 @@ def _place(c: Cell, k: int, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
     """What `part_D`, `cell_D` and `index_k` are for the cell number `at` along a dimension."""
     if c.dim == RANKS_DIM:
         return {symbol(f"index_{k}"): at}
+    if c.route:
+        return _place_of_rows(c, i, at)
     if not c.cut or c.local:
         return {symbol(f"cell_{c.dim}"): at}
     inside = cells_in_part(c)
@@ -359,8 +365,24 @@ def _place(c: Cell, k: int, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
     return {symbol(f"part_{c.dim}"): part, symbol(f"cell_{c.dim}"): at - part * inside}
 
 
-def _with_range(view: View, r: Range) -> View:
-    return replace(view, index=tuple(r if isinstance(i, Range) and i.dim == r.dim else i for i in view.index))
+def _place_of_rows(c: Cell, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
+    """The same for the cells of the rows of a route."""
+    inside = cells_in_part(c)
+    piece = sympy.floor(at / inside)
+    if isinstance(i, Range) and i.segment and (i.segment.source is not None or c.pieces == EXPERT):
+        piece = cells_of(replace(c, size=None), i)[0]
+    place = {symbol(n): value for n, value in piece_place(c, piece)}
+    return {**place, symbol(f"cell_{c.dim}"): at - piece * inside}
+
+
+def _with_range(view: View, old: Range, new: Range) -> View:
+    return replace(view, index=tuple(new if i == old else i for i in view.index))
+
+
+def _shifted(chunk: Range, a: Range, b: Range) -> Range:
+    """What is a chunk of the rows `a` of a route on its other side, of the rows `b`."""
+    lo = chunk.start - a.start + b.start
+    return Range(b.dim, lo, sympy.Min(lo + (chunk.extent or 0), b.stop), chunk.extent, b.part)
 
 
 def _group(text: str) -> str:

@@ -24,9 +24,9 @@ from tilelink.backend.emit import RoleEmitter, Writer, write_expected
 from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.multicast import MulticastEmitter
 from tilelink.backend.nvshmem import libraries
-from tilelink.backend.targets import Target, records
+from tilelink.backend.targets import Target, records, routing
 from tilelink.errors import ScheduleError, Site
-from tilelink.frontend.cells import cell_count, position
+from tilelink.frontend.cells import EXPERT, SEGMENT, cell_count, position
 from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
 from tilelink.frontend.ir import RANKS_DIM, Copy, For, Role, Signals, Statement, TileProgram, View, walk
 from tilelink.frontend.schedule import SMs
@@ -176,6 +176,7 @@ def _header(program: TileProgram, facts: Facts, target: Target, body: list[str])
         "import triton.language as tl",
         f"from {target.module} import {', '.join(used)}",
         *([f"from {records.__name__} import {', '.join(RECORDS)}"] if facts.timed else []),
+        *([f"from {routing.__name__} import segment_of"] if "segment_of(" in text else []),
     ]
 
 
@@ -195,6 +196,9 @@ def _parameters(program: TileProgram, facts: Facts) -> tuple[Parameter, ...]:
         made.append(Parameter(f"{d}_part", "size", dim=d))
         if d not in facts.equal:
             made.append(Parameter(f"{d}_parts", "table", dim=d))
+    for d in program.routed:
+        made += [Parameter(f"{d}_{piece}", "size", dim=d) for piece in (SEGMENT, EXPERT)]
+        made.append(Parameter(f"{d}_segments", "table", dim=d))
     made += [Parameter(f"{t.name}_at", "at", t.name) for t in program.on_heap]
     made.append(Parameter("stage_at", "stage"))
     made += [Parameter(f"{s.tensor}_signals", "signals", s.tensor) for s in program.signals]

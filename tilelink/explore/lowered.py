@@ -65,7 +65,8 @@ class Lowered:
         self.given = [[operands(bound, self.sizes, r, n) for n in range(self.calls)] for r in range(world)]
         self.outputs = [t.name for t in bound.outputs]
         cut = {t.dims[t.sharded] for t in bound.tensors if t.sharded is not None and t.kind in ("input", "output")}
-        self.parts = {d: lengths for d, lengths in self.sizes.parts if d in cut}
+        cut |= {route.rows for route in bound.routes}
+        self.parts = {d: said for d, said in self.sizes.said.items() if d in cut}
 
     def run(self, trial: Trial) -> Outcome:
         """One run, from a heap that holds nothing."""

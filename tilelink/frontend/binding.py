@@ -30,8 +30,8 @@ from tilelink.frontend.signals import derive_signals
 from tilelink.frontend.splitting import split_waits
 from tilelink.frontend.turns import members, turns
 from tilelink.frontend.values import TileValue, dtype_name
-from tilelink.frontend.walk import make_walk, rank_axes, step_size
-from tilelink.language import Launch, Recording, TensorWord
+from tilelink.frontend.walk import EXPERT, make_walk, rank_axes, step_size
+from tilelink.language import Launch, Recording, RouteWord, TensorWord
 
 
 def bind(
@@ -59,7 +59,7 @@ def bind(
             made[name] = multicast(role, launch.space, cut) if goes_to_all else role
     tensors, roles = without_unread(tensors, tuple(made.values()))
     check_copy_engine(roles)
-    signals = derive_signals(tensors, roles, cut, schedule.cells, schedule.site)
+    signals = derive_signals(tensors, roles, cut, recording.routes, schedule.cells, schedule.site)
     roles = tuple(split_waits(role, signals, names) for role in roles)
     for together in members(roles):
         turns(together)
@@ -74,6 +74,7 @@ def bind(
         slots=schedule.slots,
         site=site,
         schedule_site=schedule.site,
+        routes=tuple(recording.routes),
     )
 
 
@@ -128,7 +129,9 @@ def _names(recording: Recording, site: Site) -> Names:
         | {token_name(t.name): t.site or site for t in recording.tensors if t.buffers},
         dims={d: site for t in recording.tensors for d in t.dims if d != RANKS_DIM},
         roles={launch.function.name: launch.site for launch in recording.launches},
-        axes={a: launch.site for launch in recording.launches for a in launch.space.axes},
+        axes={a: launch.site for launch in recording.launches for a in launch.space.axes}
+        | (dict.fromkeys((EXPERT, "source"), site) if recording.routes else {}),
+        routed=frozenset(d for r in recording.routes for d in r.sides),
     )
 
 
@@ -172,7 +175,7 @@ class _Elaboration:
     def ways(self, launch: Launch, producer: Role) -> list[Role]:
         """A role in the tiles of a producer, once for each answer to who executes it."""
         space, theirs = launch.space, [r.dim for r in producer.walk.ranges]
-        if list(space.dims) != theirs:
+        if list(space.dims) != theirs or isinstance(space.routed, RouteWord):
             raise ScheduleError(
                 f"{launch.function.name} can't be folded into {producer.name}: it runs over {', '.join(space.dims)}, "
                 f"{producer.name} over {', '.join(theirs)}",
@@ -201,7 +204,7 @@ class _Elaboration:
                 for p, site in other.function.written_parameters().items()
                 for word in other.tensors(p)
             },
-            tile=TileValue(found.ranges, axes),
+            tile=TileValue(found.ranges, axes, found.sent),
             step=step_size(resource, launch.space),
             whole=dict(resource.whole),
             reserved=self.names,

@@ -4,13 +4,28 @@ and how often it is notified. All in symbols, of sizes, parts and ranks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import sympy
 
-from tilelink.frontend.expressions import RANK, WORLD, Expr, ceil_div, first_of, floor_div, natural, symbol
-from tilelink.frontend.ir import RANKS_DIM, Cell, Notifier, Range, Signals
+from tilelink.frontend.expressions import (
+    RANK,
+    WORLD,
+    Expr,
+    ceil_div,
+    first_of,
+    floor_div,
+    natural,
+    segment_of,
+    symbol,
+)
+from tilelink.frontend.ir import RANKS_DIM, Cell, Notifier, Range, Segment, Signals
+from tilelink.frontend.routes import segments_of_rank
 from tilelink.frontend.walk import longest_part
+
+SEGMENT, EXPERT = "segment", "expert"
+"""The pieces of the rows of a route."""
 
 
 @cache
@@ -19,14 +34,24 @@ def cells_along(cell: Cell) -> Expr:
     if cell.dim == RANKS_DIM:
         return WORLD
     inside = cells_in_part(cell)
+    if cell.route:
+        return inside * pieces_of_rank(cell)
     return inside * WORLD if cell.cut and not cell.local else inside
 
 
 def cells_in_part(cell: Cell) -> Expr:
-    """How many cells the longest part (or the dimension, where it is not cut) has."""
+    """How many cells the longest part (or piece of a route, or the dimension, where it is not cut) has."""
     if cell.size is None:
         return sympy.S.One
+    if cell.route:
+        return ceil_div(symbol(f"{cell.dim}_{cell.pieces}"), cell.size)
     return ceil_div(longest_part(cell.dim) if cell.cut else symbol(cell.dim), cell.size)
+
+
+def pieces_of_rank(cell: Cell) -> Expr:
+    """How many pieces a rank has that cells of the rows of a route do not cross."""
+    assert cell.route is not None
+    return segments_of_rank(cell.route) if cell.pieces == SEGMENT else symbol(cell.route.per_rank)
 
 
 def cell_count(signals: Signals) -> Expr:
@@ -39,6 +64,8 @@ def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
     """The cells along one dimension that a range intersects: (first, how many)."""
     if not isinstance(index, Range):
         return index, sympy.S.One
+    if cell.route:
+        return _cells_of_rows(cell, index)
     if cell.size is None:
         if not cell.cut or cell.local:
             return sympy.S.Zero, sympy.S.One
@@ -46,10 +73,49 @@ def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
     if index.part is None and cell.cut:
         return sympy.S.Zero, cells_along(cell)
     before = cells_in_part(cell) * index.part if cell.cut and not cell.local else sympy.S.Zero
-    first = floor_div(index.offset, cell.size)
-    if index.extent is not None and cell.size % index.extent == 0:
+    offset = index.offset
+    if index.segment:
+        offset = natural(index.start - first_of(symbol(cell.dim), index.part))
+    first = floor_div(offset, cell.size)
+    if index.extent is not None and cell.size % index.extent == 0 and not index.segment:
         return before + first, sympy.S.One
-    return before + first, ceil_div(index.offset + natural(index.stop - index.start), cell.size) - first
+    return before + first, ceil_div(offset + natural(index.stop - index.start), cell.size) - first
+
+
+def _cells_of_rows(cell: Cell, rows: Range) -> tuple[Expr, Expr]:
+    """The cells that rows of a route lie in: those of one piece, or, where they may lie in several, the cells of all
+    pieces that they touch, each of which is one then."""
+    segment, route = rows.segment, cell.route
+    assert route is not None
+    if segment is None or (segment.source is None and cell.pieces == SEGMENT):
+        assert cell.size is None, "a cell a piece where rows cross pieces"
+        home = RANK if segment is None or cell.dim == route.sent else segment.home
+        every, first = segments_of_rank(route), sympy.S.Zero
+        if segment is not None:
+            every, first = WORLD, segment.expert * WORLD
+        if rows.whole:
+            return sympy.S.Zero, pieces_of_rank(cell)
+        before = home * segments_of_rank(route) + first
+        one = segment_of(symbol(cell.dim), rows.start, before, every)
+        other = segment_of(symbol(cell.dim), sympy.Max(rows.start, rows.stop - 1), before, every)
+        return first + one, natural(other - one) + 1
+    if cell.pieces == SEGMENT:
+        piece, offset = segment.number(cell.dim) - segments_of_rank(route) * _rank_of(cell, segment), rows.offset
+    else:
+        piece, offset = segment.expert, natural(rows.start - replace(segment, source=None).bounds(cell.dim)[0])
+    if cell.size is None:
+        return piece, sympy.S.One
+    first = piece * cells_in_part(cell) + floor_div(offset, cell.size)
+    if (segment.source is None) == (cell.pieces == EXPERT) and rows.extent and cell.size % rows.extent == 0:
+        return first, sympy.S.One
+    length = natural(rows.stop - rows.start)
+    return first, ceil_div(offset + length, cell.size) - floor_div(offset, cell.size)
+
+
+def _rank_of(cell: Cell, segment: Segment) -> Expr:
+    """The rank that has a segment on the side of the route that a cell belongs to."""
+    assert cell.route is not None and segment.source is not None
+    return segment.home if cell.dim == cell.route.rows else segment.source
 
 
 @cache
@@ -66,6 +132,9 @@ def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
         if along != 1:
             if c.dim == RANKS_DIM:
                 made.append((f"index_{k}", here))
+            elif c.route:
+                made += piece_place(c, floor_div(here, cells_in_part(c)))
+                made.append((f"cell_{c.dim}", here % cells_in_part(c)))
             elif c.cut and not c.local:
                 made.append((f"part_{c.dim}", floor_div(here, cells_in_part(c))))
                 made.append((f"cell_{c.dim}", here % cells_in_part(c)))
@@ -73,6 +142,26 @@ def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
                 made.append((f"cell_{c.dim}", here))
         rest = floor_div(rest, along)
     return tuple(made)
+
+
+def piece_place(cell: Cell, piece: Expr) -> list[tuple[str, Expr]]:
+    """What `expert_D`, and `source_D` or `home_D`, are for a piece of the rows of a route, by its number on its rank."""
+    assert cell.route is not None
+    if cell.pieces == EXPERT:
+        return [(f"expert_{cell.dim}", piece)]
+    if cell.dim == cell.route.rows:
+        return [(f"expert_{cell.dim}", floor_div(piece, WORLD)), (f"source_{cell.dim}", piece % WORLD)]
+    experts = symbol(cell.route.per_rank)
+    return [(f"home_{cell.dim}", floor_div(piece, experts)), (f"expert_{cell.dim}", piece % experts)]
+
+
+def piece_of(cell: Cell, rank: Expr) -> Segment:
+    """The piece that `piece_place` names, in memory of a rank."""
+    assert cell.route is not None
+    expert = symbol(f"expert_{cell.dim}")
+    if cell.dim == cell.route.sent:
+        return Segment(cell.route, symbol(f"home_{cell.dim}"), expert, rank)
+    return Segment(cell.route, rank, expert, symbol(f"source_{cell.dim}") if cell.pieces == SEGMENT else None)
 
 
 @cache
@@ -94,7 +183,9 @@ def cell_filled(signals: Signals) -> Expr:
 def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Expr:
     """How many tiles of this size lie in a cell of memory of rank `home`; 0 where the cell is empty."""
     begin, end = sympy.S.Zero, symbol(cell.dim)
-    if cell.cut:
+    if cell.route:
+        begin, end = piece_of(cell, home).bounds(cell.dim)
+    elif cell.cut:
         part = home if cell.local else symbol(f"part_{cell.dim}") if cells_along(cell) != 1 else sympy.S.Zero
         begin, end = first_of(symbol(cell.dim), part), first_of(symbol(cell.dim), part + 1)
     if cell.size is None:

@@ -41,6 +41,34 @@ class first_of(sympy.Function):  # noqa: N801 - reads as a function in printed e
         return True
 
 
+class begin_of(sympy.Function):  # noqa: N801 - as above
+    """begin_of(D, p): where segment p of a routed dimension D begins; see `tilelink.frontend.routes`."""
+
+    nargs = 2
+
+    @classmethod
+    def eval(cls, dim: Expr, segment: Expr) -> Expr | None:
+        return sympy.S.Zero if segment.is_zero else None
+
+    def _eval_is_integer(self) -> bool:
+        return True
+
+    def _eval_is_nonnegative(self) -> bool:
+        return True
+
+
+class segment_of(sympy.Function):  # noqa: N801 - as above
+    """segment_of(D, row, p, n): which of the n segments of D from number p on holds the row, counted from p."""
+
+    nargs = 4
+
+    def _eval_is_integer(self) -> bool:
+        return True
+
+    def _eval_is_nonnegative(self) -> bool:
+        return True
+
+
 class natural(sympy.Function):  # noqa: N801 - as above
     """natural(e): e, which is known not to be negative though it can't be seen, so that `//` needs no correction."""
 
@@ -137,9 +165,10 @@ def _bare(text: str) -> str:
 class _Printer(StrPrinter):
     """Prints integer expressions as source text; `names` says how functions are called there."""
 
-    def __init__(self, minimum: str, maximum: str, first_of: str) -> None:
+    def __init__(self, minimum: str, maximum: str, first_of: str, begin_of: str, segment_of: str) -> None:
         super().__init__()
-        self.minimum, self.maximum, self.first_of = minimum, maximum, first_of
+        self.minimum, self.maximum = minimum, maximum
+        self.first_of, self.begin_of, self.segment_of = first_of, begin_of, segment_of
 
     def _atom(self, e: Expr) -> str:
         text = str(self._print(e))
@@ -178,6 +207,12 @@ class _Printer(StrPrinter):
     def _print_first_of(self, e: Expr) -> str:
         return self.first_of.format(e.args[0], self._print(e.args[1]))
 
+    def _print_begin_of(self, e: Expr) -> str:
+        return self.begin_of.format(*map(self._print, e.args))
+
+    def _print_segment_of(self, e: Expr) -> str:
+        return self.segment_of.format(*map(self._print, e.args))
+
     def _print_natural(self, e: Expr) -> str:
         text = self._atom(e.args[0])
         return text if _enclosed(text) or e.args[0].is_Atom else f"({text})"
@@ -195,9 +230,17 @@ class _Printer(StrPrinter):
         return f"({self._print(e.args[0])} == 0)"
 
 
-_TRITON = _Printer("tl.minimum", "tl.maximum", "tl.load({0}_parts + {1})")
-_NUMPY = _Printer("np.minimum", "np.maximum", "{0}_parts[{1}]")
-_PLAIN = _Printer("min", "max", "first_of({0}, {1})")
+_TRITON = _Printer(
+    "tl.minimum", "tl.maximum", "tl.load({0}_parts + {1})",
+    "tl.load({0}_segments + {1})", "segment_of({0}_segments, {1}, {2}, {3})",
+)  # fmt: skip
+_NUMPY = _Printer(
+    "np.minimum", "np.maximum", "{0}_parts[{1}]",
+    "{0}_segments[{1}]", "(np.searchsorted({0}_segments, {1}, 'right') - 1 - ({2}))",
+)  # fmt: skip
+_PLAIN = _Printer(
+    "min", "max", "first_of({0}, {1})", "begin_of({0}, {1})", "segment_of({0}, {1}, {2}, {3})"
+)
 
 
 def to_triton(e: Any) -> str:

@@ -30,11 +30,12 @@ from tilelink.frontend.body import (
 )
 from tilelink.frontend.expressions import WORLD, Expr, symbol
 from tilelink.frontend.schedule import CopyEngine, SMs, launched
+from tilelink.frontend.routes import Segment
 from tilelink.frontend.views import ALL_RANKS, Range, Tensor, View, token_name
-from tilelink.language import RANKS_DIM
+from tilelink.language import RANKS_DIM, RouteWord
 
 __all__ = [
-    "ALL_RANKS", "RANKS_DIM", "Range", "Tensor", "View", "token_name",
+    "ALL_RANKS", "RANKS_DIM", "Range", "Segment", "Tensor", "View", "token_name",
     "Code", "Compute", "Copy", "DataIf", "For", "If", "Load", "Notify", "Statement", "Store", "Wait",
     "loads_of", "walk",
     "Cell", "Notifier", "Role", "Signals", "TileProgram", "Walk",
@@ -49,7 +50,7 @@ class Walk:
     names before it, `rank`, `world` and sizes; `axes` are the rank axes among them, each with the number of its values,
     outermost first. A number is passed over where `exists` does not hold (parts of
     different length). `f_R`: `homes`, the rank in whose part the tile lies along each dimension that is cut over the
-    ranks.
+    ranks. `sent`: where the rows of a tile of a route lie at their source.
     """
 
     sizes: tuple[tuple[str, Expr], ...]
@@ -59,6 +60,7 @@ class Walk:
     exists: sympy.logic.boolalg.Boolean
     ranges: tuple[Range, ...]
     homes: tuple[tuple[str, Expr], ...]
+    sent: Range | None = None
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,15 @@ class Cell:
     """The signal grid along one dimension. `size`: elements a cell, None for the whole dimension or part.
 
     `cut`: cells do not cross the parts of the ranks. `local`: only this rank's part has cells here (sharded tensors).
+    `pieces`: of the rows of a route, what cells do not cross: a "segment", or the rows of an "expert".
     """
 
     dim: str
     size: int | None
     cut: bool
     local: bool
+    route: RouteWord | None = None
+    pieces: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ class Signals:
 class TileProgram:
     """A program with its schedule and dtypes. World and sizes are symbols still: one tile program serves all.
 
-    `cut`: dimensions that are spread over the ranks. `published`: inputs that peers read, copied to the heap first.
+    `cut`: dimensions that are spread over the ranks. `routes`: those of rows that go to experts. `published`: inputs that peers read, copied to the heap first.
     `functions`: Triton functions of the user that roles call, by name. `schedule_site`: where its schedule stands.
     """
 
@@ -152,6 +157,7 @@ class TileProgram:
     slots: int
     site: Site = field(compare=False)
     schedule_site: Site = field(compare=False)
+    routes: tuple[RouteWord, ...] = ()
 
     def tensor(self, name: str) -> Tensor:
         return next(t for t in self.tensors if t.name == name)
@@ -182,6 +188,11 @@ class TileProgram:
     def dims(self) -> tuple[str, ...]:
         """Names of the dimensions, in the order in which the tensors name them."""
         return tuple(dict.fromkeys(d for t in self.tensors for d in t.dims if d != RANKS_DIM))
+
+    @property
+    def routed(self) -> tuple[str, ...]:
+        """The dimensions of rows that are routed: how many there are is data."""
+        return tuple(d for route in self.routes for d in route.sides)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

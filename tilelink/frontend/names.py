@@ -6,7 +6,7 @@ A tile function's variables are renamed where they meet one (`name in names`); w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from tilelink.errors import NotUnderstoodError, Site
 
@@ -16,7 +16,7 @@ KERNEL_NAMES = frozenset(
         *("multicast", "multicast_store", "multicast_notify"),
         *("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far"),
         *("i", "t", "executor", "other", "tile", "home", "step", "part", "cell", "cells", "first", "last", "waiter"),
-        *("turn", "signals", "expected", "missing", "here", "value", "tl", "triton", "range"),
+        *("turn", "signals", "expected", "missing", "segment_of", "here", "value", "tl", "triton", "range"),
         *("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT"),
         *("stamps", "stamps_of_worker", "stamp", "clock", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS"),
     ]
@@ -48,14 +48,17 @@ class Names:
         dims: Mapping[str, Site],
         roles: Mapping[str, Site],
         axes: Mapping[str, Site],
+        routed: Collection[str] = (),
     ) -> None:
         self.kinds = {
             "program": dict([program]), "tensor": tensors, "dimension": dims, "role": roles, "rank axis": axes,
         }  # fmt: skip
         tensor, dim, role = ("|".join(map(re.escape, names)) for names in (tensors, dims, roles))
+        route = "|".join(map(re.escape, sorted(routed))) or "(?!)"
         self.made = re.compile(
             rf"({tensor})_(block\d*|kept|here|at|signals|signals_here|stride_\w+|(own_)?\d+(_by_\d+)*)"
             rf"|({dim})_(lo|tiles?|parts?|first|end|inside|at|cell|home)|(part|cell)_({dim})|index_\d+|their_\w+"
+            rf"|({route})_(from|to|segments?|expert)|(home|expert|source)_({route})"
             rf"|({role})_(workers|tiles)|(drain|publish)_({tensor})|{re.escape(program[0])}_(publish|enter)"
         )
 

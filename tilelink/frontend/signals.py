@@ -6,13 +6,14 @@ where every wait covers a whole dimension, one cell does. Cells never cross the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import sympy
 
 from tilelink.errors import DimensionError, ScheduleError, SignalCountError, Site, WaitWithoutNotifyError
+from tilelink.frontend.cells import EXPERT, SEGMENT, piece_of, piece_place
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, ceil_div, symbol, to_text
 from tilelink.frontend.ir import (
     ALL_RANKS,
@@ -32,6 +33,7 @@ from tilelink.frontend.ir import (
     Wait,
 )
 from tilelink.frontend.schedule import SMs
+from tilelink.language import RouteWord
 
 _EXECUTOR, _WAITER = symbol("executor"), symbol("waiter")
 
@@ -71,6 +73,7 @@ def derive_signals(
     tensors: tuple[Tensor, ...],
     roles: tuple[Role, ...],
     cut: frozenset[str],
+    routes: Sequence[RouteWord],
     wanted: Mapping[str, tuple[int | None, ...]],
     site: Site,
 ) -> tuple[Signals, ...]:
@@ -96,6 +99,7 @@ def derive_signals(
         mine = [u for u in waits if u.view.tensor == tensor.name]
         by_home = any(u.view.home != RANK for u in mine)
         grid = _grid(tensor, theirs, mine, cut, wanted.get(tensor.name), site)
+        grid = tuple(_of_route(c, k, tensor, theirs, mine, routes) for k, c in enumerate(grid))
         if by_home:
             grid = (Cell(RANKS_DIM, 1, False, False), *grid)
         waiters = sympy.Or(*[_waiters(u, grid) for u in mine]) if by_home else sympy.true
@@ -136,6 +140,34 @@ def _grid(
             size = asked
         cells.append(Cell(dim, size, dim in cut, k == tensor.sharded))
     return tuple(cells)
+
+
+def _of_route(
+    cell: Cell, k: int, tensor: Tensor, notifies: list[Use], waits: list[Use], routes: Sequence[RouteWord]
+) -> Cell:
+    """The cells along a dimension; of the rows of a route, those that do not cross the pieces that its tiles are cut
+    from, and one a piece where some tile waits for rows of several. Raises SignalCountError."""
+    route = next((r for r in routes if cell.dim in r.sides), None)
+    ranges = [(u, i) for u in notifies if isinstance(i := u.view.index[k], Range)]
+    if route is None or k != tensor.sharded or not any(i.segment for _, i in ranges):
+        return cell
+    pieces = {EXPERT if i.segment and i.segment.source is None else SEGMENT if i.segment else "" for _, i in ranges}
+    if len(pieces) > 1:
+        use = ranges[-1][0]
+        raise SignalCountError(
+            f"notify of {use.view}: others notify {tensor.name} in tiles that are cut from {cell.dim} in another way, "
+            "and a signal belongs to one kind of them; let all run over the route, or all over its experts",
+            use.site,
+        )
+    (piece,) = pieces
+    several = [u for u in waits if not _inside_piece(u.view.index[k], piece)]
+    return replace(cell, size=None if several else cell.size, route=route, pieces=piece)
+
+
+def _inside_piece(rows: Range | Expr, pieces: str) -> bool:
+    """Whether rows that are waited for lie in one piece, whatever the routing."""
+    segment = rows.segment if isinstance(rows, Range) else None
+    return segment is not None and (pieces == EXPERT or segment.source is not None)
 
 
 def _extent(view: View, k: int) -> int | None:
@@ -226,13 +258,28 @@ def _place_equations(use: Use, grid: tuple[Cell, ...], by_home: bool) -> Equatio
     for k, (cell, i) in enumerate(zip(grid, index, strict=True)):
         if not isinstance(i, Range):
             equations.append((i, symbol(f"index_{k}")))
+        elif cell.route:
+            equations += _piece_equations(cell, i)
         elif cell.cut and not cell.local and i.part is not None:
             equations.append((i.part, symbol(f"part_{cell.dim}")))
     return equations
 
 
+def _piece_equations(cell: Cell, rows: Range) -> Equations:
+    """What has to hold so that rows of a route lie in the piece that the names of the place of a cell say."""
+    segment, piece = rows.segment, piece_of(cell, RANK)
+    if segment is None:
+        return []
+    equations = [(segment.expert, piece.expert)]
+    if cell.pieces == SEGMENT and segment.source is not None:
+        of_rows = cell.route is not None and cell.dim == cell.route.rows
+        equations.append((segment.source, piece.source) if of_rows else (segment.home, piece.home))
+    return equations
+
+
 def _place_names(grid: tuple[Cell, ...]) -> set[sympy.Symbol]:
     names = {symbol(f"part_{c.dim}") for c in grid} | {symbol(f"index_{k}") for k in range(len(grid))}
+    names |= {symbol(n) for c in grid if c.route for n, _ in piece_place(c, sympy.S.Zero)}
     return {RANK, WORLD, PER_NODE, *names}
 
 
@@ -253,7 +300,7 @@ def _solve(equations: Equations, variables: Bounds, condition: sympy.Basic) -> t
         if e in variables:
             found = {e: target}
             start, stop = variables.pop(e)
-            if (start, stop) != (0, WORLD):
+            if (start, stop) != (0, WORLD) and not str(target).startswith(EXPERT):
                 condition = sympy.And(condition, start <= target, target < stop)
             variables = {v: (a.xreplace(found), b.xreplace(found)) for v, (a, b) in variables.items()}
             left = [(a.xreplace(found), t) for a, t in left]
@@ -273,6 +320,8 @@ def recipient(signals: Signals, view: View, home: Expr) -> tuple[Expr | None, sy
     for k, (cell, i) in enumerate(zip(signals.grid, signals.index(view, home), strict=True)):
         if not isinstance(i, Range):
             place[symbol(f"index_{k}")] = i
+        elif cell.route:
+            place |= {name: value for value, name in _piece_equations(cell, i)}
         elif i.part is not None:
             place[symbol(f"part_{cell.dim}")] = i.part
     condition = signals.waiters.xreplace(place)

@@ -14,8 +14,10 @@ import numpy as np
 from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import For, Role, Statement, TileProgram, View, walk
+from tilelink.frontend.routes import Routing
 from tilelink.frontend.schedule import SMs, smallest_tile
 from tilelink.frontend.turns import members
+from tilelink.language import RouteWord
 
 MAX_WORLD = 1024
 
@@ -23,12 +25,13 @@ MAX_WORLD = 1024
 @dataclass(frozen=True)
 class Sizes:
     """World and sizes. `dims`: the whole size of each dimension; `parts`: lengths of the parts of those that are cut
-    over the ranks; `per_node`: ranks of a node."""
+    over the ranks; `per_node`: ranks of a node; `routings`: how many rows of each route go where."""
 
     world: int
     dims: tuple[tuple[str, int], ...]
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     per_node: int
+    routings: tuple[tuple[RouteWord, Routing], ...] = ()
 
     @classmethod
     def of(
@@ -39,14 +42,20 @@ class Sizes:
         per_node: int | None = None,
     ) -> Sizes:
         """Sizes by dimension: a number, or for a dimension that is cut the lengths of its parts. A number is cut into
-        parts of ceil(size / world), the last ones shorter or empty. All ranks are on one node where `per_node` is not
-        given. Raises WorldError, DimensionError, TileSizeError,
-        ScheduleError."""
+        parts of ceil(size / world), the last ones shorter or empty. Of a route, the size of its rows is what
+        `Routing.of` takes, and those that are sent need none. All ranks are on one node where `per_node` is not given.
+        Raises WorldError, DimensionError, TileSizeError, ScheduleError."""
         site = Site.of_user()
         check_world(world)
         dims: dict[str, int] = {}
         parts: dict[str, tuple[int, ...]] = {}
+        routed = routings(program, world, sizes, site)
+        for route, routing in routed:
+            parts |= routing.parts(route)
         for d in program.dims:
+            if d in parts:
+                dims[d] = sum(parts[d])
+                continue
             if d not in sizes:
                 known = ", ".join(program.dims)
                 raise DimensionError(f"{program.name} has the dimensions {known}; {d} is missing", site)
@@ -68,7 +77,7 @@ class Sizes:
         for d in sizes:
             if d not in program.dims:
                 raise DimensionError(f"{program.name} has no dimension {d}; it has {', '.join(program.dims)}", site)
-        made = cls(world, tuple(dims.items()), tuple(parts.items()), check_nodes(world, per_node))
+        made = cls(world, tuple(dims.items()), tuple(parts.items()), check_nodes(world, per_node), routed)
         try:
             made.check(program)
         except (ScheduleError, TileSizeError) as e:
@@ -76,13 +85,15 @@ class Sizes:
         return made
 
     def check(self, program: TileProgram) -> None:
-        """Raises TileSizeError for a tile larger than the tensor, ScheduleError for an order that is none."""
+        """Raises TileSizeError for a tile larger than the tensor (how many rows are routed is no matter of tiles),
+        ScheduleError for an order that is none."""
         sizes = dict(self.dims)
+        routed = program.routed
         for role in program.roles:
             ways = next((int(evaluate(count, self.values)) for _, count in role.walk.axes), self.world)
             role.resource.order.check(ways, role.site)
             for dim, extent in sorted(extents(role)):
-                if extent > smallest_tile(sizes[dim]):
+                if dim not in routed and extent > smallest_tile(sizes[dim]):
                     raise TileSizeError(
                         f"{role.name}: a tile of {extent} along {dim} is larger than the tensor, of {sizes[dim]}; use "
                         f"at most {smallest_tile(sizes[dim])} ({program.name}.fit(schedule, ...) does that; a schedule "
@@ -104,7 +115,16 @@ class Sizes:
         for d, lengths in self.parts:
             values[f"{d}_part"] = max(lengths)
             values[f"{d}_parts"] = np.array([0, *accumulate(lengths)], np.int64)
+        for route, routing in self.routings:
+            values |= routing.values(route)
         return values
+
+    @property
+    def said(self) -> dict[str, tuple[Any, ...]]:
+        """What a call has to be told of them, by dimension: lengths of parts, counts of routed rows."""
+        routed = {d for route, _ in self.routings for d in route.sides}
+        lengths = {d: n for d, n in self.parts if d not in routed}
+        return lengths | {route.rows: routing.counts for route, routing in self.routings}
 
     def part(self, dim: str, rank: int) -> int:
         """The length of a rank's part."""
@@ -119,8 +139,33 @@ class Sizes:
         return len(set(dict(self.parts)[dim])) == 1
 
     def exact(self, dim: str, extent: int) -> bool:
-        """Whether blocks of `extent` fill the dimension, or each of its parts, with no rest."""
-        return all(n % extent == 0 for n in self.lengths(dim))
+        """Whether blocks of `extent` fill the dimension, or each of its parts, with no rest; of a route, each of the
+        pieces that its tiles are cut from."""
+        routed = [n for route, routing in self.routings if dim in route.sides for n in routing.pieces()]
+        return all(n % extent == 0 for n in (*self.lengths(dim), *routed))
+
+
+def routings(
+    program: TileProgram, world: int, sizes: Mapping[str, Any], site: Site
+) -> tuple[tuple[RouteWord, Routing], ...]:
+    """The routes of a program, with what sizes as in `Sizes.of` say of them. Raises DimensionError."""
+    return tuple((route, _routing(route, sizes, world, site)) for route in program.routes)
+
+
+def _routing(route: RouteWord, sizes: Mapping[str, Any], world: int, site: Site) -> Routing:
+    """What is given for the rows of a route. Raises DimensionError."""
+    for d in (route.rows, route.per_rank):
+        if d not in sizes:
+            raise DimensionError(f"{route} needs the sizes of {route.rows} and {route.per_rank}; {d} is missing", site)
+    routing = Routing.of(sizes[route.rows], route, world, sizes[route.per_rank], site)
+    lengths = routing.parts(route)[route.sent]
+    sent = sizes.get(route.sent, lengths)
+    if sent not in (sum(lengths), lengths):
+        raise DimensionError(
+            f"{route.sent} is {sent!r}, and {route.rows} says that {sum(lengths)} rows are sent, {lengths} by the ranks",
+            site,
+        )
+    return routing
 
 
 def even_parts(size: int, world: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,14 @@ class Static:
 
 @dataclass(frozen=True)
 class TileValue:
-    """The tile a function is called for."""
+    """The tile a function is called for. `sent`: where its rows lie at their source, of a tile of a route."""
 
     ranges: tuple[Range, ...]
     axes: Mapping[str, Expr]
+    sent: Range | None = None
+
+    def along(self, dims: Sequence[str]) -> tuple[Range, ...]:
+        """Its ranges, for a tensor of these dimensions: rows of a route on the side that the tensor has."""
+        if self.sent is None or self.sent.dim not in dims:
+            return self.ranges
+        return tuple(self.sent if r.segment == self.sent.segment else r for r in self.ranges)

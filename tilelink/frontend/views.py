@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import sympy
 
 from tilelink.frontend.expressions import RANK, Expr, to_text
+from tilelink.frontend.routes import Segment
 
 ALL_RANKS = "all ranks"
 
@@ -56,6 +57,8 @@ class Range:
     `offset`: where it starts, counted from the beginning of its part (of the dimension, where that is not cut).
     `inside`: the extent of the block that it is a step of, None where it is a step or tile of the whole or of a part.
     `bounded`: it may end earlier than all that, at a bound of the user's.
+    `segment`: what its rows have in common along a dimension of a route, None where that is not known; `offset` is
+    counted from the beginning of the segment then.
     """
 
     dim: str
@@ -67,12 +70,18 @@ class Range:
     whole: bool = False
     inside: int | None = None
     bounded: bool = False
+    segment: Segment | None = None
 
     @property
     def limit(self) -> Expr:
         """Where its elements end, besides at the end of the block itself."""
         bounds = self.stop.args if isinstance(self.stop, sympy.Min) else (self.stop,)
         return sympy.Min(*[b for b in bounds if b != self.start + (self.extent or 0)])
+
+    def same_rows(self, other: Range) -> bool:
+        """Whether it holds the same rows on the other side of a route."""
+        known = self.segment is not None and self.segment.source is not None and self.segment == other.segment
+        return known and (self.offset, self.extent) == (other.offset, other.extent)
 
     def __str__(self) -> str:
         if self.whole:

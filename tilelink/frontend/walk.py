@@ -22,9 +22,13 @@ from tilelink.frontend.expressions import (
     place_of,
     symbol,
 )
-from tilelink.frontend.ir import Range, Walk
+from tilelink.frontend.ir import Range, Segment, Walk
 from tilelink.frontend.schedule import CopyEngine, SMs
-from tilelink.language import RanksWord, Space, nodes, ranks
+from tilelink.language import RanksWord, RouteWord, Space, nodes, ranks
+
+
+EXPERT = "expert"
+"""What the axis of the experts of a rank is called."""
 
 
 def longest_part(dim: str) -> sympy.Symbol:
@@ -41,6 +45,8 @@ def make_walk(
     spread = [d for d in space.dims if d in cut]
     homes = home_names(space, cut)
     values = {a: axis_values(word) for a, word in rank_axes(space, cut).items()}
+    if space.route:
+        values[EXPERT] = symbol(space.route.per_rank), sympy.S.Zero
     executor = _executor(role, space, resource, tuple(values), site)
     free = {a: count for a, (count, _) in values.items() if a != executor}
     counts = {d: symbol(f"{d}_tiles") for d in tiled}
@@ -48,27 +54,68 @@ def make_walk(
     coordinates = _rank_coordinates(values, list(free), inner, resource, site)
     axes = ({executor: values[executor][1]} if executor else {}) | {a: symbol(a) for a in free}
     indices = _indices(symbol("tile") if free else symbol("i"), list(counts.items()), resource.order.group)
-    ranges = []
+    ranges, sent = [], None
     for d, t in sizes.items():
+        number = symbol(f"{d}_tile")
+        coordinates += [(f"{d}_tile", indices[d])] if t else []
+        if space.route and d == space.route.rows:
+            made = _routed(space, axes, t)
+            coordinates += [c for more, _ in made for c in more]
+            ranges.append(made[0][1])
+            sent = made[1][1] if len(made) > 1 else None
+            continue
         part = axes[homes[d]] if d in spread else None
         begin, end = _bounds(d, part)
         if t is None:
             ranges.append(Range(d, begin, end, None, part, whole=part is None))
             continue
-        number, lo = symbol(f"{d}_tile"), symbol(f"{d}_lo")
-        coordinates += [(f"{d}_tile", indices[d]), (f"{d}_lo", begin + number * t)]
+        lo = symbol(f"{d}_lo")
+        coordinates.append((f"{d}_lo", begin + number * t))
         ranges.append(Range(d, lo, sympy.Min(lo + t, end), t, part, number * t))
-    lengths = {d: longest_part(d) if d in spread else symbol(d) for d in tiled}
+    lengths = {d: _longest(space, d) if d in spread else symbol(d) for d in tiled}
     walk = Walk(
         sizes=tuple((f"{d}_tiles", ceil_div(lengths[d], sizes[d])) for d in tiled),
         count=inner * sympy.prod(free.values()),
         axes=tuple(free.items()),
         coordinates=tuple(coordinates),
-        exists=sympy.And(*[r.start < _bounds(r.dim, r.part)[1] for r in ranges if r.part is not None]),
+        exists=sympy.And(*[r.start < _end(r) for r in ranges if r.part is not None]),
         ranges=tuple(ranges),
+        sent=sent,
         homes=tuple((d, axes[name]) for d, name in homes.items()),
     )
     return walk, axes
+
+
+def _routed(space: Space, axes: dict[str, Expr], t: int | None) -> list[tuple[list[tuple[str, Expr]], Range]]:
+    """The rows of a tile of a route, or of one of its experts, with the coordinates that say where they are; of a route
+    on both sides."""
+    route = space.route
+    assert route is not None
+    whole = isinstance(space.routed, RouteWord)
+    segment = Segment(route, axes["home"], axes[EXPERT], axes["source"] if whole else None)
+    made = []
+    for dim, part in ((route.rows, axes["home"]), *([(route.sent, axes["source"])] if whole else [])):
+        begin, end, lo, offset = symbol(f"{dim}_from"), symbol(f"{dim}_to"), symbol(f"{dim}_lo"), sympy.S.Zero
+        coordinates = list(zip((str(begin), str(end)), segment.bounds(dim), strict=True))
+        if t is None:
+            made.append((coordinates, Range(dim, begin, end, None, part, segment=segment)))
+            continue
+        offset = symbol(f"{route.rows}_tile") * t
+        coordinates.append((str(lo), begin + offset))
+        made.append((coordinates, Range(dim, lo, sympy.Min(lo + t, end), t, part, offset, segment=segment)))
+    return made
+
+
+def _longest(space: Space, dim: str) -> sympy.Symbol:
+    """The length of the longest piece that tiles of a dimension are cut from which is spread over the ranks."""
+    if space.route is None or dim != space.route.rows:
+        return longest_part(dim)
+    return symbol(f"{dim}_{'segment' if isinstance(space.routed, RouteWord) else 'expert'}")
+
+
+def _end(r: Range) -> Expr:
+    """Where the piece ends that a tile's range is cut from, along a dimension that is spread over the ranks."""
+    return symbol(f"{r.dim}_to") if r.segment else _bounds(r.dim, r.part)[1]
 
 
 def _bounds(dim: str, part: Expr | None) -> tuple[Expr, Expr]:
@@ -87,8 +134,9 @@ def home_names(space: Space, cut: frozenset[str]) -> dict[str, str]:
 
 
 def rank_axes(space: Space, cut: frozenset[str]) -> dict[str, RanksWord]:
-    """The rank axes of a space: those with a name, and the homes of its tiles."""
-    return {**space.axes, **dict.fromkeys(home_names(space, cut).values(), ranks)}
+    """The rank axes of a space: those with a name, and the homes of its tiles; of a route, the sources of them."""
+    sources = {"source": ranks} if isinstance(space.routed, RouteWord) else {}
+    return {**space.axes, **dict.fromkeys(home_names(space, cut).values(), ranks), **sources}
 
 
 def axis_values(word: RanksWord) -> tuple[Expr, Expr]:

@@ -19,6 +19,7 @@ from tilelink.language.declarations import (
 )
 from tilelink.language.members import Each, Function, Parameters, Variant, check_lists, lists_of, own_dims
 from tilelink.language.recording import Launch, Recording, declarations, record, site_of
+from tilelink.language.routes import ExpertsWord, RouteWord
 from tilelink.language.tile_functions import TileFunction, tile
 from tilelink.language.words import (
     claim,
@@ -31,6 +32,7 @@ from tilelink.language.words import (
     rank,
     rank_at,
     release,
+    route,
     sharded,
     steps,
     tiles,
@@ -39,8 +41,9 @@ from tilelink.language.words import (
 )
 
 __all__ = [
-    "RANKS_DIM", "AxisWord", "Declared", "Each", "Function", "Launch", "Local", "Parameters", "RanksWord", "Recording",
+    "RANKS_DIM", "AxisWord", "Declared", "Each", "ExpertsWord", "Function", "Launch", "Local", "Parameters", "RanksWord", "Recording",
+    "RouteWord",
     "Sharded", "Space", "TensorWord", "TileFunction", "Variant", "check_lists", "claim", "copy", "declarations", "each",
     "lists_of", "local", "locals", "node", "nodes", "notify", "own_dims", "place", "rank", "rank_at", "ranks", "record",
-    "release", "sharded", "site_of", "steps", "tile", "tiles", "wait", "world",
+    "release", "route", "sharded", "site_of", "steps", "tile", "tiles", "wait", "world",
 ]  # fmt: skip

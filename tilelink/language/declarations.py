@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site
+from tilelink.language.routes import ExpertsWord, RouteWord
 
 
 def only_in_tile_functions(word: str) -> NoReturn:
@@ -122,8 +123,15 @@ class TensorWord:
 @dataclass(frozen=True)
 class Space:
     """A tile space: dimensions that are cut into tiles, and rank axes with their names. `sharded`: the first dimension
-    along which one of its tensors is cut over the ranks; in whose part of it a tile lies, that rank is its home."""
+    along which one of its tensors is cut over the ranks; in whose part of it a tile lies, that rank is its home.
+    `routed`: the route whose rows it goes through, or the experts of it."""
 
     dims: tuple[str, ...]
     sharded: str | None
     axes: Mapping[str, RanksWord]
+    routed: RouteWord | ExpertsWord | None = None
+
+    @property
+    def route(self) -> RouteWord | None:
+        """The route whose rows it goes through."""
+        return self.routed.route if isinstance(self.routed, ExpertsWord) else self.routed

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, UndefinedNameError
 from tilelink.language.declarations import RANKS_DIM, Declared, Dim, Space, TensorWord, declared_dims, ranks
+from tilelink.language.routes import RouteWord, check_route
 from tilelink.language.members import Each, FunctionWord, Parameters, Variant, lists_of, member_name, own_dims
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Recording:
     own: frozenset[str]
     tensors: list[TensorWord] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
+    routes: list[RouteWord] = field(default_factory=list)
     member: int | None = None
 
     def each(self, lists: tuple[Any, ...], site: Site) -> Iterator[Any]:
@@ -90,6 +92,16 @@ class Recording:
         word.called = tuple(next((c for c, own in self.called.items() if own == d), d) for d in word.dims)
         self.tensors.append(word)
         return word
+
+    def route(self, route: RouteWord) -> RouteWord:
+        site = Site.of_user()
+        cut = frozenset(t.dims[t.sharded] for t in self.tensors if t.sharded is not None)
+        check_route(route, cut, self.dims - cut, site)
+        for other in self.routes:
+            if set(other.sides) & set(route.sides):
+                raise DimensionError(f"{route} and {other}: a dimension belongs to one route", site)
+        self.routes.append(route)
+        return route
 
     def launch(self, function: TileFunction, space: Space, arguments: tuple[Any, ...], site: Site) -> None:
         wanted = function.parameters[1:]

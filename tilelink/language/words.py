@@ -17,19 +17,29 @@ from tilelink.language.declarations import (
     only_in_tile_functions,
 )
 from tilelink.language.recording import program_of
+from tilelink.language.routes import ExpertsWord, RouteWord
 
 
-def tiles(*of: TensorWord | AxisWord, **axes: RanksWord) -> Space:
+def tiles(*of: TensorWord | AxisWord | RouteWord | ExpertsWord, **axes: RanksWord) -> Space:
     """The tile space of a tensor (all its dimensions) or of single dimensions; `reader=tk.ranks` adds a rank axis.
 
     The tiles of a sharded tensor (or of the dimension it is cut along) are executed once, at their home; those of a
     local one by every rank. With several that are cut along different dimensions, the first of these says which rank is
-    the home.
+    the home. The tiles of a route have three axes: `home`, the rank of the expert, `source`, the rank that the rows come
+    from, and `expert`, which of the home's; those of `route.experts` have home and expert.
     """
     site = Site.of_user()
     dims: list[str] = []
     sharded: list[str] = []
+    routed: RouteWord | ExpertsWord | None = None
     for o in of:
+        if isinstance(o, RouteWord | ExpertsWord):
+            if routed is not None:
+                raise DimensionError(f"a tile space goes through the rows of one route, not of {routed} and {o}", site)
+            routed, route = o, o if isinstance(o, RouteWord) else o.route
+            dims.append(route.rows)
+            sharded.append(route.rows)
+            continue
         if isinstance(o, TensorWord):
             dims += [d for d in o.dims if d != RANKS_DIM]
             sharded += [] if o.sharded is None else [o.dims[o.sharded]]
@@ -37,13 +47,21 @@ def tiles(*of: TensorWord | AxisWord, **axes: RanksWord) -> Space:
             dims.append(o.dim)
             sharded += [o.dim] if o.sharded else []
         else:
-            raise DimensionError(f"a tile space is made of tensors and their dimensions, not of {o!r}", site)
+            raise DimensionError(f"a tile space is made of tensors, their dimensions and routes, not of {o!r}", site)
     if not dims or len(set(dims)) != len(dims):
         raise DimensionError(f"a tile space needs dimensions, each once; these are {tuple(dims)}", site)
     for name, axis in axes.items():
         if not isinstance(axis, RanksWord):
             raise DimensionError(f"{name}={axis!r}: a rank axis is tk.ranks, tk.nodes or tk.locals", site)
-    return Space(tuple(dims), next(iter(sharded), None), axes)
+    if routed is not None and axes:
+        raise DimensionError(f"the tiles of {routed} have their own axes; {', '.join(axes)} can't be one too", site)
+    return Space(tuple(dims), next(iter(sharded), None), axes, routed)
+
+
+def route(sent: str, rows: str, experts: str) -> RouteWord:
+    """Rows that go to experts: the names of the dimension in which they lie at their source, of that in which they lie
+    at the home of their expert, and of that with an entry for each expert of a rank; see `RouteWord`."""
+    return program_of("route").route(RouteWord(sent, rows, experts))
 
 
 def local(*dims: Dim, dtype: Any = None, buffers: int | None = None) -> TensorWord:

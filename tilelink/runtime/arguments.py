@@ -11,28 +11,38 @@ import numpy as np
 import torch
 
 from tilelink.backend.facts import DESCRIBED_BYTES
-from tilelink.errors import ArgumentError, DeviceError, DtypeError, RankMismatchError, ShapeError, Site, StrideError
+from tilelink.errors import (
+    ArgumentError,
+    DeviceError,
+    DimensionError,
+    DtypeError,
+    RankMismatchError,
+    ShapeError,
+    Site,
+    StrideError,
+)
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.names import CALL_OPTIONS
 from tilelink.frontend.program import Program
+from tilelink.frontend.routes import Routing
 from tilelink.frontend.values import dtype_name
-from tilelink.language import TensorWord
+from tilelink.language import RouteWord, TensorWord
 
-Parts = Mapping[str, Sequence[int]]
+Parts = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Arguments:
     """The tensors of a call by name (without those left out), and what they say of dtypes and sizes.
 
-    `sizes`: a number by dimension, or the lengths of the parts of a dimension that is cut over the ranks. `timed`:
-    whether workers record times.
+    `sizes`: a number by dimension, or the lengths of the parts of a dimension that is cut over the ranks; of the rows
+    of a route, the counts (`Routing`). `timed`: whether workers record times.
     """
 
     tensors: dict[str, torch.Tensor]
     absent: frozenset[str]
     dtypes: dict[str, str]
-    sizes: dict[str, int | tuple[int, ...]]
+    sizes: dict[str, Any]
     timed: bool = False
 
     @property
@@ -66,7 +76,7 @@ def check_arguments(
         if name not in tensors and word.kind == "input":
             raise ArgumentError(f"{program.name} needs {name}: {_declaration(word)}", site)
     dtypes = {n: _check_tensor(declared[n], tensors[n], device, site) for n in tensors}
-    sizes = _sizes(declared, tensors, world, rank, parts or {}, program, site)
+    sizes = _sizes(declared, recording.routes, tensors, world, rank, parts or {}, program, site)
     check_overlap([n for n in tensors if declared[n].kind == "output"], tensors, site)
     return Arguments(tensors, absent, dtypes, sizes)
 
@@ -119,17 +129,22 @@ def _check_tensor(word: TensorWord, tensor: torch.Tensor, device: torch.device, 
 
 def _sizes(
     declared: Mapping[str, TensorWord],
+    routes: Sequence[RouteWord],
     tensors: Mapping[str, torch.Tensor],
     world: int,
     rank: int,
     parts: Parts,
     program: Program,
     site: Site,
-) -> dict[str, int | tuple[int, ...]]:
+) -> dict[str, Any]:
     """Sizes of all dimensions, from the tensors that are given. Where shards are given without `parts`, all ranks are
     taken to have shards of one length."""
     cut = {w.dims[w.sharded] for w in declared.values() if w.sharded is not None}
     found: dict[str, tuple[int | tuple[int, ...], str]] = {}
+    counts = {r: _routing(r, declared, tensors, world, parts, program, site) for r in routes}
+    for route, routing in counts.items():
+        found |= {d: (lengths, "parts") for d, lengths in routing.parts(route).items()}
+        parts = {d: n for d, n in parts.items() if d not in (route.rows, route.sent)}
     for d, lengths in _lengths(parts, world, site).items():
         if d not in cut:
             spread = ", ".join(sorted(cut)) or "nothing"
@@ -158,7 +173,33 @@ def _sizes(
     missing = [d for w in declared.values() for d in w.dims if d not in found and d != RANKS_DIM]
     if missing:
         raise ArgumentError(f"{program.name}: the size of {missing[0]} can't be told from what is given", site)
-    return {d: n for d, (n, _) in found.items()}
+    return {d: n for d, (n, _) in found.items()} | {r.rows: routing.counts for r, routing in counts.items()}
+
+
+def _routing(
+    route: RouteWord,
+    declared: Mapping[str, TensorWord],
+    tensors: Mapping[str, torch.Tensor],
+    world: int,
+    parts: Parts,
+    program: Program,
+    site: Site,
+) -> Routing:
+    """How many rows of a route go where, which every rank says. Raises ShapeError, ArgumentError."""
+    if route.rows not in parts:
+        raise ShapeError(
+            f"{program.name} needs to know how many rows each expert gets from each rank: parts={{{route.rows!r}: "
+            f"counts}}, the same on every rank, with counts[expert][source] for the experts of all ranks",
+            site,
+        )
+    of = next((n for n in tensors if route.per_rank in declared[n].dims), None)
+    if of is None:
+        raise ArgumentError(f"{program.name}: the size of {route.per_rank} can't be told from what is given", site)
+    experts = tensors[of].shape[declared[of].dims.index(route.per_rank)]
+    try:
+        return Routing.of(parts[route.rows], route, world, experts, site)
+    except DimensionError as e:
+        raise ShapeError(f"parts of {e.args[0]}", site) from None
 
 
 def _lengths(parts: Any, world: int, site: Site) -> dict[str, tuple[int, ...]]:

@@ -148,7 +148,7 @@ class CpuLane:
         regions = [
             Region(n, rank, t, "control" if n == STAMPS else "data") for n, t in run.tensors.items() if t.numel()
         ]
-        regions += [Region(f"{d}_parts", rank, t, "control") for d, t in run.tables.items()]
+        regions += [Region(n, rank, t, "control") for n, t in run.tables.items()]
         regions.append(Region("heaps", rank, self.tables[rank], "control"))
         for peer in range(layout.world):
             regions.append(self._region(CONTROL, peer, 0, (CONTROL_WORDS + layout.world,), torch.int64, "control"))

@@ -94,11 +94,12 @@ class Run:
 
     @cached_property
     def tables(self) -> dict[str, torch.Tensor]:
-        """Where the parts of each dimension begin that is cut into parts of several lengths, on the lane's device."""
+        """Where the parts of dimensions begin that have several lengths, and the segments of routes, by the name of the
+        parameter; on the lane's device."""
         prepared = self.prepared
         launches = (s for s in prepared.plan(self.lane.rank) if isinstance(s, KernelLaunch))
-        dims = {p.dim for step in launches for p in step.kernel.parameters if p.kind == "table"}
-        return {d: torch.from_numpy(prepared.sizes.values[f"{d}_parts"]).to(self.lane.device) for d in sorted(dims)}
+        names = {p.name for step in launches for p in step.kernel.parameters if p.kind == "table"}
+        return {n: torch.from_numpy(prepared.sizes.values[n]).to(self.lane.device) for n in sorted(names)}
 
     def own(self, name: str) -> torch.Tensor:
         """The rank's own tensor as kernels know it: that of the caller, or what lies in the slot."""
@@ -156,7 +157,7 @@ class Run:
             case "size":
                 return prepared.sizes.values[parameter.name]
             case "table":
-                return self.tables[parameter.dim]
+                return self.tables[parameter.name]
             case "at":
                 return layout.data_at(self.slot) + self.placement.data_of(parameter.of)
             case "signals":

@@ -130,7 +130,7 @@ def same_call(program: Program, prepared: Prepared, slot: int) -> dict[str, Any]
     """What the ranks of a group have to agree on in a call."""
     return {
         "program": f"{program.name} of {inspect.getsourcefile(program.function)}",
-        "sizes": dict(prepared.sizes.dims) | dict(prepared.sizes.parts),
+        "sizes": dict(prepared.sizes.dims) | prepared.sizes.said,
         "dtypes": {t.name: t.dtype for t in prepared.program.tensors},
         "schedule": {r.name: str(r.resource) for r in prepared.program.roles},
         "workers": dict(prepared.allotment),

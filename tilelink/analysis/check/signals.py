@@ -7,6 +7,7 @@ import numpy as np
 
 from tilelink.analysis.check.findings import COUNT_ALIKE, SHOWN, Finding, about, firsts, step
 from tilelink.analysis.check.synchronisation import Synchronisation
+from tilelink.analysis.counting import filled
 from tilelink.analysis.events import NOTIFY, Events
 from tilelink.frontend.ir import DataIf, For, If, Notify, Role, Statement
 
@@ -16,7 +17,7 @@ def miscounts(sync: Synchronisation) -> list[Finding]:
     events = sync.events
     waits = np.flatnonzero(~sync.notifies)
     given, expected = sync.given[sync.signal[waits]], events.expected[sync.at[waits]]
-    early = waits[(expected < given) | (expected < 1)]
+    early = waits[(expected < given) | ((expected < 1) & _holds(events, sync.at[waits]))]
     found = []
     for j in firsts(events.site[sync.at[early]])[:SHOWN]:
         wait = int(early[j])
@@ -33,6 +34,17 @@ def miscounts(sync: Synchronisation) -> list[Finding]:
             )
         )
     return found
+
+
+def _holds(events: Events, waits: np.ndarray) -> np.ndarray:
+    """Whether there is anything in the cells that are waited for: a shorter part, or a route, may leave some empty."""
+    holds = np.ones(len(waits), bool)
+    for signals in events.program.signals:
+        index = next(k for k, t in enumerate(events.program.tensors) if t.name == signals.tensor)
+        mine = events.tensor[waits] == index
+        at = waits[mine]
+        holds[mine] = filled(signals, {**events.sizes.values, "rank": events.rank[at], "cell": events.cell[at]})
+    return holds
 
 
 def repeated(events: Events) -> list[Finding]:

@@ -170,10 +170,10 @@ class Calls(Expressions):
         self.readable(node, source)
         self.writable(node, target, "copy to")
         pairs = list(zip(source.ranges, target.ranges, strict=False))
-        if len(source.ranges) != len(target.ranges) or any(a.dim != b.dim for a, b in pairs):
+        if len(source.ranges) != len(target.ranges) or any(a.dim != b.dim and not a.same_rows(b) for a, b in pairs):
             self.fail(DimensionError, node, f"{source} and {target} do not have the same shape")
         for a, b in pairs:
-            if (a.start, a.stop) != (b.start, b.stop):
+            if (a.start, a.stop) != (b.start, b.stop) and not a.same_rows(b):
                 self.fail(DimensionError, node, f"{a} is copied to {b}: a copy keeps coordinates")
         here, there = (self.context.dtypes[v.tensor] for v in (source, target))
         if here != there:

@@ -219,10 +219,11 @@ class Expressions(Views):
                 return tuple(self.extent(node, r) for r in tile.ranges)
         if node.attr in tile.axes:
             return tile.axes[node.attr]
-        for r in tile.ranges:
+        ranges = [*tile.ranges, *([tile.sent] if tile.sent else [])]
+        for r in ranges:
             if r.dim == self.context.own.get(node.attr, node.attr):
                 return r
-        known = ["rows", "cols", "shape", *(r.dim for r in tile.ranges), *tile.axes]
+        known = ["rows", "cols", "shape", *(r.dim for r in ranges), *tile.axes]
         self.fail(UndefinedNameError, node, f"this tile has no {node.attr}; it has {', '.join(known)}")
 
     def python(self, node: ast.expr, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -42,7 +42,7 @@ class Views(Source):
         for entry in entries:
             v = self.entry(entry)
             if isinstance(v, TileValue):
-                index += v.ranges
+                index += v.along(tensor.dims)
             elif v is None:
                 index.append(self.whole(tensor, len(index), node))
             else:
@@ -91,7 +91,7 @@ class Views(Source):
         given: list[Any] = []
         for entry in entries:
             v = self.entry(entry)
-            given += list(v.ranges) if isinstance(v, TileValue) else [v]
+            given += v.along(self.context.tensors[view.tensor].dims) if isinstance(v, TileValue) else [v]
         if len(given) > len(places):
             self.fail(DimensionError, node, f"{view} has {len(places)} dimensions; {len(given)} indices given")
         for k, v in zip(places, given, strict=False):

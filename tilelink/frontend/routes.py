@@ -1,0 +1,106 @@
+"""Rows that are routed to experts: how many go where, and where they lie on both sides.
+
+A rank has `E` experts. The rows that have one expert and one source are a segment. At the homes of the experts segments
+are in the order (home, expert, source), at the sources in the order (source, home, expert).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from tilelink.errors import DimensionError, Site
+from tilelink.frontend.expressions import WORLD, Expr, begin_of, symbol
+from tilelink.language import RouteWord
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What rows have in common: their expert, `expert` of rank `home`, and the rank they come from, None where they
+    come from several."""
+
+    route: RouteWord
+    home: Expr
+    expert: Expr
+    source: Expr | None
+
+    def number(self, dim: str) -> Expr:
+        """The number of the segment along one side of the route; of the expert's first, where it has no source."""
+        experts, source = symbol(self.route.per_rank), 0 if self.source is None else self.source
+        if dim == self.route.rows:
+            return (self.home * experts + self.expert) * WORLD + source
+        return (source * WORLD + self.home) * experts + self.expert
+
+    def bounds(self, dim: str) -> tuple[Expr, Expr]:
+        """Where its rows begin and end along a side of the route."""
+        first = self.number(dim)
+        return begin_of(symbol(dim), first), begin_of(symbol(dim), first + (WORLD if self.source is None else 1))
+
+
+def segments_of_rank(route: RouteWord) -> Expr:
+    """How many segments a rank has, on either side."""
+    return WORLD * symbol(route.per_rank)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How many rows each expert gets from each source: `counts[home * experts + expert][source]`."""
+
+    counts: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, given: Any, route: RouteWord, world: int, experts: int, site: Site) -> Routing:
+        """From counts as nested sequences (an array, a tensor), an entry for each expert of all ranks with one a source,
+        or from the number of all rows, which are dealt out evenly. Raises DimensionError."""
+        given = given.tolist() if hasattr(given, "tolist") else given
+        if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+            return cls.even(given, world, experts)
+        try:
+            counts = tuple(tuple(int(n) for n in row) for row in given)
+            whole = all(int(n) == n >= 0 for row in given for n in row)
+        except (TypeError, ValueError):
+            counts, whole = (), False
+        if not whole or len(counts) != world * experts or any(len(row) != world for row in counts):
+            said = f"{len(given)} entries" if isinstance(given, Sequence) else repr(given)
+            raise DimensionError(
+                f"{route.rows}: {said}; needed are counts of rows that are not negative, for each of the {experts} "
+                f"experts of {world} ranks, {world * experts}, one for each of {world} sources; or a number of rows",
+                site,
+            )
+        return cls(counts)
+
+    @classmethod
+    def even(cls, rows: int, world: int, experts: int) -> Routing:
+        """Rows dealt out evenly: all segments have as many, or one row more."""
+        segments = world * experts * world
+        ends = [rows * (k + 1) // segments for k in range(segments)]
+        lengths = np.diff([0, *ends]).reshape(world * experts, world)
+        return cls(tuple(map(tuple, lengths.tolist())))
+
+    @property
+    def array(self) -> np.ndarray:
+        """(experts of all ranks, sources)"""
+        return np.array(self.counts, np.int64)
+
+    def parts(self, route: RouteWord) -> dict[str, tuple[int, ...]]:
+        """How many rows each rank has on both sides."""
+        world = self.array.shape[1]
+        homes = self.array.reshape(world, -1).sum(1)
+        return {route.sent: tuple(self.array.sum(0).tolist()), route.rows: tuple(homes.tolist())}
+
+    def values(self, route: RouteWord) -> dict[str, Any]:
+        """Values of what the tile program calls the tables and the largest pieces of both sides."""
+        made: dict[str, Any] = {}
+        for dim, lengths in ((route.rows, self.array), (route.sent, self.array.T)):
+            made[f"{dim}_segments"] = np.array([0, *accumulate(lengths.ravel().tolist())], np.int64)
+            made[f"{dim}_segment"] = int(self.array.max())
+            made[f"{dim}_expert"] = int(self.array.sum(1).max())
+        return made
+
+    def pieces(self) -> tuple[int, ...]:
+        """The lengths of all pieces that begin at an edge of their own: segments, and the rows of experts."""
+        return (*self.array.ravel().tolist(), *self.array.sum(1).tolist())

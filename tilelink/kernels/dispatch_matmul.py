@@ -1,0 +1,36 @@
+"""MoE layer 0, dispatch and grouped GEMM: rows go to the ranks of their experts, and each expert multiplies its own."""
+
+import triton.language as tl
+
+import tilelink as tk
+
+
+@tk.tile
+def dispatch(t, x, rows):
+    """Bring rows of one source to the home of their expert."""
+    tk.notify(tk.copy(x[t], rows[t]))
+
+
+@tk.tile
+def experts(t, rows, weight, out):
+    """One tile of an expert's rows, as soon as those are here, from as many sources as they come from."""
+    here = tk.wait(rows[t.rows])
+    acc = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(rows.cols):
+        acc = tl.dot(here[:, k].load(), weight[t.expert, k, t.cols].load(), acc, input_precision="ieee")
+    out[t].store(acc)
+
+
+@tk.program
+def dispatch_matmul(x: tk.Sharded("S", "K"), weight: tk.Local("E", "K", "N"), out: tk.Sharded("R", "N")):
+    """out: the rows of x that are routed to the experts of this rank, each times the weight of its expert."""
+    route = tk.route(sent="S", rows="R", experts="E")
+    rows = tk.sharded("R", "K")
+    dispatch[tk.tiles(route, x.cols)](x, rows)
+    experts[tk.tiles(route.experts, out.cols)](rows, weight, out)
+
+
+gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
+push = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="source"), experts=gemm)
+pull = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="home"), experts=gemm)
+engine = tk.Schedule(dispatch=tk.CopyEngine(tile=(None, None), at="source"), experts=gemm)
