@@ -32,7 +32,9 @@ HERE = Path(__file__).parent
 RECORDS = HERE / "results" / "gates"
 WORLD, DTYPE, PROCESSES = 8, "bfloat16", 2
 SIZES = {"M": 8192, "N": 3584, "K": 8192, "S": 8192, "H": 16, "D": 128, "B": 64, "E": 128}
-"""Llama-3-70B's gate and up projection on 8 ranks, 8192 tokens; attention of 16 heads; blocks of 128 with a scale."""
+SIZES |= {"sent": 65536, "routed": 65536, "experts": 8}
+"""Llama-3-70B's gate and up projection on 8 ranks, 8192 tokens; attention of 16 heads; blocks of 128 with a scale; 64
+experts."""
 SLACK = {"registers": 1.1, "shared_bytes": 1.0, "spill_bytes": 1.0, "instructions": 1.1}
 """How much more of each than on record is still no change for the worse."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CODE = {"ptx": "cuda", "sass": "cuda", "amdgcn": "hip"}
 """Stages of machine code, by the backend of Triton that makes it."""
 STAGES = ("program", "events", "triton", "host", *CODE)
-WORLD, SIZE, DTYPE = 4, 512, "bfloat16"
+WORLD, SIZE, DTYPE, EXPERTS = 4, 512, "bfloat16", 2
 """What is shown where nothing is said: small enough to be read, large enough for several tiles on each rank."""
 
 
@@ -136,10 +136,14 @@ def with_defaults(
     program: Program, sizes: Mapping[str, int | Sequence[int]], absent: frozenset[str], size: int = SIZE
 ) -> dict[str, int | Sequence[int]]:
     """Sizes of all dimensions, in the order in which the tensors name them; those left out are `size`, or what a block
-    over the whole dimension has in a schedule of the program, if that is less."""
+    over the whole dimension has in a schedule of the program, if that is less; of experts `EXPERTS`. Rows that are sent
+    are as many as those that are routed."""
     from tilelink.frontend.ir import RANKS_DIM
 
     dims = (d for t in program.recorded(absent).tensors for d in t.dims if d != RANKS_DIM)
     resources = [r for s in program.schedules_without(absent).values() for r in s.values()]
     whole = {d: n for r in resources for d, n in dict(getattr(r, "whole", ())).items()}
-    return {d: sizes.get(d, min(whole.get(d, size), size)) for d in (*dims, *sizes)}
+    routes = program.recorded(absent).routes
+    whole |= {route.per_rank: EXPERTS for route in routes}
+    sent = {route.sent for route in routes} - sizes.keys()
+    return {d: sizes.get(d, min(whole.get(d, size), size)) for d in (*dims, *sizes) if d not in sent}

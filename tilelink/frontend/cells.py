@@ -87,22 +87,21 @@ def _cells_of_rows(cell: Cell, rows: Range) -> tuple[Expr, Expr]:
     pieces that they touch, each of which is one then."""
     segment, route = rows.segment, cell.route
     assert route is not None
+    if rows.whole:
+        return sympy.S.Zero, cells_along(cell)
     if segment is None or (segment.source is None and cell.pieces == SEGMENT):
         assert cell.size is None, "a cell a piece where rows cross pieces"
-        home = RANK if segment is None or cell.dim == route.sent else segment.home
-        every, first = segments_of_rank(route), sympy.S.Zero
-        if segment is not None:
-            every, first = WORLD, segment.expert * WORLD
-        if rows.whole:
-            return sympy.S.Zero, pieces_of_rank(cell)
-        before = home * segments_of_rank(route) + first
-        one = segment_of(symbol(cell.dim), rows.start, before, every)
-        other = segment_of(symbol(cell.dim), sympy.Max(rows.start, rows.stop - 1), before, every)
-        return first + one, natural(other - one) + 1
-    if cell.pieces == SEGMENT:
-        piece, offset = segment.number(cell.dim) - segments_of_rank(route) * _rank_of(cell, segment), rows.offset
-    else:
-        piece, offset = segment.expert, natural(rows.start - replace(segment, source=None).bounds(cell.dim)[0])
+        every, before = (segments_of_rank(route), sympy.S.Zero) if segment is None else (WORLD, segment.expert * WORLD)
+        home = RANK if rows.part is None else rows.part
+        pieces = symbol(cell.dim), home * segments_of_rank(route) + before, every
+        one, other = (segment_of(pieces[0], row, *pieces[1:]) for row in (rows.start, rows.stop - 1))
+        return before + one, other - one + 1
+    piece, offset = segment.expert, rows.offset
+    if cell.pieces == SEGMENT and segment.source is not None:
+        piece = segment.expert * WORLD + segment.source
+        piece = piece if cell.dim == route.rows else segment.home * symbol(route.per_rank) + segment.expert
+    elif segment.source is not None:
+        offset = natural(rows.start - replace(segment, source=None).bounds(cell.dim)[0])
     if cell.size is None:
         return piece, sympy.S.One
     first = piece * cells_in_part(cell) + floor_div(offset, cell.size)
@@ -110,12 +109,6 @@ def _cells_of_rows(cell: Cell, rows: Range) -> tuple[Expr, Expr]:
         return first, sympy.S.One
     length = natural(rows.stop - rows.start)
     return first, ceil_div(offset + length, cell.size) - floor_div(offset, cell.size)
-
-
-def _rank_of(cell: Cell, segment: Segment) -> Expr:
-    """The rank that has a segment on the side of the route that a cell belongs to."""
-    assert cell.route is not None and segment.source is not None
-    return segment.home if cell.dim == cell.route.rows else segment.source
 
 
 @cache
@@ -189,9 +182,10 @@ def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Ex
         part = home if cell.local else symbol(f"part_{cell.dim}") if cells_along(cell) != 1 else sympy.S.Zero
         begin, end = first_of(symbol(cell.dim), part), first_of(symbol(cell.dim), part + 1)
     if cell.size is None:
+        length = natural(end - begin) if cell.route else end - begin
         if tile is None:  # the whole of it in one tile, which an empty part has not
-            return sympy.S.One if inside or not cell.cut else sympy.Min(1, end - begin)
-        return ceil_div(end - begin, tile)
+            return sympy.S.One if inside or not cell.cut else sympy.Min(1, length)
+        return ceil_div(length, tile)
     if inside and tile == cell.size:
         return sympy.S.One
     start = begin + (symbol(f"cell_{cell.dim}") if cells_along(cell) != 1 else 0) * cell.size

@@ -100,7 +100,3 @@ class Routing:
             made[f"{dim}_segment"] = int(self.array.max())
             made[f"{dim}_expert"] = int(self.array.sum(1).max())
         return made
-
-    def pieces(self) -> tuple[int, ...]:
-        """The lengths of all pieces that begin at an edge of their own: segments, and the rows of experts."""
-        return (*self.array.ravel().tolist(), *self.array.sum(1).tolist())

@@ -17,6 +17,7 @@ from tilelink.frontend.ir import For, Role, Statement, TileProgram, View, walk
 from tilelink.frontend.routes import Routing
 from tilelink.frontend.schedule import SMs, smallest_tile
 from tilelink.frontend.turns import members
+from tilelink.frontend.walk import EXPERT
 from tilelink.language import RouteWord
 
 MAX_WORLD = 1024
@@ -90,7 +91,8 @@ class Sizes:
         sizes = dict(self.dims)
         routed = program.routed
         for role in program.roles:
-            ways = next((int(evaluate(count, self.values)) for _, count in role.walk.axes), self.world)
+            ranks = (count for name, count in role.walk.axes if name != EXPERT)
+            ways = next((int(evaluate(count, self.values)) for count in ranks), self.world)
             role.resource.order.check(ways, role.site)
             for dim, extent in sorted(extents(role)):
                 if dim not in routed and extent > smallest_tile(sizes[dim]):
@@ -120,10 +122,14 @@ class Sizes:
         return values
 
     @property
+    def routed(self) -> frozenset[str]:
+        """The dimensions of rows that are routed."""
+        return frozenset(d for route, _ in self.routings for d in route.sides)
+
+    @property
     def said(self) -> dict[str, tuple[Any, ...]]:
         """What a call has to be told of them, by dimension: lengths of parts, counts of routed rows."""
-        routed = {d for route, _ in self.routings for d in route.sides}
-        lengths = {d: n for d, n in self.parts if d not in routed}
+        lengths = {d: n for d, n in self.parts if d not in self.routed}
         return lengths | {route.rows: routing.counts for route, routing in self.routings}
 
     def part(self, dim: str, rank: int) -> int:
@@ -135,14 +141,14 @@ class Sizes:
         return dict(self.parts).get(dim, (dict(self.dims)[dim],))
 
     def equal(self, dim: str) -> bool:
-        """Whether the parts of a dimension that is cut are all of one length."""
-        return len(set(dict(self.parts)[dim])) == 1
+        """Whether the parts of a dimension that is cut are all of one length; never those of rows of a route, as in
+        `exact`."""
+        return dim not in self.routed and len(set(dict(self.parts)[dim])) == 1
 
     def exact(self, dim: str, extent: int) -> bool:
-        """Whether blocks of `extent` fill the dimension, or each of its parts, with no rest; of a route, each of the
-        pieces that its tiles are cut from."""
-        routed = [n for route, routing in self.routings if dim in route.sides for n in routing.pieces()]
-        return all(n % extent == 0 for n in (*self.lengths(dim), *routed))
+        """Whether blocks of `extent` fill the dimension, or each of its parts, with no rest; never rows of a route, so
+        that kernels do not depend on where rows go."""
+        return dim not in self.routed and all(n % extent == 0 for n in self.lengths(dim))
 
 
 def routings(

@@ -45,9 +45,9 @@ def make_walk(
     spread = [d for d in space.dims if d in cut]
     homes = home_names(space, cut)
     values = {a: axis_values(word) for a, word in rank_axes(space, cut).items()}
-    if space.route:
-        values[EXPERT] = symbol(space.route.per_rank), sympy.S.Zero
-    executor = _executor(role, space, resource, tuple(values), site)
+    if space.route:  # outermost: all ranks go through their experts together
+        values = {EXPERT: (symbol(space.route.per_rank), sympy.S.Zero), **values}
+    executor = _executor(role, space, resource, tuple(a for a in values if a != EXPERT), site)
     free = {a: count for a, (count, _) in values.items() if a != executor}
     counts = {d: symbol(f"{d}_tiles") for d in tiled}
     inner = sympy.prod(counts.values())
@@ -149,14 +149,16 @@ def axis_values(word: RanksWord) -> tuple[Expr, Expr]:
 def _rank_coordinates(
     values: dict[str, tuple[Expr, Expr]], free: list[str], inner: Expr, resource: SMs | CopyEngine, site: Site
 ) -> list[tuple[str, Expr]]:
-    """The rank axes that are walked on a rank, outermost first (in the schedule's order), and the tile inside them.
-    `values`: how many values an axis has, and which of them the executing rank is."""
+    """The axes that are walked on a rank, outermost first, and the tile inside them; the first rank axis goes in the
+    schedule's order. `values`: how many values an axis has, and which of them the executing rank is."""
     number = symbol("i")
     coordinates: list[tuple[str, Expr]] = []
+    ordered = next((a for a in free if a != EXPERT), None)
     for k, axis in enumerate(free):
         count, own = values[axis]
         step = floor_div(number, inner * sympy.prod(values[a][0] for a in free[k + 1 :]))
-        coordinates.append((axis, modulo(step, count) if k else _part_at(resource, step, own, count, site)))
+        step = modulo(step, count) if k else step
+        coordinates.append((axis, _part_at(resource, step, own, count, site) if axis == ordered else step))
     return [("tile", number % inner), *coordinates] if free else []
 
 

@@ -12,7 +12,7 @@ def dispatch(t, x, rows):
 
 
 @tk.tile
-def experts(t, rows, weight, out):
+def matmul(t, rows, weight, out):
     """One tile of an expert's rows, as soon as those are here, from as many sources as they come from."""
     here = tk.wait(rows[t.rows])
     acc = tl.zeros(t.shape, tl.float32)
@@ -22,15 +22,18 @@ def experts(t, rows, weight, out):
 
 
 @tk.program
-def dispatch_matmul(x: tk.Sharded("S", "K"), weight: tk.Local("E", "K", "N"), out: tk.Sharded("R", "N")):
-    """out: the rows of x that are routed to the experts of this rank, each times the weight of its expert."""
-    route = tk.route(sent="S", rows="R", experts="E")
-    rows = tk.sharded("R", "K")
+def dispatch_matmul(
+    x: tk.Sharded("sent", "K"), weight: tk.Local("experts", "K", "N"), out: tk.Sharded("routed", "N")
+):
+    """out = the rows that are routed to the experts of this rank, by expert and source, each times the weight of its
+    expert. x: the rows that this rank sends, in the order of all experts."""
+    route = tk.route("sent", "routed", "experts")
+    rows = tk.sharded("routed", "K")
     dispatch[tk.tiles(route, x.cols)](x, rows)
-    experts[tk.tiles(route.experts, out.cols)](rows, weight, out)
+    matmul[tk.tiles(route.experts, out.cols)](rows, weight, out)
 
 
 gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
-push = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="source"), experts=gemm)
-pull = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="home"), experts=gemm)
-engine = tk.Schedule(dispatch=tk.CopyEngine(tile=(None, None), at="source"), experts=gemm)
+push = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="source"), matmul=gemm)
+pull = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="home"), matmul=gemm)
+engine = tk.Schedule(dispatch=tk.CopyEngine(tile=(None, None), at="source"), matmul=gemm)

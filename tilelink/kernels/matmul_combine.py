@@ -6,7 +6,7 @@ import tilelink as tk
 
 
 @tk.tile
-def experts(t, rows, weight, made):
+def matmul(t, rows, weight, made):
     """One tile of an expert's rows, times its weight."""
     acc = tl.zeros(t.shape, tl.float32)
     for k in tk.steps(rows.cols):
@@ -16,26 +16,35 @@ def experts(t, rows, weight, made):
 
 
 @tk.tile
-def send(t, made, back):
-    """Bring rows of one expert to the rank that they came from."""
+def combine(t, made, back):
+    """Bring rows of one expert back to their source, as soon as those are made."""
     tk.notify(tk.copy(tk.wait(made[t]), back[t]))
 
 
 @tk.tile
 def keep(t, back, out):
-    out[t].store(tk.wait(back[t]).load())
+    """One tile of out, as soon as its rows are back."""
+    tk.copy(tk.wait(back[t]), out[t])
 
 
 @tk.program
-def matmul_combine(rows: tk.Sharded("R", "K"), weight: tk.Local("E", "K", "N"), out: tk.Sharded("S", "N")):
-    """out: the rows that this rank sent to experts, each times the weight of its expert, in the order of `S`."""
-    route = tk.route(sent="S", rows="R", experts="E")
-    made, back = tk.sharded("R", "N"), tk.sharded("S", "N")
-    experts[tk.tiles(route.experts, made.cols)](rows, weight, made)
-    send[tk.tiles(route, made.cols)](made, back)
-    keep[tk.tiles(out)](back, out)
+def matmul_combine(
+    rows: tk.Sharded("routed", "K"), weight: tk.Local("experts", "K", "N"), out: tk.Sharded("sent", "N")
+):
+    """out = the rows that this rank sent to experts, in the order of all experts, each times the weight of its expert.
+    rows: those that are routed to the experts of this rank, by expert and source."""
+    route = tk.route("sent", "routed", "experts")
+    made, back = tk.sharded("routed", "N"), tk.sharded("sent", "N")
+    matmul[tk.tiles(route.experts, made.cols)](rows, weight, made)
+    combine[tk.tiles(route, made.cols)](made, back)
+    keep[tk.tiles(route, out.cols)](back, out)
 
 
 gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
-push = tk.Schedule(experts=gemm, send=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="home"), keep=tk.SMs(8, tile=(64, 256)))
-pull = tk.Schedule(experts=gemm, send=tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="source"), keep=tk.SMs(8, tile=(64, 256)))
+copies = tk.SMs(8, tile=(128, 256), order=tk.own_rank_first, at="source")
+push = tk.Schedule(
+    matmul=gemm, combine=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="home"), keep=copies
+)
+pull = tk.Schedule(
+    matmul=gemm, combine=tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="source"), keep=copies
+)
