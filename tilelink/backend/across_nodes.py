@@ -276,10 +276,7 @@ class NetworkEmitter(RoleEmitter):
 
     def _corner(self, view: View, loops: tuple[Range, ...]) -> str:
         """Where a piece of a view begins, as a place of the own heap."""
-        outer = {r.dim for r in loops}
-        index = tuple(
-            i if not isinstance(i, Range) else symbol(f"{i.dim}_at") if i.dim in outer else i.start for i in view.index
-        )
+        index = tuple(_at(i, loops) if isinstance(i, Range) else i for i in view.index)
         return self.addresses.block(replace(view, index=index), "rank").pointer
 
     # ---- signals
@@ -308,3 +305,13 @@ class NetworkEmitter(RoleEmitter):
             lambda: give(signals, to, cell),
         )
         return None
+
+
+def _at(r: Range, loops: tuple[Range, ...]) -> Expr:
+    """Where loops over the rows of a copy are along a range of either end, or where that begins."""
+    for loop in loops:
+        if loop.dim == r.dim:
+            return symbol(f"{r.dim}_at")
+        if loop.same_rows(r):
+            return symbol(f"{loop.dim}_at") - loop.start + r.start
+    return r.start

@@ -138,7 +138,7 @@ def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
 
 
 def piece_place(cell: Cell, piece: Expr) -> list[tuple[str, Expr]]:
-    """What `expert_D`, and `source_D` or `home_D`, are for a piece of the rows of a route, by its number on its rank."""
+    """What `expert_D`, `source_D` and `home_D` are for a piece of the rows of a route, by its number on its rank."""
     assert cell.route is not None
     if cell.pieces == EXPERT:
         return [(f"expert_{cell.dim}", piece)]

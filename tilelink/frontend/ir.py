@@ -29,8 +29,8 @@ from tilelink.frontend.body import (
     walk,
 )
 from tilelink.frontend.expressions import WORLD, Expr, symbol
-from tilelink.frontend.schedule import CopyEngine, SMs, launched
 from tilelink.frontend.routes import Segment
+from tilelink.frontend.schedule import CopyEngine, SMs, launched
 from tilelink.frontend.views import ALL_RANKS, Range, Tensor, View, token_name
 from tilelink.language import RANKS_DIM, RouteWord
 
@@ -143,8 +143,9 @@ class Signals:
 class TileProgram:
     """A program with its schedule and dtypes. World and sizes are symbols still: one tile program serves all.
 
-    `cut`: dimensions that are spread over the ranks. `routes`: those of rows that go to experts. `published`: inputs that peers read, copied to the heap first.
+    `cut`: dimensions that are spread over the ranks. `published`: inputs that peers read, copied to the heap first.
     `functions`: Triton functions of the user that roles call, by name. `schedule_site`: where its schedule stands.
+    `routes`: of rows that go to experts.
     """
 
     name: str

@@ -54,8 +54,8 @@ class Routing:
 
     @classmethod
     def of(cls, given: Any, route: RouteWord, world: int, experts: int, site: Site) -> Routing:
-        """From counts as nested sequences (an array, a tensor), an entry for each expert of all ranks with one a source,
-        or from the number of all rows, which are dealt out evenly. Raises DimensionError."""
+        """From counts as nested sequences (an array, a tensor), for each expert of all ranks one a source, or from the
+        number of all rows, which are dealt out evenly. Raises DimensionError."""
         given = given.tolist() if hasattr(given, "tolist") else given
         if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
             return cls.even(given, world, experts)

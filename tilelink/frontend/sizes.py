@@ -168,7 +168,7 @@ def _routing(route: RouteWord, sizes: Mapping[str, Any], world: int, site: Site)
     sent = sizes.get(route.sent, lengths)
     if sent not in (sum(lengths), lengths):
         raise DimensionError(
-            f"{route.sent} is {sent!r}, and {route.rows} says that {sum(lengths)} rows are sent, {lengths} by the ranks",
+            f"{route.sent} is {sent!r}; {route.rows} says that {sum(lengths)} rows are sent, {lengths} by the ranks",
             site,
         )
     return routing

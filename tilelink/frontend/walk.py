@@ -26,7 +26,6 @@ from tilelink.frontend.ir import Range, Segment, Walk
 from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.language import RanksWord, RouteWord, Space, nodes, ranks
 
-
 EXPERT = "expert"
 """What the axis of the experts of a rank is called."""
 

@@ -41,9 +41,9 @@ from tilelink.language.words import (
 )
 
 __all__ = [
-    "RANKS_DIM", "AxisWord", "Declared", "Each", "ExpertsWord", "Function", "Launch", "Local", "Parameters", "RanksWord", "Recording",
-    "RouteWord",
-    "Sharded", "Space", "TensorWord", "TileFunction", "Variant", "check_lists", "claim", "copy", "declarations", "each",
-    "lists_of", "local", "locals", "node", "nodes", "notify", "own_dims", "place", "rank", "rank_at", "ranks", "record",
-    "release", "route", "sharded", "site_of", "steps", "tile", "tiles", "wait", "world",
+    "RANKS_DIM", "AxisWord", "Declared", "Each", "ExpertsWord", "Function", "Launch", "Local", "Parameters",
+    "RanksWord", "Recording", "RouteWord", "Sharded", "Space", "TensorWord", "TileFunction", "Variant", "check_lists",
+    "claim", "copy", "declarations", "each", "lists_of", "local", "locals", "node", "nodes", "notify", "own_dims",
+    "place", "rank", "rank_at", "ranks", "record", "release", "route", "sharded", "site_of", "steps", "tile", "tiles",
+    "wait", "world",
 ]  # fmt: skip

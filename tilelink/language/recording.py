@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, UndefinedNameError
 from tilelink.language.declarations import RANKS_DIM, Declared, Dim, Space, TensorWord, declared_dims, ranks
-from tilelink.language.routes import RouteWord, check_route
 from tilelink.language.members import Each, FunctionWord, Parameters, Variant, lists_of, member_name, own_dims
+from tilelink.language.routes import RouteWord, check_route
 
 if TYPE_CHECKING:
     from tilelink.language.tile_functions import TileFunction

@@ -25,8 +25,8 @@ def tiles(*of: TensorWord | AxisWord | RouteWord | ExpertsWord, **axes: RanksWor
 
     The tiles of a sharded tensor (or of the dimension it is cut along) are executed once, at their home; those of a
     local one by every rank. With several that are cut along different dimensions, the first of these says which rank is
-    the home. The tiles of a route have three axes: `home`, the rank of the expert, `source`, the rank that the rows come
-    from, and `expert`, which of the home's; those of `route.experts` have home and expert.
+    the home. The tiles of a route have three axes: `home`, the rank of the expert, `source`, the rank that the rows
+    come from, and `expert`, which of the home's; those of `route.experts` have home and expert.
     """
     site = Site.of_user()
     dims: list[str] = []

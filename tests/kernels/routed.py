@@ -1,0 +1,104 @@
+"""Calls of programs whose rows are routed to experts, and what has to come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.check import FEW, relative_rms_of_all, scatter
+from tests.kernels.gather_gemm import LIMITS, small_world
+from tilelink.frontend.program import Program
+from tilelink.frontend.schedule import Schedule
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.matmul_combine import matmul_combine
+from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.group import Group
+
+PROGRAMS = [dispatch_matmul, matmul_combine]
+FORMS = [(p, s) for p in PROGRAMS for s in p.schedules]
+Counts = Sequence[Sequence[int]]
+
+
+def random_counts(world: int, experts: int, seed: int, most: int = 40, empty: float = 0.3) -> Counts:
+    """Rows of each expert from each source, of which about so many are none."""
+    random = np.random.default_rng(seed)
+    counts = random.integers(0, most, (world * experts, world))
+    counts[random.random(counts.shape) < empty] = 0
+    return counts.tolist()
+
+
+class Routed:
+    """One call of every rank: `rows` by (expert, source), small whole numbers or normally distributed ones."""
+
+    def __init__(
+        self, form: tuple[Program, str | Schedule], counts: Counts, *, K: int = 40, N: int = 24,
+        dtype: torch.dtype = torch.float32, integers: bool = False, tile: int = 16, seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.program, self.counts, self.dtype, self.integers = form[0], counts, dtype, integers
+        self.schedule = form[1] if isinstance(form[1], Schedule) else in_tiles(*form, tile)
+        self.world, random = len(counts[0]), torch.Generator().manual_seed(seed)
+        self.experts = len(counts) // self.world
+
+        def numbers(*shape: int) -> torch.Tensor:
+            if integers:
+                return torch.randint(-2, 3, shape, generator=random).to(dtype)
+            return torch.randn(shape, generator=random).to(dtype)
+
+        self.rows = [[numbers(n, K) for n in of_expert] for of_expert in counts]
+        self.weight = [numbers(self.experts, K, N) for _ in range(self.world)]
+        made = [
+            [rows.double() @ self.weight[e // self.experts][e % self.experts].double() for rows in of_expert]
+            for e, of_expert in enumerate(self.rows)
+        ]
+        there = self.program is dispatch_matmul
+        self.given = [self._of(self.rows, rank, sent=there) for rank in range(self.world)]
+        self.right = [self._of(made, rank, sent=not there) for rank in range(self.world)]
+
+    def _of(self, pieces: list[list[torch.Tensor]], rank: int, *, sent: bool) -> torch.Tensor:
+        """What a rank has on one side, of pieces by (expert, source)."""
+        if sent:
+            return torch.cat([of_expert[rank] for of_expert in pieces])
+        mine = pieces[rank * self.experts : (rank + 1) * self.experts]
+        return torch.cat([piece for of_expert in mine for piece in of_expert])
+
+    def on(self, group: Group, **options: Any) -> torch.Tensor:
+        out = torch.full(self.right[group.rank].shape, float("nan"), dtype=self.dtype)
+        given = self.given[group.rank], self.weight[group.rank], out
+        return self.program(
+            *given, schedule=self.schedule, group=group, parts={"routed": self.counts}, **options
+        )
+
+    def check(self, outs: Sequence[torch.Tensor]) -> None:
+        """What all ranks got."""
+        if self.integers:
+            assert all(torch.equal(out, e.to(self.dtype)) for out, e in zip(outs, self.right, strict=True))
+            return
+        count = sum(e.numel() for e in self.right)
+        limit = LIMITS[self.dtype] * (1 if count < FEW else scatter(count))
+        assert relative_rms_of_all(list(outs), self.right) <= limit
+
+
+def in_tiles(program: Program, schedule: str, tile: int) -> Schedule:
+    """A schedule of the program with small tiles, and with few workers that move."""
+    known = program.schedule(schedule)
+    changes: dict[str, Any] = {}
+    for name in known:
+        if name == "matmul":
+            changes[name] = {"tile": (tile, 16, 16)}
+        elif known[name] != known.get("dispatch") or schedule != "engine":
+            changes[name] = {"tile": (tile, 16), "count": 2}
+    return known.changed(**changes)
+
+
+def run(calls: Sequence[Routed], seed: int = 0, world: CpuWorld | None = None) -> list[list[torch.Tensor]]:
+    """The results of calls in a row, by call and rank."""
+    made = (world or small_world(calls[0].world)).run(lambda g: [call.on(g) for call in calls], seed=seed)
+    return [[of_rank[n] for of_rank in made] for n in range(len(calls))]
+
+
+def run_and_check(*calls: Routed, seed: int = 0, world: CpuWorld | None = None) -> None:
+    for call, outs in zip(calls, run(calls, seed, world), strict=True):
+        call.check(outs)

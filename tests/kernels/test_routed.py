@@ -1,0 +1,85 @@
+"""Programs with routed rows give the right numbers, whatever the world, the routing and the schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.gather_gemm import small_world
+from tests.kernels.routed import FORMS, PROGRAMS, Routed, in_tiles, random_counts, run, run_and_check
+from tilelink.runtime.cpu import Operation
+from tilelink.runtime.trace import align
+
+of_each_form = pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f[0].name} {f[1]}")
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+@of_each_form
+def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(form: tuple[Any, str], world: int) -> None:
+    """The second time other rows go elsewhere, by the same kernel."""
+    most, experts = (40, 2) if world < 4 else (20, 1)
+    calls = [
+        Routed(form, random_counts(world, experts, seed, most), N=16, integers=True, seed=seed) for seed in (1, 2)
+    ]
+    operations: list[Operation] = []
+    lane = small_world(world, observer=operations.append)
+    run_and_check(*calls, world=lane)
+    made = list(lane.lane.prepared.values())
+    assert len(made) == 2 and len({p.lowered.sha256 for p in made}) == 1
+    for n, prepared in enumerate(made):
+        assert align(prepared.events, operations, f"{form[0].name} run {n}").done
+
+
+@of_each_form
+def test_nothing_is_routed_or_all_of_it_to_one_expert_from_one_rank(form: tuple[Any, str]) -> None:
+    nothing = [[0, 0, 0]] * 6
+    one = [[0, 0, 0]] * 4 + [[0, 37, 0], [0, 0, 0]]
+    run_and_check(*(Routed(form, counts, integers=True) for counts in (nothing, one, nothing)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_errors_are_those_of_rounding(program: Any, dtype: torch.dtype) -> None:
+    form = program, next(iter(program.schedules))
+    run_and_check(Routed(form, random_counts(2, 2, 3), K=96, N=40, dtype=dtype))
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(program: Any) -> None:
+    counts = random_counts(3, 2, 4)
+    results = [run([Routed((program, s), counts)], seed)[0] for seed, s in enumerate((*program.schedules, "push"))]
+    for outs in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], outs, strict=True))
+
+
+@pytest.mark.parametrize("form", [f for f in FORMS if f[1] != "engine"], ids=lambda f: f"{f[0].name} {f[1]}")
+def test_across_nodes(form: tuple[Any, str]) -> None:
+    calls = [Routed(form, random_counts(4, 1, seed), integers=True) for seed in (5, 6)]
+    run_and_check(*calls, world=small_world(4, per_node=2))
+
+
+@pytest.mark.verify
+@settings(max_examples=60)
+@given(st.data())
+def test_random_routings(data: Any) -> None:
+    """Tiles of any size, rows of experts longer and shorter than they are, two calls in a row."""
+    form = data.draw(st.sampled_from(FORMS))
+    world, experts = data.draw(st.sampled_from([1, 2, 3, 4, 8])), data.draw(st.integers(1, 3))
+    most = data.draw(st.sampled_from([1, 3, 17, 40]))
+    tile = data.draw(st.sampled_from([16, 32]))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+    sizes = {"K": data.draw(st.integers(1, 50)), "N": data.draw(st.integers(16, 40))}
+    calls = []
+    for _ in range(2):
+        seed, empty = data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0, 0.5]))
+        counts = random_counts(world, experts, seed, most, empty)
+        tiles = in_tiles(*form, tile)
+        matmul = (tile, 16, 16) if sizes["K"] >= 16 else (tile, 16, 1 << (sizes["K"].bit_length() - 1))
+        moved = {n: {"tile": (tile, min(16, matmul[2]) if n == "dispatch" else 16)} for n in tiles if n != "matmul"}
+        moved = {n: t for n, t in moved.items() if form[1] != "engine"}
+        calls.append(Routed((form[0], tiles.changed(matmul={"tile": matmul}, **moved)), counts, dtype=dtype, **sizes))
+    run_and_check(*calls)
