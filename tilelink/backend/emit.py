@@ -11,7 +11,7 @@ from tilelink.backend.addresses import Addresses
 from tilelink.backend.facts import Facts, copied_chunks
 from tilelink.backend.pipelining import enters, has_dot, pipelined, stages
 from tilelink.backend.targets import Target
-from tilelink.frontend.cells import EXPERT, cells_along, cells_in_part, cells_of, piece_place, times_notified
+from tilelink.frontend.cells import cells_along, cells_in_part, cells_of, piece_place, times_notified
 from tilelink.frontend.expressions import Expr, symbol
 from tilelink.frontend.ir import (
     ALL_RANKS,
@@ -35,6 +35,7 @@ from tilelink.frontend.ir import (
     Wait,
 )
 from tilelink.frontend.ir import walk as walk_statements
+from tilelink.frontend.routes import EXPERT
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.signals import recipient
 from tilelink.frontend.triton_calls import TRITON_DTYPES

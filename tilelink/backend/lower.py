@@ -26,9 +26,10 @@ from tilelink.backend.multicast import MulticastEmitter
 from tilelink.backend.nvshmem import libraries
 from tilelink.backend.targets import Target, records, routing
 from tilelink.errors import ScheduleError, Site
-from tilelink.frontend.cells import EXPERT, SEGMENT, cell_count, position
+from tilelink.frontend.cells import cell_count, position
 from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
 from tilelink.frontend.ir import RANKS_DIM, Copy, For, Role, Signals, Statement, TileProgram, View, walk
+from tilelink.frontend.routes import EXPERT, SEGMENT
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.turns import members, tiles_in_turn, turns
 from tilelink.frontend.walk import make_walk

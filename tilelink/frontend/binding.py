@@ -25,12 +25,13 @@ from tilelink.frontend.folding import fold, without_unread
 from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, token_name, walk
 from tilelink.frontend.multicast import multicast
 from tilelink.frontend.names import Names
+from tilelink.frontend.routes import EXPERT
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Resource, Schedule, SMs, launched
 from tilelink.frontend.signals import derive_signals
 from tilelink.frontend.splitting import split_waits
 from tilelink.frontend.turns import members, turns
 from tilelink.frontend.values import TileValue, dtype_name
-from tilelink.frontend.walk import EXPERT, make_walk, rank_axes, step_size
+from tilelink.frontend.walk import make_walk, rank_axes, step_size
 from tilelink.language import Launch, Recording, RouteWord, TensorWord
 
 

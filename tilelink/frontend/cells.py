@@ -21,11 +21,8 @@ from tilelink.frontend.expressions import (
     symbol,
 )
 from tilelink.frontend.ir import RANKS_DIM, Cell, Notifier, Range, Segment, Signals
-from tilelink.frontend.routes import segments_of_rank
+from tilelink.frontend.routes import EXPERT, SEGMENT, segments_of_rank
 from tilelink.frontend.walk import longest_part
-
-SEGMENT, EXPERT = "segment", "expert"
-"""The pieces of the rows of a route."""
 
 
 @cache

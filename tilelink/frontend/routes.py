@@ -17,6 +17,10 @@ from tilelink.errors import DimensionError, Site
 from tilelink.frontend.expressions import WORLD, Expr, begin_of, symbol
 from tilelink.language import RouteWord
 
+SEGMENT, EXPERT = "segment", "expert"
+"""The pieces of the rows of a route; the latter is also what the axis of a tile space is called that goes through the
+experts of a rank."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -97,6 +101,6 @@ class Routing:
         made: dict[str, Any] = {}
         for dim, lengths in ((route.rows, self.array), (route.sent, self.array.T)):
             made[f"{dim}_segments"] = np.array([0, *accumulate(lengths.ravel().tolist())], np.int64)
-            made[f"{dim}_segment"] = int(self.array.max())
-            made[f"{dim}_expert"] = int(self.array.sum(1).max())
+            made[f"{dim}_{SEGMENT}"] = int(self.array.max())
+            made[f"{dim}_{EXPERT}"] = int(self.array.sum(1).max())
         return made

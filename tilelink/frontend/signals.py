@@ -13,7 +13,7 @@ from functools import cache
 import sympy
 
 from tilelink.errors import DimensionError, ScheduleError, SignalCountError, Site, WaitWithoutNotifyError
-from tilelink.frontend.cells import EXPERT, SEGMENT, piece_of, piece_place
+from tilelink.frontend.cells import piece_of, piece_place
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, ceil_div, symbol, to_text
 from tilelink.frontend.ir import (
     ALL_RANKS,
@@ -32,6 +32,7 @@ from tilelink.frontend.ir import (
     View,
     Wait,
 )
+from tilelink.frontend.routes import EXPERT, SEGMENT
 from tilelink.frontend.schedule import SMs
 from tilelink.language import RouteWord
 

@@ -14,10 +14,9 @@ import numpy as np
 from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import For, Role, Statement, TileProgram, View, walk
-from tilelink.frontend.routes import Routing
+from tilelink.frontend.routes import EXPERT, Routing
 from tilelink.frontend.schedule import SMs, smallest_tile
 from tilelink.frontend.turns import members
-from tilelink.frontend.walk import EXPERT
 from tilelink.language import RouteWord
 
 MAX_WORLD = 1024

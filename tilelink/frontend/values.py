@@ -9,6 +9,7 @@ from typing import Any
 
 from tilelink.frontend.expressions import Expr
 from tilelink.frontend.ir import Range
+from tilelink.frontend.views import on_side
 
 DOT_DTYPES = ("float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2")
 _ALIASES = {
@@ -84,6 +85,4 @@ class TileValue:
 
     def along(self, dims: Sequence[str]) -> tuple[Range, ...]:
         """Its ranges, for a tensor of these dimensions: rows of a route on the side that the tensor has."""
-        if self.sent is None or self.sent.dim not in dims:
-            return self.ranges
-        return tuple(self.sent if r.segment == self.sent.segment else r for r in self.ranges)
+        return on_side(self.ranges, self.sent, dims)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -87,6 +88,14 @@ class Range:
         if self.whole:
             return self.dim
         return f"{self.dim}[{to_text(self.start)}:{f'+{self.extent}' if self.extent else to_text(self.stop)}]"
+
+
+def on_side(ranges: tuple[Range, ...], sent: Range | None, dims: Sequence[str]) -> tuple[Range, ...]:
+    """The ranges of a tile for a tensor of these dimensions: the rows of a route, which are `sent` at their source, on
+    the side that the tensor has."""
+    if sent is None or sent.dim not in dims:
+        return ranges
+    return tuple(sent if r.segment == sent.segment else r for r in ranges)
 
 
 @dataclass(frozen=True)

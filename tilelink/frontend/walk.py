@@ -23,11 +23,9 @@ from tilelink.frontend.expressions import (
     symbol,
 )
 from tilelink.frontend.ir import Range, Segment, Walk
+from tilelink.frontend.routes import EXPERT, SEGMENT
 from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.language import RanksWord, RouteWord, Space, nodes, ranks
-
-EXPERT = "expert"
-"""What the axis of the experts of a rank is called."""
 
 
 def longest_part(dim: str) -> sympy.Symbol:
@@ -109,7 +107,7 @@ def _longest(space: Space, dim: str) -> sympy.Symbol:
     """The length of the longest piece that tiles of a dimension are cut from which is spread over the ranks."""
     if space.route is None or dim != space.route.rows:
         return longest_part(dim)
-    return symbol(f"{dim}_{'segment' if isinstance(space.routed, RouteWord) else 'expert'}")
+    return symbol(f"{dim}_{SEGMENT if isinstance(space.routed, RouteWord) else EXPERT}")
 
 
 def _end(r: Range) -> Expr:

@@ -1,4 +1,4 @@
-"""What the structure of a program shows for all sizes, worlds and parts: no race and no deadlock inside a run.
+"""What the structure of a program shows for all sizes, worlds and routings: no race and no deadlock inside a run.
 
 It does so where
 1. each tensor that tiles write is written by one statement, which no condition guards, and whose view is another
@@ -35,7 +35,9 @@ from tilelink.frontend.ir import (
     Wait,
     loads_of,
 )
+from tilelink.frontend.routes import EXPERT
 from tilelink.frontend.turns import members
+from tilelink.frontend.views import on_side
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,10 @@ def _written_once(tensor: Tensor, found: list[Place], awaited: bool) -> str:
 def _one_to_one(place: Place, view: View, tensor: Tensor) -> bool:
     """Whether the places that the tiles of a role write to are different, and are all of the tensor's."""
     walk = place.role.walk
-    if any(count != WORLD for _, count in walk.axes):
+    if any(count != WORLD for name, count in walk.axes if name != EXPERT):
         return False
     left = {symbol(name) for name, _ in walk.axes} | {RANK}
-    missing = list(walk.ranges)
+    missing = list(on_side(walk.ranges, walk.sent, tensor.dims))
     left |= {symbol(x.name) for x in place.loops if (x.start, x.stop, x.step) == (0, WORLD, 1)}
     loops = [loop for loop in place.loops if symbol(loop.name) not in left]
     for i in view.ranges:
@@ -135,6 +137,7 @@ def _one_to_one(place: Place, view: View, tensor: Tensor) -> bool:
     if missing or loops:
         return False
     left -= {r.part for r in walk.ranges}  # the range of a tile says in whose part it lies
+    left -= {e for r in walk.ranges if r.segment for e in vars(r.segment).values()}  # and rows, whose they are
     entries = [i for i in view.index if not isinstance(i, Range)]
     if tensor.sharded is None and isinstance(view.home, Expr):
         entries.append(view.home)
