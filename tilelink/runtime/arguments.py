@@ -14,7 +14,6 @@ from tilelink.backend.facts import DESCRIBED_BYTES
 from tilelink.errors import (
     ArgumentError,
     DeviceError,
-    DimensionError,
     DtypeError,
     RankMismatchError,
     ShapeError,
@@ -185,7 +184,7 @@ def _routing(
     program: Program,
     site: Site,
 ) -> Routing:
-    """How many rows of a route go where, which every rank says. Raises ShapeError, ArgumentError."""
+    """How many rows of a route go where, which every rank says. Raises ShapeError, ArgumentError, DimensionError."""
     if route.rows not in parts:
         raise ShapeError(
             f"{program.name} needs to know how many rows each expert gets from each rank: parts={{{route.rows!r}: "
@@ -196,10 +195,7 @@ def _routing(
     if of is None:
         raise ArgumentError(f"{program.name}: the size of {route.per_rank} can't be told from what is given", site)
     experts = tensors[of].shape[declared[of].dims.index(route.per_rank)]
-    try:
-        return Routing.of(parts[route.rows], route, world, experts, site)
-    except DimensionError as e:
-        raise ShapeError(f"parts of {e.args[0]}", site) from None
+    return Routing.of(parts[route.rows], route, world, experts, site)
 
 
 def _lengths(parts: Any, world: int, site: Site) -> dict[str, tuple[int, ...]]:
