@@ -11,10 +11,13 @@ import torch
 from bench.check import LIMITS, relative_rms_of_all, scatter
 from bench.references import ONE_BIAS, REFERENCES, ROUNDED
 from tilelink.frontend.program import Program
+from tilelink.frontend.routes import Routing
 from tilelink.frontend.schedule import Schedule
 from tilelink.language import Each, TensorWord
 
 POISON = float("nan")
+EXPERTS = 2
+"""Of a rank, where rows are routed to experts."""
 LAYOUTS = ("rows", "columns", "offset")
 """How a matrix lies in memory: row by row, column by column, or as every other column of a part of a larger one, which
 is poisoned."""
@@ -23,7 +26,8 @@ is poisoned."""
 class Operands:
     """Inputs of all ranks, from a seed, and what is right of them.
 
-    `parts`: rows of M of each rank. `sizes`: of the other dimensions; a tuple where the members of lists have one each,
+    `parts`: rows of M of each rank; of a program with a route, rows that each sends, to experts that are drawn.
+    `sizes`: of the other dimensions; a tuple where the members of lists have one each,
     which says how many members there are. `whole`: small whole numbers, of which sums are exact, else normally
     distributed ones. `asked`: optional parameters that are given, or outputs that are asked for. `layout`: of all
     matrices that go in. `place`: where the tensors are.
@@ -38,25 +42,33 @@ class Operands:
         self.dtype, self.whole, self.layout = dtype, whole, layout
         self.variant = program.of(next((len(n) for n in sizes.values() if isinstance(n, tuple)), 1))
         self.absent = frozenset(n for p in optional(program) if p not in asked for n, _ in self.variant.flattened[p])
-        recorded = self.variant.recorded(self.absent).tensors
-        self.tensors = {t.name: t for t in recorded if t.kind != "buffer"}
-        self.cut = any(t.sharded is not None for t in self.tensors.values())
+        recorded = self.variant.recorded(self.absent)
+        self.tensors = {t.name: t for t in recorded.tensors if t.kind != "buffer"}
+        self.random = torch.Generator().manual_seed(seed)
+        self.by_rank: dict[str, tuple[int, ...]] = {"M": self.parts}
+        self.said: dict[str, Any] = {"M": self.parts}
         self.lengths = {"M": sum(self.parts), **{d: n for d, n in sizes.items() if not isinstance(n, tuple)}}
+        rows: Any = self.parts
+        for route in recorded.routes:
+            rows = self._routing()
+            self.by_rank, self.said = rows.parts(route), {route.rows: rows.counts}
+            self.lengths[route.per_rank] = EXPERTS
+        if all(t.sharded is None for t in self.tensors.values()):
+            self.said = {}
         for dim, own in ((d, n) for d, n in sizes.items() if isinstance(n, tuple)):
             self.lengths |= zip(self.variant.variant.names(dim), own, strict=True)
-        self.random = torch.Generator().manual_seed(seed)
         self.ranks = [self._given(rank, "input", self._numbers) for rank in range(len(self.parts))]
         for given in self.ranks if program in ONE_BIAS and "bias" in asked else ():
             given["bias"] = self.ranks[0]["bias"]
         self.outputs = list(self._given(0, "output", torch.empty))
-        right = REFERENCES[program]([_each(torch.Tensor.double, given) for given in self.ranks], self.parts)
+        right = REFERENCES[program]([_each(torch.Tensor.double, given) for given in self.ranks], rows)
         self.right = [[t for p in self.outputs for t in _flat(of_rank[p])] for of_rank in right]
 
     def fitted(self, schedule: Schedule) -> Schedule:
         """The schedule in tiles that are no larger than the tensors."""
         dims = {d for t in self.tensors.values() for d in t.dims}
         sizes: dict[str, Any] = {d: n for d, n in self.lengths.items() if d in dims}
-        sizes |= {"M": self.parts} if self.cut else {}
+        sizes |= self.said
         dtypes = dict.fromkeys(self.tensors, self.dtype)
         return self.variant.fit(schedule, world=len(self.parts), dtypes=dtypes, absent=self.absent, **sizes)
 
@@ -66,7 +78,7 @@ class Operands:
         given = _each(self._laid_out, self.ranks[group.rank])
         outs = self._given(group.rank, "output", self._poison)
         given |= {n: t for n, t in outs.items() if poisoned or n in optional(self.program)}
-        parts = {"parts": {"M": self.parts}} if self.cut else {}
+        parts = {"parts": self.said} if self.said else {}
         return list(_flat(do(**given, group=group, **parts, **options)))
 
     def judge(self, results: Sequence[Sequence[torch.Tensor]]) -> dict[str, Any]:
@@ -94,7 +106,14 @@ class Operands:
         return found
 
     def _shape(self, word: TensorWord, rank: int) -> list[int]:
-        return [self.parts[rank] if k == word.sharded else self.lengths[d] for k, d in enumerate(word.dims)]
+        return [self.by_rank[d][rank] if k == word.sharded else self.lengths[d] for k, d in enumerate(word.dims)]
+
+    def _routing(self) -> Routing:
+        """Each row that a rank sends goes to one of the experts of all ranks."""
+        world = len(self.parts)
+        drawn = [torch.randint(world * EXPERTS, (rows,), generator=self.random) for rows in self.parts]
+        counts = torch.stack([torch.bincount(experts, minlength=world * EXPERTS) for experts in drawn], 1)
+        return Routing(tuple(map(tuple, counts.tolist())))
 
     def _numbers(self, shape: list[int]) -> torch.Tensor:
         if self.whole:

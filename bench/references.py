@@ -8,13 +8,16 @@ from typing import Any
 import torch
 
 from tilelink.frontend.program import Program
+from tilelink.frontend.routes import Routing
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
 from tilelink.kernels.all_reduce import all_reduce
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul import matmul
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
+from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
@@ -23,9 +26,9 @@ from tilelink.kernels.reduce_scatter import reduce_scatter
 
 Rank = Mapping[str, Any]
 """What a rank gives or gets: tensors by parameter, or lists of them; what is left out is not there."""
-Reference = Callable[[Sequence[Rank], Sequence[int]], list[dict[str, Any]]]
+Reference = Callable[[Sequence[Rank], Any], list[dict[str, Any]]]
 """All results of each rank, also those that nobody asked for, from what all ranks give and how many rows of M each has
-of a tensor that is cut."""
+of a tensor that is cut; or, where rows are routed, how many go where, a `Routing`."""
 
 
 def _together(ranks: Sequence[Rank], name: str) -> torch.Tensor:
@@ -83,6 +86,25 @@ def _reduce(total: Callable[[Sequence[Rank]], torch.Tensor]) -> Reference:
     return lambda ranks, parts: [{"out": total(ranks)} for _ in ranks]
 
 
+def _dispatch_matmul(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
+    experts = len(routing.counts) // len(ranks)
+    sent = [r["x"].split(routing.array[:, source].tolist()) for source, r in enumerate(ranks)]
+    weights = [w for r in ranks for w in r["weight"]]
+    made = [[of_source[e] @ w for of_source in sent] for e, w in enumerate(weights)]
+    homes = [made[first : first + experts] for first in range(0, len(made), experts)]
+    return [{"out": torch.cat([rows for of_expert in mine for rows in of_expert])} for mine in homes]
+
+
+def _matmul_combine(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
+    experts = len(routing.counts) // len(ranks)
+    weights = [w for r in ranks for w in r["weight"]]
+    rows = [piece for home, r in enumerate(ranks) for piece in r["rows"].split(
+        [sum(of_expert) for of_expert in routing.counts[home * experts : (home + 1) * experts]]
+    )]  # fmt: skip
+    made = [(mine @ w).split(list(of)) for mine, w, of in zip(rows, weights, routing.counts, strict=True)]
+    return [{"out": torch.cat([of_expert[source] for of_expert in made])} for source in range(len(ranks))]
+
+
 def _matmul(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]:
     return [{"out": _plus(r["x"] @ r["weight"], r.get("bias"))} for r in ranks]
 
@@ -93,8 +115,10 @@ REFERENCES: dict[Program, Reference] = {
     all_gather_matmul: _gather_matmul,
     all_gather_matmul_backward: _gather_backward,
     all_reduce: _reduce(_sum),
+    dispatch_matmul: _dispatch_matmul,
     matmul: _matmul,
     matmul_all_reduce: _reduce(_sum_of_products),
+    matmul_combine: _matmul_combine,
     matmul_one_shot_all_reduce: _reduce(_sum_of_products),
     matmul_reduce_scatter: _scatter(_sum_of_products),
     matmul_reduce_scatter_backward: _scatter_backward,

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from bench.check import FEW, relative_rms_of_all, scatter
+from bench.references import REFERENCES
 from tests.kernels.gather_gemm import LIMITS, small_world
 from tilelink.frontend.program import Program
+from tilelink.frontend.routes import Routing
 from tilelink.frontend.schedule import Schedule
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_combine import matmul_combine
@@ -31,7 +33,7 @@ def random_counts(world: int, experts: int, seed: int, most: int = 40, empty: fl
 
 
 class Routed:
-    """One call of every rank: `rows` by (expert, source), small whole numbers or normally distributed ones."""
+    """One call of every rank, of small whole numbers or normally distributed ones."""
 
     def __init__(
         self, form: tuple[Program, str | Schedule], counts: Counts, *, K: int = 40, N: int = 24,
@@ -47,22 +49,14 @@ class Routed:
                 return torch.randint(-2, 3, shape, generator=random).to(dtype)
             return torch.randn(shape, generator=random).to(dtype)
 
-        self.rows = [[numbers(n, K) for n in of_expert] for of_expert in counts]
+        first, *_ = self.program.parameters
+        (route,) = self.program.recorded().routes
+        dim = self.program.parameters[first].dims[0]
+        routing = Routing(tuple(map(tuple, counts)))
+        self.given = [numbers(n, K) for n in routing.parts(route)[str(dim)]]
         self.weight = [numbers(self.experts, K, N) for _ in range(self.world)]
-        made = [
-            [rows.double() @ self.weight[e // self.experts][e % self.experts].double() for rows in of_expert]
-            for e, of_expert in enumerate(self.rows)
-        ]
-        there = self.program is dispatch_matmul
-        self.given = [self._of(self.rows, rank, sent=there) for rank in range(self.world)]
-        self.right = [self._of(made, rank, sent=not there) for rank in range(self.world)]
-
-    def _of(self, pieces: list[list[torch.Tensor]], rank: int, *, sent: bool) -> torch.Tensor:
-        """What a rank has on one side, of pieces by (expert, source)."""
-        if sent:
-            return torch.cat([of_expert[rank] for of_expert in pieces])
-        mine = pieces[rank * self.experts : (rank + 1) * self.experts]
-        return torch.cat([piece for of_expert in mine for piece in of_expert])
+        ranks = [{first: x.double(), "weight": w.double()} for x, w in zip(self.given, self.weight, strict=True)]
+        self.right = [of_rank["out"] for of_rank in REFERENCES[self.program](ranks, routing)]
 
     def on(self, group: Group, **options: Any) -> torch.Tensor:
         out = torch.full(self.right[group.rank].shape, float("nan"), dtype=self.dtype)

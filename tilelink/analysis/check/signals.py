@@ -9,6 +9,8 @@ from tilelink.analysis.check.findings import COUNT_ALIKE, SHOWN, Finding, about,
 from tilelink.analysis.check.synchronisation import Synchronisation
 from tilelink.analysis.counting import filled
 from tilelink.analysis.events import NOTIFY, Events
+from tilelink.frontend.cells import cell_count
+from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import DataIf, For, If, Notify, Role, Statement
 
 
@@ -41,7 +43,8 @@ def _holds(events: Events, waits: np.ndarray) -> np.ndarray:
     holds = np.ones(len(waits), bool)
     for signals in events.program.signals:
         index = next(k for k, t in enumerate(events.program.tensors) if t.name == signals.tensor)
-        mine = events.tensor[waits] == index
+        cells = int(evaluate(cell_count(signals), events.sizes.values))
+        mine = (events.tensor[waits] == index) & (events.expected[waits] < 1) & (events.cell[waits] < cells)
         at = waits[mine]
         holds[mine] = filled(signals, {**events.sizes.values, "rank": events.rank[at], "cell": events.cell[at]})
     return holds
