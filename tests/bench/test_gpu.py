@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,35 +16,8 @@ from bench.gpu.place import Place, by_host, dry
 from bench.gpu.report import OutOfTimeError, Report
 from bench.operands import Operands
 from bench.references import ROUNDED
-from tests.runtime.cuda_stand_in import StandIn, virtual_world
+from tests.bench.on_stand_in import OnStandIn
 from tilelink.kernels import operators
-from tilelink.runtime.cuda.virtual_world import VirtualWorld
-
-
-class OnStandIn:
-    """Virtual ranks of a stand-in, as a place that takes itself for a GPU."""
-
-    def __init__(self) -> None:
-        self.device = StandIn(sms=48)
-
-    def world(self, n: int, **options: Any) -> VirtualWorld:
-        self.device = StandIn(sms=48)
-        return virtual_world(n, self.device)
-
-    def capture(self) -> AbstractContextManager[Any]:
-        return self.device.capture()
-
-    def settle(self) -> None:
-        self.device.synchronize(self.device.current())
-
-    def clock(self, call: Callable[[], Any]) -> float:
-        us = by_host(call)
-        self.settle()
-        return us
-
-    def place(self) -> Place:
-        mine = {"world": self.world, "capture": self.capture, "clock": self.clock, "settle": self.settle}
-        return replace(dry(), on_gpu=True, gemms={"tiny, gate": (64, 32, 32)}, **mine)
 
 
 def records(path: Path) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from bench import soak
 from bench.lanes import WORLDS, lane, world_of
 from bench.references import REFERENCES
 from tests.bench.mistaken import doubled
+from tests.bench.on_stand_in import OnStandIn
 from tests.runtime.small_worlds import readers_first
 from tilelink.frontend.program import Program
 
@@ -47,6 +48,12 @@ def test_cases_follow_each_other_until_the_time_is_up(tmp_path: Path, capsys: py
     assert set(found["worlds"]) <= {"1", "2"} and "right  case 0: 1 ranks, all_gather, all_reduce" in said
     recorded = json.loads((tmp_path / "soak.json").read_text())
     assert recorded["command"].startswith("python -m bench.soak --jobs 1") and recorded["seeds"] == found["seeds"]
+
+
+@pytest.mark.parametrize("seed", [4, *(pytest.param(seed, marks=pytest.mark.verify) for seed in (3, 5, 11, 12))])
+def test_the_same_cases_on_virtual_ranks(seed: int) -> None:
+    """Of a device that stands in for a GPU."""
+    assert lane(seed).world <= soak.ON_ONE_GPU and not lane(seed).wrong(OnStandIn().place())
 
 
 def only(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
