@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from examples.parallel_llama_block import BATCH, OURS, TOKENS, WIDTH, Block, FeedForward
 from tests.nn.on_ranks import LIMIT, REPLICATED, errors, far, mesh_of, nothing, own_tokens, step, whole
+from tests.ops.auto_on_ranks import on_machine, predicting
 from tests.ops.on_ranks import computed_by, noted
 from tilelink import nn as tnn
 from tilelink.errors import TileLinkError
@@ -104,6 +105,23 @@ def planned(group: dist.ProcessGroup) -> tuple[list[str], list[str]]:
     return [f"{program.name} {options['schedule']}" for program, options in runs], wrong
 
 
+def by_auto(group: dist.ProcessGroup) -> tuple[list[str], set[str], list[str]]:
+    """The programs that steps by "auto" run where plain torch is predicted to be the fastest, what they ask for, and
+    what is wrong of them."""
+    found: tuple[list[str], set[str], list[str]] = [], set(), []
+    for tokens, part in ((Shard(1), own_tokens(group)), (Replicate(), nothing)):
+        shared = tnn.SharedColwiseParallel("gate", "up", input_layouts=tokens, plan="auto")
+        plan = {"": shared, "down": tnn.RowwiseParallel(output_layouts=tokens, plan="auto")}
+        parallel, right = feed_forward(group, plan)
+        x = torch.randn(BATCH, TOKENS, WIDTH, generator=torch.Generator().manual_seed(4))
+        with on_machine("h800"), predicting(lambda *_: "torch") as asked, noted() as runs:
+            with computed_by("interpret", group):
+                found[2].extend(errors(step(parallel, part(x)), step(right, x), part))
+        found[0].extend(program.name for program, _ in runs)
+        found[1].update(operator for operator, _ in asked)
+    return found
+
+
 def behind_torchs(group: dist.ProcessGroup) -> list[str]:
     """What is wrong of our styles behind torch's, whose results are under way still when they are given on."""
     wrong = []
@@ -147,10 +165,11 @@ def tied(group: dist.ProcessGroup) -> list[str]:
 
 
 def uneven_features(group: dist.ProcessGroup) -> list[str]:
-    """What is wrong of layers whose features the ranks can't share evenly: they are as in torch."""
+    """What is wrong of layers whose features the ranks can't share evenly: they are as in torch, by "auto" too."""
     wrong = []
     whole_output: dict[str, Any] = {"input_layouts": Shard(1), "use_local_output": False}
-    shared, one = tnn.SharedColwiseParallel("gate", "up", **whole_output), tnn.ColwiseParallel(**whole_output)
+    shared = tnn.SharedColwiseParallel("gate", "up", plan="auto", **whole_output)
+    one = tnn.ColwiseParallel(**whole_output)
     for plan in ({"": shared}, {"gate": one, "up": one}):
         torch.manual_seed(3)
         layer = FeedForward(True)

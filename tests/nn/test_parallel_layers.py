@@ -91,7 +91,8 @@ def steps_wrong(group: dist.ProcessGroup) -> list[str]:
     cases: list[dict[str, Any]] = [{"dim": 0}, {"dim": 1}, {"dim": 1, "lengths": uneven}]
     wrong = [e for case in cases for e in step_wrong(group, True, sequence_parallel=True, **case)]
     wrong += step_wrong(group, False, sequence_parallel=True, dim=0, plan="torch")
-    return wrong + [e for b in (True, False) for e in step_wrong(group, b, sequence_parallel=False, dim=0)]
+    whole = [(True, None), (False, "torch"), (True, "auto")]
+    return wrong + [e for b, plan in whole for e in step_wrong(group, b, sequence_parallel=False, dim=0, plan=plan)]
 
 
 def by_programs(group: dist.ProcessGroup, sequence_parallel: bool) -> list[str]:

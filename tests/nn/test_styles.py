@@ -93,6 +93,12 @@ def test_plans_name_programs(pool: Pool) -> None:
         assert found == (["all_gather_matmul pull", "matmul_one_shot_all_reduce fused"], [])
 
 
+def test_auto_stands_for_a_plan_in_every_layer_and_in_its_backward(pool: Pool) -> None:
+    asked = {GATHER, f"{GATHER}_backward", SCATTER, f"{SCATTER}_backward", REDUCE}
+    for (found,) in pool.results(on_groups, [(0, 1)], feed_forward.by_auto)[:2]:
+        assert found == ([], asked, [])
+
+
 @pytest.mark.verify
 def test_inside_fsdp(pool: Pool) -> None:
     assert_right(pool, [(0, 1, 2, 3)], feed_forward.inside_fsdp)

@@ -9,7 +9,11 @@ import torch
 from tilelink.errors import ArgumentError, Site
 from tilelink.nn.replicated import linear_of_replicated, with_summed_gradient
 from tilelink.ops import all_gather_linear, linear_all_reduce, linear_reduce_scatter
+from tilelink.plans import AUTO, TORCH
 from tilelink.plans.names import check_plan
+
+ANYWHERE = (None, AUTO, TORCH)
+"""Plans that ask for no program, so that every layer can have them."""
 
 
 def column_linear(
@@ -22,10 +26,10 @@ def column_linear(
     plan: str | None,
 ) -> list[torch.Tensor]:
     """Column-parallel layers of one input: `all_gather_linear` of x, whose parts the ranks have along `gather_dim`; or
-    linear layers of x, which every rank has (None)."""
+    linear layers of x, which every rank has (None; `plan` is that of the sum in the backward then)."""
     if gather_dim is None:
         _no_lengths(lengths)
-        return linear_of_replicated(x, weights, biases, group_name)
+        return linear_of_replicated(x, weights, biases, group_name, plan)
     outs: list[torch.Tensor] = all_gather_linear(
         x, weights, biases, gather_dim=gather_dim, lengths=lengths, group=group_name, plan=plan
     )
@@ -54,7 +58,7 @@ def row_linear(
 
 def check_column_plan(plan: str | None, gathered: bool) -> None:
     """Raises ScheduleError for what is no plan, ArgumentError for one where nothing is gathered."""
-    if plan is not None and not gathered:
+    if plan not in ANYWHERE and not gathered:
         what = "nothing is gathered where every rank has all of the input"
         raise ArgumentError(f"plan is {plan!r}: {what}", Site.of_user())
     check_plan("all_gather_linear", plan)
@@ -62,7 +66,7 @@ def check_column_plan(plan: str | None, gathered: bool) -> None:
 
 def check_row_plan(plan: str | None, scattered: bool, partial: bool = False) -> None:
     """Raises ScheduleError for what is no plan of the operator, ArgumentError for one where nothing is summed."""
-    if plan is not None and partial:
+    if plan not in ANYWHERE and partial:
         raise ArgumentError(f"plan is {plan!r}: nothing is summed where the result is Partial()", Site.of_user())
     check_plan("linear_reduce_scatter" if scattered else "linear_all_reduce", plan)
 

@@ -28,10 +28,14 @@ def with_summed_gradient(x: torch.Tensor, group_name: str) -> torch.Tensor:
 
 
 def linear_of_replicated(
-    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], group_name: str
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    group_name: str,
+    plan: str | None = None,
 ) -> list[torch.Tensor]:
     """x @ weight.T + bias for each weight (N, K) of this rank, of an x (..., K) that all ranks have alike. Sends
-    nothing; the gradient of x is the product with all weights, summed by one `linear_all_reduce`.
+    nothing; the gradient of x is the product with all weights, summed by one `linear_all_reduce` with `plan`.
 
     Raises what `linear_all_reduce` raises, before anything is computed.
     """
@@ -43,7 +47,7 @@ def linear_of_replicated(
     except TileLinkError as e:
         raise type(e)(e.message, Site.of_user()) from None
     with no_autocast(x):
-        return list(_LinearOfReplicated.apply(x, group_name, len(weights), *weights, *biases))
+        return list(_LinearOfReplicated.apply(x, group_name, plan, len(weights), *weights, *biases))
 
 
 class _WithSummedGradient(torch.autograd.Function):
@@ -59,29 +63,31 @@ class _WithSummedGradient(torch.autograd.Function):
 
 class _LinearOfReplicated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group_name: str, number: int, *given: Any) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, x: torch.Tensor, group_name: str, plan: str | None, number: int, *given: Any
+    ) -> tuple[torch.Tensor, ...]:
         weights, biases = given[:number], given[number:]
-        ctx.group_name, ctx.biases = group_name, [b is not None for b in biases]
+        ctx.group_name, ctx.plan = group_name, plan
         ctx.save_for_backward(x, *weights)
         return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         x, *weights = ctx.saved_tensors
-        need_x, _, _, *needs = ctx.needs_input_grad
+        need_x, _, _, _, *needs = ctx.needs_input_grad
         need_weights, need_biases = needs[: len(weights)], needs[len(weights) :]
         of_x = None
         if need_x:
             grad, weight = side_by_side(grads, weights)
             with no_autocast(grad):
-                of_x = linear_all_reduce(grad, weight.T, group=ctx.group_name)
+                of_x = linear_all_reduce(grad, weight.T, group=ctx.group_name, plan=ctx.plan)
         tokens = list(range(x.dim() - 1))
         of_weights = [
             torch.tensordot(g, x, dims=(tokens, tokens)) if need else None
             for g, need in zip(grads, need_weights, strict=True)
         ]
         of_biases = [g.sum(tokens) if need else None for g, need in zip(grads, need_biases, strict=True)]
-        return of_x, None, None, *of_weights, *of_biases
+        return of_x, None, None, None, *of_weights, *of_biases
 
 
 def _sum_now(x: torch.Tensor, group_name: str) -> torch.Tensor:

@@ -31,7 +31,7 @@ class SharedColwiseParallel(ParallelStyle):
     that of the whole, as after torch's `PrepareModuleInput`, whose place this takes. `input_layouts`: of that argument,
     where it is a plain tensor; `output_layouts`, `use_local_output`, `plan`: of each linear, as in `ColwiseParallel`.
 
-    Raises ArgumentError, ScheduleError, and ShapeError where a plan is given and features can't be shared.
+    Raises ArgumentError, ScheduleError, and ShapeError where a plan asks for a program and features can't be shared.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from tilelink.errors import ArgumentError, Site
 from tilelink.nn.dtensor_linear import ColwiseLinear, RowwiseLinear, Siblings
 from tilelink.nn.layouts import Layouts
+from tilelink.nn.linear import ANYWHERE
 from tilelink.nn.shards import share
 from tilelink.ops.collectives import name_of_group
 
@@ -25,14 +26,14 @@ def layouts_of(style: ColwiseParallel | RowwiseParallel, mesh: DeviceMesh, plan:
 
 def can_be_ours(module: nn.Module, features: str, mesh: DeviceMesh, plan: str | None) -> TypeGuard[nn.Linear]:
     """Whether a module is a plain `nn.Linear` whose `features`, "in_features" or "out_features", the ranks can share
-    evenly. Raises ArgumentError or ShapeError where it is not, and a plan is given."""
+    evenly. Raises ArgumentError or ShapeError where it is not, and a plan asks for a program."""
     if isinstance(module, ColwiseLinear | RowwiseLinear):
         raise ArgumentError(f"{module} is spread already", Site.of_user())
     if type(module) is not nn.Linear:
-        if plan is not None:
+        if plan not in ANYWHERE:
             raise ArgumentError(f"plan is {plan!r} for {module}: only an nn.Linear has plans", Site.of_user())
         return False
-    if plan is not None:
+    if plan not in ANYWHERE:
         share(getattr(module, features), mesh.size(), features)
     return int(getattr(module, features)) % mesh.size() == 0
 

@@ -20,7 +20,7 @@ class ColwiseParallel(TorchColwiseParallel):
     `linear_all_reduce`. All else is as in torch: other modules, features that can't be shared evenly, a redistribution
     of the result. For linears that share one input there is `SharedColwiseParallel`.
 
-    Raises ScheduleError, ArgumentError, and ShapeError where a plan is given and features can't be shared.
+    Raises ScheduleError, ArgumentError, and ShapeError where a plan asks for a program and features can't be shared.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RowwiseParallel(TorchRowwiseParallel):
     `plan` is one of that operator. All else is as in torch: other modules, features that can't be shared evenly, a
     redistribution of the input, a result that is Partial().
 
-    Raises ScheduleError, ArgumentError, and ShapeError where a plan is given and features can't be shared.
+    Raises ScheduleError, ArgumentError, and ShapeError where a plan asks for a program and features can't be shared.
     """
 
     def __init__(
