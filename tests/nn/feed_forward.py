@@ -114,9 +114,9 @@ def by_auto(group: dist.ProcessGroup) -> tuple[list[str], set[str], list[str]]:
         plan = {"": shared, "down": tnn.RowwiseParallel(output_layouts=tokens, plan="auto")}
         parallel, right = feed_forward(group, plan)
         x = torch.randn(BATCH, TOKENS, WIDTH, generator=torch.Generator().manual_seed(4))
-        with on_machine("h800"), predicting(lambda *_: "torch") as asked, noted() as runs:
-            with computed_by("interpret", group):
-                found[2].extend(errors(step(parallel, part(x)), step(right, x), part))
+        told = on_machine("h800"), predicting(lambda *_: "torch")
+        with computed_by("interpret", group), noted() as runs, told[0], told[1] as asked:
+            found[2].extend(errors(step(parallel, part(x)), step(right, x), part))
         found[0].extend(program.name for program, _ in runs)
         found[1].update(operator for operator, _ in asked)
     return found
