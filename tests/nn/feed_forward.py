@@ -122,6 +122,43 @@ def by_auto(group: dist.ProcessGroup) -> tuple[list[str], set[str], list[str]]:
     return found
 
 
+class Doubled(nn.Linear):
+    """A subclass with a forward of its own."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+class Crossed(nn.Module):
+    """Whose second argument several linears share, one of them in a list."""
+
+    def __init__(self, kind: type[nn.Linear]) -> None:
+        super().__init__()
+        self.k, self.rest = nn.Linear(WIDTH, WIDTH), nn.ModuleList([kind(WIDTH, WIDTH)])
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        assert memory.shape == (BATCH, TOKENS, WIDTH)
+        y: torch.Tensor = self.k(memory) * self.rest[0](memory)
+        return y
+
+
+def another_argument(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of linears that share the second argument, given by its place and by its name; of one class and of
+    two, of which torch has to compute one."""
+    wrong, part = [], own_tokens(group)
+    for kind in (nn.Linear, Doubled):
+        torch.manual_seed(3)
+        right = Crossed(kind)
+        style = tnn.SharedColwiseParallel("k", "rest.0", input_layouts=Shard(1), argument="memory")
+        parallel = parallelize_module(copy.deepcopy(right), mesh_of(group), style)
+        assert ("ColwiseLinear" in str(parallel)) == (kind is nn.Linear)
+        x = torch.randn(BATCH, TOKENS, WIDTH)
+        wanted = right(x, x).chunk(dist.get_world_size(group), -1)[dist.get_rank(group)]
+        found = [parallel(x, part(x)), parallel(x, memory=part(x))]
+        wrong += [f"{kind.__name__}: {far(y, wanted):.1e}" for y in found if not far(y, wanted) < LIMIT]
+    return wrong
+
+
 def behind_torchs(group: dist.ProcessGroup) -> list[str]:
     """What is wrong of our styles behind torch's, whose results are under way still when they are given on."""
     wrong = []
