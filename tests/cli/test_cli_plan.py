@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command_lines import Run
+from tests.cli.command_lines import ROOT, Run
 from tests.plans.configs import MOE, TINY
 from tests.plans.machines import described
 from tilelink.cli import plan
@@ -125,3 +125,14 @@ def test_no_such_model(run: Run) -> None:
 def test_an_error_of_a_prediction_ends_it(run: Run, config: Path, one_core: None) -> None:
     config.write_text(json.dumps(TINY | {"intermediate_size": 2**40}))
     assert run.error("plan", str(config), "--tp", "2", "--tokens", "1")["class"] == "MachineMemoryError"
+
+
+@pytest.mark.verify
+def test_the_page_shows_what_is_printed(run: Run) -> None:
+    page = (ROOT / "README.md").read_text()
+    command = next(line for line in page.splitlines() if line.startswith("$ tilelink plan"))
+    _, out, _ = run.text(*command.split()[2:])
+    table, reasons = out.split("\n\nA fused form is chosen")
+    assert f"{command}\n{table}\n```" in page
+    quoted = page.split("The reasons follow the table, such as\n\n```\n")[1].split("```")[0]
+    assert quoted in reasons
