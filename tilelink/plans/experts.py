@@ -1,4 +1,4 @@
-"""What layers of experts take at least on a machine. No program here computes them, so nothing more is predicted."""
+"""What layers of experts take at least on a machine. No plan computes them, so nothing more is predicted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tilelink.frontend.values import ITEM_SIZE
 from tilelink.plans.model import Experts
 
 REASON = (
-    "no program of this library computes experts, so neither form is predicted; the bound is that of products and of "
-    "reading weights, where tokens are spread evenly over the experts"
+    "no plan computes experts (programs do: dispatch_matmul, matmul_combine), so neither form is predicted; the bound "
+    "is that of products and of reading weights, where tokens are spread evenly over the experts"
 )
 
 
