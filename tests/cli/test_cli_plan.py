@@ -75,14 +75,32 @@ def test_a_schedule_can_be_simulated_as_it_is_written(run: Run, config: Path, on
         assert run("simulate", row["program"], *asked)[1]["makespan_us"] == row["fused_us"]
 
 
-def test_layers_of_experts_are_not_predicted(run: Run, config: Path, one_core: None) -> None:
+def test_layers_of_whole_experts_are_predicted(run: Run, config: Path, one_core: None) -> None:
+    """By the programs of dispatch and combine, as they can be simulated."""
     config.write_text(json.dumps(MOE))
-    _, found = run("plan", str(config), "--tp", "2", "--ep", "2", "--tokens", "1", "--machine", "h100")
+    _, found = run("plan", str(config), "--tp", "2", "--ep", "2", "--tokens", "64", "--machine", "h100")
+    rows = [r for r in found["rows"] if r["layer"].startswith("experts")]
+    assert [(r["layer"], r["program"]) for r in rows] == [
+        ("experts_gate_up", "dispatch_matmul"), ("experts_down", "matmul_combine")
+    ]  # fmt: skip
+    for row in rows:
+        shape = ",".join(f"{d}={n}" for d, n in row["shape"].items())
+        asked = ["--machine", "h100", "--world", "2", "--shape", shape, "--schedule", row["schedule"]]
+        simulated = run("simulate", row["program"], *asked)[1]
+        assert [simulated[k] for k in ("makespan_us", "unfused_us", "bound_us")] == [
+            row[k] for k in ("fused_us", "unfused_us", "bound_us")
+        ]
+        assert row["choice"] == ("fused" if row["unfused_us"] >= 1.15 * row["fused_us"] else "unfused")
+
+
+def test_layers_of_experts_that_are_cut_are_not_predicted(run: Run, config: Path, one_core: None) -> None:
+    config.write_text(json.dumps(MOE))
+    _, found = run("plan", str(config), "--tp", "2", "--ep", "1", "--tokens", "1", "--machine", "h100")
     assert [r["layer"] for r in found["rows"]] == ["o", "shared_down", "experts_gate_up", "experts_down"]
     for row in found["rows"][2:]:
         assert (row["choice"], row["op"], row["schedule"]) == ("unfused", None, None)
         assert row["unfused_us"] is row["fused_us"] is None and row["bound_us"] > 0
-        assert "no plan computes experts" in row["reason"]
+        assert "computes experts that are cut over ranks, so neither form is predicted" in row["reason"]
 
 
 @pytest.mark.verify

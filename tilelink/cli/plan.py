@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tilelink.cli.command import Answer, Command, UsageError
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> Answer:
     questions = [(layer, asked) for n in args.tokens for layer, asked in _questions(layers, n, tp)]
     common = {"world": tp, "machine": args.machine, "dtype": configured.dtype}
     rows = _rows([(layer.name, asked | common) for layer, asked in questions])
-    rows += [_of_experts(described, configured.dtype, e, n) for n in args.tokens for e in experts]
+    of_experts = [(args.machine, configured.dtype, e, n) for n in args.tokens for e in experts]
+    rows += _results(_of_experts, of_experts, lambda row: f"{row['layer']}, {row['tokens']} tokens: {row['choice']}")
     rows.sort(key=lambda row: args.tokens.index(row["tokens"]))
     keys = {
         "label": "predicted", "machine": args.machine, "model": configured.name, "dtype": configured.dtype, "tp": tp,
@@ -69,21 +71,28 @@ def _questions(layers: tuple[Layer, ...], tokens: int, tp: int) -> list[tuple[La
 def _rows(asked: list[tuple[str, Row]]) -> list[Row]:
     """Those of `asked`: the name of a layer, and the arguments of `choose`."""
     longest = sorted(range(len(asked)), key=lambda k: -asked[k][1]["M"])  # what takes longest is begun first
+    rows = _results(
+        _of_layer, [asked[k] for k in longest],
+        lambda row: f"{row['layer']}, {row['op']}, {row['tokens']} tokens: {row['choice']}",
+    )  # fmt: skip
+    return [rows[longest.index(k)] for k in range(len(asked))]
+
+
+def _results(run: Callable[[Any], Row], jobs: list[Any], said: Callable[[Row], str]) -> list[Row]:
+    """The rows of jobs, on all cores; each is told when it is there."""
     rows: dict[int, Row] = {}
-    for done, (at, found) in enumerate(on_all_cores(_choice, [asked[k][1] for k in longest]), start=1):
-        layer, question = asked[longest[at]]
-        named = f"[{done}/{len(asked)}] {layer}, {question['operator']}, {question['M']} tokens"
+    for done, (at, found) in enumerate(on_all_cores(run, jobs) if jobs else (), start=1):
         if isinstance(found, TileLinkError):
             raise found
-        rows[longest[at]] = _row(layer, found)
-        print(f"{named}: {found.choice}", file=sys.stderr, flush=True)
+        rows[at] = found
+        print(f"[{done}/{len(jobs)}] {said(found)}", file=sys.stderr, flush=True)
     return [rows[k] for k in sorted(rows)]
 
 
-def _choice(asked: Row) -> Choice:
+def _of_layer(asked: tuple[str, Row]) -> Row:
     from tilelink.plans import choose
 
-    return choose(**asked)
+    return _row(asked[0], choose(**asked[1]))
 
 
 def _row(layer: str, choice: Choice) -> Row:
@@ -97,14 +106,31 @@ def _row(layer: str, choice: Choice) -> Row:
     }  # fmt: skip
 
 
-def _of_experts(machine: Machine, dtype: str, experts: Experts, tokens: int) -> Row:
-    from tilelink.plans.experts import REASON, experts_bound_us
+def _of_experts(asked: tuple[str, str, Experts, int]) -> Row:
+    """The row of a layer of experts, of a machine, dtype, layer and tokens. No operator computes it: it has no plan."""
+    from tilelink.analysis.machine import machine
+    from tilelink.plans import MARGIN
+    from tilelink.plans.experts import CUT, experts_bound_us, experts_forms, experts_shape
+    from tilelink.plans.reasons import reason
 
+    described, (_, dtype, experts, tokens) = machine(asked[0]), asked
     shape = {"M": tokens, "N": experts.columns, "K": experts.depth, "experts": experts.all, "each": experts.each}
-    return {
+    row: Row = {
         "layer": experts.name, "op": None, "tokens": tokens, "unfused_us": None, "fused_us": None,
-        "bound_us": round(experts_bound_us(experts, machine, dtype, tokens), 3), "choice": "unfused", "reason": REASON,
+        "bound_us": round(experts_bound_us(experts, described, dtype, tokens), 3), "choice": "unfused", "reason": CUT,
         "schedule": None, "program": None, "plan": None, "shape": shape,
+    }  # fmt: skip
+    predicted = experts_forms(experts, described, dtype, tokens)
+    if predicted is None:
+        return row
+    plain, forms = predicted
+    assert forms.fastest is not None and forms.prediction is not None
+    fused = forms.prediction.makespan_us
+    return row | {
+        "unfused_us": round(plain.total_us, 3), "fused_us": round(fused, 3),
+        "bound_us": round(forms.prediction.bound_us, 3), "reason": reason(plain, forms, MARGIN),
+        "choice": "fused" if plain.total_us >= (1 + MARGIN) * fused else "unfused",
+        "schedule": forms.fastest.schedule, "program": forms.fastest.program, "shape": experts_shape(experts, tokens),
     }  # fmt: skip
 
 
