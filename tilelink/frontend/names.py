@@ -58,7 +58,7 @@ class Names:
         self.made = re.compile(
             rf"({tensor})_(block\d*|kept|here|at|signals|signals_here|stride_\w+|(own_)?\d+(_by_\d+)*)"
             rf"|({dim})_(lo|tiles?|parts?|first|end|inside|at|cell|home)|(part|cell)_({dim})|index_\d+|their_\w+"
-            rf"|({route})_(from|to|segments?|expert)|(home|expert|source)_({route})"
+            rf"|({route})_(from|to|turn|segments?|expert)|(home|expert|source)_({route})"
             rf"|({role})_(workers|tiles)|(drain|publish)_({tensor})|{re.escape(program[0])}_(publish|enter)"
         )
 

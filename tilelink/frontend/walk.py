@@ -14,10 +14,12 @@ from tilelink.frontend.expressions import (
     RANK,
     WORLD,
     Expr,
+    begin_of,
     ceil_div,
     first_of,
     floor_div,
     modulo,
+    natural,
     node_of,
     place_of,
     symbol,
@@ -25,7 +27,7 @@ from tilelink.frontend.expressions import (
 from tilelink.frontend.ir import Range, Segment, Walk
 from tilelink.frontend.routes import EXPERT, SEGMENT
 from tilelink.frontend.schedule import CopyEngine, SMs
-from tilelink.language import RanksWord, RouteWord, Space, nodes, ranks
+from tilelink.language import ExpertsWord, RanksWord, RouteWord, Space, nodes, ranks
 
 
 def longest_part(dim: str) -> sympy.Symbol:
@@ -54,13 +56,20 @@ def make_walk(
     ranges, sent = [], None
     for d, t in sizes.items():
         number = symbol(f"{d}_tile")
-        coordinates += [(f"{d}_tile", indices[d])] if t else []
-        if space.route and d == space.route.rows:
-            made = _routed(space, axes, t)
-            coordinates += [c for more, _ in made for c in more]
-            ranges.append(made[0][1])
-            sent = made[1][1] if len(made) > 1 else None
+        if isinstance(space.routed, RouteWord) and d == space.routed.rows:
+            made = [_segment(space.routed, side, axes, t) for side in space.routed.sides]
+            coordinates += [(f"{d}_tile", indices[d])] if t else []
+            coordinates += [c for more, _ in reversed(made) for c in more]
+            sent, rows = (side for _, side in made)
+            ranges.append(rows)
             continue
+        if isinstance(space.routed, ExpertsWord) and d == space.routed.route.rows:
+            first = _part_at(resource, sympy.S.Zero, RANK, WORLD, site)
+            more, rows = _rows_of_expert(space.routed.route, axes, indices.get(d), t, first)
+            coordinates += more
+            ranges.append(rows)
+            continue
+        coordinates += [(f"{d}_tile", indices[d])] if t else []
         part = axes[homes[d]] if d in spread else None
         begin, end = _bounds(d, part)
         if t is None:
@@ -75,7 +84,7 @@ def make_walk(
         count=inner * sympy.prod(free.values()),
         axes=tuple(free.items()),
         coordinates=tuple(coordinates),
-        exists=sympy.And(*[r.start < _end(r) for r in ranges if r.part is not None]),
+        exists=sympy.And(*[_exists(r) for r in ranges if r.part is not None]),
         ranges=tuple(ranges),
         sent=sent,
         homes=tuple((d, axes[name]) for d, name in homes.items()),
@@ -83,24 +92,41 @@ def make_walk(
     return walk, axes
 
 
-def _routed(space: Space, axes: dict[str, Expr], t: int | None) -> list[tuple[list[tuple[str, Expr]], Range]]:
-    """The rows of a tile of a route, or of one of its experts, with the coordinates that say where they are; of a route
-    on both sides."""
-    route = space.route
-    assert route is not None
-    whole = isinstance(space.routed, RouteWord)
-    segment = Segment(route, axes["home"], axes[EXPERT], axes["source"] if whole else None)
-    made = []
-    for dim, part in ((route.rows, axes["home"]), *([(route.sent, axes["source"])] if whole else [])):
-        begin, end, lo, offset = symbol(f"{dim}_from"), symbol(f"{dim}_to"), symbol(f"{dim}_lo"), sympy.S.Zero
-        coordinates = list(zip((str(begin), str(end)), segment.bounds(dim), strict=True))
-        if t is None:
-            made.append((coordinates, Range(dim, begin, end, None, part, segment=segment)))
-            continue
-        offset = symbol(f"{route.rows}_tile") * t
-        coordinates.append((str(lo), begin + offset))
-        made.append((coordinates, Range(dim, lo, sympy.Min(lo + t, end), t, part, offset, segment=segment)))
-    return made
+Coordinates = list[tuple[str, Expr]]
+
+
+def _segment(route: RouteWord, dim: str, axes: dict[str, Expr], t: int | None) -> tuple[Coordinates, Range]:
+    """The rows of a tile of a route on one of its sides, and the coordinates that say where they are."""
+    segment = Segment(route, axes["home"], axes[EXPERT], axes["source"])
+    part = axes["home"] if dim == route.rows else axes["source"]
+    coordinates = list(zip((f"{dim}_from", f"{dim}_to"), segment.bounds(dim), strict=True))
+    return _piece(dim, coordinates, symbol(f"{route.rows}_tile"), t, part, segment)
+
+
+def _rows_of_expert(
+    route: RouteWord, axes: dict[str, Expr], turn: Expr | None, t: int | None, first: Expr
+) -> tuple[Coordinates, Range]:
+    """The rows of a tile of an expert, and the coordinates that say where they are. A worker begins where the rows from
+    source `first` do, and goes round: COMET (arXiv 2502.19811, section 3) has those of the own rank first."""
+    dim, segment = route.rows, Segment(route, axes["home"], axes[EXPERT], None)
+    coordinates = list(zip((f"{dim}_from", f"{dim}_to"), segment.bounds(dim), strict=True))
+    if turn is not None and t is not None:
+        begin, end, count = (symbol(f"{dim}_{name}") for name in ("from", "to", "turn"))
+        start = natural(begin_of(symbol(dim), segment.number(dim) + first) - begin)
+        tiles = sympy.Max(1, ceil_div(natural(end - begin), t))
+        coordinates += [(str(count), turn), (f"{dim}_tile", modulo(count + floor_div(start, t), tiles))]
+    return _piece(dim, coordinates, symbol(f"{dim}_tile"), t, axes["home"], segment)
+
+
+def _piece(
+    dim: str, coordinates: Coordinates, number: Expr, t: int | None, part: Expr, segment: Segment
+) -> tuple[Coordinates, Range]:
+    """A tile of a piece of the rows of a route, or the whole of it."""
+    begin, end, lo = (symbol(f"{dim}_{name}") for name in ("from", "to", "lo"))
+    if t is None:
+        return coordinates, Range(dim, begin, end, None, part, segment=segment)
+    rows = Range(dim, lo, sympy.Min(lo + t, end), t, part, number * t, segment=segment)
+    return [*coordinates, (str(lo), begin + number * t)], rows
 
 
 def _longest(space: Space, dim: str) -> sympy.Symbol:
@@ -110,9 +136,15 @@ def _longest(space: Space, dim: str) -> sympy.Symbol:
     return symbol(f"{dim}_{SEGMENT if isinstance(space.routed, RouteWord) else EXPERT}")
 
 
-def _end(r: Range) -> Expr:
-    """Where the piece ends that a tile's range is cut from, along a dimension that is spread over the ranks."""
-    return symbol(f"{r.dim}_to") if r.segment else _bounds(r.dim, r.part)[1]
+def _exists(r: Range) -> sympy.logic.boolalg.Boolean:
+    """Whether there is such a tile along a dimension that is spread over the ranks, whose parts and pieces are not of
+    one length."""
+    if r.segment is None:
+        return r.start < _bounds(r.dim, r.part)[1]
+    begin, end = symbol(f"{r.dim}_from"), symbol(f"{r.dim}_to")
+    if r.extent is None or r.segment.source is not None:
+        return r.start < end
+    return begin + symbol(f"{r.dim}_turn") * r.extent < end  # its number is that after going round
 
 
 def _bounds(dim: str, part: Expr | None) -> tuple[Expr, Expr]:

@@ -34,6 +34,6 @@ def dispatch_matmul(
 
 
 gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
-push = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="source"), matmul=gemm)
+push = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.ring, at="source"), matmul=gemm)
 pull = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="home"), matmul=gemm)
 engine = tk.Schedule(dispatch=tk.CopyEngine(tile=(None, None), at="source"), matmul=gemm)

@@ -41,9 +41,9 @@ def matmul_combine(
 
 
 gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
-copies = tk.SMs(6, tile=(128, 256), order=tk.own_rank_first, at="source")
+copies = tk.SMs(6, tile=(128, 256), order=tk.ring, at="source")
 push = tk.Schedule(
-    matmul=gemm, combine=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="home"), keep=copies
+    matmul=gemm, combine=tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="home"), keep=copies
 )
 pull = tk.Schedule(
     matmul=gemm, combine=tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="source"), keep=copies
