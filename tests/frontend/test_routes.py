@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import triton.language as tl
 
 import tilelink as tk
@@ -14,6 +15,7 @@ from tests.kernels.gather_gemm import small_world
 from tests.kernels.routed import Routed, random_counts
 from tilelink.analysis.events import NOTIFY, WAIT, WRITE
 from tilelink.errors import DimensionError, ScheduleError, ShapeError, SignalCountError, TileLinkError
+from tilelink.frontend.routes import Routing
 from tilelink.kernels.dispatch_matmul import dispatch_matmul, push
 from tilelink.kernels.matmul_combine import matmul_combine
 
@@ -76,13 +78,15 @@ def test_a_number_of_rows_is_dealt_out_evenly() -> None:
         ({"routed": [[1, 2.5]] * 4}, "not negative"),
         ({"routed": -1}, "routed: -1; needed are counts"),
         ({"routed": 8, "sent": 9}, "sent is 9; routed says that 8 rows are sent"),
+        ({"routed": 8, "experts": 0}, "experts is 0: a rank has one expert or more"),
+        ({"routed": [[float("inf"), 1]] * 4}, "not negative"),
         ({}, "needs the sizes of routed and experts; routed is missing"),
     ],
     ids=str,
 )  # fmt: skip
 def test_counts_that_are_none(sizes: dict[str, Any], said: str) -> None:
     with pytest.raises(DimensionError, match=said):
-        dispatch_matmul.check("push", world=2, **SIZES, **sizes)
+        dispatch_matmul.check("push", world=2, **(SIZES | sizes))
 
 
 def test_calls_that_are_wrong_are_refused_before_anything_runs() -> None:
@@ -95,6 +99,7 @@ def test_calls_that_are_wrong_are_refused_before_anything_runs() -> None:
     for counts, kind, said in (
         ({}, ShapeError, "needs to know how many rows each expert gets from each rank: parts={'routed': counts}"),
         ({"parts": {"routed": COUNTS[:3]}}, DimensionError, "routed: 3 entries; needed are counts"),
+        ({"parts": {"routed": COUNTS, "sent": (9, 9)}}, ShapeError, "sent are (9, 9); those of routed say (23, 43)"),
         ({"parts": {"routed": more}}, ShapeError, "x has shape (23, 40), so sent is 23 there; parts makes it 24"),
     ):
         with pytest.raises(kind, match=re.escape(said)):
@@ -140,6 +145,104 @@ def whole(x: Any, weight: Any, out: Any) -> None:
 
 def test_tiles_of_a_rank_may_wait_for_rows_of_any_segments() -> None:
     bound(whole)
+
+
+ROWS = tk.Sharded("R", "K")
+
+
+@tk.tile
+def make(t, x, rows):  # type: ignore[no-untyped-def]
+    tk.notify(rows[t].store(x[t].load()))
+
+
+@tk.tile
+def add_up(t, rows, out):  # type: ignore[no-untyped-def]
+    """In each row of a tile, the sum of its rows."""
+    total = tl.zeros(t.shape, tl.float32)
+    for step in tk.steps(t.rows):
+        total += tl.sum(tk.wait(rows[step, t.cols]).load(), 0)[None, :]
+    out[t].store(total)
+
+
+@tk.program
+def made_by_experts(
+    x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), out: ROWS  # type: ignore[valid-type]
+) -> None:
+    route, rows = tk.route("S", "R", "E"), tk.sharded("R", "K")
+    make[tk.tiles(route.experts, x.cols)](x, rows)
+    take[tk.tiles(out)](rows, out)
+
+
+@tk.program
+def added_by_experts(
+    x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), out: ROWS  # type: ignore[valid-type]
+) -> None:
+    route, rows = tk.route("S", "R", "E"), tk.sharded("R", "K")
+    make[tk.tiles(x)](x, rows)
+    add_up[tk.tiles(route.experts, x.cols)](rows, out)
+
+
+@tk.program
+def made_and_added_by_experts(
+    x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), out: ROWS  # type: ignore[valid-type]
+) -> None:
+    route, rows = tk.route("S", "R", "E"), tk.sharded("R", "K")
+    make[tk.tiles(route.experts, x.cols)](x, rows)
+    add_up[tk.tiles(route.experts, x.cols)](rows, out)
+
+
+MIXED: dict[Any, Any] = {
+    made_by_experts: tk.Schedule(make=tk.SMs(1, tile=(16, 16)), take=tk.SMs(3, tile=(32, 16))),
+    added_by_experts: tk.Schedule(make=tk.SMs(1, tile=(16, 16)), add_up=tk.SMs(3, tile=(32, 16, 16))),
+    made_and_added_by_experts: tk.Schedule(make=tk.SMs(1, tile=(32, 16)), add_up=tk.SMs(3, tile=(16, 16, 16))),
+}
+
+
+@pytest.mark.parametrize("program", MIXED, ids=lambda p: p.name)
+def test_what_structure_shows_holds_for_random_routings(program: Any) -> None:
+    """Tiles that wait are cut otherwise than those that notify; pieces are empty, shorter and longer than tiles."""
+    for seed in range(12):
+        world, experts = 1 + seed % 3, 1 + seed % 2
+        counts = random_counts(world, experts, seed, most=(3, 40)[seed % 2])
+        report = program.check(MIXED[program], world=world, R=counts, E=experts, K=16)
+        assert (report.verdict, report.proof) == ("safe", "structural"), (counts, str(report))
+
+
+def test_tiles_wait_for_rows_of_several_experts() -> None:
+    counts = random_counts(2, 2, 3)
+    routing = Routing(tuple(map(tuple, counts))).parts(made_by_experts.recorded().routes[0])
+    given = [{d: torch.randn(n[rank], 16) for d, n in routing.items()} for rank in range(2)]
+
+    def rank(g: Any) -> torch.Tensor:
+        own = given[g.rank]
+        out = torch.full_like(own["R"], float("nan"))
+        parts = {"R": counts}
+        return made_by_experts(
+            own["R"], own["S"], torch.zeros(2, 16), out, schedule=MIXED[made_by_experts], group=g, parts=parts
+        )
+
+    for out, own in zip(small_world(2).run(rank), given, strict=True):
+        assert torch.equal(out, own["R"])
+
+
+def test_a_rank_axis_may_be_called_expert_where_nothing_is_routed() -> None:
+    @tk.program
+    def gathered(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")) -> None:  # type: ignore[valid-type]
+        full = tk.local("M", "K")
+        to_expert[tk.tiles(x, expert=tk.ranks)](x, full)
+        take[tk.tiles(out)](full, out)
+
+    on = tk.Schedule(to_expert=tk.SMs(2, tile=(16, 16), at="expert"), take=tk.SMs(2, tile=(16, 16)))
+    assert gathered.check(on, world=2, M=33, K=16).verdict == "safe"
+
+
+@tk.tile
+def to_expert(t, x, full):  # type: ignore[no-untyped-def]
+    tk.notify(tk.copy(x[t], full[t].at(t.expert)))
+
+
+def along_two_cuts(x: Any, weight: Any, out: Any) -> None:
+    tk.tiles(x, tk.route("S", "R", "E").experts)
 
 
 def twice(x: Any, weight: Any, out: Any) -> None:
@@ -189,6 +292,8 @@ def again(t, out, rows):  # type: ignore[no-untyped-def]
         (of_nothing, {}, DimensionError, "K is no dimension along which a tensor is cut over the ranks"),
         (of_cut_experts, {}, DimensionError, "S has to be a dimension of its own, of a local tensor"),
         (two_at_once, {}, DimensionError, "the rows of one route, not of"),
+        (along_two_cuts, {}, DimensionError, "goes along no other dimension that is cut over the ranks"),
+        (whole, {"cells": {"buffer0": (32, 16)}}, ScheduleError, "rows of several pieces along R, .* say None there"),
         (more_axes, {}, DimensionError, "have their own axes; reader can't be one too"),
         (without_sources, {}, DimensionError, "dimension 0 of x is S; it is given R"),
         (cut_in_two_ways, {"again": tk.SMs(2, tile=(16, 16))}, SignalCountError, "cut from R in another way"),

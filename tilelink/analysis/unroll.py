@@ -122,7 +122,8 @@ class _Unroller:
                 values[name] = evaluate(e, values)
             here = np.broadcast_to(evaluate(self.role.walk.exists, values), values["i"].shape)
             if not here.all():
-                values = {n: v[here] if _per_lane(v, here) else v for n, v in values.items()}
+                lanes = {"rank", "i", *(name for name, _ in self.role.walk.coordinates)}  # and no table as long
+                values = {n: v[here] if n in lanes and _per_lane(v, here) else v for n, v in values.items()}
         self.values, self.lanes, self.act = values, len(values["i"]), None
         self.seq = 0
         self.whole: dict[str, tuple[Expr, Expr]] = {}

@@ -92,6 +92,8 @@ def _cells_of_rows(cell: Cell, rows: Range) -> tuple[Expr, Expr]:
         home = RANK if rows.part is None else rows.part
         pieces = symbol(cell.dim), home * segments_of_rank(route) + before, every
         one, other = (segment_of(pieces[0], row, *pieces[1:]) for row in (rows.start, rows.stop - 1))
+        if cell.pieces == EXPERT:  # which is of one expert after the other
+            one, other = floor_div(one, WORLD), floor_div(other, WORLD)
         return before + one, other - one + 1
     piece, offset = segment.expert, rows.offset
     if cell.pieces == SEGMENT and segment.source is not None:

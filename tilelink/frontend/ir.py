@@ -50,7 +50,7 @@ class Walk:
     names before it, `rank`, `world` and sizes; `axes` are the rank axes among them, each with the number of its values,
     outermost first. A number is passed over where `exists` does not hold (parts of
     different length). `f_R`: `homes`, the rank in whose part the tile lies along each dimension that is cut over the
-    ranks. `sent`: where the rows of a tile of a route lie at their source.
+    ranks. `sent`: where the rows of a tile of a route lie at their source; `expert`: the axis of the experts of a rank.
     """
 
     sizes: tuple[tuple[str, Expr], ...]
@@ -61,6 +61,7 @@ class Walk:
     ranges: tuple[Range, ...]
     homes: tuple[tuple[str, Expr], ...]
     sent: Range | None = None
+    expert: str = ""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Segment:
         experts, source = symbol(self.route.per_rank), 0 if self.source is None else self.source
         if dim == self.route.rows:
             return (self.home * experts + self.expert) * WORLD + source
+        assert self.source is not None, "at the sources the rows of an expert are no piece"
         return (source * WORLD + self.home) * experts + self.expert
 
     def bounds(self, dim: str) -> tuple[Expr, Expr]:
@@ -57,16 +58,18 @@ class Routing:
     counts: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, given: Any, route: RouteWord, world: int, experts: int, site: Site) -> Routing:
+    def of(cls, given: Any, route: RouteWord, world: int, experts: Any, site: Site) -> Routing:
         """From counts as nested sequences (an array, a tensor), for each expert of all ranks one a source, or from the
         number of all rows, which are dealt out evenly. Raises DimensionError."""
+        if not isinstance(experts, int) or isinstance(experts, bool) or experts < 1:
+            raise DimensionError(f"{route.per_rank} is {experts!r}: a rank has one expert or more", site)
         given = given.tolist() if hasattr(given, "tolist") else given
         if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
             return cls.even(given, world, experts)
         try:
             counts = tuple(tuple(int(n) for n in row) for row in given)
             whole = all(int(n) == n >= 0 for row in given for n in row)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             counts, whole = (), False
         if not whole or len(counts) != world * experts or any(len(row) != world for row in counts):
             said = f"{len(given)} entries" if isinstance(given, Sequence) else repr(given)

@@ -101,6 +101,14 @@ def derive_signals(
         by_home = any(u.view.home != RANK for u in mine)
         grid = _grid(tensor, theirs, mine, cut, wanted.get(tensor.name), site)
         grid = tuple(_of_route(c, k, tensor, theirs, mine, routes) for k, c in enumerate(grid))
+        asked = wanted.get(tensor.name, tuple(c.size for c in grid))
+        lost = next((c for c, size in zip(grid, asked, strict=True) if c.size != size), None)
+        if lost is not None:
+            raise ScheduleError(
+                f"cells of {tensor.name}: tiles wait for rows of several pieces along {lost.dim}, and each has one "
+                "cell then: say None there",
+                site,
+            )
         if by_home:
             grid = (Cell(RANKS_DIM, 1, False, False), *grid)
         waiters = sympy.Or(*[_waiters(u, grid) for u in mine]) if by_home else sympy.true

@@ -14,7 +14,7 @@ import numpy as np
 from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import For, Role, Statement, TileProgram, View, walk
-from tilelink.frontend.routes import EXPERT, Routing
+from tilelink.frontend.routes import Routing
 from tilelink.frontend.schedule import SMs, smallest_tile
 from tilelink.frontend.turns import members
 from tilelink.language import RouteWord
@@ -90,7 +90,7 @@ class Sizes:
         sizes = dict(self.dims)
         routed = program.routed
         for role in program.roles:
-            ranks = (count for name, count in role.walk.axes if name != EXPERT)
+            ranks = (count for name, count in role.walk.axes if name != role.walk.expert)
             ways = next((int(evaluate(count, self.values)) for count in ranks), self.world)
             role.resource.order.check(ways, role.site)
             for dim, extent in sorted(extents(role)):
@@ -165,7 +165,7 @@ def _routing(route: RouteWord, sizes: Mapping[str, Any], world: int, site: Site)
     routing = Routing.of(sizes[route.rows], route, world, sizes[route.per_rank], site)
     lengths = routing.parts(route)[route.sent]
     sent = sizes.get(route.sent, lengths)
-    if sent not in (sum(lengths), lengths):
+    if (tuple(sent) if isinstance(sent, Sequence) else sent) not in (sum(lengths), lengths):
         raise DimensionError(
             f"{route.sent} is {sent!r}; {route.rows} says that {sum(lengths)} rows are sent, {lengths} by the ranks",
             site,

@@ -46,11 +46,13 @@ def make_walk(
     values = {a: axis_values(word) for a, word in rank_axes(space, cut).items()}
     if space.route:  # outermost: all ranks go through their experts together
         values = {EXPERT: (symbol(space.route.per_rank), sympy.S.Zero), **values}
-    executor = _executor(role, space, resource, tuple(a for a in values if a != EXPERT), site)
+    expert = EXPERT if space.route else ""
+    executor = _executor(role, space, resource, tuple(a for a in values if a != expert), site)
     free = {a: count for a, (count, _) in values.items() if a != executor}
     counts = {d: symbol(f"{d}_tiles") for d in tiled}
     inner = sympy.prod(counts.values())
-    coordinates = _rank_coordinates(values, list(free), inner, resource, site)
+    ordered = next((a for a in free if a != expert), None)
+    coordinates = _rank_coordinates(values, list(free), ordered, inner, resource, site)
     axes = ({executor: values[executor][1]} if executor else {}) | {a: symbol(a) for a in free}
     indices = _indices(symbol("tile") if free else symbol("i"), list(counts.items()), resource.order.group)
     ranges, sent = [], None
@@ -87,6 +89,7 @@ def make_walk(
         exists=sympy.And(*[_exists(r) for r in ranges if r.part is not None]),
         ranges=tuple(ranges),
         sent=sent,
+        expert=expert,
         homes=tuple((d, axes[name]) for d, name in homes.items()),
     )
     return walk, axes
@@ -176,13 +179,17 @@ def axis_values(word: RanksWord) -> tuple[Expr, Expr]:
 
 
 def _rank_coordinates(
-    values: dict[str, tuple[Expr, Expr]], free: list[str], inner: Expr, resource: SMs | CopyEngine, site: Site
+    values: dict[str, tuple[Expr, Expr]],
+    free: list[str],
+    ordered: str | None,
+    inner: Expr,
+    resource: SMs | CopyEngine,
+    site: Site,
 ) -> list[tuple[str, Expr]]:
-    """The axes that are walked on a rank, outermost first, and the tile inside them; the first rank axis goes in the
-    schedule's order. `values`: how many values an axis has, and which of them the executing rank is."""
+    """The axes that are walked on a rank, outermost first, and the tile inside them; `ordered`, the first rank axis,
+    goes in the schedule's order. `values`: how many values an axis has, and which of them the executing rank is."""
     number = symbol("i")
     coordinates: list[tuple[str, Expr]] = []
-    ordered = next((a for a in free if a != EXPERT), None)
     for k, axis in enumerate(free):
         count, own = values[axis]
         step = floor_div(number, inner * sympy.prod(values[a][0] for a in free[k + 1 :]))

@@ -53,6 +53,10 @@ def tiles(*of: TensorWord | AxisWord | RouteWord | ExpertsWord, **axes: RanksWor
     for name, axis in axes.items():
         if not isinstance(axis, RanksWord):
             raise DimensionError(f"{name}={axis!r}: a rank axis is tk.ranks, tk.nodes or tk.locals", site)
+    if routed is not None and len(sharded) > 1:
+        raise DimensionError(
+            f"a tile space of {routed} goes along no other dimension that is cut over the ranks, as {sharded} are", site
+        )
     if routed is not None and axes:
         raise DimensionError(f"the tiles of {routed} have their own axes; {', '.join(axes)} can't be one too", site)
     return Space(tuple(dims), next(iter(sharded), None), axes, routed)

@@ -61,16 +61,19 @@ class Siblings:
     def forget(self) -> None:
         """Drops results that nobody has taken."""
         self._input: torch.Tensor | None = None
+        self._version = 0
         self._waiting: dict[str, torch.Tensor] = {}
 
     def result(self, name: str, input: torch.Tensor) -> torch.Tensor:
         """The rank's part of a layer's result. Raises ArgumentError where its siblings had another input."""
         if name not in self._waiting:
-            self._input, self._waiting = input, self._computed(input)
-        elif self._input is not input:
+            self._input, self._version, self._waiting = input, input._version, self._computed(input)
+        elif self._input is not input or self._version != input._version:
             first = next(n for n in self.layers if n not in self._waiting)
+            same = self._input is input
+            other = "a tensor that was changed since it was given to" if same else "another tensor than"
             own = "each is to have a style of its own, ColwiseParallel"
-            raise ArgumentError(f"{name} is called with another tensor than {first}, so {own}", Site.of_user())
+            raise ArgumentError(f"{name} is called with {other} {first}, so {own}", Site.of_user())
         result = self._waiting.pop(name)
         if not self._waiting:
             self._input = None

@@ -195,7 +195,11 @@ def _routing(
     if of is None:
         raise ArgumentError(f"{program.name}: the size of {route.per_rank} can't be told from what is given", site)
     experts = tensors[of].shape[declared[of].dims.index(route.per_rank)]
-    return Routing.of(parts[route.rows], route, world, experts, site)
+    routing = Routing.of(parts[route.rows], route, world, experts, site)
+    lengths = routing.parts(route)[route.sent]
+    if route.sent in parts and tuple(parts[route.sent]) != lengths:
+        raise ShapeError(f"parts of {route.sent} are {parts[route.sent]}; those of {route.rows} say {lengths}", site)
+    return routing
 
 
 def _lengths(parts: Any, world: int, site: Site) -> dict[str, tuple[int, ...]]:

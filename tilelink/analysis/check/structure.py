@@ -35,7 +35,6 @@ from tilelink.frontend.ir import (
     Wait,
     loads_of,
 )
-from tilelink.frontend.routes import EXPERT
 from tilelink.frontend.turns import members
 from tilelink.frontend.views import on_side
 
@@ -119,7 +118,7 @@ def _written_once(tensor: Tensor, found: list[Place], awaited: bool) -> str:
 def _one_to_one(place: Place, view: View, tensor: Tensor) -> bool:
     """Whether the places that the tiles of a role write to are different, and are all of the tensor's."""
     walk = place.role.walk
-    if any(count != WORLD for name, count in walk.axes if name != EXPERT):
+    if any(count != WORLD for name, count in walk.axes if name != walk.expert):
         return False
     left = {symbol(name) for name, _ in walk.axes} | {RANK}
     missing = list(on_side(walk.ranges, walk.sent, tensor.dims))

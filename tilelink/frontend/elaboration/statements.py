@@ -189,9 +189,10 @@ class Elaborator(Calls):
             limit = end if stop is None else sympy.Min(end, stop)
             within = along.extent if isinstance(along, Range) else None
             bounded = stop is not None or (isinstance(along, Range) and along.bounded)
+            segment = along.segment if isinstance(along, Range) else None
             k = Range(
                 along.dim, lo, sympy.Min(lo + size, limit), size, part, before + natural(lo - begin),
-                inside=within, bounded=bounded,
+                inside=within, bounded=bounded, segment=segment,
             )  # fmt: skip
             self.loop(s, own, begin, limit, size, {name: k})
 
