@@ -63,6 +63,13 @@ def test_kernels_do_not_depend_on_the_routing() -> None:
     assert len(sources) == 1
 
 
+def test_counts_may_be_given_one_after_the_other() -> None:
+    """As a command line has them, routed=5+0+17+3+0+0+1+40."""
+    flat = tuple(n for row in COUNTS for n in row)
+    made = (dispatch_matmul.unroll(SMALL, world=2, routed=c, **SIZES).sizes for c in (COUNTS, flat, np.array(COUNTS)))
+    assert len(set(made)) == 1
+
+
 def test_a_number_of_rows_is_dealt_out_evenly() -> None:
     events = dispatch_matmul.unroll("push", world=2, routed=11, **SIZES)
     (_, routing), = events.sizes.routings
@@ -73,13 +80,17 @@ def test_a_number_of_rows_is_dealt_out_evenly() -> None:
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"routed": [[1, 2]] * 3}, r"routed: 3 entries; needed are counts .* for each of the 2 experts of 2 ranks, 4,"),
-        ({"routed": [[1, -2]] * 4}, "not negative"),
-        ({"routed": [[1, 2.5]] * 4}, "not negative"),
-        ({"routed": -1}, "routed: -1; needed are counts"),
+        ({"routed": [[1, 2]] * 3}, r"counts of 3 experts; .* each of the 4 experts \(2 of each of 2 ranks, as experts"),
+        ({"routed": [[1, 2, 3, 4]] * 2}, "counts of 2 experts, which is the table with sources first"),
+        ({"routed": [[1, -2]] * 4}, r"counts\[0\]\[1\] is -2; needed are counts\[expert\]\[source\]"),
+        ({"routed": [[1, 2.5]] * 4}, r"counts\[0\]\[1\] is 2.5"),
+        ({"routed": [[1, 2], [1], [1, 2], [1, 2]]}, r"counts\[1\] has 1 entries"),
+        ({"routed": [1, 2, 3]}, r"counts\[0\] is 1, no row of counts"),
+        ({"routed": "40"}, "'40' is no table of counts"),
+        ({"routed": -1}, "routed: -1 is no table of counts"),
         ({"routed": 8, "sent": 9}, "sent is 9; routed says that 8 rows are sent"),
         ({"routed": 8, "experts": 0}, "experts is 0: a rank has one expert or more"),
-        ({"routed": [[float("inf"), 1]] * 4}, "not negative"),
+        ({"routed": [[float("inf"), 1]] * 4}, r"counts\[0\]\[0\] is inf"),
         ({}, "needs the sizes of routed and experts; routed is missing"),
     ],
     ids=str,
@@ -98,7 +109,7 @@ def test_calls_that_are_wrong_are_refused_before_anything_runs() -> None:
     more = [[6, 0], *COUNTS[1:]]
     for counts, kind, said in (
         ({}, ShapeError, "needs to know how many rows each expert gets from each rank: parts={'routed': counts}"),
-        ({"parts": {"routed": COUNTS[:3]}}, DimensionError, "routed: 3 entries; needed are counts"),
+        ({"parts": {"routed": COUNTS[:3]}}, DimensionError, "routed: counts of 3 experts; needed are counts"),
         ({"parts": {"routed": COUNTS, "sent": (9, 9)}}, ShapeError, "sent are (9, 9); those of routed say (23, 43)"),
         ({"parts": {"routed": more}}, ShapeError, "x has shape (23, 40), so sent is 23 there; parts makes it 24"),
     ):

@@ -96,6 +96,12 @@ def changed_input(g: dist.ProcessGroup) -> None:
     parallel.get_submodule("up")(x.add_(1))
 
 
+def no_such_dimension(g: dist.ProcessGroup) -> None:
+    module = nn.Linear(8, 8)
+    applied(g, tnn.RowwiseParallel(output_layouts=Shard(3)), module)
+    module(torch.zeros(2, 3, 4))
+
+
 def float64(g: dist.ProcessGroup) -> None:
     module = nn.Linear(8, 8).double()
     applied(g, tnn.ColwiseParallel(), module)
@@ -124,6 +130,7 @@ BAD = {
     spread_twice: ("ArgumentError", "is spread already"),
     two_dimensions: ("ArgumentError", "the mesh has 2 dimensions ('dp', 'tp'); layers are spread over one, mesh['tp']"),
     another_input: ("ArgumentError", "up is called with another tensor than gate"),
+    no_such_dimension: ("ShapeError", "the layout is"),
     changed_input: ("ArgumentError", "up is called with a tensor that was changed since it was given to gate"),
     float64: ("DtypeError", "x is float64"),
     other_features: ("ShapeError", "weight 0 has shape (8, 4)"),

@@ -106,7 +106,7 @@ def _positive(text: str) -> int:
 def flags(parser: argparse.ArgumentParser) -> None:
     add_program_flags(parser, SIZE)
     parser.add_argument(
-        "--seeds", type=_natural, default=SEEDS, metavar="N",
+        "--seeds", type=_positive, default=SEEDS, metavar="N",
         help="schedules to run, those of the seeds 0 to N-1; in that of 0 all take turns (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(

@@ -6,10 +6,11 @@ are in the order (home, expert, source), at the sources in the order (source, ho
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -59,26 +60,24 @@ class Routing:
 
     @classmethod
     def of(cls, given: Any, route: RouteWord, world: int, experts: Any, site: Site) -> Routing:
-        """From counts as nested sequences (an array, a tensor), for each expert of all ranks one a source, or from the
-        number of all rows, which are dealt out evenly. Raises DimensionError."""
+        """From counts as nested sequences (an array, a tensor), for each expert of all ranks one a source, or one after
+        the other; or from the number of all rows, which are dealt out evenly. Raises DimensionError."""
         if not isinstance(experts, int) or isinstance(experts, bool) or experts < 1:
             raise DimensionError(f"{route.per_rank} is {experts!r}: a rank has one expert or more", site)
         given = given.tolist() if hasattr(given, "tolist") else given
         if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
             return cls.even(given, world, experts)
-        try:
-            counts = tuple(tuple(int(n) for n in row) for row in given)
-            whole = all(int(n) == n >= 0 for row in given for n in row)
-        except (TypeError, ValueError, OverflowError):
-            counts, whole = (), False
-        if not whole or len(counts) != world * experts or any(len(row) != world for row in counts):
-            said = f"{len(given)} entries" if isinstance(given, Sequence) else repr(given)
+        table = given
+        if isinstance(given, Sequence) and len(given) == world * experts * world and all(map(_is_count, given)):
+            table = [given[first : first + world] for first in range(0, len(given), world)]
+        if problem := _wrong(table, world, world * experts):
             raise DimensionError(
-                f"{route.rows}: {said}; needed are counts of rows that are not negative, for each of the {experts} "
-                f"experts of {world} ranks, {world * experts}, one for each of {world} sources; or a number of rows",
+                f"{route.rows}: {problem}; needed are counts[expert][source], rows of each of the {world * experts} "
+                f"experts ({experts} of each of {world} ranks, as {route.per_rank} says) from each of {world} sources; "
+                "or a number of rows",
                 site,
             )
-        return cls(counts)
+        return cls(tuple(tuple(map(int, row)) for row in table))
 
     @classmethod
     def even(cls, rows: int, world: int, experts: int) -> Routing:
@@ -107,3 +106,23 @@ class Routing:
             made[f"{dim}_{SEGMENT}"] = int(self.array.max())
             made[f"{dim}_{EXPERT}"] = int(self.array.sum(1).max())
         return made
+
+
+def _is_count(n: Any) -> bool:
+    return isinstance(n, SupportsIndex) and not isinstance(n, bool) and operator.index(n) >= 0
+
+
+def _wrong(table: Any, world: int, experts: int) -> str:
+    """What is wrong with counts, "" if nothing."""
+    if not isinstance(table, Sequence) or isinstance(table, str):
+        return f"{table!r} is no table of counts"
+    for e, row in enumerate(table):
+        if not isinstance(row, Sequence) or isinstance(row, str):
+            return f"counts[{e}] is {row!r}, no row of counts"
+        if len(table) == experts and len(row) != world:
+            return f"counts[{e}] has {len(row)} entries"
+        for s, n in enumerate(row):
+            if not _is_count(n):
+                return f"counts[{e}][{s}] is {n!r}"
+    turned = ", which is the table with sources first" if {len(row) for row in table} == {experts} else ""
+    return "" if len(table) == experts else f"counts of {len(table)} experts{turned}"

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from tilelink.errors import ShapeError, Site
 from tilelink.nn.shards import uneven_lengths
 
 
@@ -46,8 +47,13 @@ def is_shard(placement: Placement) -> TypeGuard[Shard]:
 
 
 def dim_of(placement: Placement, x: torch.Tensor) -> int | None:
-    """The dimension along which the ranks have parts, counted from 0; None where they have no parts."""
-    return placement.dim % x.dim() if isinstance(placement, Shard) else None
+    """The dimension along which the ranks have parts, counted from 0; None where they have no parts. Raises ShapeError
+    for one that x does not have."""
+    if not isinstance(placement, Shard):
+        return None
+    if not -x.dim() <= placement.dim < x.dim():
+        raise ShapeError(f"the layout is {placement}; the tensor has shape {tuple(x.shape)}", Site.of_user())
+    return placement.dim % x.dim()
 
 
 def as_dtensor(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:

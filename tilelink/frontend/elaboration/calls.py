@@ -105,6 +105,9 @@ class Calls(Expressions):
         return self.python_call(node, called)
 
     def python_call(self, node: ast.Call, called: Any) -> Any:
+        if called is print:
+            self.fail(NotUnderstoodError, node, "print is Python's, and a tile function is not run by Python: take "
+                      "tl.device_print")
         values = [self.value(a) for a in node.args]
         if any(isinstance(v, Block | View | TensorWord) for v in values):
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} is not Triton's: a function that computes "
