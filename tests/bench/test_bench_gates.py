@@ -25,8 +25,11 @@ def test_nothing_is_found_in_kernels_of_the_library(path: object) -> None:
     assert library
     for case, figures in library.items():
         spills = case.endswith("gfx942") and "[dbias]" in case  # where the gradient of a bias is asked for, too
-        assert spills or (figures["findings"] == [] and figures["spill_bytes"] == 0), case
-        assert all("of registers are spilled" in finding for finding in figures["findings"]), case
+        copied = case.endswith("gfx942") and case.startswith("dispatch_matmul")  # LLVM makes a step of the loop twice
+        assert spills or figures["spill_bytes"] == 0, case
+        assert spills or copied or figures["findings"] == [], case
+        allowed = "mma: the program says 32, found 48" if copied else "of registers are spilled"
+        assert all(allowed in finding for finding in figures["findings"]), case
 
 
 def test_every_schedule_of_the_library_and_of_the_examples_is_compiled() -> None:

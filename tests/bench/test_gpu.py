@@ -51,6 +51,7 @@ def test_results_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(r["ok"] and r["exact"] and r["rel_rms"] < 2.5e-3 for r in found)
 
 
+@pytest.mark.verify
 def test_sums_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of uneven parts; the CPU tries the other cases with --dry."""
     place = OnStandIn().place()

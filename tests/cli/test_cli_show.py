@@ -27,6 +27,7 @@ def test_show_machine_code(run: Run, stage: str, target: str, instruction: str) 
     assert found["registers"] <= 512 and found["spill_bytes"] == 0 < found["shared_bytes"]
 
 
+@pytest.mark.verify
 def test_a_gate_that_finds_something_is_a_finding(run: Run) -> None:
     """Two tiles of 256 in four stages do not fit into the registers of four warps."""
     flags = "--stage ptx --shape M=2048,N=1024,K=512 --schedule matmul.tile=256x256x64,matmul.warps=4,gather.warps=4"

@@ -94,7 +94,7 @@ PLANS = {
 """Calls, and the first program that each runs with this plan, with its schedule."""
 
 
-@pytest.mark.parametrize("group", [(0, 1), (0, 1, 2, 3)], ids=len)
+@pytest.mark.parametrize("group", [(0, 1), pytest.param((0, 1, 2, 3), marks=pytest.mark.verify)], ids=len)
 def test_plans_name_programs(pool: Pool, group: tuple[int, ...]) -> None:
     calls, wanted = zip(*PLANS.values(), strict=True)
     for (found,) in pool.results(on_ranks.on_groups, [group], on_ranks.planned, calls, list(PLANS))[: len(group)]:

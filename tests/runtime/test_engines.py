@@ -33,7 +33,7 @@ def engine_call(at: str, parts: tuple[int, ...], **options: object) -> Call:
     return Call(parts, N=20, K=24, schedule=ENGINES[at].changed(**tiles), integers=True, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.verify)])
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 @pytest.mark.parametrize("at", list(ENGINES))
 def test_push_and_pull_several_times_in_a_row(at: str, parts: tuple[int, ...], slots: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,17 @@ from tests.runtime.protocol_model.rules import Case, Rules
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+LONG = ("every 3 kinds but relay", "decode, rowless or pull twice")
+"""Families that take longest, in `make verify`."""
+
+
+def marked(family: Family) -> Any:
+    """A family, as a parameter of a test."""
+    marks = [pytest.mark.verify] * family.name.startswith(LONG)
+    return pytest.param(family, marks=marks, id=family.name)
+
+
+@pytest.mark.parametrize("family", [marked(family) for family in FAMILIES])
 def test_every_lane_is_safe(family: Family) -> None:
     unsafe = [(str(case), explore(case).story()) for case in family.cases if explore(case).outcome != "safe"]
     assert not unsafe
