@@ -30,7 +30,7 @@ MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
 
 
 LANES = [(1, 40), (2, 60), (3, 50), (4, 40), (8, 10)]
-"""By world: 200 in all, which make verify runs; make test has half of them."""
+"""By world: 200 in all, which make verify runs; make test has a quarter of them."""
 SOME = [(world, lanes // 4) for world, lanes in LANES]
 
 
