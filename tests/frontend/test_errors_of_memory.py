@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+import tilelink as tk
 from tests.frontend.wrong import (
     GATHER_TILE,
     LAUNCH_GATHER,
@@ -16,6 +18,7 @@ from tests.frontend.wrong import (
     WAIT,
     Case,
     check,
+    load,
     pair,
     tile,
 )
@@ -240,6 +243,40 @@ SIGNALS = [
     ),
 ]
 
+PULLING = """
+@tk.tile
+def make(t, x, y):
+    tk.notify(y[t].store(x[t].load() * 2))
+
+
+@tk.tile
+def spread(t, y, full):
+    tk.notify(tk.copy(tk.wait(y[t]), full[t].at(t.reader)))  # <-
+
+
+@tk.tile
+def take(t, full, out):
+    tk.copy(tk.wait(full[t]), out[t])
+
+
+@tk.program
+def program(x: tk.Sharded("M", "K"), y: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    make[tk.tiles(y)](x, y)
+    spread[tk.tiles(y, reader=tk.ranks)](y, full)
+    take[tk.tiles(out)](full, out)
+
+
+one = tk.SMs(1, tile=(16, 16))
+push = tk.Schedule(make=one, spread=tk.SMs(1, tile=(16, 16), at="home"), take=one)
+pull = tk.Schedule(make=one, spread=tk.SMs(1, tile=(16, 16), at="reader"), take=one)
+
+
+def main():
+    program.bind(pull)
+"""
+"""Every rank doubles its rows, an output, and all gather them from there: by push each rank reads its own."""
+
 HOMES = [
     pair(
         "copy from two homes",
@@ -284,6 +321,22 @@ HOMES = [
         "out[t].at(1).store(1.0)  # <-",
         "an output is written by its own rank",
         "tk.local",
+    ),
+    tile(
+        "read of the output of a peer",
+        HomeError,
+        "tk.notify(out[t].store(1.0))\ninbox[0, t].store(tk.wait(out[t].at(1)).load())  # <-",
+        "out[M[M_lo:+16], N[N_lo:+16]].at(1) may be another rank's output, and outputs are memory that peers can't "
+        'read. Store what peers read to a buffer, tk.local("M", "N"), notify it there, and copy it to out',
+    ),
+    Case(
+        "pull from an output",
+        HomeError,
+        PULLING,
+        (
+            "y[M[M_lo:+16], K[K_lo:+16]].at(home) may be another rank's output",
+            'a buffer, tk.sharded("M", "K"), notify it there, and copy it to y',
+        ),
     ),
     tile(
         "negative rank", RankError, "inbox[0, t].at(-1).store(1.0)  # <-", ".at(-1): there is no rank -1", "from 0 to"
@@ -360,3 +413,11 @@ BRANCHES = [
 @pytest.mark.parametrize("case", [*MEMORY, *SIGNALS, *HOMES, *BRANCHES], ids=lambda c: c.name.replace(" ", "-"))
 def test_error(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)
+
+
+def test_push_from_an_output_is_right(tmp_path: Path) -> None:
+    user = load(tmp_path, PULLING)
+    x = [torch.full((16, 16), float(rank + 1)) for rank in range(2)]
+    outs = tk.CpuWorld(2).run(lambda g: user.program(x[g.rank], schedule="push", group=g))
+    for _, out in outs:
+        assert out[:, 0].tolist() == [2.0] * 16 + [4.0] * 16

@@ -7,12 +7,13 @@ signals are derived, and loops that wait are split.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilelink.errors import (
     DtypeError,
+    HomeError,
     NotUnderstoodError,
     RoleWithoutScheduleError,
     ScheduleError,
@@ -22,7 +23,7 @@ from tilelink.errors import (
 from tilelink.frontend.copy_engine import check_copy_engine
 from tilelink.frontend.elaboration import Context, Elaborator
 from tilelink.frontend.folding import fold, without_unread
-from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, loads_of, token_name, walk
+from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, View, loads_of, token_name, walk
 from tilelink.frontend.multicast import multicast
 from tilelink.frontend.names import Names
 from tilelink.frontend.routes import EXPERT
@@ -60,6 +61,7 @@ def bind(
             made[name] = multicast(role, launch.space, cut) if goes_to_all else role
     tensors, roles = without_unread(tensors, tuple(made.values()))
     check_copy_engine(roles)
+    _check_outputs(tensors, roles)
     signals = derive_signals(tensors, roles, cut, recording.routes, schedule.cells, schedule.site)
     roles = tuple(split_waits(role, signals, names) for role in roles)
     for together in members(roles):
@@ -222,12 +224,31 @@ class _Elaboration:
         return Role(function.name, resource, found, body, launch.site, scheduled=launch.scheduled)
 
 
-def _published(tensors: tuple[Tensor, ...], roles: tuple[Role, ...]) -> tuple[str, ...]:
-    """Inputs that peers read."""
-    inputs = {t.name for t in tensors if t.kind == "input"}
-    read: set[str] = set()
+def _reads(roles: Iterable[Role]) -> Iterator[tuple[View, Site]]:
+    """The views that roles load or copy from."""
     for role in roles:
         for s in walk(role.body):
             views = [load.view for load in loads_of(s)] + ([s.source] if isinstance(s, Copy) else [])
-            read |= {v.tensor for v in views if v.remote} & inputs
-    return tuple(t.name for t in tensors if t.name in read)
+            yield from ((view, s.site) for view in views)
+
+
+def _published(tensors: tuple[Tensor, ...], roles: tuple[Role, ...]) -> tuple[str, ...]:
+    """Inputs that peers read."""
+    read = {view.tensor for view, _ in _reads(roles) if view.remote}
+    return tuple(t.name for t in tensors if t.kind == "input" and t.name in read)
+
+
+def _check_outputs(tensors: tuple[Tensor, ...], roles: tuple[Role, ...]) -> None:
+    """Raises HomeError where a rank may read the output of another: outputs are memory of the caller's, which peers do
+    not reach."""
+    outputs = {t.name: t for t in tensors if t.kind == "output"}
+    for view, site in _reads(roles):
+        if view.remote and view.tensor in outputs:
+            tensor = outputs[view.tensor]
+            dims = ", ".join(f'"{d}"' for d in tensor.dims) + (f", axis={tensor.sharded}" if tensor.sharded else "")
+            word = "local" if tensor.sharded is None else "sharded"
+            raise HomeError(
+                f"{view} may be another rank's output, and outputs are memory that peers can't read. Store what peers "
+                f"read to a buffer, tk.{word}({dims}), notify it there, and copy it to {view.tensor}",
+                site,
+            )
