@@ -14,6 +14,7 @@ import pytest
 
 import tilelink as tk
 from tests.analysis.check.unsafe import causal
+from tests.backend import blocks
 from tests.backend.edited import in_function, own_cache, replaced
 from tests.backend.small_programs import Made, lowered, verdict
 from tests.verification.mutants.tools import Edit
@@ -87,6 +88,18 @@ def test_a_read_depends_on_each_of_the_words_that_guard_it() -> None:
     assert not [f for f in verdict(made).findings if f.startswith("guarded")]
     one_less = verdict(made, replaced(r"(\w+_ready_0) \+ \w+_ready_1", r"\1"))
     assert "guarded: by 2 words that were acquired, the program says, found 1" in one_less.findings
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_a_read_of_one_element_depends_on_its_wait(target: str) -> None:
+    bound = blocks.corner.bind(blocks.two_roles, "float32")
+    sizes = Sizes.of(bound, 2, {"M": 32, "K": 16})
+    made = lower(bound, Facts.of(bound, sizes), TARGETS[target]), sizes
+    found = verdict(made)
+    assert found.found["guarded"] == found.expected["guarded"] == 2
+    assert not [f for f in found.findings if f.startswith("guarded")]
+    one_less = verdict(made, replaced(r"tl.cast\(0 \+ rows_ready, tl.int64\)", "0"))
+    assert "guarded: the program says 2, found 1" in one_less.findings
 
 
 def without(function: str, line: str) -> Edit:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backend import awkward_names
+from tests.backend import awkward_names, blocks
 from tests.kernels.gather_gemm import small_world
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, lower
@@ -121,6 +121,22 @@ def test_variables_of_users_may_be_called_as_the_kernel_calls_its_own() -> None:
     outs = small_world(2).run(lambda g: awkward_names.gather_and_scale(x[g.rank], scale[g.rank], group=g))
     for rank, out in enumerate(outs):
         torch.testing.assert_close(out, (x.reshape(40, 24) + 3 * rank + 1) * scale[rank])
+
+
+def test_several_loads_of_a_tensor_in_one_statement_are_several_blocks() -> None:
+    x = [torch.full((16, 16), float(r + 1)) for r in range(3)]
+    outs = small_world(3).run(lambda g: blocks.three_loads(x[g.rank], schedule=blocks.one_role["add3"], group=g))
+    assert all((out == 1 + 20 + 300).all() for out in outs)
+
+
+def test_blocks_of_one_shape_along_other_dimensions_lie_elsewhere() -> None:
+    """Offsets inside a block have a name of their own for each dimensions that the block goes along."""
+    x = torch.randn(16, 32)
+    (out,) = small_world(1).run(lambda g: blocks.row_and_column(x, schedule=blocks.one_role["outer"], group=g))
+    torch.testing.assert_close(out, x[:, :1] * x[:1])
+    x = torch.randn(16, 32, 16)
+    (out,) = small_world(1).run(lambda g: blocks.two_planes(x, schedule=blocks.one_role["both"], group=g))
+    torch.testing.assert_close(out, x[:, 0] + x[0].sum(0))
 
 
 @pytest.mark.parametrize("schedule", ["push", "pull"])

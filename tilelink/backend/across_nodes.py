@@ -223,17 +223,16 @@ class NetworkEmitter(RoleEmitter):
         """Lays `value` out in this worker's part of the stage, once what was sent from there has left; its name."""
         dtype = TRITON_DTYPES[self.program.tensor(target.tensor).dtype]
         part = f"stage_at + tl.program_id(0) * {stage_bytes(self.program)}"
-        self.hoist(f"stage_{dtype}", f"peer(heaps, rank, {part}, tl.{dtype})")
+        stage = self.hoist(f"stage_{dtype}", f"peer(heaps, rank, {part}, tl.{dtype})")
         shape = _extents(target.ranges)
         inside = " + ".join(
             f"tl.arange(0, {n}){along(k, len(shape))} * {prod(shape[k + 1 :])}" for k, n in enumerate(shape)
         )
-        name = f"stage_{'_by_'.join(map(str, shape))}"
-        self.hoist(name, inside)
+        name = self.hoist(f"stage_{'_by_'.join(map(str, shape))}", inside)
         mask = self.addresses.block(target, "rank").mask
         self.write("complete_far()")
-        self.write(f"tl.store(stage_{dtype} + {name}, value.to(tl.{dtype}){f', mask={mask}' if mask else ''})")
-        return f"stage_{dtype}"
+        self.write(f"tl.store({stage} + {name}, value.to(tl.{dtype}){f', mask={mask}' if mask else ''})")
+        return stage
 
     def _put_block(self, target: View, stage: str) -> None:
         """Sends a block that lies in the stage, a row at a time."""

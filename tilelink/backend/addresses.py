@@ -13,7 +13,7 @@ from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, TileProgram, View
 from tilelink.frontend.triton_calls import TRITON_DTYPES
 from tilelink.frontend.walk import longest_part
 
-Hoist = Callable[[str, str], None]
+Hoist = Callable[[str, str], str]
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class Addresses:
             home = self.homes.get(str(dim))
             if home is not None and part in (home, home + 1):
                 name = f"{dim}_{'first' if part == home else 'end'}"
-                self.per_tile(name, to_triton(first_of(dim, part)))
-                return symbol(name)
+                return symbol(self.per_tile(name, to_triton(first_of(dim, part))))
             return first_of(dim, part)
 
         e = sympy.sympify(e)
@@ -67,8 +66,7 @@ class Addresses:
         where = home or self.text(view.home)
         pointer = f"peer(heaps, {where}, {tensor.name}_at, tl.{TRITON_DTYPES[tensor.dtype]})"
         if where == "rank":
-            self.hoist(f"{tensor.name}_here", pointer)
-            return f"{tensor.name}_here"
+            return self.hoist(f"{tensor.name}_here", pointer)
         return pointer
 
     def block(
@@ -105,13 +103,14 @@ class Addresses:
         if inside:
             shape = "_by_".join(str(r.extent) for r in ranges)
             name = f"{tensor.name}_{'own_' if not published and tensor.name in self.heap else ''}{shape}"
-            self.hoist(name, " + ".join(inside))
-            pointer += f" + {name}"
+            pointer += f" + {self.hoist(name, ' + '.join(inside))}"
         return Address(pointer, " & ".join(masks))
 
     def corner(self, view: View, token: str | None) -> list[str]:
-        """Where a view begins in the memory of its home, along each dimension. The first range takes the token."""
+        """Where a view begins in the memory of its home, along each dimension. The first range takes the token, or the
+        first index where there is none."""
         tensor = self.program.tensor(view.tensor)
+        takes_token = next((k for k, i in enumerate(view.index) if isinstance(i, Range)), 0)
         corner = []
         for k, i in enumerate(view.index):
             start = i.start if isinstance(i, Range) else i
@@ -120,9 +119,7 @@ class Addresses:
             if k == tensor.sharded:
                 start = start - first_of(symbol(tensor.dims[k]), view.home if isinstance(view.home, Expr) else RANK)
             at = self.text(start)
-            if token and isinstance(i, Range):
-                at, token = f"{at} + {token}", None
-            corner.append(at)
+            corner.append(f"{at} + {token}" if token and k == takes_token else at)
         return corner
 
     def strides(self, tensor: Tensor, published: bool = True) -> list[str]:
@@ -146,8 +143,7 @@ class Addresses:
         """Which elements of a block exist along one dimension."""
         source = f"{self.text(r.start)} + tl.arange(0, {r.extent}) < {self.text(r.limit)}"
         if str(r.start) == f"{r.dim}_lo":
-            self.per_tile(f"{r.dim}_inside", source)
-            return f"{r.dim}_inside{spread}"
+            return f"{self.per_tile(f'{r.dim}_inside', source)}{spread}"
         return f"({source}){spread}"
 
 

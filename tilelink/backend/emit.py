@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import count
 
 import sympy
 
@@ -52,6 +54,15 @@ class Writer:
         self.lines.append("    " * self.depth + line if line else "")
 
 
+def named(names: dict[str, str], name: str, source: str) -> str:
+    """The name that stands for a source: `name`, with a number behind it where that stands for another one."""
+    for k in count():
+        own = f"{name}_{k}" if k else name
+        if names.setdefault(own, source) == source:
+            return own
+    raise AssertionError
+
+
 class RoleEmitter:
     """Writes one role: what does not change into `before`, the body of the loop over its tiles into `body`."""
 
@@ -71,11 +82,11 @@ class RoleEmitter:
         self.write = Writer(2)
         self.tokens: dict[str, str] = {}
 
-    def hoist(self, name: str, source: str) -> None:
-        assert self.hoisted.setdefault(name, source) == source, f"two meanings of {name}"
+    def hoist(self, name: str, source: str) -> str:
+        return named(self.hoisted, name, source)
 
-    def per_tile(self, name: str, source: str) -> None:
-        assert self.tile_names.setdefault(name, source) == source, f"two meanings of {name}"
+    def per_tile(self, name: str, source: str) -> str:
+        return named(self.tile_names, name, source)
 
     def emit(self) -> tuple[list[str], list[str]]:
         """(lines before the loop over tiles, lines inside it)."""
@@ -172,10 +183,11 @@ class RoleEmitter:
     def code(self, code: Code) -> str:
         """Triton source with its holes filled; the loads of it go before it."""
         filled: list[str] = []
+        loads = Counter[str]()
         for h in code.holes:
             if isinstance(h, Load):
-                name = f"{h.view.tensor}_block"
-                name += str(filled.count(name) or "") if name in filled else ""
+                name = f"{h.view.tensor}_block{loads[h.view.tensor] or ''}"
+                loads[h.view.tensor] += 1
                 self.write(f"{name} = {self.load(h.view)}")
                 filled.append(name)
             else:
@@ -197,9 +209,8 @@ class RoleEmitter:
         assert isinstance(view.home, Expr)
         source = f"entered(control, {self.text(view.home)}, run)"
         if not enters(view, self.role, self.program):
-            name = next((n for n, s in self.tile_names.items() if s == source), f"entered_{len(self.tile_names)}")
-            self.per_tile(name, source)
-            return name
+            known = next((n for n, s in self.tile_names.items() if s == source), f"entered_{len(self.tile_names)}")
+            return self.per_tile(known, source)
         name = f"entered_{view.tensor}"
         self.write(f"{name} = {source}")
         return name
@@ -254,8 +265,7 @@ class RoleEmitter:
         """Where a signal lies in the heap of a rank."""
         base = f"peer(heaps, {home}, {signals.tensor}_signals, tl.{self.target.signal_dtype})"
         if home == "rank":
-            self.hoist(f"{signals.tensor}_signals_here", base)
-            base = f"{signals.tensor}_signals_here"
+            base = self.hoist(f"{signals.tensor}_signals_here", base)
         return base if cell == 0 else f"{base} + {self.text(self.target.signal_words * cell)}"
 
     def notify(self, view: View) -> None:

@@ -45,12 +45,11 @@ class Read:
         return len({o.site(self.file) for _, acquired in self._reads() for o in acquired})
 
     def _reads(self) -> Iterator[tuple[Operation, list[Operation]]]:
-        """Loads of blocks, with what acquired the words that their addresses depend on."""
+        """Loads, with what acquired the words that their addresses depend on."""
         for load in self.kernel.named(*LOADS):
-            if _is_block(load):
-                behind = self.kernel.depends_on(load.address)
-                makers = (self.kernel.made_by[v] for v in behind if v in self.kernel.made_by)
-                yield load, [o for o in makers if any(kind == "acquire" for kind, _ in kinds_of(o))]
+            behind = self.kernel.depends_on(load.address)
+            makers = (self.kernel.made_by[v] for v in behind if v in self.kernel.made_by)
+            yield load, [o for o in makers if any(kind == "acquire" for kind, _ in kinds_of(o))]
 
     def findings(self) -> Iterator[str]:
         """What is wrong whatever the counts say."""
@@ -101,11 +100,6 @@ def kinds_of(o: Operation) -> Iterator[tuple[str, str]]:
         yield "acquire", "sys" if "sc0" in reach else "gpu"
     if "fence.proxy.async" in o.assembly:
         yield "fence", ""
-
-
-def _is_block(o: Operation) -> bool:
-    """Whether a load is of a block, not of a word."""
-    return "tensor<" in o.text or "tensordesc<" in o.text
 
 
 def _steps(o: Operation) -> Iterator[str]:

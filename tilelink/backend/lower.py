@@ -256,7 +256,7 @@ def _drain_function(
     program: TileProgram, signals: Signals, facts: Facts, target: Target, parameters: tuple[Parameter, ...]
 ) -> tuple[list[str], list[str]]:
     """A function that waits for every notification of a tensor on this rank, and zeroes the signals."""
-    addresses = Addresses(program, facts, lambda name, source: None, lambda name, source: None, {})
+    addresses = Addresses(program, facts, lambda name, source: name, lambda name, source: name, {})
     write = Writer(1)
     write(f"signals = peer(heaps, rank, {signals.tensor}_signals, tl.{target.signal_dtype})")
     write(f"cells = {addresses.text(cell_count(signals))}")
@@ -346,7 +346,7 @@ def _in_turns(
     program: TileProgram, facts: Facts, roles: list[Role], calls: dict[str, str]
 ) -> list[str]:
     """The calls of roles that take turns, for worker `here` of `workers`; see `tilelink.frontend.turns`."""
-    addresses = Addresses(program, facts, lambda name, source: None, lambda name, source: None, {})
+    addresses = Addresses(program, facts, lambda name, source: name, lambda name, source: name, {})
     names = [f"{r.name}_tiles" for r in roles]
     lines = [f"{n} = {addresses.text(tiles_in_turn(r))}" for n, r in zip(names, roles, strict=True)]
     lines.append(f"for turn in range({addresses.text(turns(roles))}):")
