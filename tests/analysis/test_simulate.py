@@ -16,6 +16,7 @@ import tilelink as tk
 from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import Prediction, predict, steps_of
 from tilelink.analysis.simulate.steps import fold
+from tilelink.analysis.simulate.verdict import WORTH_SAYING, deciding, neighbour, times_as_fast
 from tilelink.errors import (
     MachineError,
     MachineMemoryError,
@@ -291,6 +292,76 @@ def test_growth_is_no_worse_than_linear() -> None:
         len(all_gather_matmul.simulate("push", machine="h100", world=2, M=m, N=512, K=512).steps) for m in (512, 4096)
     ]
     assert steps[1] <= 8.1 * steps[0]
+
+
+# ---- the verdict -------------------------------------------------------------------------------------------------
+
+SWEEPS = [
+    ("all_gather_matmul", "pull", "gather", (2, 16, 32), {"M": 2048, "N": 512, "K": 1024}),
+    ("all_gather_matmul", "push", "gather", (1, 4, 32), {"M": 2048, "N": 512, "K": 1024}),
+    ("all_gather_matmul", "push", "matmul", (4, 32), {"M": 1024, "N": 2048, "K": 2048}),
+    ("matmul_reduce_scatter", "fused", "matmul", (8, 32), {"M": 2048, "N": 1024, "K": 1024}),
+    ("matmul_reduce_scatter", "push", "send", (4, 32), {"M": 2048, "N": 2048, "K": 512}),
+    ("matmul_ring_reduce_scatter", "ringed", "ring", (4, 16), {"M": 1024, "N": 1024, "K": 512}),
+    ("matmul_one_shot_all_reduce", "push", "send", (8, 32), {"M": 128, "N": 2048, "K": 256}),
+    ("all_reduce", "pull", "fetch", (4, 16), {"M": 512, "N": 2048}),
+    ("matmul", "gemm", "multiply", (8, 60, 64), {"M": 1024, "N": 2048, "K": 512}),
+]
+
+
+@pytest.mark.parametrize(("name", "schedule", "role", "counts", "sizes"), SWEEPS)
+def test_the_verdict_is_what_a_sweep_says(
+    name: str, schedule: str, role: str, counts: tuple[int, ...], sizes: dict[str, int]
+) -> None:
+    """More workers are said to help if and only if the run with twice as many is predicted to be faster."""
+    program, world = operators()[name], 1 if name == "matmul" else 4
+    of: dict[str, Any] = {"machine": "h800", "world": world, **sizes}
+    for count in counts:
+        found = program.simulate(f"{schedule},{role}.count={count}", **of)
+        assert deciding(found) == role
+        more = program.simulate(f"{schedule},{role}.count={2 * count}", **of).makespan_us
+        faster = more < found.makespan_us * (1 - WORTH_SAYING)
+        assert ("more workers would help" in found.verdict) == faster, (count, found.makespan_us, more, found.verdict)
+        near = neighbour(found, role)
+        if near is not None:
+            assert (near.role, near.before) == (role, count) and near.helps == faster
+            assert near.makespan_us == program.simulate(f"{schedule},{role}.count={near.after}", **of).makespan_us
+            assert f"{near.after} workers instead of {count} the run takes {near.makespan_us:,.1f} us" in found.verdict
+
+
+def test_a_role_without_a_count_gets_workers_of_another() -> None:
+    """Products decide, and half of the gathering SMs are enough; which a sweep says, too."""
+    sizes: dict[str, Any] = {"machine": "h800", "world": 4, "M": 4096, "N": 4096, "K": 1024}
+    found = all_gather_matmul.simulate("push,gather.count=96", **sizes)
+    fewer = all_gather_matmul.simulate("push,gather.count=48", **sizes)
+    assert deciding(found) == "matmul" and fewer.makespan_us < 0.9 * found.makespan_us
+    takes = f"With gather on 48 workers instead of 96 the run takes {fewer.makespan_us:,.1f} us"
+    assert f"{takes}: more workers would help" in found.verdict
+
+
+def test_sms_without_a_tile_are_named() -> None:
+    on = machine("h100")
+    few = products(640, 256, 64, on)
+    assert "92 of the 132 SMs of a rank have no tile: multiply has 40 tiles. Each of its 40 tiles has a worker." in (
+        few.verdict
+    )
+    turns = products(64 * 133, 64, 64, on)
+    assert "133 tiles take 2 turns of 132 workers, of which 131 have no tile in the last." in turns.verdict
+    assert "no tile" not in products(64 * 132, 64, 64, on).verdict
+    counted = matmul.simulate("gemm,multiply.count=66", machine=on, world=1, M=8192, N=4096, K=64)
+    assert "66 of the 132 SMs of a rank have no tile: the schedule gives them to no role." in counted.verdict
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (1.0, "as fast as unfused"), (0.998, "as fast as unfused"), (1.004, "as fast as unfused"),
+        (0.5, "slower than unfused, 2.00 times"), (1.5, "1.50 times as fast as unfused"),
+        (0.99, "slower than unfused, 1.01 times"),
+    ],
+)  # fmt: skip
+def test_a_ratio_in_words(ratio: float, said: str) -> None:
+    assert times_as_fast(ratio) == said
 
 
 # ---- bad input ---------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from tilelink.analysis.simulate import Prediction
+from tilelink.analysis.simulate.verdict import times_as_fast
 from tilelink.plans.forms import Forms
 from tilelink.plans.unfused import Unfused
 
@@ -23,12 +24,12 @@ def reason(plain: Unfused, forms: Forms, margin: float) -> str:
     fused = forms.prediction.makespan_us
     plan, takes = forms.fastest.plan, f"takes {fused:,.1f} us ({_path(forms.prediction)})"
     ratio = plain.total_us / fused
+    far = times_as_fast(ratio)
     if ratio < 1:
-        return f"{of_plain}; the fastest fused form, {plan}, {takes}: slower, {1 / ratio:.2f} times"
-    if ratio < 1 + margin:
-        far = f"{ratio:.2f} times as fast, where predictions need {1 + margin:.2f}"
         return f"{of_plain}; the fastest fused form, {plan}, {takes}: {far}"
-    return f"{plan} {takes}, {ratio:.2f} times as fast as unfused; {of_plain}"
+    if ratio < 1 + margin:
+        return f"{of_plain}; the fastest fused form, {plan}, {takes}: {far}, where predictions need {1 + margin:.2f}"
+    return f"{plan} {takes}, {far}; {of_plain}"
 
 
 def _parts(plain: Unfused) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -34,10 +34,11 @@ class Prediction:
 
     `makespan_us`: until the last rank has left. `compute_us`: the tiles that multiply alone, on all SMs. `comm_us`:
     what moves between ranks alone. `bound_us`: no schedule on this machine is faster. `unfused_us`: the multiplying
-    tiles, and before or after them a collective of the library.
+    tiles, and before or after them a collective of the library. `agents`: as `simulate` was given them.
     """
 
     machine: Machine
+    agents: Mapping[str, str]
     steps: Steps
     run: Run
     makespan_us: float
@@ -97,6 +98,19 @@ class Prediction:
         launch = Link("launch", first.rank, first.worker, "", "launch, and ranks that are late", 0.0, first.start, 0)
         leave = Link("leave", last.rank, last.worker, "", "the last rank leaves", last.stop, self.makespan_us, 0)
         return tuple(link for link in (launch, *path, leave) if link.duration > 0)
+
+    def with_workers(self, role: str, count: int) -> Prediction:
+        """The same run with another number of workers for a role, by its name in schedules. Raises ScheduleError
+        where the machine has too few SMs, and StuckError where no rank could go on."""
+        events = self.steps.events
+        changed = tuple(
+            replace(r, resource=replace(r.resource, count=count))
+            if r.launched == role and isinstance(r.resource, SMs)
+            else r
+            for r in events.program.roles
+        )
+        steps = steps_of(replace(events.program, roles=changed), events.sizes, self.machine, self.agents)
+        return predict(steps, self.machine, self.agents)
 
     @cached_property
     def verdict(self) -> str:
@@ -182,7 +196,7 @@ def predict(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Predic
     starts = ready + _skew(events.sizes.world, machine, talks)
     whole = run(steps, made, machine, starts)
     end = machine.flight_us + machine.poll_us if talks else 0.0  # the last rank's word that it has left
-    return Prediction(machine, steps, whole, whole.stop + end, made)
+    return Prediction(machine, agents, steps, whole, whole.stop + end, made)
 
 
 def _skew(world: int, machine: Machine, talks: bool) -> np.ndarray:

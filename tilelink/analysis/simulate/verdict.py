@@ -1,25 +1,44 @@
-"""What decides how long a predicted run takes, in words for a person."""
+"""What decides how long a predicted run takes, in words for a person; what other workers would change is simulated."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tilelink.analysis.events import Events
 from tilelink.analysis.simulate.alone import bounds
+from tilelink.errors import StuckError
+from tilelink.frontend.ir import Role
+from tilelink.frontend.schedule import SMs
 
 if TYPE_CHECKING:
     from tilelink.analysis.simulate.prediction import Prediction
 
-ENOUGH = 1.1
-"""So much more than a link takes its workers have to be able to move, that more of them are no help."""
 WORTH_SAYING = 0.01
+"""A share of a time that is worth a word; by as much a run has to get faster for a change to be called a help."""
+SHORT = 0.8
+"""Below this share of busy workers, over all turns of a role, its last turn is worth a word."""
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """The run with other workers, simulated: `role` (its name in schedules) on `after` workers instead of `before`
+    takes `makespan_us`. `helps`: whether that is faster by more than `WORTH_SAYING`."""
+
+    role: str
+    before: int
+    after: int
+    makespan_us: float
+    helps: bool
 
 
 def verdict(prediction: Prediction) -> str:
-    """Which role most of the critical path is made of, what stands before and after it, what its transfers cost it, the
-    limit of the machine, and how the run compares with the unfused form."""
+    """Names the role that most of the critical path is made of, and what stands before and after it. Says what its
+    transfers cost, which SMs have no tile, what other workers would change, what no schedule can beat, and how the run
+    compares with the unfused form."""
     path, whole = prediction.critical_path, prediction.makespan_us
     shares: dict[str, float] = defaultdict(float)
     for link in path:
@@ -27,19 +46,76 @@ def verdict(prediction: Prediction) -> str:
     order = [link.role for link in path if link.kind == "tiles"]
     if not order:
         return "No rank has a tile."
-    longest = max(order, key=lambda role: shares[role])
+    longest = deciding(prediction)
     others = sorted((role for role in shares if role != longest), key=lambda role: -shares[role])
     rest = ", ".join(f"{shares[role]:,.1f} us of {role}{_place(order, role, longest)}" for role in others)
     limits = bounds(prediction.steps, prediction.machine)
     limit = max(limits, key=lambda name: limits[name])
-    ratio = prediction.unfused_us / whole
-    fused = f"{ratio:.2f} times as fast as unfused" if ratio >= 1 else f"slower than unfused, {1 / ratio:.2f} times"
-    return (
+    said = [
         f"{longest} decides: its tiles are {shares[longest]:,.1f} us of the {whole:,.1f} us on the critical path; "
-        f"the rest: {rest or 'nothing'}.{_held(prediction, longest)}{_movers(prediction, longest)} "
-        f"No schedule takes less than {limits[limit]:,.1f} us, for {limit}. "
-        f"{fused.capitalize()}."
-    )
+        f"the rest: {rest or 'nothing'}.",
+        _held(prediction, longest),
+        _tiles(prediction, longest),
+        _workers(prediction, longest),
+        f"No schedule takes less than {limits[limit]:,.1f} us, for {limit}.",
+        f"{times_as_fast(prediction.unfused_us / whole).capitalize()}.",
+    ]
+    return " ".join(text for text in said if text)
+
+
+def deciding(prediction: Prediction) -> str:
+    """The role whose tiles are most of the critical path, which has some."""
+    shares: dict[str, float] = defaultdict(float)
+    for link in prediction.critical_path:
+        if link.kind == "tiles":
+            shares[link.role] += link.duration
+    return max(shares, key=lambda role: shares[role])
+
+
+def times_as_fast(ratio: float) -> str:
+    """How a form that takes 1 / `ratio` as long as the unfused one compares with it."""
+    if f"{ratio:.2f}" == f"{1 / ratio:.2f}" == "1.00":
+        return "as fast as unfused"
+    return f"{ratio:.2f} times as fast as unfused" if ratio > 1 else f"slower than unfused, {1 / ratio:.2f} times"
+
+
+def neighbour(prediction: Prediction, role: str) -> Neighbour | None:
+    """The run with twice the workers for a role on SMs, or as many more as there are tiles and SMs for. A role that
+    shares the SMs that others leave gets more of them where the one with the largest count has half of it. None where
+    the role can't get more, or no rank could go on."""
+    events = prediction.steps.events
+    counted = {r.launched: events.allotment[r.name].workers for r in events.program.in_kernel if _counted(r)}
+    changed = events.program.role(role).launched
+    tiles, workers = _together(events, role)
+    if changed in counted:
+        sharing = len(counted) < len({r.launched for r in events.program.in_kernel})
+        after = min(2 * workers, tiles, workers + events.sms - sum(counted.values()) - sharing)
+    else:
+        others = {name: n for name, n in counted.items() if name not in prediction.off_sm}
+        if not others or workers >= tiles:
+            return None
+        changed = max(others, key=lambda name: others[name])
+        after = others[changed] // 2
+    before = counted[changed]
+    if after in (0, before):
+        return None
+    try:
+        made = prediction.with_workers(changed, after)
+    except StuckError:
+        return None
+    helps = made.makespan_us < prediction.makespan_us * (1 - WORTH_SAYING)
+    return Neighbour(changed, before, after, made.makespan_us, helps)
+
+
+def _counted(role: Role) -> bool:
+    return isinstance(role.resource, SMs) and role.resource.count is not None
+
+
+def _together(events: Events, role: str) -> tuple[int, int]:
+    """Tiles and workers on a rank of a role, all members of a list together."""
+    launched = events.program.role(role).launched
+    members = [events.allotment[r.name] for r in events.program.roles if r.launched == launched]
+    return sum(a.tiles for a in members), members[0].workers
 
 
 def _held(prediction: Prediction, role: str) -> str:
@@ -52,23 +128,40 @@ def _held(prediction: Prediction, role: str) -> str:
     mine = multiplies & (steps.tile_role == roles.index(role))
     whole = float((run.tile_stop - run.tile_start)[mine].sum())
     share = float(run.tile_moving[mine].sum()) / whole if whole else 0.0
-    return f" {share:.0%} of the time of its tiles is moving bytes from and to peers." if share >= WORTH_SAYING else ""
+    return f"{share:.0%} of the time of its tiles is moving bytes from and to peers." if share >= WORTH_SAYING else ""
 
 
-def _movers(prediction: Prediction, role: str) -> str:
-    """What the workers of a role can move, beside what a link takes; nothing of a role that moves nothing."""
-    steps, costs = prediction.steps, prediction.costs
-    number = next(k for k, r in enumerate(steps.events.program.roles) if r.name == role)
-    tile = steps.tile[steps.transfer_step]
-    moves = steps.tile_role[tile] == number
-    agent = costs.agents[number]
-    if not moves.any() or not agent.on_sm or costs.multicasts[number]:
+def _tiles(prediction: Prediction, role: str) -> str:
+    """Which SMs have no tile: all through the run, or in the last turn of the role that decides."""
+    events, sms = prediction.steps.events, prediction.machine.sms
+    on_sm = [r for r in events.program.in_kernel if r.name not in prediction.off_sm]
+    allotted = [events.allotment[r.name] for r in on_sm]
+    without = sms - len({w for a in allotted for w in range(a.first, a.first + a.workers)})
+    if without > WORTH_SAYING * sms:
+        sharing = {r.launched: _together(events, r.name)[0] for r in on_sm if not _counted(r)}
+        most = max(sharing, key=lambda name: sharing[name], default=None)
+        why = f"{most} has {sharing[most]} tiles" if most else "the schedule gives them to no role"
+        return f"{without} of the {sms} SMs of a rank have no tile: {why}."
+    tiles, workers = _together(events, role)
+    turns = -(-tiles // workers)
+    if role in prediction.off_sm or tiles >= SHORT * turns * workers:
         return ""
-    pushes = bool((steps.source[moves] == steps.tile_rank[tile[moves]]).all())
-    workers = steps.events.allotment[role].workers
-    able, word = workers * (agent.push if pushes else agent.pull), "push" if pushes else "pull"
-    more = "more workers would help" if able < ENOUGH * agent.saturation else "more workers would not help"
-    return f" Its {workers} workers {word} {able:,.0f} GB/s at most, a link takes {agent.saturation:,.0f}: {more}."
+    last = tiles - (turns - 1) * workers
+    return f"{tiles} tiles take {turns} turns of {workers} workers, of which {workers - last} have no tile in the last."
+
+
+def _workers(prediction: Prediction, role: str) -> str:
+    """Whether more workers would help the role that decides, and what its neighbour takes."""
+    if role in prediction.off_sm:
+        return ""
+    tiles, workers = _together(prediction.steps.events, role)
+    found = neighbour(prediction, role)
+    if found is None:
+        return f"Each of its {tiles} tiles has a worker." if workers >= tiles else "No SM is left for more workers."
+    whose = "" if found.role == prediction.steps.events.program.role(role).launched else f"{found.role} on "
+    helps = "more workers would help" if found.helps else "more workers would not help"
+    takes = f"takes {found.makespan_us:,.1f} us: {helps}"
+    return f"With {whose}{found.after} workers instead of {found.before} the run {takes}."
 
 
 def _place(order: list[str], role: str, longest: str) -> str:
