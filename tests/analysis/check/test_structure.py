@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 
+import tilelink as tk
 from tests.analysis.runs import RESULTS, SIGNALS, Run, runs
 from tilelink.analysis.check import check_events
+from tilelink.analysis.check.structure import why_not_structural
+from tilelink.frontend.program import Program
 
 
 @settings(max_examples=60, deadline=None)
@@ -20,3 +24,144 @@ def test_programs_are_safe_at_random_sizes(run: Run) -> None:
     structural = {"all_gather_matmul", "matmul_reduce_scatter", "matmul_backward", "waits_for_two"}
     suffices = run.program.name in structural or "in_steps" in run.schedule
     assert report.proof == ("structural" if suffices else "unrolled")
+
+
+# ---- what the structure does not show, one program for each of its rules
+
+
+@tk.tile
+def gather(t, x, full):
+    tk.notify(tk.copy(x[t], full[t].at(t.reader)))
+
+
+@tk.tile
+def twice(t, x, full):
+    there = tk.copy(x[t], full[t].at(t.reader))
+    tk.notify(there)
+    tk.notify(there)
+
+
+@tk.tile
+def keep(t, full, out):
+    out[t].store(tk.wait(full[t]).load())
+
+
+@tk.tile
+def to_reader(t, x, out):
+    tk.copy(x[t], out[t].at(t.reader))
+
+
+@tk.tile
+def from_rank_1(t, x, out):
+    out[t].store(x[t].at(1).load())
+
+
+@tk.tile
+def from_next_rank(t, x, out):
+    out[t].store(x[t].at((t.reader + 1) % tk.world()).load())
+
+
+@tk.tile
+def scaled(t, x, scale, out):
+    acc = x[t].load()
+    for rank in tk.ranks():
+        acc = acc * scale[rank].load()
+    out[t].store(acc)
+
+
+@tk.tile
+def scaled_by_three(t, x, scale, out):
+    acc = x[t].load()
+    for k in range(3):
+        acc = acc * scale[k].load()
+    out[t].store(acc)
+
+
+@tk.tile
+def scaled_by_all(t, x, scale, out):
+    acc = x[t].load()
+    for k in range(scale.S.size):
+        acc = acc * scale[k].load()
+    out[t].store(acc)
+
+
+@tk.program
+def notified_twice(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    twice[tk.tiles(x, reader=tk.ranks)](x, full)
+    keep[tk.tiles(out)](full, out)
+
+
+@tk.program
+def output_of_a_reader(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    to_reader[tk.tiles(x, reader=tk.ranks)](x, out)
+
+
+@tk.program
+def reads_rank_1(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    from_rank_1[tk.tiles(out)](x, out)
+
+
+@tk.program
+def reads_next_rank(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    from_next_rank[tk.tiles(out, reader=tk.ranks)](x, out)
+
+
+@tk.program
+def scaled_by_rank(x: tk.Local("M", "K"), scale: tk.Local("S"), out: tk.Local("M", "K")):
+    scaled[tk.tiles(out)](x, scale, out)
+
+
+@tk.program
+def scaled_by_all_ranks(x: tk.Local("M", "K"), scale: tk.Local(tk.ranks), out: tk.Local("M", "K")):
+    scaled[tk.tiles(out)](x, scale, out)
+
+
+@tk.program
+def scaled_by_three_entries(x: tk.Local("M", "K"), scale: tk.Local("S"), out: tk.Local("M", "K")):
+    scaled_by_three[tk.tiles(out)](x, scale, out)
+
+
+@tk.program
+def scaled_by_all_entries(x: tk.Local("M", "K"), scale: tk.Local("S"), out: tk.Local("M", "K")):
+    scaled_by_all[tk.tiles(out)](x, scale, out)
+
+
+SMALL = tk.SMs(2, tile=(16, 16))
+HOME, READER = (tk.SMs(2, tile=(16, 16), at=at) for at in ("home", "reader"))
+OUTSIDE = [
+    (notified_twice, {"twice": HOME, "keep": SMALL}, "full is notified in another place", {}),
+    (output_of_a_reader, {"to_reader": HOME}, ".at(reader) is memory of the rank that stores it", {1: "safe"}),
+    (reads_rank_1, {"from_rank_1": SMALL}, ".at(1) is memory of a rank of the world", {2: "safe", 3: "safe"}),
+    (scaled_by_rank, {"scaled": SMALL}, "that scale[rank_] lies in scale along S", {1: "safe", 2: "safe"}),
+    (scaled_by_three_entries, {"scaled_by_three": SMALL}, "that scale[k] lies in scale along S", {}),
+]
+INSIDE = [
+    (reads_next_rank, {"from_next_rank": READER}),
+    (scaled_by_all_ranks, {"scaled": SMALL}),
+    (scaled_by_all_entries, {"scaled_by_all": SMALL}),
+]
+
+
+def sizes_of(program: Program) -> dict[str, int]:
+    return {d: 2 if d == "S" else 32 for t in program.recorded().tensors for d in t.dims if d != "ranks"}
+
+
+@pytest.mark.parametrize(("program", "roles", "because", "verdicts"), OUTSIDE, ids=lambda v: getattr(v, "name", ""))
+def test_what_depends_on_sizes_is_shown_for_these_alone(
+    program: Program, roles: dict[str, tk.SMs], because: str, verdicts: dict[int, str]
+) -> None:
+    """Two entries of scale are enough for two ranks, and not for three: so no verdict is for all sizes."""
+    for world in (1, 2, 3):
+        report = program.check(tk.Schedule(**roles), world=world, **sizes_of(program))
+        assert (report.verdict, report.proof) == (verdicts.get(world, "unsafe"), "unrolled"), report
+        assert because in report.because or report.because == "unrolling refuses it"
+    bound = program.bind(tk.Schedule(**roles))
+    assert because in why_not_structural(bound)
+
+
+@pytest.mark.parametrize(("program", "roles"), INSIDE, ids=lambda v: getattr(v, "name", ""))
+def test_what_lies_inside_at_all_sizes_is_shown_for_all(program: Program, roles: dict[str, tk.SMs]) -> None:
+    for world in (1, 3):
+        report = program.check(tk.Schedule(**roles), world=world, **sizes_of(program))
+        assert (report.verdict, report.proof, report.because) == ("safe", "structural", "")

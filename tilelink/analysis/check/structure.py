@@ -1,13 +1,17 @@
-"""What the structure of a program shows for all sizes, worlds and routings: no race and no deadlock inside a run.
+"""What the structure of a program shows for all sizes, worlds and routings: a run is safe.
 
 It does so where
 1. each tensor that tiles write is written by one statement, which no condition guards, and whose view is another
    region or another rank's memory for each tile, and covers the tensor in all;
 2. that view is notified in the same place after it is written, if anybody waits for the tensor;
 3. what is read of such a tensor lies in what was waited for;
-4. roles wait for roles before them in program order only (roles that take turns are one).
+4. roles wait for roles before them in program order only (roles that take turns are one);
+5. nothing else is notified, so each tile gives the signals of what it writes, once;
+6. views lie in their tensors, and in the part that they name, and in memory of ranks of the world;
+7. outputs are written by their own rank.
 By 1 no two tiles write to one place, and all that is waited for is written. By 2 and 3 each read comes after the one
-write to what it reads. By 4 the roles end one after the other, whatever the order of their tiles.
+write to what it reads. By 4 the roles end one after the other, whatever the order of their tiles. By 5 the number of
+notifications of a cell is that of the tiles in it, as derived. By 6 and 7 unrolling has nothing to refuse.
 """
 
 from __future__ import annotations
@@ -17,8 +21,19 @@ from dataclasses import dataclass
 
 import sympy
 
-from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
+from tilelink.frontend.expressions import (
+    PER_NODE,
+    RANK,
+    WORLD,
+    Expr,
+    first_of,
+    floor_div,
+    never_negative,
+    symbol,
+)
 from tilelink.frontend.ir import (
+    ALL_RANKS,
+    RANKS_DIM,
     Copy,
     DataIf,
     For,
@@ -35,6 +50,7 @@ from tilelink.frontend.ir import (
     Wait,
     loads_of,
 )
+from tilelink.frontend.sizes import views_of
 from tilelink.frontend.turns import members
 from tilelink.frontend.views import on_side
 
@@ -76,8 +92,11 @@ def why_not_structural(program: TileProgram) -> str:
                 return reason
     numbers = {role.name: n for n, together in enumerate(members(program.roles)) for role in together}
     writers = {p.statement.target.tensor: p for p in found if isinstance(p.statement, Store | Copy)}
-    waits = {(p.role.name, p.statement.name): p for p in found if isinstance(p.statement, Wait)}
+    waits = {(p.role.name, p.statement.name): p.statement for p in found if isinstance(p.statement, Wait)}
     for p in found:
+        for view in views_of(p.statement):
+            if reason := _misplaced(view, program.tensor(view.tensor), p):
+                return f"{reason} ({p.statement.site})"
         if isinstance(p.statement, Wait):
             for view in p.statement.views:
                 if numbers[writers[view.tensor].role.name] >= numbers[p.role.name]:
@@ -85,11 +104,10 @@ def why_not_structural(program: TileProgram) -> str:
         views = [load.view for load in loads_of(p.statement)]
         views += [p.statement.source] if isinstance(p.statement, Copy) else []
         for view in views:
-            if view.guard is not None:
-                wait = waits[p.role.name, view.guard].statement
-                assert isinstance(wait, Wait)
-                if not any(_contained(view, w, p.loops) for w in wait.views):
-                    return f"{Load(view)} may read more than was waited for ({p.statement.site})"
+            if view.guard is not None and not any(
+                _contained(view, w, p) for w in waits[p.role.name, view.guard].views
+            ):
+                return f"{Load(view)} may read more than was waited for ({p.statement.site})"
     return ""
 
 
@@ -109,9 +127,13 @@ def _written_once(tensor: Tensor, found: list[Place], awaited: bool) -> str:
         return f"whether {view} is written depends on a condition ({site})"
     if not _one_to_one(place, view, tensor):
         return f"that {view} is another place for each tile, and all of them together are {name}, is not seen ({site})"
-    told = any(isinstance(s, Notify) and view in s.views for s in place.rest)
-    if awaited and not told:
+    told = [(p, v) for p in found if isinstance(p.statement, Notify) for v in p.statement.views if v.tensor == name]
+    after = [v for s in place.rest if isinstance(s, Notify) for v in s.views if v == view]
+    if awaited and not after:
         return f"{view} is not notified after it is written ({site})"
+    if told and (len(told) > 1 or not after):
+        lines = ", ".join(str(p.statement.site) for p, _ in told)
+        return f"{name} is notified in another place than after it is written, or in several ({lines})"
     return ""
 
 
@@ -163,25 +185,94 @@ def _shifted(e: Expr, v: sympy.Symbol, others: set[sympy.Symbol]) -> bool:
     return not (sympy.expand(e.args[0] - v).free_symbols & others)
 
 
-def _contained(view: View, waited: View, loops: tuple[For, ...]) -> bool:
+def _contained(view: View, waited: View, place: Place) -> bool:
     """Whether a view lies in one that was waited for, whatever the sizes."""
     if view.tensor != waited.tensor or view.home != waited.home:
         return False
-    return all(_within(i, w, loops) for i, w in zip(view.index, waited.index, strict=True))
+    pairs = zip(view.index, waited.index, strict=True)
+    return all(i == w or (_ranges(i, w) and (w.whole or _lies(i, w.start, w.stop, place))) for i, w in pairs)
 
 
-def _within(i: Range | Expr, w: Range | Expr, loops: tuple[For, ...]) -> bool:
-    if i == w:
-        return True
-    if not isinstance(i, Range) or not isinstance(w, Range):
-        return False
-    if w.whole:
-        return True
-    loop = next((x for x in loops if symbol(x.name) == i.start), None)
-    stops = i.stop.args if isinstance(i.stop, sympy.Min) else (i.stop,)
-    ends = w.stop.args if isinstance(w.stop, sympy.Min) else (w.stop,)
-    if loop is None or loop.start != w.start:
-        return False
-    bounds = loop.stop.args if isinstance(loop.stop, sympy.Min) else (loop.stop,)
-    whole = {b for b in bounds if ((b - loop.start) / loop.step).is_Integer}  # no step goes beyond these
-    return set(ends) <= set(stops) | whole
+def _ranges(*entries: Range | Expr) -> bool:
+    return all(isinstance(i, Range) for i in entries)
+
+
+def _misplaced(view: View, tensor: Tensor, place: Place) -> str:
+    """Why a view may reach out of its tensor, its part or the world, or is another rank's output; "" if it does not."""
+    writes = isinstance(place.statement, Store | Copy) and view == place.statement.target
+    if writes and tensor.kind == "output" and view.home != RANK:
+        return f"that {view} is memory of the rank that stores it is not seen"
+    if view.home != ALL_RANKS and not (isinstance(view.home, Expr) and _below(view.home, WORLD, place)):
+        return f"that {view} is memory of a rank of the world is not seen"
+    for k, (dim, i) in enumerate(zip(tensor.dims, view.index, strict=True)):
+        size = WORLD if dim == RANKS_DIM else symbol(dim)
+        if isinstance(i, Expr):
+            inside = _below(i, size, place)
+        elif k == tensor.sharded and i.part is not None:
+            inside = _lies(i, first_of(size, i.part), first_of(size, i.part + 1), place)
+        else:
+            inside = _lies(i, sympy.S.Zero, size, place)
+        if not inside:
+            return f"that {view} lies in {tensor.name} along {dim} is not seen"
+    return ""
+
+
+def _lies(i: Range, begin: Expr, end: Expr, place: Place) -> bool:
+    """Whether a range lies in [begin, end), whatever the sizes: it is followed outwards, through the loops whose steps
+    it is, to the tile, its part and the dimension."""
+    start, stops, ends = i.start, _least_of(i.stop), _least_of(end)
+    loops = {symbol(x.name): x for x in place.loops}
+    walk = place.role.walk
+    tiles = {r.start: r for r in (*walk.ranges, walk.sent) if r is not None and r.dim == i.dim}
+    while start != begin or not ends <= stops:
+        if start in loops:
+            loop = loops.pop(start)
+            bounds = _least_of(loop.stop)
+            if start + loop.step in stops:  # no step goes beyond a bound that steps fill
+                stops |= {b for b in bounds if ((b - loop.start) / loop.step).is_Integer}
+            start = loop.start
+        elif start in tiles:
+            tile = tiles.pop(start)
+            first, last = _bounds(tile.dim, tile.part)
+            stops |= {last} if _least_of(tile.limit) <= stops else set()
+            start = first
+        elif isinstance(start, first_of) and _below(part := start.args[1], WORLD, place):
+            stops |= {symbol(i.dim)} if first_of(symbol(i.dim), part + 1) in stops else set()
+            start = sympy.S.Zero
+        else:
+            return False
+    return True
+
+
+def _bounds(dim: str, part: Expr | None) -> tuple[Expr, Expr]:
+    """Where a part, or the whole dimension, begins and ends."""
+    whole = symbol(dim)
+    return (sympy.S.Zero, whole) if part is None else (first_of(whole, part), first_of(whole, part + 1))
+
+
+def _least_of(e: Expr) -> set[Expr]:
+    """The expressions whose minimum it is."""
+    return set(e.args) if isinstance(e, sympy.Min) else {e}
+
+
+def _below(e: Expr, size: Expr, place: Place) -> bool:
+    """Whether an integer is in [0, size), whatever the sizes: the own rank, a rank axis, the variable of a loop, what
+    is taken modulo, or a place of a node."""
+    nodes = floor_div(WORLD, PER_NODE)
+    counts = {RANK: WORLD} | {symbol(name): count for name, count in place.role.walk.axes}
+    loops = {symbol(x.name): x for x in place.loops}
+    if e in counts:
+        return counts[e] == size or (counts[e], size) == (PER_NODE, WORLD)
+    if e in loops:
+        return size in _least_of(loops[e].stop) and never_negative(loops[e].start)
+    if e.is_Integer:
+        return e == 0 and size in (WORLD, PER_NODE, nodes)
+    if isinstance(e, sympy.Mod):
+        return e.args[1] == size and size in (WORLD, PER_NODE)
+    if size == nodes:
+        return isinstance(e, sympy.floor) and _below(e.args[0] * PER_NODE, WORLD, place)
+    if size == WORLD:  # what is not of a node times its ranks is a place of it
+        node = sympy.expand(e).coeff(PER_NODE)
+        rest = sympy.expand(e - node * PER_NODE)
+        return node != 0 and _below(node, nodes, place) and _below(rest, PER_NODE, place)
+    return False
