@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import torch
@@ -268,6 +269,32 @@ def compiled(group: dist.ProcessGroup) -> list[str]:
     parallel, right = feed_forward(group)
     fast = torch.compile(parallel, backend="aot_eager", fullgraph=True)
     return [e for _ in range(2) for e in compared(group, fast, right)]
+
+
+class Changing(nn.Module):
+    """Changes the input that its linears share, between them."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer.gate(x)  # type: ignore[operator]
+        return y * self.layer.up(x.add_(1))  # type: ignore[operator]
+
+
+def compiled_changing(group: dist.ProcessGroup) -> str:
+    """The error where a compiled module changes the input that its linears share."""
+    torch._dynamo.reset()
+    plan: dict[str, ParallelStyle] = {"": tnn.SharedColwiseParallel("gate", "up")}
+    fast = torch.compile(Changing(feed_forward(group, plan)[0]), backend="aot_eager", fullgraph=True)
+    logging.getLogger("torch._subclasses").setLevel(logging.CRITICAL)  # torch logs what it raises
+    try:
+        fast(torch.zeros(BATCH, TOKENS, WIDTH))
+    except Exception as e:
+        return str(e)
+    return "nothing"
+
 
 def inside_fsdp(group: dist.ProcessGroup) -> list[str]:
     """What is wrong of two steps of a block under FSDP over pairs of ranks that share their tokens' parts; and whether

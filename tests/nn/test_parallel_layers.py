@@ -175,21 +175,24 @@ def test_opcheck(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], opchecked)
 
 
-def compiled(group: dist.ProcessGroup, sequence_parallel: bool) -> list[str]:
+def compiled(group: dist.ProcessGroup, sequence_parallel: bool, backend: str) -> list[str]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     whole = Whole(True)
     parallel = Parallel(whole, group=group, sequence_parallel=sequence_parallel, dim=0)
-    fast = torch.compile(parallel, backend="aot_eager", fullgraph=True)
+    fast = torch.compile(parallel, backend=backend, fullgraph=True)
     x = torch.randn(4, WIDTH)
-    part = _parts(0, dist.get_rank(group), [2, 2]) if sequence_parallel else nothing
+    world = dist.get_world_size(group)
+    part = _parts(0, dist.get_rank(group), [4 // world] * world) if sequence_parallel else nothing
     return errors(step(fast, part(x)), as_parts(group, step(whole, x)), part)
 
 
-@pytest.mark.verify
-@pytest.mark.parametrize("sequence_parallel", [True, False])
-def test_compiled_without_a_break(pool: Pool, sequence_parallel: bool) -> None:
-    assert_right(pool, [(0, 1)], compiled, sequence_parallel)
+@pytest.mark.parametrize(
+    "group, backend", [((2,), "eager"), pytest.param((0, 1), "aot_eager", marks=pytest.mark.verify)]
+)
+def test_compiled_without_a_break(pool: Pool, group: tuple[int, ...], backend: str) -> None:
+    for sequence_parallel in (True, False):
+        assert_right(pool, [group], compiled, sequence_parallel, backend)
 
 
 def inside_autocast(group: dist.ProcessGroup) -> list[str]:

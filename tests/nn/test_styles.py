@@ -99,14 +99,19 @@ def test_auto_stands_for_a_plan_in_every_layer_and_in_its_backward(pool: Pool) -
         assert found == ([], asked, [])
 
 
-@pytest.mark.verify
 def test_inside_fsdp(pool: Pool) -> None:
     assert_right(pool, [(0, 1, 2, 3)], feed_forward.inside_fsdp)
 
 
-@pytest.mark.verify
-def test_compiled_without_a_break(pool: Pool) -> None:
-    assert_right(pool, [(0, 1)], feed_forward.compiled)
+@pytest.mark.parametrize("group", [(2,), pytest.param((0, 1), marks=pytest.mark.verify)], ids=len)
+def test_compiled_without_a_break(pool: Pool, group: tuple[int, ...]) -> None:
+    assert_right(pool, [group], feed_forward.compiled)
+
+
+def test_a_compiler_refuses_a_shared_input_that_is_changed(pool: Pool) -> None:
+    """Where eager calls raise ArgumentError; compilers know versions of tensors as symbols."""
+    (error,) = pool.results(on_groups, [(2,)], feed_forward.compiled_changing)[2]
+    assert "Runtime assertion failed" in error and "dtensor_linear.py" in error
 
 
 @pytest.mark.verify

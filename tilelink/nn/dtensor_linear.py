@@ -68,16 +68,27 @@ class Siblings:
         """The rank's part of a layer's result. Raises ArgumentError where its siblings had another input."""
         if name not in self._waiting:
             self._input, self._version, self._waiting = input, input._version, self._computed(input)
-        elif self._input is not input or self._version != input._version:
-            first = next(n for n in self.layers if n not in self._waiting)
-            same = self._input is input
-            other = "a tensor that was changed since it was given to" if same else "another tensor than"
-            own = "each is to have a style of its own, ColwiseParallel"
-            raise ArgumentError(f"{name} is called with {other} {first}, so {own}", Site.of_user())
+        else:
+            self._check_same(name, input)
         result = self._waiting.pop(name)
         if not self._waiting:
             self._input = None
         return result
+
+    def _check_same(self, name: str, input: torch.Tensor) -> None:
+        """Raises ArgumentError unless this is the input that was computed with."""
+        first = next(n for n in self.layers if n not in self._waiting)
+        if self._input is not input:
+            other = "another tensor than"
+        elif torch.compiler.is_compiling():  # a version is a symbol then: to be looked at where the graph is compiled
+            torch._check(self._version == input._version, lambda: f"the input was changed since {first} had it")
+            return
+        elif self._version != input._version:
+            other = "a tensor that was changed since it was given to"
+        else:
+            return
+        own = "each is to have a style of its own, ColwiseParallel"
+        raise ArgumentError(f"{name} is called with {other} {first}, so {own}", Site.of_user())
 
     def _computed(self, input: torch.Tensor) -> dict[str, torch.Tensor]:
         layers = list(self.layers.values())
