@@ -47,7 +47,6 @@ from tilelink.frontend.ir import (
     TileProgram,
     View,
     Wait,
-    loads_of,
     walk,
 )
 from tilelink.frontend.signals import recipient
@@ -140,7 +139,7 @@ class _Unroller:
 
     def body(self, statements: tuple[Statement, ...]) -> None:
         for s in statements:
-            for load in loads_of(s):
+            for load in s.loads:
                 self.access(READ, load.view, s.site)
             match s:
                 case Compute():

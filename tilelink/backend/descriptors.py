@@ -13,7 +13,7 @@ from tilelink.backend.addresses import fills
 from tilelink.backend.facts import DESCRIBED_BYTES, Facts
 from tilelink.backend.pipelining import pipelined, statements_of
 from tilelink.frontend.expressions import RANK, first_of, symbol
-from tilelink.frontend.ir import For, Range, TileProgram, View, loads_of, walk
+from tilelink.frontend.ir import For, Range, TileProgram, View, walk
 from tilelink.frontend.values import ITEM_SIZE
 
 
@@ -24,7 +24,7 @@ def blocks(program: TileProgram, facts: Facts) -> Iterator[tuple[str, tuple[int,
         for loop in (s for s in walk(role.body) if pipelined(s, role, program)):
             assert isinstance(loop, For)
             for s in statements_of(loop.body):
-                for view in (load.view for load in loads_of(s)):
+                for view in (load.view for load in s.loads):
                     if block := block_of(view, program, facts):
                         found[view.tensor, block] = None
     yield from found

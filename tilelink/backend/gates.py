@@ -21,7 +21,7 @@ from tilelink.backend.lower import Lowered
 from tilelink.backend.pipelining import enters
 from tilelink.backend.ttgir import Kernel
 from tilelink.frontend.expressions import Expr
-from tilelink.frontend.ir import Code, Copy, Notify, Role, Store, TileProgram, View, Wait, loads_of, walk
+from tilelink.frontend.ir import Code, Copy, Notify, Role, Store, TileProgram, View, Wait, walk
 
 DOES = {
     "wait": ("acquire", "poll", "fence"),
@@ -140,7 +140,7 @@ def _signals(program: TileProgram) -> Counter[tuple[str, str]]:
 
 def _reads(role: Role) -> Iterator[View]:
     for s in walk(role.body):
-        yield from (load.view for load in loads_of(s))
+        yield from (load.view for load in s.loads)
         if isinstance(s, Copy):
             yield s.source
 
@@ -162,7 +162,7 @@ def _dotting(lowered: Lowered) -> Iterator[Code]:
     program, target = lowered.program, lowered.target
     for role in program.in_kernel:
         for s in walk(role.body):
-            for code in (v for v in vars(s).values() if isinstance(v, Code) and v.dots):
+            for code in (c for c in s.codes if c.dots):
                 dtypes = {program.tensor(load.view.tensor).dtype for load in code.loads}
                 dtypes = dtypes or {program.inputs[0].dtype}
                 if dtypes <= target.matrix_dtypes or (dtypes == {"float32"} and "ieee" not in code.text):

@@ -21,10 +21,8 @@ from tilelink.frontend.ir import (
     TileProgram,
     View,
     Wait,
-    loads_of,
     walk,
 )
-from tilelink.frontend.sizes import views_of
 from tilelink.frontend.values import ITEM_SIZE
 
 
@@ -40,7 +38,7 @@ def has_dot(loop: For) -> bool:
 
 def synchronises(s: Statement, role: Role, program: TileProgram) -> bool:
     """Whether a statement waits or notifies."""
-    return isinstance(s, Wait | Notify) or any(enters(v, role, program) for v in views_of(s))
+    return isinstance(s, Wait | Notify) or any(enters(v, role, program) for v in s.touched)
 
 
 def enters(view: View, role: Role, program: TileProgram) -> bool:
@@ -55,7 +53,7 @@ def stages(loop: For, role: Role, program: TileProgram, target: Target, wanted: 
     """As many stages as are wanted, and the target has shared memory for; 1 where the loop is not pipelined."""
     if not pipelined(loop, role, program):
         return 1
-    views = [load.view for s in statements_of(loop.body) for load in loads_of(s)]
+    views = [load.view for s in statements_of(loop.body) for load in s.loads]
     stage = sum(prod(n or 1 for n in v.shape) * ITEM_SIZE[program.tensor(v.tensor).dtype] for v in views)
     memory = target.shared_bytes
     if memory is None or not stage:

@@ -23,7 +23,7 @@ from tilelink.errors import (
 from tilelink.frontend.copy_engine import check_copy_engine
 from tilelink.frontend.elaboration import Context, Elaborator
 from tilelink.frontend.folding import fold, without_unread
-from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, View, loads_of, token_name, walk
+from tilelink.frontend.ir import RANKS_DIM, Copy, Role, Tensor, TileProgram, View, token_name, walk
 from tilelink.frontend.multicast import multicast
 from tilelink.frontend.names import Names
 from tilelink.frontend.routes import EXPERT
@@ -228,7 +228,7 @@ def _reads(roles: Iterable[Role]) -> Iterator[tuple[View, Site]]:
     """The views that roles load or copy from."""
     for role in roles:
         for s in walk(role.body):
-            views = [load.view for load in loads_of(s)] + ([s.source] if isinstance(s, Copy) else [])
+            views = [load.view for load in s.loads] + ([s.source] if isinstance(s, Copy) else [])
             yield from ((view, s.site) for view in views)
 
 

@@ -1,9 +1,13 @@
-"""What a tile does: waits, notifications, copies, stores, computations, loops and branches, in order."""
+"""What a tile does: waits, notifications, copies, stores, computations, loops and branches, in order.
+
+A statement says which views, code and blocks of statements it has. So what goes over a body (`walk`, `places`,
+`rewritten`) need not know the kinds of statements that it leaves alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import sympy
 
@@ -38,9 +42,49 @@ class Code:
         return self.text.format(*(str(h) if isinstance(h, Load) else to_text(h) for h in self.holes))
 
 
+Body = tuple["Statement", ...]
+
+
 @dataclass(frozen=True)
 class Statement:
+    """One statement of a tile, at its line of the user's source."""
+
     site: Site = field(compare=False)
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        """Its Triton code, if it has any."""
+        return ()
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """The blocks that it reads itself (not those of the statements in it)."""
+        return tuple(load for code in self.codes for load in code.loads)
+
+    @property
+    def touched(self) -> tuple[View, ...]:
+        """The views that it names itself, those of its loads included."""
+        return tuple(load.view for load in self.loads)
+
+    @property
+    def blocks(self) -> tuple[Body, ...]:
+        """The statements in it: one block for a loop, two for a branch."""
+        return ()
+
+    @property
+    def integers(self) -> tuple[sympy.Basic, ...]:
+        """The integers and conditions that it names itself, outside of views."""
+        return tuple(hole for code in self.codes for hole in code.holes if not isinstance(hole, Load))
+
+    @property
+    def symbols(self) -> set[sympy.Basic]:
+        """The symbols in all that it names itself."""
+        named = set().union(*(e.free_symbols for e in self.integers))
+        return named.union(*(view.symbols for view in self.touched))
+
+    def around(self, *blocks: Body) -> Statement:
+        """The same statement with other blocks."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -50,12 +94,20 @@ class Wait(Statement):
     name: str
     views: tuple[View, ...]
 
+    @property
+    def touched(self) -> tuple[View, ...]:
+        return self.views
+
 
 @dataclass(frozen=True)
 class Notify(Statement):
     """This tile's stores to the views are visible where the views live."""
 
     views: tuple[View, ...]
+
+    @property
+    def touched(self) -> tuple[View, ...]:
+        return self.views
 
 
 @dataclass(frozen=True)
@@ -65,11 +117,25 @@ class Copy(Statement):
     source: View
     target: View
 
+    @property
+    def touched(self) -> tuple[View, ...]:
+        return self.source, self.target
+
 
 @dataclass(frozen=True)
 class Store(Statement):
+    """A block in registers to memory."""
+
     target: View
     value: Code
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        return (self.value,)
+
+    @property
+    def touched(self) -> tuple[View, ...]:
+        return (self.target, *super().touched)
 
 
 @dataclass(frozen=True)
@@ -77,6 +143,10 @@ class Compute(Statement):
     """A statement of Triton on blocks in registers (`code` holds the whole statement)."""
 
     code: Code
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        return (self.code,)
 
 
 @dataclass(frozen=True)
@@ -87,7 +157,18 @@ class For(Statement):
     start: Expr
     stop: Expr
     step: int
-    body: tuple[Statement, ...]
+    body: Body
+
+    @property
+    def integers(self) -> tuple[sympy.Basic, ...]:
+        return self.start, self.stop
+
+    @property
+    def blocks(self) -> tuple[Body, ...]:
+        return (self.body,)
+
+    def around(self, *blocks: Body) -> For:
+        return replace(self, body=blocks[0])
 
 
 @dataclass(frozen=True)
@@ -95,8 +176,19 @@ class If(Statement):
     """A branch on integers known before the run."""
 
     condition: sympy.logic.boolalg.Boolean
-    body: tuple[Statement, ...]
-    orelse: tuple[Statement, ...]
+    body: Body
+    orelse: Body
+
+    @property
+    def integers(self) -> tuple[sympy.Basic, ...]:
+        return (self.condition,)
+
+    @property
+    def blocks(self) -> tuple[Body, ...]:
+        return self.body, self.orelse
+
+    def around(self, *blocks: Body) -> If:
+        return replace(self, body=blocks[0], orelse=blocks[1])
 
 
 @dataclass(frozen=True)
@@ -104,24 +196,65 @@ class DataIf(Statement):
     """A branch on data; its bodies compute only."""
 
     condition: Code
-    body: tuple[Statement, ...]
-    orelse: tuple[Statement, ...]
+    body: Body
+    orelse: Body
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        return (self.condition,)
+
+    @property
+    def blocks(self) -> tuple[Body, ...]:
+        return self.body, self.orelse
+
+    def around(self, *blocks: Body) -> DataIf:
+        return replace(self, body=blocks[0], orelse=blocks[1])
 
 
-def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
+@dataclass(frozen=True)
+class Place:
+    """Where a statement stands: `outer`, the loops and branches around it, outermost first, each with the number of the
+    block of it; `rest`, what follows it in its own block."""
+
+    statement: Statement
+    outer: tuple[tuple[Statement, int], ...]
+    rest: Body
+
+    @property
+    def loops(self) -> tuple[For, ...]:
+        """The loops around it."""
+        return tuple(s for s, _ in self.outer if isinstance(s, For))
+
+    @property
+    def conditions(self) -> tuple[sympy.Basic, ...]:
+        """What is known before the run and holds where it is reached (branches on data are left out)."""
+        branches = ((s.condition, number) for s, number in self.outer if isinstance(s, If))
+        return tuple(sympy.Not(condition) if number else condition for condition, number in branches)
+
+    @property
+    def conditional(self) -> bool:
+        """Whether it stands in a branch."""
+        return any(isinstance(s, If | DataIf) for s, _ in self.outer)
+
+
+def places(body: Body, outer: tuple[tuple[Statement, int], ...] = ()) -> Iterator[Place]:
+    """All statements with where they stand, in order of the source."""
+    for k, s in enumerate(body):
+        yield Place(s, outer, body[k + 1 :])
+        for number, block in enumerate(s.blocks):
+            yield from places(block, (*outer, (s, number)))
+
+
+def walk(body: Body) -> Iterator[Statement]:
     """All statements, in order of the source."""
     for s in body:
         yield s
-        if isinstance(s, For):
-            yield from walk(s.body)
-        elif isinstance(s, If | DataIf):
-            yield from walk(s.body)
-            yield from walk(s.orelse)
+        for block in s.blocks:
+            yield from walk(block)
 
 
-def loads_of(s: Statement) -> tuple[Load, ...]:
-    """The blocks that a statement reads itself (not those of the statements in it)."""
-    match s:
-        case Store(value=code) | Compute(code=code) | DataIf(condition=code):
-            return code.loads
-    return ()
+def rewritten(body: Body, change: Callable[[Statement], Body]) -> Body:
+    """The statements that `change` makes of each, of inner ones first."""
+    return tuple(
+        made for s in body for made in change(s.around(*(rewritten(block, change) for block in s.blocks)))
+    )

@@ -26,6 +26,7 @@ from tilelink.frontend.ir import (
     Tensor,
     View,
     Wait,
+    rewritten,
     walk,
 )
 from tilelink.frontend.triton_calls import TRITON_DTYPES
@@ -66,16 +67,18 @@ def _is_kept(s: Store) -> bool:
 
 
 def _without(body: tuple[Statement, ...], gone: set[str]) -> tuple[Statement, ...]:
-    left: list[Statement] = []
-    for s in body:
-        if isinstance(s, Store) and s.target.tensor in gone:
-            continue
-        if isinstance(s, Notify):
-            views = tuple(v for v in s.views if v.tensor not in gone)
-            left += [replace(s, views=views)] if views else []
-        else:
-            left.append(s)
-    return tuple(left)
+    """The statements without stores to, and notifications of, the tensors that are gone."""
+
+    def change(s: Statement) -> tuple[Statement, ...]:
+        match s:
+            case Store() if s.target.tensor in gone:
+                return ()
+            case Notify():
+                views = tuple(v for v in s.views if v.tensor not in gone)
+                return (replace(s, views=views),) if views else ()
+        return (s,)
+
+    return rewritten(body, change)
 
 
 def _kept(view: View) -> str:
@@ -153,23 +156,18 @@ class _Folding:
             if s.source.guard is not None and replace(s.source, guard=None) not in self.awaited:
                 self.fail(s, f"it copies {s.source}, a part of what it waits for; in registers is the whole block")
 
-    def inside(self, body: tuple[Statement, ...]) -> list[Statement]:
+    def inside(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         """The role's statements without its waits, copies of what is kept as stores."""
-        made: list[Statement] = []
-        for s in body:
+
+        def change(s: Statement) -> tuple[Statement, ...]:
             match s:
                 case Wait():
-                    continue
+                    return ()
                 case Copy() if s.source.guard is not None:
-                    made.append(Store(s.site, s.target, Code(_kept(s.source))))
-                case For():
-                    made.append(replace(s, body=tuple(self.inside(s.body))))
-                case If():
-                    body, orelse = (tuple(self.inside(b)) for b in (s.body, s.orelse))
-                    made.append(replace(s, body=body, orelse=orelse))
-                case _:
-                    made.append(s)
-        return made
+                    return (Store(s.site, s.target, Code(_kept(s.source))),)
+            return (s,)
+
+        return rewritten(body, change)
 
     def fail(self, where: Statement | Role, why: str) -> NoReturn:
         raise ScheduleError(f"{self.folded.name} can't be folded into {self.producer.name}: {why}", where.site)

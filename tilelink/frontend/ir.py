@@ -22,10 +22,12 @@ from tilelink.frontend.body import (
     If,
     Load,
     Notify,
+    Place,
     Statement,
     Store,
     Wait,
-    loads_of,
+    places,
+    rewritten,
     walk,
 )
 from tilelink.frontend.expressions import WORLD, Expr, symbol
@@ -36,8 +38,8 @@ from tilelink.language import RANKS_DIM, RouteWord
 
 __all__ = [
     "ALL_RANKS", "RANKS_DIM", "Range", "Segment", "Tensor", "View", "token_name",
-    "Code", "Compute", "Copy", "DataIf", "For", "If", "Load", "Notify", "Statement", "Store", "Wait",
-    "loads_of", "walk",
+    "Code", "Compute", "Copy", "DataIf", "For", "If", "Load", "Notify", "Place", "Statement", "Store", "Wait",
+    "places", "rewritten", "walk",
     "Cell", "Notifier", "Role", "Signals", "TileProgram", "Walk",
 ]  # fmt: skip
 

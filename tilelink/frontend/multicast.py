@@ -7,15 +7,13 @@ target's fabric has them, and loops over the ranks elsewhere.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
-from typing import Any
 
 import sympy
 
 from tilelink.errors import ScheduleError
 from tilelink.frontend.expressions import symbol
-from tilelink.frontend.ir import ALL_RANKS, Copy, For, If, Notify, Role, Statement, Store, View, walk
+from tilelink.frontend.ir import ALL_RANKS, Copy, Notify, Role, Statement, Store, View, rewritten, walk
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.walk import make_walk
 from tilelink.language import Space, ranks
@@ -56,25 +54,17 @@ def _to_all(body: tuple[Statement, ...], axis: sympy.Symbol) -> tuple[Statement,
     def to_all(view: View) -> View:
         return replace(view, home=ALL_RANKS) if view.home == axis else view
 
-    def rewritten(s: Statement) -> Statement:
+    def change(s: Statement) -> tuple[Statement]:
         match s:
             case Copy() | Store():
-                return replace(s, target=to_all(s.target))
+                s = replace(s, target=to_all(s.target))
             case Notify():
-                return replace(s, views=tuple(map(to_all, s.views)))
-            case For():
-                return replace(s, body=_to_all(s.body, axis))
-            case If():
-                return replace(s, body=_to_all(s.body, axis), orelse=_to_all(s.orelse, axis))
-        return s
+                s = replace(s, views=tuple(map(to_all, s.views)))
+        return (s,)
 
-    return tuple(map(rewritten, body))
+    return rewritten(body, change)
 
 
-def _mentions(value: Any, name: sympy.Symbol) -> bool:
+def _mentions(body: tuple[Statement, ...], name: sympy.Symbol) -> bool:
     """Whether a symbol stands anywhere in statements."""
-    if isinstance(value, tuple):
-        return any(_mentions(v, name) for v in value)
-    if isinstance(value, sympy.Basic):
-        return name in value.free_symbols
-    return dataclasses.is_dataclass(value) and any(_mentions(v, name) for v in vars(value).values())
+    return any(name in s.symbols for s in walk(body))

@@ -19,18 +19,16 @@ from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
     Cell,
-    DataIf,
     For,
-    If,
     Notifier,
     Notify,
     Range,
     Role,
     Signals,
-    Statement,
     Tensor,
     View,
     Wait,
+    places,
 )
 from tilelink.frontend.routes import EXPERT, SEGMENT
 from tilelink.frontend.schedule import SMs
@@ -47,27 +45,15 @@ class Use:
     view: View
     site: Site
     loops: tuple[For, ...]
-    conditions: tuple[sympy.logic.boolalg.Boolean, ...]
+    conditions: tuple[sympy.Basic, ...]
 
 
 def uses(role: Role, kind: type[Wait] | type[Notify]) -> Iterator[Use]:
     """All waits, or all notifies, of a role."""
-
-    def visit(
-        body: tuple[Statement, ...], loops: tuple[For, ...], conditions: tuple[sympy.Basic, ...]
-    ) -> Iterator[Use]:
-        for s in body:
-            if isinstance(s, kind):
-                yield from (Use(role, v, s.site, loops, conditions) for v in s.views)
-            elif isinstance(s, For):
-                yield from visit(s.body, (*loops, s), conditions)
-            elif isinstance(s, If):
-                yield from visit(s.body, loops, (*conditions, s.condition))
-                yield from visit(s.orelse, loops, (*conditions, sympy.Not(s.condition)))
-            elif isinstance(s, DataIf):
-                yield from visit(s.body, loops, conditions)
-
-    yield from visit(role.body, (), ())
+    for place in places(role.body):
+        if isinstance(place.statement, kind):
+            for view in place.statement.views:
+                yield Use(role, view, place.statement.site, place.loops, place.conditions)
 
 
 def derive_signals(

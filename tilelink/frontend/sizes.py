@@ -13,7 +13,7 @@ import numpy as np
 
 from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError
 from tilelink.frontend.expressions import evaluate
-from tilelink.frontend.ir import For, Role, Statement, TileProgram, View, walk
+from tilelink.frontend.ir import For, Role, TileProgram, walk
 from tilelink.frontend.routes import Routing
 from tilelink.frontend.schedule import SMs, smallest_tile
 from tilelink.frontend.turns import members
@@ -208,7 +208,7 @@ def extents(role: Role) -> frozenset[tuple[str, int]]:
     """(dimension, block size) of everything a role cuts."""
     found = {(r.dim, r.extent) for r in role.walk.ranges if r.extent is not None}
     for s in walk(role.body):
-        for view in views_of(s):
+        for view in s.touched:
             found |= {(r.dim, r.extent) for r in view.ranges if r.extent is not None}
     return frozenset(found)
 
@@ -216,21 +216,8 @@ def extents(role: Role) -> frozenset[tuple[str, int]]:
 def stepped(role: Role) -> frozenset[str]:
     """Dimensions along which the loops of a role take steps."""
     loops = {s.name for s in walk(role.body) if isinstance(s, For)}
-    ranges = (r for s in walk(role.body) for v in views_of(s) for r in v.ranges)
+    ranges = (r for s in walk(role.body) for v in s.touched for r in v.ranges)
     return frozenset(r.dim for r in ranges if str(r.start) in loops)
-
-
-def views_of(s: Statement) -> list[View]:
-    """The views that a statement itself names."""
-    found: list[View] = []
-    for value in vars(s).values():
-        if isinstance(value, View):
-            found.append(value)
-        elif isinstance(value, tuple):
-            found += [v for v in value if isinstance(v, View)]
-        elif hasattr(value, "loads"):
-            found += [load.view for load in value.loads]
-    return found
 
 
 @dataclass(frozen=True)

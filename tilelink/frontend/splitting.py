@@ -19,7 +19,7 @@ from math import gcd
 import sympy
 
 from tilelink.frontend.expressions import Expr, symbol
-from tilelink.frontend.ir import Compute, For, If, Range, Role, Signals, Statement, View, Wait, walk
+from tilelink.frontend.ir import Compute, For, If, Range, Role, Signals, Statement, View, Wait, rewritten, walk
 from tilelink.frontend.names import Names
 
 
@@ -34,21 +34,15 @@ def split_waits(role: Role, signals: tuple[Signals, ...], names: Names) -> Role:
         used.add(name)
         return name
 
-    return replace(role, body=_split_all(role.body, {s.tensor: s for s in signals}, fresh))
+    grids = {s.tensor: s for s in signals}
+
+    def change(s: Statement) -> tuple[Statement]:
+        return (_split(s, grids, fresh) if isinstance(s, For) else s,)
+
+    return replace(role, body=rewritten(role.body, change))
 
 
 Grids = Mapping[str, Signals]
-
-
-def _split_all(body: tuple[Statement, ...], grids: Grids, fresh: Callable[[str], str]) -> tuple[Statement, ...]:
-    made: list[Statement] = []
-    for s in body:
-        if isinstance(s, For):
-            s = _split(replace(s, body=_split_all(s.body, grids, fresh)), grids, fresh)
-        elif isinstance(s, If):
-            s = replace(s, body=_split_all(s.body, grids, fresh), orelse=_split_all(s.orelse, grids, fresh))
-        made.append(s)
-    return tuple(made)
 
 
 def _split(s: For, grids: Grids, fresh: Callable[[str], str]) -> Statement:

@@ -79,6 +79,11 @@ class Range:
         bounds = self.stop.args if isinstance(self.stop, sympy.Min) else (self.stop,)
         return sympy.Min(*[b for b in bounds if b != self.start + (self.extent or 0)])
 
+    @property
+    def symbols(self) -> set[sympy.Basic]:
+        """The symbols in its bounds."""
+        return self.start.free_symbols | self.stop.free_symbols
+
     def same_rows(self, other: Range) -> bool:
         """Whether it holds the same rows on the other side of a route."""
         known = self.segment is not None and self.segment.source is not None and self.segment == other.segment
@@ -119,6 +124,12 @@ class View:
     def remote(self) -> bool:
         """Whether it can be another rank's memory."""
         return self.home != RANK
+
+    @property
+    def symbols(self) -> set[sympy.Basic]:
+        """The symbols in where it lies, and with whom."""
+        index = (i.symbols if isinstance(i, Range) else i.free_symbols for i in self.index)
+        return set(self.home.free_symbols if isinstance(self.home, Expr) else ()).union(*index)
 
     @property
     def shape(self) -> tuple[int | None, ...]:

@@ -25,7 +25,7 @@ from tilelink.errors import Site, StrideError
 from tilelink.frontend.ir import Range, TileProgram, walk
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.frontend.sizes import Allotment, Sizes, views_of
+from tilelink.frontend.sizes import Allotment, Sizes
 from tilelink.runtime.arguments import Arguments
 
 KEPT_PROGRAMS = 128
@@ -68,7 +68,7 @@ class Prepared:
         own = {t.name for t in self.program.tensors} - {t.name for t in self.program.on_heap}
         roles = [(role, own) for role in self.program.in_kernel]
         roles += [(role, set(self.program.published)) for role in publishing_roles(self.program)]
-        views = [v for role, names in roles for s in walk(role.body) for v in views_of(s) if v.tensor in names]
+        views = [v for role, names in roles for s in walk(role.body) for v in s.touched if v.tensor in names]
         return frozenset(
             (v.tensor, tuple((i.extent or COPY_CHUNK) if isinstance(i, Range) else 1 for i in v.index)) for v in views
         )

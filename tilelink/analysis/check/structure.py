@@ -48,9 +48,7 @@ from tilelink.frontend.ir import (
     TileProgram,
     View,
     Wait,
-    loads_of,
 )
-from tilelink.frontend.sizes import views_of
 from tilelink.frontend.turns import members
 from tilelink.frontend.views import on_side
 
@@ -94,14 +92,14 @@ def why_not_structural(program: TileProgram) -> str:
     writers = {p.statement.target.tensor: p for p in found if isinstance(p.statement, Store | Copy)}
     waits = {(p.role.name, p.statement.name): p.statement for p in found if isinstance(p.statement, Wait)}
     for p in found:
-        for view in views_of(p.statement):
+        for view in p.statement.touched:
             if reason := _misplaced(view, program.tensor(view.tensor), p):
                 return f"{reason} ({p.statement.site})"
         if isinstance(p.statement, Wait):
             for view in p.statement.views:
                 if numbers[writers[view.tensor].role.name] >= numbers[p.role.name]:
                     return f"{p.role.name} waits for {view.tensor}, which no earlier role writes ({p.statement.site})"
-        views = [load.view for load in loads_of(p.statement)]
+        views = [load.view for load in p.statement.loads]
         views += [p.statement.source] if isinstance(p.statement, Copy) else []
         for view in views:
             if view.guard is not None and not any(

@@ -35,7 +35,6 @@ from tilelink.frontend.ir import (
     Range,
     Statement,
     View,
-    loads_of,
 )
 from tilelink.frontend.values import Block, Static
 from tilelink.frontend.walk import axis_values
@@ -260,7 +259,7 @@ class Elaborator(Calls):
             self.emit(If(site, condition, *bodies))
             return
         for inner in (*bodies[0], *bodies[1]):
-            if not isinstance(inner, Compute | DataIf) or loads_of(inner):
+            if not isinstance(inner, Compute | DataIf) or inner.loads:
                 raise DataBranchError(
                     f"{inner.site.text} stands in a branch on data ({ast.unparse(s.test)}, line {s.lineno}), so nobody "
                     "knows before the run whether it happens; branch on ranks and coordinates, or use tl.where",
