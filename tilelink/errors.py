@@ -6,7 +6,9 @@ import dataclasses
 import linecache
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -55,6 +57,13 @@ def _is_ours(frame: FrameType) -> bool:
     if package == "torch":
         return True
     return file == dataclasses.__file__ or (file.startswith(_PACKAGE) and not file.startswith(_KERNELS))
+
+
+def similar(name: object, known: Iterable[str]) -> str:
+    """What an error says behind the names that it lists: which of those was meant, if one is much like it."""
+    listed = list(known)
+    close = get_close_matches(str(name), listed, 1) if name not in listed else []
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 class TileLinkError(Exception):

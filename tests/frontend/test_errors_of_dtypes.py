@@ -49,6 +49,12 @@ DTYPES = [
         "adds up in int32, and here to float32",
         "tl.zeros(..., tl.int32)",
     ),
+    tile(
+        "dot of float16 added to bfloat16",
+        DtypeError,
+        "a, c = tl.zeros((16, 16), tl.float16), tl.zeros((16, 16), tl.bfloat16)\nb = tl.dot(a, a, c)  # <-",
+        "tl.dot of float16 adds up in float32 or float16, and here to bfloat16",
+    ),
     pair(
         "fractions stored to integers",
         DtypeError,

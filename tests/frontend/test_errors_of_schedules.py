@@ -148,6 +148,18 @@ SCHEDULES = [
         f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}, order=lambda s, r, w: s))  # <-",
         "tk.order(function)",
     ),
+    schedule(
+        "name of an order",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}, order='ring'))  # <-",
+        "order='ring': an order is an object, not a name; write order=tk.ring",
+    ),
+    schedule(
+        "name that is much like an order's",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}, order='rign'))  # <-",
+        "ours are tk.own_rank_first, tk.next_rank_first, tk.ring; did you mean ring?",
+    ),
     pair(
         "more SMs than there are",
         ScheduleError,
@@ -193,6 +205,34 @@ SCHEDULES = [
         ScheduleError,
         {USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: None)", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
         "it gives None",
+    ),
+    pair(
+        "order that divides",
+        ScheduleError,
+        {
+            USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: s * w / 2)", LAUNCH_USE: f"{LAUNCH_USE}  # <-",
+            "unroll(schedule, world=2, M=64, K=64, N=16)": "bind(schedule)",
+        },
+        "is not integer arithmetic of (step, rank, world)",
+        "it gives step*world/2",
+    ),
+    pair(
+        "order of floats",
+        ScheduleError,
+        {
+            USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: (r + s) * 1.0 % w)",
+            LAUNCH_USE: f"{LAUNCH_USE}  # <-", "unroll(schedule, world=2, M=64, K=64, N=16)": "bind(schedule)",
+        },
+        "is not integer arithmetic of (step, rank, world)",
+    ),
+    pair(
+        "order of numbers that are floats",
+        ScheduleError,
+        {
+            USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: s if isinstance(s, int) is False else float(s))",
+            LAUNCH_USE: f"{LAUNCH_USE}  # <-",
+        },
+        "walks the parts [0.0, 1.0] on rank 0 of 2; it has to be a permutation of 0..1",
     ),
     pair(
         "order that fails",

@@ -21,6 +21,8 @@ from tests.frontend.wrong import (
 )
 from tilelink.errors import NotUnderstoodError, UndefinedNameError
 
+BLOCK = "a = tl.zeros((16, 16), tl.float32)"
+
 NAMES = [
     tile(
         "name", UndefinedNameError, "out[t].store(y)  # <-", "y is not defined here", "role knows inbox, out, weight, x"
@@ -211,6 +213,15 @@ STATEMENTS = [
         "loop's word outside of a loop", NotUnderstoodError, "a = tk.steps(x.cols)  # <-", "for k in tk.steps(x.cols)"
     ),
     tile("division", NotUnderstoodError, "a = t.rows.start / 2  # <-", "M_lo differs from tile to tile", "+ - * // %"),
+    tile("power of a sign", NotUnderstoodError, "a = tk.rank() ** -1  # <-", "** with a constant exponent"),
+    tile("power of a rank", NotUnderstoodError, "a = 2 ** tk.rank()  # <-", "** with a constant exponent"),
+    tile("least of nothing", NotUnderstoodError, "a = min()  # <-", "min takes two integers or more"),
+    tile("greatest of one", NotUnderstoodError, "a = max(tk.rank())  # <-", "max takes two integers or more"),
+    tile("least by a key", NotUnderstoodError, "a = min(1, 2, key=abs)  # <-", "min takes two integers or more"),
+    tile("least of a fraction", NotUnderstoodError, "a = min(tk.rank(), 0.5)  # <-", "rank differs from tile to tile"),
+    tile(
+        "least of a block", NotUnderstoodError, f"{BLOCK}\nb = min(a, 1)  # <-", "of integers", "tl.minimum(a, b)"
+    ),
     tile("division by zero", NotUnderstoodError, "a = t.rows.start % 0  # <-", "the divisor 0"),
     tile(
         "division by what may be negative",
@@ -246,7 +257,13 @@ STATEMENTS = [
         "steps with a length",
         NotUnderstoodError,
         "for k in tk.steps(x.cols, step=3):  # <-\n    pass",
-        "along, stop (may be left out)",
+        "along, stop (may be left out), by (may be left out)",
+    ),
+    tile(
+        "steps of a length without its name",
+        NotUnderstoodError,
+        "for k in tk.steps(x.cols, 32):  # <-\n    pass",
+        "stop=32 where the steps end, or by=32 how long a step is",
     ),
     tile("rank of something", NotUnderstoodError, "a = tk.rank(0)  # <-", "tk.rank takes no arguments"),
     tile("call of a range", NotUnderstoodError, "a = t.rows()  # <-", "t.rows can't be called"),
@@ -275,6 +292,18 @@ STATEMENTS = [
         "rank == 0 can't be part",
     ),
 ]
+
+BLOCKS = [
+    tile(text, NotUnderstoodError, f"{BLOCK}\nb = {text}  # <-", f"blocks do not take {word}; write {instead}")
+    for text, word, instead in [
+        ("a > 0 and a < 1", "`and`", "&, with each comparison in parentheses: (a > 0) & (b > 0)"),
+        ("tk.rank() > 0 or a < 1", "`or`", "|, with"),
+        ("not a > 0", "`not`", "~, with the comparison in parentheses: ~(a > 0)"),
+        ("0 < a < 1", "a chain of comparisons, which is an `and`", "&, with"),
+        ("a ** 2", "`**`", "a product, a * a"),
+        ("a @ a", "`@`", "tl.dot(a, b)"),
+    ]
+] + [tile("a in a", NotUnderstoodError, f"{BLOCK}\nb = a in a  # <-", "blocks are compared by < <= > >= == !=")]
 
 PROGRAMS = [
     pair(
@@ -332,6 +361,12 @@ PROGRAMS = [
         "written with def",
     ),
     pair(
+        "tile function twice",
+        NotUnderstoodError,
+        {"@tk.tile\ndef use": "@tk.tile  # <-\n@tk.tile\ndef use"},
+        "<tile function use> has @tk.tile already: @tk.tile stands once",
+    ),
+    pair(
         "tile function with any number of tensors",
         NotUnderstoodError,
         {"def use(t, full, out):": "def use(t, *tensors):  # <-"},
@@ -340,7 +375,10 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("case", [*NAMES, *OPTIONS, *STATEMENTS, *PROGRAMS], ids=lambda c: c.name.replace(" ", "-"))
+CASES = [*NAMES, *OPTIONS, *STATEMENTS, *BLOCKS, *PROGRAMS]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
 def test_error(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)
 

@@ -35,6 +35,7 @@ from tilelink.frontend.expressions import (
 NAMES = ["a", "b", "n", "rank", "world"]
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: floor_div, ast.Mod: modulo,
+    ast.Pow: operator.pow,
 }  # fmt: skip
 
 
@@ -110,9 +111,10 @@ def elaborated(text: str) -> Expr | None:
 
 
 def _combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    powers = st.tuples(inner, st.integers(0, 3)).map(lambda t: f"({t[0]} ** {t[1]})")
     binary = st.tuples(inner, st.sampled_from(["//", "%", "+", "-", "*"]), inner).map(lambda t: f"({' '.join(t)})")
     folds = st.tuples(st.sampled_from(["min", "max"]), inner, inner).map(lambda t: f"{t[0]}({t[1]}, {t[2]})")
-    return binary | folds
+    return binary | folds | powers
 
 
 numbers = st.sampled_from([-7, -3, -2, -1, 0, 1, 2, 3, 4, 5, 8, 16]).map(lambda n: f"({n})" if n < 0 else str(n))

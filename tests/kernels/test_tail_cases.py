@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import triton.language as tl
@@ -16,7 +18,7 @@ from tilelink.errors import NotUnderstoodError, RankMismatchError, ScheduleError
 def causal(t, x, out):
     """Sums what stands left of the diagonal block: the last step is cut off by a bound, not by the tensor's end."""
     acc = tl.zeros((16, 32), tl.float32)
-    for k in tk.steps(x.cols, t.rows.start):
+    for k in tk.steps(x.cols, stop=t.rows.start):
         acc += x[t.rows, k].load()
     out[t].store(tl.sum(acc, 1)[:, None] + tl.zeros((16, 16), tl.float32))
 
@@ -68,6 +70,21 @@ def column_sums(x: tk.Sharded("M", "K", axis=1), out: tk.Local("M", "K")):
     summed[tk.tiles(out)](x, out)
 
 
+@tk.tile
+def whole_numbers(t, x, weight, out):
+    """Eight bits by eight, added up in 32."""
+    acc = tl.zeros(t.shape, tl.int32)
+    for k in tk.steps(x.cols, by=32):
+        acc = tl.dot(x[t.rows, k].load(), weight[k, t.cols].load(), acc)
+    out[t].store(acc + tk.rank() * tk.rank() - (tk.world() - 3) ** 2 // 2)
+
+
+@tk.program
+def whole_products(x: tk.Local("M", "K"), weight: tk.Local("K", "N"), out: tk.Local("M", "N")):
+    whole_numbers[tk.tiles(out)](x, weight, out)
+
+
+eight_bits = tk.Schedule(whole_numbers=tk.SMs(tile=(16, 16)))
 prefixed = tk.Schedule(causal=tk.SMs(tile=(16, 16, 32)))
 plain = tk.Schedule(paired=tk.SMs(tile=(16, 16)))
 push = tk.Schedule(gather=tk.SMs(2, tile=(16, 16), at="home"), use=tk.SMs(tile=(16, 16)))
@@ -78,6 +95,21 @@ def test_a_bound_inside_a_block_is_masked() -> None:
     x = torch.ones(64, 64)
     (out,) = tk.CpuWorld(1).run(lambda g: prefix(x, schedule=prefixed, out=torch.zeros(64, 16), group=g))
     assert out[::16, 0].tolist() == [0, 16, 32, 48]
+
+
+def test_products_of_eight_bits_and_powers_of_integers() -> None:
+    x, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((20, 70), (70, 18)))
+    dtypes = {"x": "int8", "weight": "int8", "out": "int32"}
+
+    def rank(group: Any) -> torch.Tensor:
+        out = torch.zeros(20, 18, dtype=torch.int32)
+        whole_products(x, weight, out=out, schedule=eight_bits, group=group)
+        return out
+
+    for k, out in enumerate(tk.CpuWorld(2).run(rank)):
+        assert torch.equal(out, x.int() @ weight.int() + k * k - (2 - 3) ** 2 // 2)
+    assert "tl.range(0, K, 32" in whole_products.show("triton", eight_bits, world=2, dtypes=dtypes, M=20, K=70, N=18)
+    assert ".target sm_90" in whole_products.show("ptx", eight_bits, world=1, dtypes=dtypes, M=20, K=70, N=18)
 
 
 def test_a_tuple_of_blocks_has_no_name() -> None:

@@ -148,6 +148,18 @@ def least(e: Expr) -> int | None:
     return 1 if e.is_positive else 0 if e.is_nonnegative else None
 
 
+def whole(e: Expr) -> bool:
+    """Whether an expression can be seen to be an integer: fractions stand inside of floors only, floats nowhere."""
+    match e:
+        case sympy.Number():
+            return bool(e.is_Integer)
+        case sympy.floor():
+            return not e.has(sympy.Float)
+        case sympy.Pow():
+            return bool(e.exp.is_Integer and e.exp >= 0) and whole(e.base)
+    return all(map(whole, e.args))
+
+
 def _enclosed(text: str) -> bool:
     """Whether one pair of parentheses holds the whole text."""
     depth = 0
@@ -186,6 +198,12 @@ class _Printer(StrPrinter):
         if never_negative(above) and never_negative(below):
             return f"({a} // {b})"
         return f"(({a} - ({a} % {b} + {b}) % {b}) // {b})"
+
+    def _print_Pow(self, e: Expr, rational: bool = False) -> str:
+        """A power of an integer as a product: Triton has no `**`."""
+        base, exponent = e.as_base_exp()
+        assert exponent.is_Integer and exponent > 0, e
+        return f"({' * '.join([self._atom(base)] * int(exponent))})"
 
     def _print_Mod(self, e: Expr) -> str:
         a, b = self._atom(e.args[0]), self._atom(e.args[1])

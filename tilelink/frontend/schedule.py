@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, SupportsIndex
 
 import numpy as np
 
-from tilelink.errors import ScheduleError, Site, TileSizeError
+from tilelink.errors import ScheduleError, Site, TileSizeError, similar
 from tilelink.frontend.expressions import RANK, WORLD, Expr, evaluate, symbol, to_text
 
 PartOrder = Callable[[Any, Any, Any], Any]
@@ -52,12 +52,12 @@ def _problem(order: Order, world: int) -> str | None:
     """What is wrong with an order in a world of this size, if anything is."""
     for rank in range(world):
         try:
-            walked = [int(order.parts(step, rank, world)) for step in range(world)]
+            walked = [order.parts(step, rank, world) for step in range(world)]
             part = order.part_at(symbol("step"))
         except (TypeError, ValueError, ArithmeticError) as e:
             return f"fails on rank {rank} of {world}: {e}"
         walks = f"walks the parts {walked} on rank {rank} of {world}"
-        if sorted(walked) != list(range(world)):
+        if not all(isinstance(p, SupportsIndex) for p in walked) or sorted(walked) != list(range(world)):
             return f"{walks}; it has to be a permutation of 0..{world - 1}"
         if (evaluate(part, {"step": np.arange(world), "rank": rank, "world": world}) != walked).any():
             printed = to_text(part)
@@ -132,7 +132,7 @@ class SMs(_Fields):
         if not isinstance(self.whole, Mapping | tuple):
             raise TileSizeError(f"whole={self.whole!r}: sizes of blocks by dimension, such as {{'D': 128}}", site)
         for dim, size in dict(self.whole).items():
-            if not _power_of_two(size):
+            if not power_of_two(size):
                 raise TileSizeError(f"whole={dict(self.whole)}: {size!r} for {dim} is not a power of two", site)
         object.__setattr__(self, "whole", tuple(dict(self.whole).items()))
         if self.count is not None and (not isinstance(self.count, int) or self.count < 1):
@@ -141,7 +141,7 @@ class SMs(_Fields):
             raise ScheduleError(f"{self.stages!r} stages: at least 1", site)
         if self.via not in VIAS:
             raise ScheduleError(f"via={self.via!r}: it is one of {', '.join(map(repr, VIAS))}", site)
-        if not _power_of_two(self.warps):
+        if not power_of_two(self.warps):
             raise ScheduleError(f"{self.warps!r} warps: their number is a power of two", site)
 
     def __str__(self) -> str:
@@ -285,13 +285,18 @@ def _check_walk(tile: Any, order: Any, site: Site) -> None:
     if not isinstance(tile, tuple):
         raise TileSizeError(f"tile {tile!r}: a tile is a tuple of sizes, such as (128, 256)", site)
     for size in tile:
-        if size is not None and not _power_of_two(size):
+        if size is not None and not power_of_two(size):
             raise TileSizeError(f"tile {tile}: {size!r} is not a power of two", site)
+    if isinstance(order, str):
+        named = {o.name: o for o in (own_rank_first, next_rank_first, ring)}
+        said = f"write order=tk.{order}" if order in named else f"ours are {', '.join(f'tk.{n}' for n in named)}"
+        raise ScheduleError(f"order={order!r}: an order is an object, not a name; {said}{similar(order, named)}", site)
     if not isinstance(order, Order):
         raise ScheduleError(f"order {order!r}: a function becomes an order by tk.order(function)", site)
 
 
-def _power_of_two(size: Any) -> bool:
+def power_of_two(size: Any) -> bool:
+    """Whether a size is one that a block in registers may have."""
     return isinstance(size, int) and size > 0 and not size & (size - 1)
 
 

@@ -98,7 +98,7 @@ class Sizes:
                     raise TileSizeError(
                         f"{role.name}: a tile of {extent} along {dim} is larger than the tensor, of {sizes[dim]}; use "
                         f"at most {smallest_tile(sizes[dim])} ({program.name}.fit(schedule, ...) does that; a schedule "
-                        f"taken by its name is fitted)",
+                        f"taken by its name is fitted, by= of tk.steps is not)",
                         role.site,
                     )
             for dim, block in dict(role.resource.whole).items():

@@ -58,7 +58,7 @@ def result(name: str, owner: Block | None, arguments: list[Any], keywords: dict[
             return (first[::-1] if first else None), dtype
         case "dot":
             exact = "int32" if blocks and blocks[0].dtype == "int8" else "float32"
-            return None, blocks[2].dtype if len(blocks) > 2 else given or exact
+            return None, blocks[2].dtype if len(blocks) > 2 else exact if exact == "int32" else given or exact
         case _ if name in _REDUCTIONS:
             return _reduced(first, dict(zip(("axis", "keep_dims"), values[1:], strict=False)) | keywords), dtype
     return None, None

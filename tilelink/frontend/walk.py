@@ -23,6 +23,7 @@ from tilelink.frontend.expressions import (
     node_of,
     place_of,
     symbol,
+    whole,
 )
 from tilelink.frontend.ir import Range, Segment, Walk
 from tilelink.frontend.routes import EXPERT, SEGMENT
@@ -231,17 +232,18 @@ def _executor(role: str, space: Space, resource: SMs | CopyEngine, ranks: tuple[
 
 def _part_at(resource: SMs | CopyEngine, step: Expr, own: Expr, count: Expr, site: Site) -> Expr:
     try:
-        part = sympy.sympify(resource.order.part_at(step, own, count))
-        wrong = None if isinstance(part, Expr) else f"it gives {part}"
+        given = sympy.sympify(resource.order.part_at(symbol("step")))
+        wrong = None if isinstance(given, Expr) and whole(given) else f"it gives {given}"
+        part = resource.order.part_at(step, own, count)
     except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as e:
-        part, wrong = None, str(e)
+        wrong = str(e)
     if wrong is not None:
         raise ScheduleError(
             f"order {resource.order.name} is not integer arithmetic of (step, rank, world), so it can't be printed "
             f"into a kernel: {wrong}",
             site,
         )
-    return part
+    return sympy.sympify(part)
 
 
 def _indices(tile: Expr, counts: list[tuple[str, sympy.Symbol]], group: int) -> dict[str, Expr]:

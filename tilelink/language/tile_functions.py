@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any, NoReturn
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site
@@ -17,6 +18,10 @@ class TileFunction:
     """A function of one tile; `function[space](tensors...)` in a program makes it a role."""
 
     def __init__(self, function: Callable[..., None], name: str | None = None) -> None:
+        if not isinstance(function, FunctionType):
+            what = "has @tk.tile already" if isinstance(function, TileFunction) else "is no function of Python"
+            message = f"{function!r} {what}: @tk.tile stands once, on a function written with def"
+            raise NotUnderstoodError(message, Site.of_user())
         self.function, self.name = function, name or function.__name__
         self.file = inspect.getsourcefile(function) or "<unknown>"
         try:
@@ -33,6 +38,9 @@ class TileFunction:
         self.defaults: tuple[Any, ...] = function.__defaults__ or ()
         if not self.parameters or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
             raise NotUnderstoodError(f"{self.name}: the parameters are the tile, then tensors", self.site(node))
+
+    def __repr__(self) -> str:
+        return f"<tile function {self.name}>"
 
     def site(self, node: ast.AST) -> Site:
         return Site(self.file, getattr(node, "lineno", self.first_line), ast.unparse(node).split("\n")[0])

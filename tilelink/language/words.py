@@ -111,8 +111,12 @@ def rank_at(node: Any, place: Any) -> Any:
     only_in_tile_functions("rank_at()")
 
 
-def steps(along: Any, stop: Any = None) -> Any:
-    """Ranges along a dimension or range, as long as the last entry of the role's tile in the schedule."""
+def steps(along: Any, *, stop: Any = None, by: int | None = None) -> Any:
+    """Ranges along a dimension or range, each as long as the schedule's step: the last entry of the role's tile.
+
+    `stop`: where they end, if not at the end of `along`. `by`: the length of a range, a power of two, in place of the
+    schedule's step, which this loop then does not use; `tile=` needs none if every loop of the role says by=. A
+    schedule can't tune such a loop, and fitting to small sizes does not shorten its steps."""
     only_in_tile_functions("steps()")
 
 

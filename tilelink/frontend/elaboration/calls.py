@@ -45,11 +45,14 @@ from tilelink.frontend.ir import (
     Wait,
     token_name,
 )
-from tilelink.frontend.values import DOT_DTYPES, Block, Static, broadcast
+from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, Block, Static, broadcast
 from tilelink.language import AxisWord, RanksWord, TensorWord
 
 _TOUCHING = ("load", "store", "make_block_ptr", "advance", "make_tensor_descriptor", "load_tensor_descriptor",
              "store_tensor_descriptor", "gather", "inline_asm_elementwise")  # fmt: skip
+
+
+_DOT = ("input", "other", "acc", "input_precision", "allow_tf32", "max_num_imprecise_acc", "out_dtype")
 
 
 class Calls(Expressions):
@@ -84,10 +87,7 @@ class Calls(Expressions):
         if called is len:
             return self.length(node)
         if called is min or called is max:
-            fold = sympy.Min if called is min else sympy.Max
-            values = [self.value(a) for a in node.args]
-            if all(isinstance(v, Expr) for v in values):
-                return fold(*values)
+            return self.extreme(node, called)
         if called is language.steps or isinstance(called, RanksWord):
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is for loops: for k in {ast.unparse(node)}:")
         if isinstance(called, triton.runtime.JITFunction) and not _is_triton(called):
@@ -103,6 +103,20 @@ class Calls(Expressions):
                           "reads or writes; use view.load(), view.store(), tk.copy, tk.notify, tk.wait")
             return self.triton_call(node, name, self.triton_name(node, called), None)
         return self.python_call(node, called)
+
+    def extreme(self, node: ast.Call, called: Any) -> Any:
+        """The least or the greatest of integers (or of constants of Python), each an argument, or all in a tuple."""
+        word, values = called.__name__, [self.value(a) for a in node.args]
+        listed = len(values) == 1 and isinstance(values[0], tuple)
+        values = list(values[0]) if listed else values
+        if any(isinstance(v, Block) for v in values):
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: {word} is of integers; of blocks, element by "
+                      f"element, write tl.{word}imum(a, b), and tl.{word}(a) of the elements of one block")
+        if node.keywords or len(values) < (1 if listed else 2):
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: {word} takes two integers or more, or a tuple")
+        if all(isinstance(v, Expr) for v in values):
+            return (sympy.Min if called is min else sympy.Max)(*values)
+        return self.python(node, called, *values)
 
     def python_call(self, node: ast.Call, called: Any) -> Any:
         if called is print:
@@ -277,10 +291,11 @@ class Calls(Expressions):
             shape, dtype = triton_calls.result(name, owner, values, keywords)
         except ValueError as e:
             self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
-        if name == "dot":
-            shape = self.dot(node, values, keywords)
         arguments = [self.node(n, v) for n, v in zip(node.args, values, strict=True)]
         keys = [ast.keyword(k.arg, self.node(k.value, keywords[k.arg])) for k in node.keywords if k.arg]
+        if name == "dot":
+            shape = self.dot(node, values, keywords)
+            keys += self.dot_dtype(node, values, keywords)
         return Block(ast.Call(function, arguments, keys), shape, dtype)
 
     def dot(self, node: ast.Call, values: list[Any], keywords: dict[str, Any]) -> tuple[int, int] | None:
@@ -305,11 +320,23 @@ class Calls(Expressions):
             self.fail(TileSizeError, node, f"tl.dot of {a.shape} and {b.shape}: it takes at least 16 along each side")
         if acc is not None and acc.shape not in (None, (a.shape[-2], b.shape[-1])):
             self.fail(DimensionError, node, f"tl.dot of {a.shape} and {b.shape} can't be added to {acc.shape}")
-        if "int8" in (a.dtype, b.dtype) and acc is not None and acc.dtype not in (None, "int32"):
-            self.fail(DtypeError, node, f"tl.dot of int8 adds up in int32, and here to {acc.dtype}: begin with "
-                      "tl.zeros(..., tl.int32), or add tl.dot(..., out_dtype=tl.int32).to(...)")
         self.dots.append((a.shape[-2], b.shape[-1], a.shape[-1]))
         return a.shape[-2], b.shape[-1]
+
+
+    def dot_dtype(self, node: ast.Call, values: list[Any], keywords: dict[str, Any]) -> list[ast.keyword]:
+        """out_dtype= of a dot that adds to an accumulator: Triton wants that of the accumulator said."""
+        given = dict(zip(_DOT, values, strict=False)) | keywords
+        a, acc = given["input"], given.get("acc")
+        if not isinstance(acc, Block) or a.dtype is None or acc.dtype is None:
+            return []
+        sums = SUM_DTYPES.get(a.dtype, ("float32",))
+        if acc.dtype not in sums:
+            self.fail(DtypeError, node, f"tl.dot of {a.dtype} adds up in {' or '.join(sums)}, and here to {acc.dtype}: "
+                      f"begin with tl.zeros(..., tl.{sums[0]}), or add tl.dot(..., out_dtype=tl.{sums[0]}).to(...)")
+        if "out_dtype" in given or acc.dtype == "float32":
+            return []
+        return [ast.keyword("out_dtype", ast.parse(f"tl.{acc.dtype}", mode="eval").body)]
 
 
 def _fits(shape: tuple[int, ...] | None, place: tuple[int | None, ...]) -> bool:

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import sympy
 import triton.language as tl
@@ -45,6 +45,16 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: sympy.Lt, ast.LtE: sympy.Le, ast.Gt: sympy.Gt, ast.GtE: sympy.Ge, ast.Eq: sympy.Eq, ast.NotEq: sympy.Ne,
 }  # fmt: skip
 _BOOLEAN = sympy.logic.boolalg.Boolean
+_OF_BLOCKS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift,
+              ast.RShift)  # fmt: skip
+_NOT_OF_BLOCKS: dict[type[ast.AST], tuple[str, str]] = {
+    ast.And: ("`and`", "&, with each comparison in parentheses: (a > 0) & (b > 0)"),
+    ast.Or: ("`or`", "|, with each comparison in parentheses: (a > 0) | (b > 0)"),
+    ast.Not: ("`not`", "~, with the comparison in parentheses: ~(a > 0)"),
+    ast.Pow: ("`**`", "a product, a * a, or tl.exp2(b * tl.log2(a))"),
+    ast.MatMult: ("`@`", "tl.dot(a, b)"),
+}
+"""Operators that blocks do not have (Triton and the interpreter disagree on them), and what says the same of blocks."""
 
 
 class Expressions(Views):
@@ -125,6 +135,8 @@ class Expressions(Views):
     def of_BinOp(self, node: ast.BinOp) -> Any:
         left, right = self.value(node.left), self.value(node.right)
         if isinstance(left, Block) or isinstance(right, Block):
+            if not isinstance(node.op, _OF_BLOCKS):
+                self.no_operator_of_blocks(node, node.op)
             made = ast.BinOp(self.node(node.left, left), node.op, self.node(node.right, right))
             return self.elementwise(node, made, left, right)
         if isinstance(left, Expr) and isinstance(right, Expr) and type(node.op) in _ARITHMETIC:
@@ -132,6 +144,8 @@ class Expressions(Views):
                 self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: the divisor {to_text(right)} is 0 or may be "
                           "negative; max(1, ...) makes it positive")
             return _ARITHMETIC[type(node.op)](left, right)
+        if isinstance(node.op, ast.Pow) and isinstance(left, Expr) and isinstance(right, sympy.Integer) and right >= 0:
+            return left**right
         if isinstance(left, Static | Expr) and isinstance(right, Static | Expr):
             return self.python(node, lambda a, b: eval("a" + _symbol_of(node.op) + "b", {"a": a, "b": b}), left, right)
         self.fail(ViewError, node, f"{self.text(left)} and {self.text(right)}: memory is touched through .load() of a "
@@ -140,6 +154,8 @@ class Expressions(Views):
     def of_UnaryOp(self, node: ast.UnaryOp) -> Any:
         v = self.value(node.operand)
         if isinstance(v, Block):
+            if isinstance(node.op, ast.Not):
+                self.no_operator_of_blocks(node, node.op)
             return Block(ast.UnaryOp(node.op, v.node), v.shape, v.dtype)
         if isinstance(node.op, ast.USub) and isinstance(v, Expr):
             return -v
@@ -152,7 +168,7 @@ class Expressions(Views):
     def of_BoolOp(self, node: ast.BoolOp) -> Any:
         values = [self.value(v) for v in node.values]
         if any(isinstance(v, Block) for v in values):
-            return Block(ast.BoolOp(node.op, [self.node(n, v) for n, v in zip(node.values, values, strict=True)]))
+            self.no_operator_of_blocks(node, node.op)
         if all(isinstance(v, Static) for v in values):
             fold = all if isinstance(node.op, ast.And) else any
             return Static(fold(v.value for v in values))
@@ -164,7 +180,12 @@ class Expressions(Views):
     def of_Compare(self, node: ast.Compare) -> Any:
         terms = [self.value(node.left), *(self.value(c) for c in node.comparators)]
         nodes = [node.left, *node.comparators]
-        if any(isinstance(t, Block) for t in terms):
+        known = all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
+        if any(isinstance(t, Block) for t in terms) and not known:
+            if len(node.ops) > 1:
+                self.no_operator_of_blocks(node, ast.And(), "a chain of comparisons, which is an `and`")
+            if type(node.ops[0]) not in _COMPARISONS:
+                self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: blocks are compared by < <= > >= == !=")
             made = ast.Compare(self.node(nodes[0], terms[0]), node.ops,
                                [self.node(n, t) for n, t in zip(nodes[1:], terms[1:], strict=True)])
             return replace(self.elementwise(node, made, *terms), dtype="bool")
@@ -181,6 +202,11 @@ class Expressions(Views):
             else:
                 self.fail(NotUnderstoodError, node, f"{self.text(a)} and {self.text(b)} can't be compared")
         return result
+
+    def no_operator_of_blocks(self, node: ast.expr, op: ast.AST, what: str = "") -> NoReturn:
+        """Raises NotUnderstoodError for an operator that blocks do not have, with what to write."""
+        word, instead = _NOT_OF_BLOCKS[type(op)]
+        self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: blocks do not take {what or word}; write {instead}")
 
     def of_IfExp(self, node: ast.IfExp) -> Any:
         test = self.value(node.test)
@@ -231,7 +257,8 @@ class Expressions(Views):
         for a in arguments:
             if not isinstance(a, Static | sympy.Integer):
                 self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: {self.text(a)} differs from tile to tile, "
-                          "rank to rank or call to call; such integers take + - * // %, comparisons, min and max")
+                          "rank to rank or call to call; such integers take + - * // %, ** with a constant exponent "
+                          "that is not negative, comparisons, min and max")
         try:
             plain = [a.value if isinstance(a, Static) else int(a) for a in arguments]
             return self.static(function(*plain))

@@ -36,6 +36,7 @@ from tilelink.frontend.ir import (
     Statement,
     View,
 )
+from tilelink.frontend.schedule import power_of_two
 from tilelink.frontend.values import Block, Static
 from tilelink.frontend.walk import axis_values
 from tilelink.language import AxisWord, RanksWord
@@ -173,14 +174,19 @@ class Elaborator(Calls):
         self.loop(s, own, start, stop, int(step), {name: symbol(own)})
 
     def steps(self, s: ast.For, name: str, call: ast.Call) -> None:
-        dimension, end = self.arguments(call, "along", "stop", needed=1)
+        if len(call.args) > 1:
+            self.fail(NotUnderstoodError, call, f"{ast.unparse(call)}: what follows the first argument is named, "
+                      f"stop={ast.unparse(call.args[1])} where the steps end, or by={ast.unparse(call.args[1])} how "
+                      "long a step is")
+        dimension, end, by = self.arguments(call, "along", "stop", "by", needed=1)
         assert dimension is not None
         along, stop = self.value(dimension), None if end is None else self.integer(end)
         if not isinstance(along, AxisWord | Range):
             self.fail(ViewError, call, f"tk.steps goes along a dimension or a range, not {self.text(along)}")
-        size = self.context.step
+        size = self.context.step if by is None else self.step(call, by)
         if size is None:
-            self.fail(TileSizeError, call, "the schedule gives this role's loops no step: add it as the last of tile=")
+            self.fail(TileSizeError, call, "the schedule gives this role's loops no step: add it as the last of tile=, "
+                      "or say by= here")
         own = self.local_name(name)
         lo = symbol(own)
 
@@ -205,6 +211,14 @@ class Elaborator(Calls):
             p = symbol(part)
             with self.inside(s, part, sympy.S.Zero, WORLD, 1):
                 walk(first_of(dim, p), first_of(dim, p + 1), p)
+
+    def step(self, call: ast.Call, by: ast.expr) -> int:
+        """The length that by= gives the steps of a loop."""
+        size = self.integer(by)
+        if not size.is_Integer or not power_of_two(int(size)):
+            self.fail(TileSizeError, call, f"by={self.text(size)}: the length of a step is a constant, and a power of "
+                      "two")
+        return int(size)
 
     def loop(self, s: ast.For, own: str, start: Expr, stop: Expr, step: int, names: dict[str, Any]) -> None:
         with self.inside(s, own, start, stop, step):
