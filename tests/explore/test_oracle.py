@@ -12,6 +12,7 @@ import tilelink as tk
 from tests.analysis.check.damage import without
 from tests.analysis.check.unsafe import consumer_first, output_written_twice, part_of_the_output, stores_after_notify
 from tests.frontend import programs
+from tests.frontend.ring_attention import stale_entry
 from tilelink.analysis.events import NOTIFY, WAIT, Events
 from tilelink.errors import WorldError
 from tilelink.explore import Exploration, Lowered, Oracle, explore, of_world
@@ -55,6 +56,14 @@ def test_a_race_has_both_lines_and_shows_under_every_schedule() -> None:
     assert any("there.store(x[t].load() * 2)" in line for line in race.lines)
     assert any("tk.wait(full[t]).load()" in line for line in race.lines)
     assert explored.times["race", race.lines] == 6
+
+
+def test_an_entry_whose_place_another_has_taken() -> None:
+    schedule = tk.Schedule(pass_rows=moved, own_rows_last=moved)
+    subject = Oracle.of(stale_entry, schedule, world=3, M=16, K=16)
+    (found,) = explore(subject, range(3)).findings
+    assert found.kind == "stale read" and any("out[t].store(first.load())" in line for line in found.lines)
+    assert "entry 2 in buffer 0" in found.what
 
 
 def test_results_of_a_race_differ_from_schedule_to_schedule() -> None:

@@ -8,6 +8,7 @@ import pytest
 import triton
 
 import tilelink as tk
+from tilelink.analysis.check import check
 from tilelink.analysis.unroll import unroll
 from tilelink.errors import (
     ArgumentError,
@@ -37,6 +38,12 @@ def twice(x):  # type: ignore[no-untyped-def]
 @tk.tile
 def put(t, x, out):  # type: ignore[no-untyped-def]
     tk.copy(x[t], out[t])
+
+
+@tk.program
+def doubled(x: tk.Each(tk.Local("N")), out: tk.Each(tk.Local("N"))):  # type: ignore[no-untyped-def, valid-type]
+    for a, b in tk.each(x, out):
+        put[tk.tiles(b)](a, b)
 
 
 @pytest.mark.parametrize("dtypes", ["float32", {"x": "float16", "weight": "float16", "bias": "float16"}])
@@ -114,6 +121,14 @@ def test_dtypes_of_members() -> None:
     assert program.absent(given) == {"gathered"}
     dtypes = {t.name: t.dtype for t in program.bind(TILES, given).tensors}
     assert (dtypes["weight_1"], dtypes["out_0"], dtypes["bias_1"]) == ("float16", "float32", "float32")
+
+
+def test_more_tensors_than_seven_bits_count() -> None:
+    members = 65
+    program = doubled.of(members)
+    bound = program.bind(tk.Schedule(put=tk.SMs(4, tile=(16,))))
+    report = check(bound, Sizes.of(bound, 1, {f"N_{k}": 16 for k in range(members)}))
+    assert (report.verdict, report.proof, report.events) == ("safe", "structural", 2 * members)
 
 
 def test_a_function_is_part_of_the_program() -> None:

@@ -21,8 +21,9 @@ class Events:
 
     `op` (an index of OPS), `rank`, `worker`, `role` and `tensor` (indices of the program's; -1: none), `tile` (its
     number on the rank), `home` (whose memory; of a notify, who gets the signal), `lo` and `hi` (events x dimensions,
-    global coordinates), `cell` and `expected` (of a signal, -1 else), `amount` (bytes of a read or write, operations
-    of a dot), `site` (index of `sites`).
+    global coordinates; of an access to a buffer whose entries take turns, where the entry lies), `entry` (which entry
+    such an access is of, -1 else), `cell` and `expected` (of a signal, -1 else), `amount` (bytes of a read or write,
+    operations of a dot), `site` (index of `sites`).
 
     `worker`: those of the kernel, an SM each, have the numbers from 0 to `kernel_workers - 1`. Behind them come the
     agents of the copy engine, a stream a peer: `kernel_workers + p` copies between its rank's memory and that of rank
@@ -41,6 +42,7 @@ class Events:
     home: np.ndarray
     lo: np.ndarray
     hi: np.ndarray
+    entry: np.ndarray
     cell: np.ndarray
     expected: np.ndarray
     amount: np.ndarray
@@ -49,7 +51,8 @@ class Events:
     allotment: dict[str, Allotment]
 
     COLUMNS = (
-        "op", "rank", "worker", "role", "tile", "tensor", "home", "lo", "hi", "cell", "expected", "amount", "site",
+        "op", "rank", "worker", "role", "tile", "tensor", "home", "lo", "hi", "entry", "cell", "expected", "amount",
+        "site",
     )  # fmt: skip
 
     def __len__(self) -> int:
@@ -91,7 +94,9 @@ class Events:
     def region(self, k: int) -> str:
         """The region of an event, for a person."""
         tensor = self.program.tensors[self.tensor[k]]
-        spans = (f"{d}[{a}:{b}]" for d, a, b in zip(tensor.dims, self.lo[k], self.hi[k], strict=False))
+        spans = [f"{d}[{a}:{b}]" for d, a, b in zip(tensor.dims, self.lo[k], self.hi[k], strict=False)]
+        if self.entry[k] >= 0:
+            spans[0] = f"entry {self.entry[k]} in buffer {self.lo[k, 0]}"
         return f"{tensor.name}[{', '.join(spans)}]"
 
     def describe(self, k: int) -> str:

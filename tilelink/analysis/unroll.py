@@ -215,9 +215,10 @@ class _Unroller:
         lo, hi = self.box(view, site)
         if self.guarded and view.guard is not None:
             self.check_guard(view, lo, hi, site)
-        tensor = self.program.tensor(view.tensor)
+        tensor, entry = self.program.tensor(view.tensor), np.asarray(-1)
         if tensor.buffers:  # where the entry lies
-            lo[0] = np.asarray(lo[0]) % tensor.buffers
+            entry = np.asarray(lo[0])
+            lo[0] = entry % tensor.buffers
             hi[0] = lo[0] + 1
         item = ITEM_SIZE[tensor.dtype]
         size = np.prod([np.broadcast_to(b - a, (self.lanes,)) for a, b in zip(lo, hi, strict=True)], axis=0) * item
@@ -229,7 +230,7 @@ class _Unroller:
                     HomeError, site, away, f"{view}: an output is written by its own rank, but this is rank "
                     f"{home[away]}'s; let peers write a tk.local buffer, and copy it from there",
                 )
-            self.where(size > 0, partial(self.emit, op, site, view.tensor, home, lo, hi, amount=size))
+            self.where(size > 0, partial(self.emit, op, site, view.tensor, home, lo, hi, entry=entry, amount=size))
 
     def box(self, view: View, site: Site) -> tuple[list[Any], list[Any]]:
         """The region: lower and upper bounds along each dimension, checked against the tensor and its parts."""
@@ -346,6 +347,7 @@ class _Unroller:
         home: Any = -1,
         lo: list[Any] | None = None,
         hi: list[Any] | None = None,
+        entry: Any = -1,
         cell: Any = -1,
         expected: Any = -1,
         amount: Any = 0,
@@ -368,10 +370,11 @@ class _Unroller:
             {
                 "op": column(op, np.int8), "rank": column(self.values["rank"], np.int16),
                 "worker": column(place.worker(i, self.allotment), np.int32),
-                "role": column(self.index, np.int8), "tile": column(i, np.int32), "tensor": column(at, np.int8),
-                "home": column(home, np.int16), "lo": box(lo, 0), "hi": box(hi, 1), "cell": column(cell, np.int32),
+                "role": column(self.index, np.int16), "tile": column(i, np.int32), "tensor": column(at, np.int16),
+                "home": column(home, np.int16), "lo": box(lo, 0), "hi": box(hi, 1),
+                "entry": column(entry, np.int16), "cell": column(cell, np.int32),
                 "expected": column(expected, np.int32), "amount": column(amount, np.float64),
-                "site": column(self.sites.setdefault(site, len(self.sites)), np.int16),
+                "site": column(self.sites.setdefault(site, len(self.sites)), np.int32),
                 "seq": column(self.seq, np.int32), "turn": column(place.turn(i), np.int32),
                 "launch": column(place.launch, np.int32),
             }

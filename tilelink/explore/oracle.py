@@ -188,6 +188,10 @@ class _Run:
             self.meet(state, step, self.writer[cell])
             if self.writer[cell] == NOBODY:
                 self.find("unwritten read", f"{self.events.describe(step.event)}: nobody has written it", step.event)
+            elif self.events.entry[self.writer[cell]] != self.events.entry[step.event]:
+                told = f"{self.events.describe(step.event)}: what lies there is of\n    "
+                told += self.events.describe(self.writer[cell])
+                self.find("stale read", told, self.writer[cell], step.event)
             self.readers[cell][own] = step
             version = (version * _PRIME ^ self.version[cell]) & _MASK
         state.version = version

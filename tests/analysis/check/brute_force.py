@@ -4,6 +4,7 @@ for larger ones, whether any two accesses that conflict are ordered, by reachabi
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -16,12 +17,14 @@ Signal = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Action:
-    """An event: what it does to memory (bits are elements) or to a signal. `event`: its index."""
+    """An event: what it does to memory (bits are elements, of an entry where those take turns) or to a signal. `event`:
+    its index."""
 
     event: int
     op: int
     place: tuple[int, int]
     bits: int
+    entry: int
     signal: Signal
     expected: int
 
@@ -49,7 +52,8 @@ class BruteForce:
             elements = np.zeros(shape, bool)
             elements[tuple(slice(a, b) for a, b in zip(e.lo[k], e.hi[k], strict=True))] = True
             bits = int.from_bytes(np.packbits(elements).tobytes(), "big")
-        return Action(k, op, (tensor, int(e.home[k])), bits, (tensor, int(rank), int(e.cell[k])), int(e.expected[k]))
+        signal = tensor, int(rank), int(e.cell[k])
+        return Action(k, op, (tensor, int(e.home[k])), bits, int(e.entry[k]), signal, int(e.expected[k]))
 
     # ---- what needs no order
 
@@ -91,11 +95,13 @@ class BruteForce:
 
     def unsafe_in_some_interleaving(self, most: int) -> bool | None:
         """Whether some interleaving gets stuck, brings two accesses that conflict side by side, or reads what is not
-        written. None where there are more than `most` states."""
+        written, or of another entry. None where there are more than `most` states. What memory holds in a state is the
+        same on all ways there, unless two writes are side by side on one of them."""
         start = (0,) * len(self.workers)
-        seen, stack = {start}, [start]
+        seen: set[tuple[int, ...]] = {start}
+        stack: list[tuple[tuple[int, ...], tuple[Action, ...]]] = [(start, ())]
         while stack:
-            state = stack.pop()
+            state, writes = stack.pop()
             nexts = [w[p] if p < len(w) else None for w, p in zip(self.workers, state, strict=True)]
             if any(a and b and _conflict(a, b) for a, b in combinations(nexts, 2)):
                 return True
@@ -106,12 +112,12 @@ class BruteForce:
                 if a is None or (a.op == WAIT and counts[a.signal] < a.expected):
                     continue
                 moved = True
-                if a.op == READ and a.bits & ~_written(done, a.place):
+                if a.op == READ and a.bits & ~_held(writes, a):
                     return True
                 after = (*state[:k], state[k] + 1, *state[k + 1 :])
                 if after not in seen:
                     seen.add(after)
-                    stack.append(after)
+                    stack.append((after, (*writes, a) if a.op == WRITE else writes))
             if not moved and any(nexts):
                 return True
             if len(seen) > most:
@@ -142,27 +148,27 @@ class BruteForce:
         last = [0] * len(self.workers)
         told: dict[Signal, int] = {}
         for n, (k, a) in enumerate(order):
-            known = last[k] | (told.get(a.signal, 0) if a.op == WAIT else 0)
-            before[n] = known
-            last[k] = known | 1 << n
+            heard = last[k] | (told.get(a.signal, 0) if a.op == WAIT else 0)
+            before[n] = heard
+            last[k] = heard | 1 << n
             if a.op == NOTIFY:
                 told[a.signal] = told.get(a.signal, 0) | last[k]
         for (m, (j, a)), (n, (k, b)) in combinations(enumerate(order), 2):
             if j != k and _conflict(a, b) and not before[n] >> m & 1:
                 return True
         for n, (_, a) in enumerate(order):
-            if a.op == READ:
-                known = [b for m, (_, b) in enumerate(order) if before[n] >> m & 1]
-                if a.bits & ~_written(known, a.place):
-                    return True
+            known = [b for m, (_, b) in enumerate(order) if before[n] >> m & 1]
+            if a.op == READ and a.bits & ~_held(known, a):
+                return True
         return False
 
 
-def _written(done: list[Action], place: tuple[int, int]) -> int:
+def _held(done: Sequence[Action], read: Action) -> int:
+    """The elements that hold the entry of a read after these actions, in order."""
     bits = 0
     for a in done:
-        if a.op == WRITE and a.place == place:
-            bits |= a.bits
+        if a.op == WRITE and a.place == read.place:
+            bits = bits | a.bits if a.entry == read.entry else bits & ~a.bits
     return bits
 
 

@@ -97,6 +97,16 @@ def other_region(events: Events, rng: random.Random) -> Events:
     return with_column(moved, "lo", k, np.minimum(events.lo[rng.choice([j, k])], events.hi[j] - 1))
 
 
+def other_entry(events: Events, rng: random.Random) -> Events:
+    """An access of another entry that lies in the same buffer."""
+    turns = np.flatnonzero(events.entry >= 0)
+    if not len(turns):
+        return events
+    k = int(rng.choice(turns))
+    buffers = events.program.tensors[events.tensor[k]].buffers or 1
+    return with_column(events, "entry", k, (events.entry[k] + buffers) % (2 * buffers))
+
+
 def last_first(events: Events, rng: random.Random) -> Events:
     """The tiles of a worker in the opposite order."""
     rank, worker = rng.choice(events.workers)
@@ -113,7 +123,7 @@ def roles_reversed(events: Events, rng: random.Random) -> Events:
 
 
 DAMAGES: tuple[Damage, ...] = (
-    drop, drop_tile, swap, swap, repeat, other_rank, other_cell, other_region, last_first,
+    drop, drop_tile, swap, swap, repeat, other_rank, other_cell, other_region, other_entry, last_first,
     roles_reversed,
 )  # fmt: skip
 

@@ -12,7 +12,12 @@ import tilelink as tk
 from tests.analysis.check import unsafe
 from tests.analysis.check.damage import rows_of, without
 from tests.frontend import programs
-from tests.frontend.ring_attention import ring_attention, ring_attention_unasked
+from tests.frontend.ring_attention import (
+    ring_attention,
+    ring_attention_unasked,
+    stale_after_release,
+    stale_entry,
+)
 from tilelink.analysis.check import Report, check_events
 from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE
@@ -244,6 +249,36 @@ def test_a_ring_without_claims(world: int) -> None:
     report = ring_attention_unasked.check(schedule, world=world, Q=64, T=20, D=16)
     assert {f.kind for f in report.findings} == ({"race"} if world > 2 else set())
     assert all("tk.claim(...)" in f.remedy and "tk.release(...)" in f.remedy for f in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("program", "role"), [(stale_entry, "own_rows_last"), (stale_after_release, "own_rows_released")]
+)
+def test_an_entry_whose_place_another_has_taken(program: Program, role: str) -> None:
+    """Ordered, so no race: the reader has waited for entry 2, too."""
+    schedule, sizes = tk.Schedule(**{"pass_rows": TWO, role: TWO}), {"M": 16, "K": 16}
+    assert program.check(schedule, world=2, sms=8, **sizes).verdict == "safe"
+    found = find(program, schedule, "stale read", **sizes, world=3)
+    assert found.what == "what is read is entry 0 of ring at rank 0, and entry 2 has taken its place"
+    assert found.tiles == ("pass_rows tile 0", f"{role} tile 0") and found.ranks == (2, 0)
+    assert found.regions == (
+        "ring[entry 2 in buffer 0, M[0:16], K[0:16]] at rank 0",
+        "ring[entry 0 in buffer 0, M[0:16], K[0:16]] at rank 0",
+    )
+    assert lines(found) == [line(program, "pass_rows", "copy(here"), line(program, role, "first.load()")]
+    assert found.remedy == (
+        "read entry 0 of ring before entry 2 may take its place: tk.release(...) what is read after its last read, in "
+        "every tile that reads it, or give ring more buffers"
+    )
+
+
+def test_an_entry_that_is_not_there_yet() -> None:
+    """What is read as entry 2 holds entry 0 still, where the copy that was to bring it brings it to another place."""
+    events = ring_attention.unroll(ring(), world=3, Q=16, T=16, D=16)
+    wrong = np.flatnonzero((events.op == WRITE) & (events.entry == 2))
+    found = report_of(check_events(without(events, wrong)), "stale read")
+    assert found.what == "what is read is entry 2 of ring at rank 0, and the buffer still holds entry 0"
+    assert found.remedy == "let the tile that notifies entry 2 of ring store all of it, before"
 
 
 # ---- safe

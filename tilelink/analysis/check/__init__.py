@@ -16,7 +16,7 @@ from tilelink.analysis.check.coverage import coverage
 from tilelink.analysis.check.findings import Finding, Report
 from tilelink.analysis.check.heap import too_large
 from tilelink.analysis.check.order import deadlocks, execute
-from tilelink.analysis.check.races import Pairs, conflicts, races, unwritten
+from tilelink.analysis.check.races import Pairs, conflicts, races, stale, unwritten
 from tilelink.analysis.check.refusals import KINDS, refusal
 from tilelink.analysis.check.residency import residency
 from tilelink.analysis.check.signals import miscounts, repeated, unheard
@@ -79,7 +79,7 @@ def idle(events: Events) -> list[str]:
 
 
 def _memory(sync: Synchronisation, done: np.ndarray) -> list[Finding]:
-    """Races, unwritten reads and what is wrong with outputs, in a run that comes to its end."""
+    """Races, unwritten and stale reads and what is wrong with outputs, in a run that comes to its end."""
     events, before = sync.events, Before(sync, done)
     turns = np.zeros(len(sync.at) + 1, np.int64)  # the last entry: before all steps
     turns[done] = np.arange(1, len(done) + 1)
@@ -88,6 +88,7 @@ def _memory(sync: Synchronisation, done: np.ndarray) -> list[Finding]:
         pairs, blank = conflicts(cells, turns[sync.after(cells.access)])
         ordered = before(pairs.one, pairs.other)
         found += races(cells, pairs, ordered, before)
+        found += stale(cells, pairs[ordered])
         found += unwritten(cells, *_unwritten_reads(cells, pairs, ordered, blank))
         found += coverage(cells)
     return _once(found)

@@ -1,4 +1,4 @@
-"""Races, and reads of what nobody wrote: one sweep over all accesses to each written tensor.
+"""Races, and reads of what nobody wrote, or of another entry: one sweep over all accesses to each written tensor.
 
 The accesses to a cell are put in the order of one execution. If each write comes before the accesses up to the next
 write, and those before that, in every execution, then so do all that conflict: the relation is transitive.
@@ -181,3 +181,40 @@ def _wait_for(events: Events, k: int) -> int | None:
         if events.op[j] == WAIT:
             return j
     return None
+
+
+def stale(cells: Cells, pairs: Pairs) -> list[Finding]:
+    """Findings for ordered pairs of a write and a read of a buffer whose entries take turns, where the one is not of
+    the entry that the other is of."""
+    events = cells.events
+    reads = (events.op[pairs.one] == WRITE) & (events.op[pairs.other] != WRITE)
+    bad = pairs[reads & (events.entry[pairs.one] != events.entry[pairs.other])]
+    found = []
+    for k in firsts(events.site[bad.one], events.site[bad.other])[:SHOWN]:
+        write, read = int(bad.one[k]), int(bad.other[k])
+        held, meant = int(events.entry[write]), int(events.entry[read])
+        tensor = events.program.tensors[events.tensor[read]]
+        wait = _wait_for(events, read)
+        if held > meant:
+            what = f"and entry {held} has taken its place"
+            remedy = (
+                f"read entry {meant} of {tensor.name} before entry {held} may take its place: tk.release(...) what is "
+                f"read after its last read, in every tile that reads it, or give {tensor.name} more buffers"
+            )
+        else:
+            what = f"and the buffer still holds entry {held}"
+            remedy = f"let the tile that notifies entry {meant} of {tensor.name} store all of it, before"
+        found.append(
+            Finding(
+                kind="stale read",
+                what=f"what is read is entry {meant} of {tensor.name} at rank {cells.home}, {what}",
+                chain=(
+                    step(events, write),
+                    *([step(events, wait)] if wait is not None else []),
+                    step(events, read, f"which finds entry {held}"),
+                ),
+                remedy=remedy,
+                **about(events, [write, read]),
+            )
+        )
+    return found

@@ -33,7 +33,7 @@ class Synchronisation:
 
     def code(self, tensor: np.ndarray, rank: np.ndarray, cell: np.ndarray) -> np.ndarray:
         """A signal as one integer: of which tensor, on which rank, which cell."""
-        return (tensor.astype(np.int64) << 16 | rank.astype(np.int64)) << 40 | cell.astype(np.int64)
+        return (tensor.astype(np.int64) << 16 | rank.astype(np.int64)) << 31 | cell.astype(np.int64)
 
     @cached_property
     def given(self) -> np.ndarray:
