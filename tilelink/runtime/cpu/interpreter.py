@@ -1,5 +1,6 @@
 """The adapter to Triton's interpreter. All that depends on its internals, in Triton 3.6 to 3.9, is here, in what is put
-in place of its memory accesses (`memory_hooks.py`) and arithmetic (`arithmetic.py`), and in `kernel_values.py`.
+in place of its memory accesses (`memory_hooks.py`), arithmetic (`arithmetic.py`) and operators (`operators.py`), and in
+`kernel_values.py`.
 
 Nothing is patched at import. `installed` patches Triton for the duration of a run: `triton.language` computes
 with numpy, calls of `@triton.jit` functions run their Python source, and every access to memory goes to a
@@ -26,6 +27,7 @@ from tilelink.runtime.cpu.arithmetic import ARITHMETIC, reduce_or_scan
 from tilelink.runtime.cpu.handler import MemoryHandler
 from tilelink.runtime.cpu.kernel_values import numpy_dtype, unwrapped
 from tilelink.runtime.cpu.memory_hooks import memory_hooks
+from tilelink.runtime.cpu.operators import Forms, operators
 from tilelink.runtime.cpu.rewriting import rewritten
 from tilelink.runtime.cpu.sites import SiteFinder
 
@@ -135,6 +137,10 @@ def _patched(handler: MemoryHandler) -> ExitStack:
         for name, hook in (memory_hooks(handler) | ARITHMETIC).items():
             if hasattr(_Builder, name) or name == "get_bf16":
                 _replace(patches, _Builder, name, hook)
+        forms = Forms()
+        _replace(patches, tl.tensor, "__init__", lambda self, *of: forms.initialize(self, *of))
+        for name, operator in operators(forms).items():
+            _replace(patches, tl.tensor, name, operator)
         return patches.pop_all()
 
 
