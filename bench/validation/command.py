@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import tomllib
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
 from bench import progress
 from bench.validation import page
 from bench.validation.averages import averages
+from bench.validation.decisions import decisions
 from bench.validation.fit import fit
 from bench.validation.models import defaults
 from bench.validation.results import MODELS, Outcome, errors, outcome
@@ -39,7 +41,9 @@ def fit_source(number: int) -> dict[str, dict[str, float]]:
 
 def predict_source(number: int, fits: Fits) -> Outcome:
     source = SOURCES[number]
-    made = outcome(source, {m: defaults(source) | fits[source.name][m] for m in MODELS})
+    made = replace(
+        outcome(source, {m: defaults(source) | fits[source.name][m] for m in MODELS}), decisions=decisions(source)
+    )
     judged = [r for r in made.results if r.fused and r.judged]
     progress.say(f"predicted: {source.name}; judged, mean and worst: {errors(judged, MODELS[0])}")
     return made

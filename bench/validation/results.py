@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from bench.validation.decisions import Decision
 from bench.validation.fit import cases
 from bench.validation.models import EVENTS, SIMPLE, Case, Parameters, defaults, predict
 from bench.validation.rows import Source
@@ -34,15 +35,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A source with its parameters by model, and its results in the order listed."""
+    """A source with its parameters by model, its results in the order listed, and what `tilelink plan` decides."""
 
     source: Source
     parameters: dict[str, dict[str, float]]
     results: tuple[Result, ...]
+    decisions: tuple[Decision, ...] = ()
 
 
 def outcome(source: Source, parameters: dict[str, dict[str, float]]) -> Outcome:
-    """Predicts all rows of a source."""
+    """Predicts all rows of a source; decides nothing."""
     judged = {id(row): judging for row, judging in source.split()}
     results = []
     for case in cases(source):
@@ -50,6 +52,12 @@ def outcome(source: Source, parameters: dict[str, dict[str, float]]) -> Outcome:
         predicted[UNFITTED] = predict(EVENTS, case, defaults(source))
         results.append(Result(case, judged[id(case.row)], predicted))
     return Outcome(source, parameters, tuple(results))
+
+
+def slower(result: Result) -> float:
+    """How many times as long as predicted, unfitted, a run took: of a speed-up, one over the other."""
+    off = result.off[UNFITTED] + 1
+    return off if result.case.published.speedup else 1 / off
 
 
 def errors(results: Iterable[Result], model: str) -> tuple[float, float]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.validation import fit as fitting
 from bench.validation.command import PAGE, predict_source, read
+from bench.validation.decisions import counted, decisions, gained
 from bench.validation.fit import cases, fit
 from bench.validation.forms import FORMS
 from bench.validation.models import EVENTS, SIMPLE, Case, Parameters, defaults, predict
 from bench.validation.page import write
 from bench.validation.results import UNFITTED, Outcome, Result, errors, order_kept
 from bench.validation.rows import AG, GATHER, SOURCES, Published, Row, Source
+from tilelink.plans import choose
 
 BY_NAME = {s.name: s for s in SOURCES}
 ROWS = tuple(
@@ -91,10 +94,27 @@ def test_a_page(tmp_path: Path) -> None:
     results = [Result(c, j, said) for row, j in SMALL.split() for c in cases(SMALL) if c.row is row]
     write([Outcome(SMALL, stored, tuple(results))], {"MLP": 2.48}, notes, tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
-    assert "| dense fused rows for judging | 1 | 1900.0% | 1900.0% | 3900.0% | 3900.0% | 1900.0% | 1900.0% |" in text
+    first = text.split("\n\n")[2]  # behind the title, and whom the page is for
+    assert first.startswith("**`tilelink simulate` and `tilelink plan` use nothing fitted.**") and "1900% off" in first
+    assert "0 of 3 took longer than predicted" in first and "+0% to +35%" in first
+    assert "| dense fused rows for judging | 1 | 1900.0% | 1900.0% | 1900.0% | 1900.0% | 3900.0% | 3900.0% |" in text
     assert "| MLP | 1.24 x | 2.48 x | +100.0% |" in text
     row = "| J | AG+GEMM, M=2048, N=512, K=512 | FLUX | 0.050 | 1.000 | +1900.0% | 2.000 | +3900.0% | 1.000 |"
     assert row in text
+
+
+def test_what_plan_decides_is_counted() -> None:
+    """Of each published fused row with an unfused one: what is chosen, and what that would have gained."""
+    made = decisions(SMALL)
+    assert [(d.row, d.implementation) for d in made] == [(f"AG+GEMM, {r.shape}", "FLUX") for r in ROWS]
+    choice = choose("all_gather_linear", M=1024, N=512, K=512, world=2, machine="h100")
+    assert choice.fused is not None and choice.fused_us is not None
+    assert made[0].published == 0.05 / 0.03 and made[0].form == choice.fused.plan
+    assert made[0].predicted == choice.unfused_us / choice.fused_us and made[0].fused() == (choice.choice == "fused")
+    faster, slower = (replace(made[0], published=p, predicted=2.0) for p in (2.0, 0.5))
+    left = replace(faster, predicted=1.0)
+    assert counted([faster, slower, left]) == (2, 1, 1)
+    assert gained([faster, slower, left]) == pytest.approx(1.0) and gained([faster, left]) == pytest.approx(2**0.5)
 
 
 @pytest.mark.verify
@@ -106,3 +126,6 @@ def test_the_page_holds_what_is_predicted(name: str) -> None:
         about = f"{r.case.row.operator}, {r.case.row.shape} | {r.case.published.implementation} |"
         line = next(line for line in text.split(f"## {name}\n")[1].split("\n## ")[0].split("\n") if about in line)
         assert f"{r.off[EVENTS]:+.1%}" in line and f"{r.off[SIMPLE]:+.1%}" in line
+    for d in outcome.decisions:
+        cells = f"| {d.source} | {d.row} | {d.implementation} | {d.published:.3f} x | {d.predicted:.3f} x | {d.form} |"
+        assert cells in text

@@ -12,6 +12,7 @@ import pytest
 from tests.cli.command_lines import ROOT, Run
 from tests.plans.configs import MOE, TINY
 from tests.plans.machines import described
+from tilelink.analysis.simulate.interval import FUSED, UNFUSED
 from tilelink.cli import plan
 from tilelink.cli.cores import _tried
 from tilelink.plans import MARGIN, choose
@@ -51,6 +52,10 @@ def test_keys(run: Run, config: Path, one_core: None) -> None:
         assert set(row) >= CONTRACT and row["choice"] in ("fused", "unfused")
         assert (row["plan"] == "torch") == (row["choice"] == "unfused")
         assert 0 < row["bound_us"] <= row["fused_us"] and row["unfused_us"] > 0
+        for interval, form in ((FUSED, "fused"), (UNFUSED, "unfused")):
+            between = pytest.approx(interval.of(row[f"{form}_us"]), abs=2e-3)
+            assert row[f"{form}_interval_us"] == between
+    assert found["interval"] == FUSED.keys() and found["unfused_interval"] == UNFUSED.keys()
     qkv = choose(GATHER, M=4, N=(32, 8, 8), K=64, world=2, machine="h800")
     assert qkv.fused is not None and qkv.fused_us is not None
     assert rows[2]["schedule"] == qkv.fused.schedule and rows[2]["reason"] == qkv.reason
@@ -61,10 +66,12 @@ def test_people_are_told_the_same(run: Run, config: Path, one_core: None) -> Non
     code, out, err = run.text("plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1")
     _, found = run("plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1")
     assert code == 0 and "predicted, not measured" in out and "[2/2] " in err
+    assert f"off by {FUSED} ({FUSED.source}), unfused ones by {UNFUSED}" in out
     for row in found["rows"]:
         (line,) = (text for text in out.splitlines() if text.startswith(f"{row['layer']} "))
         assert line.split()[:3] == [row["layer"], row["op"], "1"] and line.split()[-1] == row["plan"]
-        assert f"{row['fused_us']:,.1f}" in line and f"\n  {row['reason']}\n" in out
+        between = " to ".join(f"{us:,.1f}" for us in row["fused_interval_us"])
+        assert f"  {between}  " in line and f"\n  {row['reason']}\n" in out
 
 
 def test_a_schedule_can_be_simulated_as_it_is_written(run: Run, config: Path, one_core: None) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tilelink.analysis.machine import describe, machine, names
+from tilelink.analysis.simulate.interval import FUSED
 from tilelink.cli import main
 from tilelink.runtime.measure import Measured, description
 
@@ -34,6 +35,9 @@ def test_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and answer["status"] == "ok" and set(answer) >= KEYS
     assert answer["label"] == "predicted" and answer["machine"] == "h800" and "gather.count=4" in answer["schedule"]
     assert 0 < answer["bound_us"] <= answer["makespan_us"] and answer["unfused_us"] > 0
+    assert answer["interval_us"] == [answer["makespan_us"], pytest.approx(1.35 * answer["makespan_us"], abs=2e-3)]
+    assert answer["interval"] == FUSED.keys() == {"least": 0.0, "most": 0.35, "source": FUSED.source}
+    assert answer["unfused_interval_us"] == pytest.approx([f * answer["unfused_us"] for f in (0.9, 1.15)], abs=2e-3)
     assert all(isinstance(t, float) for t in answer["idle_us"].values())
     assert {"kind", "rank", "worker", "role", "label", "start", "stop", "tiles"} == set(answer["critical_path"][0])
 
@@ -42,6 +46,10 @@ def test_people_are_told_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "all_gather_matmul", "--shape", SIZES, "--world", "4"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("predicted") and "idle, the mean over SMs" in out and "critical path" in out
+    first, *rest = out.splitlines()
+    least, most = (float(us.replace(",", "")) for us in re.findall(r"([\d,.]+) us", first))
+    assert most == pytest.approx(1.35 * least, abs=0.2) and "(+0% to +35%)" in first
+    assert any(line.startswith("interval ") and line.endswith(f"{FUSED}  {FUSED.source}") for line in rest)
 
 
 def test_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

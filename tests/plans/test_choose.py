@@ -11,10 +11,13 @@ import pytest
 
 from tests.plans.machines import described
 from tilelink.analysis.machine import machine
+from tilelink.analysis.simulate import predict
+from tilelink.analysis.simulate.alone import workers_least
+from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import ArgumentError, MachineError, MachineMemoryError, UnknownMachineError
 from tilelink.plans import MARGIN, Choice, choose, plans
 from tilelink.plans.names import planned
-from tilelink.plans.unfused import Unfused, library_matmul, unfused
+from tilelink.plans.unfused import Unfused, library_collective, library_matmul, unfused
 
 LLAMA: dict[str, Any] = {"K": 4096, "world": 8, "machine": "h800"}
 GATE_UP, QKV = (1792, 1792), (512, 128, 128)
@@ -167,3 +170,33 @@ def test_a_product_is_not_faster_than_the_machine(m: int) -> None:
     operations = 2 * m * n * k / (h800.matmul_rate("bfloat16") * 1e6)
     weight = n * k * 2 / (h800.memory_rate * 1e3)
     assert max(operations, weight) < library_matmul(h800, "bfloat16", m, n, k) < 40
+
+
+def test_what_workers_alone_rule_out_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And would not have been the fastest: no run of a plan takes less than its workers alone."""
+    module, simulated = importlib.import_module("tilelink.plans.forms"), []
+
+    def watched(steps: Steps, *on: Any) -> Any:
+        simulated.append(steps)
+        return predict(steps, *on)
+
+    monkeypatch.setattr(module, "predict", watched)
+    sizes: dict[str, Any] = {"M": 4096, "N": 2048, "K": 64}
+    found = module.Question("linear_reduce_scatter", machine("h800"), 4, "bfloat16", sizes).forms()
+    (pull,) = (f for f in found.all if f.plan == "pull")
+    assert pull.us is None and pull.why.startswith("its busiest workers alone take ")
+    assert len(simulated) == sum(f.us is not None for f in found.all)
+    least, takes = float(pull.why.split()[-2]), planned("linear_reduce_scatter", "pull")[0]
+    whole = takes.simulate("pull", machine="h800", world=4, **sizes).makespan_us
+    assert found.prediction is not None and found.prediction.makespan_us <= least <= whole
+    for plan in ("fused", "push", "engine"):
+        p = takes.simulate(plan, machine="h800", world=4, **sizes)
+        assert workers_least(p.steps, p.costs, p.machine) <= p.makespan_us
+
+
+def test_the_collective_of_few_rows_tells_that_of_many() -> None:
+    h800 = machine("h800")
+    for name in ("all_gather", "reduce_scatter", "all_reduce"):
+        few, many, uneven = (library_collective(name, h800, 4, "bfloat16", m, 512) for m in (4, 4096, 4097))
+        fixed = h800.launch_us + h800.collective_us
+        assert many - fixed == pytest.approx(1024 * (few - fixed)) and uneven > many

@@ -27,6 +27,7 @@ Row = dict[str, Any]
 def run(args: argparse.Namespace) -> Answer:
     """Which linear layers of a model to fuse with their collective, by which schedule, and why: predicted."""
     from tilelink.analysis.machine import machine
+    from tilelink.analysis.simulate.interval import FUSED, UNFUSED
     from tilelink.plans import MARGIN
     from tilelink.plans.model import model
 
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> Answer:
     rows.sort(key=lambda row: args.tokens.index(row["tokens"]))
     keys = {
         "label": "predicted", "machine": args.machine, "model": configured.name, "dtype": configured.dtype, "tp": tp,
-        "ep": args.ep, "margin": MARGIN, "rows": rows,
+        "ep": args.ep, "margin": MARGIN, "interval": FUSED.keys(), "unfused_interval": UNFUSED.keys(), "rows": rows,
     }  # fmt: skip
     return Answer(keys, _text(described, configured, tp, rows, MARGIN))
 
@@ -100,10 +101,19 @@ def _row(layer: str, choice: Choice) -> Row:
     return {
         "layer": layer, "op": choice.operator, "tokens": choice.shape["M"], "unfused_us": round(choice.unfused_us, 3),
         "fused_us": None if choice.fused_us is None else round(choice.fused_us, 3),
+        **_intervals(choice.unfused_us, choice.fused_us),
         "bound_us": None if choice.bound_us is None else round(choice.bound_us, 3),
         "choice": choice.choice, "reason": choice.reason, "schedule": None if fused is None else fused.schedule,
         "program": None if fused is None else fused.program, "plan": choice.plan, "shape": dict(choice.shape),
     }  # fmt: skip
+
+
+def _intervals(unfused_us: float | None, fused_us: float | None) -> Row:
+    """The times between which both forms lie."""
+    from tilelink.analysis.simulate.interval import FUSED, UNFUSED
+
+    both = {"unfused_interval_us": (UNFUSED, unfused_us), "fused_interval_us": (FUSED, fused_us)}
+    return {k: None if us is None else [round(t, 3) for t in i.of(us)] for k, (i, us) in both.items()}
 
 
 def _of_experts(asked: tuple[str, str, Experts, int]) -> Row:
@@ -117,6 +127,7 @@ def _of_experts(asked: tuple[str, str, Experts, int]) -> Row:
     shape = {"M": tokens, "N": experts.columns, "K": experts.depth, "experts": experts.all, "each": experts.each}
     row: Row = {
         "layer": experts.name, "op": None, "tokens": tokens, "unfused_us": None, "fused_us": None,
+        **_intervals(None, None),
         "bound_us": round(experts_bound_us(experts, described, dtype, tokens), 3), "choice": "unfused", "reason": CUT,
         "schedule": None, "program": None, "plan": None, "shape": shape,
     }  # fmt: skip
@@ -127,7 +138,7 @@ def _of_experts(asked: tuple[str, str, Experts, int]) -> Row:
     assert forms.fastest is not None and forms.prediction is not None
     fused = forms.prediction.makespan_us
     return row | {
-        "unfused_us": round(plain.total_us, 3), "fused_us": round(fused, 3),
+        "unfused_us": round(plain.total_us, 3), "fused_us": round(fused, 3), **_intervals(plain.total_us, fused),
         "bound_us": round(forms.prediction.bound_us, 3), "reason": reason(plain, forms, MARGIN),
         "choice": "fused" if plain.total_us >= (1 + MARGIN) * fused else "unfused",
         "schedule": forms.fastest.schedule, "program": forms.fastest.program, "shape": experts_shape(experts, tokens),
@@ -136,14 +147,16 @@ def _of_experts(asked: tuple[str, str, Experts, int]) -> Row:
 
 def _text(machine: Machine, model: Model, tp: int, rows: list[Row], margin: float) -> str:
     """For people: a table, and the reasons under it."""
+    from tilelink.analysis.simulate.interval import FUSED, UNFUSED
 
     def time(us: float | None) -> str:
         return "-" if us is None else f"{us:,.1f}"
 
     lines = [
         [
-            r["layer"], r["op"] or "-", f"{r['tokens']}", time(r["unfused_us"]), time(r["fused_us"]),
-            time(r["bound_us"]), r["choice"], r["plan"] or "-",
+            r["layer"], r["op"] or "-", f"{r['tokens']}", time(r["unfused_us"]),
+            " to ".join(map(time, r["fused_interval_us"] or [None])), time(r["bound_us"]),
+            r["choice"], r["plan"] or "-",
         ]
         for r in rows
     ]  # fmt: skip
@@ -153,7 +166,8 @@ def _text(machine: Machine, model: Model, tp: int, rows: list[Row], margin: floa
         cells = [c.rjust(w) if k in NUMBERS else c.ljust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True))]
         return "  ".join(cells).rstrip()
 
-    said = [f"{model.name}, {model.dtype}, {tp} ranks, {machine.title}: predicted, not measured", ""]
+    said = [f"{model.name}, {model.dtype}, {tp} ranks, {machine.title}: predicted, not measured"]
+    said += [f"fused times are off by {FUSED} ({FUSED.source}), unfused ones by {UNFUSED}", ""]
     said += [written(list(HEADS)), *map(written, lines), ""]
     said += [f"A fused form is chosen where unfused takes {1 + margin:.2f} times as long, or longer. Why, row by row:"]
     for r in rows:

@@ -87,6 +87,7 @@ def _write(prediction: Prediction, path: str, schedule: str, until: float | None
         write_perfetto(timeline, path)
         return
     facts = {
+        "in truth": " to ".join(map(_us, prediction.interval_us)),
         "unfused": _us(prediction.unfused_us), "bound": _us(prediction.bound_us),
         "busiest link": " ".join(_link(prediction)),
     }  # fmt: skip
@@ -97,17 +98,20 @@ def _write(prediction: Prediction, path: str, schedule: str, until: float | None
 
 def _text(prediction: Prediction) -> str:
     """For people: the answer first, then what it is due to."""
+    from tilelink.analysis.simulate.interval import FUSED, UNFUSED
+
     p = prediction
     rows = [
-        ("predicted", p.makespan_us, f"on {p.machine.title}"),
+        ("predicted", p.makespan_us, f"to {_us(p.interval_us[1])} ({FUSED}), on {p.machine.title}"),
         ("bound", p.bound_us, f"no schedule is faster; the run reaches {p.efficiency:.0%} of it"),
         ("products alone", p.compute_us, "on all SMs"),
         ("transfers alone", p.comm_us, "by the workers that make them"),
-        ("unfused", p.unfused_us, "products, and a collective of the library"),
+        ("unfused", p.unfused_us, f"({UNFUSED}) products, and a collective of the library"),
     ]
     rate, of = _link(p)
     lines = [f"{name:<16}{_us(time):>12}  {what}" for name, time, what in rows]
-    lines += [f"{'busiest link':<16}{rate:>12}  {of}", "", p.verdict, "", "idle, the mean over SMs"]
+    lines += [f"{'busiest link':<16}{rate:>12}  {of}"]
+    lines += [f"{'interval':<16}{FUSED!s:>12}  {FUSED.source}", "", p.verdict, "", "idle, the mean over SMs"]
     lines += [f"  {cause:<38}{_us(time):>12}" for cause, time in p.idle_us.items()]
     lines += ["", "critical path"]
     for link in p.critical_path:

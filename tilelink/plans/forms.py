@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from tilelink.analysis.check import check_events
 from tilelink.analysis.machine import Machine
-from tilelink.analysis.simulate import Prediction, steps_of
-from tilelink.analysis.simulate.alone import most_moved, usable
-from tilelink.analysis.simulate.costs import GB_S
+from tilelink.analysis.simulate import Prediction, predict, steps_of
+from tilelink.analysis.simulate.alone import most_moved, usable, workers_least
+from tilelink.analysis.simulate.costs import GB_S, costs
+from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import MachineMemoryError, TileLinkError
 from tilelink.frontend.ir import Role
 from tilelink.frontend.program import Program
@@ -56,39 +57,51 @@ class Question:
     shape: Shape
 
     def forms(self) -> Forms:
-        """Raises MachineMemoryError. What else can't be on the machine, a multicast, say, is a form that says why."""
+        """Raises MachineMemoryError, and UnsafeProgramError where the check finds the fastest unsafe. What else can't
+        be on the machine, a multicast, say, is a form that says why."""
         found: list[Form] = []
         best: tuple[Form, Prediction] | None = None
         least: dict[str, float] = {}
         for plan, (program, schedule) in plans(self.operator).items():
-            us, why = None, ""
             try:
                 if best is not None and program.name not in least:
                     least[program.name] = self._least_us(program)
                 if best is not None and least[program.name] >= best[1].makespan_us:
-                    why = f"its bytes between ranks alone take {least[program.name]:,.1f} us"
+                    made: Prediction | str = f"its bytes between ranks alone take {least[program.name]:,.1f} us"
                 else:
-                    prediction = self._predict(plan)
-                    us = prediction.makespan_us
+                    made = self._predict(plan, best[1].makespan_us if best else None)
             except MachineMemoryError:
                 raise
             except TileLinkError as e:
-                why = e.message
-            form = Form(plan, program.name, schedule, us, why)
-            found.append(form)
-            if us is not None and (best is None or us < best[1].makespan_us):
-                best = form, prediction
+                made = e.message
+            if isinstance(made, str):
+                found.append(Form(plan, program.name, schedule, None, made))
+                continue
+            found.append(Form(plan, program.name, schedule, made.makespan_us))
+            if best is None or made.makespan_us < best[1].makespan_us:
+                best = found[-1], made
         if best is None:
             return Forms(tuple(found))
         fastest, prediction = self._narrowed(*best)
+        check_events(prediction.steps.events).raise_if_unsafe()
         return Forms((*found, *([] if fastest is best[0] else [fastest])), fastest, prediction)
 
-    def _predict(self, plan: str) -> Prediction:
+    def _predict(self, plan: str, beaten: float | None = None) -> Prediction | str:
+        """The prediction of a plan; or why no run of it takes less than `beaten` us, where its steps say so."""
+        steps = self._steps(plan)
+        if beaten is not None:
+            least = workers_least(steps, costs(steps, self.machine, {}), self.machine)
+            if least >= beaten:
+                return f"its busiest workers alone take {least:,.1f} us"
+        return predict(steps, self.machine, {})
+
+    def _steps(self, plan: str) -> Steps:
         program, schedule = planned(self.operator, plan)
-        sizes: dict[str, Any] = dict(self.shape)
-        return program.simulate(
-            schedule, machine=self.machine, world=self.world, dtypes=self._dtypes(program), **sizes
-        )
+        bound, exact = program.bound_at(
+            schedule, world=self.world, sizes=dict(self.shape), dtypes=self._dtypes(program),
+            per_node=self.machine.nodes_of(self.world),
+        )  # fmt: skip
+        return steps_of(bound, exact, self.machine, {})
 
     def _dtypes(self, program: Program) -> Mapping[str, str]:
         """Those of the tensors that there are in predictions."""
@@ -118,8 +131,9 @@ class Question:
             return f"{text},{roles[0].launched}.tile={'x'.join(map(str, tile))}"
 
         def took(tile: tuple[int, ...]) -> float:
-            made[changed(form.plan, tile)] = found = self._predict(changed(form.plan, tile))
-            return found.makespan_us
+            plan = changed(form.plan, tile)
+            made[plan] = predict(self._steps(plan), self.machine, {})
+            return made[plan].makespan_us
 
         tiles = [tuple(int(n or 0) for n in r.resource.tile) for r in roles]
         columns = {t[1] for t in tiles}

@@ -111,6 +111,7 @@ def library_collective(name: str, machine: Machine, world: int, dtype: str, m: i
 
     program = operators()[name]
     second = str(program.parameters["x"].dims[1])
-    sizes, nodes = {"M": m, second: columns}, machine.nodes_of(world)
+    rows = world if m % world == 0 else m  # bytes grow with rows: where all ranks have as many, one each tells
+    sizes, nodes = {"M": rows, second: columns}, machine.nodes_of(world)
     bound, exact = program.bound_at(world=world, sizes=sizes, dtypes={"x": dtype, "out": dtype}, per_node=nodes)
-    return collective(steps_of(bound, exact, machine, {}), machine)
+    return collective(steps_of(bound, exact, machine, {}), machine, m // rows)

@@ -10,6 +10,7 @@ from tilelink.analysis.machine import MESH, Machine
 from tilelink.analysis.simulate.costs import GB_S, TFLOP_S, Costs, dtype_of
 from tilelink.analysis.simulate.engine import run
 from tilelink.analysis.simulate.steps import Steps
+from tilelink.analysis.simulate.wires import way
 
 
 def talks(steps: Steps) -> bool:
@@ -44,11 +45,25 @@ def comm(steps: Steps, costs: Costs, machine: Machine) -> float:
     return float(together.transfer_stop.max(initial=0.0))
 
 
-def collective(steps: Steps, machine: Machine) -> float:
-    """A collective of the library that moves the same bytes, with its launch."""
+def collective(steps: Steps, machine: Machine, times: int = 1) -> float:
+    """A collective of the library that moves `times` as many bytes, with its launch."""
     if not talks(steps):
         return 0.0
-    return machine.launch_us + machine.collective_us + most_moved(steps) / (machine.collective * GB_S)
+    return machine.launch_us + machine.collective_us + times * most_moved(steps) / (machine.collective * GB_S)
+
+
+def workers_least(steps: Steps, costs: Costs, machine: Machine) -> float:
+    """What the busiest workers take for their own work and transfers, spread evenly over the workers of a role: no run
+    of these steps is faster."""
+    busy = costs.alone.copy()
+    own = np.bincount(steps.transfer_step, weights=way(steps, costs, machine).own, minlength=len(steps))
+    np.maximum(busy, own, out=busy)
+    roles = steps.events.program.roles
+    workers = np.array([steps.events.allotment[r.name].workers for r in roles], float)
+    tile = steps.tile
+    place = steps.tile_rank[tile] * len(roles) + steps.tile_role[tile]
+    whole = np.bincount(place, weights=busy, minlength=steps.events.sizes.world * len(roles))
+    return float((whole.reshape(-1, len(roles)) / workers).max(initial=0.0))
 
 
 def bounds(steps: Steps, machine: Machine) -> dict[str, float]:

@@ -17,6 +17,7 @@ from tilelink.analysis.paths import Link, critical_path, idle
 from tilelink.analysis.simulate import alone
 from tilelink.analysis.simulate.costs import GB_S, Costs, agent_of, costs
 from tilelink.analysis.simulate.engine import Run, run
+from tilelink.analysis.simulate.interval import FUSED, UNFUSED
 from tilelink.analysis.simulate.steps import Steps, fold
 from tilelink.analysis.simulate.verdict import verdict
 from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Span, Timeline, Transfer
@@ -64,6 +65,15 @@ class Prediction:
     @cached_property
     def unfused_us(self) -> float:
         return self.machine.launch_us + self.compute_us + alone.collective(self.steps, self.machine)
+
+    @property
+    def interval_us(self) -> tuple[float, float]:
+        """The times between which a run lies that is predicted to take as long: `interval.FUSED`."""
+        return FUSED.of(self.makespan_us)
+
+    @property
+    def unfused_interval_us(self) -> tuple[float, float]:
+        return UNFUSED.of(self.unfused_us)
 
     @property
     def link_rate(self) -> float:
@@ -149,10 +159,13 @@ class Prediction:
         return {
             "label": "predicted",
             "makespan_us": round(self.makespan_us, 3),
+            "interval_us": [round(us, 3) for us in self.interval_us],
+            "interval": FUSED.keys(),
             "compute_us": round(self.compute_us, 3),
             "comm_us": round(self.comm_us, 3),
             "bound_us": round(self.bound_us, 3),
             "unfused_us": round(self.unfused_us, 3),
+            "unfused_interval_us": [round(us, 3) for us in self.unfused_interval_us],
             "efficiency": round(self.efficiency, 4),
             "verdict": self.verdict,
             "idle_us": {cause: round(t, 3) for cause, t in self.idle_us.items()},

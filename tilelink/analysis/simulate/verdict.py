@@ -58,7 +58,8 @@ def verdict(prediction: Prediction) -> str:
         _tiles(prediction, longest),
         _workers(prediction, longest),
         f"No schedule takes less than {limits[limit]:,.1f} us, for {limit}.",
-        f"{times_as_fast(prediction.unfused_us / whole).capitalize()}.",
+        f"{times_as_fast(prediction.unfused_us / whole).capitalize()}"
+        f" ({prediction.unfused_us / prediction.interval_us[1]:.2f} at the end of the interval).",
     ]
     return " ".join(text for text in said if text)
 
