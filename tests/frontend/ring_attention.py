@@ -109,3 +109,10 @@ def stale_after_release(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
     ring = tk.local(tk.ranks, "M", "K", buffers=2)
     pass_rows[tk.tiles(x)](x, ring)
     own_rows_released[tk.tiles(out)](ring, out)
+
+
+@tk.program
+def ring_in_one_buffer(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    ring = tk.local(tk.ranks, "M", "K", buffers=1)
+    pass_rows[tk.tiles(x)](x, ring)
+    own_rows_released[tk.tiles(out)](ring, out)

@@ -17,6 +17,8 @@ from tests.frontend.wrong import (
     READ,
     WAIT,
     Case,
+    alone,
+    changed,
     check,
     load,
     pair,
@@ -139,16 +141,28 @@ SIGNALS = [
         "wait that is notified elsewhere",
         WaitWithoutNotifyError,
         {"at(t.reader)": "at(t.home)", WAIT: f"{WAIT}  # <-"},
-        "full[M[M_lo:+16], K]",
-        "cell 2 of full on rank 0",
+        "full[M[M_lo:+16], K]: no tile of the run notifies full[M[32:48], K[0:64]] (cell 2 on rank 0), so the wait "
+        "passes at once, and what is read was not written (tile 2 of use: ",
         "tile 2 of use: rank 0, home 1, M_lo 32, N_lo 0",
     ),
     pair(
         "wait that a condition leaves out",
         WaitWithoutNotifyError,
         {NOTIFY: f"    if t.reader >= t.home:\n    {NOTIFY}", WAIT: f"{WAIT}  # <-"},
-        "cell 2 of full on rank 0",
+        "no tile of the run notifies full[M[32:48], K[0:64]] (cell 2 on rank 0), so the wait passes at once",
         "home 1",
+    ),
+    Case(
+        "entry that nobody notifies",
+        WaitWithoutNotifyError,
+        changed(
+            alone(
+                "tk.notify(inbox[1, t].store(x[t.rows, t.cols].load()))\n"
+                "for s in range(2):\n    out[t].store(tk.wait(inbox[s, t]).load())  # <-"
+            ),
+            {'x: tk.Local("M", "K")': 'x: tk.Local("M", "N")'},
+        ),
+        ("no tile of the run notifies inbox[ranks[0:1], M[0:16], N[0:16]] (cell 0 on rank 0), so the wait passes",),
     ),
     pair(
         "notify of nothing",
@@ -179,8 +193,10 @@ SIGNALS = [
             NOTIFY: "    there = full[t].at(t.reader)\n    if t.reader == 0:\n        tk.copy(x[t], there)\n"
             "    tk.notify(there)  # <-"
         },
-        "which this tile did not store here",
-        "it stored nothing",
+        "notify of full[M[M_lo:+16], K[K_lo:+16]].at(reader), which this tile stored in a loop or a branch that has "
+        "ended (",
+        "user.py:10: tk.copy(x[t], there)): whether and how often it did is not known here. Notify it there, after that "
+        "line",
     ),
     pair(
         "notify after a loop",
@@ -189,8 +205,10 @@ SIGNALS = [
             NOTIFY: "    there = full[t].at(t.reader)\n    for n in range(tk.rank()):\n        tk.copy(x[t], there)\n"
             "    tk.notify(there)  # <-"
         },
-        "which this tile did not store here",
-        "it stored nothing",
+        "notify of full[M[M_lo:+16], K[K_lo:+16]].at(reader), which this tile stored in a loop or a branch that has "
+        "ended (",
+        "user.py:10: tk.copy(x[t], there)): whether and how often it did is not known here. Notify it there, after that "
+        "line",
     ),
     pair(
         "notify that depends on a coordinate",

@@ -244,7 +244,7 @@ class _Unroller:
                 begin, end = self.sizes.values[f"{dim}_parts"][part], self.sizes.values[f"{dim}_parts"][part + 1]
             wrong = self.first(_outside(a, b, begin, end))
             if wrong is not None:
-                at = [np.broadcast_to(v, (self.lanes,))[wrong] for v in (a, b, begin, end)]
+                at = [self.of_lane(v, wrong) for v in (a, b, begin, end)]
                 self.fail(ViewError, site, wrong, f"{view}: {dim}[{at[0]}:{at[1]}] is outside {dim}[{at[2]}:{at[3]}]")
             lo.append(a)
             hi.append(np.maximum(a, b))
@@ -268,7 +268,7 @@ class _Unroller:
             inside = inside | ~np.logical_or.reduce(np.broadcast_arrays(inside, *outside)[1:])
             for k, wrong in enumerate(map(self.first, outside)):
                 if wrong is not None and not missed:
-                    a, b, c, d = (np.broadcast_to(v, (self.lanes,))[wrong] for v in (lo[k], hi[k], low[k], high[k]))
+                    a, b, c, d = (self.of_lane(v, wrong) for v in (lo[k], hi[k], low[k], high[k]))
                     missed = f"{dims[k]}[{a}:{b}] is outside of what was waited for, {dims[k]}[{c}:{d}]"
         lane = self.first(~inside)
         if lane is not None:
@@ -285,8 +285,8 @@ class _Unroller:
                 needed = np.broadcast_to(expected(signals, values), (self.lanes,))
                 wrong = self.first(there & (size > 0) & (needed == 0) & filled(signals, values))
                 if wrong is not None:
-                    rank = self.values["rank"][wrong]
-                    lost = f"no tile of the run notifies cell {cell[wrong]} of {view.tensor} on rank {rank}"
+                    rank, region = self.values["rank"][wrong], self.region(view, lo, hi, wrong)
+                    lost = f"no tile of the run notifies {region} (cell {cell[wrong]} on rank {rank})"
                     then = "the wait passes at once, and what is read was not written"
                     self.fail(WaitWithoutNotifyError, s.site, wrong, f"{view}: {lost}, so {then}")
                 emit = partial(self.emit, WAIT, s.site, view.tensor, home, lo, hi, cell=cell, expected=needed)
@@ -332,9 +332,18 @@ class _Unroller:
         found = lanes[mask[lanes]]
         return int(found[0]) if len(found) else None
 
+    def region(self, view: View, lo: list[Any], hi: list[Any], lane: int) -> str:
+        """The region that a view is for a lane, for a person."""
+        bounds = zip(self.program.tensor(view.tensor).dims, lo, hi, strict=True)
+        spans = (f"{d}[{self.of_lane(a, lane)}:{self.of_lane(b, lane)}]" for d, a, b in bounds)
+        return f"{view.tensor}[{', '.join(spans)}]"
+
+    def of_lane(self, value: Any, lane: int) -> Any:
+        return np.broadcast_to(value, (self.lanes,))[lane]
+
     def fail(self, kind: type[TileLinkError], site: Site, lane: int, message: str) -> None:
         names = [n for n, _ in self.role.walk.coordinates if n != "tile" and not n.endswith("_tile")]
-        at = ", ".join(f"{n} {np.broadcast_to(self.values[n], (self.lanes,))[lane]}" for n in ["rank", *names])
+        at = ", ".join(f"{n} {self.of_lane(self.values[n], lane)}" for n in ["rank", *names])
         error = kind(f"{message} (tile {self.values['i'][lane]} of {self.role.name}: {at})", site)
         error.tile = self.role.name, int(self.values["i"][lane]), int(self.values["rank"][lane])
         raise error

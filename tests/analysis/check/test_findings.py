@@ -15,6 +15,7 @@ from tests.frontend import programs
 from tests.frontend.ring_attention import (
     ring_attention,
     ring_attention_unasked,
+    ring_in_one_buffer,
     stale_after_release,
     stale_entry,
 )
@@ -89,6 +90,19 @@ def test_read_beyond_what_was_waited_for() -> None:
     assert "read no further than full[M[0:16], K[0:16]], or let this tile wait for full[M[16:17]" in found.remedy
 
 
+def test_what_is_read_is_overwritten() -> None:
+    """The writer has waited for the readers' own signal, so it is the readers that have to tell."""
+    program = unsafe.overwrites_what_is_read
+    found = find(program, tk.Schedule(gather=HOME, use=TWO, add_in_place=TWO), "race")
+    assert found.tiles[0].startswith("add_in_place") and found.tiles[1].startswith("use")
+    read, write = found.lines[1], found.lines[0]
+    assert write.endswith("full[t].store(tk.wait(full[t]).load() + 1)") and read.endswith("tk.wait(full[t]).load())")
+    assert found.remedy == (
+        f"{write} overwrites what others may still read: let the tile that reads ({read}) notify a buffer after it has "
+        "read, and the tile that writes wait for that before it writes; or write to another buffer"
+    )
+
+
 # ---- waits that never end
 
 
@@ -100,6 +114,30 @@ def test_a_worker_waits_for_itself() -> None:
     assert found.remedy == f"launch {launches[1]} before {launches[0]}, or give one of them SMs of its own"
     apart = SHARED.changed(gather={"count": 2})
     assert unsafe.consumer_first.check(apart, world=2, sms=8, M=40, K=32).verdict == "safe"
+
+
+@pytest.mark.parametrize(
+    ("program", "role", "whose"),
+    [
+        (unsafe.waits_for_itself, "add_own", "the tile waits for what it notifies itself later"),
+        (unsafe.waits_for_each_other, "exchange", "tiles wait for each other"),
+    ],
+)
+def test_no_order_of_tiles_helps(program: Program, role: str, whose: str) -> None:
+    found = find(program, tk.Schedule(**{role: TWO}), "deadlock")
+    wait, notify = found.lines[0], found.chain[1].partition(" (")[2].partition("); which")[0]
+    assert "tk.wait(full[t])" in wait and "tk.notify(" in notify
+    assert found.remedy == f"{whose}, and no order of tiles ends that: notify ({notify}) before the wait ({wait})"
+
+
+def test_an_entry_is_claimed_while_another_is_held() -> None:
+    """With one buffer, each rank holds the entry that its neighbour's claim waits for."""
+    program = ring_in_one_buffer
+    found = find(program, tk.Schedule(pass_rows=TWO, own_rows_released=TWO), "deadlock", world=3, M=16, K=16)
+    assert re.fullmatch(
+        r"more buffers: a tile claims an entry \(.*: tk.claim\(.*\) before it releases the one it holds \(.*: "
+        r"tk.release\(here\)\)", found.remedy,
+    )
 
 
 def test_waits_do_not_run_ahead() -> None:

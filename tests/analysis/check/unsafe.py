@@ -214,6 +214,51 @@ def pipelined_ring(x: tk.Local("M", "K"), out: tk.Local("M")):
     pass_on[tk.tiles(x.rows)](x, passed, out)
 
 
+@tk.tile
+def exchange(t, x, full, out):
+    """Each tile stores what it waited for before it has it."""
+    there = full[t].at((tk.rank() + 1) % tk.world())
+    rows = tk.wait(full[t]).load()
+    tk.notify(there.store(x[t].load() + rows))
+    out[t].store(rows)
+
+
+@tk.program
+def waits_for_each_other(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    exchange[tk.tiles(x)](x, full, out)
+
+
+@tk.tile
+def add_own(t, x, full, out):
+    """The tile adds to what it waits for, and notifies that."""
+    rows = tk.wait(full[t]).load()
+    tk.notify(full[t].store(rows + x[t].load()))
+    out[t].store(rows)
+
+
+@tk.program
+def waits_for_itself(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    add_own[tk.tiles(x)](x, full, out)
+
+
+# ---- what is read is overwritten
+
+
+@tk.tile
+def add_in_place(t, x, full):
+    full[t].store(tk.wait(full[t]).load() + 1)
+
+
+@tk.program
+def overwrites_what_is_read(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    gather[tk.tiles(x, reader=tk.ranks)](x, full)
+    use[tk.tiles(out)](full, out)
+    add_in_place[tk.tiles(full)](x, full)
+
+
 # ---- safe, but not by its structure
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilelink.analysis.check.findings import SHOWN, TELL_ALL, Finding, about, firsts, step
+from tilelink.analysis.check.findings import SHOWN, TELL_ALL, Finding, about, firsts, line_of, step
 from tilelink.analysis.check.synchronisation import Synchronisation
 from tilelink.analysis.events import Events
 
@@ -122,23 +122,30 @@ def _deadlock(sync: Synchronisation, execution: Execution, cycle: list[Hop]) -> 
             step(events, int(sync.at[wait])),
             step(events, int(sync.at[k]), "which that needs, and stands behind:"),
         ]
-    waits = [int(sync.at[wait]) for wait, _ in cycle]
-    notify = int(sync.at[cycle[0][1]])
-    second = waits[1] if len(waits) > 1 else notify
+    waits, notifies = ([int(sync.at[hop[k]]) for hop in cycle] for k in (0, 1))
+    second = waits[1] if len(waits) > 1 else notifies[0]
     workers = "1 worker waits" if len(execution.stuck) == 1 else f"{len(execution.stuck)} workers wait"
     return Finding(
         kind="deadlock",
         what=f"{workers} for ever",
         chain=(*chain, "step 1: round and round"),
-        remedy=_remedy(events, waits[0], notify),
+        remedy=_remedy(events, waits, notifies),
         **about(events, [waits[0], second]),
     )
 
 
-def _remedy(events: Events, wait: int, notify: int) -> str:
-    """What would end a wait of one worker for a notification of another."""
+def _remedy(events: Events, waiting: list[int], owed: list[int]) -> str:
+    """What would end a cycle: each wait is for the notification of the same number, behind the next wait."""
+    wait, notify, behind = waiting[0], owed[0], [*waiting[1:], waiting[0]]
+    reused = events.program.tensors[events.tensor[wait]].kind == "token"
+    if all(c[k] == c[w] for k, w in zip(owed, behind, strict=True) for c in (events.rank, events.role, events.tile)):
+        later, first = line_of(events, notify), line_of(events, behind[0])
+        if reused:
+            return f"more buffers: a tile claims an entry ({first}) before it releases the one it holds ({later})"
+        whose = "the tile waits for what it notifies itself later" if len(owed) == 1 else "tiles wait for each other"
+        return f"{whose}, and no order of tiles ends that: notify ({later}) before the wait ({first})"
     waits, notifies = (events.program.roles[events.role[k]] for k in (wait, notify))
-    if events.program.tensors[events.tensor[wait]].kind == "token":
+    if reused:
         return (
             "more buffers, or as many workers as there are tiles for the roles that release: a tile that has not begun "
             "releases nothing"

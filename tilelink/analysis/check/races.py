@@ -145,12 +145,32 @@ def _remedy(before: Before, writer: int, reader: int) -> str:
         return (
             f"let each element of {tensor} be written by one tile of a run, or give the second its own buffer or entry"
         )
+    if _overwrites(before, writer, reader):
+        return (
+            f"{line_of(events, writer)} overwrites what others may still read: let the tile that reads "
+            f"({line_of(events, reader)}) notify a buffer after it has read, and the tile that writes wait for that "
+            f"before it writes; or write to another buffer"
+        )
     if _tells(before, writer) is None:
         return f"notify what {line_of(events, writer)} writes, after it: tk.notify(...) of the view that it returns"
     wait = _in_tile(before, reader, WAIT, later=False)
     if wait is None:
         return f"read what tk.wait({tensor}[...]) returns"
     return f"wait for all that is read: {events.region(reader)}, at rank {events.home[reader]}, before it is read"
+
+
+def _overwrites(before: Before, writer: int, reader: int) -> bool:
+    """Whether the tile of a write has waited for what was there before, and another one that reads it has waited for
+    the same."""
+    events = before.sync.events
+    waits = [_in_tile(before, k, WAIT, later=False) for k in (writer, reader)]
+    return None not in waits and all(
+        events.tensor[w] == events.tensor[writer]
+        and events.home[w] == events.home[writer]
+        and (events.lo[w] < events.hi[writer]).all()
+        and (events.lo[writer] < events.hi[w]).all()
+        for w in waits
+    )
 
 
 def unwritten(cells: Cells, access: np.ndarray, cell: np.ndarray) -> list[Finding]:

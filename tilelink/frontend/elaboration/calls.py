@@ -164,7 +164,7 @@ class Calls(Expressions):
         made = self.node(stored, value)
         made = self.filled(node, place, made) if number else made
         self.emit(Store(self.function.site(node), place, self.code(made)))
-        self.stored.append(view)
+        self.stored[view] = self.function.site(node)
         return view
 
     def filled(self, node: ast.Call, place: View, number: ast.expr) -> ast.Call:
@@ -197,7 +197,7 @@ class Calls(Expressions):
             self.fail(DtypeError, node, f"a copy keeps the dtype: {source.tensor} is {here}, {target.tensor} {there}; "
                       f"declare {target.tensor} with dtype={source.tensor}")
         self.emit(Copy(self.function.site(node), source, target))
-        self.stored.append(target)
+        self.stored[target] = self.function.site(node)
         return target
 
     def wait(self, node: ast.Call, label: str) -> Any:
@@ -214,6 +214,10 @@ class Calls(Expressions):
         views = self.views(node)
         for argument, v in zip(node.args, views, strict=True):
             self.one_home(node, v, "notify of")
+            if v not in self.stored and (inside := self.stored_inside.get(v)) is not None:
+                self.fail(NotifyWithoutStoreError, node, f"notify of {v}, which this tile stored in a loop or a branch "
+                          f"that has ended ({inside}: {inside.text}): whether and how often it did is not known here. "
+                          "Notify it there, after that line")
             if v not in self.stored:
                 did = ", ".join(str(s) for s in self.stored) or "nothing"
                 self.fail(NotifyWithoutStoreError, node, f"notify of {v}, which this tile did not store here; it "

@@ -66,7 +66,8 @@ class Source(ABC):
         self.env: dict[str, Any] = {function.parameters[0]: context.tile}
         self.env |= {p: self.argument(a) for p, a in arguments.items()}
         self.statements: list[Statement] = []
-        self.stored: list[View] = []
+        self.stored: dict[View, Site] = {}
+        self.stored_inside: dict[View, Site] = {}
         self.functions: dict[str, Any] = {}
         self.wholes: set[str] = set()
         self.holes: list[Load | Expr] = []

@@ -238,9 +238,10 @@ class Elaborator(Calls):
     def nesting(self) -> Iterator[list[Statement]]:
         """Statements made in here go to the list. What is stored in here may be notified in here only: whether and how
         often it happens is not known outside."""
-        outer, nested, stored = self.statements, self.nested, list(self.stored)
+        outer, nested, stored = self.statements, self.nested, dict(self.stored)
         self.statements, self.nested = [], nested | set(self.env)
         yield self.statements
+        self.stored_inside |= self.stored
         self.statements, self.nested, self.stored = outer, nested, stored
 
     def leave(self, one: dict[str, Any], other: dict[str, Any]) -> None:
