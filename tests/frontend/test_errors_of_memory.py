@@ -195,8 +195,8 @@ SIGNALS = [
         },
         "notify of full[M[M_lo:+16], K[K_lo:+16]].at(reader), which this tile stored in a loop or a branch that has "
         "ended (",
-        "user.py:10: tk.copy(x[t], there)): whether and how often it did is not known here. Notify it there, after that "
-        "line",
+        "user.py:10: tk.copy(x[t], there)): whether and how often it did is not known here. Notify it there, after "
+        "that line",
     ),
     pair(
         "notify after a loop",
@@ -207,8 +207,8 @@ SIGNALS = [
         },
         "notify of full[M[M_lo:+16], K[K_lo:+16]].at(reader), which this tile stored in a loop or a branch that has "
         "ended (",
-        "user.py:10: tk.copy(x[t], there)): whether and how often it did is not known here. Notify it there, after that "
-        "line",
+        "user.py:10: tk.copy(x[t], there)): whether and how often it did is not known here. Notify it there, after "
+        "that line",
     ),
     pair(
         "notify that depends on a coordinate",
