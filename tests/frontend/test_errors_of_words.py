@@ -144,7 +144,16 @@ OPTIONS = [
 STATEMENTS = [
     tile("while", NotUnderstoodError, "while True:  # <-\n    pass", "while is not understood"),
     tile("try", NotUnderstoodError, "try:  # <-\n    pass\nfinally:\n    pass", "try is not understood"),
-    tile("return", NotUnderstoodError, "return 3  # <-", "return is not understood"),
+    tile("return", NotUnderstoodError, "return  # <-", "return is not understood"),
+    tile(
+        "result that is returned", NotUnderstoodError, "return acc  # <-",
+        "role returns acc: a tile function returns nothing; its results are stored, out[t].store(acc)",
+    ),
+    tile(
+        "sum in memory", NotUnderstoodError, "out[t] += acc  # <-",
+        "memory is not assigned to; write out[t].store(acc); add up in registers before, acc += ...",
+    ),
+    tile("result that is assigned", NotUnderstoodError, "out[t] = acc  # <-", "write out[t].store(acc)"),
     tile(
         "list comprehension",
         NotUnderstoodError,

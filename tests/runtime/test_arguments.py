@@ -27,6 +27,25 @@ from tilelink.kernels import all_gather_matmul as module
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 from tilelink.runtime.cpu_world import CpuWorld, Group
 
+# mypy: disable-error-code="no-untyped-def, valid-type, name-defined"
+
+
+@tk.tile
+def keep(t, x, there):
+    tk.copy(x[t], there[t])
+
+
+@tk.program
+def forgotten(x: tk.Local("M", "K"), out: tk.Local("M", "N")):
+    keep[tk.tiles(x)](x, tk.local("M", "K"))
+
+
+@tk.program
+def kept_inside(x: tk.Local("M", "K")):
+    keep[tk.tiles(x)](x, tk.local("M", "K"))
+
+
+alone = tk.Schedule(keep=tk.SMs(tile=(16, 16)))
 WORLD, ROWS, K, N = 2, 8, 16, 24
 M = WORLD * ROWS
 PATTERN = -7.0
@@ -273,6 +292,30 @@ def test_bad_call(bad: Bad, world: CpuWorld) -> None:
     check_error(e.value, bad.error, bad.says, "bad call", bad.at)
     assert all((out == PATTERN).all() for out in outs)
     check_usable(world)
+
+
+def test_gradients_are_not_lost_in_silence(world: CpuWorld) -> None:
+    parameter = torch.nn.Parameter(weight())
+
+    def rank(group: Group) -> torch.Tensor:
+        return all_gather_matmul(x(), parameter, group=group)  # gradient
+
+    with pytest.raises(ArgumentError) as e:
+        world.run(rank)
+    says = "all_gather_matmul has no gradient, and weight would lose theirs: call it under torch.no_grad()"
+    check_error(e.value, ArgumentError, says, "gradient")
+    assert "all_gather_linear" in str(e.value)
+    with torch.no_grad():
+        assert all((out == K).all() for out in world.run(rank))
+
+
+def test_an_output_that_nobody_writes(world: CpuWorld) -> None:
+    with pytest.raises(ArgumentError, match="no tile of forgotten reads out, or stores to it; a result is stored, out"):
+        world.run(lambda group: forgotten(x(), output(ROWS, N), schedule=alone, group=group))
+    with pytest.raises(ArgumentError, match=r"forgotten needs out: .M, N.; it is an input, since no tile stores to it"):
+        world.run(lambda group: forgotten(x(), schedule=alone, group=group))
+    with pytest.raises(ArgumentError, match="kept_inside has no output: its tiles store to none of x"):
+        world.run(lambda group: kept_inside(x(), schedule=alone, group=group))
 
 
 def check_error(error: TileLinkError, kind: type[TileLinkError], says: str, marker: str, file: str = __file__) -> None:

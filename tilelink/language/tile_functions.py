@@ -38,6 +38,26 @@ class TileFunction:
         self.defaults: tuple[Any, ...] = function.__defaults__ or ()
         if not self.parameters or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
             raise NotUnderstoodError(f"{self.name}: the parameters are the tile, then tensors", self.site(node))
+        self._check_results()
+
+    def _check_results(self) -> None:
+        """Raises NotUnderstoodError for results that are not stored: such a tile function writes nothing."""
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.Return) and node.value is not None:
+                raise NotUnderstoodError(
+                    f"{self.name} returns {ast.unparse(node.value)}: a tile function returns nothing; its results are "
+                    f"stored, out[t].store({ast.unparse(node.value)})",
+                    self.site(node),
+                )
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            view = next((t for t in targets if isinstance(t, ast.Subscript)), None)
+            if isinstance(node, ast.Assign | ast.AugAssign) and view is not None:
+                adds = "; add up in registers before, acc += ..." if isinstance(node, ast.AugAssign) else ""
+                raise NotUnderstoodError(
+                    f"{ast.unparse(node)}: memory is not assigned to; write {ast.unparse(view)}.store("
+                    f"{ast.unparse(node.value)}){adds}",
+                    self.site(node),
+                )
 
     def __repr__(self) -> str:
         return f"<tile function {self.name}>"

@@ -73,9 +73,18 @@ def check_arguments(
     declared = {t.name: t for t in recording.tensors if t.kind != "buffer"}
     for name, word in declared.items():
         if name not in tensors and word.kind == "input":
-            raise ArgumentError(f"{program.name} needs {name}: {_declaration(word)}", site)
+            raise ArgumentError(
+                f"{program.name} needs {name}: {_declaration(word)}; it is an input, since no tile stores to it", site
+            )
     dtypes = {n: _check_tensor(declared[n], tensors[n], device, site) for n in tensors}
     sizes = _sizes(declared, recording.routes, tensors, world, rank, parts or {}, program, site)
+    if wanting := ", ".join(n for n, t in tensors.items() if t.requires_grad) if torch.is_grad_enabled() else "":
+        raise ArgumentError(
+            f"{program.name} has no gradient, and {wanting} would lose theirs: call it under torch.no_grad(), or on "
+            "detached tensors; tilelink.ops.all_gather_linear, linear_reduce_scatter and linear_all_reduce have "
+            "gradients",
+            site,
+        )
     check_overlap([n for n in tensors if declared[n].kind == "output"], tensors, site)
     return Arguments(tensors, absent, dtypes, sizes)
 

@@ -105,9 +105,14 @@ class CpuWorld:
             observer=self.observer,
             switch=self.switch,
         )
-        finished = False
+        finished, gradients = False, torch.is_grad_enabled()
+
+        def host(rank: int) -> T:
+            with torch.set_grad_enabled(gradients):  # a rank has a thread of its own, and the mode is a thread's
+                return function(self.groups[rank])
+
         try:
-            results = self.execution.run(lambda rank: function(self.groups[rank]))
+            results = self.execution.run(host)
             finished = True
             return results
         except DeadlockError as e:

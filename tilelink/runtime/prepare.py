@@ -21,7 +21,7 @@ from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.host import Step, host_plan
 from tilelink.backend.lower import Lowered, lower, publishing_roles
 from tilelink.backend.targets import Target
-from tilelink.errors import Site, StrideError
+from tilelink.errors import ArgumentError, Site, StrideError
 from tilelink.frontend.ir import Range, TileProgram, walk
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
@@ -99,18 +99,35 @@ def prepare(
 ) -> Prepared:
     """The prepared program for a call, on nodes of `per_node` ranks (on one node where that is not given). A schedule
     taken by its name (or by default) is fitted to the sizes, a schedule that is given is taken as it is. Raises the
-    errors of the frontend and of the unrolling, and, unless `check` says not to, UnsafeProgramError."""
+    errors of the frontend and of the unrolling, and, unless `check` says not to, UnsafeProgramError and those of
+    `check_results`."""
     if not isinstance(schedule, Schedule):
         sizes: dict[str, Any] = dict(arguments.sizes)
         schedule = program.fit(
             schedule, world=world, dtypes=arguments.dtypes, absent=arguments.absent, **sizes
         )
     bound = program.bind(schedule, arguments.dtypes, arguments.absent)
+    checked = check and os.environ.get("TILELINK_CHECK") != "0"
+    if checked:
+        check_results(bound)
     exact = Sizes.of(bound, world, arguments.sizes, per_node)
     prepared = prepare_bound(bound, exact, sms, target, arguments.described, arguments.timed)
-    if check and os.environ.get("TILELINK_CHECK") != "0":
+    if checked:
         prepared.report.raise_if_unsafe()
     return prepared
+
+
+def check_results(program: TileProgram) -> None:
+    """Raises ArgumentError for a tensor of the call that no tile reads or stores to, and where no tile stores to any: a
+    call would return without a result, and leave what it was given for one as it was."""
+    touched = {view.tensor for role in program.roles for s in walk(role.body) for view in s.touched}
+    given = {t.name: t.kind for t in program.tensors if t.kind in ("input", "output")}
+    if unused := [name for name in given if name not in touched]:
+        what = f"no tile of {program.name} reads {' or '.join(unused)}, or stores to it"
+        raise ArgumentError(f"{what}; a result is stored, {unused[0]}[t].store(acc)", program.site)
+    if "output" not in given.values():
+        what = f"{program.name} has no output: its tiles store to none of {', '.join(given)}"
+        raise ArgumentError(f"{what}; a result is stored to a parameter, out[t].store(acc)", program.site)
 
 
 @lru_cache(maxsize=KEPT_PROGRAMS)

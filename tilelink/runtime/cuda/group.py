@@ -248,7 +248,7 @@ def _key(program: Program, tensors: tuple[Any, ...], schedule: Any, options: dic
         return None
     names, places = _outputs(program)
     given = [v for k, v in enumerate(tensors) if k in places] + [v for n, v in named if n in names]
-    tracked = any(v is not None and v.requires_grad for v in given)
+    tracked = any(v is not None and v.requires_grad for v in (values if torch.is_grad_enabled() else given))
     parts = options.get("parts")
     lengths = tuple((d, tuple(p)) for d, p in parts.items()) if parts else None
     timed = bool(options.get("timed"))

@@ -85,11 +85,11 @@ class VirtualWorld:
         if self.hosts.running:
             raise WorldError("this world runs already", Site.of_user())
         outside = self.device.current()
-        finished = False
+        finished, gradients = False, torch.is_grad_enabled()
 
         def host(rank: int) -> T:
             group = self.groups[rank]
-            with self.device.on(group.stream):
+            with self.device.on(group.stream), torch.set_grad_enabled(gradients):
                 self.device.follow(group.stream, outside)
                 result = function(group)
             return result
