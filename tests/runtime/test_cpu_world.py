@@ -70,6 +70,46 @@ def test_programs_take_turns() -> None:
         assert all(torch.equal(of_rank, torch.cat(call.x)) for of_rank in y)
 
 
+@pytest.mark.parametrize("change", [lambda x: x.add_(100), lambda x: torch.neg(x, out=x), lambda x: x[2:].zero_()])
+def test_a_call_sees_what_its_inputs_held(change: Any) -> None:
+    """The host changes an input right after the call: on a stream that comes behind the run."""
+    x = [torch.full((4, 8), float(rank)) for rank in range(2)]
+
+    def rank(group: Group) -> torch.Tensor:
+        out = all_gather(x[group.rank], group=group)
+        change(x[group.rank])
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    for out in small_world(2).run(rank):
+        assert out[:, 0].tolist() == [0.0] * 4 + [1.0] * 4
+    assert not torch.equal(x[1], torch.ones(4, 8))
+
+
+def test_torch_between_two_calls_sees_results() -> None:
+    """Reads, and writes into a result, wait; views, and what touches other tensors, leave the order as it was."""
+    x = [torch.full((4, 8), float(rank)) for rank in range(2)]
+
+    def rank(group: Group) -> Any:
+        out = all_gather(x[group.rank], group=group)
+        out[:4].add_(10)
+        return all_gather(out.relu()[:2], group=group)
+
+    for out in small_world(2).run(rank):
+        assert isinstance(out, torch.Tensor) and out.unique().tolist() == [10.0]
+
+    def apart(group: Group, look: bool) -> Any:
+        out = all_gather(x[group.rank], group=group)
+        if look:
+            torch.ones(3).add_(x[group.rank][0, 0])
+        return all_gather(out.view(8, 8)[:2], group=group)
+
+    worlds = small_world(2), small_world(2)
+    for world, look in zip(worlds, (True, False), strict=True):
+        world.run(lambda group, look=look: apart(group, look))  # type: ignore[misc]
+    assert len({world.latest.schedule_hash for world in worlds if world.latest}) == 1
+
+
 def test_worlds_take_turns() -> None:
     worlds = [small_world(1), small_world(2), small_world(3, slots=1), small_world(2)]
     for seed in range(2):

@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tilelink.analysis.timeline import Timeline
 from tilelink.backend.targets import CPU, Target
@@ -108,8 +110,9 @@ class CpuWorld:
         finished, gradients = False, torch.is_grad_enabled()
 
         def host(rank: int) -> T:
-            with torch.set_grad_enabled(gradients):  # a rank has a thread of its own, and the mode is a thread's
-                return function(self.groups[rank])
+            group = self.groups[rank]
+            with torch.set_grad_enabled(gradients), _OnStream(group):  # modes are a thread's, and a rank has its own
+                return function(group)
 
         try:
             results = self.execution.run(host)
@@ -125,6 +128,7 @@ class CpuWorld:
             self.launched.clear()
             for group in self.groups:
                 group.keep.clear()
+                group.forget_tensors()
             if not finished:
                 self.reset()
 
@@ -152,6 +156,12 @@ class CpuGroup(Group):
         self.owner = owner
         self.lane = Lane(rank, owner.world, owner.layout, owner.lane.tables[rank], owner.lane.heaps[rank])
         self.keep: list[Any] = []
+        self.forget_tensors()
+
+    def forget_tensors(self) -> None:
+        """Forgets the memory that runs under way read and write, by where it begins: they are done."""
+        self.read: set[int] = set()
+        self.written: set[int] = set()
 
     def call(
         self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
@@ -173,16 +183,52 @@ class CpuGroup(Group):
         for step in run.steps:
             if isinstance(step, Launch):
                 self.owner.launched[self.rank, step.label] = run.prepared
-        self.owner.lane.launch(run, self.execution("launch"))
+        outputs = {t.name for t in run.prepared.program.outputs}
+        for name, tensor in run.tensors.items():
+            if tensor.numel():
+                (self.written if name in outputs else self.read).add(_memory(tensor))
+        with torch._C._DisableTorchDispatch():
+            self.owner.lane.launch(run, self.execution("launch"))
 
     def synchronize(self) -> None:
         self.execution("synchronize").synchronize(self.rank, LANE)
+        self.forget_tensors()
 
     def execution(self, caller: str) -> Execution:
         """The execution that runs this rank. Raises WorldError."""
         if self.owner.execution is None:
             raise WorldError(f"{caller} is called outside of CpuWorld.run, where no rank runs", Site.of_user())
         return self.owner.execution
+
+
+class _OnStream(TorchDispatchMode):
+    """Inside, what torch does with the tensors of a rank comes after the runs that it launched, as on the stream of a
+    device: an operation waits that reads what a run under way writes, or writes what one reads or writes. Views touch
+    nothing. What goes round torch, as by `Tensor.numpy()`, is not seen."""
+
+    def __init__(self, group: CpuGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        group, kwargs = self.group, kwargs or {}
+        if (group.read or group.written) and not func.is_view:
+            changed = [
+                args[n] if n < len(args) else kwargs.get(a.name)
+                for n, a in enumerate(func._schema.arguments)
+                if a.alias_info is not None and a.alias_info.is_write
+            ]
+            if _touch(changed, group.read) or _touch((args, kwargs), group.written):
+                group.synchronize()
+        return func(*args, **kwargs)
+
+
+def _touch(values: Any, memory: set[int]) -> bool:
+    return any(isinstance(v, torch.Tensor) and _memory(v) in memory for v in tree_leaves(values))
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _heap(heap_bytes: int) -> torch.Tensor:
