@@ -160,6 +160,88 @@ def another_argument(group: dist.ProcessGroup) -> list[str]:
     return wrong
 
 
+class Quantized(torch.Tensor):
+    """A weight in int8, one scale a row, as torchao puts it in the place of a DTensor: it has neither the mesh of that,
+    nor its local part."""
+
+    numbers: torch.Tensor
+    scale: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, numbers: torch.Tensor, scale: torch.Tensor) -> Quantized:
+        made: Quantized = torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=scale.dtype)  # type: ignore[attr-defined]
+        made.numbers, made.scale = numbers, scale
+        return made
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> Quantized:
+        scale = weight.detach().abs().amax(1, keepdim=True) / 127
+        return cls((weight.detach() / scale).round().to(torch.int8), scale)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is torch.ops.aten.detach.default  # of nn.Parameter
+        return cls(args[0].numbers, args[0].scale)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.nn.functional.linear:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        x, weight, *bias = args
+        return func(x, weight.numbers.to(x.dtype) * weight.scale, *bias)
+
+
+def quantized(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of layers whose weights are no DTensors any more, beside some that are; by torch's styles the same
+    bits come out."""
+    wrong, part = [], own_tokens(group)
+    x = torch.randn(BATCH, TOKENS, WIDTH, generator=torch.Generator().manual_seed(4))
+    torchs = {
+        "gate": torch_styles.ColwiseParallel(input_layouts=Shard(1)),
+        "up": torch_styles.ColwiseParallel(input_layouts=Shard(1)),
+        "down": torch_styles.RowwiseParallel(output_layouts=Shard(1)),
+    }
+    for names in (("gate", "down"), ("gate", "up", "down")):
+        (ours, right), (theirs, _) = feed_forward(group), feed_forward(group, torchs)
+        for layer in (ours, theirs):
+            for name in names:
+                linear = layer.get_submodule(name)
+                linear.weight = nn.Parameter(Quantized.of(linear.weight), requires_grad=False)
+        y, same, wanted = ours(part(x)), theirs(part(x)), part(right(x))
+        if not far(y, wanted) < 2e-2 or (len(names) == 3 and not torch.equal(y, same)):
+            wrong.append(f"{names}: {far(y, wanted):.1e} from what is whole, {far(y, same):.1e} from torch's")
+    return wrong
+
+
+def in_float64(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of a layer in float64, which no program has: in results and gradients."""
+    parallel, right = feed_forward(group)
+    torch.manual_seed(4)
+    x, part = torch.randn(BATCH, TOKENS, WIDTH, dtype=torch.float64), own_tokens(group)
+    both = [step(layer.double(), t) for layer, t in ((parallel, part(x)), (right, x))]
+    return errors(both[0], both[1], part) + [n for n, t in both[0].items() if t.dtype != torch.float64]
+
+
+class Wrapped(nn.Module):
+    """Hands on what it gets, and may add something of its own."""
+
+    def __init__(self, layer: nn.Module, own: bool) -> None:
+        super().__init__()
+        self.layer, self.more = layer, nn.Linear(WIDTH, 4) if own else None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x)
+
+
+def wrapped(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of a layer one of whose linears was wrapped afterwards."""
+    parallel, right = feed_forward(group)
+    parallel.gate = Wrapped(parallel.get_submodule("gate"), False)
+    x = torch.randn(BATCH, TOKENS, WIDTH, generator=torch.Generator().manual_seed(4))
+    y, wanted = parallel(own_tokens(group)(x)), own_tokens(group)(right(x))
+    return [] if far(y, wanted) < LIMIT else [f"{far(y, wanted):.1e}"]
+
+
 def behind_torchs(group: dist.ProcessGroup) -> list[str]:
     """What is wrong of our styles behind torch's, whose results are under way still when they are given on."""
     wrong = []

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from tests.nn.feed_forward import feed_forward
+from tests.nn.feed_forward import Wrapped, feed_forward
 from tests.nn.on_ranks import mesh_of
 from tests.ops.on_ranks import on_groups, raised
 from tests.runtime.processes import Pool
@@ -102,10 +102,22 @@ def no_such_dimension(g: dist.ProcessGroup) -> None:
     module(torch.zeros(2, 3, 4))
 
 
-def float64(g: dist.ProcessGroup) -> None:
+def float64_with_a_plan(g: dist.ProcessGroup) -> None:
     module = nn.Linear(8, 8).double()
-    applied(g, tnn.ColwiseParallel(), module)
+    applied(g, tnn.ColwiseParallel(input_layouts=Shard(0), plan="pull"), module)
     module(torch.zeros(2, 8, dtype=torch.float64))
+
+
+def replaced(g: dist.ProcessGroup) -> None:
+    parallel, _ = feed_forward(g)
+    parallel.up = nn.Linear(48, 96)
+    parallel(torch.zeros(2, 3, 48))
+
+
+def adapted(g: dist.ProcessGroup) -> None:
+    parallel, _ = feed_forward(g)
+    parallel.gate = Wrapped(parallel.get_submodule("gate"), True)
+    parallel(torch.zeros(2, 3, 48))
 
 
 def other_features(g: dist.ProcessGroup) -> None:
@@ -132,7 +144,9 @@ BAD = {
     another_input: ("ArgumentError", "up is called with another tensor than gate"),
     no_such_dimension: ("ShapeError", "the layout is"),
     changed_input: ("ArgumentError", "up is called with a tensor that was changed since it was given to gate"),
-    float64: ("DtypeError", "x is float64"),
+    float64_with_a_plan: ("ArgumentError", "plan is 'pull': no program multiplies a DTensor of torch.float64"),
+    replaced: ("ArgumentError", "up of FeedForward is a Linear now"),
+    adapted: ("ArgumentError", "gate of FeedForward is a Wrapped now, and was spread as a Linear: replace linears"),
     other_features: ("ShapeError", "weight 0 has shape (8, 4)"),
 }
 

@@ -70,6 +70,7 @@ def test_layers_that_share_their_input_send_once(
 SINGLE = [
     feed_forward.round_trip, feed_forward.checkpointed, feed_forward.broken_off, feed_forward.tied,
     feed_forward.another_argument, feed_forward.behind_torchs, feed_forward.uneven_features, feed_forward.uneven_tokens,
+    feed_forward.quantized, feed_forward.in_float64, feed_forward.wrapped,
 ]  # fmt: skip
 
 

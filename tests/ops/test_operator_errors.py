@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import tilelink
 import tilelink.ops as ops
 from tests.ops import on_ranks
 from tests.runtime.processes import Pool
@@ -98,6 +99,14 @@ def no_such_backend(g: dist.ProcessGroup) -> None:
         ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=g)
 
 
+def a_lane(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=tilelink.group(g, **on_ranks.LANE))  # type: ignore[arg-type]
+
+
+def no_group(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=[0, 1])  # type: ignore[arg-type]
+
+
 EVERYWHERE = {
     other_features: ("ShapeError", "weight 0 has shape (6, 5), (N, K); K is 4"),
     one_dimension: ("ShapeError", "two dimensions at least"),
@@ -116,6 +125,8 @@ EVERYWHERE = {
     no_such_reduction: ("ArgumentError", "reduce_op is 'max'; there are sum, avg"),
     too_many_lengths: ("ShapeError", "lengths are (2, 2, 2): 2 are needed"),
     lengths_of_another_tensor: ("ShapeError", "lengths are (3, 3); x has shape (2, 4) on rank"),
+    a_lane: ("ArgumentError", "take a group of torch.distributed, of which tilelink.group made it, or its name"),
+    no_group: ("ArgumentError", "group is a list: operators take a group of torch.distributed, or its name"),
     no_such_backend: ("ArgumentError", "TILELINK_BACKEND is 'gpu'; there are torch, interpret"),
 }
 

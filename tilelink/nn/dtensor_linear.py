@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tilelink.errors import ArgumentError, Site
-from tilelink.nn.layouts import Layouts, dim_of, features_of, laid_out, spread
-from tilelink.nn.linear import column_linear, row_linear
+from tilelink.nn.layouts import Layouts, as_dtensor, dim_of, features_of, laid_out, redistributed, spread
+from tilelink.nn.linear import ANYWHERE, column_linear, row_linear
 from tilelink.nn.shards import uneven_lengths
+from tilelink.ops.checks import DTYPES
 
 
 class ColwiseLinear(nn.Linear):
@@ -22,6 +23,8 @@ class ColwiseLinear(nn.Linear):
     name: str  # among the siblings
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not is_ours(self):
+            return as_in_torch(self, input, Replicate())
         mine = self.siblings.result(self.name, input)
         return laid_out(mine, self.weight.device_mesh, Shard(-1), self.layouts)
 
@@ -39,6 +42,8 @@ class RowwiseLinear(nn.Linear):
     layouts: Layouts
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not is_ours(self):
+            return as_in_torch(self, input, Shard(-1))
         mesh, layouts = self.weight.device_mesh, self.layouts
         x, weight = features_of(input, mesh, layouts.input), self.weight.to_local()
         dim, whole = dim_of(layouts.output, x), [*x.shape[:-1], weight.shape[0]]
@@ -91,8 +96,9 @@ class Siblings:
         raise ArgumentError(f"{name} is called with {other} {first}, so {own}", Site.of_user())
 
     def _computed(self, input: torch.Tensor) -> dict[str, torch.Tensor]:
-        layers = list(self.layers.values())
-        for name, layer in self.layers.items():
+        named = {name: layer for name, layer in self.layers.items() if is_ours(layer)}
+        layers = list(named.values())
+        for name, layer in named.items():
             if layer.weight.device_mesh.ndim != 1:  # FSDP has not gathered it
                 what = f"the weight of {name} is spread over {layer.weight.device_mesh}, too"
                 raise ArgumentError(f"{what}: give fully_shard the module that shares its input", Site.of_user())
@@ -103,7 +109,25 @@ class Siblings:
             outs = [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
         else:
             outs = column_linear(x, weights, biases, dim, lengths, layouts.group_name, layouts.plan)
-        return dict(zip(self.layers, outs, strict=True))
+        return dict(zip(named, outs, strict=True))
+
+
+def is_ours(layer: ColwiseLinear | RowwiseLinear) -> bool:
+    """Whether operators can compute with the weight of a layer: it is still a DTensor, of a dtype that they take."""
+    return isinstance(layer.weight, DTensor) and layer.weight.dtype in DTYPES
+
+
+def as_in_torch(layer: ColwiseLinear | RowwiseLinear, input: torch.Tensor, wanted: Placement) -> torch.Tensor:
+    """The result of a layer as torch's styles compute it, on an input with the placement `wanted`: quantized weights,
+    which torchao puts in the place of DTensors, and dtypes that operators do not take. Raises ArgumentError where a
+    plan names a program."""
+    layouts, weight = layer.layouts, layer.weight
+    if layouts.plan not in ANYWHERE:
+        what = f"a {type(weight).__name__} of {weight.dtype}"
+        raise ArgumentError(f"plan is {layouts.plan!r}: no program multiplies {what}; give no plan", Site.of_user())
+    x = redistributed(as_dtensor(input, layouts.mesh(), layouts.input), wanted)
+    y = redistributed(as_dtensor(nn.Linear.forward(layer, x), layouts.mesh(), layouts.output), layouts.output)
+    return y.to_local() if layouts.use_local_output else y
 
 
 def local(parameter: torch.Tensor | None) -> torch.Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeGuard
 
@@ -17,13 +17,15 @@ from tilelink.nn.shards import uneven_lengths
 
 @dataclass(frozen=True)
 class Layouts:
-    """What a parallel style says of a layer: its arguments, and the name of the mesh's group."""
+    """What a parallel style says of a layer: its arguments, the name of the mesh's group, and the mesh (a function,
+    since a copy of a layer is on the same)."""
 
     input: Placement
     output: Placement
     use_local_output: bool
     plan: str | None
     group_name: str
+    mesh: Callable[[], DeviceMesh]
 
     def __str__(self) -> str:
         plan = "" if self.plan is None else f", plan={self.plan!r}"

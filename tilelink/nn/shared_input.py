@@ -58,7 +58,7 @@ class SharedColwiseParallel(ParallelStyle):
         ours = {n: m for n, m in linears.items() if can_be_ours(m, "out_features", device_mesh, style.plan)}
         if len(ours) == len(linears):
             make_colwise(ours, device_mesh, layouts, self.src_data_rank)
-            module.register_forward_pre_hook(partial(_forget, self.names[0]))
+            module.register_forward_pre_hook(partial(_begin, self.names))
             as_input = _annotated
         else:
             _as_in_torch(linears, device_mesh, layouts, self.src_data_rank)
@@ -74,11 +74,20 @@ class SharedColwiseParallel(ParallelStyle):
         return module
 
 
-def _forget(name: str, module: nn.Module, _: Any) -> None:
-    """Drops what a forward that did not end, or called only some of the linears, has left behind."""
-    linear = module.get_submodule(name)
-    assert isinstance(linear, ColwiseLinear)
-    linear.siblings.forget()
+def _begin(names: Sequence[str], module: nn.Module, _: Any) -> None:
+    """Drops what a forward that did not end, or called only some of the linears, has left behind. Raises ArgumentError
+    where a linear was replaced by what computes with parameters of its own."""
+    for name in names:
+        linear = found = module.get_submodule(name)
+        if not isinstance(found, ColwiseLinear):  # wrapped, maybe
+            linear = next((m for m in found.modules() if isinstance(m, ColwiseLinear)), found)
+            spread = {id(p) for p in linear.parameters()}
+            if linear is found or any(id(p) not in spread for p in found.parameters()):
+                what = f"{name} of {type(module).__name__} is a {type(found).__name__} now, and was spread as a Linear"
+                last = "replace linears before parallelize_module, and leave those that are none out of its plan"
+                raise ArgumentError(f"{what}: {last}", Site.of_user())
+        assert isinstance(linear, ColwiseLinear)
+        linear.siblings.forget()
 
 
 def _children(module: nn.Module, names: Sequence[str]) -> dict[str, nn.Linear]:

@@ -21,7 +21,7 @@ from tilelink.ops.collectives import name_of_group
 def layouts_of(style: ColwiseParallel | RowwiseParallel, mesh: DeviceMesh, plan: str | None) -> Layouts:
     """What a style says, on a mesh. Raises ArgumentError where that has more than one dimension."""
     (given,), (wanted,) = style.input_layouts, style.output_layouts
-    return Layouts(given, wanted, style.use_local_output, plan, name_of_group(mesh))
+    return Layouts(given, wanted, style.use_local_output, plan, name_of_group(mesh), lambda: mesh)
 
 
 def can_be_ours(module: nn.Module, features: str, mesh: DeviceMesh, plan: str | None) -> TypeGuard[nn.Linear]:

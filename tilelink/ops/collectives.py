@@ -15,6 +15,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from tilelink.errors import ArgumentError, RankError, Site, WorldError
+from tilelink.runtime.group import Group
 
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -54,8 +55,13 @@ def name_of_group(group: dist.ProcessGroup | DeviceMesh | str | None) -> str:
         check_mesh(group)
         group = group.get_group()
     members = dist.group.WORLD if group is None else group
-    if not isinstance(members, dist.ProcessGroup):
+    outside: object = dist.GroupMember.NON_GROUP_MEMBER
+    if members is outside:
         raise RankError("this process is no rank of the group: only its members call operators on it", Site.of_user())
+    if not isinstance(members, dist.ProcessGroup):
+        lane = "of which tilelink.group made it, " if isinstance(members, Group) else ""
+        wanted = f"operators take a group of torch.distributed, {lane}or its name"
+        raise ArgumentError(f"group is a {type(members).__name__}: {wanted}", Site.of_user())
     return str(members.group_name)
 
 
