@@ -24,7 +24,9 @@ def plan(schedule: tk.Schedule | str, rank: int) -> tuple[Step, ...]:
         schedule = all_gather_matmul.fit(schedule, world=3, **PARTS)
     bound = all_gather_matmul.bind(schedule)
     sizes = Sizes.of(bound, 3, PARTS)
-    return host_plan(lower(bound, Facts.of(bound, sizes), CPU), unroll(bound, sizes), rank)
+    events = unroll(bound, sizes)
+    lowered = lower(bound, Facts.of(bound, sizes), CPU)
+    return host_plan(lowered, sizes, events.sms, events.kernel_workers, lambda: events, rank)
 
 
 def by_engine(at: str) -> tk.Schedule:

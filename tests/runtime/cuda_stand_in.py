@@ -209,7 +209,7 @@ class _Launched:
             slot=self.arguments["slot"],
             placement=place(prepared.program, prepared.sizes, layout, lowered.target, prepared.stage_bytes),
         )  # fmt: skip
-        cpu = CpuLane(layout, heaps, prepared.events.sms)
+        cpu = CpuLane(layout, heaps, prepared.sms)
         cpu.tables[rank] = self.arguments["heaps"]
         regions = cpu._regions(run)
         name = self.code.kernel.name

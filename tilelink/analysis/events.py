@@ -9,7 +9,7 @@ import numpy as np
 
 from tilelink.errors import Site
 from tilelink.frontend.ir import TileProgram
-from tilelink.frontend.sizes import Allotment, Sizes
+from tilelink.frontend.sizes import Allotment, Sizes, kernel_workers
 
 READ, WRITE, NOTIFY, WAIT, DOT = range(5)
 OPS = ("read", "write", "notify", "wait", "dot")
@@ -65,8 +65,7 @@ class Events:
     @cached_property
     def kernel_workers(self) -> int:
         """Workers of the persistent kernel on each rank."""
-        counts = (self.allotment[r.name] for r in self.program.in_kernel)
-        return max((a.first + a.workers for a in counts), default=1)
+        return kernel_workers(self.program, self.allotment)
 
     def worker_name(self, worker: int) -> str:
         """What a worker is called: "worker 3", or "engine to rank 1"."""

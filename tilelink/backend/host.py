@@ -12,14 +12,14 @@ A last kernel, of one worker, ends the run after the copies, since they read wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.backend.lower import Kernel, Lowered, Parameter, publishing_roles
-from tilelink.frontend.sizes import tile_count
+from tilelink.frontend.sizes import Sizes, tile_count
 
 PUBLISHERS = 4
 ENOUGH = 1 << 23
@@ -102,16 +102,19 @@ EngineStep = RegionCopy | SignalWrite | SignalWait
 Step = KernelLaunch | Fork | EngineStep | LetGo | Join
 
 
-def host_plan(lowered: Lowered, events: Events, rank: int) -> tuple[Step, ...]:
-    """What the host of a rank does for a run."""
+def host_plan(
+    lowered: Lowered, sizes: Sizes, sms: int, workers: int, events: Callable[[], Events], rank: int
+) -> tuple[Step, ...]:
+    """What the host of a rank does for a run on devices of `sms` SMs, with so many workers of the persistent kernel.
+    `events` are asked for where roles are on the copy engine."""
     plan: list[Step] = []
     if lowered.publish is not None:
-        plan.append(KernelLaunch(lowered.publish, _publishers(lowered, events)))
-    main = KernelLaunch(lowered.main, events.kernel_workers)
+        plan.append(KernelLaunch(lowered.publish, _publishers(lowered, sizes, sms)))
+    main = KernelLaunch(lowered.main, workers)
     if lowered.enter is None:
         return (*plan, main)
     plan.append(KernelLaunch(lowered.enter, 1))
-    steps = tuple(_engine_steps(events, rank))
+    steps = tuple(_engine_steps(events(), rank))
     peers = tuple(sorted({step.peer for step in steps}))
     before_main, after_main = _around_the_kernel(steps)
     plan += [*([Fork(peers)] if peers else []), *before_main, main]
@@ -132,10 +135,10 @@ def _around_the_kernel(steps: Iterable[EngineStep]) -> tuple[list[EngineStep], l
     return before_main, after_main
 
 
-def _publishers(lowered: Lowered, events: Events) -> int:
+def _publishers(lowered: Lowered, sizes: Sizes, sms: int) -> int:
     """Workers of the kernel that publishes inputs."""
-    most = max(tile_count(role, events.sizes) for role in publishing_roles(lowered.program))
-    return max(1, min(PUBLISHERS, events.sms, most))
+    most = max(tile_count(role, sizes) for role in publishing_roles(lowered.program))
+    return max(1, min(PUBLISHERS, sms, most))
 
 
 def _engine_steps(events: Events, rank: int) -> Iterator[EngineStep]:
@@ -172,7 +175,8 @@ def plan_text(lowered: Lowered, events: Events) -> str:
     lines = []
     for rank in range(events.sizes.world):
         lines.append(f"rank {rank}:")
-        lines += [f"    {_step_text(step, events, rank)}" for step in host_plan(lowered, events, rank)]
+        plan = host_plan(lowered, events.sizes, events.sms, events.kernel_workers, lambda: events, rank)
+        lines += [f"    {_step_text(step, events, rank)}" for step in plan]
     return "\n".join(lines) + "\n"
 
 

@@ -261,6 +261,12 @@ def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
     return {r.name: made[r.name] for r in program.roles}
 
 
+def kernel_workers(program: TileProgram, allotment: Mapping[str, Allotment]) -> int:
+    """Workers of the persistent kernel on each rank."""
+    counts = (allotment[r.name] for r in program.in_kernel)
+    return max((a.first + a.workers for a in counts), default=1)
+
+
 def tile_count(role: Role, sizes: Sizes) -> int:
     """Numbers that the workers of one rank walk (those of parts that are shorter than the longest are passed over)."""
     values = dict(sizes.values)

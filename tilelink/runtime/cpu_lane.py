@@ -74,7 +74,7 @@ class CpuLane:
         """Does what the host of a rank does for a run."""
         rank, regions = run.lane.rank, self._regions(run)
         memory = {(r.name, r.rank): r.tensor for r in regions}
-        first = run.prepared.events.kernel_workers
+        first = run.prepared.workers
         for step in run.steps:
             match step:
                 case Launch():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tilelink.backend.host import EngineStep, Fork, Join, KernelLaunch, LetGo, Place
+from tilelink.backend.host import EngineStep, Fork, Join, KernelLaunch, LetGo, Place, Step
 from tilelink.backend.lower import STAMPS, Parameter
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.layout import HeapLayout, Placement, place, shape_on
@@ -97,7 +97,7 @@ class Run:
         """Where the parts of dimensions begin that have several lengths, and the segments of routes, by the name of the
         parameter; on the lane's device."""
         prepared = self.prepared
-        launches = (s for s in prepared.plan(self.lane.rank) if isinstance(s, KernelLaunch))
+        launches = (s for s in self.plan if isinstance(s, KernelLaunch))
         names = {p.name for step in launches for p in step.kernel.parameters if p.kind == "table"}
         return {n: torch.from_numpy(prepared.sizes.values[n]).to(self.lane.device) for n in sorted(names)}
 
@@ -111,9 +111,14 @@ class Run:
         return self.lane.heap[at : at + prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
     @cached_property
+    def plan(self) -> tuple[Step, ...]:
+        """What the host does, in order, without values."""
+        return self.prepared.plan(self.lane.rank)
+
+    @cached_property
     def steps(self) -> tuple[RunStep, ...]:
         """What the host does, in order."""
-        return tuple(self._launch(s) if isinstance(s, KernelLaunch) else s for s in self.prepared.plan(self.lane.rank))
+        return tuple(self._launch(s) if isinstance(s, KernelLaunch) else s for s in self.plan)
 
     def record(self) -> Record:
         """What is kept of the run."""

@@ -1,5 +1,6 @@
-"""Everything that is made once for a program, schedule, dtypes and sizes, before the first launch: bound, unrolled
-(which checks regions, ranks and signal counts), lowered, loaded; and checked, unless TILELINK_CHECK=0 says not to."""
+"""Everything that is made once for a program, schedule, dtypes and sizes, before the first launch: bound, lowered,
+loaded. Where the structure of the program does not show that a run is safe, it is unrolled (which checks regions, ranks
+and signal counts) and checked, unless TILELINK_CHECK=0 says not to."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tilelink.analysis.check import Report, check_events
+from tilelink.analysis.check import Report, check_events, why_not_structural
 from tilelink.analysis.unroll import Events, unroll
 from tilelink.backend.across_nodes import publish_sources
 from tilelink.backend.cache import load
@@ -25,7 +26,7 @@ from tilelink.errors import ArgumentError, Site, StrideError
 from tilelink.frontend.ir import Range, TileProgram, walk
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.frontend.sizes import Allotment, Sizes
+from tilelink.frontend.sizes import Allotment, Sizes, allot, kernel_workers
 from tilelink.runtime.arguments import Arguments
 
 KEPT_PROGRAMS = 128
@@ -40,13 +41,20 @@ class Prepared:
 
     program: TileProgram
     sizes: Sizes
-    events: Events
+    sms: int
+    allotment: dict[str, Allotment]
     lowered: Lowered
     module: ModuleType
 
-    @property
-    def allotment(self) -> dict[str, Allotment]:
-        return self.events.allotment
+    @cached_property
+    def workers(self) -> int:
+        """Workers of the persistent kernel on each rank."""
+        return kernel_workers(self.program, self.allotment)
+
+    @cached_property
+    def events(self) -> Events:
+        """What every worker of every rank does: unrolled when it is asked for. Raises what the unrolling does."""
+        return unroll(self.program, self.sizes, sms=self.sms)
 
     @cached_property
     def report(self) -> Report:
@@ -56,11 +64,11 @@ class Prepared:
     @property
     def stage_bytes(self) -> int:
         """Memory on the heap for what workers send to other nodes from registers."""
-        return self.events.kernel_workers * self.lowered.stage_bytes
+        return self.workers * self.lowered.stage_bytes
 
     def plan(self, rank: int) -> tuple[Step, ...]:
         """What the host of a rank does for a run."""
-        return host_plan(self.lowered, self.events, rank)
+        return host_plan(self.lowered, self.sizes, self.sms, self.workers, lambda: self.events, rank)
 
     @cached_property
     def blocks(self) -> frozenset[tuple[str, tuple[int, ...]]]:
@@ -112,7 +120,7 @@ def prepare(
         check_results(bound)
     exact = Sizes.of(bound, world, arguments.sizes, per_node)
     prepared = prepare_bound(bound, exact, sms, target, arguments.described, arguments.timed)
-    if checked:
+    if checked and why_not_structural(prepared.program):
         prepared.report.raise_if_unsafe()
     return prepared
 
@@ -138,9 +146,12 @@ def prepare_bound(
     the caller that a descriptor can describe. `timed`: workers record times."""
     if target.network:
         program = publish_sources(program)
-    events = unroll(program, sizes, sms=sms)
+    allotment = allot(program, sizes, sms)
     lowered = lower(program, Facts.of(program, sizes, described, timed=timed), target)
-    return Prepared(program, sizes, events, lowered, load(lowered))
+    prepared = Prepared(program, sizes, sms, allotment, lowered, load(lowered))
+    if program.on_engine or why_not_structural(program):
+        _ = prepared.events  # what the unrolling refuses is refused now
+    return prepared
 
 
 def same_call(program: Program, prepared: Prepared, slot: int) -> dict[str, Any]:

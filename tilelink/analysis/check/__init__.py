@@ -28,7 +28,7 @@ from tilelink.errors import TileLinkError
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.sizes import Sizes, allot
 
-__all__ = ["DEFAULT_SMS", "Finding", "Report", "check", "check_events", "idle"]
+__all__ = ["DEFAULT_SMS", "Finding", "Report", "check", "check_events", "idle", "why_not_structural"]
 
 
 def check(
