@@ -11,7 +11,7 @@ import torch
 from bench.check import LIMITS, relative_rms_of_all, scatter
 from bench.references import ONE_BIAS, REFERENCES, ROUNDED
 from tilelink.frontend.program import Program
-from tilelink.frontend.routes import Routing
+from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.schedule import Schedule
 from tilelink.language import Each, TensorWord
 
@@ -113,7 +113,7 @@ class Operands:
         world = len(self.parts)
         drawn = [torch.randint(world * EXPERTS, (rows,), generator=self.random) for rows in self.parts]
         counts = torch.stack([torch.bincount(experts, minlength=world * EXPERTS) for experts in drawn], 1)
-        return Routing(tuple(map(tuple, counts.tolist())))
+        return Routing(Integers.of_array(counts.numpy()))
 
     def _numbers(self, shape: list[int]) -> torch.Tensor:
         if self.whole:

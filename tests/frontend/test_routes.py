@@ -15,7 +15,7 @@ from tests.kernels.gather_gemm import small_world
 from tests.kernels.routed import Routed, random_counts
 from tilelink.analysis.events import NOTIFY, WAIT, WRITE
 from tilelink.errors import DimensionError, ScheduleError, ShapeError, SignalCountError, TileLinkError
-from tilelink.frontend.routes import Routing
+from tilelink.frontend.routes import Integers, Routing
 from tilelink.kernels.dispatch_matmul import dispatch_matmul, push
 from tilelink.kernels.matmul_combine import matmul_combine
 
@@ -221,7 +221,7 @@ def test_what_structure_shows_holds_for_random_routings(program: Any) -> None:
 
 def test_tiles_wait_for_rows_of_several_experts() -> None:
     counts = random_counts(2, 2, 3)
-    routing = Routing(tuple(map(tuple, counts))).parts(made_by_experts.recorded().routes[0])
+    routing = Routing(Integers.of_array(np.array(counts))).parts(made_by_experts.recorded().routes[0])
     given = [{d: torch.randn(n[rank], 16) for d, n in routing.items()} for rank in range(2)]
 
     def rank(g: Any) -> torch.Tensor:

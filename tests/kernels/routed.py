@@ -12,7 +12,7 @@ from bench.check import FEW, relative_rms_of_all, scatter
 from bench.references import REFERENCES
 from tests.kernels.gather_gemm import LIMITS, small_world
 from tilelink.frontend.program import Program
-from tilelink.frontend.routes import Routing
+from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.schedule import Schedule
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_combine import matmul_combine
@@ -52,7 +52,7 @@ class Routed:
         first, *_ = self.program.parameters
         (route,) = self.program.recorded().routes
         dim = self.program.parameters[first].dims[0]
-        routing = Routing(tuple(map(tuple, counts)))
+        routing = Routing(Integers.of_array(np.array(counts)))
         self.given = [numbers(n, K) for n in routing.parts(route)[str(dim)]]
         self.weight = [numbers(self.experts, K, N) for _ in range(self.world)]
         ranks = [{first: x.double(), "weight": w.double()} for x, w in zip(self.given, self.weight, strict=True)]

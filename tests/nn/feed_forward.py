@@ -339,10 +339,10 @@ def prepared(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
     with computed_by("interpret", group):
         runs = ops.lane(group).runs
         ops.prepare(parallel, x)
-        launched, before = ops.lane(group).runs - runs, prepare_bound.cache_info().misses
+        launched, before = ops.lane(group).runs - runs, prepare_bound.made
         assert all(p.grad is None for p in parallel.parameters())
         wrong = compared(group, parallel, right)
-        return launched, prepare_bound.cache_info().misses - before, wrong
+        return launched, prepare_bound.made - before, wrong
 
 
 def compiled(group: dist.ProcessGroup) -> list[str]:

@@ -116,9 +116,9 @@ def prepared(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
     with computed_by("interpret", group):
         runs = ops.lane(group).runs
         ops.prepare(ops.linear_reduce_scatter, *tensors, group=group)
-        launched, before = ops.lane(group).runs - runs, prepare_bound.cache_info().misses
+        launched, before = ops.lane(group).runs - runs, prepare_bound.made
         found = made(group, call)
-        return launched, prepare_bound.cache_info().misses - before, call.errors(found, rank, world)
+        return launched, prepare_bound.made - before, call.errors(found, rank, world)
 
 
 @contextmanager
@@ -202,9 +202,9 @@ def prepared_to_keep(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
     with computed_by("interpret", group):
         runs = ops.lane(group).runs
         ops.prepare(ops.all_gather_linear, *tensors, return_gathered=True, group=group)
-        launched, before = ops.lane(group).runs - runs, prepare_bound.cache_info().misses
+        launched, before = ops.lane(group).runs - runs, prepare_bound.made
         found = made(group, call)
-        return launched, prepare_bound.cache_info().misses - before, call.errors(found, rank, world)
+        return launched, prepare_bound.made - before, call.errors(found, rank, world)
 
 
 # ---- operators as torch sees them

@@ -115,7 +115,7 @@ def call_thrice(world: CpuWorld, at: str, seed: int) -> None:
 
 @pytest.fixture(autouse=True)
 def own_programs() -> None:
-    prepare.prepare_bound.cache_clear()
+    prepare.prepare_bound.results.clear()
 
 
 EDITED_PLANS = [
@@ -170,7 +170,7 @@ def test_what_comes_after_a_run_comes_after_its_copies(monkeypatch: pytest.Monke
     for seed in range(4):
         small_world(2, sms=8).run(overwrite, seed=seed)
     planned(monkeypatch, without(Join))
-    prepare.prepare_bound.cache_clear()
+    prepare.prepare_bound.results.clear()
     for seed in range(4):
         with pytest.raises(RaceError, match=r"engine\.py"):
             small_world(2, sms=8).run(overwrite, seed=seed)

@@ -36,7 +36,7 @@ def test_a_call_after_its_program_went() -> None:
     for inputs in (sets[0], sets[0]):
         inputs.check(world.run(inputs.call))
     assert [p.sizes.values["M"] for p in world.lane.prepared.values()] == [14, 6]
-    prepare_bound.cache_clear()
+    prepare_bound.results.clear()
     gc.collect()
     assert oldest() is None, "what went is held by nothing"
 

@@ -31,7 +31,7 @@ SEVERAL = [*product(PARTS, (1, 2)), EIGHT]
 
 @pytest.fixture(autouse=True)
 def own_programs() -> None:
-    prepare.prepare_bound.cache_clear()
+    prepare.prepare_bound.results.clear()
 
 
 def by_engine(parts: tuple[int, ...], schedule: str = "engine", **options: Any) -> Sum:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tilelink.errors import MachineError, UnknownMachineError
+from tilelink.frontend.kept import kept
 
 SWITCH, MESH = "switch", "mesh"
 
@@ -111,14 +111,14 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(f.name.removesuffix(".toml") for f in _folder().iterdir() if f.name.endswith(".toml")))
 
 
-@cache
+@kept()
 def machine_of_device(device: str) -> str | None:
     """The machine here whose description names this GPU; None where none does."""
     having = (n for n in names() if device in tomllib.loads((_folder() / f"{n}.toml").read_text()).get("devices", ()))
     return next(having, None)
 
 
-@lru_cache(maxsize=64)
+@kept()
 def machine(name: str) -> Machine:
     """A machine by its name, or by the path of a description. Raises UnknownMachineError, MachineError."""
     return _machine(name, _read(name))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilelink.frontend.ir import ALL_RANKS, RANKS_DIM, Copy, Range, Store, Tensor, TileProgram, walk
+from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import Sizes, extents
 from tilelink.frontend.values import ITEM_SIZE
@@ -18,6 +19,7 @@ DESCRIBED_BYTES = 16
 """Addresses and strides that a descriptor takes are multiples of this; it moves so much at least."""
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Facts:
     """`equal`: dimensions that are cut into parts of one length, whose beginnings are a product and need no table.
@@ -37,10 +39,7 @@ class Facts:
     ) -> Facts:
         """Facts of a program at these sizes. `rows`: tensors of the caller that can be described, by default those that
         can be if all lie row by row."""
-        blocks = {(d, COPY_CHUNK) for d in _copied_in_chunks(program)}
-        for role in program.in_kernel:
-            blocks |= extents(role)
-        blocks |= _in_vectors(program)
+        blocks = _blocks(program)
         return cls(
             equal=frozenset(d for d in program.cut if sizes.equal(d)),
             exact=frozenset((d, n) for d, n in blocks if sizes.exact(d, n)),
@@ -69,6 +68,13 @@ def vector_of(tensor: Tensor) -> int | None:
     """Elements of a tensor in 16 bytes, which a multicast stores at once; None where they are too wide."""
     size = ITEM_SIZE[tensor.dtype]
     return 16 // size if size <= 4 else None
+
+
+@kept()
+def _blocks(program: TileProgram) -> frozenset[tuple[str, int]]:
+    """(dimension, elements) of all that kernels load, store or copy at a time."""
+    chunks = {(d, COPY_CHUNK) for d in _copied_in_chunks(program)}
+    return frozenset(chunks | _in_vectors(program)).union(*map(extents, program.in_kernel))
 
 
 def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -29,6 +29,7 @@ from tilelink.errors import ScheduleError, Site
 from tilelink.frontend.cells import cell_count, position
 from tilelink.frontend.expressions import RANK, WORLD, Expr, symbol
 from tilelink.frontend.ir import RANKS_DIM, Copy, For, Role, Signals, Statement, TileProgram, View, walk
+from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.routes import EXPERT, SEGMENT
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.turns import members, tiles_in_turn, turns
@@ -68,6 +69,7 @@ class Kernel:
     parameters: tuple[Parameter, ...]
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Lowered:
     """A lowered program: the source of its module, and the kernels in it. None: the program needs no such kernel."""
@@ -86,7 +88,7 @@ class Lowered:
         """Those that there are, the persistent one last."""
         return (*(k for k in (self.publish, self.enter, self.leave) if k is not None), self.main)
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """Those of all kernels, some several times."""
         return tuple(p for kernel in self.kernels for p in kernel.parameters)
@@ -96,7 +98,7 @@ class Lowered:
         """Warps of a worker: one kernel, so the same for all roles (the frontend sees to that)."""
         return next((r.resource.warps for r in self.program.roles if isinstance(r.resource, SMs)), SMs.warps)
 
-    @property
+    @cached_property
     def stage_bytes(self) -> int:
         """Memory of a worker, on the heap, for a block on its way to another node."""
         return stage_bytes(self.program) if self.target.network else 0
@@ -113,17 +115,17 @@ class Lowered:
             options["extern_libs"] = linked
         return options
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.source.encode()).hexdigest()
 
-    @property
+    @cached_property
     def sha256_everywhere(self) -> str:
         """What all ranks agree on, of which each may load its own tensors in its own way."""
         return lower(self.program, replace(self.facts, described=frozenset()), self.target).sha256
 
 
-@lru_cache(maxsize=256)
+@kept(256)
 def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     """The Triton source of a program, for a target and for sizes of which `facts` hold."""
     if target.network and program.on_engine:
@@ -409,6 +411,7 @@ def _leave(program: TileProgram, drains: list[str], parameters: tuple[Parameter,
     return _kernel(f"{program.name}_leave", lines, parameters)
 
 
+@kept()
 def publishing_roles(program: TileProgram) -> tuple[Role, ...]:
     """The copies of this rank's parts of inputs to their places on the heap."""
     return tuple(_publishing_role(program, name) for name in program.published)

@@ -5,7 +5,6 @@ and how often it is notified. All in symbols, of sizes, parts and ranks.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import sympy
 
@@ -21,11 +20,12 @@ from tilelink.frontend.expressions import (
     symbol,
 )
 from tilelink.frontend.ir import RANKS_DIM, Cell, Notifier, Range, Segment, Signals
+from tilelink.frontend.kept import kept
 from tilelink.frontend.routes import EXPERT, SEGMENT, segments_of_rank
 from tilelink.frontend.walk import longest_part
 
 
-@cache
+@kept()
 def cells_along(cell: Cell) -> Expr:
     """How many cells a rank has along a dimension."""
     if cell.dim == RANKS_DIM:
@@ -51,12 +51,13 @@ def pieces_of_rank(cell: Cell) -> Expr:
     return segments_of_rank(cell.route) if cell.pieces == SEGMENT else symbol(cell.route.per_rank)
 
 
+@kept()
 def cell_count(signals: Signals) -> Expr:
     """How many signals a rank has for the tensor."""
     return sympy.prod([cells_along(c) for c in signals.grid])
 
 
-@cache
+@kept()
 def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
     """The cells along one dimension that a range intersects: (first, how many)."""
     if not isinstance(index, Range):
@@ -110,7 +111,7 @@ def _cells_of_rows(cell: Cell, rows: Range) -> tuple[Expr, Expr]:
     return first, ceil_div(offset + length, cell.size) - floor_div(offset, cell.size)
 
 
-@cache
+@kept()
 def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
     """Where a cell lies, from its flat number `cell`: names with their values, in order.
 
@@ -156,7 +157,7 @@ def piece_of(cell: Cell, rank: Expr) -> Segment:
     return Segment(cell.route, rank, expert, symbol(f"source_{cell.dim}") if cell.pieces == SEGMENT else None)
 
 
-@cache
+@kept()
 def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False) -> Expr:
     """What a notifier adds to a cell, for each value of its `sums` where its `condition` holds, in the names of
     `position`. `inside`: the cell is known to hold elements, as one that a view lies in."""
@@ -165,7 +166,7 @@ def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False
     return notifier.times * sympy.prod([_tiles_in_cell(c, t, inside, home) for c, t in cells])
 
 
-@cache
+@kept()
 def cell_filled(signals: Signals) -> Expr:
     """1 where a cell holds elements, 0 where it does not, in the names of `position`."""
     home = symbol("index_0") if signals.by_home else RANK

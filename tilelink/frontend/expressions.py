@@ -7,12 +7,15 @@ negative numbers; Triton's truncate, so the printer emits the corrected form unl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import CodeType
 from typing import Any
 
 import numpy as np
 import sympy
 from sympy import Expr as Expr
 from sympy.printing.str import StrPrinter
+
+from tilelink.frontend.kept import kept
 
 RANK = sympy.Symbol("rank", integer=True, nonnegative=True)
 WORLD = sympy.Symbol("world", integer=True, positive=True)
@@ -276,10 +279,13 @@ def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
     parts of D begin)."""
     if isinstance(e, int | np.ndarray):
         return e
-    code = _COMPILED.get(e)
-    if code is None:
-        code = _COMPILED[e] = compile(_NUMPY.doprint(sympy.sympify(e)), "<expression>", "eval")
-    return eval(code, {"np": np, "True": True, "False": False}, dict(values))
+    return eval(_compiled(e), _NAMES, values)
 
 
-_COMPILED: dict[Expr, Any] = {}
+_NAMES = {"np": np, "True": True, "False": False}
+
+
+@kept(1 << 14)
+def _compiled(e: Any) -> CodeType:
+    """An expression as code of Python."""
+    return compile(_NUMPY.doprint(sympy.sympify(e)), "<expression>", "eval")

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilelink.errors import Site
 from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.kept import kept
 from tilelink.frontend.schedule import Schedule, launched, smallest_tile
 from tilelink.frontend.sizes import even_parts, stepped
+
+Tile = tuple[str, int]
+"""A dimension, and the smallest tile that holds it."""
 
 
 def fitted(schedule: Schedule, bound: TileProgram, world: int, sizes: Mapping[str, int | Sequence[int]]) -> Schedule:
@@ -18,6 +23,16 @@ def fitted(schedule: Schedule, bound: TileProgram, world: int, sizes: Mapping[st
     parts = {d: even_parts(n, world) if d in bound.cut and isinstance(n, int) else n for d, n in sizes.items()}
     longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in parts.items()}
     totals = {d: smallest_tile(sum(n) if isinstance(n, Sequence) else n) for d, n in sizes.items()}
+    return _fitted(schedule, schedule.site, bound, tuple(longest.items()), tuple(totals.items()))
+
+
+@kept()
+def _fitted(
+    schedule: Schedule, site: Site, bound: TileProgram, parts: tuple[Tile, ...], whole_sizes: tuple[Tile, ...]
+) -> Schedule:
+    """The schedule with tiles that are at most those, by dimension, along parts and along whole dimensions. `site`:
+    where it stands, of which equal schedules say nothing."""
+    longest, totals = dict(parts), dict(whole_sizes)
     changes: dict[str, dict[str, dict[str, Any]]] = {}
     for role in bound.roles:
         tile = role.resource.tile

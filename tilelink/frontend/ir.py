@@ -8,6 +8,7 @@ of dimensions (`M`), the executing `rank`, the `world`, and the coordinates of a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -31,6 +32,7 @@ from tilelink.frontend.body import (
     walk,
 )
 from tilelink.frontend.expressions import WORLD, Expr, symbol
+from tilelink.frontend.kept import hashed_once
 from tilelink.frontend.routes import Segment
 from tilelink.frontend.schedule import CopyEngine, SMs, launched
 from tilelink.frontend.views import ALL_RANKS, Range, Tensor, View, token_name
@@ -66,6 +68,7 @@ class Walk:
     expert: str = ""
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Role:
     """A tile function over a tile space, with its schedule. `folded`: the roles in its epilogue; `scheduled`: its name
@@ -85,6 +88,7 @@ class Role:
         return launched(self.scheduled or self.name)
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Cell:
     """The signal grid along one dimension. `size`: elements a cell, None for the whole dimension or part.
@@ -101,6 +105,7 @@ class Cell:
     pieces: str = ""
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Notifier:
     """One notify of a role, and how often it counts in a cell of rank `rank` in a run.
@@ -117,6 +122,7 @@ class Notifier:
     condition: sympy.logic.boolalg.Boolean
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Signals:
     """The signals of a tensor, derived: the grid (the mapping f_C), who notifies, and the scope of their order.
@@ -142,6 +148,7 @@ class Signals:
         return (where, *view.index)
 
 
+@hashed_once
 @dataclass(frozen=True)
 class TileProgram:
     """A program with its schedule and dtypes. World and sizes are symbols still: one tile program serves all.
@@ -172,41 +179,41 @@ class TileProgram:
     def role(self, name: str) -> Role:
         return next(r for r in self.roles if r.name == name)
 
-    @property
+    @cached_property
     def in_kernel(self) -> tuple[Role, ...]:
         """The roles on SMs: those of the persistent kernel."""
         return tuple(r for r in self.roles if isinstance(r.resource, SMs))
 
-    @property
+    @cached_property
     def on_engine(self) -> tuple[Role, ...]:
         """The roles on the copy engine."""
         return tuple(r for r in self.roles if isinstance(r.resource, CopyEngine))
 
-    @property
+    @cached_property
     def awaited_by_engines(self) -> tuple[str, ...]:
         """Names of the tensors whose tiles, made on the same rank, roles on the copy engine wait for."""
         waits = (s for r in self.on_engine for s in walk(r.body) if isinstance(s, Wait))
         return tuple(dict.fromkeys(v.tensor for s in waits for v in s.views))
 
-    @property
+    @cached_property
     def dims(self) -> tuple[str, ...]:
         """Names of the dimensions, in the order in which the tensors name them."""
         return tuple(dict.fromkeys(d for t in self.tensors for d in t.dims if d != RANKS_DIM))
 
-    @property
+    @cached_property
     def routed(self) -> tuple[str, ...]:
         """The dimensions of rows that are routed: how many there are is data."""
         return tuple(d for route in self.routes for d in route.sides)
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.kind == "input")
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.kind == "output")
 
-    @property
+    @cached_property
     def on_heap(self) -> tuple[Tensor, ...]:
         """What lives in a slot of the symmetric heap: buffers, and inputs that are published."""
         return tuple(t for t in self.tensors if t.kind == "buffer" or t.name in self.published)

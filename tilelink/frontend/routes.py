@@ -6,10 +6,12 @@ are in the order (home, expert, source), at the sources in the order (source, ho
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import chain
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -53,10 +55,79 @@ def segments_of_rank(route: RouteWord) -> Expr:
 
 
 @dataclass(frozen=True)
-class Routing:
-    """How many rows each expert gets from each source: `counts[home * experts + expert][source]`."""
+class Integers:
+    """Integers from 0 on, a row of them or a table: lengths of parts, counts of rows. Whatever they were given as, a
+    list, a tuple, an array or a tensor, they are equal and hashed by value. `data`: 64 bits each."""
 
-    counts: tuple[tuple[int, ...], ...]
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, given: Any) -> Integers | None:
+        """None where these are not integers from 0 on, or rows have several lengths."""
+        if isinstance(given, Integers | Routing):
+            return given.table if isinstance(given, Routing) else given
+        try:
+            found = _integers(given)
+        except (TypeError, ValueError, OverflowError):  # what can't be an array
+            return None
+        if found is None or not found.ndim or (found.size and int(found.min()) < 0):
+            return None
+        return cls.of_array(found)
+
+    @classmethod
+    def of_array(cls, array: np.ndarray) -> Integers:
+        """Of an array that holds such integers."""
+        return cls(array.shape, array.astype(np.int64).tobytes())
+
+    @cached_property
+    def array(self) -> np.ndarray:
+        """As an array that can't be written."""
+        return np.frombuffer(self.data, np.int64).reshape(self.shape)
+
+    @cached_property
+    def plain(self) -> tuple[Any, ...]:
+        """As a tuple, of tuples where it is a table."""
+        rows = self.array.tolist()
+        return tuple(map(tuple, rows)) if len(self.shape) > 1 else tuple(rows)
+
+    def __repr__(self) -> str:
+        if len(self.data) <= 8 * PRINTED:
+            return repr(self.plain)
+        shape = " x ".join(map(str, self.shape))
+        return f"{shape} counts, {self.array.sum()} in all (sha256 {hashlib.sha256(self.data).hexdigest()[:16]})"
+
+
+PRINTED = 128
+"""So many integers are printed; more are told apart by a digest."""
+
+
+def _integers(given: Any) -> np.ndarray | None:
+    """The integers of an array, a tensor or nested sequences; None where they are none. Truths are none."""
+    if hasattr(given, "tolist"):
+        array = np.asarray(given.cpu() if hasattr(given, "cpu") else given)
+        return array.astype(np.int64) if array.dtype.kind in "iu" else None
+    if not _is_row(given):
+        return None
+    nested = len(given) > 0 and _is_row(given[0])
+    rows: Sequence[Any] = given if nested else [given]
+    kinds = set(map(type, chain.from_iterable(rows)))
+    if any(issubclass(k, bool | np.bool_) or not hasattr(k, "__index__") for k in kinds):
+        return None
+    if kinds - {int}:
+        rows = [[operator.index(n) for n in row] for row in rows]
+    return np.array(rows if nested else rows[0], np.int64)
+
+
+def _is_row(given: Any) -> bool:
+    return isinstance(given, list | tuple) or (isinstance(given, Sequence) and not isinstance(given, str))
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How many rows each expert gets from each source: `table`, (experts of all ranks, sources)."""
+
+    table: Integers
 
     @classmethod
     def of(cls, given: Any, route: RouteWord, world: int, experts: Any, site: Site) -> Routing:
@@ -64,56 +135,67 @@ class Routing:
         the other; or from the number of all rows, which are dealt out evenly. Raises DimensionError."""
         if not isinstance(experts, int) or isinstance(experts, bool) or experts < 1:
             raise DimensionError(f"{route.per_rank} is {experts!r}: a rank has one expert or more", site)
-        given = given.tolist() if hasattr(given, "tolist") else given
+        shape = (world * experts, world)
+        integers = Integers.of(given)
+        if integers is not None and integers.shape in (shape, (world * experts * world,)):
+            return cls(Integers(shape, integers.data))
+        given = integers.plain if integers is not None else given.tolist() if hasattr(given, "tolist") else given
         if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
             return cls.even(given, world, experts)
-        table = given
-        if isinstance(given, Sequence) and len(given) == world * experts * world and all(map(_is_count, given)):
-            table = [given[first : first + world] for first in range(0, len(given), world)]
-        if problem := _wrong(table, world, world * experts):
-            raise DimensionError(
-                f"{route.rows}: {problem}; needed are counts[expert][source], rows of each of the {world * experts} "
-                f"experts ({experts} of each of {world} ranks, as {route.per_rank} says) from each of {world} sources; "
-                "or a number of rows",
-                site,
-            )
-        return cls(tuple(tuple(map(int, row)) for row in table))
+        raise DimensionError(
+            f"{route.rows}: {_wrong(given, world, world * experts)}; needed are counts[expert][source], rows of each "
+            f"of the {world * experts} experts ({experts} of each of {world} ranks, as {route.per_rank} says) from "
+            f"each of {world} sources; or a number of rows",
+            site,
+        )
 
     @classmethod
     def even(cls, rows: int, world: int, experts: int) -> Routing:
         """Rows dealt out evenly: all segments have as many, or one row more."""
         segments = world * experts * world
         ends = [rows * (k + 1) // segments for k in range(segments)]
-        lengths = np.diff([0, *ends]).reshape(world * experts, world)
-        return cls(tuple(map(tuple, lengths.tolist())))
+        return cls(Integers.of_array(np.diff([0, *ends]).reshape(world * experts, world)))
 
     @property
     def array(self) -> np.ndarray:
         """(experts of all ranks, sources)"""
-        return np.array(self.counts, np.int64)
+        return self.table.array
+
+    @property
+    def counts(self) -> tuple[tuple[int, ...], ...]:
+        """`counts[home * experts + expert][source]`"""
+        return self.table.plain
+
+    @cached_property
+    def _sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """How many rows each rank sends, and how many it gets."""
+        world = self.array.shape[1]
+        homes = self.array.reshape(world, -1).sum(1)
+        return tuple(self.array.sum(0).tolist()), tuple(homes.tolist())
 
     def parts(self, route: RouteWord) -> dict[str, tuple[int, ...]]:
         """How many rows each rank has on both sides."""
-        world = self.array.shape[1]
-        homes = self.array.reshape(world, -1).sum(1)
-        return {route.sent: tuple(self.array.sum(0).tolist()), route.rows: tuple(homes.tolist())}
+        return dict(zip(route.sides, self._sides, strict=True))
 
     def values(self, route: RouteWord) -> dict[str, Any]:
         """Values of what the tile program calls the tables and the largest pieces of both sides."""
         made: dict[str, Any] = {}
         for dim, lengths in ((route.rows, self.array), (route.sent, self.array.T)):
-            made[f"{dim}_segments"] = np.array([0, *accumulate(lengths.ravel().tolist())], np.int64)
+            made[f"{dim}_segments"] = np.concatenate([[0], np.cumsum(lengths)])
             made[f"{dim}_{SEGMENT}"] = int(self.array.max())
             made[f"{dim}_{EXPERT}"] = int(self.array.sum(1).max())
         return made
 
+    def __repr__(self) -> str:
+        return repr(self.table)
+
 
 def _is_count(n: Any) -> bool:
-    return isinstance(n, SupportsIndex) and not isinstance(n, bool) and operator.index(n) >= 0
+    return isinstance(n, SupportsIndex) and not isinstance(n, bool) and 0 <= operator.index(n) < 1 << 63
 
 
 def _wrong(table: Any, world: int, experts: int) -> str:
-    """What is wrong with counts, "" if nothing."""
+    """What is wrong with counts, none of which can be an array of the right shape."""
     if not isinstance(table, Sequence) or isinstance(table, str):
         return f"{table!r} is no table of counts"
     for e, row in enumerate(table):
@@ -125,4 +207,4 @@ def _wrong(table: Any, world: int, experts: int) -> str:
             if not _is_count(n):
                 return f"counts[{e}][{s}] is {n!r}"
     turned = ", which is the table with sources first" if {len(row) for row in table} == {experts} else ""
-    return "" if len(table) == experts else f"counts of {len(table)} experts{turned}"
+    return f"counts of {len(table)} experts{turned}"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
 from typing import Any, ClassVar, Self, SupportsIndex
 
 import numpy as np
 
 from tilelink.errors import ScheduleError, Site, TileSizeError, similar
 from tilelink.frontend.expressions import RANK, WORLD, Expr, evaluate, symbol, to_text
+from tilelink.frontend.kept import kept
 
 PartOrder = Callable[[Any, Any, Any], Any]
 
@@ -47,7 +47,7 @@ class Order:
         return self.name if self.group == 1 else f"grouped({self.group}, {self.name})"
 
 
-@lru_cache(maxsize=1024)
+@kept()
 def _problem(order: Order, world: int) -> str | None:
     """What is wrong with an order in a world of this size, if anything is."""
     for rank in range(world):

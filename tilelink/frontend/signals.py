@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import sympy
 
@@ -30,6 +29,7 @@ from tilelink.frontend.ir import (
     Wait,
     places,
 )
+from tilelink.frontend.kept import kept
 from tilelink.frontend.routes import EXPERT, SEGMENT
 from tilelink.frontend.schedule import SMs
 from tilelink.language import RouteWord
@@ -306,7 +306,7 @@ def _solve(equations: Equations, variables: Bounds, condition: sympy.Basic) -> t
     return sympy.And(condition, *[sympy.Eq(e, t) for e, t in unsolved]), variables
 
 
-@cache
+@kept()
 def recipient(signals: Signals, view: View, home: Expr) -> tuple[Expr | None, sympy.Basic]:
     """Who gets a notification of a view at `home`: a rank, or every rank `waiter` for which the condition holds."""
     if not signals.by_home:

@@ -14,6 +14,7 @@ import numpy as np
 from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import For, Role, TileProgram, walk
+from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.routes import Routing
 from tilelink.frontend.schedule import SMs, smallest_tile
 from tilelink.frontend.turns import members
@@ -22,6 +23,7 @@ from tilelink.language import RouteWord
 MAX_WORLD = 1024
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Sizes:
     """World and sizes. `dims`: the whole size of each dimension; `parts`: lengths of the parts of those that are cut
@@ -126,10 +128,10 @@ class Sizes:
         return frozenset(d for route, _ in self.routings for d in route.sides)
 
     @property
-    def said(self) -> dict[str, tuple[Any, ...]]:
+    def said(self) -> dict[str, Any]:
         """What a call has to be told of them, by dimension: lengths of parts, counts of routed rows."""
         lengths = {d: n for d, n in self.parts if d not in self.routed}
-        return lengths | {route.rows: routing.counts for route, routing in self.routings}
+        return lengths | {route.rows: routing for route, routing in self.routings}
 
     def part(self, dim: str, rank: int) -> int:
         """The length of a rank's part."""
@@ -204,6 +206,7 @@ def check_rank(rank: int, world: int) -> None:
         raise RankError(f"rank {rank} in a world of {world}: ranks go from 0 to {world - 1}", Site.of_user())
 
 
+@kept()
 def extents(role: Role) -> frozenset[tuple[str, int]]:
     """(dimension, block size) of everything a role cuts."""
     found = {(r.dim, r.extent) for r in role.walk.ranges if r.extent is not None}
@@ -213,6 +216,7 @@ def extents(role: Role) -> frozenset[tuple[str, int]]:
     return frozenset(found)
 
 
+@kept()
 def stepped(role: Role) -> frozenset[str]:
     """Dimensions along which the loops of a role take steps."""
     loops = {s.name for s in walk(role.body) if isinstance(s, For)}

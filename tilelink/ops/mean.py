@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from types import FunctionType
 from typing import Any
 
 import triton
 import triton.language as tl
+
+from tilelink.frontend.kept import kept
 
 PART = tl.constexpr(1.0)
 
@@ -16,7 +17,7 @@ def mean(total):  # type: ignore[no-untyped-def]
     return total * PART
 
 
-@cache
+@kept()
 def mean_over(world: int) -> Any:
     """`mean` in a world, as the `epilogue` of a program: from the globals of a function Triton takes constants."""
     names = mean.__globals__ | {"PART": tl.constexpr(1 / world)}

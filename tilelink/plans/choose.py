@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Any
 
 from tilelink.analysis.machine import machine as described
 from tilelink.errors import ArgumentError, MachineError, Site
+from tilelink.frontend.kept import kept
 from tilelink.frontend.values import dtype_name
 from tilelink.plans.forms import Form, Question
 from tilelink.plans.names import PROGRAMS, TORCH
@@ -67,7 +68,7 @@ def choose(
     """
     if operator not in PROGRAMS:
         raise ArgumentError(f"there is no operator {operator!r}; there are {', '.join(PROGRAMS)}", Site.of_user())
-    sizes = {"world": world, "M": M, "N": tuple(N) if isinstance(N, Sequence) else N, "K": K}
+    sizes: dict[str, Any] = {"world": world, "M": M, "N": tuple(N) if isinstance(N, Sequence) else N, "K": K}
     for name, size in sizes.items():
         several = size if isinstance(size, tuple) else (size,)
         if not several or any(not isinstance(n, int) or n < 1 for n in several):
@@ -79,7 +80,7 @@ def choose(
     return _choose(operator, machine, of_dtype, **sizes)
 
 
-@lru_cache(maxsize=4096)
+@kept(4096)
 def _choose(
     operator: str, machine: str, dtype: str, world: int, M: int, N: int | tuple[int, ...], K: int
 ) -> Choice:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from tilelink.errors import ScheduleError, Site, TileSizeError
+from tilelink.frontend.kept import kept
 from tilelink.frontend.schedule_text import changed_by, split_schedule
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ AUTO = "auto"
 """The plan that stands for the one that is predicted to be the fastest on this machine."""
 
 
-@cache
+@kept()
 def plans(operator: str) -> dict[str, tuple[Program, str]]:
     """The plans of an operator by which a program computes it: that program and the name of its schedule. The first is
     the default. The first schedule of another program has the plan's name alone, the rest "one_shot:push"."""
@@ -40,7 +40,7 @@ def plans(operator: str) -> dict[str, tuple[Program, str]]:
     return found
 
 
-@lru_cache(maxsize=1024)
+@kept()
 def planned(operator: str, plan: str | None) -> tuple[Program, str]:
     """The program of a plan, and its schedule as text; a plan may have changes after its name, as a schedule may:
     "one_shot,matmul.tile=16x64x64". Raises ScheduleError, also TileSizeError for a change."""

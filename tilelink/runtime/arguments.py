@@ -23,11 +23,12 @@ from tilelink.errors import (
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.names import CALL_OPTIONS
 from tilelink.frontend.program import Program
-from tilelink.frontend.routes import Routing
+from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.values import dtype_name
 from tilelink.language import RouteWord, TensorWord
 
-Parts = Mapping[str, Sequence[Any]]
+Parts = Mapping[str, Any]
+"""What a call says of parts by dimension: lengths, one a rank; of the rows of a route, counts."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,14 @@ class Arguments:
         return frozenset(n for n, t in self.tensors.items() if _describable(t))
 
 
+def normal_parts(parts: Any) -> Any:
+    """Parts with what they say as `Integers`, which are compared and hashed by value whatever was given. What can be
+    none is left, for `check_arguments` to refuse."""
+    if not isinstance(parts, Mapping):
+        return parts
+    return {d: given if (found := Integers.of(given)) is None else found for d, given in parts.items()}
+
+
 def _describable(tensor: torch.Tensor) -> bool:
     rows = [s * tensor.itemsize % DESCRIBED_BYTES for s in tensor.stride()[:-1]]
     return tensor.stride()[-1:] == (1,) and not any(rows) and tensor.data_ptr() % DESCRIBED_BYTES == 0
@@ -66,7 +75,9 @@ def check_arguments(
     parts: Parts | None,
     site: Site,
 ) -> Arguments:
-    """Checks a call of a rank. Raises ArgumentError, ShapeError, StrideError, DeviceError or DtypeError."""
+    """Checks a call of a rank; `parts` as `normal_parts` makes them.
+
+    Raises ArgumentError, ShapeError, StrideError, DeviceError or DtypeError."""
     tensors = _by_name(program, given, named, site)
     absent = frozenset(n for n in program.optional if n not in tensors)
     recording = program.recorded(absent)
@@ -181,7 +192,7 @@ def _sizes(
     missing = [d for w in declared.values() for d in w.dims if d not in found and d != RANKS_DIM]
     if missing:
         raise ArgumentError(f"{program.name}: the size of {missing[0]} can't be told from what is given", site)
-    return {d: n for d, (n, _) in found.items()} | {r.rows: routing.counts for r, routing in counts.items()}
+    return {d: n for d, (n, _) in found.items()} | {r.rows: routing for r, routing in counts.items()}
 
 
 def _routing(
@@ -206,9 +217,14 @@ def _routing(
     experts = tensors[of].shape[declared[of].dims.index(route.per_rank)]
     routing = Routing.of(parts[route.rows], route, world, experts, site)
     lengths = routing.parts(route)[route.sent]
-    if route.sent in parts and tuple(parts[route.sent]) != lengths:
+    if route.sent in parts and _plain(parts[route.sent]) != lengths:
         raise ShapeError(f"parts of {route.sent} are {parts[route.sent]}; those of {route.rows} say {lengths}", site)
     return routing
+
+
+def _plain(given: Any) -> tuple[Any, ...]:
+    """What is given of a dimension, as a tuple. Raises TypeError for what can be none."""
+    return given.plain if isinstance(given, Integers) else tuple(given)
 
 
 def _lengths(parts: Any, world: int, site: Site) -> dict[str, tuple[int, ...]]:
@@ -218,7 +234,7 @@ def _lengths(parts: Any, world: int, site: Site) -> dict[str, tuple[int, ...]]:
     found = {}
     for d, given in parts.items():
         try:
-            lengths = tuple(given)
+            lengths = _plain(given)
         except TypeError:
             raise ShapeError(f"parts of {d} are {given!r}: {world} lengths are needed, one a rank", site) from None
         integers = all(isinstance(n, SupportsIndex) and not isinstance(n, bool) for n in lengths)

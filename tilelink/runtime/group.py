@@ -14,7 +14,7 @@ from tilelink.backend.lower import STAMPS
 from tilelink.errors import ScheduleError, Site
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
-from tilelink.runtime.arguments import Arguments, Parts, check_arguments
+from tilelink.runtime.arguments import Arguments, Parts, check_arguments, normal_parts
 from tilelink.runtime.launch import Lane, Run
 from tilelink.runtime.prepare import Prepared, same_call
 from tilelink.runtime.timestamps import TimedRun
@@ -101,7 +101,7 @@ class Group(ABC):
         site: Site,
     ) -> tuple[Arguments, Prepared]:
         """The arguments of a call, and the program prepared for them."""
-        parts: Parts | None = options.pop("parts", None)
+        parts: Parts | None = normal_parts(options.pop("parts", None))
         timed = bool(options.pop("timed", False))
         device = self.lane.device
         arguments = check_arguments(

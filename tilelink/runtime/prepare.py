@@ -4,11 +4,10 @@ and signal counts) and checked, unless TILELINK_CHECK=0 says not to."""
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +23,7 @@ from tilelink.backend.lower import Lowered, lower, publishing_roles
 from tilelink.backend.targets import Target
 from tilelink.errors import ArgumentError, Site, StrideError
 from tilelink.frontend.ir import Range, TileProgram, walk
+from tilelink.frontend.kept import kept
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Allotment, Sizes, allot, kernel_workers
@@ -70,20 +70,9 @@ class Prepared:
         """What the host of a rank does for a run."""
         return host_plan(self.lowered, self.sizes, self.sms, self.workers, lambda: self.events, rank)
 
-    @cached_property
-    def blocks(self) -> frozenset[tuple[str, tuple[int, ...]]]:
-        """Shapes of the blocks in which kernels touch the tensors of a caller."""
-        own = {t.name for t in self.program.tensors} - {t.name for t in self.program.on_heap}
-        roles = [(role, own) for role in self.program.in_kernel]
-        roles += [(role, set(self.program.published)) for role in publishing_roles(self.program)]
-        views = [v for role, names in roles for s in walk(role.body) for v in s.touched if v.tensor in names]
-        return frozenset(
-            (v.tensor, tuple((i.extent or COPY_CHUNK) if isinstance(i, Range) else 1 for i in v.index)) for v in views
-        )
-
     def check_strides(self, tensors: Mapping[str, torch.Tensor], site: Site) -> None:
         """Raises StrideError where a block would reach farther than its kernel counts."""
-        for name, block in self.blocks:
+        for name, block in blocks_of_callers(self.program):
             if name in tensors:
                 strides = tensors[name].stride()
                 reach = sum((n - 1) * s for n, s in zip(block, strides, strict=True))
@@ -93,6 +82,18 @@ class Prepared:
                         f"far, {FARTHEST} is the most; use a smaller tile, or a copy of {name} that is contiguous",
                         site,
                     )
+
+
+@kept()
+def blocks_of_callers(program: TileProgram) -> frozenset[tuple[str, tuple[int, ...]]]:
+    """Shapes of the blocks in which kernels touch the tensors of a caller."""
+    own = {t.name for t in program.tensors} - {t.name for t in program.on_heap}
+    roles = [(role, own) for role in program.in_kernel]
+    roles += [(role, set(program.published)) for role in publishing_roles(program)]
+    views = [v for role, names in roles for s in walk(role.body) for v in s.touched if v.tensor in names]
+    return frozenset(
+        (v.tensor, tuple((i.extent or COPY_CHUNK) if isinstance(i, Range) else 1 for i in v.index)) for v in views
+    )
 
 
 def prepare(
@@ -125,6 +126,7 @@ def prepare(
     return prepared
 
 
+@kept()
 def check_results(program: TileProgram) -> None:
     """Raises ArgumentError for a tensor of the call that no tile reads or stores to, and where no tile stores to any: a
     call would return without a result, and leave what it was given for one as it was."""
@@ -138,7 +140,7 @@ def check_results(program: TileProgram) -> None:
         raise ArgumentError(f"{what}; a result is stored to a parameter, out[t].store(acc)", program.site)
 
 
-@lru_cache(maxsize=KEPT_PROGRAMS)
+@kept(KEPT_PROGRAMS)
 def prepare_bound(
     program: TileProgram, sizes: Sizes, sms: int, target: Target, described: frozenset[str], timed: bool
 ) -> Prepared:
@@ -157,12 +159,20 @@ def prepare_bound(
 def same_call(program: Program, prepared: Prepared, slot: int) -> dict[str, Any]:
     """What the ranks of a group have to agree on in a call."""
     return {
-        "program": f"{program.name} of {inspect.getsourcefile(program.function)}",
+        "program": f"{program.name} of {program.file}",
         "sizes": dict(prepared.sizes.dims) | prepared.sizes.said,
-        "dtypes": {t.name: t.dtype for t in prepared.program.tensors},
-        "schedule": {r.name: str(r.resource) for r in prepared.program.roles},
+        **_same_program(prepared.program),
         "workers": dict(prepared.allotment),
         "slot": slot,
         "kernel": prepared.lowered.sha256_everywhere[:16],
-        "functions": {n: f.src for n, f in prepared.program.functions},
+    }
+
+
+@kept()
+def _same_program(program: TileProgram) -> dict[str, Any]:
+    """What ranks have to agree on of a tile program."""
+    return {
+        "dtypes": {t.name: t.dtype for t in program.tensors},
+        "schedule": {r.name: str(r.resource) for r in program.roles},
+        "functions": {n: f.src for n, f in program.functions},
     }

@@ -49,6 +49,7 @@ from tilelink.frontend.ir import (
     View,
     Wait,
 )
+from tilelink.frontend.kept import kept
 from tilelink.frontend.turns import members
 from tilelink.frontend.views import on_side
 
@@ -79,6 +80,7 @@ def places(role: Role) -> Iterator[Place]:
     yield from visit(role.body, (), False)
 
 
+@kept()
 def why_not_structural(program: TileProgram) -> str:
     """The first thing for which the structure does not suffice, with its line; "" where it does."""
     found = [p for role in program.roles for p in places(role)]

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilelink.errors import TargetError
+from tilelink.frontend.kept import hashed_once
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Target:
     """What a kernel is lowered for.

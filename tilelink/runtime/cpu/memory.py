@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from tilelink.frontend.kept import kept
 
 Kind = Literal["data", "signal", "control"]
 Box = tuple[tuple[int, int], ...]
@@ -214,7 +215,7 @@ def _bytes_at(address: int, size: int) -> Array:
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
-@lru_cache(maxsize=64)
+@kept(64)
 def affine_offsets(counts: tuple[int, ...], strides: tuple[int, ...]) -> Array:
     """The offset of every element of an affine tile from its first."""
     offsets = np.zeros(counts, np.int64)

@@ -5,10 +5,10 @@ each other may not stand in one)."""
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from typing import Any
 
 from tilelink.errors import DriverError
+from tilelink.frontend.kept import kept
 
 LIBRARY = "libcuda.so.1"
 NON_BLOCKING = 1
@@ -83,7 +83,7 @@ class Driver:
             raise DriverError(f"{name} failed with {(text.value or b'an unknown error').decode()} ({code})")
 
 
-@cache
+@kept()
 def driver() -> Driver:
     """The driver of this machine. Raises DriverError where there is none."""
     try:

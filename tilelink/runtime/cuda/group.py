@@ -5,16 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from tilelink.errors import CaptureError, DeviceError, Site, WorldError
-from tilelink.frontend.kept import Kept
+from tilelink.frontend.kept import Kept, kept
 from tilelink.frontend.program import Program
+from tilelink.frontend.routes import Integers
 from tilelink.frontend.schedule import Schedule
-from tilelink.runtime.arguments import Arguments, check_overlap
+from tilelink.runtime.arguments import Arguments, check_overlap, normal_parts
 from tilelink.runtime.cuda.kernels import alike
 from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.cuda.script import ForkStep, Script, Streams
@@ -69,6 +69,7 @@ class CudaGroup(Group):
         ended in vain, and CaptureError."""
         if self._flag[0]:
             self.check()
+        options = _normal(options)
         key = _key(program, tensors, schedule, options)
         known = self._known.get(key) if key is not None else None
         if known is not None:
@@ -98,6 +99,7 @@ class CudaGroup(Group):
     ) -> None:
         """Compiles and loads all that a call like this needs, in every slot, and compares it with the other ranks'.
         Collective; nothing is launched. Afterwards the call may be captured."""
+        options = _normal(options)
         key = _key(program, tensors, schedule, options)
         self._preparing = True
         before = self.runs
@@ -231,7 +233,7 @@ class CudaGroup(Group):
         """Raises what ended the lane, if something did."""
 
 
-@lru_cache(maxsize=1024)
+@kept()
 def _outputs(program: Program) -> tuple[frozenset[str], frozenset[int]]:
     """The names of a program's results, and where they stand among its parameters."""
     kinds = {t.name: t.kind for t in program.recorded().tensors}
@@ -239,9 +241,14 @@ def _outputs(program: Program) -> tuple[frozenset[str], frozenset[int]]:
     return frozenset(names), frozenset(k for k, n in enumerate(program.parameters) if n in names)
 
 
+def _normal(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a call, with parts that can be a key."""
+    return {**options, "parts": normal_parts(options.get("parts"))}
+
+
 def _key(program: Program, tensors: tuple[Any, ...], schedule: Any, options: dict[str, Any]) -> Any:
-    """What calls have in common that are checked, compiled and loaded alike; None where something is no tensor. That
-    results which are given share no memory with anything has to be seen each time."""
+    """What calls have in common that are checked, compiled and loaded alike; None where something is no tensor, or
+    parts are no integers. That results which are given share no memory with anything has to be seen each time."""
     named = [(n, v) for n, v in options.items() if n not in ("parts", "slot", "timed")]
     values = [*tensors, *(v for _, v in named)]
     if any(v is not None and not isinstance(v, torch.Tensor) for v in values):
@@ -250,6 +257,8 @@ def _key(program: Program, tensors: tuple[Any, ...], schedule: Any, options: dic
     given = [v for k, v in enumerate(tensors) if k in places] + [v for n, v in named if n in names]
     tracked = any(v is not None and v.requires_grad for v in (values if torch.is_grad_enabled() else given))
     parts = options.get("parts")
-    lengths = tuple((d, tuple(p)) for d, p in parts.items()) if parts else None
+    said = tuple(parts.items()) if isinstance(parts, Mapping) else ((None, parts),) if parts else ()
+    if not all(isinstance(lengths, Integers) for _, lengths in said):
+        return None
     timed = bool(options.get("timed"))
-    return program, schedule, lengths, tuple(n for n, _ in named), alike(values), tracked, timed
+    return program, schedule, said, tuple(n for n, _ in named), alike(values), tracked, timed
