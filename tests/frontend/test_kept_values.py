@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tilelink.frontend.kept import Kept
+import pickle
+from dataclasses import dataclass, replace
+
+from tilelink.frontend.kept import Kept, hashed_once, kept
 
 
 def test_the_oldest_goes() -> None:
@@ -19,3 +22,43 @@ def test_what_is_used_stays() -> None:
     assert kept.get("a") == 1
     assert kept.put("c", 3) == [2]
     assert kept.put("a", 4) == [] and list(kept.values()) == [3, 4]
+
+
+def test_a_function_is_called_once_for_the_same_arguments() -> None:
+    calls: list[tuple[int, int]] = []
+
+    @kept(2)
+    def added(a: int, b: int = 1) -> int | None:
+        """The sum."""
+        calls.append((a, b))
+        return a + b if a else None
+
+    assert [added(1), added(1), added(1, b=3), added(1, b=3)] == [2, 2, 4, 4]
+    assert calls == [(1, 1), (1, 3)] and added.made == 2 and added.__doc__ == "The sum."
+    assert [added(0), added(0)] == [None, None] and added.made == 3, "None is a result, too"
+    assert len(added.results) == added.results.most == 2
+    assert added(1) == 2 and added.made == 4, "the oldest went"
+    added.results.clear()
+    assert added(1) == 2 and added.made == 5
+
+
+def test_a_hash_is_made_once_and_stays_in_its_process() -> None:
+    hashes = []
+
+    class Part:
+        def __hash__(self) -> int:
+            hashes.append(self)
+            return 7
+
+    value = Whole(Part())
+    assert hash(value) == hash(value) and len(hashes) == 1
+    named = Whole("M")
+    assert hash(named) == hash(Whole("M")) and named == Whole("M")
+    assert pickle.loads(pickle.dumps(named)).__dict__ == {"part": "M"}
+    assert replace(named, part="N").__dict__ == {"part": "N"}
+
+
+@hashed_once
+@dataclass(frozen=True)
+class Whole:
+    part: object

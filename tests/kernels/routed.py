@@ -62,7 +62,7 @@ class Routed:
         out = torch.full(self.right[group.rank].shape, float("nan"), dtype=self.dtype)
         given = self.given[group.rank], self.weight[group.rank], out
         return self.program(
-            *given, schedule=self.schedule, group=group, parts={"routed": self.counts}, **options
+            *given, schedule=self.schedule, group=group, **{"parts": {"routed": self.counts}, **options}
         )
 
     def check(self, outs: Sequence[torch.Tensor]) -> None:

@@ -5,13 +5,25 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
+import pytest
 import torch
 
+import tilelink as tk
+from tests.analysis.check.test_structure import scaled_by_rank
+from tests.kernels.routed import Routed, run_and_check
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.inputs import SMALL, Inputs
+from tilelink.analysis.events import Events
+from tilelink.errors import ViewError
+from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import Kept
+from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.runtime import prepare
 from tilelink.runtime.cpu_world import CpuWorld
 from tilelink.runtime.cuda.group import KEPT_CALLS, CudaGroup
 from tilelink.runtime.prepare import KEPT_PROGRAMS, prepare_bound
@@ -39,6 +51,51 @@ def test_a_call_after_its_program_went() -> None:
     prepare_bound.results.clear()
     gc.collect()
     assert oldest() is None, "what went is held by nothing"
+
+
+@pytest.fixture
+def unrolled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """The sizes at which programs are unrolled."""
+    prepare_bound.results.clear()
+    found: list[dict[str, int]] = []
+
+    def unroll(program: TileProgram, sizes: Sizes, **options: Any) -> Events:
+        found.append(dict(sizes.dims))
+        return real(program, sizes, **options)
+
+    real = prepare.unroll
+    monkeypatch.setattr(prepare, "unroll", unroll)
+    return found
+
+
+def test_new_sizes_and_routings_are_launched_without_unrolling(unrolled: list[dict[str, int]]) -> None:
+    world = CpuWorld(2, heap_bytes=64 << 10, signal_bytes=2048, sms=8)
+    for rows in ROWS:
+        inputs = Inputs(2, rows)
+        inputs.check(world.run(inputs.call))
+    for counts in ([[1, 0], [2, 3]], [[0, 2], [4, 0]]):
+        run_and_check(Routed((dispatch_matmul, "push"), counts, K=16, N=16, integers=True), world=world)
+    assert len(world.lane.prepared) == 5 and not unrolled
+    report = next(iter(world.lane.prepared.values())).report
+    assert unrolled == [{"M": 6, "K": 16, "N": 24}], "who asks for events gets them"
+    assert (report.verdict, report.proof) == ("safe", "structural")
+
+
+def test_programs_on_engines_and_those_that_the_structure_does_not_show_are_unrolled(
+    unrolled: list[dict[str, int]],
+) -> None:
+    """Two entries of scale are enough for two ranks, and not for three."""
+    world = CpuWorld(2, heap_bytes=64 << 10, signal_bytes=2048, sms=8)
+    inputs = Inputs(2)
+    inputs.check(world.run(lambda group: inputs.call(group, SMALL["engine"])))
+    for ranks, safe in ((2, True), (3, False)):
+        world = CpuWorld(ranks, heap_bytes=64 << 10, signal_bytes=512, sms=8)
+        x, scale = torch.ones(16, 16), torch.tensor([2.0, 3.0])
+        schedule = tk.Schedule(scaled=tk.SMs(2, tile=(16, 16)))
+        with nullcontext() if safe else pytest.raises(ViewError, match=r"scale\[rank_\]: S\[0:3\] is outside S\[0:2\]"):
+            outs = world.run(lambda group: scaled_by_rank(x, scale, schedule=schedule, group=group))  # noqa: B023
+            assert all((out == 6).all() for out in outs)
+    assert [sizes["M"] for sizes in unrolled] == [32, 16, 16]
 
 
 def test_a_call_after_its_script_went() -> None:

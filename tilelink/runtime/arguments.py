@@ -56,7 +56,9 @@ def normal_parts(parts: Any) -> Any:
     none is left, for `check_arguments` to refuse."""
     if not isinstance(parts, Mapping):
         return parts
-    return {d: given if (found := Integers.of(given)) is None else found for d, given in parts.items()}
+    made = {d: Integers.of(given) for d, given in parts.items()}
+    plain = {d: given.tolist() if hasattr(given, "tolist") else given for d, given in parts.items() if made[d] is None}
+    return made | plain
 
 
 def _describable(tensor: torch.Tensor) -> bool:

@@ -256,9 +256,8 @@ def _key(program: Program, tensors: tuple[Any, ...], schedule: Any, options: dic
     names, places = _outputs(program)
     given = [v for k, v in enumerate(tensors) if k in places] + [v for n, v in named if n in names]
     tracked = any(v is not None and v.requires_grad for v in (values if torch.is_grad_enabled() else given))
-    parts = options.get("parts")
-    said = tuple(parts.items()) if isinstance(parts, Mapping) else ((None, parts),) if parts else ()
-    if not all(isinstance(lengths, Integers) for _, lengths in said):
+    parts = options.get("parts") or {}
+    if not isinstance(parts, Mapping) or not all(isinstance(said, Integers) for said in parts.values()):
         return None
     timed = bool(options.get("timed"))
-    return program, schedule, said, tuple(n for n, _ in named), alike(values), tracked, timed
+    return program, schedule, tuple(parts.items()), tuple(n for n, _ in named), alike(values), tracked, timed
