@@ -528,7 +528,7 @@ class Drawing:
         cut = 0 if self.cut and self.chance(0.4) else None
         out = Named(f"out{len(self.roles)}", ("M", "N"), cut, "output")
         role.of(out)
-        value = self.value(role)
+        value = f"{self.value(role)} + {role.of('x0')}[t].load()"  # what no tile reads is refused
         last = [t for t in self.tensors if t.written]
         if last and not any(t.name in role.parameters for t in last):
             of = last[-1]
