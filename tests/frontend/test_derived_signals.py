@@ -10,6 +10,8 @@ import pytest
 import tilelink as tk
 from tests.frontend import programs
 from tests.frontend.programs import scatter
+from tests.frontend.ring_attention import ring_attention
+from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import Cell, TileProgram
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
@@ -68,3 +70,21 @@ def test_thresholds_of_uneven_parts() -> None:
     """Each part has cells for the longest one; those that a shorter part lacks are never given."""
     counts = expected_counts(all_gather_matmul.bind(push), 3, M=(200, 0, 90), N=256, K=256)
     assert counts.tolist() == [[1, 1, 0, 0, 1, 0]] * 3
+
+
+def test_sums_over_ranks_and_steps_are_evaluated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How often entries are released depends on two ranks; what that takes does not grow with the world."""
+    from tilelink.analysis import counting
+
+    asked: list[Any] = []
+    monkeypatch.setattr(counting, "evaluate", lambda e, values: asked.append(e) or evaluate(e, values))
+    ring = tk.SMs(2, tile=(16, 16))
+    bound = ring_attention.bind(tk.Schedule(pass_on=ring, attend=tk.SMs(2, tile=(16, 16, 16))))
+    took = []
+    for world in (4, 24):
+        sizes = Sizes.of(bound, world, {"Q": 32, "T": 16, "D": 16})
+        counts = counting.expected_counts(bound, bound.signals_of("ring"), sizes)
+        assert counts.tolist() == [[1] * world] * world
+        took.append(len(asked))
+        asked.clear()
+    assert took[0] == took[1] < 40

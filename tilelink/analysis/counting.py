@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
+import sympy
 
 from tilelink.analysis.events import NOTIFY, Events
 from tilelink.errors import SignalCountError
 from tilelink.frontend.cells import cell_count, cell_filled, position, times_notified
-from tilelink.frontend.expressions import Expr, evaluate
+from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import Notifier, Notify, Signals, TileProgram
 from tilelink.frontend.signals import uses
 from tilelink.frontend.sizes import Sizes
@@ -17,33 +20,46 @@ from tilelink.frontend.sizes import Sizes
 
 def expected_counts(program: TileProgram, signals: Signals, sizes: Sizes) -> np.ndarray:
     """How often each cell of a tensor is notified in a run, as derived: (world, cells)."""
-    values = {**sizes.values}
-    cells = int(evaluate(cell_count(signals), values))
-    values["rank"], values["cell"] = np.arange(sizes.world)[:, None], np.arange(cells)[None, :]
-    return np.broadcast_to(expected(signals, values), (sizes.world, cells)).astype(np.int64)
-
-
-Sum = tuple[str, Expr, Expr]
-
-
-def expected(signals: Signals, values: dict[str, Any], *, inside: bool = False) -> Any:
-    """How often the cells `values["cell"]` are notified in a run. `inside`: they are known to hold elements."""
-    values = dict(values)
+    cells = int(evaluate(cell_count(signals), sizes.values))
+    values: dict[str, Any] = {**sizes.values, "rank": np.arange(sizes.world)[:, None], "cell": np.arange(cells)}
     for name, e in position(signals):
         values[name] = evaluate(e, values)
-    total: Any = 0
+    total = np.zeros((sizes.world, cells), np.int64)
     for n in signals.notifiers:
-        times = times_notified(signals, n, inside=inside)
-
-        def add(sums: tuple[Sum, ...], known: dict[str, Any], n: Notifier = n, times: Expr = times) -> Any:
-            if not sums:
-                return np.where(evaluate(n.condition, known), evaluate(times, known), 0)
-            (name, start, stop), *rest = sums
-            bounds = range(int(evaluate(start, known)), int(evaluate(stop, known)))
-            return sum(add(tuple(rest), {**known, name: v}) for v in bounds)
-
-        total = total + add(n.sums, values)
+        tiles = evaluate(times_notified(signals, replace(n, times=sympy.S.One)), values)
+        total += _notifications(n, values) * tiles
     return total
+
+
+TERMS = 1 << 22
+"""Terms of sums that are evaluated at a time, which bounds their memory."""
+
+
+def _notifications(n: Notifier, values: dict[str, Any]) -> np.ndarray:
+    """What a notifier adds to cells for each tile in them: the sum is evaluated once for each combination of the ranks,
+    parts and entries that it depends on, and each cell takes that of its own."""
+    if not n.sums:
+        return np.where(evaluate(n.condition, values), evaluate(n.times, values), 0)
+    used = map(str, n.condition.free_symbols | n.times.free_symbols)
+    names = sorted(name for name in used if isinstance(values.get(name), np.ndarray))
+    several = [int(np.max(values[name], initial=0)) + 1 for name in names]
+    known = values | dict(zip(names, (k[:, None] for k in _combinations(several)), strict=True))
+    bounds = [range(int(evaluate(a, values)), int(evaluate(b, values))) for _, a, b in n.sums]
+    terms = list(zip((name for name, _, _ in n.sums), _combinations(list(map(len, bounds))), strict=True))
+    total, count, step = np.zeros(prod(several), np.int64), len(terms[0][1]), max(1, TERMS // prod(several))
+    for first in range(0, count, step):
+        some = slice(first, first + step)
+        known |= {name: k[some] + b.start for (name, k), b in zip(terms, bounds, strict=True)}
+        made = np.where(evaluate(n.condition, known), evaluate(n.times, known), 0)
+        total += np.broadcast_to(made, (len(total), min(step, count - first))).sum(axis=1)
+    if not names:
+        return total
+    return total[np.ravel_multi_index(tuple(np.broadcast_arrays(*(values[name] for name in names))), several)]
+
+
+def _combinations(lengths: list[int]) -> list[np.ndarray]:
+    """All combinations of numbers below these, in columns."""
+    return [k.reshape(-1) for k in np.indices(lengths)]
 
 
 def filled(signals: Signals, values: dict[str, Any]) -> Any:
@@ -54,20 +70,39 @@ def filled(signals: Signals, values: dict[str, Any]) -> Any:
     return np.asarray(evaluate(cell_filled(signals), values)) > 0
 
 
-def check_counts(events: Events) -> None:
-    """The derived counts have to be those of the unrolled notifications: two ways to the same number."""
+class Counts:
+    """What was derived of the signals of a run, by tensor, and kept: how often each cell is notified, and whether there
+    is anything in it; both (world, cells)."""
+
+    def __init__(self, program: TileProgram, sizes: Sizes) -> None:
+        self.program, self.sizes = program, sizes
+        self.made: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def __call__(self, signals: Signals) -> tuple[np.ndarray, np.ndarray]:
+        if signals.tensor not in self.made:
+            expected = expected_counts(self.program, signals, self.sizes)
+            world, cells = expected.shape
+            place = {"rank": np.arange(world)[:, None], "cell": np.arange(cells)}
+            holds = np.broadcast_to(filled(signals, {**self.sizes.values, **place}), expected.shape)
+            self.made[signals.tensor] = expected, holds
+        return self.made[signals.tensor]
+
+
+def miscounted(events: Events, counts: Counts) -> SignalCountError | None:
+    """The error where the derived counts are not those of the unrolled notifications: two ways to the same number."""
     program = events.program
     for signals in program.signals:
         index = next(k for k, t in enumerate(program.tensors) if t.name == signals.tensor)
-        derived = expected_counts(program, signals, events.sizes)
+        derived, _ = counts(signals)
         mine = (events.op == NOTIFY) & (events.tensor == index)
         counted = np.zeros_like(derived)
         np.add.at(counted, (events.home[mine], events.cell[mine]), 1)
         if (derived != counted).any():
             rank, cell = map(int, np.argwhere(derived != counted)[0])
             sites = [u.site for r in program.roles for u in uses(r, Notify) if u.view.tensor == signals.tensor]
-            raise SignalCountError(
+            return SignalCountError(
                 f"signal {cell} of {signals.tensor} on rank {rank} is given {counted[rank, cell]} times in a run; "
                 f"{derived[rank, cell]} were derived. Let whether and how often a tile notifies depend on ranks only",
                 sites[0],
             )
+    return None

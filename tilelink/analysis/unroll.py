@@ -17,7 +17,7 @@ import numpy as np
 import sympy
 
 from tilelink.analysis.copy_engine import check_signals, put_on_streams
-from tilelink.analysis.counting import check_counts, expected, expected_counts, filled
+from tilelink.analysis.counting import Counts, expected_counts, miscounted
 from tilelink.analysis.events import DOT, NOTIFY, OPS, READ, WAIT, WRITE, Events
 from tilelink.errors import (
     GuardError,
@@ -59,18 +59,24 @@ DEFAULT_SMS = 132
 
 
 def unroll(
-    program: TileProgram, sizes: Sizes, *, sms: int = DEFAULT_SMS, summarise: bool = True, guards: bool = True
+    program: TileProgram,
+    sizes: Sizes,
+    *,
+    sms: int = DEFAULT_SMS,
+    summarise: bool = True,
+    refused: list[Refusal] | None = None,
 ) -> Events:
-    """The events of a run. `summarise`: loops without synchronisation as one event; `guards`: what is read of a guarded
-    view has to lie in what was waited for. Raises ViewError, GuardError, RankError, HomeError, WaitWithoutNotifyError
-    or SignalCountError where a tile would do what it must not, with the values; ScheduleError where an engine would."""
+    """The events of a run. `summarise`: loops without synchronisation as one event. Raises ViewError, GuardError,
+    RankError, HomeError, WaitWithoutNotifyError or SignalCountError where a tile would do what it must not, with the
+    values; ScheduleError where an engine would. Where a list `refused` is given, those go there, one of a kind for each
+    line, and the events are those of what is left: without what leaves its tensor, world or own output."""
     allotment = allot(program, sizes, sms)
     sites: dict[Site, int] = {}
     batches: list[dict[str, np.ndarray]] = []
-    at = places(program, sizes)
+    at, counts = places(program, sizes), Counts(program, sizes)
     for k, role in enumerate(program.roles):
         batches += _Unroller(
-            program, sizes, k, role, allotment[role.name], at[role.name], summarise, guards, sites
+            program, sizes, k, role, allotment[role.name], at[role.name], summarise, refused, sites, counts
         ).run()
     names = (*Events.COLUMNS, *ORDER)
     columns = {c: np.concatenate([b[c] for b in batches]) for c in names} if batches else _no_events(program)
@@ -79,8 +85,14 @@ def unroll(
     order = np.lexsort((seq, columns["tile"], columns["role"], turn, launch, columns["worker"], columns["rank"]))
     columns = {c: v[order] for c, v in columns.items()}
     events = Events(program, sizes, sms, sites=tuple(sites), allotment=allotment, **columns)
-    check_counts(events)
-    check_signals(events)
+    if refused:
+        return events
+    if (wrong := miscounted(events, counts)) is None:
+        check_signals(events)
+    elif refused is None:
+        raise wrong
+    else:
+        refused.append(Refusal(wrong))
     return events
 
 
@@ -94,6 +106,26 @@ ORDER = ("seq", "turn", "launch")
 """Columns that say in which order a worker does things: of launches, of the turns of one, and inside a tile."""
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """What tiles would do and must not: the error, for the first of them, and the region that it is about."""
+
+    error: TileLinkError
+    region: str = ""
+
+    def of(self, kind: type[TileLinkError], site: Site) -> bool:
+        """Whether it is of this kind, and of this line."""
+        mine = self.error.site
+        return type(self.error) is kind and mine is not None and (mine.file, mine.line) == (site.file, site.line)
+
+
+class _PassedOver(Exception):
+    """A statement is refused for these lanes."""
+
+    def __init__(self, lanes: np.ndarray) -> None:
+        self.lanes = lanes
+
+
 @dataclass
 class _Unroller:
     """One role: walks its body once, with arrays over lanes."""
@@ -105,8 +137,9 @@ class _Unroller:
     allotment: Allotment
     place: Place
     summarise: bool
-    guarded: bool
+    refused: list[Refusal] | None
     sites: dict[Site, int]
+    counts: Counts
     batches: list[dict[str, np.ndarray]] = field(default_factory=list)
 
     def run(self) -> list[dict[str, np.ndarray]]:
@@ -140,24 +173,23 @@ class _Unroller:
     def body(self, statements: tuple[Statement, ...]) -> None:
         for s in statements:
             for load in s.loads:
-                self.access(READ, load.view, s.site)
+                self.attempt(partial(self.access, READ, load.view, s.site))
             match s:
                 case Compute():
                     self.dots(s.code.dots, s.site)
                 case Store():
                     self.dots(s.value.dots, s.site)
-                    self.access(WRITE, s.target, s.site)
+                    self.attempt(partial(self.access, WRITE, s.target, s.site))
                 case Copy():
-                    self.access(READ, s.source, s.site)
-                    self.access(WRITE, s.target, s.site)
+                    self.attempt(partial(self.access, READ, s.source, s.site))
+                    self.attempt(partial(self.access, WRITE, s.target, s.site))
                 case Wait():
                     self.guards[s.name] = {}
                     for view in s.views:
-                        self.wait(s, view)
+                        self.attempt(partial(self.wait, s, view))
                 case Notify():
                     for view in s.views:
-                        for home in self.homes(view, s.site):
-                            self.notify(view, home, s.site)
+                        self.attempt(partial(self.notify, view, s.site))
                 case For():
                     self.loop(s)
                 case If():
@@ -167,6 +199,15 @@ class _Unroller:
                 case DataIf():
                     self.body(s.body)
                     self.body(s.orelse)
+
+    def attempt(self, action: Callable[[], None]) -> None:
+        """Does it for the lanes for which it is not refused."""
+        done = len(self.batches)
+        try:
+            action()
+        except _PassedOver as e:
+            del self.batches[done:]
+            self.where(~e.lanes, partial(self.attempt, action))
 
     def where(self, mask: np.ndarray, action: Callable[[], None]) -> None:
         """Does what `action` does for the lanes in which mask holds."""
@@ -206,14 +247,16 @@ class _Unroller:
             yield from (np.full(self.lanes, r) for r in range(self.sizes.world))
             return
         home = np.broadcast_to(self.get(view.home), (self.lanes,))
-        wrong = self.first((home < 0) | (home >= self.sizes.world))
+        outside = (home < 0) | (home >= self.sizes.world)
+        wrong = self.first(outside)
         if wrong is not None:
-            self.fail(RankError, site, wrong, f"{view}: rank {home[wrong]} in a world of {self.sizes.world}")
+            said = f"{view}: rank {home[wrong]} in a world of {self.sizes.world}"
+            self.refuse(RankError, site, wrong, said, str(view), outside)
         yield home
 
     def access(self, op: int, view: View, site: Site) -> None:
         lo, hi = self.box(view, site)
-        if self.guarded and view.guard is not None:
+        if view.guard is not None:
             self.check_guard(view, lo, hi, site)
         tensor, entry = self.program.tensor(view.tensor), np.asarray(-1)
         if tensor.buffers:  # where the entry lies
@@ -224,12 +267,14 @@ class _Unroller:
         size = np.prod([np.broadcast_to(b - a, (self.lanes,)) for a, b in zip(lo, hi, strict=True)], axis=0) * item
         own = op == WRITE and tensor.kind == "output"
         for home in self.homes(view, site):
-            away = self.first((home != self.values["rank"]) & (size > 0)) if own else None
+            foreign = own & (home != self.values["rank"]) & (size > 0)
+            away = self.first(foreign)
             if away is not None:
-                self.fail(
+                self.refuse(
                     HomeError, site, away, f"{view}: an output is written by its own rank, but this is rank "
                     f"{home[away]}'s; let peers write a tk.local buffer, and copy it from there",
-                )
+                    self.region(view, lo, hi, away), foreign,
+                )  # fmt: skip
             self.where(size > 0, partial(self.emit, op, site, view.tensor, home, lo, hi, entry=entry, amount=size))
 
     def box(self, view: View, site: Site) -> tuple[list[Any], list[Any]]:
@@ -242,10 +287,12 @@ class _Unroller:
             if isinstance(i, Range) and k == tensor.sharded and i.part is not None:
                 part = self.get(i.part)
                 begin, end = self.sizes.values[f"{dim}_parts"][part], self.sizes.values[f"{dim}_parts"][part + 1]
-            wrong = self.first(_outside(a, b, begin, end))
+            outside = _outside(a, b, begin, end)
+            wrong = self.first(outside)
             if wrong is not None:
                 at = [self.of_lane(v, wrong) for v in (a, b, begin, end)]
-                self.fail(ViewError, site, wrong, f"{view}: {dim}[{at[0]}:{at[1]}] is outside {dim}[{at[2]}:{at[3]}]")
+                said = f"{view}: {dim}[{at[0]}:{at[1]}] is outside {dim}[{at[2]}:{at[3]}]"
+                self.refuse(ViewError, site, wrong, said, f"{view.tensor}: {dim}[{at[0]}:{at[1]}]", outside)
             lo.append(a)
             hi.append(np.maximum(a, b))
         return lo, hi
@@ -263,7 +310,7 @@ class _Unroller:
         """What is read of a guarded view has to lie in one of the views that were waited for together."""
         dims = self.program.tensor(view.tensor).dims
         inside, missed = np.zeros(self.lanes, bool), ""
-        for low, high in self.guards[view.guard or ""][view.tensor]:
+        for low, high in self.guards[view.guard or ""].get(view.tensor, ()):
             outside = [_outside(*b) for b in zip(lo, hi, low, high, strict=True)]
             inside = inside | ~np.logical_or.reduce(np.broadcast_arrays(inside, *outside)[1:])
             for k, wrong in enumerate(map(self.first, outside)):
@@ -271,30 +318,40 @@ class _Unroller:
                     a, b, c, d = (self.of_lane(v, wrong) for v in (lo[k], hi[k], low[k], high[k]))
                     missed = f"{dims[k]}[{a}:{b}] is outside of what was waited for, {dims[k]}[{c}:{d}]"
         lane = self.first(~inside)
-        if lane is not None:
-            self.fail(GuardError, site, lane, f"{view}: {missed}")
+        if lane is not None and missed:  # else the wait itself is refused
+            self.refuse(GuardError, site, lane, f"{view}: {missed}", self.region(view, lo, hi, lane), None)
 
     def wait(self, s: Wait, view: View) -> None:
         lo, hi = self.box(view, s.site)
         self.guards[s.name].setdefault(view.tensor, []).append((lo, hi))
         signals = self.program.signals_of(view.tensor)
         size = np.prod([np.broadcast_to(b - a, (self.lanes,)) for a, b in zip(lo, hi, strict=True)], axis=0)
+        expected, filled = self.counts(signals)
         for home in self.homes(view, s.site):
             for cell, there in self.cells(signals, signals.index(view)):
-                values = {**self.values, "cell": cell}
-                needed = np.broadcast_to(expected(signals, values), (self.lanes,))
-                wrong = self.first(there & (size > 0) & (needed == 0) & filled(signals, values))
+                there = there & (size > 0)
+                at = self.values["rank"], np.where(there, cell, 0)
+                needed = expected[at]
+                lost_here = there & (needed == 0) & filled[at]
+                wrong = self.first(lost_here)
                 if wrong is not None:
                     rank, region = self.values["rank"][wrong], self.region(view, lo, hi, wrong)
                     lost = f"no tile of the run notifies {region} (cell {cell[wrong]} on rank {rank})"
                     then = "the wait passes at once, and what is read was not written"
-                    self.fail(WaitWithoutNotifyError, s.site, wrong, f"{view}: {lost}, so {then}")
+                    said = f"{view}: {lost}, so {then}"
+                    self.refuse(WaitWithoutNotifyError, s.site, wrong, said, region, lost_here)
                 emit = partial(self.emit, WAIT, s.site, view.tensor, home, lo, hi, cell=cell, expected=needed)
-                self.where(there & (size > 0), emit)
+                self.where(there, emit)
 
-    def notify(self, view: View, home: Any, site: Site) -> None:
+    def notify(self, view: View, site: Site) -> None:
         lo, hi = self.box(view, site)
         signals = self.program.signals_of(view.tensor)
+        for home in self.homes(view, site):
+            self.notify_at(view, home, lo, hi, signals, site)
+
+    def notify_at(
+        self, view: View, home: Any, lo: list[Any], hi: list[Any], signals: Signals, site: Site
+    ) -> None:
         self.values["notified"] = home
         to, condition = recipient(signals, view, symbol("notified"))
         ranks = [self.get(to)] if to is not None else range(self.sizes.world)
@@ -341,12 +398,26 @@ class _Unroller:
     def of_lane(self, value: Any, lane: int) -> Any:
         return np.broadcast_to(value, (self.lanes,))[lane]
 
-    def fail(self, kind: type[TileLinkError], site: Site, lane: int, message: str) -> None:
+    def refuse(
+        self,
+        kind: type[TileLinkError],
+        site: Site,
+        lane: int,
+        message: str,
+        region: str,
+        lanes: Any,
+    ) -> None:
+        """Raises the error, of the first lane that is refused; or keeps it and leaves the `lanes` out (None: none)."""
         names = [n for n, _ in self.role.walk.coordinates if n != "tile" and not n.endswith("_tile")]
         at = ", ".join(f"{n} {self.of_lane(self.values[n], lane)}" for n in ["rank", *names])
         error = kind(f"{message} (tile {self.values['i'][lane]} of {self.role.name}: {at})", site)
         error.tile = self.role.name, int(self.values["i"][lane]), int(self.values["rank"][lane])
-        raise error
+        if self.refused is None:
+            raise error
+        if not any(r.of(kind, site) for r in self.refused):
+            self.refused.append(Refusal(error, region))
+        if lanes is not None:
+            raise _PassedOver(np.broadcast_to(lanes, (self.lanes,)))
 
     def emit(
         self,

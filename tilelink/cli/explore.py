@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> Answer:
         notes += idle(subject.events)
         exploration = explore(subject, seeds, args.policy, _progress(len(seeds)))
     except TileLinkError as e:
-        if type(e).__name__ not in KINDS:
+        if type(e) not in KINDS:
             raise
         report = program.check(schedule, world=args.world, dtypes=args.dtype, sms=args.sms, **sizes)
         refused = [Finding(f.kind, f.lines, f"{f.what}; it was not run", remedy=f.remedy) for f in report.findings]

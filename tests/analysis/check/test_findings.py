@@ -22,7 +22,7 @@ from tests.frontend.ring_attention import (
 from tilelink.analysis.check import Report, check_events
 from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE
-from tilelink.errors import UnguardedReadError
+from tilelink.errors import RankError, UnguardedReadError
 from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
@@ -204,6 +204,19 @@ def test_signals_for_nobody_are_noted() -> None:
     report = unsafe.part_of_the_output.check(tk.Schedule(gather=HOME, use_own=TWO), world=2, sms=8, M=40, K=32)
     (note,) = report.notes
     assert note.startswith("8 notifications of 8 signals of full are made and nobody waits for them")
+
+
+def test_all_that_is_refused_is_reported_and_the_first_is_raised() -> None:
+    program, schedule = unsafe.refused_three_times, tk.Schedule(reach_beyond=TWO)
+    report = program.check(schedule, world=3, M=16, K=16)
+    assert [(f.kind, f.ranks) for f in report.findings] == [
+        ("no such rank", (2,)), ("out of bounds", (0,)), ("foreign output", (0,))
+    ]  # fmt: skip
+    texts = ["tk.copy(x[t]", "tk.wait(full", "out[t].at"]
+    assert [lines(f) for f in report.findings] == [[line(program, "reach_beyond", text)] for text in texts]
+    assert [f.tensor for f in report.findings] == ["full", "full", "out"]
+    with pytest.raises(RankError, match="rank 3 in a world of 3"):
+        program.unroll(schedule, world=3, M=16, K=16)
 
 
 # ---- coverage

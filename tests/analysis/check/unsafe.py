@@ -259,6 +259,23 @@ def overwrites_what_is_read(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
     add_in_place[tk.tiles(full)](x, full)
 
 
+# ---- what the unrolling refuses, on three lines
+
+
+@tk.tile
+def reach_beyond(t, x, full, out):
+    """To a rank that there is not, to an entry that there is not, and to another rank's output."""
+    tk.notify(tk.copy(x[t], full[tk.rank(), t].at(tk.rank() + 1)))
+    tk.wait(full[tk.rank() - 1, t])
+    out[t].at((tk.rank() + 1) % tk.world()).store(x[t].load())
+
+
+@tk.program
+def refused_three_times(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local(tk.ranks, "M", "K")
+    reach_beyond[tk.tiles(x)](x, full, out)
+
+
 # ---- safe, but not by its structure
 
 

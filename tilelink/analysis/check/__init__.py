@@ -17,14 +17,13 @@ from tilelink.analysis.check.findings import Finding, Report
 from tilelink.analysis.check.heap import too_large
 from tilelink.analysis.check.order import deadlocks, execute
 from tilelink.analysis.check.races import Pairs, conflicts, races, stale, unwritten
-from tilelink.analysis.check.refusals import KINDS, refusal
+from tilelink.analysis.check.refusals import refusals
 from tilelink.analysis.check.residency import residency
 from tilelink.analysis.check.signals import miscounts, repeated, unheard
 from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.check.synchronisation import Synchronisation
 from tilelink.analysis.events import Events
-from tilelink.analysis.unroll import DEFAULT_SMS, unroll
-from tilelink.errors import TileLinkError
+from tilelink.analysis.unroll import DEFAULT_SMS, Refusal, unroll
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.sizes import Sizes, allot
 
@@ -43,13 +42,10 @@ def check(
     the symmetric heap of `slot_bytes` each (None: large enough)."""
     began = time.perf_counter()
     allot(program, sizes, sms)  # what is wrong with the schedule itself is no finding
-    try:
-        events = unroll(program, sizes, sms=sms)
-    except TileLinkError as e:
-        if type(e).__name__ not in KINDS:
-            raise
-        finding = refusal(program, sizes, sms, e)
-        return _report(program, "unrolling refuses it", [finding], [], 0, began)
+    refused: list[Refusal] = []
+    events = unroll(program, sizes, sms=sms, refused=refused)
+    if refused:
+        return _report(program, "unrolling refuses it", refusals(events, refused), [], len(events), began)
     return check_events(events, reserve=reserve, slot_bytes=slot_bytes, began=began)
 
 

@@ -15,49 +15,57 @@ from tilelink.analysis.check.findings import (
     tile_of,
 )
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
-from tilelink.analysis.unroll import unroll
-from tilelink.errors import GuardError, TileLinkError
-from tilelink.frontend.ir import TileProgram
-from tilelink.frontend.sizes import Sizes
+from tilelink.analysis.unroll import Refusal
+from tilelink.errors import (
+    GuardError,
+    HomeError,
+    RankError,
+    SignalCountError,
+    TileLinkError,
+    ViewError,
+    WaitWithoutNotifyError,
+)
 
-KINDS = {
-    "GuardError": "unguarded read",
-    "ViewError": "out of bounds",
-    "RankError": "no such rank",
-    "HomeError": "foreign output",
-    "WaitWithoutNotifyError": "lost signal",
-    "SignalCountError": "signal count",
+KINDS: dict[type[TileLinkError], tuple[str, str]] = {
+    GuardError: ("unguarded read", "wait for all that is read, or read no more than was waited for"),
+    ViewError: (
+        "out of bounds",
+        "let views end where their tensor, or its part on a rank, does: tk.steps(..., stop=...), a condition",
+    ),
+    RankError: ("no such rank", "take the rank modulo tk.world(), or put the statement under a condition on ranks"),
+    HomeError: (
+        "foreign output",
+        "store it to a buffer of the rank that the output is of, notify it, and let that rank wait for it",
+    ),
+    WaitWithoutNotifyError: ("lost signal", TELL_ALL),
+    SignalCountError: ("signal count", COUNT_ALIKE),
 }
-"""What findings are called, by the class of the error that the unrolling raises."""
-
-REMEDIES = {
-    "GuardError": "wait for all that is read, or read no more than was waited for",
-    "ViewError": "let views end where their tensor, or its part on a rank, does: tk.steps(..., stop=...), a condition",
-    "RankError": "take the rank modulo tk.world(), or put the statement under a condition on ranks",
-    "HomeError": "store it to a buffer of the rank that the output is of, notify it, and let that rank wait for it",
-    "WaitWithoutNotifyError": TELL_ALL,
-    "SignalCountError": COUNT_ALIKE,
-}
-"""What would be right, by the class of the error."""
+"""What findings are called and what would be right, by the error that the unrolling refuses with."""
 
 
-def refusal(program: TileProgram, sizes: Sizes, sms: int, error: TileLinkError) -> Finding:
-    """The finding that an error of the unrolling is."""
+def refusals(events: Events, refused: list[Refusal]) -> list[Finding]:
+    """What the unrolling refused, and how it went on without it."""
+    return [_refusal(events, r) for r in refused]
+
+
+def _refusal(events: Events, refused: Refusal) -> Finding:
+    error = refused.error
     if isinstance(error, GuardError) and error.tile is not None:
-        found = _unguarded(unroll(program, sizes, sms=sms, guards=False), error, error.tile)
+        found = _unguarded(events, error, error.tile)
         if found is not None:
             return found
+    kind, remedy = KINDS[type(error)]
     role, number, rank = error.tile or ("", 0, 0)
     return Finding(
-        kind=KINDS[type(error).__name__],
-        tensor="",
+        kind=kind,
+        tensor=refused.region.partition("[")[0].partition(":")[0],
         what=error.message,
         tiles=(f"{role} tile {number}",) if error.tile else (),
         ranks=(rank,) if error.tile else (),
-        regions=(),
+        regions=(refused.region,) if error.tile else (),
         lines=(f"{error.site}: {error.site.text}",) if error.site else (),
         chain=(),
-        remedy=REMEDIES[type(error).__name__],
+        remedy=remedy,
         site=error.site,
     )
 
@@ -96,7 +104,7 @@ def _finding(events: Events, write: int, read: int, wait: int) -> Finding:
         *(step(events, int(k), "which nobody waits for before the read") for k in tells[:1]),
     ]
     return Finding(
-        kind=KINDS["GuardError"],
+        kind=KINDS[GuardError][0],
         what=f"{region_of(events, read)} is read, but {events.region(wait)} was waited for: "
         f"{tile_of(events, write)} of rank {events.rank[write]} may still be writing the rest",
         chain=tuple(chain),
