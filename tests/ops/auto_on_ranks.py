@@ -14,8 +14,9 @@ import torch.distributed as dist
 import tilelink.ops as ops
 from tests.ops.on_ranks import computed_by, noted, wrong
 from tests.ops.sharded import Call
-from tilelink.errors import TileLinkError
-from tilelink.ops import auto, plain
+from tilelink.errors import ShapeError, TileLinkError
+from tilelink.ops import agreement, auto, plain
+from tilelink.ops.agreement import agree, agreed_machine
 from tilelink.ops.collectives import Members
 
 
@@ -67,12 +68,14 @@ def asked_by(group: dist.ProcessGroup, call: Call, backend: str) -> tuple[list[t
 
 
 def raised_on(group: dist.ProcessGroup, machines: Sequence[str], directly: bool) -> str:
-    """What "auto" raises where ranks take their machine for different ones: in a call, or where only machines are
-    compared, as on CUDA devices."""
+    """What "auto" raises where ranks take their machine for different ones: in a call, or as on CUDA devices, where the
+    first call of a group tells its ranks."""
     rank = dist.get_rank(group)
     try:
         if directly:
-            auto._compare(Members.named(group.group_name), machines[rank])
+            with first_on_cuda(group) as members, on_machine(machines[rank]):
+                agree(members, CUDA, lambda: {"operator": "linear_all_reduce"})
+                agreed_machine(members, CUDA)
         else:
             plans = predicting(lambda M, machine: "torch" if machine == "l20" else "one_shot")
             with plans, on_machine(machines[rank]), computed_by("interpret", group):
@@ -80,6 +83,42 @@ def raised_on(group: dist.ProcessGroup, machines: Sequence[str], directly: bool)
     except TileLinkError as e:
         return f"{type(e).__name__}: {e.message}"
     return "nothing"
+
+
+CUDA = torch.device("cuda")
+
+
+@contextmanager
+def first_on_cuda(group: dist.ProcessGroup) -> Iterator[Members]:
+    """Inside, no call of the group was made on CUDA devices."""
+    try:
+        yield Members.named(group.group_name)
+    finally:
+        agreement._machines.pop(group, None)
+
+
+def failing_first(group: dist.ProcessGroup) -> list[str]:
+    """What the ranks raise in the first calls of a group on CUDA devices: where rank 0 has a bad tensor, where it calls
+    another operator, where all call alike, and where rank 0 fails later, which is not told."""
+    rank, found = dist.get_rank(group), []
+
+    def bad() -> dict[str, str]:
+        raise ShapeError("x is too short")
+
+    def other() -> dict[str, str]:
+        return {"operator": "linear_reduce_scatter"}
+
+    def same() -> dict[str, str]:
+        return {"operator": "linear_all_reduce"}
+
+    with first_on_cuda(group) as members, on_machine("h800"):
+        for of_first in (bad, other, same, bad):
+            try:
+                agree(members, CUDA, of_first if rank == 0 else same)
+                found.append("agreed")
+            except TileLinkError as e:
+                found.append(f"{type(e).__name__}: {e.message.partition(';')[0]}")
+    return found
 
 
 def compiled(group: dist.ProcessGroup, tokens: Sequence[int]) -> tuple[int, list[int], list[float]]:

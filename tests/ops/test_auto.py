@@ -71,11 +71,19 @@ def test_plain_torch_asks_for_nothing(pool: Pool) -> None:
 def test_ranks_that_know_different_machines_are_told(pool: Pool) -> None:
     machines = ["h800", "l20"]
     for (error,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.raised_on, machines, False)[:2]:
-        assert error.startswith("RankMismatchError") and "has plan torch, rank 0 one_shot" in error
+        assert error.startswith("RankMismatchError") and "rank 1 has machine l20, rank 0 h800" in error
     for (error,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.raised_on, machines, True)[:2]:
         assert error.startswith("RankMismatchError") and "set TILELINK_MACHINE to one on all ranks" in error
     for (error,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.raised_on, ["h800"] * 2, True)[:2]:
         assert error == "nothing"
+
+
+def test_the_first_call_on_cuda_devices_tells_every_rank_what_one_raised(pool: Pool) -> None:
+    """Every rank comes to the comparison, whatever happened before it; so no rank waits for one that failed."""
+    (first,), (second,) = pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.failing_first)[:2]
+    different = "RankMismatchError: this call: rank 1 has operator linear_all_reduce, rank 0 linear_reduce_scatter"
+    assert first == ["ShapeError: x is too short", different, "agreed", "ShapeError: x is too short"]
+    assert second == ["RankFailedError: rank 0 raised ShapeError: x is too short", different, "agreed", "agreed"]
 
 
 def test_compiled_once_for_all_tokens(pool: Pool) -> None:

@@ -18,7 +18,6 @@ from tilelink.ops.autocast import cast_for, no_autocast
 from tilelink.ops.checks import check_dim, check_weights
 from tilelink.ops.collectives import Members
 from tilelink.ops.plain import side_by_side
-from tilelink.ops.registration import operator
 
 
 def with_summed_gradient(x: torch.Tensor, group_name: str) -> torch.Tensor:
@@ -90,10 +89,12 @@ class _LinearOfReplicated(torch.autograd.Function):
         return of_x, None, None, None, *of_weights, *of_biases
 
 
-def _sum_now(x: torch.Tensor, group_name: str) -> torch.Tensor:
+@torch.library.custom_op(
+    "tilelink::sum_over_ranks", mutates_args=(), schema="(Tensor x, str group_name) -> Tensor",
+    tags=[torch.Tag.needs_fixed_stride_order],
+)  # fmt: skip
+def _sum_over_ranks(x: torch.Tensor, group_name: str) -> torch.Tensor:
     return collectives.all_reduce(Members.named(group_name), x)
 
 
-_sum_over_ranks = operator(
-    "sum_over_ranks(Tensor x, str group_name) -> Tensor", _sum_now, lambda x, group_name: torch.empty_like(x)
-)
+_sum_over_ranks.register_fake(lambda x, group_name: torch.empty_like(x))

@@ -4,38 +4,46 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 
+from tilelink.analysis.machine import machine
 from tilelink.errors import RankFailedError, RankMismatchError, Site, TileLinkError
+from tilelink.ops.auto import MACHINE, machine_name
 from tilelink.ops.checks import check_devices
 from tilelink.ops.collectives import Members, all_gather
+from tilelink.ops.paths import path_of
+from tilelink.ops.plain import Plain
 from tilelink.runtime.arguments import mismatch
 from tilelink.runtime.shared import gathered
 
-T = TypeVar("T")
+_machines: WeakKeyDictionary[dist.ProcessGroup, list[tuple[str, str]]] = WeakKeyDictionary()
+"""Of groups that have agreed on a call on CUDA devices, what the ranks said of their machines."""
 
 
-def agree(
-    members: Members, device: torch.device, check: Callable[[], T], describe: Callable[[T], Mapping[str, Any]]
-) -> T:
-    """What `check()` gives, once the ranks agree on how they describe it. Raises what `check` raises, RankFailedError
-    where it raised on another rank, RankMismatchError where ranks call differently.
+def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str, Any]]) -> None:
+    """Returns once the ranks agree on what they tell of a call. Raises what `tell()` raises, RankFailedError where it
+    raised on another rank, RankMismatchError where ranks call differently.
 
-    On CUDA devices nothing is exchanged here: the lane of the group compares calls that are new to it.
+    On a CPU each call is compared; on CUDA devices the first one of a group that programs compute. Every rank comes to
+    that, whatever it has to tell; the lane of the group compares later calls that are new to it.
     """
-    site = Site.of_user()
+    site, error = Site.of_user(), None
     try:
-        checked = check()
+        told = dict(tell())
     except TileLinkError as e:
-        error = type(e)(e.message, site)
-        if device.type == "cpu":
-            _compare(members, {"raised": f"{type(e).__name__}: {e.message}"}, site, error)
-        raise error from None
+        error, told = type(e)(e.message, site), {"raised": f"{type(e).__name__}: {e.message}"}
     if device.type == "cpu":
-        _compare(members, describe(checked), site)
-    return checked
+        _compare(members, told, site, error)
+    elif members.group not in _machines and _by_programs(device):
+        calls = gathered(members.group, (told, _described(device)))
+        _raise_difference([call for call, _ in calls], site, error)
+        _machines[members.group] = [described for _, described in calls]
+    elif error is not None:
+        raise error from None
 
 
 def agree_on_devices(
@@ -47,28 +55,70 @@ def agree_on_devices(
         return
     devices = {t.device for t in (x, *weights, *biases) if t is not None}
     if len(devices) > 1:
-        told = next((d for d in devices if d.type == "cpu"), x.device)
-        agree(Members.named(group_name), told, lambda: check_devices(x, weights, biases), lambda _: {})
+
+        def tell() -> Mapping[str, Any]:
+            check_devices(x, weights, biases)
+            return {}
+
+        agree(Members.named(group_name), next((d for d in devices if d.type == "cpu"), x.device), tell)
 
 
-def _compare(
-    members: Members, mine: Mapping[str, Any], site: Site, error: TileLinkError | None = None
-) -> None:
+def told_of_machine(device: torch.device) -> dict[str, str]:
+    """What the ranks have to agree on, for a plan to be chosen alike: the machine, and its description. Raises
+    UnknownMachineError and MachineError."""
+    name = machine_name(device)
+    numbers = "" if name is None else repr(sorted(machine(name).numbers.items()))
+    return {"machine": str(name), "description": hashlib.blake2b(numbers.encode(), digest_size=4).hexdigest()}
+
+
+def agreed_machine(members: Members, device: torch.device) -> str | None:
+    """The machine for which a plan is chosen on all ranks. On CUDA devices that of the first call of the group; raises
+    RankMismatchError, on every rank, where ranks take theirs for different ones."""
+    known = _machines.get(members.group, [])
+    for rank, (name, _) in enumerate(known):
+        if known[rank] != known[members.rank]:
+            ours = known[members.rank][0]
+            raise RankMismatchError(
+                f"rank {rank} takes its machine for {name}, rank {members.rank} for {ours}, so that they can't choose "
+                f"alike: set {MACHINE} to one on all ranks",
+                Site.of_user(),
+            )
+    return machine_name(device)
+
+
+def _by_programs(device: torch.device) -> bool:
+    try:
+        return path_of(device) is not Plain
+    except TileLinkError:  # which `tell` raises
+        return True
+
+
+def _described(device: torch.device) -> tuple[str, str]:
+    """As `told_of_machine`; what is wrong with the machine matters where a plan is chosen for it."""
+    try:
+        name, description = told_of_machine(device).values()
+    except TileLinkError as e:
+        return e.message, ""
+    return name, description
+
+
+def _compare(members: Members, mine: Mapping[str, Any], site: Site, error: TileLinkError | None) -> None:
     """Raises on every rank unless all of them have the same, and none an error."""
     digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).digest()
     word = torch.frombuffer(bytearray(digest), dtype=torch.int64)[None]
     words = all_gather(members, word, [1] * members.world)()
-    if error is None and bool((words == word).all()):
-        return
-    calls = dict(enumerate(gathered(members.group, dict(mine))))
+    if error is not None or not bool((words == word).all()):  # the same on all ranks
+        _raise_difference(gathered(members.group, dict(mine)), site, error)
+
+
+def _raise_difference(told: Sequence[Mapping[str, Any]], site: Site, error: TileLinkError | None) -> None:
+    """Raises the error of this rank, or that of another, or what is different between what the ranks told."""
     if error is not None:
-        raise error
-    for rank, theirs in calls.items():
+        raise error from None
+    for rank, theirs in enumerate(told):
         if "raised" in theirs:
             raise RankFailedError(f"rank {rank} raised {theirs['raised']}", site)
-    uneven = "; shards of different lengths are told to every rank, by lengths="
-    raise RankMismatchError((mismatch("this call", calls) or "") + uneven * _differ_in_shapes(calls), site)
-
-
-def _differ_in_shapes(calls: Mapping[int, Mapping[str, Any]]) -> bool:
-    return len({str(c.get("shapes")) for c in calls.values()}) > 1
+    if any(theirs != told[0] for theirs in told):
+        uneven = "; shards of different lengths are told to every rank, by lengths="
+        uneven *= len({str(t.get("shapes")) for t in told}) > 1
+        raise RankMismatchError((mismatch("this call", dict(enumerate(told))) or "") + uneven, site)

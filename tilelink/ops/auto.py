@@ -4,48 +4,41 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from tilelink.analysis.machine import Machine, machine, machine_of_device
-from tilelink.errors import MachineError, MachineMemoryError, RankMismatchError, Site
-from tilelink.ops.collectives import Members
-from tilelink.ops.paths import path_of
-from tilelink.plans import AUTO, TORCH, choose
-from tilelink.runtime.shared import gathered
+from tilelink.analysis.machine import machine, machine_of_device
+from tilelink.errors import MachineError, MachineMemoryError
+from tilelink.plans import choose
 
 MACHINE = "TILELINK_MACHINE"
 """The environment variable that names the machine: one of `tilelink machine list`, or the path of a description."""
 
-_compared: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()
+
+class Asked(NamedTuple):
+    """What a call needs a plan of: an operator (or its backward) with its sizes, as `choose` takes them."""
+
+    operator: str
+    M: int
+    N: int | Sequence[int]
+    K: int
 
 
-def settled(
-    operator: str, plan: str | None, members: Members, like: torch.Tensor, M: int, N: int | Sequence[int], K: int
-) -> str | None:
-    """The plan of a call: the one that is asked for, or the one that is predicted to be the fastest where that is
-    "auto"; None, which stands for the first, where the machine is not known. Nothing is timed.
+def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype) -> str | None:
+    """The plan that is predicted to be the fastest on a machine; None, which stands for the first, where the machine is
+    not known, too small, or described without products of this dtype. Nothing is timed.
 
     Predictions are those of the largest power of two of rows that a call has, and are kept: numbers of rows between two
-    powers of two share a plan. The ranks choose alike, since they know the same: the machine, whose description they
-    compare once on CUDA devices (on a CPU each call is compared), and the sizes. Raises UnknownMachineError and
-    MachineError for what `TILELINK_MACHINE` says, RankMismatchError.
+    powers of two share a plan.
     """
-    if plan != AUTO:
-        return plan
-    if path_of(like.device).__name__ == "tilelink.ops.plain":
-        return TORCH
-    name = machine_name(like.device)
-    if like.device.type != "cpu":
-        _compare(members, name)
+    operator, M, N, K = asked
     if name is None or not M * K * min(N if isinstance(N, Sequence) else [N]):
         return None
-    rows, dtype = 1 << (M.bit_length() - 1), str(like.dtype).removeprefix("torch.")
+    rows, of_dtype = 1 << (M.bit_length() - 1), str(dtype).removeprefix("torch.")
     try:
-        return choose(operator, M=rows, N=N, K=K, world=members.world, machine=name, dtype=dtype).plan
-    except (MachineError, MachineMemoryError):  # too small a machine, or one without products of this dtype
+        return choose(operator, M=rows, N=N, K=K, world=world, machine=name, dtype=of_dtype).plan
+    except (MachineError, MachineMemoryError):
         return None
 
 
@@ -57,23 +50,3 @@ def machine_name(device: torch.device) -> str | None:
         machine(said)
         return said
     return machine_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-
-
-def _compare(members: Members, name: str | None) -> None:
-    """Raises RankMismatchError where the ranks take their machine for different ones. Collective, once for a group and
-    a machine."""
-    if _compared.get(members.group) == str(name):
-        return
-    mine = str(name), None if name is None else _numbers(machine(name))
-    for rank, theirs in enumerate(gathered(members.group, mine)):
-        if theirs != mine:
-            raise RankMismatchError(
-                f"rank {rank} takes its machine for {theirs[0]}, rank {members.rank} for {name}, so that they can't "
-                f"choose alike: set {MACHINE} to one on all ranks",
-                Site.of_user(),
-            )
-    _compared[members.group] = str(name)
-
-
-def _numbers(found: Machine) -> tuple[tuple[str, float], ...]:
-    return tuple(sorted(found.numbers.items()))

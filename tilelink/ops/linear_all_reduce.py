@@ -2,20 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tilelink.ops.agreement import agree, agree_on_devices
-from tilelink.ops.auto import settled
+from tilelink.ops.agreement import agree_on_devices
+from tilelink.ops.auto import Asked
 from tilelink.ops.autocast import cast_for, no_autocast
 from tilelink.ops.checks import check_dim, check_reduce_op, check_weights
-from tilelink.ops.collectives import Members, name_of_group, size_of_group
+from tilelink.ops.collectives import name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows
-from tilelink.ops.paths import Path, path_of
-from tilelink.ops.registration import operator
+from tilelink.ops.operator import Call, made_known
+from tilelink.ops.plain import Plain
 from tilelink.plans.names import check_plan
+
+
+@dataclass
+class LinearAllReduce(Call):
+    """A call of it. The result is one tensor, of which every rank has a copy, and so is its gradient: the backward is
+    plain torch."""
+
+    name = "linear_all_reduce"
+    results = "Tensor"
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    reduce_op: str
+    group_name: str
+    plan: str | None
+
+    def check(self) -> None:
+        check_dim(self.x, 0, "dimension")
+        check_weights(self.x, self.x.shape[-1], [self.weight], [self.bias])
+        check_reduce_op(self.reduce_op)
+        check_plan(self.name, self.plan)
+
+    def told(self) -> Mapping[str, Any]:
+        shapes = {"x": tuple(self.x.shape), "weight": tuple(self.weight.shape)}
+        return {"shapes": shapes, "bias": self.bias is not None, "reduce_op": self.reduce_op}
+
+    def asked(self) -> Asked:
+        N, K = self.weight.shape
+        return Asked(self.name, self.x.numel() // max(1, K), N, K)
+
+    def run(self, path: Plain) -> torch.Tensor:
+        rows = as_rows(self.x, self.x.dim() - 1)
+        out = path.linear_all_reduce(rows, self.weight, self.bias, self.reduce_op == "avg")
+        return out.reshape(*self.x.shape[:-1], self.weight.shape[0])
+
+    def fake(self) -> torch.Tensor:
+        return self.x.new_empty([*self.x.shape[:-1], self.weight.shape[0]])
+
+    def setup(self, ctx: Any, output: torch.Tensor) -> None:
+        ctx.scale = 1 / size_of_group(self.group_name) if self.reduce_op == "avg" else 1
+        ctx.save_for_backward(self.x, self.weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
+        (grad,), (x, weight) = grads, ctx.saved_tensors
+        need_x, need_weight, need_bias, *_ = ctx.needs_input_grad
+        scaled, over_all = grad if ctx.scale == 1 else grad * ctx.scale, list(range(grad.dim() - 1))
+        return {
+            "x": scaled @ weight if need_x else None,
+            "weight": torch.tensordot(scaled, x, dims=(over_all, over_all)) if need_weight else None,
+            "bias": grad.sum(over_all) if need_bias else None,
+        }
+
+
+_operator = made_known(LinearAllReduce, "linear_all_reduce")
 
 
 def linear_all_reduce(
@@ -48,67 +106,3 @@ def linear_all_reduce(
         return _operator(x, weight, bias, reduce_op, name, plan)
 
 
-def _check(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, reduce_op: str, plan: str | None
-) -> None:
-    check_dim(x, 0, "dimension")
-    check_weights(x, x.shape[-1], [weight], [bias])
-    check_reduce_op(reduce_op)
-    check_plan("linear_all_reduce", plan)
-
-
-def _forward(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, reduce_op: str, group_name: str, plan: str | None
-) -> torch.Tensor:
-    members = Members.named(group_name)
-
-    def check() -> tuple[Path, str | None]:
-        _check(x, weight, bias, reduce_op, plan)
-        M, (N, K) = x.numel() // max(1, x.shape[-1]), weight.shape
-        found = settled("linear_all_reduce", plan, members, x, M, N, K)
-        return path_of(x.device, found), found
-
-    path, by = agree(members, x.device, check, lambda checked: {
-        "operator": "linear_all_reduce", "shapes": {"x": tuple(x.shape), "weight": tuple(weight.shape)},
-        "bias": bias is not None, "dtype": x.dtype, "reduce_op": reduce_op, "plan": checked[1],
-        "computed by": checked[0].__name__,
-    })  # fmt: skip
-    rows = as_rows(x, x.dim() - 1)
-    out = path.linear_all_reduce(members, rows, weight, bias, by, reduce_op == "avg")
-    return out.reshape(*x.shape[:-1], weight.shape[0])
-
-
-def _fake(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, reduce_op: str, group_name: str, plan: str | None
-) -> torch.Tensor:
-    _check(x, weight, bias, reduce_op, plan)
-    return x.new_empty([*x.shape[:-1], weight.shape[0]])
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, weight, _, reduce_op, group_name, _ = inputs
-    ctx.scale = 1 / size_of_group(group_name) if reduce_op == "avg" else 1
-    ctx.save_for_backward(x, weight)
-
-
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    x, weight = ctx.saved_tensors
-    need_x, need_weight, need_bias, *_ = ctx.needs_input_grad
-    scaled, over_all = grad if ctx.scale == 1 else grad * ctx.scale, list(range(grad.dim() - 1))
-    return (
-        scaled @ weight if need_x else None,
-        torch.tensordot(scaled, x, dims=(over_all, over_all)) if need_weight else None,
-        grad.sum(over_all) if need_bias else None,
-        None,
-        None,
-        None,
-    )
-
-
-_operator = operator(
-    "linear_all_reduce(Tensor x, Tensor weight, Tensor? bias, str reduce_op, str group_name, str? plan) -> Tensor",
-    _forward,
-    _fake,
-    setup=_setup,
-    backward=_backward,
-)

@@ -10,11 +10,11 @@ import torch
 
 from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather import all_gather as all_gather_program
-from tilelink.ops import plain
 from tilelink.ops.collectives import Later, Members
 from tilelink.ops.lanes import lane
 from tilelink.ops.mean import mean_over
-from tilelink.plans.names import planned
+from tilelink.ops.plain import Maybe, Plain, Tensors
+from tilelink.plans.names import Plan
 
 _preparing = False
 
@@ -30,129 +30,92 @@ def preparing() -> Iterator[None]:
         _preparing = before
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight.T + bias on this rank, by torch: there is nothing to overlap."""
-    return plain.linear(x, weight, bias)
+class Programs(Plain):
+    """As `Plain`, by the program and the schedule of a plan; what is empty is left to plain torch."""
 
+    plan: Plan
 
-def all_gather(members: Members, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
-    """As `plain.all_gather`."""
-    shape = sum(lengths), rows.shape[1]
-    if not all(shape):
-        return plain.all_gather(members, rows, lengths)
-    full = _empty(members, rows, shape)
-    _run(all_gather_program, members, rows, out=full, parts={"M": lengths})
-    return lambda: full
+    def __init__(self, members: Members, plan: Plan | None = None) -> None:
+        super().__init__(members, plan)
+        self.plain = Plain(members)
 
+    def all_gather(self, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
+        shape = sum(lengths), rows.shape[1]
+        if not all(shape):
+            return self.plain.all_gather(rows, lengths)
+        full = self._empty(rows, shape)
+        _run(all_gather_program, self.members, rows, out=full, parts={"M": lengths})
+        return lambda: full
 
-def gather_linear(
-    members: Members,
-    rows: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor | None],
-    lengths: Sequence[int],
-    plan: str | None,
-    keep: bool,
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """As `plain.gather_linear`, on one gather."""
-    M, K = sum(lengths), rows.shape[1]
-    if not M * K * min(len(w) for w in weights):
-        return plain.gather_linear(members, rows, weights, biases, lengths, plan, keep)
-    outs = [_empty(members, rows, (M, len(w))) for w in weights]
-    bias = list(biases) if any(b is not None for b in biases) else None
-    full = _empty(members, rows, (M, K)) if keep else None
-    (program, schedule), turned = planned("all_gather_linear", plan), [w.T for w in weights]
-    of = {"M": lengths}
-    _run(program, members, rows, turned, out=outs, bias=bias, gathered=full, schedule=schedule, parts=of)
-    return full, outs
+    def gather_linear(
+        self, rows: torch.Tensor, weights: Tensors, biases: Maybe, lengths: Sequence[int], keep: bool = False
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        M, K = sum(lengths), rows.shape[1]
+        if not M * K * min(len(w) for w in weights):
+            return self.plain.gather_linear(rows, weights, biases, lengths, keep)
+        outs = [self._empty(rows, (M, len(w))) for w in weights]
+        bias = list(biases) if any(b is not None for b in biases) else None
+        full = self._empty(rows, (M, K)) if keep else None
+        self._run(rows, [w.T for w in weights], out=outs, bias=bias, gathered=full, parts={"M": lengths})
+        return full, outs
 
+    def linear_scatter(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        lengths: Sequence[int],
+        dtype: torch.dtype,
+        mean: bool = False,
+    ) -> Later:
+        if not x.numel() * len(weight):
+            return self.plain.linear_scatter(x, weight, bias, lengths, dtype, mean)
+        out = self._empty(x, (lengths[self.members.rank], len(weight)), dtype)
+        self._run(x, weight.T, out=out, parts={"M": lengths}, **self._ending(bias, mean))
+        return lambda: out
 
-def linear_scatter(
-    members: Members,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    lengths: Sequence[int],
-    plan: str | None,
-    dtype: torch.dtype,
-    mean: bool = False,
-) -> Later:
-    """As `plain.linear_scatter`; partial sums travel in `dtype`, and in float32 around a ring."""
-    if not x.numel() * len(weight):
-        return plain.linear_scatter(members, x, weight, bias, lengths, plan, dtype, mean)
-    out = _empty(members, x, (lengths[members.rank], len(weight)), dtype)
-    program, schedule = planned("linear_reduce_scatter", plan)
-    ending, of = _ending(members, bias, mean), {"M": lengths}
-    _run(program, members, x, weight.T, out=out, schedule=schedule, parts=of, **ending)
-    return lambda: out
+    def gather_linear_gradients(
+        self, grads: Tensors, weights: Tensors, rows: torch.Tensor, lengths: Sequence[int]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        if not sum(lengths) * rows.shape[1] * min(len(w) for w in weights):
+            return self.plain.gather_linear_gradients(grads, weights, rows, lengths)
+        dx, dweights = self._empty(rows, rows.shape), [self._empty(rows, w.shape) for w in weights]
+        turned, wanted = [w.T for w in weights], [w.T for w in dweights]
+        self._run(list(grads), turned, rows, dx=dx, dweight=wanted, parts={"M": lengths})
+        return dx, dweights
 
+    def linear_scatter_gradients(
+        self, grad: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, lengths: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not x.numel() * len(weight):
+            return self.plain.linear_scatter_gradients(grad, weight, x, lengths)
+        dx, dweight = self._empty(x, x.shape), self._empty(x, weight.shape)
+        self._run(grad, weight.T, x, dx=dx, dweight=dweight.T, parts={"M": lengths})
+        return dx, dweight
 
-def gather_linear_gradients(
-    members: Members,
-    grads: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    rows: torch.Tensor,
-    lengths: Sequence[int],
-    plan: str | None,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """As `plain.gather_linear_gradients`, in one kernel."""
-    if not sum(lengths) * rows.shape[1] * min(len(w) for w in weights):
-        return plain.gather_linear_gradients(members, grads, weights, rows, lengths, plan)
-    dx = _empty(members, rows, (len(rows), rows.shape[1]))
-    dweights = [_empty(members, rows, (len(w), w.shape[1])) for w in weights]
-    turned, wanted, of = [w.T for w in weights], [w.T for w in dweights], {"M": lengths}
-    program, schedule = planned("all_gather_linear_backward", plan)
-    _run(program, members, list(grads), turned, rows, dx=dx, dweight=wanted, schedule=schedule, parts=of)
-    return dx, dweights
+    def linear_all_reduce(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, mean: bool
+    ) -> torch.Tensor:
+        if not x.numel() * len(weight):
+            return self.plain.linear_all_reduce(x, weight, bias, mean)
+        out = self._empty(x, (len(x), len(weight)))
+        self._run(x, weight.T, out=out, **self._ending(bias, mean))
+        return out
 
+    def _ending(self, bias: torch.Tensor | None, mean: bool) -> dict[str, Any]:
+        """What a program does to a sum before it is rounded. It adds the bias first, so that of a mean is as many times
+        as much."""
+        world = self.members.world
+        if not mean:
+            return {"bias": bias}
+        return {"bias": None if bias is None else bias.float() * world, "epilogue": mean_over(world)}
 
-def linear_scatter_gradients(
-    members: Members,
-    grad: torch.Tensor,
-    weight: torch.Tensor,
-    x: torch.Tensor,
-    lengths: Sequence[int],
-    plan: str | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `plain.linear_scatter_gradients`, in one kernel."""
-    if not x.numel() * len(weight):
-        return plain.linear_scatter_gradients(members, grad, weight, x, lengths, plan)
-    dx, dweight = _empty(members, x, (len(x), x.shape[1])), _empty(members, x, (len(weight), x.shape[1]))
-    (program, schedule), of = planned("linear_reduce_scatter_backward", plan), {"M": lengths}
-    _run(program, members, grad, weight.T, x, dx=dx, dweight=dweight.T, schedule=schedule, parts=of)
-    return dx, dweight
+    def _empty(self, like: torch.Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Memory for a result, of the dtype of a tensor by default."""
+        return lane(self.members.group, device=like.device.type).allocate(tuple(shape), dtype or like.dtype)
 
-
-def linear_all_reduce(
-    members: Members,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    plan: str | None,
-    mean: bool,
-) -> torch.Tensor:
-    """As `plain.linear_all_reduce`; partial sums travel in the dtype of x."""
-    if not x.numel() * len(weight):
-        return plain.linear_all_reduce(members, x, weight, bias, plan, mean)
-    out = _empty(members, x, (len(x), len(weight)))
-    program, schedule = planned("linear_all_reduce", plan)
-    _run(program, members, x, weight.T, out=out, schedule=schedule, **_ending(members, bias, mean))
-    return out
-
-
-def _ending(members: Members, bias: torch.Tensor | None, mean: bool) -> dict[str, Any]:
-    """What a program does to a sum before it is rounded. It adds the bias first, so that of a mean is as many times
-    as much."""
-    if not mean:
-        return {"bias": bias}
-    return {"bias": None if bias is None else bias.float() * members.world, "epilogue": mean_over(members.world)}
-
-
-def _empty(
-    members: Members, like: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """Memory for a result, of the dtype of a tensor by default."""
-    return lane(members.group, device=like.device.type).allocate(shape, dtype or like.dtype)
+    def _run(self, *tensors: Any, **options: Any) -> None:
+        _run(self.plan.program, self.members, *tensors, schedule=self.plan.schedule, **options)
 
 
 def _run(program: Program, members: Members, *tensors: Any, **options: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tilelink.errors import ScheduleError, Site, TileSizeError
 from tilelink.frontend.kept import kept
@@ -25,6 +25,13 @@ AUTO = "auto"
 """The plan that stands for the one that is predicted to be the fastest on this machine."""
 
 
+class Plan(NamedTuple):
+    """A plan that a program computes, in a schedule."""
+
+    program: Program
+    schedule: str
+
+
 @kept()
 def plans(operator: str) -> dict[str, tuple[Program, str]]:
     """The plans of an operator by which a program computes it: that program and the name of its schedule. The first is
@@ -41,7 +48,7 @@ def plans(operator: str) -> dict[str, tuple[Program, str]]:
 
 
 @kept()
-def planned(operator: str, plan: str | None) -> tuple[Program, str]:
+def planned(operator: str, plan: str | None) -> Plan:
     """The program of a plan, and its schedule as text; a plan may have changes after its name, as a schedule may:
     "one_shot,matmul.tile=16x64x64". Raises ScheduleError, also TileSizeError for a change."""
     known = plans(operator)
@@ -50,7 +57,7 @@ def planned(operator: str, plan: str | None) -> tuple[Program, str]:
         raise ScheduleError(f"plan is {plan!r}; plans of {operator} are {', '.join(known)}, {TORCH} and {AUTO}")
     program, schedule = known[name] if name is not None else next(iter(known.values()))
     changed_by(program, program.schedule(schedule), changes)
-    return program, ",".join([schedule, *changes])
+    return Plan(program, ",".join([schedule, *changes]))
 
 
 def check_plan(operator: str, plan: str | None) -> None:
