@@ -36,7 +36,7 @@ lint: $(READY) ## ruff and mypy
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy tilelink bench tools/setup.py
 
-bench: $(READY) ## the benchmark harness; results in bench/out; one small shape: ARGS=--quick
+bench: $(READY) ## every program checked at a small shape, and times predicted; pages in bench/out; executed figures, too: ARGS=--full
 	$(RUN) -m bench --out bench/out $(ARGS)
 
 gates: $(READY) $(GATED:%=gates-%) ## every kernel compiled for every target, on every Triton, held against its program; some: ARGS="--only ring"

@@ -94,6 +94,11 @@ def plan(
 def _check_known(op: str, dtype: str) -> None:
     if op not in OPERATORS:
         raise UsageError(f"there is no operator {op} to measure; there is {', '.join(OPERATORS)}")
+    check_dtype(dtype)
+
+
+def check_dtype(dtype: str) -> None:
+    """Raises DtypeError for one whose results nothing is known of."""
     if dtype not in LIMITS:
         raise DtypeError(f"there is no limit for results in {dtype}; there is one for {', '.join(LIMITS)}")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from shlex import join
 from typing import TypeVar
 
-from bench import compare, records
-from bench.cases import LAYERS, QUICK, plan
+from bench import compare, index, overview, records
+from bench.cases import LAYERS, QUICK, Case, plan
 from bench.operators import OPERATORS, Shape
-from bench.processes import measure_all
+from bench.processes import measure_all, run_all
 from bench.table import table
 from tilelink.cli import Parser, failure, respond
 from tilelink.cli.command import Answer, UsageError
@@ -42,23 +42,42 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> Answer:
     if args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs}: at least one process is needed")
+    jobs, cases = _asked(args)
+    _make(args.out)
+    command, made, texts, files = join(["python", "-m", "bench", *argv]), list[records.Record](), list[str](), []
+    if jobs:
+        found = run_all(overview.run, jobs, args.jobs, cost=lambda job: job.cost, said=overview.said)
+        made += [r | records.about(command) for of_job in found for r in of_job]
+        texts.append(overview.text(made))
+        files += [str(args.out / r["page"]) for r in made if r.get("page")]
+    if cases:
+        measured = measure_all(cases, args.jobs)
+        logical = records.records(measured, command)
+        made += logical
+        texts.append(table(logical))
+        files += [f for m in measured for f in m.files]
+    files.append(str(records.write(made, args.out)))
+    text = "\n".join(texts)
+    page = str(index.write(text, made, files, args.out))
+    status = "ok" if all(r["ok"] for r in made) else "finding"
+    return Answer({"records": made, "files": [page, *files]}, f"{text}\nAll pages and results: {page}\n", status=status)
+
+
+def _asked(args: argparse.Namespace) -> tuple[list[overview.Job], list[Case]]:
+    """The checks and predictions that flags ask for, and what is executed for its logical makespan."""
+    executed = args.full or args.quick or args.shapes is not None
     shapes = args.shapes or ([QUICK] if args.quick else list(LAYERS))
     seeds = range(QUICK_SEEDS if args.quick else SEEDS)
     try:
-        cases = plan(args.ops, shapes, args.worlds, args.dtypes, seeds, args.out)
+        jobs = overview.jobs(args.ops, args.worlds, args.dtypes, args.out) if args.full or not executed else []
+        ops = args.ops or list(OPERATORS)
+        if jobs:  # which say what is wrong with a name; not every program is executed for a figure
+            ops = [op for op in ops if op in OPERATORS]
+        return jobs, plan(ops, shapes, args.worlds, args.dtypes, seeds, args.out) if executed and ops else []
     except TileLinkError as e:
         if e.site and Path(e.site.file).parent == Path(__file__).parent:
             raise type(e)(e.message) from e  # it is about a flag, not about a line here
         raise
-    _make(args.out)
-    measured = measure_all(cases, args.jobs)
-    made = records.records(measured, join(["python", "-m", "bench", *argv]))
-    results = records.write(made, args.out)
-    files = [str(results), *(f for m in measured for f in m.files)]
-    status = "ok" if all(m.ok for m in measured) else "finding"
-    listed = "".join(f"  {f}\n" for f in files)
-    text = f"{table(made)}\nResults, and timelines (ui.perfetto.dev opens the traces):\n{listed}"
-    return Answer({"records": made, "files": files}, text, status=status)
 
 
 def _make(out: Path) -> None:
@@ -95,26 +114,32 @@ def _read(path: Path) -> list[records.Record]:
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m bench", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Measures operators against their unfused forms; every result is checked first. Leaves results,\n"
-        f"as JSON lines, and timelines in --out. `python -m bench {COMPARE} A B` tells what got worse from A to B.",
-        epilog="example:\n  python -m bench --shapes qkv M=64,N=512,K=1024 --worlds 2,4 --dtypes bf16,fp16",
+        description="Checks every program in every schedule at a small shape on CPU ranks, and predicts the MLPs of\n"
+        "the TileLink paper, in under three minutes on two cores. Leaves pages and results (JSON lines) in --out.\n"
+        "With --full, --quick or --shapes it executes operators beside their unfused forms, too, for their logical\n"
+        f"makespan. `python -m bench {COMPARE} A B` tells what got worse from A to B.",
+        epilog="examples:\n  python -m bench --ops all_gather_matmul --worlds 2,3 --dtypes bf16,fp16\n"
+        "  python -m bench --shapes qkv M=64,N=512,K=1024 --worlds 2,4",
     )  # fmt: skip
     known = "; ".join(
         f"of {op}: " + ", ".join(f"{name} ({shape_text(shape)})" for name, shape in operator.layers.items())
         for op, operator in OPERATORS.items()
     )
-    every = ",".join(OPERATORS)
-    parser.add_argument("--ops", type=_list(str), default=list(OPERATORS), metavar="OP,...", help=f"(default: {every})")
+    parser.add_argument(
+        "--ops", type=_list(str), metavar="OP,...", help="programs of `tilelink list` (default: all); those that are "
+        f"executed for a figure: {', '.join(OPERATORS)}",
+    )  # fmt: skip
     parser.add_argument(
         "--shapes", type=_shape, nargs="+", metavar="SHAPE",
-        help=f"as of `tilelink --shape`, or a layer of Llama-3-8B at tensor parallel 4: {known} (default: all)",
+        help=f"execute these: as of `tilelink --shape`, or a layer of Llama-3-8B at tensor parallel 4: {known}",
     )  # fmt: skip
+    parser.add_argument("--full", action="store_true", help="execute all of these layers, too (a quarter of an hour)")
     parser.add_argument("--worlds", type=_list(int), default=[4], metavar="N,...", help="numbers of ranks (default: 4)")
     parser.add_argument(
         "--dtypes", type=_list(read_dtype), default=["bfloat16"], metavar="DTYPE,...", help="(default: bf16)"
     )
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="for all files (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help=f"a small shape, {shape_text(QUICK)}, and fewer runs")
+    parser.add_argument("--quick", action="store_true", help=f"execute one shape, {shape_text(QUICK)}, twice")
     parser.add_argument(
         "--jobs", type=int, default=records.cores(), metavar="N", help="processes (default: one a core, %(default)s)"
     )

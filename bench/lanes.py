@@ -144,6 +144,15 @@ def _schedule(dice: random.Random, schedule: Schedule) -> Schedule:
     return schedule.changed(**changes)
 
 
+def small(schedule: Schedule, tile: int, count: int) -> Schedule:
+    """A schedule in tiles of `tile` elements along each dimension, whose roles with a count have `count` workers."""
+    changes: dict[str, dict[str, Any]] = {}
+    for role, resource in _tiled(schedule).items():
+        counted = isinstance(resource, SMs) and resource.count is not None
+        changes[role] = {"tile": tuple(n and tile for n in resource.tile)} | ({"count": count} if counted else {})
+    return schedule.changed(**changes)
+
+
 def _tiled(schedule: Schedule) -> dict[str, Any]:
     """The resources that have tiles, by role."""
     return {role: resource for role, resource in schedule.items() if not isinstance(resource, Epilogue)}

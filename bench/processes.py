@@ -1,23 +1,52 @@
-"""All cases, side by side: a process runs one at a time, the costly ones first."""
+"""Jobs side by side: a process runs one at a time, the costly ones first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
+from typing import TypeVar
 
 from bench import progress
 from bench.cases import Case
 from bench.measure import Measured, measure
 
+J = TypeVar("J")
+R = TypeVar("R")
 
-def measure_all(cases: Sequence[Case], jobs: int) -> list[Measured]:
-    """What came of each case, in the order of the cases, with `jobs` processes; one job is done in this process."""
-    jobs = min(jobs, len(cases))
-    progress.say(f"{len(cases)} cases, {sum(len(c.seeds) for c in cases)} runs, {jobs} at a time")
-    if jobs == 1:
-        return [measure(case) for case in cases]
-    order = sorted(range(len(cases)), key=lambda k: -cases[k].cost)
-    with ProcessPoolExecutor(jobs, get_context("spawn"), progress.begin, (progress.began(),)) as pool:
-        done = dict(zip(order, pool.map(measure, [cases[k] for k in order]), strict=True))
-    return [done[k] for k in range(len(cases))]
+
+def measure_all(cases: Sequence[Case], processes: int) -> list[Measured]:
+    """What came of each case, in the order of the cases."""
+
+    def said(made: Measured) -> str:
+        return f"{made.case.name}: {'right' if made.ok else 'WRONG'}"
+
+    progress.say(f"{len(cases)} cases, {sum(len(c.seeds) for c in cases)} runs, {processes} at a time")
+    return run_all(measure, cases, processes, cost=lambda case: case.cost, said=said)
+
+
+def run_all(
+    run: Callable[[J], R], jobs: Sequence[J], processes: int, *, cost: Callable[[J], float], said: Callable[[R], str]
+) -> list[R]:
+    """What `run` makes of each job, in their order; one process is this one. Each that is done is `said` on stderr,
+    with the time left, which is reckoned from what the jobs cost."""
+    began, whole, done = time.perf_counter(), sum(map(cost, jobs)), 0.0
+    found: dict[int, R] = {}
+    for k, result in _finished(run, jobs, min(processes, len(jobs)), cost):
+        found[k], done = result, done + cost(jobs[k])
+        left = (time.perf_counter() - began) * (whole - done) / done
+        progress.say(f"{len(found)} of {len(jobs)}, about {left:.0f} s left: {said(result)}")
+    return [found[k] for k in range(len(jobs))]
+
+
+def _finished(
+    run: Callable[[J], R], jobs: Sequence[J], processes: int, cost: Callable[[J], float]
+) -> Iterator[tuple[int, R]]:
+    order = sorted(range(len(jobs)), key=lambda k: -cost(jobs[k]))
+    if processes <= 1:
+        yield from ((k, run(jobs[k])) for k in range(len(jobs)))
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn"), progress.begin, (progress.began(),)) as pool:
+        futures = {pool.submit(run, jobs[k]): k for k in order}
+        yield from ((futures[f], f.result()) for f in as_completed(futures))

@@ -29,13 +29,17 @@ def records(measured: Sequence[Measured], command: str) -> list[Record]:
     """Two records a case: its logical makespan, and the wall time of the interpreter. Of a wrong result there is no
     figure. `logical` holds the makespan, as it is no time, and the ratio of the unfused form's to it."""
     baselines = {_group(m): m for m in measured if m.case.schedule == UNFUSED and m.ok}
-    about = {"versions": versions(), "machine": machine(), "command": command}
     made = []
     for m in measured:
         for what in (LOGICAL, WALL):
             figures = _logical(m, baselines.get(_group(m))) if what == LOGICAL else _wall(m)
-            made.append({**_head(m, what), **figures, "speedup": None, "bound_us": None, **about})
+            made.append({**_head(m, what), **figures, "speedup": None, "bound_us": None, **about(command)})
     return made
+
+
+def about(command: str) -> Record:
+    """What every record says of the run that it is of."""
+    return {"versions": versions(), "machine": machine(), "command": command}
 
 
 def _group(m: Measured) -> tuple[Any, ...]:

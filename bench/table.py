@@ -34,7 +34,7 @@ def table(made: Sequence[Record]) -> str:
         "searched for races, too, and drawn."
     )
     notes = [spread, *NOTES, *([OF_RING] if any(r["schedule"] == RING for r in made) else [])]
-    return "\n".join([*sections, *map(_wrapped, notes), ""])
+    return "\n".join([*sections, *map(wrapped, notes), ""])
 
 
 def _section(group: list[Record]) -> str:
@@ -55,7 +55,7 @@ def _section(group: list[Record]) -> str:
             wrong.append(f"WRONG: {shape}, {logical['schedule']}: {why}\n")
     head = f"{first['op']}: {first['world']} ranks on the CPU, {first['dtype']}, {first['workers']} workers a rank\n"
     baseline = next((r["baseline"] for r in group if r["baseline"]), "")
-    return "\n".join([head, _aligned(rows), *wrong, _aligned(work), f"{_wrapped(baseline)}\n"])
+    return "\n".join([head, aligned(rows), *wrong, aligned(work), f"{wrapped(baseline)}\n"])
 
 
 def _cells(logical: Record, wall: Record) -> list[str]:
@@ -72,11 +72,12 @@ def _cells(logical: Record, wall: Record) -> list[str]:
     ]  # fmt: skip
 
 
-def _wrapped(note: str) -> str:
+def wrapped(note: str) -> str:
+    """A note in lines of a page."""
     return fill(note, 118, subsequent_indent="    " if note.startswith("[") else "", break_long_words=False)
 
 
-def _aligned(rows: list[list[str]]) -> str:
+def aligned(rows: list[list[str]]) -> str:
     """Columns two spaces apart, a rule under the first row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows = [rows[0], ["-" * w for w in widths], *rows[1:]]

@@ -14,14 +14,19 @@ from typing import Any
 import pytest
 import torch
 
-from bench import processes
+from bench import overview, processes
 from bench.cases import LAYERS, plan
 from bench.check import relative_rms
 from bench.command import main
 from bench.compare import TOLERANCE, regressions
 from bench.operators import OPERATORS, UNFUSED, AllGatherMatmul
+from bench.overview import CHECK, FORESEEN
 from bench.records import LOGICAL, RESULTS, WALL, read
+from bench.references import REFERENCES
 from bench.table import table
+from tilelink.analysis.simulate.interval import FUSED
+from tilelink.kernels import operators
+from tilelink.kernels.all_gather import all_gather
 
 CONTRACT = {
     "op", "shape", "dtype", "world", "schedule", "kind", "what", "rel_rms", "ok", "median_us", "min_us", "max_us",
@@ -75,6 +80,12 @@ class TestRecords:
         assert wall["logical"] is None
         assert 0 < wall["min_us"] <= wall["median_us"] <= wall["max_us"]
 
+    def test_are_linked_from_one_page(self, result: tuple[Record, Path]) -> None:
+        answer, out = result
+        assert answer["files"][0] == str(out / "index.html")
+        linked = re.findall(r'href="([^"]+)"', (out / "index.html").read_text())
+        assert sorted([*linked, "index.html"]) == sorted(p.name for p in out.iterdir())
+
     def test_come_with_timelines_of_every_form(self, result: tuple[Record, Path]) -> None:
         answer, out = result
         assert sorted(map(Path, answer["files"])) == sorted(out.iterdir())
@@ -114,6 +125,73 @@ def test_several_weights_are_measured_on_one_gather(tmp_path: Path) -> None:
     assert [(r["schedule"], r["ok"], r["shape"]) for r in read(tmp_path) if r["what"] == LOGICAL] == [
         (form, True, shape) for form in FORMS
     ]
+
+
+class TestOverview:
+    """What `make bench` does without a flag."""
+
+    def run(self, out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
+        code = main([*flags, "--out", str(out), "--jobs", "1"])
+        return code, *capsys.readouterr()
+
+    def test_checks_every_schedule_and_tells_one_path(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        code, said, progress = self.run(tmp_path, capsys, "--ops", "matmul,all_gather", "--worlds", "2")
+        assert code == 0 and "2 of 2 schedules of programs are right" in said
+        assert said.endswith(f"All pages and results: {tmp_path / 'index.html'}\n") and said.count(str(tmp_path)) == 1
+        assert re.search(r"\] 1 of 2, about \d+ s left: all_gather, pull: right$", progress, re.MULTILINE)
+        records = read(tmp_path)
+        assert [(r["op"], r["schedule"], r["kind"], r["what"]) for r in records] == [
+            ("all_gather", "pull", "measured", CHECK), ("matmul", "gemm", "measured", CHECK)
+        ]  # fmt: skip
+        for r in records:
+            assert r.keys() >= CONTRACT and r["ok"] and r["rel_rms"] <= r["limit"] and r["world"] == 2
+            assert r["median_us"] is r["speedup"] is r["bound_us"] is r["logical"] is None
+        assert records[0]["shape"] == "M=48+32,N=96,K=64"
+
+    def test_checks_all_programs_and_predicts_all_mlps(self, tmp_path: Path) -> None:
+        jobs = overview.jobs(None, [4], ["bfloat16"], tmp_path)
+        checks = [j for j in jobs if isinstance(j, overview.Check)]
+        assert [(c.op, c.schedule) for c in checks] == [(p.name, s) for p in operators().values() for s in p.schedules]
+        shapes = [(j.name, j.operator, j.n, j.k) for j in jobs if isinstance(j, overview.Layer)]
+        assert len(shapes) == 12
+        assert shapes[:2] == [
+            ("MLP-1 up", "all_gather_linear", 1376, 4096), ("MLP-1 down", "linear_reduce_scatter", 4096, 1376)
+        ]  # fmt: skip
+        some = overview.jobs(["all_gather_matmul"], [2, 3], ["float16"], tmp_path)
+        assert [j.name for j in some if isinstance(j, overview.Layer)] == [f"MLP-{k} up" for k in range(1, 7)]
+        assert {(j.world, j.dtype) for j in some if isinstance(j, overview.Check)} == {(2, "float16"), (3, "float16")}
+
+    def test_predicts_with_intervals_beside_unfused_and_the_bound(self, tmp_path: Path) -> None:
+        layer = overview.Layer("small up", "all_gather_linear", 256, 512, tmp_path, tokens=512, world=2)
+        records = layer.run()
+        assert [r["schedule"] for r in records] == list(FORMS[1:])
+        for r in records:
+            found = operators()["all_gather_matmul"].simulate(
+                r["schedule"], machine="h800", world=2, M=512, N=256, K=512
+            )
+            assert (r["kind"], r["what"], r["ok"], r["for"]) == ("predicted", FORESEEN, True, "h800")
+            assert r["median_us"] == r["min_us"] == round(found.makespan_us, 3)
+            assert r["max_us"] == round(FUSED.of(found.makespan_us)[1], 3) and r["bound_us"] == round(found.bound_us, 3)
+            assert r["speedup"] == pytest.approx(r["unfused_us"] / r["median_us"], abs=1e-4)
+        (page,) = tmp_path.iterdir()
+        fastest = min(records, key=lambda r: r["median_us"])
+        assert fastest["page"] == page.name == f"all_gather_matmul-{fastest['schedule']}-small-up.html"
+        text = overview.text(records)
+        assert "Predicted, not measured" in text and FUSED.source in " ".join(text.split())
+        for r in records:
+            assert f"{r['min_us']:,.0f} to {r['max_us']:,.0f}" in text
+
+    def test_says_what_is_wrong(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        right = REFERENCES[all_gather]
+        monkeypatch.setitem(REFERENCES, all_gather, lambda *of: [{"out": 2 * r["out"]} for r in right(*of)])
+        code, said, _ = self.run(tmp_path, capsys, "--ops", "all_gather", "--worlds", "2")
+        assert code == 1 and "0 of 1 schedules of programs are right" in said
+        assert "WRONG: all_gather, pull, 2 ranks, bfloat16: the relative RMS, 5.00e-01, is over the limit" in said
+        assert "1 results are wrong" in (tmp_path / "index.html").read_text()
 
 
 def spoil(form: str, how: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]) -> Any:
@@ -235,6 +313,7 @@ class TestBadInput:
     ) -> None:  # fmt: skip
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(processes, "measure", lambda case: pytest.fail(f"{case} is run"))
+        monkeypatch.setattr(overview, "run", lambda job: pytest.fail(f"{job} is run"))
         assert main([*flags, "--json"]) == 2
         answer = json.loads(capsys.readouterr().out)
         assert (answer["schema"], answer["status"]) == (1, "error")

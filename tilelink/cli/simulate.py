@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> Answer:
     prediction, flags = predict(args)
     keys = {**flags, **prediction.summary()}
     if args.trace is not None:
-        _write(prediction, args.trace, str(flags["schedule"]), args.until)
+        write_timeline(prediction, args.trace, str(flags["schedule"]), args.until)
         keys["trace"] = args.trace
     said = " ".join(f"--{f} {shape_text(v) if f == 'shape' else v}" for f, v in flags.items())
     text = _text(prediction)
@@ -79,7 +79,9 @@ def _agent(item: str) -> tuple[str, str]:
     return role, agent
 
 
-def _write(prediction: Prediction, path: str, schedule: str, until: float | None) -> None:
+def write_timeline(prediction: Prediction, path: str, schedule: str, until: float | None = None) -> None:
+    """Writes the timeline of a prediction to a file: .json for ui.perfetto.dev, .html a page, whose axis may end at a
+    time of `until`."""
     from tilelink.analysis.draw import About, write_page, write_perfetto
 
     timeline = replace(prediction.timeline, title=f"{prediction.timeline.title} · {schedule}")
