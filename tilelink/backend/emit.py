@@ -14,7 +14,7 @@ from tilelink.backend.facts import Facts, copied_chunks
 from tilelink.backend.pipelining import enters, has_dot, pipelined, stages
 from tilelink.backend.targets import Target
 from tilelink.frontend.cells import cells_along, cells_in_part, cells_of, piece_place, times_notified
-from tilelink.frontend.expressions import Expr, symbol
+from tilelink.frontend.expressions import Expr, symbol, with_values
 from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
@@ -341,10 +341,10 @@ def write_expected(
 ) -> str:
     """Source of how often a cell is notified, in the names of `signals.position` replaced by `known`. Where that is a
     sum over ranks, a loop that makes it is written first, from `start` on (a block of zeros, for blocks of cells)."""
-    terms, loops = [], []
+    terms, loops, values = [], [], frozenset(known.items())
     for n in signals.notifiers:
-        times = addresses.text(times_notified(signals, n, inside=inside).xreplace(known))
-        condition = addresses.resolve(n.condition.xreplace(known))
+        times = addresses.text(with_values(times_notified(signals, n, inside=inside), values))
+        condition = addresses.resolve(with_values(n.condition, values))
         if condition != sympy.true:
             times = f"tl.where({addresses.text(condition)}, {times}, 0)"
         if n.sums:

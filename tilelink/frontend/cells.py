@@ -15,8 +15,10 @@ from tilelink.frontend.expressions import (
     ceil_div,
     first_of,
     floor_div,
+    larger,
     natural,
     segment_of,
+    smaller,
     symbol,
 )
 from tilelink.frontend.ir import RANKS_DIM, Cell, Notifier, Range, Segment, Signals
@@ -189,4 +191,4 @@ def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Ex
     if inside and tile == cell.size:
         return sympy.S.One
     start = begin + (symbol(f"cell_{cell.dim}") if cells_along(cell) != 1 else 0) * cell.size
-    return ceil_div(sympy.Min(cell.size, sympy.Max(0, end - start)), tile)
+    return ceil_div(smaller(cell.size, larger(0, end - start)), tile)

@@ -7,6 +7,7 @@ negative numbers; Triton's truncate, so the printer emits the corrected form unl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import CodeType
 from typing import Any
 
@@ -103,6 +104,24 @@ def modulo(a: Any, b: Any) -> Expr:
 def ceil_div(a: Any, b: Any) -> Expr:
     a, b = sympy.sympify(a), sympy.sympify(b)
     return a if b == 1 else sympy.floor((a + b - 1) / b)
+
+
+@lru_cache(maxsize=4096)
+def smaller(a: Any, b: Any) -> Expr:
+    """The smaller of two. Kept: sympy factors their difference to tell which it may be."""
+    return sympy.Min(a, b)
+
+
+@lru_cache(maxsize=4096)
+def larger(a: Any, b: Any) -> Expr:
+    """The larger of two."""
+    return sympy.Max(a, b)
+
+
+@lru_cache(maxsize=4096)
+def with_values(e: Expr, known: frozenset[tuple[Expr, Expr]]) -> Expr:
+    """An expression with symbols replaced. Kept: what has them in it is compared anew."""
+    return e.xreplace(dict(known))
 
 
 def node_of(rank: Any) -> Expr:

@@ -18,10 +18,12 @@ from tilelink.frontend.expressions import (
     ceil_div,
     first_of,
     floor_div,
+    larger,
     modulo,
     natural,
     node_of,
     place_of,
+    smaller,
     symbol,
     whole,
 )
@@ -80,7 +82,7 @@ def make_walk(
             continue
         lo = symbol(f"{d}_lo")
         coordinates.append((f"{d}_lo", begin + number * t))
-        ranges.append(Range(d, lo, sympy.Min(lo + t, end), t, part, number * t))
+        ranges.append(Range(d, lo, smaller(lo + t, end), t, part, number * t))
     lengths = {d: _longest(space, d) if d in spread else symbol(d) for d in tiled}
     walk = Walk(
         sizes=tuple((f"{d}_tiles", ceil_div(lengths[d], sizes[d])) for d in tiled),
@@ -117,7 +119,7 @@ def _rows_of_expert(
     if turn is not None and t is not None:
         begin, end, count = (symbol(f"{dim}_{name}") for name in ("from", "to", "turn"))
         start = natural(begin_of(symbol(dim), segment.number(dim) + first) - begin)
-        tiles = sympy.Max(1, ceil_div(natural(end - begin), t))
+        tiles = larger(1, ceil_div(natural(end - begin), t))
         coordinates += [(str(count), turn), (f"{dim}_tile", modulo(count + floor_div(start, t), tiles))]
     return _piece(dim, coordinates, symbol(f"{dim}_tile"), t, axes["home"], segment)
 
@@ -129,7 +131,7 @@ def _piece(
     begin, end, lo = (symbol(f"{dim}_{name}") for name in ("from", "to", "lo"))
     if t is None:
         return coordinates, Range(dim, begin, end, None, part, segment=segment)
-    rows = Range(dim, lo, sympy.Min(lo + t, end), t, part, number * t, segment=segment)
+    rows = Range(dim, lo, smaller(lo + t, end), t, part, number * t, segment=segment)
     return [*coordinates, (str(lo), begin + number * t)], rows
 
 
@@ -256,7 +258,7 @@ def _indices(tile: Expr, counts: list[tuple[str, sympy.Symbol]], group: int) -> 
         outer = counts[:-2]
         block = tile % (n_rows * n_cols) if outer else tile
         first = floor_div(block, group * n_cols) * group
-        here = sympy.Min(n_rows - first, group)
+        here = smaller(n_rows - first, group)
         inside = block % (group * n_cols)
         indices[rows], indices[cols] = first + inside % here, floor_div(inside, here)
         rest = floor_div(tile, n_rows * n_cols)

@@ -24,6 +24,7 @@ from tilelink.frontend.expressions import (
     first_of,
     natural,
     never_negative,
+    smaller,
     symbol,
     to_text,
 )
@@ -191,12 +192,12 @@ class Elaborator(Calls):
         lo = symbol(own)
 
         def walk(begin: Expr, end: Expr, part: Expr | None, before: Expr = sympy.S.Zero) -> None:
-            limit = end if stop is None else sympy.Min(end, stop)
+            limit = end if stop is None else smaller(end, stop)
             within = along.extent if isinstance(along, Range) else None
             bounded = stop is not None or (isinstance(along, Range) and along.bounded)
             segment = along.segment if isinstance(along, Range) else None
             k = Range(
-                along.dim, lo, sympy.Min(lo + size, limit), size, part, before + natural(lo - begin),
+                along.dim, lo, smaller(lo + size, limit), size, part, before + natural(lo - begin),
                 inside=within, bounded=bounded, segment=segment,
             )  # fmt: skip
             self.loop(s, own, begin, limit, size, {name: k})
