@@ -144,10 +144,11 @@ OPTIONS = [
 STATEMENTS = [
     tile("while", NotUnderstoodError, "while True:  # <-\n    pass", "while is not understood"),
     tile("try", NotUnderstoodError, "try:  # <-\n    pass\nfinally:\n    pass", "try is not understood"),
-    tile("return", NotUnderstoodError, "return  # <-", "return is not understood"),
+    tile("return", NotUnderstoodError, "return  # <-", "return stands in the last line"),
     tile(
         "result that is returned", NotUnderstoodError, "return acc  # <-",
-        "role returns acc: a tile function returns nothing; its results are stored, out[t].store(acc)",
+        "role returns acc: a tile function that is launched returns nothing; its results are stored, "
+        "out[t].store(acc)",
     ),
     tile(
         "sum in memory", NotUnderstoodError, "out[t] += acc  # <-",

@@ -24,6 +24,7 @@ from tilelink.errors import (
     WorldError,
 )
 from tilelink.kernels import all_gather_matmul as module
+from tilelink.kernels import tiles
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 from tilelink.runtime.cpu_world import CpuWorld, Group
 
@@ -49,7 +50,7 @@ alone = tk.Schedule(keep=tk.SMs(tile=(16, 16)))
 WORLD, ROWS, K, N = 2, 8, 16, 24
 M = WORLD * ROWS
 PATTERN = -7.0
-KERNEL = str(module.__file__)
+KERNEL, LOOP = str(module.__file__), str(tiles.__file__)
 
 
 def line(marker: str) -> int:
@@ -119,7 +120,7 @@ BAD = [
         DtypeError,
         "left is bfloat16, right float16",
         lambda: (x(dtype=torch.bfloat16), weight(dtype=torch.float16)),
-        at=KERNEL,
+        at=LOOP,
     ),
     Bad(
         "complex",
@@ -133,14 +134,14 @@ BAD = [
         DtypeError,
         "tl.dot does not take float64",
         lambda: (x(dtype=torch.float64), weight(dtype=torch.float64)),
-        at=KERNEL,
+        at=LOOP,
     ),
     Bad(
         "int32",
         DtypeError,
         "tl.dot does not take int32",
         lambda: (x(dtype=torch.int32), weight(dtype=torch.int32)),
-        at=KERNEL,
+        at=LOOP,
     ),
     Bad("output repeats rows", StrideError, "and strides (0, 1)", out=lambda: output(1, N).expand(M, N)),
     Bad("output repeats columns", StrideError, "and strides (1, 0)", out=lambda: output(M, 1).expand(M, N)),

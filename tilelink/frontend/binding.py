@@ -6,7 +6,6 @@ signals are derived, and loops that wait are split.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -185,7 +184,7 @@ class _Elaboration:
                 launch.site,
             )
         other = next(o for o in self.recording.launches if o.function.name == producer.name)
-        taken = frozenset(n.id for n in ast.walk(other.function.node) if isinstance(n, ast.Name))
+        taken = other.function.mentioned
         executors: list[str | None] = list(rank_axes(space, self.cut))
         return [self.role(launch, replace(producer.resource, at=at), taken) for at in executors or [None]]
 

@@ -1,8 +1,7 @@
 """AllGather-GEMM: the rows of x are spread over the ranks; every rank multiplies all of them by its own weight."""
 
-import triton.language as tl
-
 import tilelink as tk
+from tilelink.kernels.tiles import finished, product
 
 
 @tk.tile
@@ -15,13 +14,8 @@ def gather(t, x, full):
 def matmul(t, full, weight, out, bias=None, epilogue=None, gathered=None):
     """One tile of out, as soon as its rows are here; the first of a row block keeps them, too."""
     rows = tk.wait(full[t.rows])
-    acc = tl.zeros(t.shape, tl.float32)
-    for k in tk.steps(full.cols):
-        acc = tl.dot(rows[:, k].load(), weight[k, t.cols].load(), acc, input_precision="ieee")
-    if bias is not None:
-        acc += bias[t.cols].load()[None, :]
-    if epilogue is not None:
-        acc = epilogue(acc)
+    acc = product(rows, weight[:, t.cols], full.cols, t.shape)
+    acc = finished(acc, t.cols, bias, epilogue)
     out[t].store(acc)
     if gathered is not None and t.cols.start == 0:
         for k in tk.steps(full.cols):

@@ -10,6 +10,7 @@ import triton.language as tl
 import tilelink as tk
 from tilelink.kernels.all_gather_matmul import gather
 from tilelink.kernels.matmul_reduce_scatter import as_they_are_made, reduce, send
+from tilelink.kernels.tiles import product
 
 
 @tk.tile
@@ -17,8 +18,7 @@ def input_gradient(t, dys, weights, partial):
     """One tile of this rank's part of the gradient of x: a sum over the weights."""
     acc = tl.zeros(t.shape, tl.float32)
     for dy, weight in tk.each(dys, weights):
-        for n in tk.steps(dy.cols):
-            acc = tl.dot(dy[t.rows, n].load(), tl.trans(weight[t.cols, n].load()), acc, input_precision="ieee")
+        acc = product(dy[t.rows, :], weight[t.cols, :], dy.cols, t.shape, acc, transposed=True)
     tk.notify(partial[t].store(acc))
 
 

@@ -1,8 +1,7 @@
 """MoE layer 0, dispatch and grouped GEMM: rows go to the ranks of their experts, and each expert multiplies its own."""
 
-import triton.language as tl
-
 import tilelink as tk
+from tilelink.kernels.tiles import product
 
 
 @tk.tile
@@ -15,9 +14,7 @@ def dispatch(t, x, rows):
 def matmul(t, rows, weight, out):
     """One tile of an expert's rows, as soon as those are here, from as many sources as they come from."""
     here = tk.wait(rows[t.rows])
-    acc = tl.zeros(t.shape, tl.float32)
-    for k in tk.steps(rows.cols):
-        acc = tl.dot(here[:, k].load(), weight[t.expert, k, t.cols].load(), acc, input_precision="ieee")
+    acc = product(here, weight[t.expert, :, t.cols], rows.cols, t.shape)
     out[t].store(acc)
 
 

@@ -1,18 +1,14 @@
 """GEMM alone, on every rank's own tensors."""
 
-import triton.language as tl
-
 import tilelink as tk
+from tilelink.kernels.tiles import finished, product
 
 
 @tk.tile
 def multiply(t, x, weight, out, bias):
     """One tile of out."""
-    acc = tl.zeros(t.shape, tl.float32)
-    for k in tk.steps(x.cols):
-        acc = tl.dot(x[t.rows, k].load(), weight[k, t.cols].load(), acc, input_precision="ieee")
-    if bias is not None:
-        acc += bias[t.cols].load()[None, :]
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
+    acc = finished(acc, t.cols, bias)
     out[t].store(acc)
 
 

@@ -9,6 +9,7 @@ import triton.language as tl
 
 import tilelink as tk
 from tilelink.kernels.matmul_reduce_scatter import as_they_are_made, matmul, send
+from tilelink.kernels.tiles import finished
 
 
 @tk.tile
@@ -17,10 +18,7 @@ def share(t, inbox, summed, bias=None, epilogue=None):
     acc = tl.zeros(t.shape, tl.float32)
     for source in tk.ranks():
         acc += tk.wait(inbox[source, t]).load()
-    if bias is not None:
-        acc += bias[t.cols].load()[None, :]
-    if epilogue is not None:
-        acc = epilogue(acc)
+    acc = finished(acc, t.cols, bias, epilogue)
     tk.notify(summed[t].at(tk.ranks).store(acc))
 
 

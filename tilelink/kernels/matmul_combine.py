@@ -1,16 +1,13 @@
 """MoE layer 1, grouped GEMM and combine: each expert multiplies its rows, and these go back where they came from."""
 
-import triton.language as tl
-
 import tilelink as tk
+from tilelink.kernels.tiles import product
 
 
 @tk.tile
 def matmul(t, rows, weight, made):
     """One tile of an expert's rows, times its weight."""
-    acc = tl.zeros(t.shape, tl.float32)
-    for k in tk.steps(rows.cols):
-        acc = tl.dot(rows[t.rows, k].load(), weight[t.expert, k, t.cols].load(), acc, input_precision="ieee")
+    acc = product(rows[t.rows, :], weight[t.expert, :, t.cols], rows.cols, t.shape)
     made[t].store(acc)
     tk.notify(made[t])
 

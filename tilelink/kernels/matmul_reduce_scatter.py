@@ -7,14 +7,13 @@ in float32, in rank order, so that every run gives the same bits. With float32 f
 import triton.language as tl
 
 import tilelink as tk
+from tilelink.kernels.tiles import finished, product
 
 
 @tk.tile
 def matmul(t, x, weight, partial):
     """One tile of this rank's partial sum."""
-    acc = tl.zeros(t.shape, tl.float32)
-    for k in tk.steps(x.cols):
-        acc = tl.dot(x[t.rows, k].load(), weight[k, t.cols].load(), acc, input_precision="ieee")
+    acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
     tk.notify(partial[t].store(acc))
 
 
@@ -31,10 +30,7 @@ def reduce(t, inbox, out, bias=None, epilogue=None):
     acc = tl.zeros(t.shape, tl.float32)
     for source in tk.ranks():
         acc += tk.wait(inbox[source, t]).load()
-    if bias is not None:
-        acc += bias[t.cols].load()[None, :]
-    if epilogue is not None:
-        acc = epilogue(acc)
+    acc = finished(acc, t.cols, bias, epilogue)
     out[t].store(acc)
 
 

@@ -10,15 +10,14 @@ import triton.language as tl
 
 import tilelink as tk
 from tilelink.kernels.all_gather_matmul import gather
+from tilelink.kernels.tiles import product
 
 
 @tk.tile
 def input_gradient(t, full, weight, dx):
     """One tile of the gradient of x, as soon as its rows of dy are here."""
     rows = tk.wait(full[t.rows])
-    acc = tl.zeros(t.shape, tl.float32)
-    for n in tk.steps(full.cols):
-        acc = tl.dot(rows[:, n].load(), tl.trans(weight[t.cols, n].load()), acc, input_precision="ieee")
+    acc = product(rows, weight[t.cols, :], full.cols, t.shape, transposed=True)
     dx[t].store(acc)
 
 

@@ -10,6 +10,7 @@ import triton.language as tl
 
 import tilelink as tk
 from tilelink.kernels.matmul_reduce_scatter import matmul
+from tilelink.kernels.tiles import finished
 
 
 @tk.tile
@@ -23,10 +24,7 @@ def ring(t, partial, passed, out, bias, epilogue):
         if before > 0:
             acc += tk.wait(passed[m, t.cols]).load()
         if tk.rank() == t.home:
-            if bias is not None:
-                acc += bias[t.cols].load()[None, :]
-            if epilogue is not None:
-                acc = epilogue(acc)
+            acc = finished(acc, t.cols, bias, epilogue)
             out[m, t.cols].store(acc)
         else:
             tk.notify(passed[m, t.cols].at(left).store(acc))

@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from types import FunctionType
 from typing import Any, NoReturn
 
@@ -38,17 +39,11 @@ class TileFunction:
         self.defaults: tuple[Any, ...] = function.__defaults__ or ()
         if not self.parameters or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
             raise NotUnderstoodError(f"{self.name}: the parameters are the tile, then tensors", self.site(node))
-        self._check_results()
+        self._check_assignments()
 
-    def _check_results(self) -> None:
-        """Raises NotUnderstoodError for results that are not stored: such a tile function writes nothing."""
+    def _check_assignments(self) -> None:
+        """Raises NotUnderstoodError for results that are assigned to memory: such a tile function writes nothing."""
         for node in ast.walk(self.node):
-            if isinstance(node, ast.Return) and node.value is not None:
-                raise NotUnderstoodError(
-                    f"{self.name} returns {ast.unparse(node.value)}: a tile function returns nothing; its results are "
-                    f"stored, out[t].store({ast.unparse(node.value)})",
-                    self.site(node),
-                )
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             view = next((t for t in targets if isinstance(t, ast.Subscript)), None)
             if isinstance(node, ast.Assign | ast.AugAssign) and view is not None:
@@ -56,6 +51,16 @@ class TileFunction:
                 raise NotUnderstoodError(
                     f"{ast.unparse(node)}: memory is not assigned to; write {ast.unparse(view)}.store("
                     f"{ast.unparse(node.value)}){adds}",
+                    self.site(node),
+                )
+
+    def _check_launched(self) -> None:
+        """Raises NotUnderstoodError for a function that is launched and returns what it makes: nobody gets it."""
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.Return) and node.value is not None:
+                raise NotUnderstoodError(
+                    f"{self.name} returns {ast.unparse(node.value)}: a tile function that is launched returns nothing; "
+                    f"its results are stored, out[t].store({ast.unparse(node.value)})",
                     self.site(node),
                 )
 
@@ -74,11 +79,37 @@ class TileFunction:
         """The same function under another role name, for programs that use it twice."""
         return TileFunction(self.function, name)
 
+    @cached_property
+    def assigned(self) -> frozenset[str]:
+        """The names that it gives values to."""
+        return frozenset(
+            n.id for n in ast.walk(self.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        )
+
+    @cached_property
+    def mentioned(self) -> frozenset[str]:
+        """The names in it, and in the tile functions that it calls."""
+        own = frozenset(n.id for n in ast.walk(self.node) if isinstance(n, ast.Name))
+        return own.union(*(called.mentioned for _, called in self.calls if called.function is not self.function))
+
+    @cached_property
+    def calls(self) -> tuple[tuple[ast.Call, TileFunction], ...]:
+        """Its calls of tile functions."""
+        calls = (n for n in ast.walk(self.node) if isinstance(n, ast.Call))
+        return tuple((n, f) for n in calls if isinstance(f := self._meant(n.func), TileFunction))
+
+    def _meant(self, node: ast.expr) -> Any:
+        """The object that a name, or an attribute of one, stands for outside of the function; None where it is none."""
+        if isinstance(node, ast.Attribute):
+            return getattr(self._meant(node.value), node.attr, None)
+        return self.names().get(node.id) if isinstance(node, ast.Name) else None
+
     def __getitem__(self, space: Space) -> Callable[..., None]:
         if not isinstance(space, Space):
             raise DimensionError(f"{self.name}[{space!r}]: a role runs over tk.tiles(...)", Site.of_user())
 
         def launch(*arguments: Any) -> None:
+            self._check_launched()
             program_of(self.name).launch(self, space, arguments, Site.of_user())
 
         return launch
@@ -90,7 +121,8 @@ class TileFunction:
         )
 
     def written_parameters(self) -> dict[str, Site]:
-        """Parameters that the function stores or copies to, and where first (elaboration checks that no other is)."""
+        """Parameters that the function stores or copies to, itself or by functions that it calls, and where first
+        (elaboration checks that no other is)."""
         roots: dict[str, str] = {}
 
         def root(node: ast.AST) -> str | None:
@@ -106,6 +138,11 @@ class TileFunction:
         for name, value in (*_looped(self.node), *assigned(self.node)):
             if (r := root(value)) in self.parameters and isinstance(r, str):
                 roots[name] = r
+        for node, called in self.calls:
+            given = dict(zip(called.parameters, node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
+            for parameter in called.written_parameters() if called.function is not self.function else ():
+                if parameter in given:
+                    written.setdefault(root(given[parameter]), node)
         for node in sorted((n for n in ast.walk(self.node) if isinstance(n, ast.Call)), key=lambda n: n.lineno):
             if isinstance(node.func, ast.Attribute):
                 if node.func.attr == "store":

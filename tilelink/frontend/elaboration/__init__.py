@@ -4,10 +4,11 @@ The one reader of tile functions: unrolling and lowering both start from what co
 Expressions fall into two kinds. What TileLink knows before the run (tiles, views, ranges, integers, ranks) becomes
 values of `values.py` and sympy; what Triton computes stays source text, with holes for loads and integers.
 
-One class in layers, a file each, because reading is recursive: `source`, `views`, `reading`, `calls`, `statements`.
+One class in layers, a file each, because reading is recursive: `source`, `views`, `reading`, `calls`, `statements`,
+`inlining`.
 """
 
+from tilelink.frontend.elaboration.inlining import Elaborator
 from tilelink.frontend.elaboration.source import Context
-from tilelink.frontend.elaboration.statements import Elaborator
 
 __all__ = ["Context", "Elaborator"]

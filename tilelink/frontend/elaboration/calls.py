@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +47,7 @@ from tilelink.frontend.ir import (
     token_name,
 )
 from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, Block, Static, broadcast
-from tilelink.language import AxisWord, RanksWord, TensorWord
+from tilelink.language import AxisWord, RanksWord, TensorWord, TileFunction
 
 _TOUCHING = ("load", "store", "make_block_ptr", "advance", "make_tensor_descriptor", "load_tensor_descriptor",
              "store_tensor_descriptor", "gather", "inline_asm_elementwise")  # fmt: skip
@@ -75,6 +76,8 @@ class Calls(Expressions):
         ):  # fmt: skip
             if called is word:
                 return meaning(node, label)
+        if isinstance(called, TileFunction):
+            return self.inline(node, called, label)
         if called is language.rank or called is language.world:
             self.arguments(node)
             return RANK if called is language.rank else WORLD
@@ -117,6 +120,10 @@ class Calls(Expressions):
         if all(isinstance(v, Expr) for v in values):
             return (sympy.Min if called is min else sympy.Max)(*values)
         return self.python(node, called, *values)
+
+    @abstractmethod
+    def inline(self, node: ast.Call, called: TileFunction, label: str) -> Any:
+        """What a tile function returns that is called in another."""
 
     def python_call(self, node: ast.Call, called: Any) -> Any:
         if called is print:

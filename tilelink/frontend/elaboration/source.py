@@ -75,6 +75,7 @@ class Source(ABC):
         self.nested: set[str] = set()
         self.ended: set[str] = set()
         self.renamed: dict[str, str] = {}
+        self.callers: tuple[TileFunction, ...] = (function,)
         self.taken = {n.id for n in ast.walk(function.node) if isinstance(n, ast.Name)} | context.taken
 
     @abstractmethod
@@ -171,8 +172,10 @@ class Source(ABC):
         return Block(made, shape, dtype)
 
     def local_name(self, name: str) -> str:
-        """The name of a variable in the kernel: not one that the kernel has already."""
-        if name not in self.context.reserved and name not in self.context.taken:
+        """The name of a variable in the kernel: not one that the kernel has already. A function that is called in
+        another has names that nothing else has."""
+        launched = len(self.callers) == 1
+        if launched and name not in self.context.reserved and name not in self.context.taken:
             return name
         if name not in self.renamed:
             self.renamed[name] = self.fresh_name(name)

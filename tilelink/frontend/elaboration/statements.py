@@ -48,8 +48,8 @@ _BOOLEAN = sympy.logic.boolalg.Boolean
 LOOPS = "loops of a tile function run over tk.steps(), tk.ranks(), tk.each() or range()"
 
 
-class Elaborator(Calls):
-    """Elaborates one tile function for one role. `functions` collects the Triton functions it calls, by name."""
+class Statements(Calls):
+    """Reads statements, one after the other."""
 
     def body(self) -> tuple[Statement, ...]:
         self.run(self.function.node.body)
@@ -69,7 +69,7 @@ class Elaborator(Calls):
         if isinstance(s.value, ast.Constant):
             return
         value = self.value(s.value)
-        if isinstance(value, Block):
+        if isinstance(value, Block) and not isinstance(value.node, ast.Name):
             self.emit(Compute(self.function.site(s), self.code(value.node)))
 
     def on_Assign(self, s: ast.Assign) -> None:
@@ -91,7 +91,7 @@ class Elaborator(Calls):
             self.fail(NotUnderstoodError, s, f"{len(names)} names for {ast.unparse(s.value)}")
         self.bind(s, [n.id for n in names if isinstance(n, ast.Name)], values, value)
 
-    def bind(self, s: ast.stmt, names: list[str], values: list[Any], whole: Any) -> None:
+    def bind(self, s: ast.stmt | ast.expr, names: list[str], values: list[Any], whole: Any) -> None:
         """Gives names their values, all at once. Blocks become variables of the kernel; `whole` is right of the =."""
         blocks = [(n, v) for n, v in zip(names, values, strict=True) if isinstance(v, Block)]
         if any(isinstance(v, tuple) and _holds_block(v) for v in values):
@@ -106,14 +106,19 @@ class Elaborator(Calls):
             self.fail(NotUnderstoodError, s, f"{name} is known before the run (it is {self.text(old)}), so it can't "
                       "change in a loop or a branch; only blocks can. For data, begin with tl.zeros or tl.full")
         if blocks:
-            made = whole.node if isinstance(whole, Block) else ast.Tuple([v.node for _, v in blocks], ast.Load())
             own = [self.local_name(n) for n, _ in blocks]
+            made = whole.node if isinstance(whole, Block) else ast.Tuple([v.node for _, v in blocks], ast.Load())
             right = made.elts[0] if isinstance(made, ast.Tuple) and len(blocks) == 1 else made
-            self.emit(Compute(self.function.site(s), self.code(right, f"{', '.join(own)} = ")))
+            if [ast.unparse(right)] != own:  # what a tile function returns may have its name already
+                self.emit(Compute(self.function.site(s), self.code(right, f"{', '.join(own)} = ")))
             self.env |= {
                 n: Block(ast.Name(o, ast.Load()), v.shape, v.dtype) for (n, v), o in zip(blocks, own, strict=True)
             }
         self.env |= {n: v for n, v in zip(names, values, strict=True) if not isinstance(v, Block)}
+
+    def on_Return(self, s: ast.Return) -> None:
+        self.fail(NotUnderstoodError, s, "return stands in the last line of a tile function that another one calls, "
+                  "and only there")
 
     def on_AugAssign(self, s: ast.AugAssign) -> None:
         if not isinstance(s.target, ast.Name):
