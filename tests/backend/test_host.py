@@ -26,7 +26,10 @@ def plan(schedule: tk.Schedule | str, rank: int) -> tuple[Step, ...]:
     sizes = Sizes.of(bound, 3, PARTS)
     events = unroll(bound, sizes)
     lowered = lower(bound, Facts.of(bound, sizes), CPU)
-    return host_plan(lowered, sizes, events.sms, events.kernel_workers, lambda: events, rank)
+    made = host_plan(lowered, sizes, events.sms, events.kernel_workers, lambda: events, rank)
+    alone = unroll(bound, sizes, roles=bound.on_engine)
+    assert made == host_plan(lowered, sizes, events.sms, events.kernel_workers, lambda: alone, rank)  # all it takes
+    return made
 
 
 def by_engine(at: str) -> tk.Schedule:

@@ -70,6 +70,17 @@ def test_counts_may_be_given_one_after_the_other() -> None:
     assert len(set(made)) == 1
 
 
+def test_counts_that_are_right_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 256 experts on 8 ranks that was 22 ms of each call."""
+    monkeypatch.setattr("tilelink.frontend.routes._is_count", None)
+    (route,) = dispatch_matmul.recorded().routes
+    counts = random_counts(8, 32, seed=0)
+    for given in (counts, tuple(map(tuple, counts)), np.array(counts), torch.tensor(counts), np.ravel(counts)):
+        routing = Routing.of(given, route, 8, 32, dispatch_matmul.site)
+        assert routing.counts == tuple(map(tuple, counts)) and routing.array.shape == (256, 8)
+    assert len(repr(routing)) < 100 and repr(Integers.of([[1, 2], [3, 4]])) == "((1, 2), (3, 4))"
+
+
 def test_a_number_of_rows_is_dealt_out_evenly() -> None:
     events = dispatch_matmul.unroll("push", world=2, routed=11, **SIZES)
     (_, routing), = events.sizes.routings

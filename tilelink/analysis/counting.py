@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -88,10 +89,13 @@ class Counts:
         return self.made[signals.tensor]
 
 
-def miscounted(events: Events, counts: Counts) -> SignalCountError | None:
-    """The error where the derived counts are not those of the unrolled notifications: two ways to the same number."""
+def miscounted(events: Events, counts: Counts, roles: Container[str]) -> SignalCountError | None:
+    """The error where the derived counts are not those of the unrolled notifications: two ways to the same number. Of
+    signals that all are given by `roles`, those that are unrolled."""
     program = events.program
     for signals in program.signals:
+        if any(n.role not in roles for n in signals.notifiers):
+            continue
         index = next(k for k, t in enumerate(program.tensors) if t.name == signals.tensor)
         derived, _ = counts(signals)
         mine = (events.op == NOTIFY) & (events.tensor == index)

@@ -8,7 +8,7 @@ operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -65,19 +65,23 @@ def unroll(
     sms: int = DEFAULT_SMS,
     summarise: bool = True,
     refused: list[Refusal] | None = None,
+    roles: Collection[Role] | None = None,
 ) -> Events:
-    """The events of a run. `summarise`: loops without synchronisation as one event. Raises ViewError, GuardError,
-    RankError, HomeError, WaitWithoutNotifyError or SignalCountError where a tile would do what it must not, with the
-    values; ScheduleError where an engine would. Where a list `refused` is given, those go there, one of a kind for each
-    line, and the events are those of what is left: without what leaves its tensor, world or own output."""
+    """The events of a run. `summarise`: loops without synchronisation as one event; `roles`: those whose events are
+    wanted, by default all. Raises ViewError, GuardError, RankError, HomeError, WaitWithoutNotifyError or
+    SignalCountError where a tile would do what it must not, with the values; ScheduleError where an engine would. Where
+    a list `refused` is given, those go there, one of a kind for each line, and the events are those of what is left:
+    without what leaves its tensor, world or own output."""
     allotment = allot(program, sizes, sms)
     sites: dict[Site, int] = {}
     batches: list[dict[str, np.ndarray]] = []
     at, counts = places(program, sizes), Counts(program, sizes)
+    wanted = program.roles if roles is None else roles
     for k, role in enumerate(program.roles):
-        batches += _Unroller(
-            program, sizes, k, role, allotment[role.name], at[role.name], summarise, refused, sites, counts
-        ).run()
+        if role in wanted:
+            batches += _Unroller(
+                program, sizes, k, role, allotment[role.name], at[role.name], summarise, refused, sites, counts
+            ).run()
     names = (*Events.COLUMNS, *ORDER)
     columns = {c: np.concatenate([b[c] for b in batches]) for c in names} if batches else _no_events(program)
     put_on_streams(columns, program, allotment, tuple(sites))
@@ -87,7 +91,7 @@ def unroll(
     events = Events(program, sizes, sms, sites=tuple(sites), allotment=allotment, **columns)
     if refused:
         return events
-    if (wrong := miscounted(events, counts)) is None:
+    if (wrong := miscounted(events, counts, {role.name for role in wanted})) is None:
         check_signals(events)
     elif refused is None:
         raise wrong

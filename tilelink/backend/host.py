@@ -106,7 +106,8 @@ def host_plan(
     lowered: Lowered, sizes: Sizes, sms: int, workers: int, events: Callable[[], Events], rank: int
 ) -> tuple[Step, ...]:
     """What the host of a rank does for a run on devices of `sms` SMs, with so many workers of the persistent kernel.
-    `events` are asked for where roles are on the copy engine."""
+    `events` are asked for where roles are on the copy engine, those of
+    these roles."""
     plan: list[Step] = []
     if lowered.publish is not None:
         plan.append(KernelLaunch(lowered.publish, _publishers(lowered, sizes, sms)))

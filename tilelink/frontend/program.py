@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tilelink.analysis.unroll import Events
 
 KEPT_SCHEDULES = 256
-"""So many tile programs of a program are kept, of the schedules that were used last."""
+"""So many tile programs of a program are kept, of the schedules that were used last; and so many variants of it."""
 
 
 class Program:
@@ -47,9 +47,10 @@ class Program:
         self.file = inspect.getsourcefile(function) or "<unknown>"
         self.site = Site(self.file, function.__code__.co_firstlineno, f"def {self.name}")
         check_parameters(self.name, inspect.signature(function).parameters, self.site)
-        self._recorded: dict[frozenset[str], Recording] = {}
+        self._recorded: Kept[frozenset[str], Recording] = Kept(KEPT_SCHEDULES)
         self._bound: Kept[Any, TileProgram] = Kept(KEPT_SCHEDULES)
-        self._variants: dict[Variant, Program] = {variant: self}
+        self._variants: Kept[Variant, Program] = Kept(KEPT_SCHEDULES)
+        self._variants.put(variant, self)
 
     @cached_property
     def declared(self) -> Parameters:
@@ -91,12 +92,14 @@ class Program:
         which the members of lists are called weight_0, weight_1, ... Raises ArgumentError."""
         count = self.variant.members if members is None else members
         wanted = Variant(count, tuple(sorted((dict(self.variant.functions) | functions).items())))
-        if wanted not in self._variants:
+        made = self._variants.get(wanted)
+        if made is None:
             wanted.check(self.name, self.declared, Site.of_user())
             _check_functions(functions)
-            self._variants[wanted] = made = Program(self.function, wanted)
+            made = Program(self.function, wanted)
             made._variants = self._variants
-        return self._variants[wanted]
+            self._variants.put(wanted, made)
+        return made
 
     @property
     def label(self) -> str:
@@ -110,15 +113,17 @@ class Program:
 
     def recorded(self, absent: frozenset[str] = frozenset()) -> Recording:
         """Tensors and roles, where the tensors in `absent` are None. Raises ArgumentError for a missing function."""
-        if absent not in self._recorded:
+        recorded = self._recorded.get(absent)
+        if recorded is None:
             signature, given = inspect.signature(self.function).parameters, dict(self.variant.functions)
             functions = {n: given.get(n, signature[n].default) for n, p in self.declared.items() if p == Function}
             for name, function in functions.items():
                 if function is inspect.Parameter.empty:
                     raise ArgumentError(f"{self.name} needs a function {name}, with @triton.jit", Site.of_user())
             variant = replace(self.variant, functions=tuple(functions.items()))
-            self._recorded[absent] = record(self.function, absent, variant)
-        return self._recorded[absent]
+            recorded = record(self.function, absent, variant)
+            self._recorded.put(absent, recorded)
+        return recorded
 
     @property
     def schedules(self) -> dict[str, Schedule]:

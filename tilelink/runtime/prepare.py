@@ -30,7 +30,8 @@ from tilelink.frontend.sizes import Allotment, Sizes, allot, kernel_workers
 from tilelink.runtime.arguments import Arguments
 
 KEPT_PROGRAMS = 128
-"""So many prepared programs are kept by a lane: those that were called last. One of 8192 rows on 8 ranks is 4 MB."""
+"""So many prepared programs are kept by a lane: those that were called last. One of 8192 rows on 8 ranks is 4 MB
+where its events were asked for."""
 FARTHEST = 2**31 - 1
 """Elements from the corner of a block to its end, which kernels count in 32 bits."""
 
@@ -57,6 +58,13 @@ class Prepared:
         return unroll(self.program, self.sizes, sms=self.sms)
 
     @cached_property
+    def on_engines(self) -> Events:
+        """What roles on copy engines do, and all others where the structure does not show that a run is safe."""
+        if why_not_structural(self.program):
+            return self.events
+        return unroll(self.program, self.sizes, sms=self.sms, roles=self.program.on_engine)
+
+    @cached_property
     def report(self) -> Report:
         """What the check finds."""
         return check_events(self.events)
@@ -68,7 +76,7 @@ class Prepared:
 
     def plan(self, rank: int) -> tuple[Step, ...]:
         """What the host of a rank does for a run."""
-        return host_plan(self.lowered, self.sizes, self.sms, self.workers, lambda: self.events, rank)
+        return host_plan(self.lowered, self.sizes, self.sms, self.workers, lambda: self.on_engines, rank)
 
     def check_strides(self, tensors: Mapping[str, torch.Tensor], site: Site) -> None:
         """Raises StrideError where a block would reach farther than its kernel counts."""
@@ -152,7 +160,7 @@ def prepare_bound(
     lowered = lower(program, Facts.of(program, sizes, described, timed=timed), target)
     prepared = Prepared(program, sizes, sms, allotment, lowered, load(lowered))
     if program.on_engine or why_not_structural(program):
-        _ = prepared.events  # what the unrolling refuses is refused now
+        _ = prepared.on_engines  # what the unrolling refuses is refused now
     return prepared
 
 
