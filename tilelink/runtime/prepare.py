@@ -140,7 +140,9 @@ def check_results(program: TileProgram) -> None:
     call would return without a result, and leave what it was given for one as it was."""
     touched = {view.tensor for role in program.roles for s in walk(role.body) for view in s.touched}
     given = {t.name: t.kind for t in program.tensors if t.kind in ("input", "output")}
-    if unused := [name for name in given if name not in touched]:
+    measures = {d for route in program.routes for d in (route.sent, route.per_rank)}  # a tensor may give sizes alone
+    unused = [n for n in given if n not in touched and not measures & set(program.tensor(n).dims)]
+    if unused:
         what = f"no tile of {program.name} reads {' or '.join(unused)}, or stores to it"
         raise ArgumentError(f"{what}; a result is stored, {unused[0]}[t].store(acc)", program.site)
     if "output" not in given.values():
