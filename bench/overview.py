@@ -31,7 +31,6 @@ from tilelink.frontend.sizes import check_world
 from tilelink.kernels import operators
 from tilelink.language import Each
 from tilelink.plans import plans
-from tilelink.plans.names import planned
 from tilelink.plans.unfused import unfused
 from tilelink.runtime.cpu_world import CpuWorld
 
@@ -107,8 +106,8 @@ class Layer:
         shape: dict[str, Any] = {"M": self.tokens, "N": self.n, "K": self.k}
         plain = unfused(self.operator, machine(MACHINE), self.world, DTYPE, shape).total_us
         made: list[tuple[Record, Prediction | None]] = []
-        for plan in plans(self.operator):
-            program, schedule = planned(self.operator, plan)
+        for plan in plans(self.operator).values():
+            program, schedule = plan.program, str(plan.schedule)
             head = {
                 **_nothing(), "op": program.name, "layer": self.name, "shape": shape_text(shape), "dtype": DTYPE,
                 "world": self.world, "schedule": schedule, "kind": "predicted", "what": FORESEEN, "for": MACHINE,
@@ -163,7 +162,7 @@ def jobs(ops: Sequence[str] | None, worlds: Sequence[int], dtypes: Sequence[str]
         check_world(world)
     chosen = [op for op in known if not ops or op in ops]
     checks = [Check(op, s, d, w) for w, d, op in product(worlds, dtypes, chosen) for s in known[op].schedules]
-    return [*checks, *(la for la in layers(out) if {p.name for p, _ in plans(la.operator).values()} & set(chosen))]
+    return [*checks, *(la for la in layers(out) if {p.program.name for p in plans(la.operator).values()} & set(chosen))]
 
 
 def layers(out: Path) -> list[Layer]:

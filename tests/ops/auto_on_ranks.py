@@ -18,6 +18,7 @@ from tilelink.errors import ShapeError, TileLinkError
 from tilelink.ops import agreement, auto, plain
 from tilelink.ops.agreement import agree, agreed_machine
 from tilelink.ops.collectives import Members
+from tilelink.plans.names import TORCH, planned
 
 
 @contextmanager
@@ -37,7 +38,8 @@ def predicting(plan_of: Callable[[int, str], str]) -> Iterator[list[tuple[str, i
 
     def noting(operator: str, *, M: int, machine: str, **_: Any) -> SimpleNamespace:
         asked.append((operator, M))
-        return SimpleNamespace(plan=plan_of(M, machine))
+        plan = plan_of(M, machine)
+        return SimpleNamespace(by=None if plan == TORCH else planned(operator, plan))
 
     auto.choose = noting  # type: ignore[assignment]
     try:

@@ -39,7 +39,8 @@ def test_fused_wins_where_products_hide_the_bytes() -> None:
     assert choice.bound_us <= choice.fused_us and choice.unfused_us >= (1 + MARGIN) * choice.fused_us
     assert_told(choice)
     assert f"{choice.unfused_us / choice.fused_us:.2f} times as fast as unfused" in choice.reason
-    program, schedule = planned("all_gather_linear", choice.plan)
+    _, program, schedule = planned("all_gather_linear", choice.plan)
+    assert choice.by == planned("all_gather_linear", choice.plan)
     again = program.simulate(schedule, machine="h800", world=8, M=2048, N=GATE_UP, K=4096)
     assert again.makespan_us == choice.fused_us
 
@@ -55,7 +56,7 @@ def test_unfused_wins_where_fused_is_hardly_faster() -> None:
     assert choice.fused is not None and choice.fused.plan.endswith(",matmul.tile=128x128x64")
     fitted = next(f for f in choice.forms if f.plan == choice.fused.plan.split(",")[0])
     assert fitted.us is not None and choice.fused_us < fitted.us
-    again = planned("all_gather_linear", choice.fused.plan)[0].simulate(
+    again = planned("all_gather_linear", choice.fused.plan).program.simulate(
         choice.fused.schedule, machine="h800", world=8, M=2048, N=QKV, K=4096
     )
     assert again.makespan_us == choice.fused_us
@@ -186,7 +187,7 @@ def test_what_workers_alone_rule_out_is_not_simulated(monkeypatch: pytest.Monkey
     (pull,) = (f for f in found.all if f.plan == "pull")
     assert pull.us is None and pull.why.startswith("its busiest workers alone take ")
     assert len(simulated) == sum(f.us is not None for f in found.all)
-    least, takes = float(pull.why.split()[-2]), planned("linear_reduce_scatter", "pull")[0]
+    least, takes = float(pull.why.split()[-2]), planned("linear_reduce_scatter", "pull").program
     whole = takes.simulate("pull", machine="h800", world=4, **sizes).makespan_us
     assert found.prediction is not None and found.prediction.makespan_us <= least <= whole
     for plan in ("fused", "push", "engine"):

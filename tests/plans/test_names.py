@@ -19,10 +19,12 @@ from tilelink.plans.names import check_plan, planned
     ],
 )
 def test_programs_and_schedules_of_plans(plan: str | None, program: str, schedule: str) -> None:
-    found, text = planned("linear_all_reduce", plan)
-    assert (found.name, text) == (program, schedule)
+    made = planned("linear_all_reduce", plan)
+    found = made.program
+    assert (found.name, str(made.schedule)) == (program, schedule)
+    assert planned("linear_all_reduce", str(made)) == made
     check_plan("linear_all_reduce", plan)
-    fitted = found.fit(text, world=2, dtypes="bfloat16", M=64, N=64, K=64)
+    fitted = found.fit(made.schedule, world=2, dtypes="bfloat16", M=64, N=64, K=64)
     assert "tile=16x32x64" not in schedule or fitted.of("matmul").tile == (16, 32, 64)  # type: ignore[union-attr]
 
 

@@ -22,7 +22,7 @@ def read_schedule(
     TileSizeError.
     """
     from tilelink.frontend.schedule import CopyEngine, SMs
-    from tilelink.frontend.schedule_text import changed_by, split_schedule
+    from tilelink.frontend.schedule_text import read_changes, split_schedule
 
     name, items = split_schedule(text)
     whole: dict[str, Any] = dict(sizes)
@@ -32,7 +32,7 @@ def read_schedule(
         smaller = {role: tuple(n and min(n, largest) for n in r.tile) for role, r in tiled.items()}
         schedule = schedule.changed(**{role: {"tile": tile} for role, tile in smaller.items()})
     try:
-        schedule = changed_by(program, schedule, items)
+        schedule = read_changes(program, name, schedule, items).changed(schedule)
     except (ScheduleError, TileSizeError) as e:
         raise type(e)(f"--schedule {e.message}") from e
     if items:

@@ -18,7 +18,7 @@ from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import Kept
 from tilelink.frontend.names import check_parameters
 from tilelink.frontend.schedule import Schedule, launched
-from tilelink.frontend.schedule_text import changed_by, split_schedule
+from tilelink.frontend.schedule_text import NamedSchedule, read_schedule
 from tilelink.frontend.sizes import Sizes, check_world
 from tilelink.language import Declared, Function, Parameters, Recording, Variant, check_lists, declarations, record
 
@@ -187,7 +187,7 @@ class Program:
 
     def fit(
         self,
-        schedule: Schedule | str | None = None,
+        schedule: Schedule | NamedSchedule | str | None = None,
         *,
         world: int = 1,
         dtypes: Mapping[str, Any] | Any = "float32",
@@ -203,17 +203,17 @@ class Program:
         if variant is not self:
             return variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
         absent = self.optional if absent is None else absent
-        named, changes = split_schedule(schedule) if isinstance(schedule, str) else (schedule, [])
-        found = self.schedule(named, absent)
+        named = read_schedule(self, schedule, absent) if isinstance(schedule, str | None) else schedule
+        found = self.schedule(named.name, absent) if isinstance(named, NamedSchedule) else named
         made = fitted(found, self.bind(found, dtypes, absent), world, sizes)
-        if changes:
-            made = changed_by(self, made, changes)
-            made.site = Site(f"schedule={schedule!r}", 0)
+        if isinstance(named, NamedSchedule) and named.changes:
+            made = named.changed(made)
+            made.site = Site(f"schedule={str(named)!r}", 0)
         return made
 
     def bound_at(
         self,
-        schedule: Schedule | str | None = None,
+        schedule: Schedule | NamedSchedule | str | None = None,
         *,
         world: int,
         sizes: Mapping[str, int | Sequence[int]],
@@ -268,7 +268,7 @@ class Program:
 
     def simulate(
         self,
-        schedule: Schedule | str | None = None,
+        schedule: Schedule | NamedSchedule | str | None = None,
         *,
         machine: str | Machine,
         world: int,

@@ -1,11 +1,11 @@
-"""Schedules as text, `NAME,ROLE.FIELD=VALUE,...`: reading it, and writing it back."""
+"""Schedules as text, `NAME,ROLE.FIELD=VALUE,...`: read where a person types it, and written back."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilelink.errors import ScheduleError, TileLinkError
 from tilelink.frontend import schedule as words
@@ -15,20 +15,71 @@ if TYPE_CHECKING:
     from tilelink.frontend.program import Program
 
 
-def changed_by(program: Program, schedule: Schedule, items: Sequence[str]) -> Schedule:
-    """The schedule with changes `ROLE.FIELD=VALUE`. A field is one of its resource, or `group` for that of its order;
-    ROLE is also `matmul[1]`, for the second member of lists. Raises ScheduleError or TileSizeError."""
+class Change(NamedTuple):
+    """A field of a role, `matmul`, or `matmul[1]` for the second member of lists, that has another value."""
+
+    role: str
+    field: str
+    value: Any
+
+    def __str__(self) -> str:
+        value: Any = self.value
+        match self.field:
+            case "tile":
+                value = "x".join(map(_word, value))
+            case "whole":
+                value = "+".join(f"{dim}:{size}" for dim, size in value) or _word(None)
+            case "order":
+                return f"{self.role}.order={value.name},{self.role}.group={value.group}"
+        return f"{self.role}.{self.field}={_word(value)}"
+
+
+@dataclass(frozen=True)
+class NamedSchedule:
+    """A schedule that stands beside a program, the first one for None, with changes. What is named is fitted to sizes;
+    what is changed is taken as it is."""
+
+    name: str | None = None
+    changes: tuple[Change, ...] = ()
+
+    def changed(self, schedule: Schedule) -> Schedule:
+        """The named schedule, fitted, with the changes."""
+        for change in self.changes:
+            schedule = schedule.changed(**{change.role: {change.field: change.value}})
+        return schedule
+
+    def and_changed(self, role: str, field: str, value: Any) -> NamedSchedule:
+        """This with a change more."""
+        return NamedSchedule(self.name, (*self.changes, Change(role, field, value)))
+
+    def __str__(self) -> str:
+        return ",".join([*([] if self.name is None else [self.name]), *map(str, self.changes)])
+
+
+def read_schedule(program: Program, text: str | None, absent: frozenset[str] | None = None) -> NamedSchedule:
+    """What a person has typed: `NAME`, `NAME,ROLE.FIELD=VALUE,...` or changes alone. `absent`: parameters that are
+    None. Raises ScheduleError or TileSizeError."""
+    name, items = split_schedule(text)
+    return read_changes(program, name, program.schedule(name, absent), items)
+
+
+def read_changes(program: Program, name: str | None, schedule: Schedule, items: Sequence[str]) -> NamedSchedule:
+    """A schedule by its name with changes `ROLE.FIELD=VALUE`. A field is one of its resource, or `group` for that of
+    its order. Raises ScheduleError or TileSizeError."""
+    found = NamedSchedule(name)
     for item in items:
         match = re.fullmatch(r"(\w+(?:\[\d+\])?)\.(\w+)=(.+)", item)
         try:
             if match is None:
                 raise ScheduleError("a change is ROLE.FIELD=VALUE, such as matmul.tile=64x64x32")
             role, key, value = match.groups()
-            changes = _read_field(program, schedule.of(role), key, value) if launched(role) in schedule else {}
-            schedule = schedule.changed(**{role: changes})
+            read = _read_field(program, schedule.of(role), key, value) if launched(role) in schedule else {}
+            schedule = schedule.changed(**{role: read})
         except TileLinkError as e:
             raise type(e)(f"{item}: {e.message}") from e
-    return schedule
+        for field, changed in read.items():
+            found = found.and_changed(role, field, changed)
+    return found
 
 
 def split_schedule(text: str | None) -> tuple[str | None, list[str]]:
@@ -57,7 +108,7 @@ def _read_field(program: Program, resource: Resource, field: str, value: str) ->
             return {"tile": tuple(optional(n) for n in value.split("x"))}
         case "whole":
             pairs = [pair.partition(":") for pair in value.split("+")] if value != "none" else []
-            return {"whole": {dim: number(size) for dim, _, size in pairs}}
+            return {"whole": tuple((dim, number(size)) for dim, _, size in pairs)}
         case "order":
             named = orders(program)
             if value not in named:
@@ -94,15 +145,16 @@ def schedule_text(program: Program, schedule: Schedule, asked: str | None) -> st
 
 def _field_texts(program: Program, resource: Resource) -> dict[str, str]:
     """The fields of a resource as `_read_field` reads them."""
-    def word(value: Any) -> str:
-        return "none" if value is None else str(value)
-
-    texts = {f.name: word(getattr(resource, f.name)) for f in fields(resource)}
+    texts = {f.name: _word(getattr(resource, f.name)) for f in fields(resource)}
     if isinstance(resource, Epilogue):
         return texts
     if "whole" in texts:
         texts["whole"] = "+".join(f"{d}:{n}" for d, n in dict(resource.whole).items()) or "none"
-    tile = "x".join(map(word, resource.tile))
+    tile = "x".join(map(_word, resource.tile))
     order = resource.order
     called = next((n for n, o in orders(program).items() if o.parts is order.parts), order.name)
     return {**texts, "tile": tile, "order": called, "group": str(order.group)}
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)

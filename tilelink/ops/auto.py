@@ -11,6 +11,7 @@ import torch
 from tilelink.analysis.machine import machine, machine_of_device
 from tilelink.errors import MachineError, MachineMemoryError
 from tilelink.plans import choose
+from tilelink.plans.names import Plan, planned
 
 MACHINE = "TILELINK_MACHINE"
 """The environment variable that names the machine: one of `tilelink machine list`, or the path of a description."""
@@ -25,8 +26,8 @@ class Asked(NamedTuple):
     K: int
 
 
-def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype) -> str | None:
-    """The plan that is predicted to be the fastest on a machine; None, which stands for the first, where the machine is
+def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype) -> Plan | None:
+    """The plan that is predicted to be the fastest on a machine, None for plain torch; the first where the machine is
     not known, too small, or described without products of this dtype. Nothing is timed.
 
     Predictions are those of the largest power of two of rows that a call has, and are kept: numbers of rows between two
@@ -34,12 +35,12 @@ def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype) -> s
     """
     operator, M, N, K = asked
     if name is None or not M * K * min(N if isinstance(N, Sequence) else [N]):
-        return None
+        return planned(operator, None)
     rows, of_dtype = 1 << (M.bit_length() - 1), str(dtype).removeprefix("torch.")
     try:
-        return choose(operator, M=rows, N=N, K=K, world=world, machine=name, dtype=of_dtype).plan
+        return choose(operator, M=rows, N=N, K=K, world=world, machine=name, dtype=of_dtype).by
     except (MachineError, MachineMemoryError):
-        return None
+        return planned(operator, None)
 
 
 def machine_name(device: torch.device) -> str | None:

@@ -98,11 +98,13 @@ class Call:
     def _path(self) -> Plain:
         """Who computes the call: by the plan that it names, or by the one that is predicted to be the fastest, which
         all ranks choose alike, since they agree on all that it is chosen by."""
-        device, plan = self.x.device, self._wanted
-        if plan == AUTO and path_of(device) is not Plain:
+        device = self.x.device
+        path, plan = path_of(device, self._wanted), None
+        if path is not Plain and self._wanted == AUTO:
             plan = fastest(self.asked(), self.members.world, agreed_machine(self.members, device), self.x.dtype)
-        path = path_of(device, plan)
-        return path(self.members, None if path is Plain else planned(self.asked().operator, plan))
+        elif path is not Plain:
+            plan = planned(self.asked().operator, self._wanted)
+        return Plain(self.members) if plan is None else path(self.members, plan)
 
 
 def made_known(call: type[Call], name: str, *, without: str = "", gradient: bool = True) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from tilelink.errors import ArgumentError, MachineError, Site
 from tilelink.frontend.kept import kept
 from tilelink.frontend.values import dtype_name
 from tilelink.plans.forms import Form, Question
-from tilelink.plans.names import PROGRAMS, TORCH
+from tilelink.plans.names import PROGRAMS, TORCH, Plan
 from tilelink.plans.reasons import reason
 from tilelink.plans.unfused import Unfused, unfused
 
@@ -24,7 +24,7 @@ docs/performance-model.md argues from published rows."""
 class Choice:
     """What `choose` found. All times in microseconds, predicted, never measured.
 
-    `plan`: what operators take, "torch" for the unfused form; `reason`: a sentence with numbers; `forms`: all fused
+    `by`: the plan, None for the unfused form; `reason`: a sentence with numbers; `forms`: all fused
     forms; `fused`: the fastest of them, if one can be; `bound_us`: no schedule of its program is faster. `shape` and
     `dtype`: as asked; `machine`: its name.
     """
@@ -34,7 +34,7 @@ class Choice:
     world: int
     dtype: str
     shape: Mapping[str, int | tuple[int, ...]]
-    plan: str
+    by: Plan | None
     reason: str
     unfused: Unfused
     fused: Form | None
@@ -42,9 +42,14 @@ class Choice:
     forms: tuple[Form, ...]
 
     @property
+    def plan(self) -> str:
+        """What operators take, "torch" for the unfused form."""
+        return TORCH if self.by is None else str(self.by)
+
+    @property
     def choice(self) -> str:
         """What is predicted to be worth it: "fused" or "unfused"."""
-        return "unfused" if self.plan == TORCH else "fused"
+        return "unfused" if self.by is None else "fused"
 
     @property
     def unfused_us(self) -> float:
@@ -95,6 +100,6 @@ def _choose(
     fastest, bound = forms.fastest, None if forms.prediction is None else forms.prediction.bound_us
     wins = fastest is not None and fastest.us is not None and plain.total_us >= (1 + MARGIN) * fastest.us
     return Choice(
-        operator, found.name, world, dtype, shape, fastest.plan if wins and fastest else TORCH,
+        operator, found.name, world, dtype, shape, fastest.by if wins and fastest else None,
         reason(plain, forms, MARGIN), plain, fastest, bound, forms.all,
     )  # fmt: skip

@@ -12,9 +12,11 @@ from tilelink.analysis.machine import Machine
 from tilelink.analysis.simulate import Prediction
 from tilelink.analysis.simulate.costs import GB_S, TFLOP_S
 from tilelink.errors import MachineMemoryError, TileLinkError
+from tilelink.frontend.schedule_text import NamedSchedule
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.plans.forms import Form, Forms
 from tilelink.plans.model import Experts
+from tilelink.plans.names import Plan
 from tilelink.plans.unfused import Unfused
 
 PROGRAMS = {"experts_gate_up": "dispatch_matmul", "experts_down": "matmul_combine"}
@@ -52,7 +54,7 @@ def experts_forms(experts: Experts, machine: Machine, dtype: str, tokens: int) -
             raise
         except TileLinkError as e:
             why = e.message
-        found.append(Form(schedule, program.name, schedule, us, why))
+        found.append(Form(Plan(schedule, program, NamedSchedule(schedule)), us, why))
     if best is None:
         return None
     fastest = min((f for f in found if f.us is not None), key=lambda f: f.us or 0.0)

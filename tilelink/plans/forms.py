@@ -17,7 +17,7 @@ from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import MachineMemoryError, TileLinkError
 from tilelink.frontend.ir import Role
 from tilelink.frontend.program import Program
-from tilelink.plans.names import planned, plans
+from tilelink.plans.names import Plan, plans
 from tilelink.plans.unfused import Shape, narrowed
 
 LEFT_OUT = ("bias", "dbias", "gathered", "epilogue")
@@ -26,14 +26,27 @@ LEFT_OUT = ("bias", "dbias", "gathered", "epilogue")
 
 @dataclass(frozen=True)
 class Form:
-    """A fused form: `plan` as operators take it, `program` and `schedule` as `tilelink simulate` takes them. `us`: what
-    it is predicted to take, or None where `why` says what is in the way, or that it can't be the fastest."""
+    """A fused form. `us`: what it is predicted to take, or None where `why` says what is in the way, or that it can't
+    be the fastest."""
 
-    plan: str
-    program: str
-    schedule: str
+    by: Plan
     us: float | None
     why: str = ""
+
+    @property
+    def plan(self) -> str:
+        """As operators take it."""
+        return str(self.by)
+
+    @property
+    def program(self) -> str:
+        """As `tilelink simulate` takes it."""
+        return self.by.program.name
+
+    @property
+    def schedule(self) -> str:
+        """As `tilelink simulate` takes it."""
+        return str(self.by.schedule)
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,8 @@ class Question:
         found: list[Form] = []
         best: tuple[Form, Prediction] | None = None
         least: dict[str, float] = {}
-        for plan, (program, schedule) in plans(self.operator).items():
+        for plan in plans(self.operator).values():
+            program = plan.program
             try:
                 if best is not None and program.name not in least:
                     least[program.name] = self._least_us(program)
@@ -75,9 +89,9 @@ class Question:
             except TileLinkError as e:
                 made = e.message
             if isinstance(made, str):
-                found.append(Form(plan, program.name, schedule, None, made))
+                found.append(Form(plan, None, made))
                 continue
-            found.append(Form(plan, program.name, schedule, made.makespan_us))
+            found.append(Form(plan, made.makespan_us))
             if best is None or made.makespan_us < best[1].makespan_us:
                 best = found[-1], made
         if best is None:
@@ -86,7 +100,7 @@ class Question:
         check_events(prediction.steps.events).raise_if_unsafe()
         return Forms((*found, *([] if fastest is best[0] else [fastest])), fastest, prediction)
 
-    def _predict(self, plan: str, beaten: float | None = None) -> Prediction | str:
+    def _predict(self, plan: Plan, beaten: float | None = None) -> Prediction | str:
         """The prediction of a plan; or why no run of it takes less than `beaten` us, where its steps say so."""
         steps = self._steps(plan)
         if beaten is not None:
@@ -95,10 +109,9 @@ class Question:
                 return f"its busiest workers alone take {least:,.1f} us"
         return predict(steps, self.machine, {})
 
-    def _steps(self, plan: str) -> Steps:
-        program, schedule = planned(self.operator, plan)
-        bound, exact = program.bound_at(
-            schedule, world=self.world, sizes=dict(self.shape), dtypes=self._dtypes(program),
+    def _steps(self, plan: Plan) -> Steps:
+        bound, exact = plan.program.bound_at(
+            plan.schedule, world=self.world, sizes=dict(self.shape), dtypes=self._dtypes(plan.program),
             per_node=self.machine.nodes_of(self.world),
         )  # fmt: skip
         return steps_of(bound, exact, self.machine, {})
@@ -125,15 +138,12 @@ class Question:
         roles, count = _multiplying(prediction)
         if len({r.launched for r in roles}) != 1:  # the backward has two products
             return form, prediction
-        made = {form.plan: prediction}
-
-        def changed(text: str, tile: tuple[int, ...]) -> str:
-            return f"{text},{roles[0].launched}.tile={'x'.join(map(str, tile))}"
+        made: dict[tuple[int, ...], tuple[Plan, Prediction]] = {}
 
         def took(tile: tuple[int, ...]) -> float:
-            plan = changed(form.plan, tile)
-            made[plan] = predict(self._steps(plan), self.machine, {})
-            return made[plan].makespan_us
+            plan = form.by.and_changed(roles[0].launched, "tile", tile)
+            made[tile] = plan, predict(self._steps(plan), self.machine, {})
+            return made[tile][1].makespan_us
 
         tiles = [tuple(int(n or 0) for n in r.resource.tile) for r in roles]
         columns = {t[1] for t in tiles}
@@ -142,8 +152,8 @@ class Question:
         tile, us = narrowed(start, took, count, self.machine.sms, prediction.makespan_us)
         if tile == start:
             return form, prediction
-        plan = changed(form.plan, tile)
-        return Form(plan, form.program, changed(form.schedule, tile), us), made[plan]
+        plan, narrower = made[tile]
+        return Form(plan, us), narrower
 
 
 def _multiplying(prediction: Prediction) -> tuple[list[Role], int]:

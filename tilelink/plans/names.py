@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilelink.errors import ScheduleError, Site, TileSizeError
 from tilelink.frontend.kept import kept
-from tilelink.frontend.schedule_text import changed_by, split_schedule
+from tilelink.frontend.schedule_text import NamedSchedule, read_changes, split_schedule
 
 if TYPE_CHECKING:
     from tilelink.frontend.program import Program
@@ -26,38 +27,48 @@ AUTO = "auto"
 
 
 class Plan(NamedTuple):
-    """A plan that a program computes, in a schedule."""
+    """A way to compute an operator: a program in a schedule. `name`: what the plan is called without its changes."""
 
+    name: str
     program: Program
-    schedule: str
+    schedule: NamedSchedule
+
+    def and_changed(self, role: str, field: str, value: Any) -> Plan:
+        """This with a change of the schedule more."""
+        return self._replace(schedule=self.schedule.and_changed(role, field, value))
+
+    def __str__(self) -> str:
+        """As operators take it."""
+        return str(replace(self.schedule, name=self.name))
 
 
 @kept()
-def plans(operator: str) -> dict[str, tuple[Program, str]]:
-    """The plans of an operator by which a program computes it: that program and the name of its schedule. The first is
-    the default. The first schedule of another program has the plan's name alone, the rest "one_shot:push"."""
+def plans(operator: str) -> dict[str, Plan]:
+    """The plans of an operator by which a program computes it, by name. The first is the default. The first schedule of
+    another program has the plan's name alone, the rest "one_shot:push"."""
     from tilelink.kernels import operators
 
     known = operators()
     usual, others = PROGRAMS[operator]
-    found = {schedule: (known[usual], schedule) for schedule in known[usual].schedules}
+    named = {schedule: (known[usual], schedule) for schedule in known[usual].schedules}
     for name, other in others.items():
         first, *rest = known[other].schedules
-        found |= {name: (known[other], first)} | {f"{name}:{s}": (known[other], s) for s in rest}
-    return found
+        named |= {name: (known[other], first)} | {f"{name}:{s}": (known[other], s) for s in rest}
+    return {name: Plan(name, program, NamedSchedule(schedule)) for name, (program, schedule) in named.items()}
 
 
 @kept()
 def planned(operator: str, plan: str | None) -> Plan:
-    """The program of a plan, and its schedule as text; a plan may have changes after its name, as a schedule may:
+    """The plan that a person has typed; it may have changes after its name, as a schedule may:
     "one_shot,matmul.tile=16x64x64". Raises ScheduleError, also TileSizeError for a change."""
     known = plans(operator)
     name, changes = split_schedule(plan)
     if plan is not None and name not in known and (name is not None or not changes):
         raise ScheduleError(f"plan is {plan!r}; plans of {operator} are {', '.join(known)}, {TORCH} and {AUTO}")
-    program, schedule = known[name] if name is not None else next(iter(known.values()))
-    changed_by(program, program.schedule(schedule), changes)
-    return Plan(program, ",".join([schedule, *changes]))
+    found = known[name] if name is not None else next(iter(known.values()))
+    of_program = found.schedule.name
+    read = read_changes(found.program, of_program, found.program.schedule(of_program), changes)
+    return found._replace(schedule=read)
 
 
 def check_plan(operator: str, plan: str | None) -> None:
