@@ -45,9 +45,8 @@ def test_tracebacks_end_where_tilelink_was_called(tmp_path: Path) -> None:
     def call(group: Group) -> None:
         wrong.program(torch.ones(16, 16), torch.ones(32, 16), schedule=wrong.schedule, group=group)
 
-    for run, deepest in ((wrong.main, "bind"), (lambda: world.run(call), "__call__")):
+    for run in (wrong.main, lambda: world.run(call)):
         with pytest.raises(UnguardedReadError) as error:
             run()
         frames = traceback.extract_tb(error.value.__traceback__)
-        theirs = max(k for k, f in enumerate(frames) if f.filename in (__file__, wrong.__file__))
-        assert frames[-1].name == deepest and len(frames) - theirs <= 4, frames
+        assert {f.filename for f in frames} <= {__file__, wrong.__file__}, frames

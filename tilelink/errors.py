@@ -6,12 +6,13 @@ import dataclasses
 import linecache
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
-from types import FrameType
-from typing import Self
+from types import FrameType, TracebackType
+from typing import ParamSpec, Self, TypeVar
 
 
 def shown(file: str) -> str:
@@ -61,9 +62,51 @@ def _is_ours(frame: FrameType) -> bool:
 
 def similar(name: object, known: Iterable[str]) -> str:
     """What an error says behind the names that it lists: which of those was meant, if one is much like it."""
-    listed = list(known)
-    close = get_close_matches(str(name), listed, 1) if name not in listed else []
-    return f"; did you mean {close[0]}?" if close else ""
+    by_letters = {n.lower(): n for n in known if n != name}
+    close = get_close_matches(str(name).lower(), by_letters, 1)
+    return f"; did you mean {by_letters[close[0]]}?" if close else ""
+
+
+def listed(known: Iterable[str], name: object) -> str:
+    """The names that are known, as an error lists them, and which of them was meant."""
+    names = list(known)
+    return ", ".join(names) + similar(name, names)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def public(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that users call. The traceback of an error of ours that leaves it holds the user's frames alone, and
+    arguments that it does not take are an ArgumentError with the user's line."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TileLinkError as e:
+            error: BaseException | None = e
+            while error is not None:
+                error.__traceback__ = _users(error.__traceback__)
+                error = error.__cause__
+            raise
+        except TypeError as e:
+            if e.__traceback__ is None or e.__traceback__.tb_next is not None:
+                raise
+            raise ArgumentError(str(e), Site.of_user()) from None
+
+    return called
+
+
+def _users(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without our frames."""
+    if trace is None:
+        return None
+    rest = _users(trace.tb_next)
+    if _is_ours(trace.tb_frame):
+        return rest
+    return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
 class TileLinkError(Exception):

@@ -8,7 +8,7 @@ from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
 from tilelink.backend.show import SIZE, WORLD
 from tilelink.backend.targets import CPU
-from tilelink.errors import DimensionError, TileSizeError, WorldError
+from tilelink.errors import DimensionError, TargetError, TileSizeError, WorldError
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 
@@ -56,11 +56,11 @@ def test_a_schedule_that_is_given_is_not_fitted() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ValueError, match="no stage obj; there is program, events, triton, host, ptx, sass, amdgcn"):
+    with pytest.raises(TargetError, match="no stage obj; there is program, events, triton, host, ptx, sass, amdgcn"):
         all_gather_matmul.show("obj")
-    with pytest.raises(ValueError, match="no target sm_75; there is cpu, sm_90, sm_100, gfx942"):
+    with pytest.raises(TargetError, match="no target sm_75; there is cpu, sm_90, sm_100, gfx942"):
         all_gather_matmul.show("triton", target="sm_75")
-    with pytest.raises(ValueError, match="sm_90 has no amdgcn; gfx942 has"):
+    with pytest.raises(TargetError, match="sm_90 has no amdgcn; gfx942 has"):
         all_gather_matmul.show("amdgcn", target="sm_90")
     with pytest.raises(WorldError):
         all_gather_matmul.show(world=0)

@@ -20,7 +20,15 @@ from tests.frontend.wrong import (
     pair,
     schedule,
 )
-from tilelink.errors import RoleWithoutScheduleError, ScheduleError, ScheduleWithoutRoleError, TileSizeError, shown
+from tilelink.errors import (
+    ArgumentError,
+    RoleWithoutScheduleError,
+    ScheduleError,
+    ScheduleWithoutRoleError,
+    TargetError,
+    TileSizeError,
+    shown,
+)
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, gemm
 
 SCHEDULES = [
@@ -62,7 +70,7 @@ SCHEDULES = [
             "    use=tk.SMs": "    uses=tk.SMs",
             "@tk.program": "@tk.program  # <-",
         },
-        "its roles are gather, use; schedule names gather, uses",
+        "its roles are gather, use; schedule names uses too, no use",
     ),
     pair(
         "no schedule beside the program",
@@ -147,6 +155,37 @@ SCHEDULES = [
         ScheduleError,
         f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}, order=lambda s, r, w: s))  # <-",
         "tk.order(function)",
+    ),
+    schedule(
+        "resource without a role",
+        ScheduleError,
+        f"tk.Schedule(tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",
+        "tk.Schedule(SMs(...)): a resource has the name of its role",
+    ),
+    schedule(
+        "change that is a number",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE})).changed(use=3)  # <-",
+        "use=3: changes are fields by name",
+    ),
+    schedule(
+        "change of a field that is much like another",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE})).changed(use={{'tiles': (16,)}})  # <-",
+        "has no tiles; it has count, tile, order, at, stages, warps, via, whole; did you mean tile?",
+    ),
+    pair(
+        "world that is not said",
+        ArgumentError,
+        {f"    return {UNROLL}": "    program.unroll(schedule, M=64)  # <-"},
+        "missing 1 required keyword-only argument: 'world'",
+    ),
+    pair(
+        "stage that is none",
+        TargetError,
+        {f"    return {UNROLL}": "    program.show('tritan', schedule)  # <-"},
+        "there is no stage tritan",
+        "did you mean triton?",
     ),
     schedule(
         "name of an order",

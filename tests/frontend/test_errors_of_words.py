@@ -61,7 +61,7 @@ NAMES = [
         "name in the program",
         UndefinedNameError,
         {LAUNCH_USE: "use[tk.tiles(out)](full, outt)  # <-"},
-        "'outt' is not defined",
+        "'outt' is not defined; did you mean out?",
     ),
     pair(
         "attribute in the program",
@@ -315,12 +315,28 @@ BLOCKS = [
     ]
 ] + [tile("a in a", NotUnderstoodError, f"{BLOCK}\nb = a in a  # <-", "blocks are compared by < <= > >= == !=")]
 
+TWO = "\n\n@triton.jit\ndef two(a, b):\n    return a + b\n"
+FUNCTIONS = [
+    Case(
+        "function with too few blocks",
+        NotUnderstoodError,
+        TWO + alone(f"{BLOCK}\nout[t].store(two(a))  # <-"),
+        ("two(a, b) does not take this: missing a required argument: 'b'",),
+    )
+]
+
 PROGRAMS = [
     pair(
         "nothing in the program",
         NotUnderstoodError,
         {f"    {LAUNCH_GATHER}\n    {LAUNCH_USE}\n": "", "@tk.program": "@tk.program  # <-"},
         "program launches no tile function",
+    ),
+    pair(
+        "launch that is not called",
+        NotUnderstoodError,
+        {LAUNCH_USE: "use[tk.tiles(out)]  # <-"},
+        "use[...] is not called, so nothing is launched: write use[space](tensors)",
     ),
     pair(
         "wait in the program",
@@ -385,7 +401,7 @@ PROGRAMS = [
 ]
 
 
-CASES = [*NAMES, *OPTIONS, *STATEMENTS, *BLOCKS, *PROGRAMS]
+CASES = [*NAMES, *OPTIONS, *STATEMENTS, *BLOCKS, *FUNCTIONS, *PROGRAMS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))

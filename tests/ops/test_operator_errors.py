@@ -103,6 +103,10 @@ def a_lane(g: dist.ProcessGroup) -> None:
     ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=tilelink.group(g, **on_ranks.LANE))  # type: ignore[arg-type]
 
 
+def a_layer(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(2, 4), torch.nn.Linear(4, 6), group=g)  # type: ignore[arg-type]
+
+
 def no_group(g: dist.ProcessGroup) -> None:
     ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=[0, 1])  # type: ignore[arg-type]
 
@@ -126,6 +130,7 @@ EVERYWHERE = {
     too_many_lengths: ("ShapeError", "lengths are (2, 2, 2): 2 are needed"),
     lengths_of_another_tensor: ("ShapeError", "lengths are (3, 3); x has shape (2, 4) on rank"),
     a_lane: ("ArgumentError", "take a group of torch.distributed, of which tilelink.group made it, or its name"),
+    a_layer: ("ArgumentError", "weight is a Linear, not a tensor: its tensors are .weight and .bias"),
     no_group: ("ArgumentError", "group is a list: operators take a group of torch.distributed, or its name"),
     no_such_backend: ("ArgumentError", "TILELINK_BACKEND is 'gpu'; there are torch, interpret"),
 }

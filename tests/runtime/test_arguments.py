@@ -24,7 +24,6 @@ from tilelink.errors import (
     WorldError,
 )
 from tilelink.kernels import all_gather_matmul as module
-from tilelink.kernels import tiles
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 from tilelink.runtime.cpu_world import CpuWorld, Group
 
@@ -50,7 +49,7 @@ alone = tk.Schedule(keep=tk.SMs(tile=(16, 16)))
 WORLD, ROWS, K, N = 2, 8, 16, 24
 M = WORLD * ROWS
 PATTERN = -7.0
-KERNEL, LOOP = str(module.__file__), str(tiles.__file__)
+KERNEL = str(module.__file__)
 
 
 def line(marker: str) -> int:
@@ -118,9 +117,8 @@ BAD = [
     Bad(
         "two dtypes",
         DtypeError,
-        "left is bfloat16, right float16",
+        "x is bfloat16, weight is float16, out is float32: tl.dot takes operands of one dtype; left is bfloat16",
         lambda: (x(dtype=torch.bfloat16), weight(dtype=torch.float16)),
-        at=LOOP,
     ),
     Bad(
         "complex",
@@ -134,14 +132,12 @@ BAD = [
         DtypeError,
         "tl.dot does not take float64",
         lambda: (x(dtype=torch.float64), weight(dtype=torch.float64)),
-        at=LOOP,
     ),
     Bad(
         "int32",
         DtypeError,
         "tl.dot does not take int32",
         lambda: (x(dtype=torch.int32), weight(dtype=torch.int32)),
-        at=LOOP,
     ),
     Bad("output repeats rows", StrideError, "and strides (0, 1)", out=lambda: output(1, N).expand(M, N)),
     Bad("output repeats columns", StrideError, "and strides (1, 0)", out=lambda: output(M, 1).expand(M, N)),
@@ -182,7 +178,7 @@ BAD = [
     Bad(
         "unknown keyword",
         ArgumentError,
-        "has no parameter wieght; it takes x, weight, out, bias",
+        "and the options schedule=, group=, parts=, slot=, timed=; did you mean weight?",
         options={"wieght": weight()},
     ),
     Bad(
@@ -200,6 +196,9 @@ BAD = [
     ),
     Bad("list", ArgumentError, "x is a list, not a tensor", lambda: (x().tolist(), weight())),
     Bad("number", ArgumentError, "weight is a float, not a tensor", lambda: (x(), 1.0)),
+    Bad("numpy", ArgumentError, "x is a ndarray, not a tensor: torch.from_numpy", lambda: (x().numpy(), weight())),
+    Bad("layer", ArgumentError, "weight is a Linear, not a tensor", lambda: (x(), torch.nn.Linear(2, 2))),
+    Bad("list of schedules", ScheduleError, "schedule= is a list: write tk.Schedule", options={"schedule": [push]}),
     Bad("meta", DeviceError, "x is on meta; this world is on cpu", lambda: (x().to("meta"), weight())),
     Bad("sparse", StrideError, "x has layout torch.sparse_coo", lambda: (x().to_sparse(), weight())),
     Bad(
@@ -252,7 +251,7 @@ BAD = [
     Bad(
         "unknown schedule",
         ScheduleError,
-        "has no schedule pusch; it has push, pull, multicast, engine",
+        "has no schedule pusch; it has push, pull, multicast, engine; did you mean push?",
         options={"schedule": "pusch"},
         at=KERNEL,
     ),
@@ -368,6 +367,35 @@ def test_lengths_of_parts_may_be_any_integers(world: CpuWorld) -> None:
     for parts in ([ROWS, ROWS], torch.tensor([ROWS, ROWS]), torch.tensor([ROWS, ROWS]).numpy()):
         outs = world.run(lambda group, p=parts: all_gather_matmul(x(), weight(), group=group, parts={"M": p}))  # type: ignore[misc]
         assert all((out == K).all() for out in outs)
+
+
+def test_the_users_frames_alone_are_shown(world: CpuWorld) -> None:
+    def rank(group: Group) -> None:
+        all_gather_matmul(x(8), weight(), group=group)  # shown
+
+    with pytest.raises(ShapeError) as e:
+        world.run(rank)  # run
+    frames = [(f.path, f.lineno + 1) for f in e.traceback]
+    assert frames == [(Path(__file__), line("run")), (Path(__file__), line("shown"))]
+
+
+def test_worlds_run_one_at_a_time(world: CpuWorld) -> None:
+    for inner in (world, CpuWorld(1)):
+        with pytest.raises(WorldError, match="a CpuWorld runs already in this process"):
+            world.run(lambda group, inner=inner: inner.run(lambda other: None))  # type: ignore[misc]
+    check_usable(world)
+
+
+def test_a_group_of_another_world(world: CpuWorld) -> None:
+    others = CpuWorld(WORLD).run(lambda group: group)
+    with pytest.raises(WorldError, match="all_gather_matmul is called on a group of another world than the one that"):
+        world.run(lambda group: all_gather_matmul(x(), weight(), group=others[group.rank]))
+
+
+def test_what_is_run_is_a_function(world: CpuWorld) -> None:
+    with pytest.raises(ArgumentError, match=r"CpuWorld.run\(3\): it takes a function of a rank's group"):
+        world.run(3)  # type: ignore[arg-type]
+    check_usable(world)
 
 
 def test_schedule_by_name_is_fitted_where_the_same_as_an_object_is_not(world: CpuWorld) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tilelink.errors import MachineError, UnknownMachineError
+from tilelink.errors import MachineError, UnknownMachineError, listed, similar
 from tilelink.frontend.kept import kept
 
 SWITCH, MESH = "switch", "mesh"
@@ -81,7 +81,7 @@ class Machine:
     def agent(self, name: str) -> Agent:
         """Raises MachineError."""
         if name not in self.agents:
-            raise MachineError(f"{self.name} has no agent {name}; it has {', '.join(self.agents)}")
+            raise MachineError(f"{self.name} has no agent {name}; it has {listed(self.agents, name)}")
         return self.agents[name]
 
     def node(self, rank: int) -> int:
@@ -140,7 +140,8 @@ def _read(name: str) -> dict[str, Any]:
             raise UnknownMachineError(f"there is no machine description {name}")
         return _parsed(path.stem, path.read_text())
     if name not in names():
-        raise UnknownMachineError(f"there is no machine {name}; there is {', '.join(names())}, or the path of a .toml")
+        known = f"there is {', '.join(names())}, or the path of a .toml{similar(name, names())}"
+        raise UnknownMachineError(f"there is no machine {name}; {known}")
     return _parsed(name, (_folder() / f"{name}.toml").read_text())
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilelink.backend.targets import TARGETS, Target
-from tilelink.errors import TargetError
+from tilelink.errors import Site, TargetError, listed
 
 if TYPE_CHECKING:
     from tilelink.backend.gates import Verdict
@@ -43,8 +43,8 @@ def show(
     A schedule is taken as it is, one given by name (or by default) is fitted to the sizes. `dtypes` and sizes as for
     `Program.unroll`; a size left out is `SIZE`. `target`: by default, the first that has the stage. With nodes of
     `per_node` ranks, fewer than the world, it is what runs across nodes. Raises the errors of the frontend,
-    CompileError, TargetError for a target without a network and for machine code across nodes, ValueError for an
-    unknown stage or target.
+    CompileError, TargetError for a target without a network, for machine code across nodes, and for an unknown stage or
+    target.
     """
     if stage in CODE:
         return code(
@@ -100,14 +100,17 @@ def code(
 
 
 def target_of(stage: str, target: str | None) -> str:
-    """The target of a stage: what is asked for, or the first that has it. Raises ValueError."""
+    """The target of a stage: what is asked for, or the first that has it. Raises TargetError."""
+    site = Site.of_user()
     if stage not in STAGES:
-        raise ValueError(f"there is no stage {stage}; there is {', '.join(STAGES)}")
+        raise TargetError(f"there is no stage {stage}; there is {listed(STAGES, stage)}", site)
     if target is not None and target not in TARGETS:
-        raise ValueError(f"there is no target {target}; there is {', '.join(TARGETS)}")
+        known = f"there is {listed(TARGETS, target)}"
+        raise TargetError(f"there is no target {target}; {known}", site)
     having = [n for n, t in TARGETS.items() if stage not in CODE or t.backend == CODE[stage]]
     if target is not None and target not in having:
-        raise ValueError(f"{target} has no {stage}; {', '.join(having)} {'have' if len(having) > 1 else 'has'}")
+        have = "have" if len(having) > 1 else "has"
+        raise TargetError(f"{target} has no {stage}; {', '.join(having)} {have}", site)
     return target or having[0]
 
 

@@ -12,6 +12,7 @@ from tilelink.backend.targets import TARGETS
 from tilelink.cli.command import Answer, Command, UsageError
 from tilelink.cli.program import add_program_flags, find, shape_text
 from tilelink.cli.schedule import read_schedule, schedule_text
+from tilelink.errors import TargetError
 
 FIGURES = ("expected", "found", "registers", "spill_bytes", "shared_bytes")
 """What is said of machine code."""
@@ -24,8 +25,8 @@ def run(args: argparse.Namespace) -> Answer:
     schedule = read_schedule(program, args.schedule, args.world, sizes)
     try:
         target = target_of(args.stage, args.target)
-    except ValueError as e:
-        raise UsageError(str(e)) from e
+    except TargetError as e:
+        raise UsageError(e.message) from e
     nodes = args.per_node
     asked: dict[str, Any] = {"target": target, "world": args.world, "per_node": nodes, "dtypes": args.dtype, **sizes}
     verdict = None

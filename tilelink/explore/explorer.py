@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from tilelink.errors import listed
 from tilelink.explore.findings import Finding
 from tilelink.explore.outcome import Outcome, Subject, differences, unwritten
 from tilelink.explore.trial import FIRST, POLICIES, Trial
@@ -65,7 +66,7 @@ def explore(
     first schedule, in which all take turns. That schedule is seed 0; it is run in any case, and counts where it is
     among the seeds. `progress` is called after every schedule."""
     if policy not in POLICIES:
-        raise ValueError(f"unknown policy {policy!r}; there is {', '.join(POLICIES)}")
+        raise ValueError(f"unknown policy {policy!r}; there is {listed(POLICIES, policy)}")
     exploration = Exploration(policy)
     first = judged(subject.run(Trial(FIRST, policy)), None)
     for seed in seeds:

@@ -18,6 +18,7 @@ from tilelink.errors import (
     ScheduleError,
     ScheduleWithoutRoleError,
     Site,
+    similar,
 )
 from tilelink.frontend.copy_engine import check_copy_engine
 from tilelink.frontend.elaboration import Context, Elaborator
@@ -87,7 +88,8 @@ def _dtypes(
     for name in given:
         if all(t.name != name for t in recording.tensors) and name not in parameters:
             known = ", ".join(t.name for t in recording.tensors)
-            raise DtypeError(f"a dtype for {name}, which is no tensor of {recording.name}; it has {known}", site)
+            meant = similar(name, [t.name for t in recording.tensors])
+            raise DtypeError(f"a dtype for {name}, which is no tensor of {recording.name}; it has {known}{meant}", site)
     dtypes: dict[str, str] = {}
     first = next((given[t.name] for t in recording.tensors if t.name in given), "float32")
     for t in recording.tensors:
@@ -107,7 +109,7 @@ def _check_roles(recording: Recording, schedule: Schedule, site: Site) -> None:
     for launch in recording.launches:
         name = launched(launch.scheduled)
         if name not in schedule:
-            known = ", ".join(schedule) or "no role"
+            known = (", ".join(schedule) or "no role") + similar(name, schedule)
             raise RoleWithoutScheduleError(f"the schedule says nothing of role {name}; it names {known}", launch.site)
     sms = {r: s for r in roles if isinstance(s := schedule.of(r), SMs)}
     if len({s.warps for s in sms.values()}) > 1:
@@ -120,7 +122,7 @@ def _check_roles(recording: Recording, schedule: Schedule, site: Site) -> None:
             raise ScheduleError(f"the members of {name} share SMs, so their number is one: {said}", schedule.site)
     for name in schedule:
         if name not in roles and name not in map(launched, roles):
-            known = ", ".join(roles)
+            known = ", ".join(roles) + similar(name, roles)
             raise ScheduleWithoutRoleError(f"{recording.name} has no role {name}; its roles are {known}", schedule.site)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton
 
-from tilelink.errors import ArgumentError, ScheduleError, Site, TileLinkError, TileSizeError
+from tilelink.errors import ArgumentError, ScheduleError, Site, TileSizeError, listed, public
 from tilelink.frontend.binding import bind
 from tilelink.frontend.fitting import fitted
 from tilelink.frontend.given import Given, at_sizes
@@ -86,6 +86,7 @@ class Program:
         """Optional outputs: they are there where they are asked for, by a tensor in a call or else by their dtype."""
         return self.optional & {t.name for t in self.recorded().tensors if t.kind == "output"}
 
+    @public
     def of(self, members: int | None = None, **functions: Any) -> Program:
         """The variant of this program whose lists have so many members and that gets these functions, by parameter:
         `all_gather_matmul.of(3, epilogue=gelu)`. What is not said stays as it is. A variant is an ordinary program, in
@@ -138,6 +139,7 @@ class Program:
 
     def schedule(self, wanted: Schedule | str | None, absent: frozenset[str] | None = None) -> Schedule:
         """A schedule by name, the default one for None. Raises ScheduleError."""
+        _check_schedule(wanted)
         if isinstance(wanted, Schedule):
             return wanted
         known = self.schedules if absent is None else self.schedules_without(absent)
@@ -147,18 +149,23 @@ class Program:
             other = self.function.__globals__.get(wanted)
             if isinstance(other, Schedule):  # its roles are not the program's: binding says which
                 return other
-            raise ScheduleError(f"{self.name} has no schedule {wanted}; it has {', '.join(known)}", self.site)
+            raise ScheduleError(f"{self.name} has no schedule {wanted}; it has {listed(known, wanted)}", self.site)
         return known[wanted] if wanted is not None else next(iter(known.values()))
 
     def _nearly(self, absent: frozenset[str] | None) -> str:
         """Why none of the schedules in its file is this program's: what those name that name some of its roles."""
         roles = {launched(launch.scheduled): None for launch in self.recorded(absent or frozenset()).launches}
-        schedules = {n: s for n, s in self.function.__globals__.items() if isinstance(s, Schedule)}
-        near = [f"{n} names {', '.join(s)}" for n, s in schedules.items() if s.launched & roles.keys()]
+        near = []
+        for name, schedule in self.function.__globals__.items():
+            if isinstance(schedule, Schedule) and schedule.launched & roles.keys():
+                more = [f"{r} too" for r in sorted(schedule.launched - roles.keys())]
+                less = [f"no {r}" for r in roles if r not in schedule.launched]
+                near.append(f"{name} names {', '.join(more + less)}")
         return f"its roles are {', '.join(roles)}; " + ("; ".join(near) or "write one, tk.Schedule(...)")
 
     # ---- binding
 
+    @public
     def bind(
         self,
         schedule: Schedule | str | None = None,
@@ -180,11 +187,10 @@ class Program:
                 bound = bind(self.recorded(absent), schedule, given, self.parameters, self.site)
             except (ScheduleError, TileSizeError) as e:
                 raise e.because_of("the schedule", schedule.site) from None
-            except TileLinkError as e:
-                raise e.with_traceback(None) from e.__cause__  # it names the user's line; our frames say nothing more
             self._bound.put(key, bound)
         return bound if bound.schedule_site == schedule.site else replace(bound, schedule_site=schedule.site)
 
+    @public
     def fit(
         self,
         schedule: Schedule | NamedSchedule | str | None = None,
@@ -232,6 +238,7 @@ class Program:
 
     # ---- what can be done with a program; each is the work of a layer above, imported when it is asked for
 
+    @public
     def unroll(
         self,
         schedule: Schedule | str | None = None,
@@ -246,6 +253,7 @@ class Program:
 
         return unroll(*self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node))
 
+    @public
     def check(
         self,
         schedule: Schedule | str | None = None,
@@ -266,6 +274,7 @@ class Program:
         bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
         return check(bound, exact, sms=sms or DEFAULT_SMS, reserve=reserve, slot_bytes=slot_bytes)
 
+    @public
     def simulate(
         self,
         schedule: Schedule | NamedSchedule | str | None = None,
@@ -286,34 +295,35 @@ class Program:
         bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=nodes)
         return simulate(bound, exact, found, agents)
 
+    @public
     def show(self, stage: str = "program", schedule: Schedule | str | None = None, **options: Any) -> str:
         """The program as text, at a stage: "program", "events" or "triton"; see `tilelink.backend.show`."""
         from tilelink.backend.show import show
 
         return show(self, stage, schedule, **options)
 
+    @public
     def __call__(
         self, /, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any
     ) -> Any:
         """Runs the program on the calling rank of `group`; see `tilelink.runtime.group.Group.call`."""
-        self._check_group(group)
+        self._check_call(schedule, group)
         given = Given.of(self, tensors, options)
-        try:
-            made = group.call(given.program, given.tensors, schedule, given.options)
-        except TileLinkError as e:
-            raise e.with_traceback(None) from e.__cause__  # as in `bind`
-        return given.results(made)
+        return given.results(group.call(given.program, given.tensors, schedule, given.options))
 
+    @public
     def prepare(
         self, /, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any
     ) -> None:
         """Does all that a call like this one needs once, on every rank of `group`, and launches nothing; see
         `tilelink.runtime.group.Group.prepare_call`. Afterwards such a call may be captured in a CUDA graph."""
-        self._check_group(group)
+        self._check_call(schedule, group)
         given = Given.of(self, tensors, options)
         group.prepare_call(given.program, given.tensors, schedule, given.options)
 
-    def _check_group(self, group: Any) -> None:
+    def _check_call(self, schedule: Any, group: Any) -> None:
+        """Raises ScheduleError or ArgumentError for what is no schedule or no group."""
+        _check_schedule(schedule)
         if not hasattr(group, "call"):
             what = "missing" if group is None else f"a {type(group).__name__}"
             raise ArgumentError(
@@ -324,6 +334,15 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<program {self.name} of {self.file}>"
+
+
+def _check_schedule(wanted: Any) -> None:
+    """Raises ScheduleError for what is neither a schedule nor the name of one."""
+    if not isinstance(wanted, Schedule | str | None):
+        what = f"schedule= is a {type(wanted).__name__}"
+        raise ScheduleError(
+            f"{what}: write tk.Schedule(role=tk.SMs(...)), or the name of one in the program's file", Site.of_user()
+        )
 
 
 def _check_functions(functions: Mapping[str, Any]) -> None:

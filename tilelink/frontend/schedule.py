@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, SupportsIndex
 
 import numpy as np
 
-from tilelink.errors import ScheduleError, Site, TileSizeError, similar
+from tilelink.errors import ScheduleError, Site, TileSizeError, listed, similar
 from tilelink.frontend.expressions import RANK, WORLD, Expr, evaluate, symbol, to_text
 from tilelink.frontend.kept import kept
 
@@ -96,7 +96,9 @@ class _Fields:
         if twice or unknown or len(given) > len(known):
             said = ", ".join([*map(repr, given), *(f"{n}={v!r}" for n, v in named.items())])
             takes = ", ".join(f"{n}=" for n in known)
-            raise ScheduleError(f"tk.{cls.__name__}({said}): it takes {takes}, in this order{cls.hint}", Site.of_user())
+            meant = similar(unknown[0], known) if unknown else ""
+            message = f"tk.{cls.__name__}({said}): it takes {takes}, in this order{cls.hint}{meant}"
+            raise ScheduleError(message, Site.of_user())
         return super().__new__(cls)
 
     hint: ClassVar[str] = ""
@@ -209,9 +211,17 @@ class Schedule(Mapping[str, Resource]):
     """
 
     def __init__(
-        self, *, slots: int = 2, cells: Mapping[str, tuple[int | None, ...]] | None = None, **roles: Resource
+        self,
+        *unnamed: Any,
+        slots: int = 2,
+        cells: Mapping[str, tuple[int | None, ...]] | None = None,
+        **roles: Resource,
     ):
         self.site = Site.of_user()
+        if unnamed:
+            kind = type(unnamed[0]).__name__
+            message = f"tk.Schedule({kind}(...)): a resource has the name of its role, tk.Schedule(matmul={kind}(...))"
+            raise ScheduleError(message, self.site)
         if not isinstance(slots, int) or slots < 1:
             raise ScheduleError(f"slots={slots!r}: a number of slots, at least 1", self.site)
         if not isinstance(cells, Mapping | None) or isinstance(cells, Schedule):
@@ -261,11 +271,20 @@ class Schedule(Mapping[str, Resource]):
         new = dict(self.roles)
         for name, changes in roles.items():
             if name not in new and launched(name) not in new:
-                raise ScheduleError(f"no role {name} in this schedule; it has {', '.join(new)}", Site.of_user())
+                known = f"it has {listed(new, name)}"
+                raise ScheduleError(f"no role {name} in this schedule; {known}", Site.of_user())
+            if not isinstance(changes, Mapping):
+                raise ScheduleError(
+                    f"{name}={changes!r}: changes are fields by name, such as {name}={{'tile': (64, 64)}}",
+                    Site.of_user(),
+                )
             new.setdefault(name, new[launched(name)])
             for member in [n for n in new if name in (n, launched(n))]:
-                if changes.keys() - {f.name for f in fields(new[member])}:
-                    raise ScheduleError(f"{name}={new[name]} has no {' and '.join(changes)}", Site.of_user())
+                has = [f.name for f in fields(new[member])]
+                if unknown := [c for c in changes if c not in has]:
+                    what = f"{name}={new[name]} has no {' and '.join(unknown)}"
+                    known = f"it has {', '.join(has)}{similar(unknown[0], has)}"
+                    raise ScheduleError(f"{what}; {known}", Site.of_user())
                 new[member] = replace(new[member], **changes)
         return self._with(new)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tilelink.errors import ScheduleError, TileLinkError
+from tilelink.errors import ScheduleError, TileLinkError, listed
 from tilelink.frontend import schedule as words
 from tilelink.frontend.schedule import Epilogue, Order, Resource, Schedule, launched
 
@@ -102,7 +102,7 @@ def _read_field(program: Program, resource: Resource, field: str, value: str) ->
 
     known = _field_texts(program, resource)
     if field not in known:
-        raise ScheduleError(f"a role on {type(resource).__name__} has no {field}; it has {', '.join(known)}")
+        raise ScheduleError(f"a role on {type(resource).__name__} has no {field}; it has {listed(known, field)}")
     match field:
         case "tile":
             return {"tile": tuple(optional(n) for n in value.split("x"))}
@@ -112,7 +112,7 @@ def _read_field(program: Program, resource: Resource, field: str, value: str) ->
         case "order":
             named = orders(program)
             if value not in named:
-                raise ScheduleError(f"there is no order {value}; there is {', '.join(named)}")
+                raise ScheduleError(f"there is no order {value}; there is {listed(named, value)}")
             return {"order": named[value]}
         case "group":
             return {"order": replace(vars(resource)["order"], group=number(value))}

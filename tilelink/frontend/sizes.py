@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError
+from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError, listed
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import For, Role, TileProgram, walk
 from tilelink.frontend.kept import hashed_once, kept
@@ -60,7 +60,8 @@ class Sizes:
                 continue
             if d not in sizes:
                 known = ", ".join(program.dims)
-                raise DimensionError(f"{program.name} has the dimensions {known}; {d} is missing", site)
+                other = "".join(f", and {n} is none" for n in sizes if n not in program.dims)
+                raise DimensionError(f"{program.name} has the dimensions {known}; {d} is missing{other}", site)
             given = sizes[d]
             lengths = tuple(given) if isinstance(given, Sequence) else (given,)
             if any(not isinstance(n, SupportsIndex) or isinstance(n, bool) or operator.index(n) < 0 for n in lengths):
@@ -78,7 +79,8 @@ class Sizes:
                     parts[d] = even_parts(dims[d], world)
         for d in sizes:
             if d not in program.dims:
-                raise DimensionError(f"{program.name} has no dimension {d}; it has {', '.join(program.dims)}", site)
+                known = f"it has {listed(program.dims, d)}"
+                raise DimensionError(f"{program.name} has no dimension {d}; {known}", site)
         made = cls(world, tuple(dims.items()), tuple(parts.items()), check_nodes(world, per_node), routed)
         try:
             made.check(program)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilelink.errors import listed
 from tilelink.frontend.expressions import Expr
 from tilelink.frontend.ir import Range
 from tilelink.frontend.views import on_side
@@ -32,7 +33,7 @@ def dtype_name(dtype: Any) -> str:
     text = str(dtype).removeprefix("torch.").removeprefix("<class 'numpy.").removesuffix("'>")
     text = _ALIASES.get(text, text)
     if text not in ITEM_SIZE:
-        raise ValueError(f"{dtype} is not a dtype TileLink knows; it knows {', '.join(ITEM_SIZE)}")
+        raise ValueError(f"{dtype} is not a dtype TileLink knows; it knows {listed(ITEM_SIZE, text)}")
     return text
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sympy
 
-from tilelink.errors import ScheduleError, Site, TileSizeError
+from tilelink.errors import ScheduleError, Site, TileSizeError, similar
 from tilelink.frontend.expressions import (
     PER_NODE,
     RANK,
@@ -228,6 +228,7 @@ def _executor(role: str, space: Space, resource: SMs | CopyEngine, ranks: tuple[
         return None
     if at not in ranks:
         known = f"one of {', '.join(ranks)}" if ranks else "left out, every rank executes the tiles of a local tensor"
+        known += similar(at, ranks)
         raise ScheduleError(f"{role}: at={at!r} is no rank axis of its space; it can be {known}", site)
     return at
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tilelink.errors import DimensionError, NotUnderstoodError, Site
+from tilelink.errors import DimensionError, NotUnderstoodError, Site, similar
 from tilelink.language.routes import ExpertsWord, RouteWord
 
 
@@ -114,7 +114,8 @@ class TensorWord:
         if name != RANKS_DIM and "dims" in self.__dict__ and (dim := self.dim(name)) is not None:
             return self.axis(dim)
         dims = ", ".join(self.__dict__.get("dims", ()))
-        raise AttributeError(f"{self.__dict__.get('name')} has no {name}; its dimensions are {dims}")
+        meant = similar(name, self.__dict__.get("dims", ()))
+        raise AttributeError(f"{self.__dict__.get('name')} has no {name}; its dimensions are {dims}{meant}")
 
     def __repr__(self) -> str:
         return self.name

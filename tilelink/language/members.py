@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilelink.errors import ArgumentError, DimensionError, NotUnderstoodError, Site
+from tilelink.errors import ArgumentError, DimensionError, NotUnderstoodError, Site, similar
 from tilelink.language.declarations import Declared
 
 
@@ -53,6 +53,7 @@ class Variant:
         for name, _ in self.functions:
             if parameters.get(name) != Function:
                 known = ", ".join(n for n, p in parameters.items() if p == Function) or "none"
+                known += similar(name, parameters)
                 raise ArgumentError(f"{program} takes no function {name}; it takes {known}", site)
 
     def names(self, name: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, UndefinedNameError
+from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, UndefinedNameError, similar
 from tilelink.language.declarations import RANKS_DIM, Declared, Dim, Space, TensorWord, declared_dims, ranks
 from tilelink.language.members import Each, FunctionWord, Parameters, Variant, lists_of, member_name, own_dims
 from tilelink.language.routes import RouteWord, check_route
@@ -41,7 +41,8 @@ class Launch:
 @dataclass
 class Recording:
     """What running a program's function records. `own`: dimensions of which each of `variant.members` has its own;
-    `member`: the one for which things are recorded at present, where there are several."""
+    `begun`: launches that have a space and no tensors yet, and where; `member`: the one for which things are recorded
+    at present, where there are several."""
 
     name: str
     buffer_names: dict[int, list[str]]
@@ -51,6 +52,7 @@ class Recording:
     tensors: list[TensorWord] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     routes: list[RouteWord] = field(default_factory=list)
+    begun: dict[str, Site] = field(default_factory=dict)
     member: int | None = None
 
     def each(self, lists: tuple[Any, ...], site: Site) -> Iterator[Any]:
@@ -79,9 +81,8 @@ class Recording:
             )
         for d in dims:
             if isinstance(d, str) and d not in self.dims:
-                raise DimensionError(
-                    f"no tensor of {self.name} has the dimension {d}; they have {', '.join(sorted(self.dims))}", site
-                )
+                known = f"they have {', '.join(sorted(self.dims))}{similar(d, self.dims)}"
+                raise DimensionError(f"no tensor of {self.name} has the dimension {d}; {known}", site)
         made = sum(t.site is not None and t.site.line == site.line for t in self.tensors)
         names = self.buffer_names.get(site.line) or [f"buffer{sum(t.kind == 'buffer' for t in self.tensors)}"]
         name = names[made % len(names)]
@@ -104,6 +105,7 @@ class Recording:
         return route
 
     def launch(self, function: TileFunction, space: Space, arguments: tuple[Any, ...], site: Site) -> None:
+        self.begun.pop(function.name, None)
         wanted = function.parameters[1:]
         arguments += function.defaults[len(function.defaults) - max(0, len(wanted) - len(arguments)) :]
         if len(arguments) != len(wanted):
@@ -128,6 +130,12 @@ def program_of(word: str) -> Recording:
     if recording is None:
         raise NotUnderstoodError(f"{word} has a meaning only inside a program", Site.of_user())
     return recording
+
+
+def begin(name: str, site: Site) -> None:
+    """Notes that a tile function is given its space, in the program that is recorded, if any is."""
+    if (recording := _recording.get()) is not None:
+        recording.begun[name] = site
 
 
 def _names(dims: tuple[Dim, ...]) -> tuple[str, ...]:
@@ -184,6 +192,10 @@ def record(function: Callable[..., None], absent: frozenset[str], variant: Varia
         raise _located(e, function) from e
     finally:
         _recording.reset(token)
+    for name, site in recording.begun.items():
+        raise NotUnderstoodError(
+            f"{name}[...] is not called, so nothing is launched: write {name}[space](tensors)", site
+        )
     if not recording.launches:
         raise NotUnderstoodError(f"{function.__name__} launches no tile function", site_of(function))
     for launch in recording.launches:
@@ -203,6 +215,9 @@ def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
         trace = trace.tb_next
     kind = UndefinedNameError if isinstance(e, NameError) else NotUnderstoodError
     hint = "; what is launched so has @tk.tile" if "'function' object is not subscriptable" in str(e) else ""
+    if isinstance(e, NameError):
+        code = function.__code__
+        hint = similar(e.name, {*code.co_varnames, *code.co_names, *function.__globals__} - {e.name or ""})
     return kind(f"{function.__name__}: {e}{hint}", site)
 
 

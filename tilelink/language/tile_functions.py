@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site
 from tilelink.language.declarations import Space
-from tilelink.language.recording import assigned, program_of
+from tilelink.language.recording import assigned, begin, program_of
 
 
 class TileFunction:
@@ -108,9 +108,12 @@ class TileFunction:
         if not isinstance(space, Space):
             raise DimensionError(f"{self.name}[{space!r}]: a role runs over tk.tiles(...)", Site.of_user())
 
+        site = Site.of_user()
+        begin(self.name, site)
+
         def launch(*arguments: Any) -> None:
             self._check_launched()
-            program_of(self.name).launch(self, space, arguments, Site.of_user())
+            program_of(self.name).launch(self, space, arguments, site)
 
         return launch
 

@@ -14,7 +14,7 @@ from tilelink.ops import collectives
 from tilelink.ops.agreement import agree_on_devices
 from tilelink.ops.auto import Asked
 from tilelink.ops.autocast import cast_for, no_autocast
-from tilelink.ops.checks import check_dim, check_lengths, check_weights
+from tilelink.ops.checks import check_dim, check_lengths, check_tensors, check_weights
 from tilelink.ops.collectives import Later, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, empty_rows, of_rows, resized, times
 from tilelink.ops.operator import Call, made_known
@@ -230,6 +230,7 @@ def all_gather_linear(
     Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError; on every rank, if one does (there as
     RankFailedError), and RankMismatchError.
     """
+    check_tensors(x=x, weights=weights, biases=biases)
     one = isinstance(weights, torch.Tensor)
     several = [weights] if isinstance(weights, torch.Tensor) else list(weights)
     added: list[torch.Tensor | None]

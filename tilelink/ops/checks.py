@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, listed
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 REDUCE_OPS = ("sum", "avg")
@@ -49,6 +50,15 @@ def check_weights(
             raise ShapeError(f"bias {i} has shape {tuple(bias.shape)}; weight {i} makes it ({weight.shape[0]},)")
 
 
+def check_tensors(**given: Any) -> None:
+    """Each is a tensor, or None, or a list of these. Raises ArgumentError."""
+    for name, value in given.items():
+        for t in value if isinstance(value, list | tuple) else [value]:
+            if t is not None and not isinstance(t, torch.Tensor):
+                hint = ": its tensors are .weight and .bias" if isinstance(t, torch.nn.Linear) else ""
+                raise ArgumentError(f"{name} is a {type(t).__name__}, not a tensor{hint}", Site.of_user())
+
+
 def check_devices(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
     """All are on one. Raises DeviceError."""
     for name, t in _named(x, weights, biases).items():
@@ -58,7 +68,7 @@ def check_devices(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequ
 
 def check_reduce_op(reduce_op: str) -> None:
     if reduce_op not in REDUCE_OPS:
-        raise ArgumentError(f"reduce_op is {reduce_op!r}; there are {', '.join(REDUCE_OPS)}")
+        raise ArgumentError(f"reduce_op is {reduce_op!r}; there are {listed(REDUCE_OPS, reduce_op)}")
 
 
 def check_lengths(lengths: Sequence[int], world: int) -> None:

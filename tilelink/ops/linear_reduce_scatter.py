@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tilelink.ops.agreement import agree_on_devices
 from tilelink.ops.auto import Asked
 from tilelink.ops.autocast import cast_for, no_autocast
-from tilelink.ops.checks import check_dim, check_reduce_op, check_weights, parts_of
+from tilelink.ops.checks import check_dim, check_reduce_op, check_tensors, check_weights, parts_of
 from tilelink.ops.collectives import Members, name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
 from tilelink.ops.operator import Call, made_known
@@ -191,6 +191,7 @@ def linear_reduce_scatter(
     Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError; on every rank, if one does (there as
     RankFailedError), and RankMismatchError.
     """
+    check_tensors(x=x, weight=weight, bias=bias)
     name = name_of_group(group)
     agree_on_devices(name, x, [weight], [bias])
     cast = cast_for(x)

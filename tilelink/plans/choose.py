@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelink.analysis.machine import machine as described
-from tilelink.errors import ArgumentError, MachineError, Site
+from tilelink.errors import ArgumentError, MachineError, Site, listed
 from tilelink.frontend.kept import kept
 from tilelink.frontend.values import dtype_name
 from tilelink.plans.forms import Form, Question
@@ -72,7 +72,8 @@ def choose(
     MachineMemoryError for what does not fit the machine.
     """
     if operator not in PROGRAMS:
-        raise ArgumentError(f"there is no operator {operator!r}; there are {', '.join(PROGRAMS)}", Site.of_user())
+        known = f"there are {listed(PROGRAMS, operator)}"
+        raise ArgumentError(f"there is no operator {operator!r}; {known}", Site.of_user())
     sizes: dict[str, Any] = {"world": world, "M": M, "N": tuple(N) if isinstance(N, Sequence) else N, "K": K}
     for name, size in sizes.items():
         several = size if isinstance(size, tuple) else (size,)

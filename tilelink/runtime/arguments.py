@@ -19,6 +19,7 @@ from tilelink.errors import (
     ShapeError,
     Site,
     StrideError,
+    similar,
 )
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.names import CALL_OPTIONS
@@ -111,14 +112,18 @@ def _by_name(program: Program, given: Sequence[Any], named: Mapping[str, Any], s
         if name not in names:
             options = ", ".join(f"{option}=" for option in CALL_OPTIONS)
             raise ArgumentError(
-                f"{program.name} has no parameter {name}; it takes {', '.join(names)}, and the options {options}", site
+                f"{program.name} has no parameter {name}; it takes {', '.join(names)}, and the options {options}"
+                + similar(name, [*names, *CALL_OPTIONS]),
+                site,
             )
         if tensors.get(name) is not None:
             raise ArgumentError(f"{program.name} got {name} twice", site)
         tensors[name] = value
     for name, value in tensors.items():
         if value is not None and not isinstance(value, torch.Tensor):
-            raise ArgumentError(f"{name} is a {type(value).__name__}, not a tensor", site)
+            hint = ": torch.from_numpy makes one" if isinstance(value, np.ndarray) else ""
+            hint = ": it has some, .weight and .bias" if isinstance(value, torch.nn.Linear) else hint
+            raise ArgumentError(f"{name} is a {type(value).__name__}, not a tensor{hint}", site)
     return {n: t for n, t in tensors.items() if t is not None}
 
 

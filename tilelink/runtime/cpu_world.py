@@ -16,12 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 from tilelink.analysis.timeline import Timeline
 from tilelink.backend.targets import CPU, Target
-from tilelink.errors import Site, StuckError, WorldError
+from tilelink.errors import ArgumentError, Site, StuckError, WorldError, public
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import check_nodes, check_rank, check_world
 from tilelink.runtime.arguments import Arguments, CallLog
 from tilelink.runtime.cpu import Admission, DeadlockError, Execution, Operation, PolicyWord, RaceError
+from tilelink.runtime.cpu.interpreter import is_running
 from tilelink.runtime.cpu_lane import LANE, CpuLane, poisoned
 from tilelink.runtime.group import Group
 from tilelink.runtime.launch import Lane, Launch, Run
@@ -93,10 +94,21 @@ class CpuWorld:
         self.latest: Execution | None = None
         """Of the run that was made last: its schedule, races and number of operations."""
 
+    @public
     def run(self, function: Callable[[CpuGroup], T], *, seed: int | None = None) -> list[T]:
         """Runs `function(group)` on every rank, each with its own group handle, and all that it launches; returns what
         it returned, by rank. Raises what a rank raises, StuckError, and what the execution finds (races, accesses out
         of bounds). After an error the world is as new, apart from results."""
+        if self.execution is not None or is_running():
+            raise WorldError(
+                "a CpuWorld runs already in this process, one at a time: run the other one before it or behind it",
+                Site.of_user(),
+            )
+        if not callable(function):
+            raise ArgumentError(
+                f"CpuWorld.run({function!r}): it takes a function of a rank's group, run(lambda group: ...)",
+                Site.of_user(),
+            )
         self.execution = self.latest = Execution(
             self.world,
             self.seed if seed is None else seed,
@@ -197,7 +209,9 @@ class CpuGroup(Group):
     def execution(self, caller: str) -> Execution:
         """The execution that runs this rank. Raises WorldError."""
         if self.owner.execution is None:
-            raise WorldError(f"{caller} is called outside of CpuWorld.run, where no rank runs", Site.of_user())
+            where = "on a group of another world than the one that runs: take the group that the function is given"
+            where = where if is_running() else "outside of CpuWorld.run, where no rank runs"
+            raise WorldError(f"{caller} is called {where}", Site.of_user())
         return self.owner.execution
 
 

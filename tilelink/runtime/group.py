@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tilelink.backend.lower import STAMPS
-from tilelink.errors import ScheduleError, Site
+from tilelink.errors import DtypeError, ScheduleError, Site
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.runtime.arguments import Arguments, Parts, check_arguments, normal_parts
@@ -108,7 +108,11 @@ class Group(ABC):
             program, tensors, options, world=self.world, rank=self.rank, device=device, parts=parts, site=site
         )
         arguments = replace(arguments, timed=timed)
-        prepared = self.prepare(program, arguments, schedule)
+        try:
+            prepared = self.prepare(program, arguments, schedule)
+        except DtypeError as e:  # the line is that of a tile function; what has the dtypes stands in the call
+            given = ", ".join(f"{n} is {d}" for n, d in arguments.dtypes.items())
+            raise DtypeError(f"{given}: {e.message} ({e.site})", site) from None
         prepared.check_strides(arguments.tensors, site)
         return arguments, prepared
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, WorldError
+from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, WorldError, public
 from tilelink.frontend.sizes import check_rank, check_world
 from tilelink.runtime.cpu import Admission, Execution, InterpretedKernel, Operation, PolicyWord, Region, interpreted
 from tilelink.runtime.cpu.interpreter import suspended
@@ -111,6 +111,7 @@ class KernelWorld:
 
     # ---- runs
 
+    @public
     def run(self, on_rank: Callable[[KernelRank], T], *, seed: int | None = None) -> list[T]:
         """Runs `on_rank(rank)` for every rank, and all that it launches; returns what it returned, by rank.
 

@@ -22,7 +22,7 @@ from tilelink.analysis.simulate.steps import Steps, fold
 from tilelink.analysis.simulate.verdict import verdict
 from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Span, Timeline, Transfer
 from tilelink.analysis.unroll import unroll
-from tilelink.errors import MachineError, MachineMemoryError, ScheduleWithoutRoleError, Site
+from tilelink.errors import MachineError, MachineMemoryError, ScheduleWithoutRoleError, Site, similar
 from tilelink.frontend.ir import RANKS_DIM, TileProgram
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import Sizes
@@ -189,7 +189,8 @@ def steps_of(program: TileProgram, sizes: Sizes, machine: Machine, agents: Mappi
     """The steps of a run on a machine with so many SMs, so large an L2 cache and so much memory; see `simulate`."""
     for role in agents:
         if all(r.name != role for r in program.roles):
-            known = ", ".join(r.name for r in program.roles)
+            roles = [r.name for r in program.roles]
+            known = ", ".join(roles) + similar(role, roles)
             raise ScheduleWithoutRoleError(f"{program.name} has no role {role}; its roles are {known}", Site.of_user())
     if sizes.world > machine.ranks:
         what = f"a world of {sizes.world} on {machine.name}, which has {machine.ranks} GPUs"

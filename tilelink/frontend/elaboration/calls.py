@@ -98,6 +98,9 @@ class Calls(Expressions):
             if self.functions.setdefault(name, called) is not called or name in self.context.reserved:
                 self.fail(NotUnderstoodError, node, f"{name} has another meaning in the kernel: give the function a "
                           "name of its own")
+            if problem := _misfit(called, node):
+                self.fail(NotUnderstoodError, node, f"{name}({', '.join(called.arg_names)}) does not take this: "
+                          f"{problem}")
             return self.triton_call(node, "", ast.Name(name, ast.Load()), None)
         if _is_triton(called):
             name = called.__name__
@@ -356,6 +359,15 @@ def _fits(shape: tuple[int, ...] | None, place: tuple[int | None, ...]) -> bool:
         return shape is None or broadcast(shape, tuple(n or 1 for n in place)) == place
     except ValueError:
         return False
+
+
+def _misfit(called: triton.runtime.JITFunction, node: ast.Call) -> str | None:
+    """Why a function can't be called with the arguments of a call, None where it can."""
+    try:
+        called.signature.bind(*node.args, **{k.arg: k.value for k in node.keywords if k.arg})
+    except TypeError as e:
+        return str(e)
+    return None
 
 
 def _is_triton(called: Any) -> bool:

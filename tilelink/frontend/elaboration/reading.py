@@ -19,6 +19,8 @@ from tilelink.errors import (
     NotUnderstoodError,
     UndefinedNameError,
     ViewError,
+    listed,
+    similar,
 )
 from tilelink.frontend import triton_calls
 from tilelink.frontend.elaboration.views import Views
@@ -85,7 +87,8 @@ class Expressions(Views):
             self.fail(UndefinedNameError, node, f"{node.id} is not defined here: what a loop or a branch defines ends "
                       "with it, so define it before")
         known = ", ".join(sorted(n for n in self.env if n != self.function.parameters[0]))
-        self.fail(UndefinedNameError, node, f"{node.id} is not defined here; {self.function.name} knows {known}")
+        meant = similar(node.id, {**self.env, **self.names})
+        self.fail(UndefinedNameError, node, f"{node.id} is not defined here; {self.function.name} knows {known}{meant}")
 
     def of_Tuple(self, node: ast.Tuple) -> Any:
         return tuple(self.value(e) for e in node.elts)
@@ -105,7 +108,7 @@ class Expressions(Views):
                 return Static(getattr(tl, triton_calls.TRITON_DTYPES[self.context.dtypes[owner.name]]))
             known = ", ".join(f".{n}" for n in ("rows", "cols", *owner.dims, "dtype"))
             self.fail(ViewError, node, f"{owner.name} has {known}; memory is touched through views of it, "
-                      f"{owner.name}[...]")
+                      f"{owner.name}[...]{similar(name, ('rows', 'cols', *owner.dims, 'dtype'))}")
         if isinstance(owner, View):
             if name == "home":
                 if not isinstance(owner.home, Expr):
@@ -129,7 +132,8 @@ class Expressions(Views):
             try:
                 return self.static(getattr(owner.value, name))
             except AttributeError:
-                self.fail(UndefinedNameError, node, f"{ast.unparse(node.value)} has no {name}")
+                meant = similar(name, dir(owner.value))
+                self.fail(UndefinedNameError, node, f"{ast.unparse(node.value)} has no {name}{meant}")
         self.fail(NotUnderstoodError, node, f"{ast.unparse(node.value)} has no {name}")
 
     def of_BinOp(self, node: ast.BinOp) -> Any:
@@ -250,7 +254,7 @@ class Expressions(Views):
             if r.dim == self.context.own.get(node.attr, node.attr):
                 return r
         known = ["rows", "cols", "shape", *(r.dim for r in ranges), *tile.axes]
-        self.fail(UndefinedNameError, node, f"this tile has no {node.attr}; it has {', '.join(known)}")
+        self.fail(UndefinedNameError, node, f"this tile has no {node.attr}; it has {listed(known, node.attr)}")
 
     def python(self, node: ast.expr, function: Callable[..., Any], *arguments: Any) -> Any:
         """Ordinary Python on what is known now."""

@@ -19,6 +19,7 @@ from tilelink.errors import (
     TileLinkError,
     TileSizeError,
     ViewError,
+    similar,
 )
 from tilelink.frontend import triton_calls
 from tilelink.frontend.expressions import (
@@ -96,7 +97,8 @@ class Source(ABC):
             found.keys() | set(given)
         ):
             taken = ", ".join(n if k < needed else f"{n} (may be left out)" for k, n in enumerate(names))
-            self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} takes {taken or 'no arguments'}")
+            meant = next(filter(None, (similar(g, names) for g in given if g is not None)), "")
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} takes {taken or 'no arguments'}{meant}")
         found |= {k.arg: k.value for k in node.keywords}
         return [found.get(n) for n in names]
 

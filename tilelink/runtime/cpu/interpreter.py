@@ -83,6 +83,11 @@ def set_program(program: int, shape: tuple[int, ...]) -> None:
     stock.interpreter_builder.grid_dim = (x, y, z)
 
 
+def is_running() -> bool:
+    """Whether kernels are run in this process at present."""
+    return _one_run.locked()
+
+
 @contextmanager
 def installed(handler: MemoryHandler) -> Iterator[None]:
     """Patches Triton so that interpreted kernels run and reach memory through `handler`; undone at the end."""

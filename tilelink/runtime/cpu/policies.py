@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, Protocol
 
+from tilelink.errors import listed
+
 Task = Hashable
 """Whatever takes turns: a task of the scheduler, or a worker of the oracle (`tilelink.explore`)."""
 DELAYS = (0, 1, 3, 10, 30, 100)
@@ -117,5 +119,5 @@ def made(policy: PolicyWord, seed: int) -> Policy:
     if not isinstance(policy, str):
         return policy(seed)
     if policy not in _POLICIES:
-        raise ValueError(f"unknown policy {policy!r}; there is {', '.join(_POLICIES)}")
+        raise ValueError(f"unknown policy {policy!r}; there is {listed(_POLICIES, policy)}")
     return _POLICIES[policy](seed)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from tilelink.analysis.timeline import Timeline
-from tilelink.errors import NeverEnteredError, RankMismatchError, Site, StuckError, WorldError
+from tilelink.errors import NeverEnteredError, RankMismatchError, Site, StuckError, WorldError, public
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import check_rank, check_world
@@ -78,6 +78,7 @@ class VirtualWorld:
         self.calls: list[Mapping[str, Any]] = [{}] * world
         self.reset()
 
+    @public
     def run(self, function: Callable[[VirtualGroup], T]) -> list[T]:
         """Runs `function(group)` for every rank, each on its own thread, one at a time, and with its rank's stream as
         the current one; waits for all that it launched; returns what it returned, by rank. Raises what a rank raises,
