@@ -276,6 +276,10 @@ class UnsafeProgramError(TileLinkError):
     """A program that `check` finds unsafe, before it is launched."""
 
 
+class TileProgramError(TileLinkError):
+    """A tile program that is not well formed: a fault of a pass of the frontend, not of the user's program."""
+
+
 class TraceMismatchError(TileLinkError):
     """A lowered kernel did something else than the unrolled program says."""
 

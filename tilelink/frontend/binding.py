@@ -32,6 +32,7 @@ from tilelink.frontend.signals import derive_signals
 from tilelink.frontend.splitting import split_waits
 from tilelink.frontend.turns import members, turns
 from tilelink.frontend.values import TileValue, dtype_name
+from tilelink.frontend.verify import verify
 from tilelink.frontend.walk import make_walk, rank_axes, step_size
 from tilelink.language import Launch, Recording, RouteWord, TensorWord
 
@@ -55,15 +56,19 @@ def bind(
         if isinstance(resource, Epilogue):
             producer = _producer(launch, resource, schedule, made)
             made[producer.name] = fold(producer, elaboration.ways(launch, producer), tensors)
-        else:
-            role = elaboration.role(launch, resource)
-            goes_to_all = isinstance(resource, SMs) and resource.via == "multicast"
-            made[name] = multicast(role, launch.space, cut) if goes_to_all else role
+            verify([made[producer.name]], tensors, "folding")
+            continue
+        made[name] = elaboration.role(launch, resource)
+        verify([made[name]], tensors, "elaboration")
+        if isinstance(resource, SMs) and resource.via == "multicast":
+            made[name] = multicast(made[name], launch.space, cut)
+            verify([made[name]], tensors, "multicast")
     tensors, roles = without_unread(tensors, tuple(made.values()))
     check_copy_engine(roles)
     _check_outputs(tensors, roles)
     signals = derive_signals(tensors, roles, cut, recording.routes, schedule.cells, schedule.site)
     roles = tuple(split_waits(role, signals, names) for role in roles)
+    verify(roles, tensors, "splitting")
     for together in members(roles):
         turns(together)
     return TileProgram(

@@ -1,0 +1,74 @@
+"""What holds in every tile program. A pass that breaks it is at fault, not the program of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tilelink.errors import TileProgramError
+from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, symbol
+from tilelink.frontend.ir import Copy, For, Notify, Place, Range, Role, Store, Tensor, View, Wait, places
+from tilelink.frontend.routes import EXPERT, SEGMENT
+from tilelink.language import RANKS_DIM
+
+Tensors = Mapping[str, Tensor]
+
+
+def verify(roles: Sequence[Role], tensors: Sequence[Tensor], after: str) -> None:
+    """Raises TileProgramError, for the first statement of which something does not hold. `after`: the last pass."""
+    known = {t.name: t for t in tensors}
+    for role in roles:
+        for place, problem in _problems(role, known):
+            raise TileProgramError(f"after {after}, in {role.name}: {problem}", place.statement.site)
+
+
+def _problems(role: Role, tensors: Tensors) -> Iterator[tuple[Place, str]]:
+    dims = {d for t in tensors.values() for d in t.dims if d != RANKS_DIM}
+    sizes = (n for d in dims for n in (d, f"{d}_part", f"{d}_{SEGMENT}", f"{d}_{EXPERT}"))
+    walked = (n for n, _ in (*role.walk.sizes, *role.walk.coordinates))
+    fixed = {RANK, WORLD, PER_NODE, *map(symbol, sizes), *map(symbol, walked)}
+    waits: dict[str, Place] = {}
+    written: set[View] = set()
+    for place in places(role.body):
+        s = place.statement
+        names = fixed | {symbol(loop.name) for loop in place.loops}
+        for view in s.touched:
+            if problem := _of_index(view, tensors):
+                yield place, problem
+            if view.guard is not None and not _guarded(view, place, waits.get(view.guard)):
+                yield place, f"{view} is guarded by {view.guard}, and no such wait for {view.tensor} stands before it"
+        if unknown := s.symbols - names:
+            yield place, f"{', '.join(sorted(map(str, unknown)))} has no value here"
+        match s:
+            case For() if symbol(s.name) in names:
+                yield place, f"the loop's variable {s.name} has another meaning around it"
+            case Wait():
+                if s.name in waits:
+                    yield place, f"{s.name} is the name of two waits"
+                waits[s.name] = place
+            case Store() | Copy():
+                written.add(s.target)
+            case Notify():
+                for view in s.views:
+                    if tensors[view.tensor].kind != "token" and view not in written:
+                        yield place, f"{view} is notified, and nothing was stored to it before"
+
+
+def _of_index(view: View, tensors: Tensors) -> str:
+    """What is wrong with a view's index, "" if nothing."""
+    if view.tensor not in tensors:
+        return f"{view}: the program has no tensor {view.tensor}"
+    dims = tensors[view.tensor].dims
+    if len(view.index) != len(dims):
+        return f"{view} has {len(view.index)} indices, and {view.tensor} {len(dims)} dimensions"
+    for dim, i in zip(dims, view.index, strict=True):
+        if isinstance(i, Range) and i.dim != dim:
+            return f"{view}: a range along {i.dim} stands where {view.tensor} has {dim}"
+    return ""
+
+
+def _guarded(view: View, place: Place, wait: Place | None) -> bool:
+    """Whether a wait is for the tensor of a view, and is always done before the view's statement."""
+    if wait is None or not isinstance(wait.statement, Wait):
+        return False
+    around = place.outer[: len(wait.outer)] == wait.outer
+    return around and any(v.tensor == view.tensor for v in wait.statement.views)
