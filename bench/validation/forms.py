@@ -52,7 +52,7 @@ def _product(group: int = 8, order: tk.Order = tk.next_rank_first) -> tk.SMs:
 
 
 def _gather(m: int, world: int, group: int = 8) -> tk.Schedule:
-    gather = tk.SMs(1, tile=(_chunk(m, world), None), at="reader")
+    gather = tk.CopyEngine(tile=(_chunk(m, world), None), at="reader", streams="one")
     return tk.Schedule(gather=gather, matmul=_product(group, tk.own_rank_first))
 
 
@@ -66,7 +66,7 @@ def _epilogue(m: int, world: int) -> tk.Schedule:
 
 
 def _engine(m: int, world: int) -> tk.Schedule:
-    bring = tk.SMs(1, tile=(_chunk(m, world), None), at="source", order=tk.next_rank_first)
+    bring = tk.CopyEngine(tile=(_chunk(m, world), None), at="source", order=tk.next_rank_first, streams="one")
     return tk.Schedule(matmul=_product(), send=bring, reduce=ADD)
 
 
@@ -76,9 +76,9 @@ def _adding(m: int, world: int) -> tk.Schedule:
 
 ENGINE = "copy_engine"
 FORMS: Mapping[str, Form] = {
-    "engine gather": Form(all_gather_matmul, _gather, (("gather", ENGINE),), ENGINE),
-    "engine gather, kraken": Form(all_gather_matmul, _kraken_gather, (("gather", ENGINE),), ENGINE),
-    "engine scatter": Form(matmul_reduce_scatter, _engine, (("send", ENGINE),), ENGINE),
+    "engine gather": Form(all_gather_matmul, _gather, (), ENGINE),
+    "engine gather, kraken": Form(all_gather_matmul, _kraken_gather, (), ENGINE),
+    "engine scatter": Form(matmul_reduce_scatter, _engine, (), ENGINE),
     "epilogue scatter": Form(matmul_reduce_scatter, _epilogue, (("matmul", "tma"),), "tma"),
     "epilogue scatter, PCIe": Form(matmul_reduce_scatter, _epilogue, (), "load_store"),
     "adding scatter": Form(adding_scatter, _adding, (("scattered_matmul", "tma"),), "tma"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import tilelink as tk
 from tests.frontend.wrong import Case, changed, check, load
-from tilelink.analysis.unroll import Events, unroll
+from tilelink.analysis.unroll import READ, Events, unroll
 from tilelink.errors import ScheduleError, TileSizeError
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, gemm
@@ -204,6 +206,23 @@ def test_signals_of_an_engine_are_of_the_system() -> None:
 
 def test_text_of_a_schedule() -> None:
     assert str(engine["gather"]) == "CopyEngine(tile=(512, None), order=own_rank_first, at='reader')"
+    one = engine.changed(gather={"streams": "one"})
+    assert str(one["gather"]) == "CopyEngine(tile=(512, None), order=own_rank_first, at='reader', streams='one')"
+
+
+def test_on_one_stream_a_rank_copies_in_its_order() -> None:
+    """Its own rows first, then those of the next rank, and so on; on a stream a peer they go on at the same time."""
+    sizes: dict[str, Any] = {"world": 4, "M": 128, "N": 32, "K": 32}
+    for streams, count in (("one", 1), ("peers", 4)):
+        small = engine.changed(gather={"tile": (16, None), "streams": streams}, matmul={"tile": (16, 16, 16)})
+        events = all_gather_matmul.unroll(small, **sizes)
+        for rank in range(4):
+            mine = np.flatnonzero((events.rank == rank) & (events.worker >= events.kernel_workers))
+            assert len(np.unique(events.worker[mine])) == count
+            if streams == "one":
+                sources = events.home[mine[events.op[mine] == READ]]
+                assert sources.tolist() == [(rank + step) % 4 for step in range(4) for _ in range(2)]
+        assert all_gather_matmul.check(small, **sizes).verdict == "safe"
 
 
 def test_engine_and_sms_have_the_same_events_apart_from_who_does_them(tmp_path: Path) -> None:

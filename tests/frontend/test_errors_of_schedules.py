@@ -335,7 +335,14 @@ SCHEDULES = [
         "engines that are counted",
         ScheduleError,
         f"tk.Schedule(gather=tk.CopyEngine(2, tile=(16, None)), use=tk.SMs({USE_TILE}))  # <-",
-        "tk.CopyEngine(2, tile=(16, None)): it takes tile=, order=, at=, in this order; engines are not counted",
+        "tk.CopyEngine(2, tile=(16, None)): it takes tile=, order=, at=, streams=, in this order; engines are not "
+        "counted",
+    ),
+    schedule(
+        "streams that there are not",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.CopyEngine(tile=(16, None), streams=3), use=tk.SMs({USE_TILE}))  # <-",
+        "streams=3: it is one of 'peers', 'one'",
     ),
     schedule(
         "a field that there is not",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from tests.kernels.gather_gemm import ENGINES, Call, run_and_check, small_world
 from tests.runtime.plans import Plan, planned, without
 from tests.verification.mutants.tools import MutatedWorld
 from tilelink.analysis.draw import perfetto
+from tilelink.analysis.events import NOTIFY
 from tilelink.backend.host import Fork, Join, RegionCopy, SignalWrite
 from tilelink.backend.targets import portable
 from tilelink.errors import StuckError
@@ -75,6 +78,21 @@ def test_streams_overtake_each_other_and_each_keeps_its_order(at: str) -> None:
         for agent in agents:
             cells = [cell for other, cell in order if other == agent]
             assert len(cells) == 3 and cells == sorted(cells)
+
+
+@pytest.mark.parametrize("at", list(ENGINES))
+def test_on_one_stream_all_is_done_in_order(at: str) -> None:
+    """However late: the signals of all peers come in the order of the tiles, and results are right."""
+    call = engine_call(at, (40, 40, 40))
+    one = replace(call, schedule=call.schedule.changed(gather={"streams": "one"}))
+    for seed in range(3):
+        prepared, operations = operations_of(one, seed)
+        given = [o for o in operations if o.rank == 0 and o.kind == "atomic_store"]
+        assert len({o.program for o in given}) == 1 and len(given) == 9
+        events = prepared.events
+        mine = np.flatnonzero((events.rank == 0) & (events.op == NOTIFY) & (events.worker >= events.kernel_workers))
+        assert [o.box[0][0] for o in given] == events.cell[mine].tolist()
+    run_and_check(one, call, one, slots=1, seed=0)
 
 
 def test_engines_are_late() -> None:

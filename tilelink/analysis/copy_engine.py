@@ -16,7 +16,8 @@ def put_on_streams(
     columns: Mapping[str, np.ndarray], program: TileProgram, allotment: Mapping[str, Allotment], sites: Sequence[Site]
 ) -> None:
     """Fills in the workers of a role on the copy engine: the stream of the one peer between whose memory and its own a
-    rank's tile copies. Raises ScheduleError where there are two."""
+    rank's tile copies; or, where all is on one stream, that of the rank itself. Raises ScheduleError where a tile has
+    two peers."""
     on_engine = [k for k, r in enumerate(program.roles) if r in program.on_engine]
     mine = np.flatnonzero(np.isin(columns["role"], on_engine))
     if not len(mine):
@@ -40,7 +41,9 @@ def put_on_streams(
             sites[columns["site"][k]],
         )
     first = np.array([allotment[r.name].first for r in program.roles])
-    columns["worker"][mine] = first[columns["role"][mine]] + peer
+    one = np.array([getattr(r.resource, "streams", "") == "one" for r in program.roles])
+    role = columns["role"][mine]
+    columns["worker"][mine] = first[role] + np.where(one[role], rank, peer)
 
 
 def check_signals(events: Events) -> None:

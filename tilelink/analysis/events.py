@@ -26,8 +26,9 @@ class Events:
     operations of a dot), `site` (index of `sites`).
 
     `worker`: those of the kernel, an SM each, have the numbers from 0 to `kernel_workers - 1`. Behind them come the
-    agents of the copy engine, a stream a peer: `kernel_workers + p` copies between its rank's memory and that of rank
-    p. An agent does its events one after the other, too, but on no SM.
+    agents of the copy engine, a stream for each peer: `kernel_workers + p` copies between its rank's memory and that of
+    rank p. A role on one stream has that of its own rank. An agent does its events one after the other, too, but on no
+    SM.
     """
 
     program: TileProgram

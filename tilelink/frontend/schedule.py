@@ -83,6 +83,7 @@ def grouped(group: int, parts: Order = own_rank_first) -> Order:
 
 
 VIAS = ("load-store", "multicast")
+STREAMS = ("peers", "one")
 
 
 class _Fields:
@@ -175,8 +176,12 @@ class Epilogue(_Fields):
 
 @dataclass(frozen=True)
 class CopyEngine(_Fields):
-    """A role on the copy engines: the host enqueues its copies, each followed by a write of 1 to its signal, on a
-    stream a peer, beside the program's kernel, which has all SMs. `tile`, `order`, `at` as for `SMs`.
+    """A role on the copy engines: the host enqueues its copies, each followed by a write of 1 to its signal, beside
+    the program's kernel, which has all SMs. `tile`, `order`, `at` as for `SMs`.
+
+    `streams`: "peers", a stream for each peer, whose copies go on at the same time; or "one", on which a rank does all
+    its copies one after the other, in its order. With one stream, what is wanted first arrives first, and only one link
+    of a mesh is busy.
 
     For roles that compute nothing. An engine writes signals and can't add, so a tile covers a whole cell of the signal
     grid. It waits until its rank may write and peers have entered, and for tiles that the kernel of its own rank makes;
@@ -186,15 +191,20 @@ class CopyEngine(_Fields):
     tile: tuple[int | None, ...] = ()
     order: Order = own_rank_first
     at: str | None = None
+    streams: str = STREAMS[0]
     whole: ClassVar[tuple[()]] = ()
     hint: ClassVar[str] = "; engines are not counted"
 
     def __post_init__(self) -> None:
-        _check_walk(self.tile, self.order, Site.of_user())
+        site = Site.of_user()
+        _check_walk(self.tile, self.order, site)
+        if self.streams not in STREAMS:
+            raise ScheduleError(f"streams={self.streams!r}: it is one of {', '.join(map(repr, STREAMS))}", site)
 
     def __str__(self) -> str:
         at = f", at={self.at!r}" if self.at else ""
-        return f"CopyEngine(tile={self.tile}, order={self.order}{at})"
+        streams = f", streams={self.streams!r}" if self.streams != STREAMS[0] else ""
+        return f"CopyEngine(tile={self.tile}, order={self.order}{at}{streams})"
 
 
 Resource = SMs | CopyEngine | Epilogue
