@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command_lines import SIZES, Run
+import tilelink as tk
+from tests.cli.command_lines import SIZES, USER_FILE, Run
+from tilelink.cli import main
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 CODE: list[Any] = [("ptx", "sm_90", "wgmma.mma_async"), ("amdgcn", "gfx942", "v_mfma")]
@@ -96,6 +98,33 @@ def test_flags_reach_the_program(run: Run) -> None:
     wanted = all_gather_matmul.unroll(all_gather_matmul.fit("pull", **sizes), world=3, dtypes="float32", **sizes)
     assert found["text"] == wanted.text()
     assert found["events"] == len(wanted)
+
+
+def test_a_file_alone_is_its_one_program(run: Run, user_file: Path) -> None:
+    user_file.write_text(f"from tilelink.kernels.matmul import matmul\n{USER_FILE}")
+    code, found = run("show", str(user_file), "--world", "2")
+    assert code == 0 and "doubled" in found["text"]
+    again = USER_FILE[USER_FILE.index("@tk.program") :].replace("doubled", "again")
+    user_file.write_text(f"{USER_FILE}\n{again}")
+    assert "this file has doubled, again: TARGET is FILE.py:NAME" in run.error("show", str(user_file))["message"]
+
+
+def test_dtypes_of_tensors(run: Run) -> None:
+    said = "x=bfloat16,weight=bfloat16,out=float32,bias=float32"
+    code, found = run("show", "all_gather_matmul", "--dtype", said.replace("bfloat16", "bf16"))
+    assert code == 0 and found["dtype"] == dict(item.split("=") for item in said.split(","))
+    assert "output out: float32[M, N]" in found["text"]
+    assert found["absent"] == ["gathered"] and "bias" in found["text"]
+    assert f"--dtype {said}" in run.text("show", "all_gather_matmul", "--dtype", said)[2]
+    error = run.error("show", "all_gather_matmul", "--dtype", "wieght=bf16")
+    assert error["class"] == "DtypeError" and "did you mean weight?" in error["message"]
+    assert "is not NAME=DTYPE" in run.error("show", "all_gather_matmul", "--dtype", "x=bf16,x=fp16")["message"]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"tilelink {tk.__version__}\n"
 
 
 def test_a_users_file(run: Run, user_file: Path) -> None:

@@ -22,10 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import tilelink
 from tilelink.cli import check, doctor, explore, list_, machine, plan, show, simulate
 from tilelink.cli.command import Answer, UsageError
 from tilelink.cli.program import split_target
-from tilelink.errors import Site, TileLinkError, shown
+from tilelink.errors import Site, TileLinkError, shown, similar
 
 SCHEMA = 1
 EXIT_CODES = {"ok": 0, "finding": 1, "error": 2}
@@ -47,7 +48,9 @@ class Parser(argparse.ArgumentParser):
     """Raises what is wrong instead of ending the process, so that --json holds for it as well."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} -h")
+        choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        meant = similar(choice[1], re.findall(r"[^', ]+", choice[2])) if choice else ""
+        raise UsageError(f"{message}{meant}; see {self.prog} -h")
 
     def print_help(self, file: Any = None) -> None:
         _write(self.format_help())
@@ -59,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
         prog="tilelink", description="Overlap kernels as tile programs.", epilog=EXAMPLES, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+    made.add_argument("--version", action="version", version=f"tilelink {tilelink.__version__}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         about = command.run.__doc__ or ""

@@ -17,8 +17,8 @@ from tilelink.cli.schedule import read_schedule, schedule_text
 def run(args: argparse.Namespace) -> Answer:
     """Whether a program is safe to run: races, deadlocks, coverage, residency."""
     program = find(args.program)
-    sizes: Mapping[str, Any] = with_defaults(program, args.shape, program.optional)
-    schedule = read_schedule(program, args.schedule, args.world, dict(sizes))
+    sizes: Mapping[str, Any] = with_defaults(program, args.shape, program.absent(args.dtype))
+    schedule = read_schedule(program, args.schedule, args.world, dict(sizes), dtypes=args.dtype)
     device = {"sms": _sms(args), "reserve": args.reserve, "slot_bytes": args.slot}
     report = program.check(schedule, world=args.world, dtypes=args.dtype, **device, **sizes)
     written = schedule_text(program, schedule, args.schedule)

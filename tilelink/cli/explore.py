@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> Answer:
     from tilelink.explore import Exploration, Finding, explore
 
     program = find(args.program)
-    sizes: Mapping[str, Any] = with_defaults(program, args.shape, program.optional, SIZE)
-    schedule = read_schedule(program, args.schedule, args.world, dict(sizes), TILE)
+    sizes: Mapping[str, Any] = with_defaults(program, args.shape, program.absent(args.dtype), SIZE)
+    schedule = read_schedule(program, args.schedule, args.world, dict(sizes), TILE, dtypes=args.dtype)
     seeds = range(args.seeds) if args.replay is None else [args.replay]
     notes: list[str] = []
     try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilelink.backend.show import DTYPE, SIZE, WORLD
 from tilelink.cli.command import UsageError
+from tilelink.errors import similar
 
 if TYPE_CHECKING:
     from tilelink.frontend.program import Program
@@ -19,9 +20,18 @@ if TYPE_CHECKING:
 Shape = dict[str, int | Sequence[int]]
 
 
+class Dtypes(dict[str, str]):
+    """Dtypes by tensor, as --dtype says them."""
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={dtype}" for name, dtype in self.items())
+
+
 def add_program_flags(parser: argparse.ArgumentParser, size: int = SIZE) -> None:
     """TARGET, and the flags that say what it is looked at for. `size`: of dimensions that are left out."""
-    parser.add_argument("program", metavar="TARGET", help="an operator of `tilelink list`, or FILE.py:NAME")
+    parser.add_argument(
+        "program", metavar="TARGET", help="an operator of `tilelink list`, or FILE.py:NAME; FILE.py where it has one"
+    )
     parser.add_argument("--world", type=int, default=WORLD, metavar="N", help="number of ranks (default: %(default)s)")
     parser.add_argument(
         "--shape", type=read_shape, default={}, metavar="M=512,...",
@@ -30,7 +40,11 @@ def add_program_flags(parser: argparse.ArgumentParser, size: int = SIZE) -> None
         "members of lists, N=1024+256+256 for three weights "
         f"(default: {size} for each that is left out)",
     )  # fmt: skip
-    parser.add_argument("--dtype", type=read_dtype, default=DTYPE, help="of all tensors (default: %(default)s)")
+    parser.add_argument(
+        "--dtype", type=read_dtypes, default=DTYPE, metavar="DTYPE or NAME=DTYPE,...",
+        help="of all tensors, or of each: those that are not named are like the first, optional ones are left out "
+        "(default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--schedule", metavar="NAME,ROLE.FIELD=VALUE,...",
         help="a schedule that stands beside the program, fitted to the sizes (default: the first); then changes, taken "
@@ -49,15 +63,21 @@ def find(target: str) -> Program:
 
         known = operators()
         if name not in known:
-            raise UsageError(f"there is no operator {name}; there is {', '.join(known)}, or say FILE.py:NAME")
+            meant = similar(name, known)
+            raise UsageError(f"there is no operator {name}; there is {', '.join(known)}, or say FILE.py:NAME{meant}")
         return known[name]
     import triton
 
     names = _run_file(file)
-    programs = ", ".join(n for n, v in names.items() if isinstance(v, Program)) or "no program"
-    found = names.get(name)
+    there = [n for n, v in names.items() if isinstance(v, Program)]
+    own = [n for n in there if names[n].file == file]
+    programs = ", ".join(there) or "no program"
+    if not name and len(own) != 1:
+        raise UsageError(f"this file has {', '.join(own) or 'no program'}: TARGET is FILE.py:NAME", file)
+    found = names.get(name or own[0])
     if found is None:
-        raise UsageError(f"nothing here is called {name!r}; there is {programs}, TARGET is FILE.py:NAME", file)
+        meant = similar(name, there)
+        raise UsageError(f"nothing here is called {name!r}; there is {programs}, TARGET is FILE.py:NAME{meant}", file)
     if isinstance(found, triton.runtime.JITFunction):
         raise UsageError(
             f"{name} is a Triton kernel, not a tile program; there is {programs}. Kernels of your own are explored in "
@@ -114,6 +134,19 @@ def read_shape(text: str) -> Shape:
 def shape_text(shape: Mapping[str, int | Sequence[int]]) -> str:
     """A shape as `read_shape` reads it."""
     return ",".join(f"{d}={n if isinstance(n, int) else '+'.join(map(str, n))}" for d, n in shape.items())
+
+
+def read_dtypes(text: str) -> str | Dtypes:
+    """A dtype for all tensors, or `x=bf16,weight=fp8e5`: dtypes by tensor."""
+    if "=" not in text:
+        return read_dtype(text)
+    dtypes = Dtypes()
+    for item in text.split(","):
+        name, _, dtype = (s.strip() for s in item.partition("="))
+        if not name.isidentifier() or name in dtypes:
+            raise argparse.ArgumentTypeError(f"{item!r} is not NAME=DTYPE of another tensor; try x=bf16,weight=fp8e5")
+        dtypes[name] = read_dtype(dtype)
+    return dtypes
 
 
 def read_dtype(text: str) -> str:

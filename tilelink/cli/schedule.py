@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 def read_schedule(
-    program: Program, text: str | None, world: int, sizes: Shape, largest: int | None = None
+    program: Program, text: str | None, world: int, sizes: Shape, largest: int | None = None, dtypes: Any = "float32"
 ) -> Schedule:
     """`NAME`, `NAME,ROLE.FIELD=VALUE,...` or `ROLE.FIELD=VALUE,...`, which changes the program's default schedule.
 
-    The named schedule is fitted to the sizes, and its tiles are at most `largest` along each dimension where that is
-    given; what is changed is taken as it is; see `tilelink.frontend.schedule_text`. Raises ScheduleError or
-    TileSizeError.
+    The named schedule is one of the program with the tensors that `dtypes` names, fitted to the sizes; its tiles are at
+    most `largest` along each dimension where that is given. What is changed is taken as it is; see
+    `tilelink.frontend.schedule_text`. Raises ScheduleError or TileSizeError.
     """
     from tilelink.frontend.schedule import CopyEngine, SMs
     from tilelink.frontend.schedule_text import read_changes, split_schedule
 
     name, items = split_schedule(text)
     whole: dict[str, Any] = dict(sizes)
-    schedule = program.fit(name, world=world, **whole)
+    schedule = program.fit(name, world=world, dtypes=dtypes, **whole)
     if largest is not None:
         tiled = {role: r for role, r in schedule.items() if isinstance(r, SMs | CopyEngine)}
         smaller = {role: tuple(n and min(n, largest) for n in r.tile) for role, r in tiled.items()}

@@ -21,8 +21,8 @@ FIGURES = ("expected", "found", "registers", "spill_bytes", "shared_bytes")
 def run(args: argparse.Namespace) -> Answer:
     """A program as text, at a stage of its way to a kernel."""
     program = find(args.program)
-    sizes = with_defaults(program, args.shape, program.optional)
-    schedule = read_schedule(program, args.schedule, args.world, sizes)
+    sizes = with_defaults(program, args.shape, program.absent(args.dtype))
+    schedule = read_schedule(program, args.schedule, args.world, sizes, dtypes=args.dtype)
     try:
         target = target_of(args.stage, args.target)
     except TargetError as e:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> Answer:
     }  # fmt: skip
     keys = {
         **{k.replace("-", "_"): v for k, v in flags.items()},
-        "defaults": [d for d in sizes if d not in args.shape], "absent": sorted(program.optional),
+        "defaults": [d for d in sizes if d not in args.shape], "absent": sorted(program.absent(args.dtype)),
         "text": text, "sha256": sha256(text.encode()).hexdigest(),
     }  # fmt: skip
     if args.stage == "events":

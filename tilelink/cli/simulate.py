@@ -51,8 +51,8 @@ def predict(args: argparse.Namespace) -> tuple[Prediction, dict[str, Any]]:
 
     found = machine(args.machine)
     program = find(args.program)
-    sizes = with_defaults(program, args.shape, program.optional)
-    schedule = read_schedule(program, args.schedule, args.world, sizes)
+    sizes = with_defaults(program, args.shape, program.absent(args.dtype))
+    schedule = read_schedule(program, args.schedule, args.world, sizes, dtypes=args.dtype)
     agents = dict(_agent(item) for item in args.agents.split(",")) if args.agents else {}
     prediction = program.simulate(
         schedule, machine=found, world=args.world, dtypes=args.dtype, agents=agents, **sizes

@@ -202,13 +202,14 @@ class Program:
     ) -> Schedule:
         """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension
         that is spread over the ranks) made as small as the tensor allows. Sizes as in `Sizes.of`, `dtypes` and
-        `absent` as in `bind` (by default, all that may be left out is). A name may have changes after it, which are
-        taken as they are: "push,matmul.tile=16x64x64" (`tilelink.frontend.schedule_text`)."""
+        `absent` as in `bind`: by default, what may be left out and has no dtype by name is absent. A name may have
+        changes after it, which are taken as they are: "push,matmul.tile=16x64x64"
+        (`tilelink.frontend.schedule_text`)."""
         check_world(world)
         variant, sizes = at_sizes(self, sizes)
         if variant is not self:
             return variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
-        absent = self.optional if absent is None else absent
+        absent = self.absent(dtypes) if absent is None else absent
         named = read_schedule(self, schedule, absent) if isinstance(schedule, str | None) else schedule
         found = self.schedule(named.name, absent) if isinstance(named, NamedSchedule) else named
         made = fitted(found, self.bind(found, dtypes, absent), world, sizes)

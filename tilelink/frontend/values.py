@@ -17,6 +17,7 @@ SUM_DTYPES = {"float16": ("float32", "float16"), "int8": ("int32",)}
 """Dtypes in which `tl.dot` adds up, by that of its operands: float32 for all others."""
 _ALIASES = {
     "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "f16": "float16", "f32": "float32",
+    "fp8": "float8_e4m3fn",
     "i8": "int8", "i32": "int32", "i64": "int64", "half": "float16", "float": "float32", "fp8e4nv": "float8_e4m3fn",
     "fp8e5": "float8_e5m2", "float8e4nv": "float8_e4m3fn", "float8e5": "float8_e5m2", "int1": "bool", "i1": "bool",
 }  # fmt: skip
