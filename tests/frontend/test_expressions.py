@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import operator
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +38,10 @@ NAMES = ["a", "b", "n", "rank", "world"]
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: floor_div, ast.Mod: modulo,
     ast.Pow: operator.pow,
+}  # fmt: skip
+
+COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: sympy.Lt, ast.LtE: sympy.Le, ast.Gt: sympy.Gt, ast.GtE: sympy.Ge, ast.Eq: sympy.Eq, ast.NotEq: sympy.Ne,
 }  # fmt: skip
 
 
@@ -91,10 +97,16 @@ def elaborated(text: str) -> Expr | None:
         match node:
             case ast.Constant():
                 return sympy.Integer(node.value)
-            case ast.UnaryOp():
+            case ast.UnaryOp(op=ast.USub()):
                 return -made(node.operand)
             case ast.Name():
                 return symbol(node.id)
+            case ast.UnaryOp(op=ast.Not()):
+                return sympy.Not(made(node.operand))
+            case ast.BoolOp():
+                return (sympy.And if isinstance(node.op, ast.And) else sympy.Or)(*map(made, node.values))
+            case ast.Compare(ops=[compared]):
+                return COMPARISONS[type(compared)](made(node.left), made(node.comparators[0]))
             case ast.Call(func=ast.Name(id=name)):
                 return (sympy.Min if name == "min" else sympy.Max)(*map(made, node.args))
             case ast.BinOp():
@@ -134,6 +146,74 @@ def test_same_as_python(source: str, values: list[dict[str, int]]) -> None:
             continue
         assert int(evaluate(e, known)) == want, (source, str(e), known)
         assert in_kernel(e, known) == want, (source, to_triton(e), known)
+
+
+SMALL = [
+    dict(zip(NAMES, values, strict=True))
+    for values in itertools.product(range(3), range(3), (0, 1, 4), range(2), range(1, 4))
+]
+
+
+def _drawn(r: random.Random, depth: int) -> str:
+    """The source of an integer."""
+    if depth == 0 or r.random() < 0.2:
+        return r.choice([*NAMES, *NAMES, "0", "1", "2", "3", "8", "(-1)"])
+    a, b = _drawn(r, depth - 1), _drawn(r, depth - 1)
+    if r.random() < 0.25:
+        return f"{r.choice(['min', 'max'])}({a}, {b})"
+    divisor = r.choice(["2", "3", "8", "world", "(a + world)", "(b + 1)", "(2 * n + 2)", f"max(1, {b})"])
+    return r.choice([f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"({a} // {divisor})", f"({a} % {divisor})"])
+
+
+def _condition(r: random.Random, depth: int) -> str:
+    """The source of a condition."""
+    if depth == 0 or r.random() < 0.4:
+        return f"({_drawn(r, 2)} {r.choice(['<', '<=', '>', '>=', '==', '!='])} {_drawn(r, r.randint(0, 2))})"
+    if r.random() < 0.2:
+        return f"(not {_condition(r, depth - 1)})"
+    return f"({_condition(r, depth - 1)} {r.choice(['and', 'or'])} {_condition(r, depth - 1)})"
+
+
+def enumerated(seeds: range) -> None:
+    """Random integers and conditions, also with one symbol replaced, for all small values of their symbols."""
+    every = {n: np.array([v[n] for v in SMALL]) for n in NAMES}
+    for seed in seeds:
+        r = random.Random(seed)
+        source = _condition(r, 2) if seed % 2 else _drawn(r, 3)
+        replaced, by = r.choice(NAMES[:3]), r.choice(["b", "n", "world - 1", "2 * a", "0", "1"])
+        e, other = elaborated(source), elaborated(by)
+        assert e is not None and other is not None
+        changed = e.xreplace({symbol(replaced): other})
+        want = [eval(source, {}, dict(v)) for v in SMALL]
+        want_changed = [eval(source, {}, v | {replaced: eval(by, {}, dict(v))}) for v in SMALL]
+        for made, right in ((e, want), (changed, want_changed)):
+            got = np.broadcast_to(evaluate(made, every), len(SMALL))
+            wrong = [v for v, g, w in zip(SMALL, got.tolist(), right, strict=True) if g != w]
+            assert not wrong, (seed, source, replaced, by, to_text(made), wrong[0])
+        for k in r.sample(range(len(SMALL)), 3):
+            if seed % 2 == 0:
+                assert in_kernel(e, SMALL[k]) == want[k], (seed, source, to_triton(e), SMALL[k])
+            text = to_text(e).replace("&", " and ").replace("|", " or ")
+            assert eval(text, {}, dict(SMALL[k])) == want[k], (seed, source, text, SMALL[k])
+
+
+def test_all_small_values() -> None:
+    enumerated(range(600))
+
+
+@pytest.mark.verify
+def test_all_small_values_of_many() -> None:
+    enumerated(range(1000, 31000))
+
+
+@pytest.mark.parametrize(
+    "source", ["1 // (a + world) >= 1", "2 // (a + b + world) > 1", "min(1, 1 // (a + world)) < 1"]
+)
+def test_a_quotient_of_a_sum(source: str) -> None:
+    """sympy takes 1 / (a + world) >= 1 for true."""
+    e = elaborated(source)
+    for v in SMALL:
+        assert bool(evaluate(e, v)) == eval(source, {}, dict(v)), (source, to_text(e), v)
 
 
 @settings(max_examples=100, deadline=None)
@@ -206,14 +286,15 @@ def test_least(source: str, bound: int | None) -> None:
 
 def test_least_of_a_remainder() -> None:
     """That of a negative divisor is negative; a tile function has none, but a user's order may."""
-    assert least(sympy.Mod(symbol("a"), symbol("b") - 5)) is None
-    assert least(sympy.Mod(symbol("a") - 5, symbol("b") + 1)) == 0
+    assert least(modulo(symbol("a"), symbol("b") - 5)) is None
+    assert least(modulo(symbol("a") - 5, symbol("b") + 1)) == 0
 
 
 def test_modulo_of_a_multiple_of_the_divisor() -> None:
     """sympy itself says -n."""
     n = symbol("n")
     assert modulo(-n, 2 * n) == n
+    assert modulo(-symbol("a"), 2 * n).xreplace({symbol("a"): n}) == n
     assert modulo(7, 4) == 3 and modulo(-7, 4) == 1
 
 

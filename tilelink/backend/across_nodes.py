@@ -11,12 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
-import sympy
-
 from tilelink.backend.addresses import along
 from tilelink.backend.emit import RoleEmitter
 from tilelink.errors import FarAccessError, Site
-from tilelink.frontend.expressions import PER_NODE, RANK, Expr, node_of, symbol
+from tilelink.frontend.expressions import PER_NODE, RANK, Expr, Mod, node_of, symbol
 from tilelink.frontend.ir import (
     ALL_RANKS,
     Code,
@@ -60,7 +58,7 @@ def may_be_far(role: Role, home: Expr | str | None) -> bool:
         return True
     place = home - node_of(RANK) * PER_NODE
     place = dict(role.walk.coordinates).get(str(place), place)
-    return home != RANK and not (isinstance(place, sympy.Mod) and place.args[1] == PER_NODE)
+    return home != RANK and not (isinstance(place, Mod) and place.args[1] == PER_NODE)
 
 
 def _extents(ranges: tuple[Range, ...]) -> list[int]:

@@ -14,7 +14,7 @@ from tilelink.backend.facts import Facts, copied_chunks
 from tilelink.backend.pipelining import enters, has_dot, pipelined, stages
 from tilelink.backend.targets import Target
 from tilelink.frontend.cells import cells_along, cells_in_part, cells_of, piece_place, times_notified
-from tilelink.frontend.expressions import Expr, symbol, with_values
+from tilelink.frontend.expressions import Expr, floor_div, symbol, with_values
 from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
@@ -372,14 +372,14 @@ def _place(c: Cell, k: int, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
     if not c.cut or c.local:
         return {symbol(f"cell_{c.dim}"): at}
     inside = cells_in_part(c)
-    part = i.part if isinstance(i, Range) and i.part is not None else sympy.floor(at / inside)
+    part = i.part if isinstance(i, Range) and i.part is not None else floor_div(at, inside)
     return {symbol(f"part_{c.dim}"): part, symbol(f"cell_{c.dim}"): at - part * inside}
 
 
 def _place_of_rows(c: Cell, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
     """The same for the cells of the rows of a route."""
     inside = cells_in_part(c)
-    piece = sympy.floor(at / inside)
+    piece = floor_div(at, inside)
     if isinstance(i, Range) and i.segment and (i.segment.source is not None or c.pieces == EXPERT):
         piece = cells_of(replace(c, size=None), i)[0]
     place = {symbol(n): value for n, value in piece_place(c, piece)}

@@ -16,6 +16,7 @@ from tilelink.frontend.expressions import (
     first_of,
     floor_div,
     larger,
+    modulo,
     natural,
     segment_of,
     smaller,
@@ -123,16 +124,16 @@ def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
     rest: Expr = symbol("cell")
     for k, c in reversed(list(enumerate(signals.grid))):
         along = cells_along(c)
-        here = rest if k == 0 else rest % along
+        here = rest if k == 0 else modulo(rest, along)
         if along != 1:
             if c.dim == RANKS_DIM:
                 made.append((f"index_{k}", here))
             elif c.route:
                 made += piece_place(c, floor_div(here, cells_in_part(c)))
-                made.append((f"cell_{c.dim}", here % cells_in_part(c)))
+                made.append((f"cell_{c.dim}", modulo(here, cells_in_part(c))))
             elif c.cut and not c.local:
                 made.append((f"part_{c.dim}", floor_div(here, cells_in_part(c))))
-                made.append((f"cell_{c.dim}", here % cells_in_part(c)))
+                made.append((f"cell_{c.dim}", modulo(here, cells_in_part(c))))
             else:
                 made.append((f"cell_{c.dim}", here))
         rest = floor_div(rest, along)
@@ -145,9 +146,9 @@ def piece_place(cell: Cell, piece: Expr) -> list[tuple[str, Expr]]:
     if cell.pieces == EXPERT:
         return [(f"expert_{cell.dim}", piece)]
     if cell.dim == cell.route.rows:
-        return [(f"expert_{cell.dim}", floor_div(piece, WORLD)), (f"source_{cell.dim}", piece % WORLD)]
+        return [(f"expert_{cell.dim}", floor_div(piece, WORLD)), (f"source_{cell.dim}", modulo(piece, WORLD))]
     experts = symbol(cell.route.per_rank)
-    return [(f"home_{cell.dim}", floor_div(piece, experts)), (f"expert_{cell.dim}", piece % experts)]
+    return [(f"home_{cell.dim}", floor_div(piece, experts)), (f"expert_{cell.dim}", modulo(piece, experts))]
 
 
 def piece_of(cell: Cell, rank: Expr) -> Segment:

@@ -89,21 +89,105 @@ class natural(sympy.Function):  # noqa: N801 - as above
         return True
 
 
+class floor(sympy.Function):  # noqa: N801 - sorted and printed like sympy's own
+    """floor(a, b): a // b. Expressions hold no fractions: sympy's assumptions about them are wrong (1.14 takes
+    1 / (a + b) >= 1 for true of a, b >= 0 with a + b > 0)."""
+
+    nargs = 2
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if b.is_zero:
+            return None
+        above, below = _reduced(a, b)
+        if above.is_Integer and below.is_Integer:
+            return sympy.Integer(int(above) // int(below))
+        exact = [t for t in sympy.Add.make_args(above) if below.is_Integer and t.as_coeff_Mul()[0] % below == 0]
+        if exact:
+            whole = sympy.Add(*exact)
+            return whole / below + cls(above - whole, below)
+        if below == 1:
+            return above
+        return None if (above, below) == (a, b) else sympy.Function.__new__(cls, above, below, evaluate=False)
+
+    def _eval_is_integer(self) -> bool:
+        return True
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if all(map(never_negative, self.args)) else None
+
+
+class Mod(sympy.Function):
+    """Mod(a, b): a % b, as in Python. sympy's own makes Mod(-n, 2 * n) to -n, and leaves fractions."""
+
+    nargs = 2
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if b.is_zero:
+            return None
+        above, below = _reduced(a, b)
+        factor, rest = _reduced(b, below)
+        if below == 1:
+            return sympy.S.Zero
+        if above.is_Integer and below.is_Integer:
+            return sympy.Integer(int(above) % int(below)) * factor / rest
+        if rest == 1 and factor != 1:
+            return factor * cls(above, below)
+        left = sympy.Add(*[_remainder(t, b) for t in sympy.Add.make_args(a)])
+        if not b.is_Add and 0 < -left.as_coeff_Add()[0] <= (least(b) or 0):
+            left += b  # which is not negative then, if the rest is not
+        if left != a:
+            return cls(left, b)
+        if never_negative(a) and (least(b - a) or 0) > 0:
+            return a
+        if never_negative(-1 - a) and never_negative(a + b):
+            return a + b
+        return None
+
+    def _eval_is_integer(self) -> bool:
+        return True
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if never_negative(self.args[1]) else None
+
+
+def _reduced(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    """a / b without common factors; the divisor is 1 where b divides a."""
+    above, below = sympy.fraction(sympy.together(a / b))
+    return above, below
+
+
+def _remainder(term: Expr, b: Expr) -> Expr:
+    """A term of a sum of which the remainder is taken, or a simpler one with the same remainder."""
+    factors = sympy.Mul.make_args(term)
+    term = sympy.Mul(*[f.args[0] if isinstance(f, Mod) and _reduced(f.args[1], b)[1] == 1 else f for f in factors])
+    if _reduced(term, b)[1] == 1:
+        return sympy.S.Zero
+    if term.is_Integer and b.is_Integer:
+        return term % b
+    return term
+
+
 def floor_div(a: Any, b: Any) -> Expr:
-    return sympy.floor(sympy.sympify(a) / sympy.sympify(b))
+    return floor(sympy.sympify(a), sympy.sympify(b))
 
 
 def modulo(a: Any, b: Any) -> Expr:
-    a, b = sympy.sympify(a), sympy.sympify(b)
-    ratio = a / b
-    if ratio.is_Number:  # sympy makes Mod(-n, 2 * n) to -n
-        return b * (ratio - sympy.floor(ratio))
-    return sympy.Mod(a, b)
+    return Mod(sympy.sympify(a), sympy.sympify(b))
 
 
 def ceil_div(a: Any, b: Any) -> Expr:
     a, b = sympy.sympify(a), sympy.sympify(b)
-    return a if b == 1 else sympy.floor((a + b - 1) / b)
+    return a if b == 1 else floor(a + b - 1, b)
+
+
+def without_fractions(e: Any) -> Any:
+    """What a user's function made of symbols with Python's `//` and `%`, which are sympy's, in ours."""
+    if not isinstance(e, Expr):
+        return e
+    made = e.replace(sympy.floor, lambda of: floor_div(*sympy.fraction(sympy.together(of))))
+    return made.replace(sympy.Mod, modulo)
 
 
 @lru_cache(maxsize=4096)
@@ -163,20 +247,18 @@ def least(e: Expr) -> int | None:
             return min(known) if known == bounds else None
         case sympy.Max():
             return max(known, default=None)
-        case sympy.floor():
-            return 0 if all(map(never_negative, sympy.fraction(sympy.together(e.args[0])))) else None
-        case sympy.Mod():
+        case floor():
+            return 0 if all(map(never_negative, e.args)) else None
+        case Mod():
             return 0 if never_negative(e.args[1]) else None
     return 1 if e.is_positive else 0 if e.is_nonnegative else None
 
 
 def whole(e: Expr) -> bool:
-    """Whether an expression can be seen to be an integer: fractions stand inside of floors only, floats nowhere."""
+    """Whether an expression can be seen to be an integer: without fractions and floats."""
     match e:
         case sympy.Number():
             return bool(e.is_Integer)
-        case sympy.floor():
-            return not e.has(sympy.Float)
         case sympy.Pow():
             return bool(e.exp.is_Integer and e.exp >= 0) and whole(e.base)
     return all(map(whole, e.args))
@@ -213,9 +295,7 @@ class _Printer(StrPrinter):
         return text if _enclosed(text) else str(super().parenthesize(item, level, strict))
 
     def _print_floor(self, e: Expr) -> str:
-        above, below = sympy.fraction(sympy.together(e.args[0]))
-        if below == 1:
-            return str(self._print(above))
+        above, below = e.args
         a, b = self._atom(above), self._atom(below)
         if never_negative(above) and never_negative(below):
             return f"({a} // {b})"
@@ -228,6 +308,7 @@ class _Printer(StrPrinter):
         return f"({' * '.join([self._atom(base)] * int(exponent))})"
 
     def _print_Mod(self, e: Expr) -> str:
+        assert isinstance(e, Mod), e
         a, b = self._atom(e.args[0]), self._atom(e.args[1])
         return f"({a} % {b})" if all(map(never_negative, e.args)) else f"(({a} % {b} + {b}) % {b})"
 

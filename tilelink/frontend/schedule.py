@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, SupportsIndex
 import numpy as np
 
 from tilelink.errors import ScheduleError, Site, TileSizeError, listed, similar
-from tilelink.frontend.expressions import RANK, WORLD, Expr, evaluate, symbol, to_text
+from tilelink.frontend.expressions import RANK, WORLD, Expr, evaluate, symbol, to_text, without_fractions
 from tilelink.frontend.kept import kept
 
 PartOrder = Callable[[Any, Any, Any], Any]
@@ -34,7 +34,7 @@ class Order:
 
     def part_at(self, step: Expr, rank: Expr = RANK, world: Expr = WORLD) -> Expr:
         """The symbolic part at a step."""
-        return self.parts(step, rank, world)
+        return without_fractions(self.parts(step, rank, world))
 
     def check(self, world: int, site: Site | None) -> None:
         """Raises ScheduleError where the order is not a permutation for each rank of this world, or where what is

@@ -198,7 +198,7 @@ def _rank_coordinates(
         step = floor_div(number, inner * sympy.prod(values[a][0] for a in free[k + 1 :]))
         step = modulo(step, count) if k else step
         coordinates.append((axis, _part_at(resource, step, own, count, site) if axis == ordered else step))
-    return [("tile", number % inner), *coordinates] if free else []
+    return [("tile", modulo(number, inner)), *coordinates] if free else []
 
 
 def tile_sizes(role: str, space: Space, resource: SMs | CopyEngine, site: Site) -> tuple[int | None, ...]:
@@ -257,13 +257,13 @@ def _indices(tile: Expr, counts: list[tuple[str, sympy.Symbol]], group: int) -> 
     if group > 1 and len(counts) > 1:
         (rows, n_rows), (cols, n_cols) = counts[-2:]
         outer = counts[:-2]
-        block = tile % (n_rows * n_cols) if outer else tile
+        block = modulo(tile, n_rows * n_cols) if outer else tile
         first = floor_div(block, group * n_cols) * group
         here = smaller(n_rows - first, group)
-        inside = block % (group * n_cols)
-        indices[rows], indices[cols] = first + inside % here, floor_div(inside, here)
+        inside = modulo(block, group * n_cols)
+        indices[rows], indices[cols] = first + modulo(inside, here), floor_div(inside, here)
         rest = floor_div(tile, n_rows * n_cols)
     for k, (d, n) in reversed(list(enumerate(outer))):
-        indices[d] = rest % n if k else rest
+        indices[d] = modulo(rest, n) if k else rest
         rest = floor_div(rest, n)
     return indices

@@ -26,7 +26,9 @@ from tilelink.frontend.expressions import (
     RANK,
     WORLD,
     Expr,
+    Mod,
     first_of,
+    floor,
     floor_div,
     never_negative,
     symbol,
@@ -180,7 +182,7 @@ def _shifted(e: Expr, v: sympy.Symbol, others: set[sympy.Symbol]) -> bool:
     """Whether e is v, or (v + c) % world, where c depends on none of the others."""
     if e == v:
         return True
-    if not (isinstance(e, sympy.Mod) and e.args[1] == WORLD):
+    if not (isinstance(e, Mod) and e.args[1] == WORLD):
         return False
     return not (sympy.expand(e.args[0] - v).free_symbols & others)
 
@@ -267,10 +269,10 @@ def _below(e: Expr, size: Expr, place: Place) -> bool:
         return size in _least_of(loops[e].stop) and never_negative(loops[e].start)
     if e.is_Integer:
         return e == 0 and size in (WORLD, PER_NODE, nodes)
-    if isinstance(e, sympy.Mod):
+    if isinstance(e, Mod):
         return e.args[1] == size and size in (WORLD, PER_NODE)
     if size == nodes:
-        return isinstance(e, sympy.floor) and _below(e.args[0] * PER_NODE, WORLD, place)
+        return isinstance(e, floor) and e.args[1] == PER_NODE and _below(e.args[0], WORLD, place)
     if size == WORLD:  # what is not of a node times its ranks is a place of it
         node = sympy.expand(e).coeff(PER_NODE)
         rest = sympy.expand(e - node * PER_NODE)
