@@ -29,6 +29,20 @@ def test_show_machine_code(run: Run, stage: str, target: str, instruction: str) 
     assert found["registers"] <= 512 and found["spill_bytes"] == 0 < found["shared_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("tile", "says"),
+    [
+        ("1024x1024x64", "sums of 1024 x 1024 take 4194304 bytes of registers, and sm_90 has 262144 for a worker"),
+        ("128x128x1024", "1024 x 128 take 524288 bytes of shared memory, and sm_90 has 232448 for a worker"),
+    ],
+)
+def test_a_tile_that_can_not_fit_is_refused_before_it_is_compiled(run: Run, tile: str, says: str) -> None:
+    flags = f"--stage ptx --shape M=4096,N=1024,K=1024 --schedule matmul.tile={tile}"
+    error = run.error("show", "all_gather_matmul", *flags.split())
+    assert error["class"] == "TileSizeError" and says in error["message"]
+    assert f"; the schedule: --schedule matmul.tile={tile}" in error["message"]
+
+
 @pytest.mark.verify
 def test_a_gate_that_finds_something_is_a_finding(run: Run) -> None:
     """Two tiles of 256 in four stages do not fit into the registers of four warps."""

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from tilelink.backend.cache import load
 from tilelink.backend.lower import Lowered, Parameter
+from tilelink.backend.pipelining import check_fits
 from tilelink.backend.targets import Target
 from tilelink.errors import TileLinkError
 from tilelink.frontend.ir import RANKS_DIM, Tensor
@@ -55,7 +56,8 @@ class Compiled:
 
 def compiled(lowered: Lowered, sizes: Sizes, *, sass: bool = False) -> tuple[Compiled, ...]:
     """The kernels of a lowered program, in the order in which they are launched, as they are compiled for row-major
-    tensors of these sizes. Raises CompileError."""
+    tensors of these sizes. Raises CompileError, and TileSizeError for tiles that are far too large."""
+    check_fits(lowered.program, lowered.target)
     (made,) = each_compiled([(lowered, sizes)], sass=sass)
     if isinstance(made, CompileError):
         raise made

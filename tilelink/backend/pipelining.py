@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from math import prod
 
 from tilelink.backend.targets import Target
+from tilelink.errors import TileSizeError
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, symbol
 from tilelink.frontend.ir import (
     Compute,
@@ -24,6 +25,9 @@ from tilelink.frontend.ir import (
     walk,
 )
 from tilelink.frontend.values import ITEM_SIZE
+
+WORD, FAR = 4, 2
+"""Bytes of a register; sums of so many times the registers of an SM can be compiled, if slowly, and spill."""
 
 
 def pipelined(s: Statement, role: Role, program: TileProgram) -> bool:
@@ -59,6 +63,27 @@ def stages(loop: For, role: Role, program: TileProgram, target: Target, wanted: 
     if memory is None or not stage:
         return wanted
     return max(1, min(wanted, memory // stage + target.stages_in_registers))
+
+
+def check_fits(program: TileProgram, target: Target) -> None:
+    """Raises TileSizeError for tiles that are never compiled well, some not within minutes: a step of a dot whose
+    operands do not fit into shared memory, or a sum that takes more than `FAR` times an SM's registers."""
+    for role in program.in_kernel:
+        loads = [load.view for s in walk(role.body) for load in s.loads]
+        item = min((ITEM_SIZE[program.tensor(v.tensor).dtype] for v in loads), default=1)
+        for m, n, k in {dots for s in walk(role.body) for code in s.codes for dots in code.dots}:
+            read, ahead = (m + n) * k * item, 1 + target.stages_in_registers
+            needs = [
+                (f"sums of {m} x {n}", "registers", m * n * WORD, WORD * (target.registers or 0), FAR),
+                (f"operands of {m} x {k} and {k} x {n}", "shared memory", read, target.shared_bytes, ahead),
+            ]
+            for what, where, needed, there, times in needs:
+                if there and needed > times * there:
+                    raise TileSizeError(
+                        f"{role.name}: {what} take {needed} bytes of {where}, and {target.name} has {there} for a "
+                        f"worker; the tile is {role.resource.tile}: make it smaller",
+                        role.site,
+                    ).because_of("the schedule", program.schedule_site)
 
 
 def statements_of(body: tuple[Statement, ...]) -> Iterator[Statement]:
