@@ -242,6 +242,21 @@ def wrapped(group: dist.ProcessGroup) -> list[str]:
     return [] if far(y, wanted) < LIMIT else [f"{far(y, wanted):.1e}"]
 
 
+def an_embedding(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of an embedding, which torch spreads, and of a weight whose whole values are those of rank 1."""
+    torch.manual_seed(3)
+    right = nn.Embedding(8, 6)
+    style = tnn.RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+    parallel = parallelize_module(copy.deepcopy(right), mesh_of(group), style)
+    ids = torch.arange(8)
+    wrong = [] if torch.equal(parallel(ids), right(ids)) else ["the embedding"]
+    torch.manual_seed(dist.get_rank(group))
+    linear = nn.Linear(WIDTH, WIDTH)
+    parallel = parallelize_module(linear, mesh_of(group), tnn.ColwiseParallel(), src_data_rank=1)
+    torch.manual_seed(1)
+    return wrong + ["rank 1's"] * (not torch.equal(whole(parallel.weight), nn.Linear(WIDTH, WIDTH).weight))  # type: ignore[arg-type]
+
+
 def behind_torchs(group: dist.ProcessGroup) -> list[str]:
     """What is wrong of our styles behind torch's, whose results are under way still when they are given on."""
     wrong = []
@@ -345,12 +360,19 @@ def prepared(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
         return launched, prepare_bound.made - before, wrong
 
 
-def compiled(group: dist.ProcessGroup) -> list[str]:
-    """What is wrong of a layer that is compiled without a break."""
+def compiled(group: dist.ProcessGroup) -> tuple[int, list[str]]:
+    """How often a layer in a model is compiled for two numbers of tokens, without a break; and what is wrong of it. (Of
+    the outermost module torch compiles hooks apart.)"""
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes long
+
     torch._dynamo.reset()
-    parallel, right = feed_forward(group)
-    fast = torch.compile(parallel, backend="aot_eager", fullgraph=True)
-    return [e for _ in range(2) for e in compared(group, fast, right)]
+    counter = CompileCounterWithBackend("aot_eager")
+    parallel, right = map(nn.Sequential, feed_forward(group))
+    fast, part, wrong = torch.compile(parallel, backend=counter, fullgraph=True, dynamic=True), own_tokens(group), []
+    for tokens in (TOKENS, 2 * TOKENS):
+        x = torch.randn(BATCH, tokens, WIDTH, generator=torch.Generator().manual_seed(4))
+        wrong += errors(step(fast, part(x)), step(right, x), part)
+    return counter.frame_count, wrong
 
 
 class Changing(nn.Module):

@@ -70,7 +70,7 @@ def test_layers_that_share_their_input_send_once(
 SINGLE = [
     feed_forward.round_trip, feed_forward.checkpointed, feed_forward.broken_off, feed_forward.tied,
     feed_forward.another_argument, feed_forward.behind_torchs, feed_forward.uneven_features, feed_forward.uneven_tokens,
-    feed_forward.quantized, feed_forward.in_float64, feed_forward.wrapped,
+    feed_forward.an_embedding, feed_forward.quantized, feed_forward.in_float64, feed_forward.wrapped,
 ]  # fmt: skip
 
 
@@ -105,8 +105,9 @@ def test_inside_fsdp(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("group", [(2,), pytest.param((0, 1), marks=pytest.mark.verify)], ids=len)
-def test_compiled_without_a_break(pool: Pool, group: tuple[int, ...]) -> None:
-    assert_right(pool, [group], feed_forward.compiled)
+def test_compiled_without_a_break_and_once_for_all_tokens(pool: Pool, group: tuple[int, ...]) -> None:
+    for rank in group:
+        assert pool.results(on_groups, [group], feed_forward.compiled)[rank] == [(1, [])]
 
 
 def test_a_compiler_refuses_a_shared_input_that_is_changed(pool: Pool) -> None:

@@ -240,6 +240,59 @@ def compiled(group: dist.ProcessGroup, backend: str, tokens: Sequence[int], by: 
     return counter.frame_count, far
 
 
+def compiled_alone(group: dist.ProcessGroup) -> bool:
+    """Whether Inductor leaves an operator as it is, in a graph without a break."""
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return ops.linear_all_reduce(x, weight, group=group)
+
+    torch._dynamo.reset()
+    x, weight = torch.randn(3, 8), torch.randn(6, 8)
+    return torch.equal(torch.compile(layer, backend="inductor", fullgraph=True)(x), layer(x))
+
+
+def second_gradients(group: dist.ProcessGroup) -> list[str]:
+    """What comes of gradients of gradients, by operator."""
+    found = []
+    for operator in (ops.all_gather_linear, ops.linear_reduce_scatter, ops.linear_all_reduce):
+        x, weight = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+        (grad,) = torch.autograd.grad(operator(x, weight, group=group).square().sum(), x, create_graph=True)
+        try:
+            torch.autograd.grad(grad.sum(), weight)
+            found.append("computed")
+        except RuntimeError as e:
+            found.append(str(e))
+    return found
+
+
+def memory_of_results(group: dist.ProcessGroup) -> list[str]:
+    """Results that do not lie in memory as the page says, or share it with what goes in."""
+    wrong, world = [], dist.get_world_size(group)
+    x, weight = torch.randn(2, 3 * world, 4), torch.randn(5, 4)
+    for dim in (0, 1, -1):
+        wide = torch.randn(5, 4 * world) if dim == -1 else weight
+        full, y = ops.all_gather_linear(x, wide, gather_dim=dim, group=group, return_gathered=True)
+        first = {"gathered": full, "result": y} if dim != -1 else {}
+        wrong += [f"{n} along {dim}" for n, t in first.items() if not t.movedim(dim, 0).is_contiguous()]
+        given = {t.untyped_storage().data_ptr() for t in (x, wide)}
+        wrong += [f"{dim} aliases" for t in (full, y) if t.untyped_storage().data_ptr() in given]
+    summed = [ops.linear_reduce_scatter(x, weight, scatter_dim=1, group=group)]
+    summed.append(ops.linear_all_reduce(x, weight, group=group))
+    given = {t.untyped_storage().data_ptr() for t in (x, weight)}
+    return wrong + [str(t.stride()) for t in summed if not t.is_contiguous() or t.untyped_storage().data_ptr() in given]
+
+
+def lane_twice(group: dist.ProcessGroup) -> str:
+    """What is said of options for a lane that a group has already."""
+    with computed_by("interpret", group):
+        assert ops.lane(group) is ops.lane(group)
+        try:
+            ops.lane(group, sms=3)
+        except TileLinkError as e:
+            return e.message
+    return "nothing"
+
+
 def opchecked(group: dist.ProcessGroup, which: Sequence[str]) -> None:
     """Asks torch whether operators are what they say."""
     world, rank, name = dist.get_world_size(group), dist.get_rank(group), group.group_name

@@ -12,7 +12,8 @@ from tests.ops import auto_on_ranks, on_ranks
 from tests.ops.sharded import EACH, GATHER, REDUCE, SCATTER, Call
 from tests.runtime.processes import Pool
 from tilelink.errors import UnknownMachineError
-from tilelink.ops.auto import machine_name
+from tilelink.ops.auto import Asked, fastest, machine_name
+from tilelink.plans.names import planned
 
 SCATTERED = Call(SCATTER, (11, 16), (20,), lengths=(6, 5))
 PAIR = [(0, 1)]
@@ -97,6 +98,12 @@ def test_plain_torch_as_on_a_gpu(pool: Pool) -> None:
     """In the dtype of x, and sums travel so."""
     for (wrong,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.as_a_library, EACH)[:2]:
         assert wrong == []
+
+
+@pytest.mark.parametrize("world, name", [(16, "h800"), (2, None)])
+def test_the_first_plan_where_nothing_is_predicted(world: int, name: str | None) -> None:
+    """A machine with fewer GPUs than the group, or none that is known."""
+    assert fastest(Asked(REDUCE, 8, 16, 16), world, name, torch.bfloat16) == planned(REDUCE, None)
 
 
 def test_the_machine_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

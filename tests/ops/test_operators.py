@@ -152,6 +152,24 @@ def test_partial_sums_of_means_travel_in_the_dtype_of_x(pool: Pool) -> None:
         assert (dtypes, wrong) == ({BF16}, [])
 
 
+def test_a_bias_of_columns_is_added_before_the_one_rounding(pool: Pool) -> None:
+    """Where the last dimension is scattered: partial sums travel in float32 then."""
+    call = Call(SCATTER, (3, 16), (18,), dim=1, dtype=BF16, bias=True, frozen=("x", "weight"))
+    ((dtypes, wrong),) = pool.results(on_ranks.on_groups, [(2,)], on_ranks.sent_in, [call])[2]
+    assert (dtypes, wrong) == ({torch.float32}, [])
+
+
+@pytest.mark.parametrize("group", [(2,), (0, 1)], ids=len)
+def test_where_results_lie(pool: Pool, group: tuple[int, ...]) -> None:
+    for rank in group:
+        assert pool.results(on_ranks.on_groups, [group], on_ranks.memory_of_results)[rank] == [[]]
+
+
+def test_a_lane_is_made_once(pool: Pool) -> None:
+    (said,) = pool.results(on_ranks.on_groups, [(2,)], on_ranks.lane_twice)[2]
+    assert said == "the group has its lane already, made without sms: say so before any call"
+
+
 def test_groups_at_once(pool: Pool) -> None:
     for wrong in pool.results(on_ranks.in_several_groups, [Call(SCATTER, (8, 16), (12,), bias=True)]):
         assert wrong == []

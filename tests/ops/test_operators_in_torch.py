@@ -36,6 +36,17 @@ def test_compiled_without_a_break_and_once_for_all_tokens(pool: Pool, backend: s
         assert max(far) < 1e-5
 
 
+def test_inductor_leaves_an_operator_as_it_is(pool: Pool) -> None:
+    assert pool.results(on_ranks.on_groups, [(2,)], on_ranks.compiled_alone)[2] == [True]
+
+
+def test_gradients_of_gradients_are_an_error_or_computed(pool: Pool) -> None:
+    (gather, scatter, reduce) = pool.results(on_ranks.on_groups, [(2,)], on_ranks.second_gradients)[2][0]
+    assert "tilelink.all_gather_linear_backward.default but no autograd formula" in gather
+    assert "tilelink.linear_reduce_scatter_backward.default but no autograd formula" in scatter
+    assert reduce == "computed"
+
+
 def test_importing_tilelink_registers_nothing() -> None:
     code = "import sys, tilelink; print([m for m in ('torch', 'tilelink.ops') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
