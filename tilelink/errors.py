@@ -272,6 +272,10 @@ class NeverEnteredError(StuckError):
     """A rank waited too long for another one to come to a run."""
 
 
+class BudgetError(TileLinkError):
+    """A check that would take more time and memory than it may."""
+
+
 class UnsafeProgramError(TileLinkError):
     """A program that `check` finds unsafe, before it is launched."""
 

@@ -28,6 +28,20 @@ def test_check_finds(run: Run) -> None:
     assert code == 1 and out.startswith("unsafe (1 finding;") and "remedy: launch on 9 SMs" in out
 
 
+def test_check_has_a_budget(run: Run) -> None:
+    code, found = run("check", "all_gather_matmul", "--world", "2", "--budget", "10")
+    assert (code, found["verdict"], found["proof"], found["events"]) == (0, "safe", "structural", 0)
+    assert "the budget is 10" in found["notes"][0]
+    code, found = run("check", "matmul_ring_reduce_scatter", "--world", "2", "--budget", "10")
+    assert (code, found["error"]["class"]) == (2, "BudgetError") and "--budget" in found["error"]["message"]
+
+
+def test_a_device_has_an_sm(run: Run) -> None:
+    code, found = run("check", "all_gather_matmul", "--sms", "0")
+    assert (code, found["error"]["class"]) == (2, "ScheduleError")
+    assert found["error"]["message"].startswith("a device of 0 SMs: sms is at least 1")
+
+
 def test_check_for_a_machine(run: Run) -> None:
     """Residency is a matter of the machine's SMs: one that waits for what an MI300X has no room for is all right on
     another."""

@@ -116,3 +116,25 @@ def ring_in_one_buffer(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
     ring = tk.local(tk.ranks, "M", "K", buffers=1)
     pass_rows[tk.tiles(x)](x, ring)
     own_rows_released[tk.tiles(out)](ring, out)
+
+
+# ---- a tile waits for all that its rank has at a step, and there is a signal for each tile of that
+
+
+@tk.tile
+def attend_all(t, q, ring, out):
+    mine = q[t].load()
+    acc = tl.zeros(t.shape, tl.float32)
+    for s in tk.ranks():
+        keys = tk.wait(ring[s])
+        for j in tk.steps(ring.rows):
+            block = keys[j, t.cols].load()
+            acc = tl.dot(tl.dot(mine, tl.trans(block)), block, acc)
+    out[t].store(acc)
+
+
+@tk.program
+def waits_for_whole_entries(q: tk.Local("Q", "D"), k: tk.Local("T", "D"), out: tk.Local("Q", "D")):
+    ring = tk.local(tk.ranks, "T", "D")
+    pass_on_unasked[tk.tiles(k)](k, ring)
+    attend_all[tk.tiles(out)](q, ring, out)

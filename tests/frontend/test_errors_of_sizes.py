@@ -155,6 +155,18 @@ DIMENSIONS = [
         {LAUNCH_USE: "use[out](full, out)  # <-"},
         "use[out]: a role runs over tk.tiles",
     ),
+    pair(
+        "more elements than kernels count",
+        DimensionError,
+        {UNROLL: UNROLL.replace("M=64", "M=2**30 + 1") + "  # <-"},
+        "M is 1073741825: kernels count elements along a dimension in 32 bits, 1073741824 (2**30) is the most",
+    ),
+    pair(
+        "more tiles than kernels count",
+        TileSizeError,
+        {UNROLL: UNROLL.replace("M=64, K=64", "M=2**30, K=2**12"), LAUNCH_GATHER: LAUNCH_GATHER + "  # <-"},
+        "gather has 17179869184 tiles on a rank: kernels count them in 32 bits, 1073741824 (2**30) is the most; use",
+    ),
     pair("tiles of a number", DimensionError, {LAUNCH_USE: "use[tk.tiles(3)](full, out)  # <-"}, "tensors", "not of 3"),
     pair("tiles of nothing", DimensionError, {LAUNCH_USE: "use[tk.tiles()](full, out)  # <-"}, "needs dimensions"),
     pair(

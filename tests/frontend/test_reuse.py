@@ -11,7 +11,7 @@ import tilelink as tk
 from tests.frontend import ring_attention as rings
 from tests.frontend.wrong import Case, alone, check
 from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE
-from tilelink.errors import DimensionError, HomeError, TileLinkError, ViewError
+from tilelink.errors import ArgumentError, BudgetError, DimensionError, HomeError, TileLinkError, ViewError
 from tilelink.frontend.program import Program
 from tilelink.runtime.cpu import RaceError
 from tilelink.runtime.cpu_world import CpuWorld
@@ -69,6 +69,15 @@ def test_without_claims_the_execution_finds_races(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TILELINK_CHECK", "0")
     with pytest.raises(RaceError):
         run(rings.ring_attention_unasked, schedule("attend_unsaid", "pass_on_unasked"), 3)
+
+
+def test_a_check_before_a_call_has_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILELINK_CHECK_BUDGET", "10")
+    with pytest.raises(BudgetError, match=r"the budget is 10; .* entries of ring take turns in 2 buffers"):
+        run(rings.ring_attention, schedule(), 2, calls=1)
+    monkeypatch.setenv("TILELINK_CHECK_BUDGET", "many")
+    with pytest.raises(ArgumentError, match="TILELINK_CHECK_BUDGET='many': a number of events, such as 10000000"):
+        run(rings.ring_attention, schedule(), 2, calls=1)
 
 
 # ---- misuse

@@ -20,6 +20,7 @@ from tilelink.analysis.copy_engine import check_signals, put_on_streams
 from tilelink.analysis.counting import Counts, expected_counts, miscounted
 from tilelink.analysis.events import DOT, NOTIFY, OPS, READ, WAIT, WRITE, Events
 from tilelink.errors import (
+    BudgetError,
     GuardError,
     HomeError,
     RankError,
@@ -28,7 +29,7 @@ from tilelink.errors import (
     ViewError,
     WaitWithoutNotifyError,
 )
-from tilelink.frontend.cells import cells_along, cells_of
+from tilelink.frontend.cells import cell_count, cells_along, cells_of
 from tilelink.frontend.expressions import Expr, evaluate, symbol
 from tilelink.frontend.ir import (
     ALL_RANKS,
@@ -66,12 +67,13 @@ def unroll(
     summarise: bool = True,
     refused: list[Refusal] | None = None,
     roles: Collection[Role] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Events:
     """The events of a run. `summarise`: loops without synchronisation as one event; `roles`: those whose events are
     wanted, by default all. Raises ViewError, GuardError, RankError, HomeError, WaitWithoutNotifyError or
     SignalCountError where a tile would do what it must not, with the values; ScheduleError where an engine would. Where
     a list `refused` is given, those go there, one of a kind for each line, and the events are those of what is left:
-    without what leaves its tensor, world or own output."""
+    without what leaves its tensor, world or own output. `tell` is told now and then how far it is."""
     allotment = allot(program, sizes, sms)
     sites: dict[Site, int] = {}
     batches: list[dict[str, np.ndarray]] = []
@@ -80,7 +82,7 @@ def unroll(
     for k, role in enumerate(program.roles):
         if role in wanted:
             batches += _Unroller(
-                program, sizes, k, role, allotment[role.name], at[role.name], summarise, refused, sites, counts
+                program, sizes, k, role, allotment[role.name], at[role.name], summarise, refused, sites, counts, tell
             ).run()
     names = (*Events.COLUMNS, *ORDER)
     columns = {c: np.concatenate([b[c] for b in batches]) for c in names} if batches else _no_events(program)
@@ -98,6 +100,38 @@ def unroll(
     else:
         refused.append(Refusal(wrong))
     return events
+
+
+BUDGET = 10_000_000
+"""Events that a check may unroll where nothing else is said."""
+SAMPLE = 128
+"""Tiles of a role from whose events those of all are estimated."""
+
+
+def estimated(program: TileProgram, sizes: Sizes, *, sms: int = DEFAULT_SMS) -> int:
+    """How many events `unroll` would make, estimated from some tiles of each role; exact where there are few."""
+    allotment, at, counts = allot(program, sizes, sms), places(program, sizes), Counts(program, sizes)
+    return sum(
+        _Estimator(program, sizes, k, role, allotment[role.name], at[role.name], True, [], {}, counts).estimate()
+        for k, role in enumerate(program.roles)
+    )
+
+
+def check_budget(program: TileProgram, sizes: Sizes, because: str, *, sms: int, budget: int) -> None:
+    """Raises BudgetError where unrolling makes more events than `budget`. `because`: why the program is unrolled."""
+    events = estimated(program, sizes, sms=sms)
+    if events > budget:
+        raise BudgetError(
+            f"a check of {program.name} at these sizes unrolls about {events:,} events "
+            f"({events * MICROSECONDS / 1e6:,.0f} s, {events * BYTES / 1e9:,.1f} GB), and the budget is {budget:,}; "
+            f"the structure alone does not show that it is safe: {because}. Check it at smaller sizes, or allow more: "
+            "check(budget=...), tilelink check --budget, TILELINK_CHECK_BUDGET for calls (TILELINK_CHECK=0: unchecked)",
+            program.site,
+        )
+
+
+MICROSECONDS, BYTES = 2.5, 240
+"""What an event takes in a check, measured on one core of a server (docs/check.md)."""
 
 
 def _no_events(program: TileProgram) -> dict[str, np.ndarray]:
@@ -144,15 +178,15 @@ class _Unroller:
     refused: list[Refusal] | None
     sites: dict[Site, int]
     counts: Counts
+    tell: Callable[[str], None] = lambda _: None
     batches: list[dict[str, np.ndarray]] = field(default_factory=list)
 
     def run(self) -> list[dict[str, np.ndarray]]:
         values: dict[str, Any] = dict(self.sizes.values)
-        count, world = self.allotment.tiles, self.sizes.world
+        count = self.allotment.tiles
         for name, e in self.role.walk.sizes:
             values[name] = int(evaluate(e, values))
-        values["rank"] = np.repeat(np.arange(world, dtype=np.int64), count)
-        values["i"] = np.tile(np.arange(count, dtype=np.int64), world)
+        values["rank"], values["i"] = self.tiles()
         if count:
             for name, e in self.role.walk.coordinates:
                 values[name] = evaluate(e, values)
@@ -168,6 +202,11 @@ class _Unroller:
         if self.lanes:
             self.body(self.role.body)
         return self.batches
+
+    def tiles(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rank and number of each tile."""
+        count, world = self.allotment.tiles, self.sizes.world
+        return np.repeat(np.arange(world, dtype=np.int64), count), np.tile(np.arange(count, dtype=np.int64), world)
 
     # ---- statements
 
@@ -330,7 +369,7 @@ class _Unroller:
         self.guards[s.name].setdefault(view.tensor, []).append((lo, hi))
         signals = self.program.signals_of(view.tensor)
         size = np.prod([np.broadcast_to(b - a, (self.lanes,)) for a, b in zip(lo, hi, strict=True)], axis=0)
-        expected, filled = self.counts(signals)
+        expected, filled = self.known(signals)
         for home in self.homes(view, s.site):
             for cell, there in self.cells(signals, signals.index(view)):
                 there = there & (size > 0)
@@ -346,6 +385,10 @@ class _Unroller:
                     self.refuse(WaitWithoutNotifyError, s.site, wrong, said, region, lost_here)
                 emit = partial(self.emit, WAIT, s.site, view.tensor, home, lo, hi, cell=cell, expected=needed)
                 self.where(there, emit)
+
+    def known(self, signals: Signals) -> tuple[np.ndarray, np.ndarray]:
+        """How often each cell is notified, and whether it holds anything: (world, cells)."""
+        return self.counts(signals)
 
     def notify(self, view: View, site: Site) -> None:
         lo, hi = self.box(view, site)
@@ -450,6 +493,7 @@ class _Unroller:
         at = next((k for k, t in enumerate(self.program.tensors) if t.name == tensor), -1)
         i, place = self.values["i"], self.place
         self.seq += 1
+        self.tell(f"unrolling {self.role.name}, line {site.line}")
         self.batches.append(
             {
                 "op": column(op, np.int8), "rank": column(self.values["rank"], np.int16),
@@ -463,6 +507,30 @@ class _Unroller:
                 "launch": column(place.launch, np.int32),
             }
         )  # fmt: skip
+
+
+class _Estimator(_Unroller):
+    """Counts the events of some tiles of a role."""
+
+    def estimate(self) -> int:
+        """How many events all its tiles have."""
+        self.counted = 0
+        self.run()
+        return self.counted * self.allotment.tiles * self.sizes.world // max(1, len(self.tiles()[0]))
+
+    def tiles(self) -> tuple[np.ndarray, np.ndarray]:
+        everything = self.allotment.tiles * self.sizes.world
+        if everything <= SAMPLE:
+            return super().tiles()
+        some = np.sort(np.random.default_rng(0).integers(everything, size=SAMPLE))
+        return some // self.allotment.tiles, some % self.allotment.tiles
+
+    def known(self, signals: Signals) -> tuple[np.ndarray, np.ndarray]:
+        shape = self.sizes.world, int(evaluate(cell_count(signals), self.sizes.values))
+        return np.broadcast_to(1, shape), np.broadcast_to(False, shape)
+
+    def emit(self, *event: Any, **columns: Any) -> None:
+        self.counted += self.lanes if self.act is None else len(self.act)
 
 
 def _outside(lo: Any, hi: Any, low: Any, high: Any) -> Any:

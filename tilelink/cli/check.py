@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilelink.analysis.machine import machine
-from tilelink.analysis.unroll import DEFAULT_SMS
+from tilelink.analysis.unroll import BUDGET, DEFAULT_SMS
 from tilelink.backend.show import with_defaults
 from tilelink.cli.command import Answer, Command, UsageError
 from tilelink.cli.program import add_program_flags, find, shape_text
 from tilelink.cli.schedule import read_schedule, schedule_text
+
+EVERY = 2.0
+"""Seconds between two lines of progress."""
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -20,7 +25,8 @@ def run(args: argparse.Namespace) -> Answer:
     sizes: Mapping[str, Any] = with_defaults(program, args.shape, program.absent(args.dtype))
     schedule = read_schedule(program, args.schedule, args.world, dict(sizes), dtypes=args.dtype)
     device = {"sms": _sms(args), "reserve": args.reserve, "slot_bytes": args.slot}
-    report = program.check(schedule, world=args.world, dtypes=args.dtype, **device, **sizes)
+    told = {"budget": args.budget, "tell": progress()}
+    report = program.check(schedule, world=args.world, dtypes=args.dtype, **device, **told, **sizes)
     written = schedule_text(program, schedule, args.schedule)
     note = (
         f"# tilelink check {args.program} --world {args.world} --shape {shape_text(sizes)} --dtype {args.dtype} "
@@ -31,6 +37,19 @@ def run(args: argparse.Namespace) -> Answer:
         "machine": args.machine, "sms": device["sms"],
     }  # fmt: skip
     return Answer(keys, str(report), note, "finding" if report.findings else "ok")
+
+
+def progress() -> Callable[[str], None]:
+    """Says every other second what a check is at."""
+    began = said = time.monotonic()
+
+    def tell(what: str) -> None:
+        nonlocal said
+        if time.monotonic() - said >= EVERY:
+            said = time.monotonic()
+            sys.stderr.write(f"{said - began:.0f} s: {what}\n")
+
+    return tell
 
 
 def _sms(args: argparse.Namespace) -> int:
@@ -54,6 +73,10 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reserve", type=int, default=0, metavar="N",
         help="SMs kept for other kernels; workers that wait have to be resident on the rest (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--budget", type=int, default=BUDGET, metavar="EVENTS",
+        help="events that the check may unroll, of some 2.5 us and 240 bytes each (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--slot", type=int, default=None, metavar="BYTES", help="bytes of a slot of the heap (default: enough)"

@@ -38,4 +38,7 @@ class Advice:
         return check_events(self.events).findings
 
     def _not_resident(self) -> list[Checked]:
-        return residency(self.events, self.events.sms - self.resident) if self.resident is not None else []
+        if self.resident is None:
+            return []
+        events = self.events
+        return residency(events.program, events.allotment, events.sms, events.sms - self.resident)

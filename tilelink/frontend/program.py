@@ -265,15 +265,20 @@ class Program:
         reserve: int = 0,
         slot_bytes: int | None = None,
         per_node: int | None = None,
+        budget: int | None = None,
+        tell: Callable[[str], None] = lambda _: None,
         **sizes: Any,
     ) -> Report:
         """Whether a run is safe, on devices of `sms` SMs (132 by default), `reserve` of which other kernels keep, with
-        slots of `slot_bytes` on the heap (as large as needed by default), on nodes of `per_node` ranks; see `bound_at`
-        and `tilelink.analysis.check.check`."""
-        from tilelink.analysis.check import DEFAULT_SMS, check
+        slots of `slot_bytes` on the heap (as large as needed by default), on nodes of `per_node` ranks, in `budget`
+        events (10,000,000 by default); see `bound_at` and `tilelink.analysis.check.check`."""
+        from tilelink.analysis.check import BUDGET, DEFAULT_SMS, check
 
         bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
-        return check(bound, exact, sms=sms or DEFAULT_SMS, reserve=reserve, slot_bytes=slot_bytes)
+        return check(
+            bound, exact, sms=DEFAULT_SMS if sms is None else sms, reserve=reserve, slot_bytes=slot_bytes,
+            budget=BUDGET if budget is None else budget, tell=tell,
+        )  # fmt: skip
 
     @public
     def simulate(

@@ -21,6 +21,9 @@ from tilelink.frontend.turns import members
 from tilelink.language import RouteWord
 
 MAX_WORLD = 1024
+MAX_COUNT = 2**30
+"""The most elements along a dimension, and tiles of a role on a rank: kernels count both in 32 bits, to the end of the
+last block."""
 
 
 @hashed_once
@@ -77,6 +80,13 @@ class Sizes:
                 dims[d] = operator.index(given)
                 if d in program.cut:
                     parts[d] = even_parts(dims[d], world)
+        for d, size in dims.items():
+            if size > MAX_COUNT:
+                raise DimensionError(
+                    f"{d} is {size}: kernels count elements along a dimension in 32 bits, {MAX_COUNT} (2**30) is the "
+                    "most",
+                    site,
+                )
         for d in sizes:
             if d not in program.dims:
                 known = f"it has {listed(program.dims, d)}"
@@ -239,9 +249,19 @@ class Allotment:
 def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
     """Workers of every role, on a device of `sms` SMs. Roles with a count get theirs in program order; the others
     share what is left. No more workers than there are tiles for them. Behind them come the streams of the copy engine,
-    one a peer, which the roles on it share. Raises ScheduleError where the SMs don't do."""
+    one a peer, which the roles on it share. Raises ScheduleError where the SMs don't do, TileSizeError for
+    more tiles than kernels count."""
     first, made = 0, dict[str, Allotment]()
+    if sms < 1:
+        raise ScheduleError(f"a device of {sms} SMs: sms is at least 1", program.schedule_site)
     tiles = {r.name: tile_count(r, sizes) for r in program.roles}
+    for role in program.roles:
+        if tiles[role.name] > MAX_COUNT:
+            raise TileSizeError(
+                f"{role.name} has {tiles[role.name]} tiles on a rank: kernels count them in 32 bits, {MAX_COUNT} "
+                "(2**30) is the most; use larger tiles",
+                role.site,
+            )
     sharing = []
     for roles in members(program.in_kernel):
         resource = roles[0].resource

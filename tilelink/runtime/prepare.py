@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tilelink.analysis.check import Report, check_events, why_not_structural
-from tilelink.analysis.unroll import Events, unroll
+from tilelink.analysis.unroll import BUDGET, Events, check_budget, estimated, unroll
 from tilelink.backend.across_nodes import publish_sources
 from tilelink.backend.cache import load
 from tilelink.backend.facts import COPY_CHUNK, Facts
@@ -128,10 +128,19 @@ def prepare(
     if checked:
         check_results(bound)
     exact = Sizes.of(bound, world, arguments.sizes, per_node)
-    prepared = prepare_bound(bound, exact, sms, target, arguments.described, arguments.timed)
+    budget = _budget() if checked else None
+    prepared = prepare_bound(bound, exact, sms, target, arguments.described, arguments.timed, budget)
     if checked and why_not_structural(prepared.program):
         prepared.report.raise_if_unsafe()
     return prepared
+
+
+def _budget() -> int:
+    """How many events a check before a call may unroll. Raises ArgumentError."""
+    said = os.environ.get("TILELINK_CHECK_BUDGET", str(BUDGET))
+    if not said.isdecimal():
+        raise ArgumentError(f"TILELINK_CHECK_BUDGET={said!r}: a number of events, such as {BUDGET}", Site.of_user())
+    return int(said)
 
 
 @kept()
@@ -152,16 +161,26 @@ def check_results(program: TileProgram) -> None:
 
 @kept(KEPT_PROGRAMS)
 def prepare_bound(
-    program: TileProgram, sizes: Sizes, sms: int, target: Target, described: frozenset[str], timed: bool
+    program: TileProgram,
+    sizes: Sizes,
+    sms: int,
+    target: Target,
+    described: frozenset[str],
+    timed: bool,
+    budget: int | None = None,
 ) -> Prepared:
     """The prepared tile program at given sizes, on devices of `sms` SMs that are the target. `described`: tensors of
-    the caller that a descriptor can describe. `timed`: workers record times."""
+    the caller that a descriptor can describe. `timed`: workers record times. `budget`: events that a check may unroll;
+    raises BudgetError for more (None: it is not checked)."""
     if target.network:
         program = publish_sources(program)
+    because = why_not_structural(program)
+    if because and budget is not None:
+        check_budget(program, sizes, because, sms=sms, budget=budget)
     allotment = allot(program, sizes, sms)
     lowered = lower(program, Facts.of(program, sizes, described, timed=timed), target)
     prepared = Prepared(program, sizes, sms, allotment, lowered, load(lowered))
-    if program.on_engine or why_not_structural(program):
+    if program.on_engine or (because and (budget is not None or estimated(program, sizes, sms=sms) <= BUDGET)):
         _ = prepared.on_engines  # what the unrolling refuses is refused now
     return prepared
 

@@ -18,11 +18,12 @@ from tests.frontend.ring_attention import (
     ring_in_one_buffer,
     stale_after_release,
     stale_entry,
+    waits_for_whole_entries,
 )
 from tilelink.analysis.check import Report, check_events
 from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE
-from tilelink.errors import RankError, UnguardedReadError
+from tilelink.errors import BudgetError, RankError, UnguardedReadError
 from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
@@ -330,6 +331,44 @@ def test_an_entry_that_is_not_there_yet() -> None:
     found = report_of(check_events(without(events, wrong)), "stale read")
     assert found.what == "what is read is entry 2 of ring at rank 0, and the buffer still holds entry 0"
     assert found.remedy == "let the tile that notifies entry 2 of ring store all of it, before"
+
+
+# ---- what a check may take
+
+
+def test_a_structure_that_is_safe_is_not_unrolled_beyond_the_budget() -> None:
+    sizes: dict[str, Any] = {"world": 8, "M": 8192, "N": 3584, "K": 8192}
+    report = all_gather_matmul.check("push", **sizes, budget=84_991)
+    assert (report.verdict, report.proof, report.events) == ("safe", "structural", 0)
+    assert report.notes == (
+        "the run was not unrolled: it has about 84,992 events, and the budget is 84,991. Races, deadlocks, coverage "
+        "and signals rest on the structure alone, which holds for all sizes",
+    )
+    unsafe = all_gather_matmul.check("push", **sizes, budget=84_991, reserve=10, slot_bytes=1)
+    assert [f.kind for f in unsafe.findings] == ["residency", "heap"]
+
+
+def test_what_has_to_be_unrolled_is_refused_beyond_the_budget() -> None:
+    """The events are estimated from some tiles, before any are made: of a ring of 67 million in less than a second."""
+    ring, sizes = tk.Schedule(pass_on_unasked=TWO, attend_all=tk.SMs(tile=(16, 16, 16))), {"Q": 512, "T": 512, "D": 512}
+    told: list[str] = []
+    with pytest.raises(BudgetError) as caught:
+        waits_for_whole_entries.check(ring, world=8, **sizes, tell=told.append)
+    assert not told
+    assert caught.value.message.startswith(
+        "a check of waits_for_whole_entries at these sizes unrolls about 67,575,808 events (169 s, 16.2 GB), and the "
+        "budget is 10,000,000; the structure alone does not show that it is safe: ring is written by 2 statements ("
+    )
+    assert caught.value.message.endswith(
+        "Check it at smaller sizes, or allow more: check(budget=...), tilelink check --budget, TILELINK_CHECK_BUDGET "
+        "for calls (TILELINK_CHECK=0: unchecked)"
+    )
+    sizes = dict.fromkeys(sizes, 32)
+    report = waits_for_whole_entries.check(ring, world=2, **sizes, budget=184, tell=told.append)
+    assert report.verdict == "safe" and report.events == 184
+    assert told[0].startswith("unrolling pass_on_unasked, line ") and told[-1] == "accesses to ring on rank 1"
+    with pytest.raises(BudgetError, match="about 184 events"):
+        waits_for_whole_entries.check(ring, world=2, **sizes, budget=183)
 
 
 # ---- safe

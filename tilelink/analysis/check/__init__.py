@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -23,11 +24,11 @@ from tilelink.analysis.check.signals import miscounts, repeated, unheard
 from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.check.synchronisation import Synchronisation
 from tilelink.analysis.events import Events
-from tilelink.analysis.unroll import DEFAULT_SMS, Refusal, unroll
+from tilelink.analysis.unroll import BUDGET, DEFAULT_SMS, Refusal, check_budget, estimated, unroll
 from tilelink.frontend.ir import TileProgram
-from tilelink.frontend.sizes import Sizes, allot
+from tilelink.frontend.sizes import Allotment, Sizes, allot
 
-__all__ = ["DEFAULT_SMS", "Finding", "Report", "check", "check_events", "idle", "why_not_structural"]
+__all__ = ["BUDGET", "DEFAULT_SMS", "Finding", "Report", "check", "check_events", "idle", "why_not_structural"]
 
 
 def check(
@@ -37,32 +38,63 @@ def check(
     sms: int = DEFAULT_SMS,
     reserve: int = 0,
     slot_bytes: int | None = None,
+    budget: int = BUDGET,
+    tell: Tell = lambda _: None,
 ) -> Report:
     """Checks one run of a program on devices of `sms` SMs, `reserve` of which are kept for other kernels, with slots of
-    the symmetric heap of `slot_bytes` each (None: large enough)."""
+    the symmetric heap of `slot_bytes` each (None: large enough). `tell` is told now and then how far it is. Of a run of
+    more events than `budget`, only what the structure shows is checked; raises BudgetError where that does not do."""
     began = time.perf_counter()
-    allot(program, sizes, sms)  # what is wrong with the schedule itself is no finding
+    allotment = allot(program, sizes, sms)  # what is wrong with the schedule itself is no finding
+    because = why_not_structural(program)
+    if because:
+        check_budget(program, sizes, because, sms=sms, budget=budget)
+    elif (events_of_run := estimated(program, sizes, sms=sms)) > budget:
+        left_out = (
+            f"the run was not unrolled: it has about {events_of_run:,} events, and the budget is {budget:,}. Races, "
+            "deadlocks, coverage and signals rest on the structure alone, which holds for all sizes"
+        )
+        found = _of_device(program, sizes, allotment, sms, reserve, slot_bytes)
+        return _report(program, because, found, [left_out], 0, began)
     refused: list[Refusal] = []
-    events = unroll(program, sizes, sms=sms, refused=refused)
+    events = unroll(program, sizes, sms=sms, refused=refused, tell=tell)
     if refused:
         return _report(program, "unrolling refuses it", refusals(events, refused), [], len(events), began)
-    return check_events(events, reserve=reserve, slot_bytes=slot_bytes, began=began)
+    return check_events(events, reserve=reserve, slot_bytes=slot_bytes, began=began, tell=tell)
+
+
+Tell = Callable[[str], None]
+"""Is told what a check is at."""
+
+
+def _of_device(
+    program: TileProgram, sizes: Sizes, allotment: Mapping[str, Allotment], sms: int, reserve: int,
+    slot_bytes: int | None,
+) -> list[Finding]:  # fmt: skip
+    """What does not fit on a device: workers, or the heap of a run."""
+    found = residency(program, allotment, sms, reserve)
+    return found + (too_large(program, sizes, slot_bytes) if slot_bytes is not None else [])
 
 
 def check_events(
-    events: Events, *, reserve: int = 0, slot_bytes: int | None = None, began: float | None = None
+    events: Events,
+    *,
+    reserve: int = 0,
+    slot_bytes: int | None = None,
+    began: float | None = None,
+    tell: Tell = lambda _: None,
 ) -> Report:
     """Checks events that are unrolled already. `began`: when the work on them began, of time.perf_counter."""
     began = time.perf_counter() if began is None else began
     because = why_not_structural(events.program)
     sync = Synchronisation(events)
-    found = residency(events, reserve) + miscounts(sync) + repeated(events)
-    if slot_bytes is not None:
-        found += too_large(events.program, events.sizes, slot_bytes)
+    found = _of_device(events.program, events.sizes, events.allotment, events.sms, reserve, slot_bytes)
+    found += miscounts(sync) + repeated(events)
+    tell(f"one execution of {len(sync.at):,} waits and notifications")
     execution = execute(sync)
     found += deadlocks(sync, execution)
     if not execution.stuck:
-        found += _memory(sync, execution.done)
+        found += _memory(sync, execution.done, tell)
     return _report(events.program, because, found, idle(events) + unheard(sync), len(events), began)
 
 
@@ -74,13 +106,14 @@ def idle(events: Events) -> list[str]:
     return [f"nothing to do: {empty or 'no tile reads or writes'}"]
 
 
-def _memory(sync: Synchronisation, done: np.ndarray) -> list[Finding]:
+def _memory(sync: Synchronisation, done: np.ndarray, tell: Tell) -> list[Finding]:
     """Races, unwritten and stale reads and what is wrong with outputs, in a run that comes to its end."""
     events, before = sync.events, Before(sync, done)
     turns = np.zeros(len(sync.at) + 1, np.int64)  # the last entry: before all steps
     turns[done] = np.arange(1, len(done) + 1)
     found: list[Finding] = []
     for cells in written_tensors(events):
+        tell(f"accesses to {events.program.tensors[cells.tensor].name} on rank {cells.home}")
         pairs, blank = conflicts(cells, turns[sync.after(cells.access)])
         ordered = before(pairs.one, pairs.other)
         found += races(cells, pairs, ordered, before)
