@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from copy import deepcopy
@@ -48,6 +49,12 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
     with redirect_stdout(StringIO()) as said:
         assert main([*TINY, "--out", str(out), "--jobs", "2", "--json"]) == 0
     return json.loads(said.getvalue()), out
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results come without pictures, which take longer than the runs: `TestRecords` has them."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 class TestRecords:
@@ -105,6 +112,7 @@ class TestRecords:
 
 
 @pytest.mark.parametrize("op", REDUCTIONS)
+@pytest.mark.usefixtures("no_matplotlib")
 def test_sums_are_measured_in_all_their_forms(op: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Uneven shards where the rows of the sum are cut over the ranks."""
     rows = "25+7" if op == "matmul_reduce_scatter" else "32"
@@ -205,6 +213,7 @@ def spoil(form: str, how: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tenso
     return spoilt
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 class TestWrongResults:
     @pytest.mark.parametrize("form", [UNFUSED, "push"])
     def test_have_no_figures(

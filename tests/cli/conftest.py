@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command_lines import USER_FILE, Run
+from tests.runtime.processes import fork_server
 
 
 @pytest.fixture
@@ -23,6 +24,12 @@ def user_file(tmp_path: Path) -> Path:
 def same_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command puts on the path to run a user's file goes with the test."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_fork_server() -> None:
+    """Commands that predict on all cores take their processes from the server of the other tests."""
+    fork_server()
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
 
 
 LANES = [(1, 40), (2, 60), (3, 50), (4, 40), (8, 10)]
-"""By world: 200 in all, which make verify runs; make test has a quarter of them."""
-SOME = [(world, lanes // 4) for world, lanes in LANES]
+"""By world: 200 in all, which make verify runs; make test has an eighth of them."""
+SOME = [(world, lanes // 8) for world, lanes in LANES]
 
 
 @pytest.mark.parametrize(("world", "lanes"), [*SOME, *(pytest.param(*of, marks=pytest.mark.verify) for of in LANES)])

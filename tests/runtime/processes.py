@@ -8,6 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -29,12 +30,22 @@ class Failure:
     trace: str
 
 
+def fork_server() -> Any:
+    """The context of processes that are forked from one that has imported what takes long. A process has one such
+    server, which the first to need it starts: tests that make processes in other ways call this before."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch.distributed", "triton.runtime.interpreter", "tilelink.ops.programs", "tilelink.plans"]
+    )
+    forkserver.ensure_running()
+    return context
+
+
 class Pool:
     """`world` processes. They are forked from a process that has imported what takes long, and has no threads."""
 
     def __init__(self, world: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "triton.runtime.interpreter", "tilelink.ops.programs"])
+        context = fork_server()
         self.world = world
         self._folder = tempfile.TemporaryDirectory()
         self._pipes: list[Connection] = []

@@ -14,6 +14,7 @@ import torch
 from tests.backend.edited import EITHER, in_function
 from tests.kernels.gather_gemm import ENGINES, Call, run_and_check, small_world
 from tests.runtime.plans import Plan, planned, without
+from tests.seeds import some_of
 from tests.verification.mutants.tools import MutatedWorld
 from tilelink.analysis.draw import perfetto
 from tilelink.analysis.events import NOTIFY
@@ -146,12 +147,13 @@ EDITED_PLANS = [
 ]
 
 
+@some_of(4, first=2)
 @pytest.mark.parametrize(("what", "at", "edit", "found"), EDITED_PLANS, ids=[f"{w} {at}" for w, at, *_ in EDITED_PLANS])
 def test_edited_plans_are_caught(
-    what: str, at: str, edit: Callable[[Plan], Plan], found: Any, monkeypatch: pytest.MonkeyPatch
+    what: str, at: str, edit: Callable[[Plan], Plan], found: Any, monkeypatch: pytest.MonkeyPatch, seeds: range
 ) -> None:
     planned(monkeypatch, edit)
-    for seed in range(4):
+    for seed in seeds:
         with pytest.raises(found):
             call_thrice(small_world(2, slots=1, sms=8), at, seed)
 
@@ -162,15 +164,16 @@ EDITED_ENTRIES = [
 ]
 
 
+@some_of(4, first=2)
 @pytest.mark.parametrize(
     ("what", "at", "old", "new"), EDITED_ENTRIES, ids=[f"{w} {at}" for w, at, *_ in EDITED_ENTRIES]
 )
 def test_edited_entries_are_caught(
-    what: str, at: str, old: str, new: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+    what: str, at: str, old: str, new: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch, seeds: range
 ) -> None:
     monkeypatch.setenv("TILELINK_CACHE", f"{tmp_path}/kernels")
     edit = in_function("all_gather_matmul_enter", old, new)
-    for seed in range(4):
+    for seed in seeds:
         world = MutatedWorld(2, kernel=edit, primitives=portable, heap_bytes=4 << 20, sms=8, slots=1)
         with pytest.raises(EITHER):
             call_thrice(world, at, seed)
@@ -184,12 +187,13 @@ def overwrite(group: Group) -> None:
     matmul(torch.randn(32, 16), torch.randn(16, 24), x, group=group)
 
 
-def test_what_comes_after_a_run_comes_after_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(4):
+@some_of(4, first=2)
+def test_what_comes_after_a_run_comes_after_its_copies(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
+    for seed in seeds:
         small_world(2, sms=8).run(overwrite, seed=seed)
     planned(monkeypatch, without(Join))
     prepare.prepare_bound.results.clear()
-    for seed in range(4):
+    for seed in seeds:
         with pytest.raises(RaceError, match=r"engine\.py"):
             small_world(2, sms=8).run(overwrite, seed=seed)
 

@@ -16,7 +16,7 @@ from tests.runtime.protocol_model.rules import Case, Rules
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8").splitlines()
 
 
-LONG = ("every 3 kinds but relay", "decode, rowless or pull twice")
+LONG = ("every 3 kinds but relay", "decode, rowless or pull twice", "every 2 kinds, 1 slot, 3 ranks")
 """Families that take longest, in `make verify`."""
 
 
