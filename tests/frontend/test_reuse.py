@@ -11,7 +11,15 @@ import tilelink as tk
 from tests.frontend import ring_attention as rings
 from tests.frontend.wrong import Case, alone, check
 from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE
-from tilelink.errors import ArgumentError, BudgetError, DimensionError, HomeError, TileLinkError, ViewError
+from tilelink.errors import (
+    ArgumentError,
+    BudgetError,
+    DimensionError,
+    HomeError,
+    TileLinkError,
+    ViewError,
+    WaitWithoutNotifyError,
+)
 from tilelink.frontend.program import Program
 from tilelink.runtime.cpu import RaceError
 from tilelink.runtime.cpu_world import CpuWorld
@@ -110,6 +118,13 @@ MISUSES = [
         HomeError,
         "tk.claim(inbox[0, t].at(tk.ranks)).store(0.0)  # <-",
         "it has more than one home",
+    ),
+    case(
+        "claim that nobody releases",
+        WaitWithoutNotifyError,
+        "tk.claim(inbox[tk.rank(), t]).store(0.0)  # <-",
+        "role claims entries of inbox, but no tile of the program releases any: the entry before would never be done "
+        "with. tk.release(...) what tk.wait(inbox[...]) returned, after its last read",
     ),
     case("claim of two", ViewError, "tk.claim(inbox[0, t], inbox[1, t])  # <-", "tk.claim takes one view"),
     case(

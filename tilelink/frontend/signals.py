@@ -28,6 +28,7 @@ from tilelink.frontend.ir import (
     View,
     Wait,
     places,
+    token_name,
 )
 from tilelink.frontend.kept import kept
 from tilelink.frontend.routes import EXPERT, SEGMENT
@@ -68,7 +69,15 @@ def derive_signals(
     waits = [u for r in roles for u in uses(r, Wait)]
     notifies = [u for r in roles for u in uses(r, Notify)]
     notified = {u.view.tensor for u in notifies}
+    reused = {token_name(t.name): t.name for t in tensors if t.buffers}
     for u in waits:
+        if u.view.tensor in reused and u.view.tensor not in notified:
+            name = reused[u.view.tensor]
+            raise WaitWithoutNotifyError(
+                f"{u.role.name} claims entries of {name}, but no tile of the program releases any: the entry before "
+                f"would never be done with. tk.release(...) what tk.wait({name}[...]) returned, after its last read",
+                u.site,
+            )
         if u.view.tensor not in notified:
             raise WaitWithoutNotifyError(
                 f"{u.role.name} waits for {u.view}, but no tile of the program notifies {u.view.tensor}: it would wait "
