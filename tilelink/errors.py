@@ -284,6 +284,10 @@ class TileProgramError(TileLinkError):
     """A tile program that is not well formed: a fault of a pass of the frontend, not of the user's program."""
 
 
+class KernelError(TileLinkError):
+    """A kernel in which a name has no meaning, or two: a fault of the lowering, not of the program."""
+
+
 class TraceMismatchError(TileLinkError):
     """A lowered kernel did something else than the unrolled program says."""
 

@@ -16,11 +16,11 @@ import triton
 
 import tilelink as tk
 from tilelink.backend import nvshmem
-from tilelink.backend.across_nodes import publish_sources
 from tilelink.backend.compile import Compiled, compiled
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.network_gate import FENCE, PUT, PUT_SIGNAL, QUIET, SIGNAL, TEST, expected, findings
+from tilelink.backend.reach import publish_sources
 from tilelink.backend.targets import TARGETS
 from tilelink.backend.targets import nvshmem as primitives
 from tilelink.errors import NvshmemError

@@ -7,7 +7,7 @@ import importlib.util
 
 import pytest
 
-from tilelink.backend.lower import MULTICAST_PRIMITIVES, NETWORK_PRIMITIVES, PRIMITIVES
+from tilelink.backend.parameters import MULTICAST_PRIMITIVES, NETWORK_PRIMITIVES, PRIMITIVES
 from tilelink.backend.targets import NETWORKS, TARGETS, Target
 from tilelink.runtime.cpu_world import LATE
 

@@ -161,7 +161,7 @@ out[t].store(x_block)
 """
     module = load(tmp_path, alone(body))
     (role,) = module.program.bind(module.schedule).roles
-    text = [str(s.code) for s in walk(role.body) if isinstance(s, Compute)]
+    text = [str(s) for s in walk(role.body) if isinstance(s, Compute)]
     assert text == [
         "x_block_ = tl.zeros((16, 16), tl.float32)",
         "rank__ = x_block_ + 1",
@@ -183,7 +183,7 @@ out[t].store(a - b)
 """
     module = load(tmp_path, alone(body))
     (role,) = module.program.bind(module.schedule).roles
-    assert [str(s.code) for s in walk(role.body) if isinstance(s, Compute)] == [
+    assert [str(s) for s in walk(role.body) if isinstance(s, Compute)] == [
         "a, b = (inbox[0, M[M_lo:+16], N[N_lo:+16]].load(), inbox[1, M[M_lo:+16], N[N_lo:+16]].load())",
         "a, b = (b, a)",
         "top = tl.max(a, 1)",

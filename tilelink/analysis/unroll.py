@@ -39,6 +39,7 @@ from tilelink.frontend.ir import (
     DataIf,
     For,
     If,
+    Load,
     Notify,
     Range,
     Role,
@@ -550,7 +551,7 @@ def _summarisable(s: For) -> bool:
         if not isinstance(inner, Compute):
             return False
         for hole in inner.code.holes:
-            if isinstance(hole, Expr):
+            if not isinstance(hole, Load):
                 continue
             for i in hole.view.index:
                 if isinstance(i, Range):

@@ -2,42 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import sympy
 
-from tilelink.backend.facts import Facts
-from tilelink.frontend.expressions import RANK, WORLD, Expr, first_of, modulo, symbol, to_triton
-from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, TileProgram, View
+from tilelink.backend.facts import fills
+from tilelink.backend.kernel import ONE, ZERO, Part, Scope, Source, call, joined, name, source
+from tilelink.backend.parameters import HEAPS, ROUTING, Names
+from tilelink.backend.parameters import RANK as OWN
+from tilelink.frontend.expressions import RANK, WORLD, Expr, first_of, modulo, segment_of, symbol, to_triton
+from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, View
 from tilelink.frontend.triton_calls import TRITON_DTYPES
 from tilelink.frontend.walk import longest_part
 
-Hoist = Callable[[str, str], str]
+
+@dataclass(frozen=True)
+class Stride:
+    """A stride in elements: as one factor, and as several."""
+
+    whole: Source
+    factors: Source
 
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a block, as Triton source. `mask` is "" where the block fills its place."""
+    """The address of a block. `mask` is None where the block fills its place."""
 
-    pointer: str
-    mask: str
+    pointer: Source
+    mask: Source | None
 
 
 class Addresses:
-    """Makes addresses for one role. `hoist(name, source)` puts what does not change before the loop over tiles,
-    `per_tile(name, source)` what does not change inside a tile after its coordinates. `homes`: of the role's walk.
-    """
+    """Makes the names and addresses of one function. `hoisted`: what does not change, before the loop over tiles;
+    `bounds`: of the part that a tile lies in, among its coordinates; `of_tile`: what does not change inside a tile,
+    after them. `homes`: of the role's walk."""
 
-    def __init__(
-        self, program: TileProgram, facts: Facts, hoist: Hoist, per_tile: Hoist, homes: Mapping[str, Expr]
-    ) -> None:
-        self.program, self.facts, self.hoist, self.per_tile, self.homes = program, facts, hoist, per_tile, homes
-        self.heap = {t.name for t in program.on_heap}
+    def __init__(self, names: Names, homes: Mapping[str, Expr] | None = None) -> None:
+        self.names, self.program, self.facts, self.homes = names, names.program, names.facts, homes or {}
+        self.scope = Scope(names.module)
+        self.hoisted: dict[str, Source] = {}
+        self.bounds: dict[str, Source] = {}
+        self.of_tile: dict[str, Source] = {}
+        self.heap = {t.name for t in self.program.on_heap}
 
-    def text(self, e: Expr) -> str:
+    def local(self, like: str, meaning: Hashable = None) -> str:
+        """The name of something in this function; by default, of what the tile program calls so."""
+        return self.scope.name(like if meaning is None else meaning, like)
+
+    def hoist(self, like: str, value: Source) -> Source:
+        """The name of a value that is made before the loop over tiles."""
+        made = self.local(like, ("before", like, value.text))
+        self.hoisted[made] = value
+        return name(made)
+
+    def per_tile(self, like: str, value: Source) -> Source:
+        """The name of a value that is made once a tile."""
+        made = self.local(like, ("tile", value.text))
+        self.of_tile[made] = value
+        return name(made)
+
+    def text(self, e: Expr) -> Source:
         """An integer in the kernel's arithmetic."""
-        return to_triton(self.resolve(e))
+        return self.printed(self.resolve(e))
+
+    def printed(self, e: Expr) -> Source:
+        """An integer as it is."""
+        found = {*ROUTING} if e.has(segment_of) else set()
+
+        def named(symbol: str) -> str:
+            found.add(self.local(symbol))
+            return self.local(symbol)
+
+        return Source(to_triton(e, named), frozenset(found))
 
     def resolve(self, e: Expr) -> Expr:
         """Beginnings of parts of one length become products; those of the role's own part have names."""
@@ -48,8 +85,9 @@ class Addresses:
                 return part * longest_part(str(dim))
             home = self.homes.get(str(dim))
             if home is not None and part in (home, home + 1):
-                name = f"{dim}_{'first' if part == home else 'end'}"
-                return symbol(self.per_tile(name, to_triton(first_of(dim, part))))
+                own = f"{dim}_{'first' if part == home else 'end'}"
+                self.bounds[self.local(own)] = self.printed(first_of(dim, part))
+                return symbol(own)
             return first_of(dim, part)
 
         e = sympy.sympify(e)
@@ -57,25 +95,30 @@ class Addresses:
             return e.func(*map(self.resolve, e.args))
         return sympy.expand_mul(e.replace(first_of, begin)) if e.has(first_of) else e
 
-    def base(self, view: View, home: str | None = None, *, published: bool = True) -> str:
-        """The base pointer of a view's tensor, at `home` (a name in the kernel; None: where the view says)."""
+    def peer(self, home: Part, at: Part, dtype: str) -> Source:
+        """What lies at a place of a rank's heap."""
+        return call("peer", HEAPS, home, at, f"tl.{dtype}")
+
+    def base(self, view: View, home: Source | None = None, *, published: bool = True) -> Source:
+        """The base pointer of a view's tensor, at `home` (None: where the view says)."""
         tensor = self.program.tensor(view.tensor)
-        if tensor.name not in self.heap or (tensor.kind == "input" and not published):
-            return tensor.name
-        assert home is not None or isinstance(view.home, Expr)
-        where = home or self.text(view.home)
-        pointer = f"peer(heaps, {where}, {tensor.name}_at, tl.{TRITON_DTYPES[tensor.dtype]})"
-        if where == "rank":
-            return self.hoist(f"{tensor.name}_here", pointer)
-        return pointer
+        if not self.on_heap(tensor, published):
+            return self.names.of("tensor", tensor.name)
+        where = self.text(view.home) if home is None else home
+        pointer = self.peer(where, self.names.of("at", tensor.name), TRITON_DTYPES[tensor.dtype])
+        return self.hoist(f"{tensor.name}_here", pointer) if where == OWN else pointer
+
+    def on_heap(self, tensor: Tensor, published: bool) -> bool:
+        """Whether a tensor lies on the heap; `published`: an input that peers read, the copy of it there."""
+        return tensor.name in self.heap and (tensor.kind != "input" or published)
 
     def block(
         self,
         view: View,
-        home: str | None = None,
+        home: Source | None = None,
         *,
         published: bool = True,
-        token: str | None = None,
+        token: Source | None = None,
         hoisted: bool = True,
     ) -> Address:
         """The address of the block a view describes; all its ranges have extents. `hoisted`: offsets inside the block
@@ -83,30 +126,30 @@ class Addresses:
         tensor = self.program.tensor(view.tensor)
         strides = self.strides(tensor, published)
         ranges = view.ranges
-        corner: list[str] = []
-        inside: list[str] = []
-        masks: list[str] = []
+        corner: list[Source] = []
+        inside: list[Source] = []
+        masks: list[Source] = []
         for k, (i, at) in enumerate(zip(view.index, self.corner(view, token), strict=True)):
             if not isinstance(i, Range):
-                corner += [self.offset(at, strides[k])] if at != "0" else []
+                corner += [self.offset(at, strides[k])] if at != ZERO else []
                 continue
-            spread, elements = along(ranges.index(i), len(ranges)), f"tl.arange(0, {i.extent})"
+            spread, elements = along(ranges.index(i), len(ranges)), arange(i.extent)
             if hoisted:
-                corner += [self.offset(at, strides[k])] if at != "0" else []
-                inside.append(_times(elements + spread, strides[k]))
+                corner += [self.offset(at, strides[k])] if at != ZERO else []
+                inside.append(_times(source("{}{}", elements, spread), strides[k]))
             else:
-                at = elements if at == "0" else f"{at} + {elements}"
-                corner.append(_times(f"tl.cast({at}, tl.int64){spread}", strides[k]))
+                at = elements if at == ZERO else source("{} + {}", at, elements)
+                corner.append(_times(source("tl.cast({}, tl.int64){}", at, spread), strides[k]))
             if not fills(i, self.facts):
                 masks.append(self.mask(i, spread))
-        pointer = " + ".join([self.base(view, home, published=published), *corner])
+        pointer = [self.base(view, home, published=published), *corner]
         if inside:
             shape = "_by_".join(str(r.extent) for r in ranges)
-            name = f"{tensor.name}_{'own_' if not published and tensor.name in self.heap else ''}{shape}"
-            pointer += f" + {self.hoist(name, ' + '.join(inside))}"
-        return Address(pointer, " & ".join(masks))
+            own = "" if self.on_heap(tensor, published) or tensor.name not in self.heap else "own_"
+            pointer.append(self.hoist(f"{tensor.name}_{own}{shape}", joined(" + ", inside)))
+        return Address(joined(" + ", pointer), joined(" & ", masks) if masks else None)
 
-    def corner(self, view: View, token: str | None) -> list[str]:
+    def corner(self, view: View, token: Source | None) -> list[Source]:
         """Where a view begins in the memory of its home, along each dimension. The first range takes the token, or the
         first index where there is none."""
         tensor = self.program.tensor(view.tensor)
@@ -119,41 +162,35 @@ class Addresses:
             if k == tensor.sharded:
                 start = start - first_of(symbol(tensor.dims[k]), view.home if isinstance(view.home, Expr) else RANK)
             at = self.text(start)
-            corner.append(f"{at} + {token}" if token and k == takes_token else at)
+            corner.append(source("{} + {}", at, token) if token and k == takes_token else at)
         return corner
 
-    def strides(self, tensor: Tensor, published: bool = True) -> list[str]:
+    def strides(self, tensor: Tensor, published: bool = True) -> list[Stride]:
         """Strides in elements: arguments for tensors of the caller, products of sizes for what lies on the heap."""
-        on_heap = tensor.name in self.heap and (tensor.kind != "input" or published)
-        if not on_heap:
-            return [f"{tensor.name}_stride_{d}" for d in tensor.dims]
+        if not self.on_heap(tensor, published):
+            arguments = [self.names.of("stride", tensor.name, d) for d in tensor.dims]
+            return [Stride(a, a) for a in arguments]
         lengths = []
         for k, d in enumerate(tensor.dims):
             lengths.append(WORLD if d == RANKS_DIM else longest_part(d) if k == tensor.sharded else symbol(d))
-        return [self.text(sympy.prod(lengths[k + 1 :])) for k in range(len(lengths))]
+        products = [sympy.sympify(sympy.prod(lengths[k + 1 :])) for k in range(len(lengths))]
+        return [Stride(self.text(p), joined(" * ", map(self.text, p.as_ordered_factors()))) for p in products]
 
-    def offset(self, at: str, stride: str) -> str:
+    def offset(self, at: Source, stride: Stride) -> Source:
         """A corner's offset, in 64 bits: tensors may have more than 2**31 elements, a row or a tile does not."""
-        if stride == "1":
-            return at
-        factors = stride.split("*") if "(" not in stride else [_factor(stride)]
-        return " * ".join([f"tl.cast({at}, tl.int64)", *factors])
+        return at if stride.whole == ONE else source("tl.cast({}, tl.int64) * {}", at, stride.factors)
 
-    def mask(self, r: Range, spread: str) -> str:
+    def mask(self, r: Range, spread: str) -> Source:
         """Which elements of a block exist along one dimension."""
-        source = f"{self.text(r.start)} + tl.arange(0, {r.extent}) < {self.text(r.limit)}"
+        holds = source("{} + {} < {}", self.text(r.start), arange(r.extent), self.text(r.limit))
         if str(r.start) == f"{r.dim}_lo":
-            return f"{self.per_tile(f'{r.dim}_inside', source)}{spread}"
-        return f"({source}){spread}"
+            return source("{}{}", self.per_tile(f"{r.dim}_inside", holds), spread)
+        return source("({}){}", holds, spread)
 
 
-def fills(r: Range, facts: Facts) -> bool:
-    """Whether a block is always full, so that no mask is needed."""
-    if r.extent == 1:
-        return True
-    if r.extent is None or r.bounded or (r.dim, r.extent) not in facts.exact:
-        return False
-    return r.inside is None or r.inside % r.extent == 0
+def arange(extent: int | None) -> Source:
+    """The elements of a block along one dimension."""
+    return source("tl.arange(0, {})", str(extent))
 
 
 def along(k: int, n: int) -> str:
@@ -161,9 +198,5 @@ def along(k: int, n: int) -> str:
     return "" if n == 1 else "[" + ", ".join(":" if j == k else "None" for j in range(n)) + "]"
 
 
-def _times(a: str, stride: str) -> str:
-    return a if stride == "1" else f"{a} * {_factor(stride)}"
-
-
-def _factor(text: str) -> str:
-    return text if text.isidentifier() or (text.endswith(")") and text.startswith("(")) else f"({text})"
+def _times(a: Source, stride: Stride) -> Source:
+    return a if stride.whole == ONE else source("{} * {}", a, stride.whole.grouped)

@@ -52,11 +52,11 @@ def load(lowered: Lowered) -> ModuleType:
     path = store(lowered.source, lowered.program.name)
     name = f"tilelink_generated.{path.stem}"
     module = sys.modules.get(name)
-    if module is None or any(module.__dict__.get(n) is not f for n, f in lowered.program.functions):
+    if module is None or any(module.__dict__.get(n) is not f for n, f in lowered.functions):
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        module.__dict__.update(lowered.program.functions)
+        module.__dict__.update(lowered.functions)
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return module

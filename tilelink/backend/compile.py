@@ -20,7 +20,8 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from tilelink.backend.cache import load
-from tilelink.backend.lower import Lowered, Parameter
+from tilelink.backend.lower import Lowered
+from tilelink.backend.parameters import Parameter
 from tilelink.backend.pipelining import check_fits
 from tilelink.backend.targets import Target
 from tilelink.errors import TileLinkError
@@ -82,7 +83,7 @@ def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -
     import torch
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    values: dict[str, Any] = {**sizes.values, "heaps": torch.empty(1, dtype=torch.int64), "rank": 0, "slot": 0}
+    values: dict[str, Any] = {"heaps": torch.empty(1, dtype=torch.int64), "rank": 0, "slot": 0, "world": sizes.world}
     values["multicast"] = 2**40  # an address
     for p in parameters:
         if p.kind == "tensor":
@@ -94,6 +95,8 @@ def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -
             strides = list(row_major(tensor, sizes).values())
             base = torch.empty(1, dtype=getattr(torch, tensor.dtype))
             values[p.name] = TensorDescriptor(base, [strides[0]] * 2, strides, list(p.block))
+        elif p.kind == "size":
+            values[p.name] = sizes.values[p.of]
         elif p.kind in ("table", "stamps"):
             values[p.name] = torch.empty(1, dtype=torch.int64)
         elif p.kind in ("at", "signals", "stage", "workers", "records"):

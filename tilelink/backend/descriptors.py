@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilelink.backend.addresses import fills
-from tilelink.backend.facts import DESCRIBED_BYTES, Facts
+from tilelink.backend.facts import DESCRIBED_BYTES, Facts, fills
 from tilelink.backend.pipelining import pipelined, statements_of
 from tilelink.frontend.expressions import RANK, first_of, symbol
 from tilelink.frontend.ir import For, Range, TileProgram, View, walk
@@ -45,8 +44,3 @@ def block_of(view: View, program: TileProgram, facts: Facts) -> tuple[int, int] 
         if not fills(i, facts) and i.limit != end:
             return None
     return extents[0], extents[1]
-
-
-def name(tensor: str, block: tuple[int, int]) -> str:
-    """The parameter of a kernel that is a descriptor."""
-    return f"{tensor}_blocks_{block[0]}_by_{block[1]}"

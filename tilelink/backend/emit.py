@@ -1,23 +1,47 @@
-"""The body of a role as Triton source: one statement of the tile program after the other."""
+"""The body of a role as statements of a kernel: one statement of the tile program after the other.
+
+How memory is reached is a strategy (`tilelink.backend.reach`): near, by stores; all, by multicast; far, by puts.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import count
 
 import sympy
 
 from tilelink.backend import descriptors
 from tilelink.backend.addresses import Addresses
-from tilelink.backend.facts import Facts, copied_chunks
+from tilelink.backend.facts import copied_chunks
+from tilelink.backend.kernel import (
+    ZERO,
+    Body,
+    Comment,
+    Kind,
+    Source,
+    Writer,
+    call,
+    converted,
+    count_to,
+    joined,
+    loaded,
+    name,
+    source,
+    stored,
+)
+from tilelink.backend.parameters import BEFORE, CONTROL, HEAPS, RANK, RUN, STAMPS, WORLD, Names
 from tilelink.backend.pipelining import enters, has_dot, pipelined, stages
+from tilelink.backend.reach import All, Far, home_of
 from tilelink.backend.targets import Target
+from tilelink.errors import KernelError
 from tilelink.frontend.cells import cells_along, cells_in_part, cells_of, piece_place, times_notified
 from tilelink.frontend.expressions import Expr, floor_div, symbol, with_values
 from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
+    Called,
     Cell,
     Code,
     Compute,
@@ -32,7 +56,7 @@ from tilelink.frontend.ir import (
     Signals,
     Statement,
     Store,
-    TileProgram,
+    Variable,
     View,
     Wait,
 )
@@ -43,82 +67,55 @@ from tilelink.frontend.signals import recipient
 from tilelink.frontend.triton_calls import TRITON_DTYPES
 
 
-class Writer:
-    """Lines of source with indentation."""
-
-    def __init__(self, depth: int = 0) -> None:
-        self.lines: list[str] = []
-        self.depth = depth
-
-    def __call__(self, line: str) -> None:
-        self.lines.append("    " * self.depth + line if line else "")
-
-
-def named(names: dict[str, str], name: str, source: str) -> str:
-    """The name that stands for a source: `name`, with a number behind it where that stands for another one."""
-    for k in count():
-        own = f"{name}_{k}" if k else name
-        if names.setdefault(own, source) == source:
-            return own
-    raise AssertionError
-
-
 class RoleEmitter:
     """Writes one role: what does not change into `before`, the body of the loop over its tiles into `body`."""
 
-    def __init__(
-        self, program: TileProgram, role: Role, facts: Facts, target: Target, *, publishing: bool = False
-    ) -> None:
-        assert isinstance(role.resource, SMs), f"{role.name} is not in the kernel"
-        self.program, self.role, self.facts, self.target, self.publishing = program, role, facts, target, publishing
+    def __init__(self, names: Names, role: Role, target: Target, *, publishing: bool = False) -> None:
+        if not isinstance(role.resource, SMs):
+            raise KernelError(f"{role.name} is not in the kernel", role.site)
+        self.names, self.program, self.facts = names, names.program, names.facts
+        self.role, self.target, self.publishing = role, target, publishing
         self.stages = role.resource.stages
-        self.pipelined = False
-        self.timed, self.number = facts.timed and not publishing, program.roles.index(role) if not publishing else 0
-        self.accumulates = any(pipelined(s, role, program) for s in walk_statements(role.body))
-        self.hoisted: dict[str, str] = {}
-        self.tile_names: dict[str, str] = {}
-        self.addresses = Addresses(program, facts, self.hoist, self.per_tile, dict(role.walk.homes))
-        self.text = self.addresses.text
-        self.write = Writer(2)
-        self.tokens: dict[str, str] = {}
+        self.pipelined, self.only_near = False, False
+        self.timed = self.facts.timed and not publishing
+        self.accumulates = any(pipelined(s, role, self.program) for s in walk_statements(role.body))
+        self.addresses = Addresses(names, dict(role.walk.homes))
+        self.text, self.local = self.addresses.text, self.addresses.local
+        self.write = Writer()
+        self.tokens: dict[str, Source] = {}
+        self.all = All(self) if target.multicast else None
+        self.far = Far(self) if target.network else None
+        self.before, self.body = self._emitted()
 
-    def hoist(self, name: str, source: str) -> str:
-        return named(self.hoisted, name, source)
-
-    def per_tile(self, name: str, source: str) -> str:
-        return named(self.tile_names, name, source)
-
-    def emit(self) -> tuple[list[str], list[str]]:
-        """(lines before the loop over tiles, lines inside it)."""
-        walk = self.role.walk
+    def _emitted(self) -> tuple[Body, Body]:
+        walk, write, addresses = self.role.walk, self.write, self.addresses
         uneven = [
             r.dim for r in walk.ranges if r.part is not None and (r.segment or r.dim not in self.facts.equal)
         ]
         exists = self.text(walk.exists) if uneven and walk.exists != sympy.true else None
-        if exists:
-            self.write.depth += 1
-        self.body(self.role.body)
-        self.write.depth = 2
-        self.stamp("TILE_ENDS")
-        head = Writer(2)
+        with write.inside([]):
+            self.statements(self.role.body)
+            body = write.body
         if self.timed:
-            head(f"stamps = stamp(stamps, tl.cast(i, tl.int64) + ({self.number} << 32), clock(control))")
-        coordinates = [(n, self.text(v)) for n, v in walk.coordinates]
-        bounds = [n for n in self.tile_names if n.endswith(("_first", "_end"))]
-        known = [n for n, _ in coordinates]
+            number = self.program.roles.index(self.role)
+            self.record(source("tl.cast({}, tl.int64) + ({} << 32)", name(self.local("i")), number))
+        coordinates = [(self.local(n), self.text(v)) for n, v in walk.coordinates]
+        known = [n for n, _ in walk.coordinates]
         place = max((known.index(str(h)) + 1 for _, h in walk.homes if str(h) in known), default=0)
-        lines = coordinates[:place] + [(n, self.tile_names[n]) for n in bounds] + coordinates[place:]
-        for name, value in lines:
-            head(f"{name} = {value}")
-        if exists:
-            head(f"if {exists}:")
-            head.depth += 1
-        for name, value in self.tile_names.items():
-            if name not in bounds:
-                head(f"{name} = {value}")
-        credit = ["credit(control, before, world)"] if self.fills_slot() else []
-        sizes = [f"{name} = {self.text(value)}" for name, value in walk.sizes]
-        return credit + sizes + [f"{n} = {s}" for n, s in self.hoisted.items()], head.lines + self.write.lines
+        for n, value in [*coordinates[:place], *addresses.bounds.items(), *coordinates[place:]]:
+            write.set(n, value, Kind.FIXED)
+        with write.branch(exists) if exists else ExitStack():
+            for n, value in addresses.of_tile.items():
+                write.set(n, value, Kind.FIXED)
+            write.body += body
+        self.stamp("TILE_ENDS")
+        before = Writer()
+        if self.fills_slot():
+            before.do(call("credit", CONTROL, BEFORE, WORLD))
+        sizes = [(self.local(n), self.text(v)) for n, v in walk.sizes]
+        for n, value in [*sizes, *addresses.hoisted.items()]:
+            before.set(n, value, Kind.FIXED)
+        return before.body, write.body
 
     def fills_slot(self) -> bool:
         """Whether the role writes to the slot, its own rank's copy of it included."""
@@ -129,160 +126,181 @@ class RoleEmitter:
 
     # ---- statements
 
-    def body(self, statements: tuple[Statement, ...]) -> None:
+    def statements(self, statements: tuple[Statement, ...]) -> None:
         commented = None
-        for s in statements:
+        for s in self.far.with_puts(statements) if self.far else statements:
             if s.site.text and s.site != commented and not self.publishing:
-                self.write(f"# {s.site.text}")
+                self.write.body.append(Comment(s.site.text))
                 commented = s.site
             self.statement(s)
 
     def statement(self, s: Statement) -> None:
         match s:
             case Compute():
-                self.write(self.code(s.code))
+                self.compute(s)
             case Store():
-                self.store(s)
+                (self.far if self.far and self.far.may_be(s.target.home) else self).store(s)
             case Copy():
-                self.copy(s)
+                (self.far if self.far and self.far.copies(s) else self).copy(s)
             case Wait():
                 self.wait(s)
             case Notify():
                 for view in s.views:
+                    if self.far:
+                        self.far.order(view)
                     self.notify(view)
             case For():
                 outside, self.pipelined = self.pipelined, pipelined(s, self.role, self.program)
-                self.block(f"for {s.name} in {self.loop(s)}:", s.body)
+                with self.write.loop(self.local(s.name), self.loop(s)):
+                    self.statements(s.body)
                 self.pipelined = outside
-            case If():
-                self.block(f"if {self.text(s.condition)}:", s.body)
-                if s.orelse:
-                    self.block("else:", s.orelse)
-            case DataIf():
-                self.block(f"if {self.code(s.condition)}:", s.body)
-                if s.orelse:
-                    self.block("else:", s.orelse)
+            case If() | DataIf():
+                condition = self.text(s.condition) if isinstance(s, If) else self.code(s, s.condition)
+                with self.write.branch(condition):
+                    self.statements(s.body)
+                with self.write.otherwise():
+                    self.statements(s.orelse)
 
-    def loop(self, s: For) -> str:
+    def loop(self, s: For) -> Source:
         """The range of a loop; one over steps of a dot is pipelined in as many stages as the schedule says, unless it
         waits: a pipelined loop would read ahead of its waits."""
-        bounds = f"{self.text(s.start)}, {self.text(s.stop)}, {s.step}"
+        bounds = self.text(s.start), self.text(s.stop), s.step
         if not has_dot(s):
-            return f"range({bounds})"
-        return f"tl.range({bounds}, num_stages={stages(s, self.role, self.program, self.target, self.stages)})"
+            return count_to(*bounds)
+        number = stages(s, self.role, self.program, self.target, self.stages)
+        return call("tl.range", *bounds, num_stages=number)
 
-    def block(self, head: str, body: tuple[Statement, ...]) -> None:
-        self.write(head)
-        self.write.depth += 1
-        if body:
-            self.body(body)
+    def compute(self, s: Compute) -> None:
+        value = self.code(s, s.code)
+        if s.targets:
+            self.write.assign(tuple(self.variable(n) for n in s.targets), value)
         else:
-            self.write("pass")
-        self.write.depth -= 1
+            self.write.do(value)
 
-    def code(self, code: Code) -> str:
+    def variable(self, n: str) -> str:
+        """What a variable of the tile function is called."""
+        return self.local(n, ("variable", n))
+
+    def code(self, s: Statement, code: Code) -> Source:
         """Triton source with its holes filled; the loads of it go before it."""
-        filled: list[str] = []
+        filled: list[Source] = []
         loads = Counter[str]()
         for h in code.holes:
-            if isinstance(h, Load):
-                name = f"{h.view.tensor}_block{loads[h.view.tensor] or ''}"
-                loads[h.view.tensor] += 1
-                self.write(f"{name} = {self.load(h.view)}")
-                filled.append(name)
-            else:
-                filled.append(_group(self.text(h)))
-        return code.text.format(*filled)
+            match h:
+                case Load(view=view):
+                    filled.append(self.block(s, view, loads[view.tensor]))
+                    loads[view.tensor] += 1
+                case Variable():
+                    filled.append(name(self.variable(h.name)))
+                case Called():
+                    filled.append(name(self.names.function(h.name)))
+                case _:
+                    filled.append(self.text(h).grouped)
+        return source(code.text, *filled)
 
-    def load(self, view: View) -> str:
+    def block(self, s: Statement, view: View, number: int) -> Source:
+        """A load of a block, one of those of its tensor in a statement; its name."""
+        if self.far:
+            self.far.check_load(s, view)
+        value = self.load(view)
+        return self.write.set(self.block_name(view, number), value, Kind.TEMPORARY)
+
+    def block_name(self, view: View, number: int = 0) -> str:
+        return self.local(f"{view.tensor}_block{number or ''}", ("block", view.tensor, number))
+
+    def load(self, view: View) -> Source:
         block = descriptors.block_of(view, self.program, self.facts) if self.pipelined else None
+        token = self.token(view)
         if block is not None:
-            corner = self.addresses.corner(view, self.token(view))
-            return f"{descriptors.name(view.tensor, block)}.load([{', '.join(corner)}])"
-        at = self.addresses.block(view, token=self.token(view))
-        return f"tl.load({at.pointer}, mask={at.mask}, other=0)" if at.mask else f"tl.load({at.pointer})"
+            described = self.names.of("blocks", view.tensor, block=block)
+            return source("{}.load([{}])", described, joined(", ", self.addresses.corner(view, token)))
+        at = self.addresses.block(view, token=token)
+        narrow = self.dtype(view).startswith("float8")  # Triton makes none of an integer
+        return loaded(at.pointer, at.mask, other="0.0" if narrow else "0")
 
-    def token(self, view: View) -> str | None:
+    def token(self, view: View) -> Source | None:
         """What a read of the view has to depend on: its wait, or that its owner has entered the run."""
         if view.tensor not in self.program.published or not view.remote:
             return self.tokens.get(view.guard or "")
-        assert isinstance(view.home, Expr)
-        source = f"entered(control, {self.text(view.home)}, run)"
-        if not enters(view, self.role, self.program):
-            known = next((n for n, s in self.tile_names.items() if s == source), f"entered_{len(self.tile_names)}")
-            return self.per_tile(known, source)
-        name = f"entered_{view.tensor}"
-        self.write(f"{name} = {source}")
-        return name
+        value = call("entered", CONTROL, self.text(home_of(view)), RUN)
+        if enters(view, self.role, self.program):
+            return self.write.set(self.local(f"entered_{view.tensor}", ("entered", view.tensor)), value, Kind.TEMPORARY)
+        made = len(self.addresses.bounds) + len(self.addresses.of_tile)
+        return self.addresses.per_tile(f"entered_{made}", value)
 
-    def on_homes(self, view: View) -> str | None:
-        """The home of a view that is written to, if it may be a peer; opens a loop over the ranks for a view of all."""
-        if view.home == ALL_RANKS:
-            self.write("for other in range(world):")
-            self.write.depth += 1
-            return "other"
-        return self.text(view.home) if view.remote else None
-
-    def end_homes(self, view: View) -> None:
-        if view.home == ALL_RANKS:
-            self.write.depth -= 1
+    @contextmanager
+    def homes(self, view: View) -> Iterator[Source | None]:
+        """The home of a view that is written to, None for the own rank; in a loop over the ranks for a view of all."""
+        if view.home != ALL_RANKS:
+            yield self.text(home_of(view)) if view.remote else None
+            return
+        other = self.local("other")
+        with self.write.loop(other, count_to(WORLD)), ExitStack() as near:
+            if self.only_near:
+                near.enter_context(self.write.branch(source("not {}", call("is_far", HEAPS, name(other)))))
+            yield name(other)
 
     def store(self, s: Store) -> None:
-        value = self.code(s.value)
-        dtype = TRITON_DTYPES[self.program.tensor(s.target.tensor).dtype]
+        value = self.code(s, s.value)
         if s.target.home == ALL_RANKS:
-            self.write(f"value = {value}")
-            value = "value"
-        self.put(s.target, f"{_group(value)}.to(tl.{dtype})")
+            value = self.value(value)
+        self.put(s.target, converted(value, self.dtype(s.target)))
 
-    def put(self, view: View, block: str) -> None:
-        """Stores a block to a view: of a rank, or of all of them, one after the other."""
-        at = self.addresses.block(view, self.on_homes(view), hoisted=not self.accumulates)
-        self.write(f"tl.store({at.pointer}, {block}{f', mask={at.mask}' if at.mask else ''})")
-        self.end_homes(view)
+    def value(self, value: Source) -> Source:
+        """The name of a block that is stored more than once."""
+        return self.write.set(self.local("value", "a block to store"), value, Kind.TEMPORARY)
+
+    def dtype(self, view: View) -> str:
+        return TRITON_DTYPES[self.program.tensor(view.tensor).dtype]
+
+    def put(self, view: View, block: Source) -> None:
+        """Stores a block to a view: of a rank, or of all of them, at once or one after the other."""
+        if self.all and self.all.takes(view):
+            return self.all.put(view, block)
+        with self.homes(view) as home:
+            at = self.addresses.block(view, home, hoisted=not self.accumulates)
+            self.write.do(stored(at.pointer, block, at.mask))
 
     def copy(self, s: Copy) -> None:
         token = None if self.publishing else self.token(s.source)
-        source, target, opened = s.source, s.target, 0
-        for a, n in copied_chunks(s.source.ranges):
-            own = f"{a.dim}_at"
-            self.write(f"for {own} in range({self.text(a.start)}, {self.text(a.stop)}, {n}):")
-            self.write.depth += 1
-            opened += 1
-            lo = symbol(own)
-            chunk = Range(a.dim, lo, sympy.Min(lo + n, a.stop), n, a.part)
-            source = _with_range(source, a, chunk)
-            b = next(r for r in s.target.ranges if r.dim == a.dim or a.same_rows(r))
-            target = _with_range(target, b, chunk if b.dim == a.dim else _shifted(chunk, a, b))
-        here = self.addresses.block(source, token=token, published=not self.publishing)
-        self.write(f"{s.source.tensor}_block = tl.load({here.pointer}{f', mask={here.mask}' if here.mask else ''})")
-        self.put(target, f"{s.source.tensor}_block")
-        self.write.depth -= opened
+        source, target = s.source, s.target
+        with ExitStack() as opened:
+            for a, n in copied_chunks(s.source.ranges):
+                own = f"{a.dim}_at"
+                bounds = count_to(self.text(a.start), self.text(a.stop), n)
+                opened.enter_context(self.write.loop(self.local(own), bounds))
+                lo = symbol(own)
+                chunk = Range(a.dim, lo, sympy.Min(lo + n, a.stop), n, a.part)
+                source = _with_range(source, a, chunk)
+                b = next(r for r in s.target.ranges if r.dim == a.dim or a.same_rows(r))
+                target = _with_range(target, b, chunk if b.dim == a.dim else _shifted(chunk, a, b))
+            here = self.addresses.block(source, token=token, published=not self.publishing)
+            block = self.write.set(self.block_name(source), loaded(here.pointer, here.mask), Kind.TEMPORARY)
+            self.put(target, block)
 
     # ---- signals
 
-    def signal(self, signals: Signals, home: str, cell: Expr) -> str:
+    def signal(self, signals: Signals, home: Source, cell: Expr) -> Source:
         """Where a signal lies in the heap of a rank."""
-        base = f"peer(heaps, {home}, {signals.tensor}_signals, tl.{self.target.signal_dtype})"
-        if home == "rank":
-            base = self.hoist(f"{signals.tensor}_signals_here", base)
-        return base if cell == 0 else f"{base} + {self.text(self.target.signal_words * cell)}"
+        at = self.names.of("signals", signals.tensor)
+        base = self.addresses.peer(home, at, self.target.signal_dtype)
+        if home == RANK:
+            base = self.addresses.hoist(f"{signals.tensor}_signals_here", base)
+        return base if cell == 0 else source("{} + {}", base, self.text(self.target.signal_words * cell))
 
     def notify(self, view: View) -> None:
         """Signals go to the ranks that wait: to the home, or to those for which a condition holds."""
-        signals = self.program.signals_of(view.tensor)
-        depth = self.write.depth
-        self.on_homes(view)
-        home = symbol("other") if view.home == ALL_RANKS else view.home
-        to, condition = recipient(signals, view, home)
-        if to is None:
-            self.write("for waiter in range(world):")
-            self.write.depth += 1
-            if condition != sympy.true:
-                self.write(f"if {self.text(condition)}:")
-                self.write.depth += 1
-        self.give(signals, symbol("waiter") if to is None else to, self.cell(signals, view, home))
-        self.write.depth = depth
+        if self.all and self.all.takes(view):
+            return self.all.notify(view)
+        signals, home = self.program.signals_of(view.tensor), home_of(view)
+        with self.homes(view), ExitStack() as opened:
+            to, condition = recipient(signals, view, home)
+            if to is None:
+                to = symbol("waiter")
+                opened.enter_context(self.write.loop(self.local("waiter"), count_to(WORLD)))
+                if condition != sympy.true:
+                    opened.enter_context(self.write.branch(self.text(condition)))
+            self.give(signals, to, self.cell(signals, view, home))
 
     def cell(self, signals: Signals, view: View, home: Expr) -> Expr:
         """The number of the signal of a view that a tile notifies."""
@@ -293,74 +311,92 @@ class RoleEmitter:
 
     def give(self, signals: Signals, to: Expr, cell: Expr) -> None:
         """One notification of a rank."""
-        self.write(f'notify({self.signal(signals, self.text(to), cell)}, "{signals.scope}")')
+
+        def near() -> None:
+            self.write.do(call("notify", self.signal(signals, self.text(to), cell), f'"{signals.scope}"'))
+
+        if self.far and not self.only_near and self.far.may_be(to):
+            self.far.give(signals, to, cell, near)
+        else:
+            near()
 
     def wait(self, s: Wait) -> None:
         """One poll where the views lie in one cell each; else a loop over the cells. All tokens are summed."""
-        single = len(s.views) == 1
-        for n, view in enumerate(s.views):
-            name = s.name if single else f"{s.name}_{n}"
-            self.wait_view(name, view)
-        if not single:
-            self.write(f"{s.name} = {' + '.join(f'{s.name}_{n}' for n in range(len(s.views)))}")
-        self.tokens[s.name] = s.name
+        if len(s.views) == 1:
+            self.tokens[s.name] = self.wait_view(s.name, s.views[0])
+            return
+        each = [self.wait_view(f"{s.name}_{n}", view) for n, view in enumerate(s.views)]
+        self.tokens[s.name] = self.write.set(self.local(s.name), joined(" + ", each), Kind.FIXED)
 
-    def wait_view(self, name: str, view: View) -> None:
+    def wait_view(self, guard: str, view: View) -> Source:
+        token = self.local(guard, ("token", guard))
         signals = self.program.signals_of(view.tensor)
         cell: Expr = sympy.S.Zero
         known: dict[Expr, Expr] = {}
-        loops: list[str] = []
+        loops: list[tuple[str, Source]] = []
         for k, (c, i) in enumerate(zip(signals.grid, signals.index(view), strict=True)):
             first, count = cells_of(c, i)
             if count != 1:
                 counter = symbol(f"{c.dim}_cell")
-                loops.append(f"for {counter} in range({self.text(first)}, {self.text(first + count)}):")
+                loops.append((self.local(str(counter)), count_to(self.text(first), self.text(first + count))))
                 first = counter
             known |= _place(c, k, i, first)
             cell = cell * cells_along(c) + first
-        for number, head in enumerate(loops):
-            if number == 0:
-                self.write(f"{name} = 0")
-            self.write(head)
-            self.write.depth += 1
-        expected = write_expected(self.write, self.addresses, signals, known, inside=not loops)
-        where = self.signal(signals, "rank", cell)
-        self.stamp("WAIT_BEGINS")
-        self.write(f'{name} {"+=" if loops else "="} wait(control, {where}, {expected}, "{signals.scope}")')
-        self.stamp("WAIT_ENDS")
-        self.write.depth -= len(loops)
+        if loops:
+            self.write.set(token, ZERO)
+        with ExitStack() as opened:
+            for counter_name, over in loops:
+                opened.enter_context(self.write.loop(counter_name, over))
+            expected = write_expected(self.write, self.addresses, signals, known, inside=not loops)
+            where = self.signal(signals, RANK, cell)
+            self.stamp("WAIT_BEGINS")
+            waited = call("wait", CONTROL, where, expected, f'"{signals.scope}"')
+            self.write.set(token, waited, *((Kind.VARIABLE, "+=") if loops else (Kind.FIXED, "=")))
+            self.stamp("WAIT_ENDS")
+        return name(token)
 
     def stamp(self, what: str) -> None:
         """Records the time, where times are recorded."""
         if self.timed:
-            self.write(f"stamps = stamp(stamps, {what}, clock(control))")
+            self.record(name(what))
+
+    def record(self, what: Source) -> None:
+        self.write.set(STAMPS, call("stamp", name(STAMPS), what, call("clock", CONTROL)))
 
 
 def write_expected(
-    write: Writer, addresses: Addresses, signals: Signals, known: dict[Expr, Expr], *, inside: bool, start: str = ""
-) -> str:
-    """Source of how often a cell is notified, in the names of `signals.position` replaced by `known`. Where that is a
-    sum over ranks, a loop that makes it is written first, from `start` on (a block of zeros, for blocks of cells)."""
+    write: Writer,
+    addresses: Addresses,
+    signals: Signals,
+    known: dict[Expr, Expr],
+    *,
+    inside: bool,
+    start: Source | None = None,
+) -> Source:
+    """How often a cell is notified, in the names of `signals.position` replaced by `known`. Where that is a sum over
+    ranks, a loop that makes it is written first, from `start` on (a block of zeros, for blocks of cells)."""
     terms, loops, values = [], [], frozenset(known.items())
     for n in signals.notifiers:
         times = addresses.text(with_values(times_notified(signals, n, inside=inside), values))
         condition = addresses.resolve(with_values(n.condition, values))
         if condition != sympy.true:
-            times = f"tl.where({addresses.text(condition)}, {times}, 0)"
+            times = call("tl.where", addresses.text(condition), times, 0)
         if n.sums:
             loops.append((n.sums, times))
         else:
             terms.append(times)
     if not loops:
-        return " + ".join(terms)
-    write(f"expected = {' + '.join([start, *terms] if start else terms) or '0'}")
+        return joined(" + ", terms)
+    first = [start, *terms] if start else terms
+    expected = write.set(addresses.local("expected"), joined(" + ", first) if first else ZERO)
     for sums, times in loops:
-        for variable, begin, end in sums:
-            write(f"for {variable} in range({addresses.text(begin)}, {addresses.text(end)}):")
-            write.depth += 1
-        write(f"expected += {times}.to(tl.int32)")  # tables of parts are 64-bit, and a loop keeps its types
-        write.depth -= len(sums)
-    return "expected"
+        with ExitStack() as opened:
+            for variable, begin, end in sums:
+                over = count_to(addresses.text(begin), addresses.text(end))
+                opened.enter_context(write.loop(addresses.local(variable), over))
+            # tables of parts are 64-bit, and a loop keeps its types
+            write.set(expected.text, source("{}.to(tl.int32)", times), operator="+=")
+    return expected
 
 
 def _place(c: Cell, k: int, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
@@ -394,9 +430,3 @@ def _shifted(chunk: Range, a: Range, b: Range) -> Range:
     """What is a chunk of the rows `a` of a route on its other side, of the rows `b`."""
     lo = chunk.start - a.start + b.start
     return Range(b.dim, lo, sympy.Min(lo + (chunk.extent or 0), b.stop), chunk.extent, b.part)
-
-
-def _group(text: str) -> str:
-    return text if text.isidentifier() or text.isdigit() else f"({text})"
-
-

@@ -53,6 +53,15 @@ class Facts:
         return f"parts of one length: {equal}; no rest: {exact}{'; times are recorded' if self.timed else ''}"
 
 
+def fills(r: Range, facts: Facts) -> bool:
+    """Whether a block is always full, so that no mask is needed."""
+    if r.extent == 1:
+        return True
+    if r.extent is None or r.bounded or (r.dim, r.extent) not in facts.exact:
+        return False
+    return r.inside is None or r.inside % r.extent == 0
+
+
 def copied_chunks(ranges: Sequence[Range]) -> list[tuple[Range, int]]:
     """The ranges that a copy has no tile size for, in order, each with how much of it is copied at a time."""
     chunks: list[tuple[Range, int]] = []

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
-from tilelink.backend.lower import Kernel, Lowered, Parameter, publishing_roles
+from tilelink.backend.lower import Kernel, Lowered, publishing_roles
+from tilelink.backend.parameters import Parameter
 from tilelink.frontend.sizes import Sizes, tile_count
 
 PUBLISHERS = 4
@@ -202,10 +203,13 @@ def _step_text(step: Step, events: Events, rank: int) -> str:
 
 def _passed(parameter: Parameter, events: Events, rank: int) -> str:
     """A parameter, with its value where program and sizes decide it."""
-    known = {**events.sizes.values, "rank": rank, "world": events.sizes.world}
-    known |= {f"{n}_workers": a.workers for n, a in events.allotment.items()}
-    value = known.get(parameter.name)
-    return f"{parameter.name}={value}" if isinstance(value, int) else parameter.name
+    match parameter.kind:
+        case "size":
+            return f"{parameter.name}={events.sizes.values[parameter.of]}"
+        case "workers":
+            return f"{parameter.name}={events.allotment[parameter.of].workers}"
+    known = {"rank": rank, "world": events.sizes.world}
+    return f"{parameter.name}={known[parameter.name]}" if parameter.name in known else parameter.name
 
 
 def _numbers(peers: tuple[int, ...]) -> str:

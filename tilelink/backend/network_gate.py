@@ -11,8 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from tilelink.backend.across_nodes import may_be_far
 from tilelink.backend.nvshmem import STATE
+from tilelink.backend.reach import may_be_far
 from tilelink.frontend.expressions import symbol
 from tilelink.frontend.ir import ALL_RANKS, Copy, Notify, Role, Store, TileProgram, View, Wait, walk
 from tilelink.frontend.signals import recipient

@@ -125,7 +125,7 @@ def _at_sizes(
     sizes: Mapping[str, int | Sequence[int]],
 ) -> tuple[TileProgram, Sizes, Target]:
     """The tile program as it runs at these sizes, and the target of its kernels."""
-    from tilelink.backend.across_nodes import publish_sources
+    from tilelink.backend.reach import publish_sources
 
     made = TARGETS[target_of(stage, target)]
     sizes = with_defaults(program, sizes, program.absent(dtypes))

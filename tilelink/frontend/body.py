@@ -27,11 +27,32 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Variable:
+    """A block in registers, by its name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Called:
+    """A Triton function of the user, by its name in the program."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
 class Code:
-    """Triton code with holes: `text` is a Python expression or statement in which {0}, {1}... stand for `holes`."""
+    """Triton code with holes: `text` is a Python expression in which {0}, {1}... stand for `holes`. The names between
+    them are those of Triton's language, `tl`."""
 
     text: str
-    holes: tuple[Load | Expr, ...] = ()
+    holes: tuple[Load | Variable | Called | Expr, ...] = ()
     dots: tuple[tuple[int, int, int], ...] = ()
 
     @property
@@ -39,7 +60,7 @@ class Code:
         return tuple(h for h in self.holes if isinstance(h, Load))
 
     def __str__(self) -> str:
-        return self.text.format(*(str(h) if isinstance(h, Load) else to_text(h) for h in self.holes))
+        return self.text.format(*(to_text(h) if isinstance(h, Expr) else h for h in self.holes))
 
 
 Body = tuple["Statement", ...]
@@ -74,7 +95,7 @@ class Statement:
     @property
     def integers(self) -> tuple[sympy.Basic, ...]:
         """The integers and conditions that it names itself, outside of views."""
-        return tuple(hole for code in self.codes for hole in code.holes if not isinstance(hole, Load))
+        return tuple(hole for code in self.codes for hole in code.holes if isinstance(hole, Expr))
 
     @property
     def symbols(self) -> set[sympy.Basic]:
@@ -140,9 +161,13 @@ class Store(Statement):
 
 @dataclass(frozen=True)
 class Compute(Statement):
-    """A statement of Triton on blocks in registers (`code` holds the whole statement)."""
+    """What Triton computes on blocks in registers, and the variables that it becomes."""
 
     code: Code
+    targets: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.targets)} = {self.code}" if self.targets else str(self.code)
 
     @property
     def codes(self) -> tuple[Code, ...]:

@@ -6,7 +6,7 @@ negative numbers; Triton's truncate, so the printer emits the corrected form unl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -71,6 +71,16 @@ class segment_of(sympy.Function):  # noqa: N801 - as above
 
     def _eval_is_nonnegative(self) -> bool:
         return True
+
+
+def parts_of(dim: Any) -> str:
+    """The table of where the parts of a dimension begin."""
+    return f"{dim}_parts"
+
+
+def segments_of(dim: Any) -> str:
+    """The table of where the segments of a routed dimension begin."""
+    return f"{dim}_segments"
 
 
 class natural(sympy.Function):  # noqa: N801 - as above
@@ -279,10 +289,14 @@ def _bare(text: str) -> str:
 
 
 class _Printer(StrPrinter):
-    """Prints integer expressions as source text; `names` says how functions are called there."""
+    """Prints integer expressions as source text. `name`: what symbols are called there; `table`: what tables are."""
 
-    def __init__(self, minimum: str, maximum: str, first_of: str, begin_of: str, segment_of: str) -> None:
+    def __init__(
+        self, minimum: str, maximum: str, first_of: str, begin_of: str, segment_of: str,
+        name: Callable[[str], str], table: Callable[[str], str],
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.name, self.table = name, table
         self.minimum, self.maximum = minimum, maximum
         self.first_of, self.begin_of, self.segment_of = first_of, begin_of, segment_of
 
@@ -293,6 +307,9 @@ class _Printer(StrPrinter):
     def parenthesize(self, item: Expr, level: int, strict: bool = False) -> str:
         text = str(self._print(item))
         return text if _enclosed(text) else str(super().parenthesize(item, level, strict))
+
+    def _print_Symbol(self, e: sympy.Symbol) -> str:
+        return self.name(e.name)
 
     def _print_floor(self, e: Expr) -> str:
         above, below = e.args
@@ -326,13 +343,13 @@ class _Printer(StrPrinter):
         return self._fold(self.maximum, e.args)
 
     def _print_first_of(self, e: Expr) -> str:
-        return self.first_of.format(e.args[0], self._print(e.args[1]))
+        return self.first_of.format(self.table(parts_of(e.args[0])), self._print(e.args[1]))
 
     def _print_begin_of(self, e: Expr) -> str:
-        return self.begin_of.format(*map(self._print, e.args))
+        return self.begin_of.format(self.table(segments_of(e.args[0])), self._print(e.args[1]))
 
     def _print_segment_of(self, e: Expr) -> str:
-        return self.segment_of.format(*map(self._print, e.args))
+        return self.segment_of.format(self.table(segments_of(e.args[0])), *map(self._print, e.args[1:]))
 
     def _print_natural(self, e: Expr) -> str:
         text = self._atom(e.args[0])
@@ -351,22 +368,22 @@ class _Printer(StrPrinter):
         return f"({self._print(e.args[0])} == 0)"
 
 
-_TRITON = _Printer(
-    "tl.minimum", "tl.maximum", "tl.load({0}_parts + {1})",
-    "tl.load({0}_segments + {1})", "segment_of({0}_segments, {1}, {2}, {3})",
-)  # fmt: skip
 _NUMPY = _Printer(
-    "np.minimum", "np.maximum", "{0}_parts[{1}]",
-    "{0}_segments[{1}]", "(np.searchsorted({0}_segments, {1}, 'right') - 1 - ({2}))",
-)  # fmt: skip
-_PLAIN = _Printer(
-    "min", "max", "first_of({0}, {1})", "begin_of({0}, {1})", "segment_of({0}, {1}, {2}, {3})"
+    "np.minimum", "np.maximum", "{0}[{1}]", "{0}[{1}]", "(np.searchsorted({0}, {1}, 'right') - 1 - ({2}))", str, str
 )
+_PLAIN = _Printer(
+    "min", "max", "first_of({0}, {1})", "begin_of({0}, {1})", "segment_of({0}, {1}, {2}, {3})",
+    str, lambda table: table.rpartition("_")[0],
+)  # fmt: skip
 
 
-def to_triton(e: Any) -> str:
-    """The expression in the arithmetic of a Triton kernel."""
-    return _bare(str(_TRITON.doprint(sympy.sympify(e))))
+def to_triton(e: Any, name: Callable[[str], str] = str) -> str:
+    """The expression in the arithmetic of a Triton kernel. `name`: what symbols, tables and functions are called."""
+    printer = _Printer(
+        "tl.minimum", "tl.maximum", "tl.load({0} + {1})", "tl.load({0} + {1})",
+        "segment_of({0}, {1}, {2}, {3})", name, name,
+    )  # fmt: skip
+    return _bare(str(printer.doprint(sympy.sympify(e))))
 
 
 def to_text(e: Any) -> str:

@@ -24,6 +24,7 @@ from tilelink.frontend.ir import (
     Statement,
     Store,
     Tensor,
+    Variable,
     View,
     Wait,
     rewritten,
@@ -63,7 +64,7 @@ def without_unread(
 
 def _is_kept(s: Store) -> bool:
     """Whether what is stored is kept for a folded role, too."""
-    return s.value == Code(_kept(s.target))
+    return s.value == _kept(s.target)
 
 
 def _without(body: tuple[Statement, ...], gone: set[str]) -> tuple[Statement, ...]:
@@ -81,9 +82,9 @@ def _without(body: tuple[Statement, ...], gone: set[str]) -> tuple[Statement, ..
     return rewritten(body, change)
 
 
-def _kept(view: View) -> str:
-    """The name of the block in registers."""
-    return f"{view.tensor}_kept"
+def _kept(view: View) -> Code:
+    """The block in registers."""
+    return Code("{0}", (Variable(f"{view.tensor}_kept"),))
 
 
 def _space(role: Role) -> str:
@@ -122,10 +123,10 @@ class _Folding:
         for s in self.producer.body:
             if isinstance(s, Store) and s.target in self.awaited and not _is_kept(s):
                 dtype = TRITON_DTYPES[self.dtypes[s.target.tensor]]
-                name, value = _kept(s.target), s.value.text
-                value = value if value.isidentifier() else f"({value})"
-                body.append(Compute(s.site, replace(s.value, text=f"{name} = {value}.to(tl.{dtype})")))
-                s = replace(s, value=Code(name))
+                kept, value = _kept(s.target), s.value
+                text = value.text if value.text == "{0}" else f"({value.text})"
+                body.append(Compute(s.site, replace(value, text=f"{text}.to(tl.{dtype})"), (str(kept),)))
+                s = replace(s, value=kept)
             body.append(s)
             if isinstance(s, Notify) and missing:
                 missing = [v for v in missing if v not in s.views]
@@ -164,7 +165,7 @@ class _Folding:
                 case Wait():
                     return ()
                 case Copy() if s.source.guard is not None:
-                    return (Store(s.site, s.target, Code(_kept(s.source))),)
+                    return (Store(s.site, s.target, _kept(s.source)),)
             return (s,)
 
         return rewritten(body, change)

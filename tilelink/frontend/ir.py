@@ -15,6 +15,7 @@ import sympy
 
 from tilelink.errors import Site
 from tilelink.frontend.body import (
+    Called,
     Code,
     Compute,
     Copy,
@@ -26,6 +27,7 @@ from tilelink.frontend.body import (
     Place,
     Statement,
     Store,
+    Variable,
     Wait,
     places,
     rewritten,
@@ -40,8 +42,8 @@ from tilelink.language import RANKS_DIM, RouteWord
 
 __all__ = [
     "ALL_RANKS", "RANKS_DIM", "Range", "Segment", "Tensor", "View", "token_name",
-    "Code", "Compute", "Copy", "DataIf", "For", "If", "Load", "Notify", "Place", "Statement", "Store", "Wait",
-    "places", "rewritten", "walk",
+    "Called", "Code", "Compute", "Copy", "DataIf", "For", "If", "Load", "Notify", "Place", "Statement", "Store",
+    "Variable", "Wait", "places", "rewritten", "walk",
     "Cell", "Notifier", "Role", "Signals", "TileProgram", "Walk",
 ]  # fmt: skip
 

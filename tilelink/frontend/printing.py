@@ -76,7 +76,7 @@ def _body(body: tuple[Statement, ...], depth: int) -> Iterator[str]:
             case Store():
                 yield f"{indent}{s.target}.store({s.value})"
             case Compute():
-                yield f"{indent}{s.code}"
+                yield f"{indent}{s}"
             case For():
                 yield f"{indent}for {s.name} in range({to_text(s.start)}, {to_text(s.stop)}, {s.step}):"
                 yield from _body(s.body, depth + 1)

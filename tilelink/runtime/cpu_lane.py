@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from tilelink.backend.host import ENOUGH, EngineStep, Fork, Join, LetGo, RegionCopy, SignalWait, SignalWrite
-from tilelink.backend.lower import STAMPS
+from tilelink.backend.parameters import STAMPS
 from tilelink.backend.targets import CPU, Target, portable
 from tilelink.backend.targets.portable_network import FAR
 from tilelink.frontend.ir import Tensor

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tilelink.backend.lower import STAMPS
+from tilelink.backend.parameters import STAMPS
 from tilelink.errors import DtypeError, ScheduleError, Site
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule

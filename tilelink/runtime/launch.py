@@ -12,7 +12,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilelink.backend.host import EngineStep, Fork, Join, KernelLaunch, LetGo, Place, Step
-from tilelink.backend.lower import STAMPS, Parameter
+from tilelink.backend.parameters import STAMPS, Parameter
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.layout import HeapLayout, Placement, place, shape_on
 from tilelink.runtime.prepare import Prepared
@@ -94,11 +94,11 @@ class Run:
 
     @cached_property
     def tables(self) -> dict[str, torch.Tensor]:
-        """Where the parts of dimensions begin that have several lengths, and the segments of routes, by the name of the
-        parameter; on the lane's device."""
+        """Where the parts of dimensions begin that have several lengths, and the segments of routes, by what the
+        tile program calls them; on the lane's device."""
         prepared = self.prepared
         launches = (s for s in self.plan if isinstance(s, KernelLaunch))
-        names = {p.name for step in launches for p in step.kernel.parameters if p.kind == "table"}
+        names = {p.of for step in launches for p in step.kernel.parameters if p.kind == "table"}
         return {n: torch.from_numpy(prepared.sizes.values[n]).to(self.lane.device) for n in sorted(names)}
 
     def own(self, name: str) -> torch.Tensor:
@@ -160,9 +160,9 @@ class Run:
                 dims = prepared.program.tensor(parameter.of).dims
                 return self.tensors[parameter.of].stride(dims.index(parameter.dim))
             case "size":
-                return prepared.sizes.values[parameter.name]
+                return prepared.sizes.values[parameter.of]
             case "table":
-                return self.tables[parameter.name]
+                return self.tables[parameter.of]
             case "at":
                 return layout.data_at(self.slot) + self.placement.data_of(parameter.of)
             case "signals":

@@ -15,11 +15,11 @@ import torch
 
 from tilelink.analysis.check import Report, check_events, why_not_structural
 from tilelink.analysis.unroll import BUDGET, Events, check_budget, estimated, unroll
-from tilelink.backend.across_nodes import publish_sources
 from tilelink.backend.cache import load
 from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.host import Step, host_plan
 from tilelink.backend.lower import Lowered, lower, publishing_roles
+from tilelink.backend.reach import publish_sources
 from tilelink.backend.targets import Target
 from tilelink.errors import ArgumentError, Site, StrideError
 from tilelink.frontend.ir import Range, TileProgram, walk

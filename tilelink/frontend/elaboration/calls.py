@@ -36,6 +36,7 @@ from tilelink.frontend.expressions import (
 from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
+    Called,
     Copy,
     If,
     Load,
@@ -101,7 +102,7 @@ class Calls(Expressions):
             if problem := _misfit(called, node):
                 self.fail(NotUnderstoodError, node, f"{name}({', '.join(called.arg_names)}) does not take this: "
                           f"{problem}")
-            return self.triton_call(node, "", ast.Name(name, ast.Load()), None)
+            return self.triton_call(node, "", self.hole(Called(name)), None)
         if _is_triton(called):
             name = called.__name__
             if name in _TOUCHING or name.startswith("atomic") or "descriptor" in name:

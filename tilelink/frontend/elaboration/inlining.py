@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilelink.errors import NotUnderstoodError, TileLinkError
+from tilelink.frontend.elaboration.source import VariableName
 from tilelink.frontend.elaboration.statements import Statements
 from tilelink.frontend.ir import Compute
 from tilelink.frontend.values import Block, Static
@@ -53,11 +54,11 @@ class Elaborator(Statements):
 
     def named_block(self, node: ast.Call, value: Any, name: str) -> Any:
         """A block that is an expression as a variable of the kernel; anything else as it is."""
-        if not isinstance(value, Block) or isinstance(value.node, ast.Name):
+        if not isinstance(value, Block) or isinstance(value.node, VariableName):
             return value
         own = self.fresh_name(name)
-        self.emit(Compute(self.function.site(node), self.code(value.node, f"{own} = ")))
-        return Block(ast.Name(own, ast.Load()), value.shape, value.dtype)
+        self.emit(Compute(self.function.site(node), self.code(value.node), (own,)))
+        return Block(VariableName(own, ast.Load()), value.shape, value.dtype)
 
     def reads(self, values: dict[str, Any], returned: str, label: str) -> bool:
         """Whether a call reads the variable that gets its result, other than as the parameter that it returns."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ import triton.language as tl
 
 from tilelink.errors import (
     DimensionError,
+    KernelError,
     NotUnderstoodError,
     Site,
     TileLinkError,
@@ -27,10 +29,12 @@ from tilelink.frontend.expressions import (
     to_text,
 )
 from tilelink.frontend.ir import (
+    Called,
     Code,
     Load,
     Range,
     Statement,
+    Variable,
     View,
 )
 from tilelink.frontend.names import Names
@@ -58,6 +62,23 @@ class Context:
     own: Mapping[str, str] = field(default_factory=dict)
 
 
+class VariableName(ast.Name):
+    """A block in registers where an expression names it."""
+
+
+VariableName.__name__ = ast.Name.__name__  # by which visitors go
+
+
+class _Holes(ast.NodeTransformer):
+    """Puts holes in the place of variables."""
+
+    def __init__(self, hole: Callable[[Variable], ast.expr]) -> None:
+        self.hole = hole
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.hole(Variable(node.id)) if isinstance(node, VariableName) else node
+
+
 class Source(ABC):
     """What all parts of the elaborator share: the names in scope, and source text with holes for Triton's part."""
 
@@ -71,7 +92,7 @@ class Source(ABC):
         self.stored_inside: dict[View, Site] = {}
         self.functions: dict[str, Any] = {}
         self.wholes: set[str] = set()
-        self.holes: list[Load | Expr] = []
+        self.holes: list[Load | Variable | Called | Expr] = []
         self.dots: list[tuple[int, int, int]] = []
         self.nested: set[str] = set()
         self.ended: set[str] = set()
@@ -114,7 +135,7 @@ class Source(ABC):
             return tuple(self.argument(g) for g in given)
         return given if isinstance(given, TensorWord) else self.static(given)
 
-    def hole(self, what: Load | Expr) -> ast.expr:
+    def hole(self, what: Load | Variable | Called | Expr) -> ast.expr:
         if what not in self.holes:
             self.holes.append(what)
         return ast.Name(f"__hole{self.holes.index(what)}__", ast.Load())
@@ -137,7 +158,7 @@ class Source(ABC):
                     return ast.parse(f"tl.{triton_calls.language_name(v)}", mode="eval").body
                 if isinstance(v, triton.runtime.JITFunction):
                     self.functions[v.fn.__name__] = v
-                    return ast.Name(v.fn.__name__, ast.Load())
+                    return self.hole(Called(v.fn.__name__))
         if isinstance(value, View | TensorWord):
             self.fail(ViewError, node, f"{self.text(value)} is used as if it were a block: memory is touched through "
                       f"views, with .load()")
@@ -145,14 +166,16 @@ class Source(ABC):
         hint = "; it has .start, and len(), the length of the block" if isinstance(value, Range) else hint
         self.fail(NotUnderstoodError, node, f"{self.text(value)} can't be part of Triton code{hint}")
 
-    def code(self, node: ast.expr, prefix: str = "") -> Code:
-        """The source of an expression with the holes that were made while it was read; `prefix` goes before it."""
-        text = prefix + ast.unparse(ast.fix_missing_locations(node)).replace("{", "{{").replace("}", "}}")
+    def code(self, node: ast.expr) -> Code:
+        """The source of an expression with the holes that were made while it was read, and holes for variables."""
+        node = _Holes(self.hole).visit(deepcopy(node))
+        text = ast.unparse(ast.fix_missing_locations(node)).replace("{", "{{").replace("}", "}}")
         used = [h for k, h in enumerate(self.holes) if f"__hole{k}__" in text]
         for k, h in enumerate(self.holes):
             if h in used:
                 text = text.replace(f"__hole{k}__", f"{{{used.index(h)}}}")
-        assert "__hole" not in text, f"a hole of another statement: {text}"
+        if "__hole" in text:
+            raise KernelError(f"a hole of another statement: {text}")
         made = Code(text, tuple(used), tuple(self.dots))
         self.holes, self.dots = [], []
         return made
@@ -195,7 +218,10 @@ class Source(ABC):
             case Expr() | _BOOLEAN():
                 return to_text(value)
             case Block():
-                return ast.unparse(value.node)
+                text = ast.unparse(value.node)
+                for k, h in enumerate(self.holes):
+                    text = text.replace(f"__hole{k}__", to_text(h) if isinstance(h, Expr) else str(h))
+                return text
             case TensorWord():
                 return value.name
             case AxisWord():

@@ -18,6 +18,7 @@ from tilelink.errors import (
     ViewError,
 )
 from tilelink.frontend.elaboration.calls import Calls
+from tilelink.frontend.elaboration.source import VariableName
 from tilelink.frontend.expressions import (
     WORLD,
     Expr,
@@ -110,9 +111,9 @@ class Statements(Calls):
             made = whole.node if isinstance(whole, Block) else ast.Tuple([v.node for _, v in blocks], ast.Load())
             right = made.elts[0] if isinstance(made, ast.Tuple) and len(blocks) == 1 else made
             if [ast.unparse(right)] != own:  # what a tile function returns may have its name already
-                self.emit(Compute(self.function.site(s), self.code(right, f"{', '.join(own)} = ")))
+                self.emit(Compute(self.function.site(s), self.code(right), tuple(own)))
             self.env |= {
-                n: Block(ast.Name(o, ast.Load()), v.shape, v.dtype) for (n, v), o in zip(blocks, own, strict=True)
+                n: Block(VariableName(o, ast.Load()), v.shape, v.dtype) for (n, v), o in zip(blocks, own, strict=True)
             }
         self.env |= {n: v for n, v in zip(names, values, strict=True) if not isinstance(v, Block)}
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tilelink.backend.host import ENOUGH, Fork, Join, LetGo, Place, RegionCopy, SignalWait, SignalWrite
-from tilelink.backend.lower import STAMPS
+from tilelink.backend.parameters import STAMPS
 from tilelink.errors import ScheduleError, Site
 from tilelink.runtime.cuda.device import Device, Stream
 from tilelink.runtime.cuda.lane import CudaLane
@@ -206,7 +206,7 @@ def _kernel(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
     except ScheduleError as e:
         raise type(e)(e.message, site).because_of("the schedule", lowered.program.schedule_site) from None
     lane.loaded[launch.kernel] = kernel
-    of = {p.name: p.of for p in lowered.parameters if p.of in run.tensors}
+    of = {p.name: p.of for p in lowered.parameters if p.kind in ("tensor", "blocks", "stamps")}
     mine = [(at, name, value) for at, (name, value) in enumerate(launch.arguments.items()) if name in of]
     tensors = tuple((at, of[name]) for at, name, value in mine if isinstance(value, torch.Tensor))
     described = tuple((at, of[name]) for at, name, value in mine if hasattr(value, "block_shape"))

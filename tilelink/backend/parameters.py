@@ -1,0 +1,131 @@
+"""What the kernels of a program take, and the names of its module: none is like another, whatever a program calls its
+own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tilelink.backend import descriptors
+from tilelink.backend.facts import Facts
+from tilelink.backend.kernel import Scope, Source, name
+from tilelink.errors import KernelError
+from tilelink.frontend.expressions import parts_of, segments_of, symbol
+from tilelink.frontend.ir import Role, TileProgram
+from tilelink.frontend.routes import EXPERT, SEGMENT
+from tilelink.frontend.schedule import SMs
+from tilelink.frontend.walk import longest_part
+
+PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT")
+MULTICAST_PRIMITIVES = ("multicast_store", "multicast_notify")
+NETWORK_PRIMITIVES = ("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far")
+ALL_PRIMITIVES = (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES, "clock", "POISON")
+RECORDS = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS")
+ROUTING = ("segment_of",)
+STAMPS = "stamps"
+"""Where workers record times, if they do: int64 of workers x records x 2, what and when."""
+
+OF_RUN = ("heaps", "multicast", "rank", "slot", "world")
+WORKING = ("worker", "workers", "control", "run", "before")
+HEAPS, MULTICAST, RANK, SLOT, WORLD = map(name, OF_RUN)
+WORKER, WORKERS, CONTROL, RUN, BEFORE = map(name, WORKING)
+"""What all kernels call alike."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (where parts begin), "at" (bytes into the
+    heap), "signals" (bytes into the heap), "stage" (bytes into the heap), "blocks" (a descriptor of the rank's own
+    `of`, which loads blocks of the shape `block`), "workers", "stamps" and "records" (where workers record times, words
+    of a worker), or "run" for heaps, multicast, rank, slot and world. `of`: the tensor, the role, or what the tile
+    program calls the size or table."""
+
+    name: str
+    kind: str
+    of: str = ""
+    dim: str = ""
+    block: tuple[int, ...] = ()
+
+
+class Names:
+    """The names of a program's module."""
+
+    def __init__(self, program: TileProgram, facts: Facts) -> None:
+        self.program, self.facts = program, facts
+        self.module = Scope(taken=[*ALL_PRIMITIVES, *RECORDS, *ROUTING, *OF_RUN, *WORKING, STAMPS])
+        for kernel in ("", "_publish", "_enter", "_leave"):
+            self.module.name(("kernel", kernel), program.name + kernel)
+        for function, _ in program.functions:
+            self.function(function)
+        for role in program.in_kernel:
+            self.role(role.name)
+        self.module.names |= {n: n for n in ("rank", "world", *ROUTING)}
+        self.parameters = tuple(self._made())
+
+    def kernel(self, suffix: str = "") -> str:
+        return self.module.name(("kernel", suffix), self.program.name + suffix)
+
+    def role(self, role: str) -> str:
+        """What the function of a role is called."""
+        return self.module.name(("role", role), role)
+
+    def drain(self, tensor: str) -> str:
+        """What the function is called that drains the signals of a tensor."""
+        return self.module.name(("drain", tensor), f"drain_{tensor}")
+
+    def function(self, of_user: str) -> str:
+        """What a Triton function of the user is called."""
+        return self.module.name(("function", of_user), of_user)
+
+    @property
+    def functions(self) -> tuple[tuple[str, Any], ...]:
+        """The user's Triton functions, by their names in the module."""
+        return tuple((self.function(n), f) for n, f in self.program.functions)
+
+    def of(self, kind: str, of: str = "", dim: str = "", block: tuple[int, ...] = ()) -> Source:
+        """A parameter where it stands in an expression."""
+        made = self.module.known((kind, of, dim, block))
+        if made is None:
+            raise KernelError(f"{self.program.name} has no parameter {kind} of {of} {dim}")
+        return name(made)
+
+    def _made(self) -> Iterator[Parameter]:
+        """Everything a kernel of this program may need, in the order in which it takes it."""
+        program, facts = self.program, self.facts
+
+        def made(like: str, kind: str, of: str = "", dim: str = "", block: tuple[int, ...] = ()) -> Parameter:
+            meaning = of if kind in ("size", "table") else (kind, of, dim, block)
+            return Parameter(self.module.name(meaning, like), kind, of, dim, block)
+
+        for t in program.tensors:
+            if t.kind in ("buffer", "token"):
+                continue
+            yield made(t.name, "tensor", t.name)
+            yield from (made(f"{t.name}_stride_{d}", "stride", t.name, d) for d in t.dims)
+        for tensor, b in descriptors.blocks(program, facts):
+            yield made(f"{tensor}_blocks_{b[0]}_by_{b[1]}", "blocks", tensor, block=b)
+        yield from (Parameter(n, "run") for n in OF_RUN[:-1])
+        for d in program.dims:
+            yield made(d, "size", str(symbol(d)))
+        yield made("per_node", "size", "per_node")
+        for d in program.cut:
+            yield made(f"{d}_part", "size", str(longest_part(d)))
+            if d not in facts.equal:
+                yield made(f"{d}_parts", "table", parts_of(d))
+        for d in program.routed:
+            yield from (made(f"{d}_{piece}", "size", f"{d}_{piece}") for piece in (SEGMENT, EXPERT))
+            yield made(f"{d}_segments", "table", segments_of(d))
+        yield from (made(f"{t.name}_at", "at", t.name) for t in program.on_heap)
+        yield made("stage_at", "stage")
+        yield from (made(f"{s.tensor}_signals", "signals", s.tensor) for s in program.signals)
+        yield from (made(f"{r.name}_workers", "workers", r.name) for r in program.in_kernel if counted(r))
+        if facts.timed:
+            yield Parameter(STAMPS, "stamps", STAMPS)
+            yield made(f"{STAMPS}_of_worker", "records", STAMPS)
+        yield Parameter("world", "run")
+
+
+def counted(role: Role) -> bool:
+    """Whether the schedule says how many workers a role has."""
+    return isinstance(role.resource, SMs) and role.resource.count is not None
