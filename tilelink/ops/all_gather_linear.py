@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ArgumentError, ScheduleError, ShapeError
+from tilelink.errors import ArgumentError, ScheduleError, ShapeError, public
 from tilelink.ops import collectives
 from tilelink.ops.agreement import agree_on_devices
 from tilelink.ops.auto import Asked
@@ -204,6 +204,7 @@ _even = made_known(AllGatherLinear, "all_gather_linear", without="lengths")
 _uneven = made_known(AllGatherLinear, "all_gather_linear_uneven")
 
 
+@public
 def all_gather_linear(
     x: torch.Tensor,
     weights: torch.Tensor | Tensors,

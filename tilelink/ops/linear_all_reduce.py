@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tilelink.errors import public
 from tilelink.ops.agreement import agree_on_devices
 from tilelink.ops.auto import Asked
 from tilelink.ops.autocast import cast_for, no_autocast
@@ -76,6 +77,7 @@ class LinearAllReduce(Call):
 _operator = made_known(LinearAllReduce, "linear_all_reduce")
 
 
+@public
 def linear_all_reduce(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tilelink.errors import public
 from tilelink.ops.agreement import agree_on_devices
 from tilelink.ops.auto import Asked
 from tilelink.ops.autocast import cast_for, no_autocast
@@ -165,6 +166,7 @@ _even = made_known(LinearReduceScatter, "linear_reduce_scatter", without="length
 _uneven = made_known(LinearReduceScatter, "linear_reduce_scatter_uneven")
 
 
+@public
 def linear_reduce_scatter(
     x: torch.Tensor,
     weight: torch.Tensor,

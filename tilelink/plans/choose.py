@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelink.analysis.machine import machine as described
-from tilelink.errors import ArgumentError, MachineError, Site, listed
+from tilelink.errors import ArgumentError, MachineError, Site, listed, public
 from tilelink.frontend.kept import kept
 from tilelink.frontend.values import dtype_name
 from tilelink.plans.forms import Form, Question
@@ -60,6 +60,7 @@ class Choice:
         return None if self.fused is None else self.fused.us
 
 
+@public
 def choose(
     operator: str, *, M: int, N: int | Sequence[int], K: int, world: int, machine: str, dtype: str = "bfloat16"
 ) -> Choice:

@@ -29,6 +29,7 @@ from tilelink.errors import (
     StuckError,
     TileLinkError,
     WorldError,
+    public,
 )
 from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
@@ -53,6 +54,7 @@ KEPT_RUNS = 8
 """So many of the last runs can be named in a report."""
 
 
+@public
 def group(
     process_group: dist.ProcessGroup | None = None,
     *,
