@@ -56,6 +56,20 @@ def corner(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
     use[tk.tiles(out)](full, out)
 
 
-tiles = {"add3": (16, 16), "outer": (16, 16), "both": (16, 16, 16), "use": (16, 16)}
+@tk.tile
+def twice(t, x, y, out):
+    acc = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(x.cols):
+        acc = tl.dot(x[t.rows, k].load(), y[k, t.cols].load(), acc)
+        acc = tl.dot(x[t.rows, k].load(), y[k, t.cols].load(), acc)
+    out[t].store(acc)
+
+
+@tk.program
+def two_dots(x: tk.Local("M", "K"), y: tk.Local("K", "N"), out: tk.Local("M", "N")):
+    twice[tk.tiles(out)](x, y, out)
+
+
+tiles = {"add3": (16, 16), "outer": (16, 16), "both": (16, 16, 16), "use": (16, 16), "twice": (128, 128, 64)}
 one_role = {name: tk.Schedule(**{name: tk.SMs(1, tile=tile)}) for name, tile in tiles.items()}
 two_roles = tk.Schedule(gather=tk.SMs(1, tile=(16, 16), at="home"), use=tk.SMs(1, tile=(16, 16)))

@@ -10,9 +10,12 @@ import pytest
 
 from tests.backend.small_programs import small
 from tilelink.backend.compile import Compiled, CompileError, compiled, each_compiled
+from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
+from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul import matmul
 
 
 def test_a_kernel_and_its_figures() -> None:
@@ -59,3 +62,16 @@ def test_results_come_in_the_order_of_the_programs() -> None:
     first, second, third = each_compiled(jobs, processes=2)
     assert isinstance(second, CompileError)
     assert isinstance(first, tuple) and isinstance(third, tuple) and isinstance(first[0], Compiled)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_floats_of_8_bits_whose_sizes_leave_a_rest(dtype: str) -> None:
+    """Triton makes none of the integer that stands for what is masked."""
+    sizes = {"M": 100, "N": 96, "K": 80}
+    schedule = matmul.fit("gemm", world=1, **sizes)
+    bound = matmul.bind(schedule.changed(multiply={"tile": (64, 64, 64), "warps": 4}), dtype, matmul.optional)
+    exact = Sizes.of(bound, 1, sizes)
+    lowered = lower(bound, Facts.of(bound, exact, rows=frozenset()), TARGETS["sm_90"])
+    assert "other=0.0" in lowered.source
+    (kernel,) = compiled(lowered, exact)
+    assert "wgmma.mma_async" in kernel.code

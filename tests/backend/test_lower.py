@@ -18,8 +18,9 @@ from tests.backend import awkward_names, blocks
 from tests.kernels.gather_gemm import small_world
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, lower
-from tilelink.backend.targets import CPU
+from tilelink.backend.targets import CPU, TARGETS
 from tilelink.frontend.sizes import Sizes
+from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -137,6 +138,21 @@ def test_blocks_of_one_shape_along_other_dimensions_lie_elsewhere() -> None:
     x = torch.randn(16, 32, 16)
     (out,) = small_world(1).run(lambda g: blocks.two_planes(x, schedule=blocks.one_role["both"], group=g))
     torch.testing.assert_close(out, x[:, 0] + x[0].sum(0))
+
+
+@pytest.mark.parametrize(("target", "stages"), [("sm_90", 3), ("sm_100", 1)])
+def test_several_dots_into_one_sum_have_one_stage_where_triton_gets_more_wrong(target: str, stages: int) -> None:
+    """triton-lang/triton 10821: compiled for sm_100, a pipelined loop would give a sum before the last dot into it."""
+    bound = blocks.two_dots.bind(blocks.one_role["twice"], "bfloat16")
+    facts = Facts.of(bound, Sizes.of(bound, 1, {"M": 256, "N": 256, "K": 512}))
+    source = lower(bound, facts, TARGETS[target]).source
+    assert re.findall(r"num_stages=(\d)", source) == [str(stages)]
+
+
+def test_one_dot_into_each_of_two_sums_is_pipelined() -> None:
+    one = all_gather_gated_matmul.bind(all_gather_gated_matmul.fit("push", world=WORLD, **DIVIDING), "bfloat16")
+    source = lower(one, Facts.of(one, Sizes.of(one, WORLD, DIVIDING)), TARGETS["sm_100"]).source
+    assert "num_stages=1" not in source
 
 
 @pytest.mark.parametrize("schedule", ["push", "pull"])

@@ -20,6 +20,7 @@ from tilelink.frontend.ir import (
     Role,
     Statement,
     TileProgram,
+    Variable,
     View,
     Wait,
     walk,
@@ -40,6 +41,17 @@ def has_dot(loop: For) -> bool:
     return any(isinstance(s, Compute) and s.code.dots for s in statements_of(loop.body))
 
 
+def shares_sum(loop: For) -> bool:
+    """Whether several dots of a loop add to one sum: one reads what another has made."""
+    dots = [s for s in statements_of(loop.body) if isinstance(s, Compute) and s.code.dots]
+    for k, s in enumerate(dots):
+        read = {h.name for h in s.code.holes if isinstance(h, Variable)}
+        others = {name for j, other in enumerate(dots) if j != k for name in other.targets}
+        if read & others or (len(s.code.dots) > 1 and read & {*s.targets}):
+            return True
+    return False
+
+
 def synchronises(s: Statement, role: Role, program: TileProgram) -> bool:
     """Whether a statement waits or notifies."""
     return isinstance(s, Wait | Notify) or any(enters(v, role, program) for v in s.touched)
@@ -54,8 +66,9 @@ def enters(view: View, role: Role, program: TileProgram) -> bool:
 
 
 def stages(loop: For, role: Role, program: TileProgram, target: Target, wanted: int) -> int:
-    """As many stages as are wanted, and the target has shared memory for; 1 where the loop is not pipelined."""
-    if not pipelined(loop, role, program):
+    """As many stages as are wanted, and the target has shared memory for; 1 where the loop is not pipelined, or where
+    the target's compiler reads a sum before the last of several dots into it is done."""
+    if not pipelined(loop, role, program) or (target.one_dot_a_sum and shares_sum(loop)):
         return 1
     views = [load.view for s in statements_of(loop.body) for load in s.loads]
     stage = sum(prod(n or 1 for n in v.shape) * ITEM_SIZE[program.tensor(v.tensor).dtype] for v in views)

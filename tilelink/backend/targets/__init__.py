@@ -21,6 +21,7 @@ class Target:
     is "" where the interpreter runs the kernel. `shared_bytes`: shared memory that a worker may have, None where
     nothing limits it; `stages_in_registers`: so many stages of a pipelined loop take none. `registers`: of an SM, where
     kernels have to say how many a thread may have. `matrix_dtypes`: those that matrix instructions multiply exactly.
+    `one_dot_a_sum`: in a pipelined loop, Triton's compiler handles one dot into a sum only (triton-lang/triton 10821).
     `descriptors`: blocks are loaded through tensor descriptors, where their tensors allow it. `multicast`: the fabric
     stores to, and reduces over, all ranks of a node. `network`: some ranks are on other nodes, and reached by puts. A
     network's additions to a word are not atomic with a GPU's, so each has its own: there, a signal is two words of 64
@@ -36,6 +37,7 @@ class Target:
     stages_in_registers: int = 0
     registers: int | None = None
     matrix_dtypes: frozenset[str] = frozenset()
+    one_dot_a_sum: bool = False
     descriptors: bool = False
     multicast: bool = False
     network: bool = False
@@ -82,7 +84,6 @@ _cdna3 = Target(
     "gfx942", AMD, "hip", "gfx942", warp_size=64, shared_bytes=65_536, stages_in_registers=1,
     matrix_dtypes=NARROW | {"float32", "float64"}, tick_ns=10,
 )  # fmt: skip
-TARGETS = {
-    t.name: t for t in (Target("cpu", PORTABLE), _hopper, replace(_hopper, name="sm_100", arch=100), _cdna3)
-}
+_blackwell = replace(_hopper, name="sm_100", arch=100, one_dot_a_sum=True)
+TARGETS = {t.name: t for t in (Target("cpu", PORTABLE), _hopper, _blackwell, _cdna3)}
 CPU = TARGETS["cpu"]
