@@ -61,7 +61,8 @@ class Call:
         return False
 
     def run(self, path: Plain) -> Any:
-        """The results."""
+        """The results, of what both paths have; or of its own: by `path.call` where that is `Programs`, else by plain
+        torch."""
         raise NotImplementedError
 
     def fake(self) -> Any:

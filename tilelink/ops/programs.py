@@ -43,7 +43,7 @@ class Programs(Plain):
         shape = sum(lengths), rows.shape[1]
         if not all(shape):
             return self.plain.all_gather(rows, lengths)
-        full = self._empty(rows, shape)
+        full = self.empty(rows, shape)
         _run(all_gather_program, self.members, rows, out=full, parts={"M": lengths})
         return lambda: full
 
@@ -53,10 +53,10 @@ class Programs(Plain):
         M, K = sum(lengths), rows.shape[1]
         if not M * K * min(len(w) for w in weights):
             return self.plain.gather_linear(rows, weights, biases, lengths, keep)
-        outs = [self._empty(rows, (M, len(w))) for w in weights]
+        outs = [self.empty(rows, (M, len(w))) for w in weights]
         bias = list(biases) if any(b is not None for b in biases) else None
-        full = self._empty(rows, (M, K)) if keep else None
-        self._run(rows, [w.T for w in weights], out=outs, bias=bias, gathered=full, parts={"M": lengths})
+        full = self.empty(rows, (M, K)) if keep else None
+        self.call(rows, [w.T for w in weights], out=outs, bias=bias, gathered=full, parts={"M": lengths})
         return full, outs
 
     def linear_scatter(
@@ -70,8 +70,8 @@ class Programs(Plain):
     ) -> Later:
         if not x.numel() * len(weight):
             return self.plain.linear_scatter(x, weight, bias, lengths, dtype, mean)
-        out = self._empty(x, (lengths[self.members.rank], len(weight)), dtype)
-        self._run(x, weight.T, out=out, parts={"M": lengths}, **self._ending(bias, mean))
+        out = self.empty(x, (lengths[self.members.rank], len(weight)), dtype)
+        self.call(x, weight.T, out=out, parts={"M": lengths}, **self._ending(bias, mean))
         return lambda: out
 
     def gather_linear_gradients(
@@ -79,9 +79,9 @@ class Programs(Plain):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         if not sum(lengths) * rows.shape[1] * min(len(w) for w in weights):
             return self.plain.gather_linear_gradients(grads, weights, rows, lengths)
-        dx, dweights = self._empty(rows, rows.shape), [self._empty(rows, w.shape) for w in weights]
+        dx, dweights = self.empty(rows, rows.shape), [self.empty(rows, w.shape) for w in weights]
         turned, wanted = [w.T for w in weights], [w.T for w in dweights]
-        self._run(list(grads), turned, rows, dx=dx, dweight=wanted, parts={"M": lengths})
+        self.call(list(grads), turned, rows, dx=dx, dweight=wanted, parts={"M": lengths})
         return dx, dweights
 
     def linear_scatter_gradients(
@@ -89,8 +89,8 @@ class Programs(Plain):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not x.numel() * len(weight):
             return self.plain.linear_scatter_gradients(grad, weight, x, lengths)
-        dx, dweight = self._empty(x, x.shape), self._empty(x, weight.shape)
-        self._run(grad, weight.T, x, dx=dx, dweight=dweight.T, parts={"M": lengths})
+        dx, dweight = self.empty(x, x.shape), self.empty(x, weight.shape)
+        self.call(grad, weight.T, x, dx=dx, dweight=dweight.T, parts={"M": lengths})
         return dx, dweight
 
     def linear_all_reduce(
@@ -98,8 +98,8 @@ class Programs(Plain):
     ) -> torch.Tensor:
         if not x.numel() * len(weight):
             return self.plain.linear_all_reduce(x, weight, bias, mean)
-        out = self._empty(x, (len(x), len(weight)))
-        self._run(x, weight.T, out=out, **self._ending(bias, mean))
+        out = self.empty(x, (len(x), len(weight)))
+        self.call(x, weight.T, out=out, **self._ending(bias, mean))
         return out
 
     def _ending(self, bias: torch.Tensor | None, mean: bool) -> dict[str, Any]:
@@ -110,11 +110,12 @@ class Programs(Plain):
             return {"bias": bias}
         return {"bias": None if bias is None else bias.float() * world, "epilogue": mean_over(world)}
 
-    def _empty(self, like: torch.Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    def empty(self, like: torch.Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Memory for a result, of the dtype of a tensor by default."""
         return lane(self.members.group, device=like.device.type).allocate(tuple(shape), dtype or like.dtype)
 
-    def _run(self, *tensors: Any, **options: Any) -> None:
+    def call(self, *tensors: Any, **options: Any) -> None:
+        """Calls the program of the plan, or prepares the call; its outputs are given."""
         _run(self.plan.program, self.members, *tensors, schedule=self.plan.schedule, **options)
 
 
