@@ -7,7 +7,6 @@ negative numbers; Triton's truncate, so the printer emits the corrected form unl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from types import CodeType
 from typing import Any
 
@@ -200,19 +199,19 @@ def without_fractions(e: Any) -> Any:
     return made.replace(sympy.Mod, modulo)
 
 
-@lru_cache(maxsize=4096)
+@kept(4096)
 def smaller(a: Any, b: Any) -> Expr:
     """The smaller of two. Kept: sympy factors their difference to tell which it may be."""
     return sympy.Min(a, b)
 
 
-@lru_cache(maxsize=4096)
+@kept(4096)
 def larger(a: Any, b: Any) -> Expr:
     """The larger of two."""
     return sympy.Max(a, b)
 
 
-@lru_cache(maxsize=4096)
+@kept(4096)
 def with_values(e: Expr, known: frozenset[tuple[Expr, Expr]]) -> Expr:
     """An expression with symbols replaced. Kept: what has them in it is compared anew."""
     return e.xreplace(dict(known))

@@ -159,6 +159,9 @@ def check_results(program: TileProgram) -> None:
         raise ArgumentError(f"{what}; a result is stored to a parameter, out[t].store(acc)", program.site)
 
 
+_loaded = kept(256)(load)
+
+
 @kept(KEPT_PROGRAMS)
 def prepare_bound(
     program: TileProgram,
@@ -179,7 +182,7 @@ def prepare_bound(
         check_budget(program, sizes, because, sms=sms, budget=budget)
     allotment = allot(program, sizes, sms)
     lowered = lower(program, Facts.of(program, sizes, described, timed=timed), target)
-    prepared = Prepared(program, sizes, sms, allotment, lowered, load(lowered))
+    prepared = Prepared(program, sizes, sms, allotment, lowered, _loaded(lowered))
     if program.on_engine or (because and (budget is not None or estimated(program, sizes, sms=sms) <= BUDGET)):
         _ = prepared.on_engines  # what the unrolling refuses is refused now
     return prepared

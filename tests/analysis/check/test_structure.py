@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 
 import tilelink as tk
 from tests.analysis.runs import RESULTS, SIGNALS, Run, runs
+from tests.differential.comparing import loaded
+from tests.differential.generator import Case, damaged, drawn
+from tilelink.analysis.check import check as check_program
 from tilelink.analysis.check import check_events
 from tilelink.analysis.check.structure import why_not_structural
+from tilelink.errors import TileLinkError
 from tilelink.frontend.program import Program
+from tilelink.frontend.sizes import Sizes
 
 
 @settings(max_examples=60, deadline=None)
@@ -165,3 +174,40 @@ def test_what_lies_inside_at_all_sizes_is_shown_for_all(program: Program, roles:
     for world in (1, 3):
         report = program.check(tk.Schedule(**roles), world=world, **sizes_of(program))
         assert (report.verdict, report.proof, report.because) == ("safe", "structural", "")
+
+
+def unsafe_though_shown(draw: Callable[..., Case], seeds: range, folder: Path) -> tuple[int, list[str]]:
+    """How many of the drawn programs the structure shows to be safe, and what unrolling finds in them at sizes, parts
+    and worlds that were not drawn with them."""
+    shown, wrong = 0, []
+    for seed in seeds:
+        case, random = draw(seed, small=True), Random(seed)
+        module = loaded(case, folder)
+        lists = [len(v) for v in case.given.values() if isinstance(v, list) and isinstance(v[0], list)]
+        program = module.drawn.of(lists[0]) if lists else module.drawn
+        for schedule in case.schedules:
+            try:
+                bound = program.bind(getattr(module, schedule), dict.fromkeys(program.parameters, "float32"))
+            except TileLinkError:
+                continue  # a damaged one
+            if why_not_structural(bound):
+                continue
+            shown += 1
+            for world in random.sample(range(1, 6), 3):
+                lengths = {d: tuple(random.choice([0, 1, 7, 16, 33]) for _ in range(world)) for d in bound.cut}
+                sizes = {d: random.choice([1, 2, 5, 16, 17, 40]) for d in bound.dims} | lengths
+                found = check_program(bound, Sizes.of(bound, world, sizes), sms=12).findings
+                wrong += [f"seed {seed} {schedule} {world} {sizes}: {finding.what}" for finding in found]
+    return shown, wrong
+
+
+SEEDS = [(drawn, range(10), 8), (damaged, range(12), 4)]
+MORE = [pytest.param(d, range(1000, 1400), 100, marks=pytest.mark.verify) for d in (drawn, damaged)]
+
+
+@pytest.mark.parametrize(("draw", "seeds", "least"), [*SEEDS, *MORE], ids=lambda v: getattr(v, "__name__", ""))
+def test_random_programs_that_it_shows_are_safe_at_all_sizes(
+    draw: Callable[..., Case], seeds: range, least: int, tmp_path: Path
+) -> None:
+    shown, wrong = unsafe_though_shown(draw, seeds, tmp_path)
+    assert not wrong and shown >= least, (shown, wrong[:3])
