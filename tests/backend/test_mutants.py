@@ -17,7 +17,7 @@ import torch
 
 from tests.backend.edited import EITHER, WAIT, in_function, own_cache, primitives, replaced
 from tests.backend.orphans import lower_rows
-from tests.seeds import some_of
+from tests.parameters import some_of
 from tests.verification.mutants.tools import Edit, MutatedWorld, same
 from tilelink.backend.targets import portable
 from tilelink.errors import StuckError, shown

@@ -23,6 +23,7 @@ from tests.kernels.gather_gemm import (
     run_and_check,
     small_world,
 )
+from tests.parameters import each_once
 from tilelink.errors import StrideError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
@@ -58,8 +59,7 @@ def test_uneven_parts_and_twice_in_a_row(schedule: str, dtype: torch.dtype) -> N
     run_and_check(call, call)
 
 
-@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
-@pytest.mark.parametrize("schedule", list(NAMED))
+@each_once("schedule, dtype", list(NAMED), list(LIMITS))
 def test_bits_do_not_depend_on_the_order_of_execution(schedule: str, dtype: torch.dtype) -> None:
     call = Call((20, 7), N=16, K=40, dtype=dtype, schedule=in_tiles(schedule, (16, 32), (16, 16, 16)), bias=True)
     first = run_and_check(call, seed=0)[0]
@@ -68,8 +68,7 @@ def test_bits_do_not_depend_on_the_order_of_execution(schedule: str, dtype: torc
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize("schedule", list(NAMED))
-@pytest.mark.parametrize("bias", [False, True])
+@each_once("bias, schedule", [False, True], list(NAMED))
 def test_nothing_to_multiply_leaves_the_bias(schedule: str, bias: bool) -> None:
     call = Call((3, 0, 2), N=5, K=0, schedule=schedule, bias=bias, integers=True)
     (outs,) = run_and_check(call)
@@ -77,20 +76,17 @@ def test_nothing_to_multiply_leaves_the_bias(schedule: str, bias: bool) -> None:
         assert torch.equal(out, torch.zeros(5, 5) if b is None else b.expand(5, 5))
 
 
-@pytest.mark.parametrize("schedule", list(NAMED))
-@pytest.mark.parametrize("parts", [(0, 0), (0,)], ids=str)
+@each_once("parts, schedule", [(0, 0), (0,)], list(NAMED))
 def test_no_rows_at_all(schedule: str, parts: tuple[int, ...]) -> None:
     run_and_check(*[Call(parts, schedule=schedule, bias=True)] * 2)
 
 
-@pytest.mark.parametrize("schedule", list(NAMED))
-@pytest.mark.parametrize("N", [0, 1])
+@each_once("N, schedule", [0, 1], list(NAMED))
 def test_one_column_and_none(schedule: str, N: int) -> None:
     run_and_check(*[Call(parts, N=N, schedule=schedule, integers=True) for parts in ((4, 1), (40, 2))])
 
 
-@pytest.mark.parametrize("schedule", list(NAMED))
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_once("layout, schedule", LAYOUTS, list(NAMED))
 def test_strides_of_inputs(schedule: str, layout: str) -> None:
     run_and_check(Call((18, 3), N=17, K=37, schedule=schedule, layout=layout, transposed=True))
 

@@ -18,6 +18,7 @@ from bench.operands import LAYOUTS
 from tests.kernels.drawing import SLOW, TILES, lengths
 from tests.kernels.gather_gemm import LIMITS, relative_rms, run, run_and_check, small_world
 from tests.kernels.gemm_reduce import FORMS, PROGRAMS, Sum, form_name
+from tests.parameters import each_once
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 from tilelink.runtime.cpu import Operation
 from tilelink.runtime.trace import align
@@ -59,8 +60,7 @@ def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(form:
             assert all(torch.equal(a, b) for a, b in zip(outs, right, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@of_each_program
+@each_once("form, dtype", FIRST, [torch.float16, torch.bfloat16], ids=form_name)
 def test_errors_are_those_of_rounding(form: tuple[Any, str], dtype: torch.dtype) -> None:
     """Partial sums are rounded where they travel in the dtype of the result: of fewer numbers the error varies."""
     tiles: dict[str, Any] = {"matmul": (64, 128, 32), "moved": (64, 128)}
@@ -83,8 +83,7 @@ def test_partial_sums_travel_in_the_dtype_of_the_output() -> None:
     assert relative_rms(outs, call.expected) < LIMITS[torch.float32]
 
 
-@of_each_program
-@pytest.mark.parametrize("bias", [False, True])
+@each_once("bias, form", [False, True], FIRST, ids=form_name)
 def test_nothing_to_multiply_leaves_the_bias(form: tuple[Any, str], bias: bool) -> None:
     run_and_check(Sum((3, 0, 2), N=5, K=0, bias=bias, integers=True).by(form))
 
@@ -108,8 +107,7 @@ def test_a_function_of_the_user_is_applied_to_the_sum(form: tuple[Any, str]) -> 
     assert relative_rms(outs, [gelu(e / 4) for e in call.expected]) < LIMITS[torch.float32]
 
 
-@of_each_program
-@pytest.mark.parametrize("layout", LAYOUTS[1:])
+@each_once("layout, form", LAYOUTS[1:], FIRST, ids=form_name)
 def test_strides_of_inputs(form: tuple[Any, str], layout: str) -> None:
     run_and_check(Sum((18, 3), N=17, K=37, layout=layout).by(form))
 

@@ -15,6 +15,7 @@ import torch
 import tilelink as tk
 from tests.kernels import exchanges
 from tests.kernels.gather_gemm import LIMITS, NAMED, Call, in_tiles, relative_rms, small_world
+from tests.parameters import each_once
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather import pull as gather_all
 from tilelink.kernels.all_reduce import all_reduce
@@ -58,8 +59,7 @@ class ReduceScatter:
         return program(self.x[r], self.weight[r], out, schedule=schedule, group=group, parts={"M": self.parts})
 
 
-@pytest.mark.parametrize("parts", UNEVEN, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@each_once("dtype, parts", [torch.float32, torch.bfloat16, torch.int8], UNEVEN)
 def test_all_gather(parts: tuple[int, ...], dtype: torch.dtype) -> None:
     x = [torch.randint(-100, 100, (m, 37)).to(dtype) for m in parts]
     outs = small_world(len(parts)).run(
@@ -93,8 +93,7 @@ def test_where_a_row_lies_in_a_block_does_not_matter_to_its_bits() -> None:
     assert torch.equal(one[moved], two)
 
 
-@pytest.mark.parametrize("schedule", list(NAMED))
-@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+@each_once("dtype, schedule", list(LIMITS), list(NAMED))
 def test_fused_and_unfused_have_the_same_bits(schedule: str, dtype: torch.dtype) -> None:
     """Sums go over K in the same steps, and what is gathered is not rounded."""
     parts, tile = (20, 3), (16, 16, 16)

@@ -13,8 +13,8 @@ import torch
 
 from tests.backend.edited import EITHER, in_function
 from tests.kernels.gather_gemm import ENGINES, Call, run_and_check, small_world
+from tests.parameters import some_of
 from tests.runtime.plans import Plan, planned, without
-from tests.seeds import some_of
 from tests.verification.mutants.tools import MutatedWorld
 from tilelink.analysis.draw import perfetto
 from tilelink.analysis.events import NOTIFY

@@ -11,7 +11,7 @@ import torch
 
 import tilelink as tk
 from tests.kernels.gather_gemm import NAMED, Call
-from tests.seeds import some_of
+from tests.parameters import some_of
 from tilelink.backend.targets import Target
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.runtime import late_network

@@ -12,9 +12,9 @@ import torch
 from tests.backend.edited import EITHER, in_function
 from tests.kernels.gather_gemm import run_and_check, small_world
 from tests.kernels.gemm_reduce import Sum
+from tests.parameters import some_of
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.plans import Plan, planned, without
-from tests.seeds import some_of
 from tests.verification.mutants.tools import MutatedWorld
 from tilelink.backend.host import Join, KernelLaunch, LetGo, SignalWait, SignalWrite
 from tilelink.backend.targets import portable
