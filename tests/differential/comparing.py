@@ -59,7 +59,16 @@ def called(case: Case, module: Any, schedule: str, seed: int) -> dict[str, Any]:
     world = tk.CpuWorld(case.world, heap_bytes=1 << 18, signal_bytes=1 << 14, sms=12, seed=seed)
     results = world.run(rank)
     results = [r if len(wanted) > 1 else (r,) for r in results]
-    return {n: [r[k] for r in results] for k, n in enumerate(wanted)}
+    outputs = {n: [r[k] for r in results] for k, n in enumerate(wanted)}
+    return flat({n: list(zip(*o, strict=True)) if isinstance(case.given[n], list) else o for n, o in outputs.items()})
+
+
+def flat(outputs: dict[str, Any]) -> dict[str, Any]:
+    """Outputs by name, where each member of a list has its own."""
+    made: dict[str, Any] = {}
+    for name, o in outputs.items():
+        made |= {f"{name}[{k}]": m for k, m in enumerate(o)} if name == "outs" else {name: o}
+    return made
 
 
 def outcome(case: Case, folder: Path, schedule: str, seeds: tuple[int, ...] = (0,)) -> Outcome:
@@ -76,7 +85,9 @@ def outcome(case: Case, folder: Path, schedule: str, seeds: tuple[int, ...] = (0
     except Exception as e:
         return Outcome("wrong", f"{type(e).__name__}: {e}")
     try:
-        wanted = [reference(case.source, "drawn", schedule, case.world, case.dims, case.given, s) for s in (0, 1)]
+        wanted = [
+            flat(reference(case.source, "drawn", schedule, case.world, case.dims, case.given, s)) for s in (0, 1)
+        ]
     except Faulty as e:
         return Outcome("wrong", f"called safe, and {e}")
     for name, want in wanted[0].items():

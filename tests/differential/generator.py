@@ -10,7 +10,7 @@ import ast
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -60,6 +60,7 @@ class Named:
     cut: int | None
     kind: str
     buffers: int | None = None
+    listed: bool = False
 
     @property
     def written(self) -> bool:
@@ -73,7 +74,8 @@ class Named:
             word = "sharded"
         more = f", axis={self.cut}" if self.cut else ""
         more += f", buffers={self.buffers}" if self.buffers else ""
-        return f"tk.{word}({dims}{more})"
+        made = f"tk.{word}({dims}{more})"
+        return f"tk.Each({made})" if self.listed else made
 
 
 @dataclass
@@ -130,6 +132,8 @@ class Drawing:
         else:
             m = Dim("M", r.randint(1, 6))
         self.dims = {"M": m, **{n: Dim(n, r.randint(1, 3 if small else 6)) for n in "NK"}}
+        self.listed = r.choice([1, 2, 2, 3])
+        """Members of lists."""
         self.tensors: list[Named] = []
         self.optional: list[str] = []
         self.roles: list[tuple[Role, str, str]] = []
@@ -529,6 +533,15 @@ class Drawing:
         out = Named(f"out{len(self.roles)}", ("M", "N"), cut, "output")
         role.of(out)
         value = f"{self.value(role)} + {role.of('x0')}[t].load()"  # what no tile reads is refused
+        if self.chance(0.2):
+            weights, w = self.members("N"), role.fresh("w")
+            total, role.steps = self.zeros(role), True
+            with (
+                role.inside(f"for {w} in tk.each({role.of(weights)}):"),
+                role.inside(f"for k{w} in tk.steps({w}.K):"),
+            ):
+                role.line(f"{total} += tl.sum({w}[k{w}, t.N].load(), 0)[None, :]")
+            value = f"{value} + {total}"
         last = [t for t in self.tensors if t.written]
         if last and not any(t.name in role.parameters for t in last):
             of = last[-1]
@@ -537,6 +550,30 @@ class Drawing:
         role.line(f"{role.of(out)}[t].store({value})")
         self.given[out.name] = Output()
         self.launch(role, f"tk.tiles({out.name})", "None", out)
+
+    def members(self, own: str) -> Named:
+        """A list of inputs, whose dimension may be a member's own."""
+        made = Named(f"ws{len(self.tensors)}", ("K", own), None, "list", listed=True)
+        self.tensors.append(made)
+        self.given[made.name] = [self.values(replace(made, dims=("K", d))) for d in self.called(own)]
+        return made
+
+    def called(self, dim: str) -> list[str]:
+        """What a dimension is called for each member of lists."""
+        return [f"{dim}[{k}]" if dim == "J" else dim for k in range(self.listed)]
+
+    def lists(self) -> None:
+        """A launch for each member of lists, which have a dimension of their own."""
+        self.dims |= {d: Dim("J", self.r.randint(1, 4)) for d in self.called("J")}
+        weights, role = self.members("J"), Role(f"f{len(self.roles)}", ["w", "o"])
+        role.integers = ["t.M.start", "t.J.start", "w.J.size", *self.homes()]
+        out = Named("outs", ("M", "J"), None, "output", listed=True)
+        column, acc, role.steps = self.source("M", given=True), self.zeros(role), True
+        with role.inside("for k in tk.steps(w.K):", "k.start"):
+            role.line(f"{acc} += tl.sum(w[k, t.J].load(), 0)[None, :] * ({self.integer(role)})")
+        role.line(f"o[t].store({acc} - {role.of(column)}[t.M].load()[:, None])")
+        self.given[out.name] = [Output() for _ in range(self.listed)]
+        self.launch(role, f"for w, o in tk.each({weights.name}, outs): {role.name}[tk.tiles(o)]", "None", out)
 
     # ---- the file
 
@@ -558,6 +595,8 @@ class Drawing:
             self.r.choice([self.own, self.push, self.push, self.shift, self.slots, self.inbox, self.ring])()
         for _ in range(1 if self.small else self.r.choice([1, 1, 2])):
             self.out()
+        if self.chance(0.2):
+            self.lists()
         text = HEAD
         for role, _, _ in self.roles:
             text += f"\n\n@tk.tile\ndef {role.name}(t, {', '.join(role.parameters)}):\n" + "\n".join(role.lines) + "\n"
@@ -568,7 +607,8 @@ class Drawing:
         for t in self.tensors:
             text += f"    {t.name} = {t.declared}\n" if t.written else ""
         for role, space, _ in self.roles:
-            text += f"    {role.name}[{space}]({', '.join(role.parameters)})\n"
+            launched = space if space.startswith("for ") else f"{role.name}[{space}]"
+            text += f"    {launched}({', '.join(role.parameters)})\n"
         text += "\n\n"
         schedules = [f"s{k}" for k in range(2)]
         for s in schedules:

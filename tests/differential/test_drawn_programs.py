@@ -36,7 +36,7 @@ def held(draw: Callable[..., Case], seeds: range, folder: Path, small: bool) -> 
 @pytest.mark.parametrize("batch", range(10))
 def test_programs(batch: int, tmp_path: Path) -> None:
     found = held(drawn, range(batch * 14, batch * 14 + 14), tmp_path, small=True)
-    assert found["right"] >= 11, found  # what is refused tries nothing
+    assert found["right"] >= 9, found  # what is refused tries nothing
 
 
 @pytest.mark.parametrize("batch", range(6))
@@ -49,7 +49,7 @@ def test_damaged_programs(batch: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("batch", range(35))
 def test_more_programs(batch: int, tmp_path: Path) -> None:
     found = held(drawn, range(1000 + batch * 100, 1100 + batch * 100), tmp_path, small=False)
-    assert found["right"] >= 85, found
+    assert found["right"] >= 70, found
 
 
 @pytest.mark.verify
