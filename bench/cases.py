@@ -10,10 +10,10 @@ from pathlib import Path
 
 from bench.check import LIMITS
 from bench.operators import OPERATORS, Form, Shape, Step
-from tilelink.cli.command import UsageError
-from tilelink.cli.program import shape_text
 from tilelink.errors import DtypeError
 from tilelink.frontend.sizes import check_world
+from tilelink.tools.cli.command import UsageError
+from tilelink.tools.cli.program import shape_text
 
 LAYERS: dict[str, Shape] = {name: shape for operator in OPERATORS.values() for name, shape in operator.layers.items()}
 """Projections of Llama-3-8B at tensor parallel 4, of all operators; each operator has its own."""

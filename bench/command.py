@@ -1,4 +1,4 @@
-"""The command line of the harness; its flags, keys and exit codes are those of `tilelink.cli`."""
+"""The command line of the harness; its flags, keys and exit codes are those of `tilelink.tools.cli`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bench.cases import LAYERS, QUICK, Case, plan
 from bench.operators import OPERATORS, Shape
 from bench.processes import measure_all, run_all
 from bench.table import table
-from tilelink.cli import Parser, failure, respond
-from tilelink.cli.command import Answer, UsageError
-from tilelink.cli.program import read_dtype, read_shape, shape_text
 from tilelink.errors import TileLinkError
+from tilelink.tools.cli import Parser, failure, respond
+from tilelink.tools.cli.command import Answer, UsageError
+from tilelink.tools.cli.program import read_dtype, read_shape, shape_text
 
 T = TypeVar("T")
 COMPARE = "compare"

@@ -21,12 +21,12 @@ from typing import Any
 
 from bench import progress
 from bench.gates import programs
-from tilelink.cli.explore import TILE
-from tilelink.cli.schedule import read_schedule
-from tilelink.explore import Exploration, Lowered, Oracle, Subject, explore
-from tilelink.explore.trial import POLICIES
 from tilelink.frontend.ir import RANKS_DIM
-from tilelink.frontend.program import Program
+from tilelink.programs.program import Program
+from tilelink.tools.cli.explore import TILE
+from tilelink.tools.cli.schedule import read_schedule
+from tilelink.tools.explore import Exploration, Lowered, Oracle, Subject, explore
+from tilelink.tools.explore.trial import POLICIES
 
 RECORD = Path(__file__).parent / "results" / "explore.jsonl"
 WORLDS = (2, 3, 4)

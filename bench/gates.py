@@ -17,16 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tilelink.backend.compile import Compiled, each_compiled
 from tilelink.backend.facts import Facts
-from tilelink.backend.gates import Verdict, judge
 from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.targets import TARGETS
 from tilelink.frontend.ir import RANKS_DIM
-from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import Sizes
+from tilelink.inspect.compile import Compiled, each_compiled
+from tilelink.inspect.gates import Verdict, judge
 from tilelink.kernels import operators
 from tilelink.language import Each
+from tilelink.programs.program import Program
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "results" / "gates"

@@ -13,9 +13,9 @@ from bench.check import LIMITS
 from bench.gpu.place import Place
 from bench.operands import LAYOUTS, Operands, optional
 from bench.references import REFERENCES
-from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Epilogue, Schedule, SMs
 from tilelink.language import Each
+from tilelink.programs.program import Program
 
 WORLDS = (1, 2, 3, 4, 8)
 ROWS, SIZES, TILES = (0, 0, 1, 7, 15, 16, 17, 33), (1, 7, 15, 16, 17, 33, 40), (16, 32)

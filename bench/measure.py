@@ -14,8 +14,8 @@ from bench.operators import OPERATORS, WORKERS
 from bench.pictures import draw
 from bench.progress import say
 from tilelink.analysis.placement import placed
-from tilelink.runtime.cpu import Operation
-from tilelink.runtime.cpu_world import DEFAULT_HEAP, CpuWorld
+from tilelink.emulator import Operation
+from tilelink.runtime.cpu.world import DEFAULT_HEAP, CpuWorld
 
 
 @dataclass(frozen=True)

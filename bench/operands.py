@@ -10,10 +10,10 @@ import torch
 
 from bench.check import LIMITS, relative_rms_of_all, scatter
 from bench.references import ONE_BIAS, REFERENCES, ROUNDED
-from tilelink.frontend.program import Program
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.schedule import Schedule
 from tilelink.language import Each, TensorWord
+from tilelink.programs.program import Program
 
 POISON = float("nan")
 EXPERTS = 2

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 
 from tilelink.analysis.unroll import Events, unroll
-from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import even_parts
 from tilelink.kernels.all_gather import all_gather
@@ -24,6 +23,7 @@ from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 from tilelink.kernels.reduce_scatter import reduce_scatter
 from tilelink.language import own_dims
+from tilelink.programs.program import Program
 
 Shape = Mapping[str, int | Sequence[int]]
 Tensors = tuple[torch.Tensor, ...]

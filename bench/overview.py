@@ -22,17 +22,17 @@ from bench.validation.averages import SHAPES
 from tilelink.analysis.machine import machine
 from tilelink.analysis.simulate import Prediction
 from tilelink.analysis.simulate.interval import FUSED, UNFUSED
-from tilelink.cli.command import UsageError
-from tilelink.cli.program import shape_text
-from tilelink.cli.simulate import write_timeline
 from tilelink.errors import TileLinkError
-from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import check_world
 from tilelink.kernels import operators
 from tilelink.language import Each
 from tilelink.plans import plans
 from tilelink.plans.unfused import unfused
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.programs.program import Program
+from tilelink.runtime.cpu.world import CpuWorld
+from tilelink.tools.cli.command import UsageError
+from tilelink.tools.cli.program import shape_text
+from tilelink.tools.cli.simulate import write_timeline
 
 CHECK = "whether results on CPU ranks are right, at a small shape; no figure"
 FORESEEN = "predicted time, which nobody measured; min and max are the interval around it"

@@ -10,7 +10,7 @@ from bench.operators import WORKERS
 from bench.progress import say
 from tilelink.analysis.draw import png, write_page, write_perfetto
 from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, Span, Timeline, Transfer
-from tilelink.runtime.cpu import Operation
+from tilelink.emulator import Operation
 from tilelink.runtime.trace import align, timeline
 
 

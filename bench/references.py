@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from tilelink.frontend.program import Program
 from tilelink.frontend.routes import Routing
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
@@ -23,6 +22,7 @@ from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 from tilelink.kernels.reduce_scatter import reduce_scatter
+from tilelink.programs.program import Program
 
 Rank = Mapping[str, Any]
 """What a rank gives or gets: tensors by parameter, or lists of them; what is left out is not there."""

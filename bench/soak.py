@@ -30,8 +30,8 @@ from bench import progress
 from bench.gpu.place import Place, dry, gpu
 from bench.lanes import WORLDS, lane, world_of
 from bench.records import cores, machine, versions
-from tilelink.cli import Parser, failure, respond
-from tilelink.cli.command import Answer, UsageError
+from tilelink.tools.cli import Parser, failure, respond
+from tilelink.tools.cli.command import Answer, UsageError
 
 SECONDS = 240.0
 OUT, RECORD = Path("bench/out"), "soak.json"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import tilelink
-from tilelink.cli import parser
-from tilelink.cli.program import find
+from tilelink.tools.cli import parser
+from tilelink.tools.cli.program import find
 
 ROOT = Path(__file__).parent.parent
 KERNEL = ROOT / "tilelink" / "kernels" / "all_gather_matmul.py"

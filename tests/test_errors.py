@@ -11,8 +11,8 @@ import torch
 
 import tilelink as tk
 from tests.frontend.wrong import GATHER, READ, WAIT, changed, load
+from tilelink.emulator.sites import KernelSite
 from tilelink.errors import Site, TileLinkError, UnguardedReadError, shown
-from tilelink.runtime.cpu.sites import KernelSite
 from tilelink.runtime.group import Group
 
 

@@ -4,7 +4,6 @@ import importlib
 from typing import Any
 
 from tilelink.errors import TileLinkError
-from tilelink.frontend.program import Program, program
 from tilelink.frontend.schedule import (
     CopyEngine,
     Epilogue,
@@ -43,6 +42,7 @@ from tilelink.language import (
     wait,
     world,
 )
+from tilelink.programs.program import Program, program
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
 
         return CpuWorld
     if name in ("KernelWorld", "KernelRank"):
-        from tilelink.runtime import kernel_world
+        from tilelink.emulator import kernel_world
 
         return getattr(kernel_world, name)
     if name == "VirtualWorld":

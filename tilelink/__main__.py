@@ -2,6 +2,6 @@
 
 import sys
 
-from tilelink.cli import main
+from tilelink.tools.cli import main
 
 sys.exit(main())

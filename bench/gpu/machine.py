@@ -10,10 +10,10 @@ import torch
 from bench.gpu.place import Place
 from bench.gpu.report import Report
 from bench.gpu.right import schedules
-from tilelink.capabilities import capabilities
 from tilelink.errors import DeviceError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.measure import description, measure
+from tilelink.tools.capabilities import capabilities
 
 
 def machine(place: Place, report: Report) -> None:

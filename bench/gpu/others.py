@@ -10,9 +10,9 @@ from bench.gpu.report import Report
 from bench.gpu.right import SUMS, compile_ahead
 from bench.operands import Operands, optional
 from bench.references import REFERENCES
-from tilelink.frontend.program import Program
 from tilelink.kernels import operators
 from tilelink.language import Each
+from tilelink.programs.program import Program
 
 WORLD, CALLS = 2, 2
 OTHERS = [program for program in REFERENCES if program not in SUMS]

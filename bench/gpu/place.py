@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bench.records import cores
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.cuda.device import CudaDevice
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
 

@@ -12,7 +12,6 @@ import torch
 from bench.check import LIMITS, relative_rms
 from bench.gpu.place import Place, gpu
 from bench.gpu.report import Report
-from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import even_parts
 from tilelink.kernels import operators
@@ -21,6 +20,7 @@ from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
+from tilelink.programs.program import Program
 
 SUMS = {
     matmul_reduce_scatter: True, matmul_ring_reduce_scatter: True, matmul_all_reduce: False,

@@ -17,9 +17,9 @@ from bench.gpu.place import Place
 from bench.gpu.report import Report, spread
 from bench.gpu.vain import without_workers
 from tilelink.analysis.counting import expected_counts
-from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul import matmul
+from tilelink.programs.program import Program
 from tilelink.runtime.cuda.script import Script, Streams
 from tilelink.runtime.cuda.virtual_world import VirtualGroup, VirtualWorld
 

@@ -11,12 +11,12 @@ from bench.validation.programs import adding_scatter
 from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import steps_of
 from tilelink.analysis.simulate.steps import Steps
-from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import smallest_tile
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.plans import unfused as library
+from tilelink.programs.program import Program
 
 TILE = (128, 256, 64)
 """Of all fused matmuls: what FLUX, Triton-distributed and kraken use on Hopper."""

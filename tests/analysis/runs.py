@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import tilelink as tk
 from tests.frontend import programs
 from tilelink.analysis.unroll import Events, unroll
-from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.programs.program import Program
 
 
 def small(name: str, gather: tuple[int | None, ...] = (16, 32), order: tk.Order = tk.own_rank_first) -> tk.Schedule:

@@ -26,12 +26,12 @@ from tilelink.errors import (
     UnsafeProgramError,
     shown,
 )
-from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul import matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.programs.program import Program
 
 MB = 1 << 20
 

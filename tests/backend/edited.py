@@ -12,8 +12,8 @@ import pytest
 
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.targets import portable
+from tilelink.emulator import RaceError
 from tilelink.errors import StuckError
-from tilelink.runtime.cpu import RaceError
 
 EITHER = (RaceError, StuckError)
 WAIT = r"rows_ready = wait\(.*\)"

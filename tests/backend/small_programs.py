@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from tests.verification.mutants.tools import Edit
-from tilelink.backend.compile import compiled
 from tilelink.backend.facts import Facts
-from tilelink.backend.gates import Verdict, judge
 from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.targets import TARGETS
 from tilelink.frontend.sizes import Sizes
+from tilelink.inspect.compile import compiled
+from tilelink.inspect.gates import Verdict, judge
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul import matmul
 

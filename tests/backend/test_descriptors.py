@@ -15,10 +15,10 @@ from tests.verification.mutants.tools import MutatedWorld
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
 from tilelink.backend.targets import CPU, TARGETS, portable
+from tilelink.emulator import Operation, RaceError
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.runtime.cpu import Operation, RaceError
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.trace import align
 
 DESCRIBING = replace(CPU, name="cpu with descriptors", descriptors=True)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tilelink.backend.compile import compiled
 from tilelink.backend.facts import Facts
-from tilelink.backend.gates import judge
 from tilelink.backend.lower import lower
-from tilelink.backend.show import with_defaults
 from tilelink.backend.targets import TARGETS
 from tilelink.frontend.sizes import Sizes
+from tilelink.inspect.compile import compiled
+from tilelink.inspect.gates import judge
+from tilelink.programs.show import with_defaults
 
 SCALED = {"x": "int8", "scale": "fp32", "weight": "int8", "weight_scale": "fp32", "out": "bf16"}
 PROGRAMS: list[tuple[str, str, Any]] = [

@@ -8,18 +8,18 @@ import pytest
 import triton
 import triton.language as tl
 
-from tilelink.backend.compile import compiled
 from tilelink.backend.facts import Facts
-from tilelink.backend.gates import judge
 from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
-from tilelink.frontend.given import at_sizes
-from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import Sizes
+from tilelink.inspect.compile import compiled
+from tilelink.inspect.gates import judge
 from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
 from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
+from tilelink.programs.given import at_sizes
+from tilelink.programs.program import Program
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from tilelink.backend.targets import CPU
 from tilelink.backend.targets.multimem import multicast_notify, multicast_store
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, multicast, push
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.cpu.world import CpuWorld
 
 TARGET = replace(CPU, name="multicast", module=multicast_by_loops.__name__, multicast=True)
 

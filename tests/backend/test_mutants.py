@@ -20,10 +20,10 @@ from tests.backend.orphans import lower_rows
 from tests.parameters import some_of
 from tests.verification.mutants.tools import Edit, MutatedWorld, same
 from tilelink.backend.targets import portable
+from tilelink.emulator import RaceError
 from tilelink.errors import StuckError, shown
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.runtime.cpu import RaceError
-from tilelink.runtime.cpu_world import Group
+from tilelink.runtime.cpu.world import Group
 
 __all__ = ["own_cache", "primitives"]
 RANKS, ROWS, N, K = 2, 32, 32, 64

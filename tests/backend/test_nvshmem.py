@@ -16,15 +16,15 @@ import triton
 
 import tilelink as tk
 from tilelink.backend import nvshmem
-from tilelink.backend.compile import Compiled, compiled
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, lower
-from tilelink.backend.network_gate import FENCE, PUT, PUT_SIGNAL, QUIET, SIGNAL, TEST, expected, findings
 from tilelink.backend.reach import publish_sources
 from tilelink.backend.targets import TARGETS
 from tilelink.backend.targets import nvshmem as primitives
 from tilelink.errors import NvshmemError
 from tilelink.frontend.sizes import Sizes
+from tilelink.inspect.compile import Compiled, compiled
+from tilelink.inspect.network_gate import FENCE, PUT, PUT_SIGNAL, QUIET, SIGNAL, TEST, expected, findings
 from tilelink.kernels import all_gather_matmul, matmul_reduce_scatter
 
 ROOT = Path(__file__).parents[2]

@@ -6,11 +6,11 @@ import pytest
 
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
-from tilelink.backend.show import SIZE, WORLD
 from tilelink.backend.targets import CPU
 from tilelink.errors import DimensionError, TargetError, TileSizeError, WorldError
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
+from tilelink.programs.show import SIZE, WORLD
 
 SIZES = {"M": 70, "N": 40, "K": 48}
 fitted = all_gather_matmul.fit("push", M=(24, 24, 22), N=40, K=48)

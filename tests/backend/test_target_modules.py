@@ -9,7 +9,7 @@ import pytest
 
 from tilelink.backend.parameters import MULTICAST_PRIMITIVES, NETWORK_PRIMITIVES, PRIMITIVES
 from tilelink.backend.targets import NETWORKS, TARGETS, Target
-from tilelink.runtime.cpu_world import LATE
+from tilelink.runtime.cpu.world import LATE
 
 MODULES = [*TARGETS.values(), *(t.across_nodes() for t in TARGETS.values() if t.backend in NETWORKS), LATE]
 

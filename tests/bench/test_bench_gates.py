@@ -7,7 +7,7 @@ import json
 import pytest
 
 from bench.gates import RECORDS, Figures, forms, instructions, lowered_for, programs, worse
-from tilelink.backend.compile import Compiled
+from tilelink.inspect.compile import Compiled
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 

@@ -16,7 +16,7 @@ from bench.references import REFERENCES
 from tests.bench.mistaken import doubled
 from tests.bench.on_stand_in import OnStandIn
 from tests.runtime.small_worlds import readers_first
-from tilelink.frontend.program import Program
+from tilelink.programs.program import Program
 
 
 def test_a_seed_says_all_of_a_case() -> None:

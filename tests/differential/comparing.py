@@ -15,8 +15,8 @@ import torch
 import tilelink as tk
 from tests.differential.generator import Case, damaged, drawn
 from tests.differential.reference import Faulty, Output, reference
+from tilelink.emulator import KernelError, RaceError
 from tilelink.errors import StuckError, TileLinkError
-from tilelink.runtime.cpu import KernelError, RaceError
 
 LARGEST = 2.0**22
 

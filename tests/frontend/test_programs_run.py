@@ -11,8 +11,8 @@ import torch
 import tilelink as tk
 from tests.analysis.runs import ATTENTION, BACKWARD, RING, notifying
 from tests.frontend import programs
-from tilelink.frontend.program import Program
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.programs.program import Program
+from tilelink.runtime.cpu.world import CpuWorld
 
 PARTS = (5, 20, 0, 2)
 

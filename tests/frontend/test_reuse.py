@@ -11,6 +11,7 @@ import tilelink as tk
 from tests.frontend import ring_attention as rings
 from tests.frontend.wrong import Case, alone, check
 from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE
+from tilelink.emulator import RaceError
 from tilelink.errors import (
     ArgumentError,
     BudgetError,
@@ -20,9 +21,8 @@ from tilelink.errors import (
     ViewError,
     WaitWithoutNotifyError,
 )
-from tilelink.frontend.program import Program
-from tilelink.runtime.cpu import RaceError
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.programs.program import Program
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.trace import align
 
 SIZES = {"Q": 50, "T": 20, "D": 16}

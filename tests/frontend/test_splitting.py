@@ -11,8 +11,8 @@ import tilelink as tk
 from tests.analysis.runs import ATTENTION
 from tests.frontend.programs import gathered_attention
 from tilelink.analysis.unroll import WAIT
-from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather_matmul import gather
+from tilelink.programs.program import Program
 
 SIZES = {"M": 128, "K": 64, "N": 32}
 

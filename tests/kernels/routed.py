@@ -11,12 +11,12 @@ import torch
 from bench.check import FEW, relative_rms_of_all, scatter
 from bench.references import REFERENCES
 from tests.kernels.gather_gemm import LIMITS, small_world
-from tilelink.frontend.program import Program
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.schedule import Schedule
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_combine import matmul_combine
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.programs.program import Program
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
 
 PROGRAMS = [dispatch_matmul, matmul_combine]

@@ -13,13 +13,13 @@ import torch
 import tilelink as tk
 from tests.kernels.gather_gemm import NAMED, Call
 from tilelink.backend.targets import CPU, TARGETS
+from tilelink.emulator import Operation
 from tilelink.errors import FarAccessError, ScheduleError, StuckError, TargetError, WorldError
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
-from tilelink.runtime.cpu import Operation
 from tilelink.runtime.trace import align
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

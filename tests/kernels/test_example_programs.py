@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from tests.kernels.gather_gemm import LIMITS, relative_rms
 from tilelink.backend.targets import CPU
+from tilelink.emulator import Operation
 from tilelink.frontend.schedule import smallest_tile
-from tilelink.runtime.cpu import Operation
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.trace import align
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

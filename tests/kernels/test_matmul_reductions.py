@@ -19,8 +19,8 @@ from tests.kernels.drawing import SLOW, TILES, lengths
 from tests.kernels.gather_gemm import LIMITS, relative_rms, run, run_and_check, small_world
 from tests.kernels.gemm_reduce import FORMS, PROGRAMS, Sum, form_name
 from tests.parameters import each_once
+from tilelink.emulator import Operation
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
-from tilelink.runtime.cpu import Operation
 from tilelink.runtime.trace import align
 
 PARTS = [(7,), (20, 13), (40, 0, 33, 7)]

@@ -11,7 +11,7 @@ from bench.lanes import lane
 from bench.references import REFERENCES
 from tests.kernels.drawing import SLOW, calls
 from tests.kernels.gather_gemm import Call, run_and_check
-from tilelink.frontend.program import Program
+from tilelink.programs.program import Program
 
 
 @pytest.mark.verify

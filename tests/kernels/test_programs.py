@@ -22,7 +22,7 @@ from tilelink.kernels.all_reduce import all_reduce
 from tilelink.kernels.matmul import gemm, matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.reduce_scatter import reduce_scatter
-from tilelink.runtime.cpu_world import Group
+from tilelink.runtime.cpu.world import Group
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 UNEVEN = [(32, 32), (5, 0, 20), (0, 1, 0, 0), (7,)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.gather_gemm import small_world
 from tests.kernels.routed import FORMS, PROGRAMS, Routed, in_tiles, random_counts, run, run_and_check
-from tilelink.runtime.cpu import Operation
+from tilelink.emulator import Operation
 from tilelink.runtime.trace import align
 
 

@@ -17,9 +17,9 @@ from tests.ops import sharded
 from tests.ops.sharded import GATHER, Call
 from tests.runtime.processes import members
 from tilelink.errors import TileLinkError
-from tilelink.frontend.program import Program
 from tilelink.ops import collectives, programs
 from tilelink.plans.names import TORCH, plans
+from tilelink.programs.program import Program
 from tilelink.runtime.prepare import prepare_bound
 
 LANE = {"heap_bytes": 1 << 20, "signal_bytes": 16 << 10, "sms": 20}

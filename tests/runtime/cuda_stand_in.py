@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from tilelink.backend.targets import CPU
-from tilelink.runtime.cpu import DeadlockError, Execution, InterpretedKernel, Region, interpreted
-from tilelink.runtime.cpu.engine import EngineCopy, EngineSignal, EngineWait
-from tilelink.runtime.cpu.interpreter import suspended
-from tilelink.runtime.cpu_lane import CpuLane
+from tilelink.emulator import DeadlockError, Execution, InterpretedKernel, Region, interpreted
+from tilelink.emulator.engine import EngineCopy, EngineSignal, EngineWait
+from tilelink.emulator.interpreter import suspended
+from tilelink.runtime.cpu.lane import CpuLane
 from tilelink.runtime.cuda.kernels import Kernel
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
 from tilelink.runtime.layout import CONTROL_WORDS, place

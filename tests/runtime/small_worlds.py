@@ -11,7 +11,7 @@ import torch
 import tilelink as tk
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
 
 K, N = 16, 24

@@ -17,7 +17,7 @@ from tests.runtime.processes import Pool
 from tests.runtime.ranks import in_processes
 from tilelink.errors import DimensionError, ShapeError, TileLinkError
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
 
 COUNTS = [[2, 0], [3, 1], [0, 0], [1, 4]]

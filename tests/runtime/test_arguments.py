@@ -25,7 +25,7 @@ from tilelink.errors import (
 )
 from tilelink.kernels import all_gather_matmul as module
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
-from tilelink.runtime.cpu_world import CpuWorld, Group
+from tilelink.runtime.cpu.world import CpuWorld, Group
 
 # mypy: disable-error-code="no-untyped-def, valid-type, name-defined"
 

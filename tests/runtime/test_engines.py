@@ -20,11 +20,11 @@ from tilelink.analysis.draw import perfetto
 from tilelink.analysis.events import NOTIFY
 from tilelink.backend.host import Fork, Join, RegionCopy, SignalWrite
 from tilelink.backend.targets import portable
+from tilelink.emulator import Operation, RaceError
 from tilelink.errors import StuckError
 from tilelink.kernels.matmul import matmul
 from tilelink.runtime import prepare
-from tilelink.runtime.cpu import Operation, RaceError
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.trace import align, timeline

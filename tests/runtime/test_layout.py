@@ -17,12 +17,12 @@ from tilelink.errors import HeapError
 from tilelink.frontend.cells import cell_count
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import TileProgram
-from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.programs.program import Program
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.layout import ALIGNMENT, CONTROL_WORDS, MAX_SLOTS, HeapLayout, Placement, aligned, place, shape_on
 
 WORLDS = (1, 2, 3, 8)

@@ -7,9 +7,9 @@ import torch
 
 from tests.runtime.small_worlds import readers_first, shared_workers, small_world
 from tilelink.backend.targets import portable
+from tilelink.emulator import DeadlockError
 from tilelink.errors import StuckError
-from tilelink.runtime.cpu import DeadlockError
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.launch import Record
 from tilelink.runtime.layout import CONTROL_WORDS, place
 from tilelink.runtime.poison import HOST, Reason, Report

@@ -24,7 +24,7 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.runtime import prepare
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.cuda.group import KEPT_CALLS, CudaGroup
 from tilelink.runtime.prepare import KEPT_PROGRAMS, prepare_bound
 

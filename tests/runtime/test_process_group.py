@@ -20,9 +20,9 @@ import triton.language as tl
 from tests.runtime.processes import SMALL, Pool, members
 from tests.runtime.ranks import TILED, WORLD, K, N, everybody, gathered, in_processes, lane, operands, three_calls
 from tests.runtime.small_worlds import own_workers, readers_first
+from tilelink.emulator import Execution, Region, Words, interpreted
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.runtime.cpu import Execution, Region, Words, interpreted
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
 from tilelink.runtime.shared import share
 

@@ -11,10 +11,10 @@ import torch
 
 from tests.runtime import small_worlds
 from tests.runtime.small_worlds import SMALL, Call, K, N, check_usable, gathered, line_of, small_world
+from tilelink.emulator import RaceError
 from tilelink.errors import ArgumentError, RankMismatchError, StuckError, shown
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.runtime.cpu import RaceError
 from tilelink.runtime.group import Group
 
 

@@ -11,15 +11,15 @@ import torch
 
 from tilelink.analysis.events import WAIT
 from tilelink.analysis.timeline import EXECUTED, RECORDS, Timeline
-from tilelink.backend.compile import compiled
 from tilelink.backend.facts import Facts
-from tilelink.backend.gates import judge
 from tilelink.backend.lower import lower
 from tilelink.backend.targets import CPU, TARGETS
 from tilelink.errors import TraceMismatchError, WorldError
 from tilelink.frontend.sizes import Sizes
+from tilelink.inspect.compile import compiled
+from tilelink.inspect.gates import judge
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.runtime.cpu_world import CpuWorld, Group
+from tilelink.runtime.cpu.world import CpuWorld, Group
 from tilelink.runtime.timestamps import TimedRun, timeline_of
 
 K, N, SMS = 64, 48, 6

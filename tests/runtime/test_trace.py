@@ -9,12 +9,12 @@ import torch
 
 import tilelink as tk
 from tilelink.analysis.unroll import unroll
+from tilelink.emulator import Operation
+from tilelink.emulator.memory import Region
 from tilelink.errors import TraceMismatchError
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.runtime.cpu import Operation
-from tilelink.runtime.cpu.memory import Region
-from tilelink.runtime.cpu_world import CpuWorld, Group
+from tilelink.runtime.cpu.world import CpuWorld, Group
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.trace import align, timeline
 

@@ -18,10 +18,10 @@ from tests.runtime.plans import Plan, planned, without
 from tests.verification.mutants.tools import MutatedWorld
 from tilelink.backend.host import Join, KernelLaunch, LetGo, SignalWait, SignalWrite
 from tilelink.backend.targets import portable
+from tilelink.emulator import Operation, RaceError
 from tilelink.errors import CaptureError, StuckError, TraceMismatchError, WorldError
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.runtime import prepare
-from tilelink.runtime.cpu import Operation, RaceError
 from tilelink.runtime.trace import align
 
 SMALL: dict[str, Any] = {"matmul": (16, 16, 16), "moved": (16, 16)}

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from tests.verification.signalling import at
-from tilelink.runtime import shmem
+from tilelink.emulator import shmem
 
 
 @triton.jit

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from tilelink.emulator.kernel_world import KernelRank, KernelWorld, Symmetric
 from tilelink.errors import TileLinkError
-from tilelink.runtime.kernel_world import KernelRank, KernelWorld, Symmetric
 
 MEMORY: dict[str, Callable[[KernelWorld], Symmetric]] = {
     "data": lambda world: world.symmetric("data", (64,), torch.int32),

@@ -12,7 +12,7 @@ import torch
 
 import tilelink as tk
 from tilelink.errors import Site
-from tilelink.frontend.program import Program
+from tilelink.programs.program import Program
 
 Label = Literal["racy", "clean"]
 LINES = re.compile(r"([^\s:,()]+\.py):(\d+)")

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tilelink.runtime import shmem
+from tilelink.emulator import shmem
 
 N = tl.constexpr(4)
 

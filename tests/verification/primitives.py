@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 from tests.backend.small_programs import small
 from tests.verification.mutants.tools import Edit
-from tilelink.backend.compile import compiled
-from tilelink.backend.gates import judge
+from tilelink.inspect.compile import compiled
+from tilelink.inspect.gates import judge
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 

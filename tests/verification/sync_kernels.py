@@ -15,7 +15,7 @@ from tests.verification.signalling import (
     team_barrier,
     wait_until,
 )
-from tilelink.runtime import shmem
+from tilelink.emulator import shmem
 
 
 @triton.jit

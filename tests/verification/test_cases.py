@@ -12,12 +12,12 @@ from tests.verification import atomic, conflict, sync
 from tests.verification.cases import Case, Kernels, Tiles
 from tests.verification.registry import CASES
 from tests.verification.tools import TOOLS
-from tilelink.backend.compile import compiled
 from tilelink.backend.facts import Facts
-from tilelink.backend.gates import judge
 from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
 from tilelink.frontend.sizes import Sizes
+from tilelink.inspect.compile import compiled
+from tilelink.inspect.gates import judge
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import torch
 import tilelink as tk
 from examples.mistakes.odd_rows import sums_of_tiles
 from examples.mistakes.wrong_order import wrong_order
+from tilelink.emulator import RaceError
 from tilelink.errors import UnguardedReadError
-from tilelink.runtime.cpu import RaceError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

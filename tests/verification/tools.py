@@ -9,9 +9,9 @@ from unittest import mock
 
 from tests.verification.cases import Case, Kernels, Report, Tiles
 from tests.verification.primitives import Primitives
+from tilelink.emulator import RaceError
 from tilelink.errors import TileLinkError
-from tilelink.explore import Oracle, explore
-from tilelink.runtime.cpu import RaceError
+from tilelink.tools.explore import Oracle, explore
 
 SCHEDULES: tuple[Mapping[str, Any], ...] = (
     {"policy": "random", "seed": 0},

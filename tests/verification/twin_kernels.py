@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from tests.verification.signalling import at, barrier, notify, wait, wait_until
-from tilelink.runtime import shmem
+from tilelink.emulator import shmem
 
 N = tl.constexpr(16)
 

@@ -11,7 +11,7 @@ import tilelink as tk
 from examples.mistakes import odd_rows
 from tests.verification import twin_programs as programs
 from tests.verification.cases import Case, Tiles, twins
-from tilelink.frontend.program import Program
+from tilelink.programs.program import Program
 
 COPIES = tk.SMs(2, tile=(16, 16))
 HOME = tk.SMs(2, tile=(16, 16), at="home")

@@ -7,12 +7,12 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tilelink.frontend.program import Program
+    from tilelink.programs.program import Program
 
 
 def operators() -> dict[str, Program]:
     """The programs of the modules in this package by name, sorted: a file put here is an operator, nothing lists it."""
-    from tilelink.frontend.program import Program
+    from tilelink.programs.program import Program
 
     modules = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
     programs = [value for module in modules for value in vars(module).values() if isinstance(value, Program)]

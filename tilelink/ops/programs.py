@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather import all_gather as all_gather_program
 from tilelink.ops.collectives import Later, Members
 from tilelink.ops.lanes import lane
 from tilelink.ops.mean import mean_over
 from tilelink.ops.plain import Maybe, Plain, Tensors
 from tilelink.plans.names import Plan
+from tilelink.programs.program import Program
 
 _preparing = False
 

@@ -12,12 +12,12 @@ from tilelink.analysis.machine import Machine
 from tilelink.analysis.simulate import Prediction
 from tilelink.analysis.simulate.costs import GB_S, TFLOP_S
 from tilelink.errors import MachineMemoryError, TileLinkError
-from tilelink.frontend.schedule_text import NamedSchedule
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.plans.forms import Form, Forms
 from tilelink.plans.model import Experts
 from tilelink.plans.names import Plan
 from tilelink.plans.unfused import Unfused
+from tilelink.programs.schedule_text import NamedSchedule
 
 PROGRAMS = {"experts_gate_up": "dispatch_matmul", "experts_down": "matmul_combine"}
 """The program of each layer."""

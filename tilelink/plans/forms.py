@@ -16,9 +16,9 @@ from tilelink.analysis.simulate.costs import GB_S, costs
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import MachineMemoryError, TileLinkError
 from tilelink.frontend.ir import Role
-from tilelink.frontend.program import Program
 from tilelink.plans.names import Plan, plans
 from tilelink.plans.unfused import Shape, narrowed
+from tilelink.programs.program import Program
 
 LEFT_OUT = ("bias", "dbias", "gathered", "epilogue")
 """Parameters of programs that predictions are made without."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilelink.errors import ScheduleError, Site, TileSizeError
 from tilelink.frontend.kept import kept
-from tilelink.frontend.schedule_text import NamedSchedule, read_changes, split_schedule
+from tilelink.programs.schedule_text import NamedSchedule, read_changes, split_schedule
 
 if TYPE_CHECKING:
-    from tilelink.frontend.program import Program
+    from tilelink.programs.program import Program
 
 PROGRAMS = {
     "all_gather_linear": ("all_gather_matmul", {}),

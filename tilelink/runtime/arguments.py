@@ -23,10 +23,10 @@ from tilelink.errors import (
 )
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.names import CALL_OPTIONS
-from tilelink.frontend.program import Program
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.values import dtype_name
 from tilelink.language import RouteWord, TensorWord
+from tilelink.programs.program import Program
 
 Parts = Mapping[str, Any]
 """What a call says of parts by dimension: lengths, one a rank; of the rows of a route, counts."""

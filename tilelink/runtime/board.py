@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilelink.runtime.cpu import Words
+from tilelink.emulator import Words
 
 HEARTBEAT, PHASE, ENDED, NOTE, POSTS = 0, 1, 2, 4, 5
 """Words of a row: memory operations so far; phases of resets; whether the process has ended in order; the length of the

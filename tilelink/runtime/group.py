@@ -12,8 +12,8 @@ import torch
 
 from tilelink.backend.parameters import STAMPS
 from tilelink.errors import DtypeError, ScheduleError, Site
-from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
+from tilelink.programs.program import Program
 from tilelink.runtime.arguments import Arguments, Parts, check_arguments, normal_parts
 from tilelink.runtime.launch import Lane, Run
 from tilelink.runtime.prepare import Prepared, same_call

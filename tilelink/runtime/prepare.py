@@ -24,9 +24,9 @@ from tilelink.backend.targets import Target
 from tilelink.errors import ArgumentError, Site, StrideError
 from tilelink.frontend.ir import Range, TileProgram, walk
 from tilelink.frontend.kept import kept
-from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Allotment, Sizes, allot, kernel_workers
+from tilelink.programs.program import Program
 from tilelink.runtime.arguments import Arguments
 
 KEPT_PROGRAMS = 128

@@ -31,13 +31,13 @@ from tilelink.errors import (
     WorldError,
     public,
 )
-from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import check_nodes
+from tilelink.programs.program import Program
 from tilelink.runtime.arguments import mismatch
 from tilelink.runtime.board import ROW_BYTES, Board, Post
 from tilelink.runtime.bounds import Bounds, Processes, Stillness, wait_until
-from tilelink.runtime.cpu_world import DEFAULT_HEAP, DEFAULT_SIGNALS, DEFAULT_SMS
+from tilelink.runtime.cpu.world import DEFAULT_HEAP, DEFAULT_SIGNALS, DEFAULT_SMS
 from tilelink.runtime.group import Group
 from tilelink.runtime.launch import Lane, Record, Run
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
@@ -107,7 +107,7 @@ def group(
     layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
     bounds = Bounds(enter_timeout, stuck_timeout)
     if on_cpu:
-        from tilelink.runtime.cpu_process_group import CpuProcessGroup
+        from tilelink.runtime.cpu.process_group import CpuProcessGroup
 
         return CpuProcessGroup(members, layout, sms, seed, bounds, per_node)
     if per_node is not None:

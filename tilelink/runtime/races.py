@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
-from tilelink.runtime.cpu.races import Party, Race
+from tilelink.emulator.races import Party, Race
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.trace import SIGNALS, global_box
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from tilelink.analysis.unroll import WAIT, expected_counts
+from tilelink.emulator import DeadlockError, StuckProgram, UnstartedPrograms
+from tilelink.emulator import Wait as Poll
+from tilelink.emulator.alike import Entry, folded
 from tilelink.errors import Site
-from tilelink.runtime.cpu import DeadlockError, StuckProgram, UnstartedPrograms
-from tilelink.runtime.cpu import Wait as Poll
-from tilelink.runtime.cpu.alike import Entry, folded
 from tilelink.runtime.launch import Record
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
 from tilelink.runtime.poison import HOST, Reason, Report, entered

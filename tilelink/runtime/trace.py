@@ -15,8 +15,8 @@ from typing import NoReturn
 from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, Span, Timeline, Transfer
 from tilelink.analysis.unroll import DOT, NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.backend.targets.portable import PROGRESS
+from tilelink.emulator import Box, Operation
 from tilelink.errors import TraceMismatchError
-from tilelink.runtime.cpu import Box, Operation
 
 SIGNALS = "signals of "
 CONTROL = "control"

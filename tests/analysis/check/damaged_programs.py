@@ -13,9 +13,9 @@ from tests.frontend import programs
 from tests.frontend.ring_attention import ring_attention
 from tilelink.analysis.events import Events
 from tilelink.analysis.unroll import unroll
-from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.programs.program import Program
 
 backwards = tk.order(lambda step, rank, world: (rank - step - 1) % world)
 

@@ -24,8 +24,8 @@ from tilelink.analysis.check import Report, check_events
 from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE
 from tilelink.errors import BudgetError, RankError, UnguardedReadError
-from tilelink.frontend.program import Program
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.programs.program import Program
 
 started_first = tk.order(lambda step, rank, world: (rank - step - 1) % world)
 TWO = tk.SMs(2, tile=(16, 16))

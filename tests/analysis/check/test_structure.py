@@ -17,8 +17,8 @@ from tilelink.analysis.check import check as check_program
 from tilelink.analysis.check import check_events
 from tilelink.analysis.check.structure import why_not_structural
 from tilelink.errors import TileLinkError
-from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import Sizes
+from tilelink.programs.program import Program
 
 
 @settings(max_examples=60, deadline=None)

@@ -16,7 +16,7 @@ from tests.verification.mutants.mutant import Mutant, mutants
 from tests.verification.mutants.of_kernels import right
 from tests.verification.mutants.subjects import Subject, subjects
 from tests.verification.mutants.tools import CHECK, EXECUTION, FRONTEND, Ran
-from tilelink.frontend.program import Program
+from tilelink.programs.program import Program
 
 LEVEL = "program"
 SEEDS = range(2)

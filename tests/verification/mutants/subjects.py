@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 import tilelink as tk
-from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule
 from tilelink.frontend.sizes import even_parts
 from tilelink.kernels import operators
 from tilelink.language import RanksWord
+from tilelink.programs.program import Program
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FURTHER = ("tests.frontend.ring_attention:ring_attention", "tests.backend.orphans:lower_rows")

@@ -14,17 +14,17 @@ import torch
 
 from tests.verification.mutants.subjects import SMS, Subject
 from tilelink.backend import cache
-from tilelink.backend.compile import CompileError, compiled
 from tilelink.backend.facts import Facts
-from tilelink.backend.gates import judge
 from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.targets import TARGETS, Target, portable
+from tilelink.emulator import Operation
+from tilelink.emulator.interpreter import suspended
 from tilelink.errors import TileLinkError, TraceMismatchError
-from tilelink.frontend.program import Program
 from tilelink.frontend.sizes import Sizes
-from tilelink.runtime.cpu import Operation
-from tilelink.runtime.cpu.interpreter import suspended
-from tilelink.runtime.cpu_world import CpuWorld
+from tilelink.inspect.compile import CompileError, compiled
+from tilelink.inspect.gates import judge
+from tilelink.programs.program import Program
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.trace import align
 

@@ -11,9 +11,9 @@ import torch
 
 from tilelink.errors import CaptureError, DeviceError, Site, WorldError
 from tilelink.frontend.kept import Kept, kept
-from tilelink.frontend.program import Program
 from tilelink.frontend.routes import Integers
 from tilelink.frontend.schedule import Schedule
+from tilelink.programs.program import Program
 from tilelink.runtime.arguments import Arguments, check_overlap, normal_parts
 from tilelink.runtime.cuda.kernels import alike
 from tilelink.runtime.cuda.lane import CudaLane

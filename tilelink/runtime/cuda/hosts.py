@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tilelink.runtime.cpu.scheduler import Scheduler, Task
+from tilelink.emulator.scheduler import Scheduler, Task
 
 T = TypeVar("T")
 STACK_BYTES = 16 << 20

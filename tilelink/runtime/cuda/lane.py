@@ -10,8 +10,8 @@ import torch
 
 from tilelink.backend.targets import portable
 from tilelink.frontend.kept import Kept
-from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import CopyEngine, Schedule
+from tilelink.programs.program import Program
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.bounds import Bounds
 from tilelink.runtime.cuda.device import Device

@@ -18,9 +18,9 @@ import torch
 
 from tilelink.analysis.timeline import Timeline
 from tilelink.errors import NeverEnteredError, RankMismatchError, Site, StuckError, WorldError, public
-from tilelink.frontend.program import Program
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import check_rank, check_world
+from tilelink.programs.program import Program
 from tilelink.runtime.arguments import mismatch
 from tilelink.runtime.bounds import Bounds
 from tilelink.runtime.cuda.device import CudaDevice, Device

@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+import torch
+
+from tilelink.emulator.memory import Region
+from tilelink.emulator.region_map import Outside, RegionMap
+from tilelink.emulator.shadow import ShadowMemory
+
+
+def _pointers(region: Region, rows, columns) -> np.ndarray:
+    offsets = np.asarray(rows)[:, None] * region.strides[0] + np.asarray(columns)[None, :] * region.strides[1]
+    return (region.base + offsets * region.itemsize).astype(np.uint64)
+
+
+@pytest.fixture
+def region() -> Region:
+    return Region("x", 2, torch.arange(12 * 10, dtype=torch.float32).view(12, 10))
+
+
+def test_a_tile_is_located_as_a_box(region):
+    (access,) = RegionMap([region]).locate(_pointers(region, range(2, 6), range(4, 8)), None, 4)
+    assert access.addresses is None
+    assert access.box == ((2, 6), (4, 8))
+    assert (access.view(np.dtype(np.float32)) == region.tensor[2:6, 4:8].numpy()).all()
+
+
+def test_strides_make_a_box_that_holds_the_tile(region):
+    (access,) = RegionMap([region]).locate(_pointers(region, range(1, 9, 2), range(0, 9, 3)), None, 4)
+    assert access.box == ((1, 8), (0, 7))
+
+
+def test_rectangular_masks_cut_the_box_and_others_scatter(region):
+    pointers = _pointers(region, range(4), range(4))
+    mask = np.zeros((4, 4), bool)
+    mask[:3, :2] = True
+    (access,) = RegionMap([region]).locate(pointers, mask, 4)
+    assert access.box == ((0, 3), (0, 2))
+    assert access.lanes == (slice(0, 3), slice(0, 2))
+    mask[3, 3] = True
+    (access,) = RegionMap([region]).locate(pointers, mask, 4)
+    assert access.addresses is not None
+    assert access.box == ((0, 4), (0, 4))
+    assert RegionMap([region]).locate(pointers, np.zeros((4, 4), bool), 4) == []
+
+
+def test_masked_lanes_may_point_anywhere(region):
+    pointers = _pointers(region, range(10, 14), range(4))
+    mask = np.zeros((4, 4), bool)
+    mask[:2] = True
+    assert RegionMap([region]).locate(pointers, mask, 4)[0].box == ((10, 12), (0, 4))
+    with pytest.raises(Outside) as outside:
+        RegionMap([region]).locate(pointers, None, 4)
+    assert outside.value.address == region.end
+
+
+def test_rows_that_wrap_around_give_whole_rows(region):
+    pointers = (region.base + 4 * np.arange(8, 14)).astype(np.uint64)
+    assert RegionMap([region]).locate(pointers, None, 4)[0].box == ((0, 2), (0, 10))
+
+
+def test_gaps_between_rows_are_outside():
+    padded = torch.zeros(4, 16)
+    region = Region("x", 0, padded[:, :10])
+    assert RegionMap([region]).locate(_pointers(region, range(4), range(6, 10)), None, 4)[0].box == ((0, 4), (6, 10))
+    with pytest.raises(Outside):
+        RegionMap([region]).locate(_pointers(region, range(4), range(8, 12)), None, 4)
+
+
+def test_pointers_into_several_regions_give_an_access_for_each():
+    words = [Region("w", rank, torch.zeros(4, dtype=torch.int32), "signal") for rank in range(3)]
+    pointers = np.array([word.base + 8 for word in words], np.uint64)
+    accesses = RegionMap(words).locate(pointers, None, 4)
+    assert sorted((a.region.rank, a.box) for a in accesses) == [(rank, ((2, 3),)) for rank in range(3)]
+
+
+def test_a_region_at_an_address(region):
+    same = Region.at("y", 0, region.base, torch.float32, (12, 10))
+    assert (same.end, same.strides, same.dense) == (region.end, (10, 1), True)
+    assert same.index(region.base + 4 * 37) == (3, 7)
+
+
+def test_shadows_are_of_memory_and_are_refined():
+    memory = torch.zeros(64, dtype=torch.uint8)
+    wide, narrow = Region("wide", 0, memory.view(torch.float32)), Region("narrow", 0, memory[6:26].view(torch.bfloat16))
+    shadows = ShadowMemory()
+    shadows.add(wide)
+    shadows.add(narrow)
+
+    def cells(region: Region, low: int, high: int):
+        pointers = (region.base + region.itemsize * np.arange(low, high)).astype(np.uint64)
+        return shadows.cells(RegionMap([region]).locate(pointers, None, region.itemsize)[0])
+
+    cells(wide, 2, 3).fill("written", 9)
+    assert cells(narrow, 0, 5).distinct("written") == [0, 9]
+    assert cells(narrow, 1, 3).distinct("written") == [9]
+    cells(narrow, 3, 4).fill("written", 4)
+    assert cells(wide, 3, 4).distinct("written") == [0, 4]
+    assert list(cells(wide, 0, 16).addresses("written", 4) - memory.data_ptr()) == [12]
+
+
+def test_shadows_of_overlapping_blocks_are_merged():
+    memory = torch.zeros(64, dtype=torch.uint8)
+    shadows = ShadowMemory()
+    half = Region.at("half", 0, memory.data_ptr(), torch.float32, (8,))
+    shadows.add(half)
+    (access,) = RegionMap([half]).locate(np.array([half.base + 4], np.uint64), None, 4)
+    shadows.cells(access).fill("written", 3)
+    shadows.add(Region("all", 0, memory))
+    assert shadows.cells(access).distinct("written") == [3]

@@ -1,0 +1,196 @@
+"""The gates: they find nothing in what the lowering makes, and something in all that one thing was taken out of."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tilelink as tk
+from tests.analysis.check.unsafe import causal
+from tests.backend import blocks
+from tests.backend.edited import in_function, own_cache, replaced
+from tests.backend.small_programs import Made, lowered, verdict
+from tests.verification.mutants.tools import Edit
+from tilelink.backend.facts import Facts
+from tilelink.backend.lower import lower
+from tilelink.backend.targets import TARGETS
+from tilelink.frontend.sizes import Sizes
+from tilelink.inspect.compile import compiled
+from tilelink.inspect.gates import judge
+
+__all__ = ["own_cache"]
+GPUS = ["sm_90", pytest.param("sm_100", marks=pytest.mark.verify), pytest.param("gfx942", marks=pytest.mark.verify)]
+
+
+@pytest.fixture
+def primitives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Made, Edit], Made]:
+    """Makes a program use an edited copy of its target's primitives."""
+
+    def make(made: Made, edit: Edit) -> Made:
+        lowered, sizes = made
+        module = import_module(lowered.target.module)
+        assert module.__file__ is not None
+        source = edit(Path(module.__file__).read_text())
+        name = f"edited_{abs(hash(source))}"
+        (tmp_path / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        edited = lowered.source.replace(lowered.target.module, name)
+        return replace(lowered, source=edited, target=replace(lowered.target, module=name)), sizes
+
+    return make
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942"])
+def test_nothing_is_found_in_what_the_lowering_makes(target: str) -> None:
+    found = verdict(lowered(target, "pull"))
+    assert found.findings == ()
+    assert found.expected == found.found
+    assert min(n for kind, n in found.found.items() if kind != "fence") > 0
+    assert (found.found["fence"] > 0) == (target != "gfx942")
+
+
+IN_KERNEL: list[tuple[str, str, Edit, str]] = [
+    ("wait", "push", replaced(r"rows_ready = wait\(.*\)", "rows_ready = 0"), "acquire"),
+    ("notify", "push", replaced(r"^( +)notify\(.*\n", ""), "release"),
+    ("credit", "push", replaced(r"^ +credit\(.*\n", ""), "acquire"),
+    ("enter", "push", replaced(r"^ +if worker == 0:\n +enter\(.*\n", ""), "release"),
+    ("entered", "pull", replaced(r"= entered\(.*\)", "= 0"), "acquire"),
+    ("last_out", "push", replaced(r"if last_out\(.*\):", "if worker == 0:"), "acquire"),
+    ("drain", "push", replaced(r"^ +drain_full\(.*\n", ""), "acquire"),
+    ("leave", "push", replaced(r"^ +leave\(.*\n", ""), "release"),
+    ("dot", "push", replaced(r"acc = tl.dot\(.*\)", "acc += 1"), "mma"),
+    ("token", "push", replaced(r" \+ rows_ready\b", ""), "guarded"),
+    ("scope", "push", replaced(r'(rows_ready = wait\(.*)"sys"', r'\1"gpu"'), "scopes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize(("what", "schedule", "edit", "kind"), IN_KERNEL, ids=lambda v: v if isinstance(v, str) else "")
+def test_one_call_less_is_found(what: str, schedule: str, edit: Edit, kind: str, target: str) -> None:
+    assert any(f.startswith(kind) for f in verdict(lowered(target, schedule), edit).findings)
+
+
+def test_a_read_depends_on_each_of_the_words_that_guard_it() -> None:
+    """Of two signals that one wait is for."""
+    tiles = tk.Schedule(gather_kv=tk.SMs(2, tile=(16,), at="home"), attend=tk.SMs(tile=(16, 16, 16)))
+    bound = causal.bind(tiles, "float32")
+    sizes = Sizes.of(bound, 2, {"S": (32, 32), "D": 16})
+    made = lower(bound, Facts.of(bound, sizes), TARGETS["sm_90"]), sizes
+    assert not [f for f in verdict(made).findings if f.startswith("guarded")]
+    one_less = verdict(made, replaced(r"(\w+_ready_0) \+ \w+_ready_1", r"\1"))
+    assert "guarded: by 2 words that were acquired, the program says, found 1" in one_less.findings
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_a_read_of_one_element_depends_on_its_wait(target: str) -> None:
+    bound = blocks.corner.bind(blocks.two_roles, "float32")
+    sizes = Sizes.of(bound, 2, {"M": 32, "K": 16})
+    made = lower(bound, Facts.of(bound, sizes), TARGETS[target]), sizes
+    found = verdict(made)
+    assert found.found["guarded"] == found.expected["guarded"] == 2
+    assert not [f for f in found.findings if f.startswith("guarded")]
+    one_less = verdict(made, replaced(r"tl.cast\(0 \+ rows_ready, tl.int64\)", "0"))
+    assert "guarded: the program says 2, found 1" in one_less.findings
+
+
+def without(function: str, line: str) -> Edit:
+    """A line less in a function."""
+    return in_function(function, rf"^ +{line}.*\n?", "")
+
+
+BARRIER = r"tl.debug_barrier\(\)"
+ACQUIRE = r"ld.acquire.\{scope\}.global.s\{bits\} %word, \[\$1\]"
+PTX: list[tuple[str, str, Edit, str]] = [
+    ("barrier of notify", "push", without("notify", BARRIER), "barrier"),
+    ("barrier of credit", "push", without("credit", BARRIER), "barrier"),
+    ("barrier of drain", "push", without("drain", BARRIER), "barrier"),
+    ("barrier of leave", "push", without("leave", BARRIER), "barrier"),
+    ("release of notify", "push", in_function("notify", "red.release", "red.relaxed"), "release"),
+    ("release of enter and leave", "push", in_function("_tell", "fence.acq_rel.sys;", "nanosleep.u32 1;"), "release"),
+    ("fence", "push", in_function("wait", '"one", True', '"one", False'), "fence"),
+    ("token", "push", in_function("_until", "return tl.inline_asm.*", "return 0"), "guarded"),
+    ("store after the barrier", "push",
+     in_function("leave", rf"^( +tl.store\(control \+ RUN.*\n)( +{BARRIER}\n)", r"\2\1"), "all_gather_matmul: line"),
+    ("barrier after the release", "push",
+     in_function("notify", rf"^( +{BARRIER}\n)((?:.*\n)+)(.*)$", r"\2\3\n\1"), "all_gather_matmul: line"),
+]  # fmt: skip
+GCN: list[tuple[str, str, Edit, str]] = [
+    ("acquire", "push", in_function("wait", '"buffer_inv " \\+ _reach\\(scope\\)', '""'), "acquire"),
+    ("poll", "push", in_function("wait", r"^ +while .*\n +pass\n", ""), "poll"),
+    ("stores before notify", "push", without("notify", r"_stored\(\)"), "all_gather_matmul: line"),
+    ("stores before leave", "push", without("leave", r"_stored\(\)"), "all_gather_matmul: line"),
+    ("stores before the ticket", "push", without("last_out", r"_stored\(\)"), "all_gather_matmul: line"),
+    ("token", "push", in_function("wait", "return tl.inline_asm.*", "return 0"), "guarded"),
+    ("barrier of credit", "push", without("credit", BARRIER), "barrier"),
+]  # fmt: skip
+
+
+def cases() -> list[Any]:
+    def case(target: str, case: tuple[str, str, Edit, str], *marks: Any) -> Any:
+        return pytest.param(target, *case[1:], marks=marks, id=f"{target} {case[0]}")
+
+    verify = pytest.mark.verify
+    return [
+        *(case("sm_90", c) for c in PTX),
+        *(case("sm_100", c, verify) for c in PTX),
+        *(case("gfx942", c, *[verify][: n > 1]) for n, c in enumerate(GCN)),
+    ]
+
+
+@pytest.mark.parametrize(("target", "schedule", "edit", "kind"), cases())
+def test_one_instruction_less_is_found(
+    target: str, schedule: str, edit: Edit, kind: str, primitives: Callable[[Made, Edit], Made]
+) -> None:
+    assert any(f.startswith(kind) for f in verdict(primitives(lowered(target, schedule), edit)).findings)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        (r"^ +ld\.acquire\.\{scope\}\.global\.s\{bits\} %word, \[\$1\];\n", "", "acquire"),
+        (r"^ +@%p bra POLL_\$\{\{:uid\}\};\n", "", "poll"),
+        (r"^ +bar\.warp\.sync 0xffffffff;\n", "", "poll"),
+    ],
+)
+def test_a_poll_with_an_instruction_less_is_found(
+    old: str, new: str, kind: str, primitives: Callable[[Made, Edit], Made], tmp_path: Path
+) -> None:
+    from tilelink.backend.targets import polling
+
+    assert polling.__file__ is not None
+    (tmp_path / "edited_polling.py").write_text(replaced(old, new)(Path(polling.__file__).read_text()))
+    sys.modules.pop("edited_polling", None)
+    made = primitives(lowered("sm_90"), replaced(r"tilelink\.backend\.targets\.polling", "edited_polling"))
+    assert any(f.startswith(kind) for f in verdict(made).findings)
+
+
+def test_spills_memory_and_narrow_copies_are_found() -> None:
+    made, sizes = lowered("sm_90")
+    (kernel,) = compiled(made, sizes)
+    spilling = replace(kernel, spill_bytes=8, shared_bytes=300_000, warnings=("C7511: wgmma is serialised",))
+    findings = judge(made, (spilling,)).findings
+    assert [f.split(": ", 1)[1] for f in findings] == [
+        "8 bytes of registers are spilled",
+        "300000 bytes of shared memory; sm_90 has 232448",
+        "the assembler says: C7511: wgmma is serialised",
+    ]
+    narrow = kernel.code.replace("ld.global.v4.b32", "ld.global.v2.b32")
+    assert narrow != kernel.code
+    findings = judge(made, (replace(kernel, code=narrow),)).findings
+    assert findings and all(re.search(r"line \d+: copies 8 bytes at a time", f) for f in findings)
+
+
+def test_what_gets_lost_between_ttgir_and_machine_code_is_found() -> None:
+    made, sizes = lowered("sm_90")
+    (kernel,) = compiled(made, sizes)
+    lost = replace(kernel, code=re.sub(r"red\.release", "red.relaxed", kernel.code))
+    assert any("release: " in f and "in the machine code" in f for f in judge(made, (lost,)).findings)

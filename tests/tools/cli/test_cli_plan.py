@@ -1,0 +1,163 @@
+"""`tilelink plan`: keys, what people are told, and what is said about bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plans.configs import MOE, TINY
+from tests.plans.machines import described
+from tests.tools.cli.command_lines import ROOT, Run
+from tilelink.analysis.simulate.interval import FUSED, UNFUSED
+from tilelink.plans import MARGIN, choose
+from tilelink.tools.cli import plan
+from tilelink.tools.cli.cores import _tried
+
+CONTRACT = {"layer", "op", "tokens", "unfused_us", "fused_us", "bound_us", "choice", "reason", "schedule"}
+GATHER, SCATTER, REDUCE = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(TINY, indent=2))
+    return file
+
+
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs are done in this process."""
+
+    def here(run: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        yield from ((k, _tried(run, job)) for k, job in enumerate(jobs))
+
+    monkeypatch.setattr(plan, "on_all_cores", here)
+
+
+def test_keys(run: Run, config: Path, one_core: None) -> None:
+    code, found = run("plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1,4")
+    assert code == 0 and found["command"] == "plan"
+    assert (found["label"], found["machine"], found["tp"], found["margin"]) == ("predicted", "h800", 2, MARGIN)
+    rows = found["rows"]
+    assert [(r["tokens"], r["layer"], r["op"]) for r in rows] == [
+        (1, "o", REDUCE), (1, "down", REDUCE),
+        (4, "qkv", GATHER), (4, "o", SCATTER), (4, "gate_up", GATHER), (4, "down", SCATTER),
+        (4, "o", REDUCE), (4, "down", REDUCE),
+    ]  # fmt: skip
+    for row in rows:
+        assert set(row) >= CONTRACT and row["choice"] in ("fused", "unfused")
+        assert (row["plan"] == "torch") == (row["choice"] == "unfused")
+        assert 0 < row["bound_us"] <= row["fused_us"] and row["unfused_us"] > 0
+        for interval, form in ((FUSED, "fused"), (UNFUSED, "unfused")):
+            between = pytest.approx(interval.of(row[f"{form}_us"]), abs=2e-3)
+            assert row[f"{form}_interval_us"] == between
+    assert found["interval"] == FUSED.keys() and found["unfused_interval"] == UNFUSED.keys()
+    qkv = choose(GATHER, M=4, N=(32, 8, 8), K=64, world=2, machine="h800")
+    assert qkv.fused is not None and qkv.fused_us is not None
+    assert rows[2]["schedule"] == qkv.fused.schedule and rows[2]["reason"] == qkv.reason
+    assert rows[2]["fused_us"] == pytest.approx(qkv.fused_us, abs=1e-3) and rows[2]["plan"] == qkv.plan
+
+
+def test_people_are_told_the_same(run: Run, config: Path, one_core: None) -> None:
+    code, out, err = run.text("plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1")
+    _, found = run("plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1")
+    assert code == 0 and "predicted, not measured" in out and "[2/2] " in err
+    assert f"off by {FUSED} ({FUSED.source}), unfused ones by {UNFUSED}" in out
+    for row in found["rows"]:
+        (line,) = (text for text in out.splitlines() if text.startswith(f"{row['layer']} "))
+        assert line.split()[:3] == [row["layer"], row["op"], "1"] and line.split()[-1] == row["plan"]
+        between = " to ".join(f"{us:,.1f}" for us in row["fused_interval_us"])
+        assert f"  {between}  " in line and f"\n  {row['reason']}\n" in out
+
+
+def test_a_schedule_can_be_simulated_as_it_is_written(run: Run, config: Path, one_core: None) -> None:
+    _, found = run("plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1")
+    for row in found["rows"]:
+        shape = ",".join(f"{d}={n}" for d, n in row["shape"].items())
+        asked = ["--machine", "h800", "--world", "2", "--shape", shape, "--schedule", row["schedule"]]
+        assert run("simulate", row["program"], *asked)[1]["makespan_us"] == row["fused_us"]
+
+
+def test_layers_of_whole_experts_are_predicted(run: Run, config: Path, one_core: None) -> None:
+    """By the programs of dispatch and combine, as they can be simulated."""
+    config.write_text(json.dumps(MOE))
+    _, found = run("plan", str(config), "--tp", "2", "--ep", "2", "--tokens", "64", "--machine", "h100")
+    rows = [r for r in found["rows"] if r["layer"].startswith("experts")]
+    assert [(r["layer"], r["program"]) for r in rows] == [
+        ("experts_gate_up", "dispatch_matmul"), ("experts_down", "matmul_combine")
+    ]  # fmt: skip
+    for row in rows:
+        shape = ",".join(f"{d}={n}" for d, n in row["shape"].items())
+        asked = ["--machine", "h100", "--world", "2", "--shape", shape, "--schedule", row["schedule"]]
+        simulated = run("simulate", row["program"], *asked)[1]
+        assert [simulated[k] for k in ("makespan_us", "unfused_us", "bound_us")] == [
+            row[k] for k in ("fused_us", "unfused_us", "bound_us")
+        ]
+        assert row["choice"] == ("fused" if row["unfused_us"] >= 1.15 * row["fused_us"] else "unfused")
+
+
+def test_layers_of_experts_that_are_cut_are_not_predicted(run: Run, config: Path, one_core: None) -> None:
+    config.write_text(json.dumps(MOE))
+    _, found = run("plan", str(config), "--tp", "2", "--ep", "1", "--tokens", "1", "--machine", "h100")
+    assert [r["layer"] for r in found["rows"]] == ["o", "shared_down", "experts_gate_up", "experts_down"]
+    for row in found["rows"][2:]:
+        assert (row["choice"], row["op"], row["schedule"]) == ("unfused", None, None)
+        assert row["unfused_us"] is row["fused_us"] is None and row["bound_us"] > 0
+        assert "computes experts that are cut over ranks, so neither form is predicted" in row["reason"]
+
+
+@pytest.mark.verify
+def test_on_all_cores(run: Run, config: Path, tmp_path: Path) -> None:
+    """In processes of its own: the default of --tp is all GPUs of the machine."""
+    two = described(tmp_path, ranks=2)
+    code, found = run("plan", str(config), "--machine", two, "--tokens", "1")
+    assert (code, found["tp"], found["machine"]) == (0, 2, two) and len(found["rows"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "kind", "said", "line"),
+    [
+        ({"hidden_size": 0}, "--tp 2", "ConfigError", "hidden_size is 0: it is a natural number", 3),
+        ({"model_type": "gpt2"}, "--tp 2", "ConfigError", "models of type gpt2 are not known; known are llama", 2),
+        ({"num_key_value_heads": 3}, "--tp 2", "ConfigError", "can't be shared by 2 ranks", 6),
+        ({}, "--tp 9", "UsageError", "--tp 9: h100 has 8 GPUs", None),
+        ({}, "--tp 0", "UsageError", "--tp 0: h100 has 8 GPUs", None),
+        ({}, "--tp 2 --ep 2", "UsageError", "has no experts", None),
+        ({}, "--tp 4 --ep 3", "UsageError", "--ep 3: experts are spread over so many of the 4 ranks", None),
+        ({}, "--tokens 1,none", "UsageError", "'1,none' is no list of numbers of tokens", None),
+        ({}, "--tokens 0", "UsageError", "'0' is no list of numbers of tokens", None),
+        ({}, "--machine h1000", "UnknownMachineError", "there is no machine h1000", None),
+    ],
+)
+def test_bad_input(
+    run: Run, config: Path, change: dict[str, Any], flags: str, kind: str, said: str, line: int | None
+) -> None:
+    config.write_text(json.dumps(TINY | change, indent=2))
+    error = run.error("plan", str(config), *flags.split())
+    assert (error["class"], error["line"]) == (kind, line) and said in error["message"]
+    assert error["file"] == (str(config) if line else None)
+
+
+def test_no_such_model(run: Run) -> None:
+    error = run.error("plan", "gpt-9")
+    assert error["class"] == "ConfigError" and "a config.json, or one of llama-3-8b" in error["message"]
+
+
+def test_an_error_of_a_prediction_ends_it(run: Run, config: Path, one_core: None) -> None:
+    config.write_text(json.dumps(TINY | {"intermediate_size": 2**40}))
+    assert run.error("plan", str(config), "--tp", "2", "--tokens", "1")["class"] == "MachineMemoryError"
+
+
+@pytest.mark.verify
+def test_the_page_shows_what_is_printed(run: Run) -> None:
+    page = (ROOT / "README.md").read_text()
+    command = next(line for line in page.splitlines() if line.startswith("$ tilelink plan"))
+    _, out, _ = run.text(*command.split()[2:])
+    table, reasons = out.split("\n\nA fused form is chosen")
+    assert f"{command}\n{table}\n```" in page
+    quoted = page.split("The reasons follow the table, such as\n\n```\n")[1].split("```")[0]
+    assert quoted in reasons

@@ -1,0 +1,52 @@
+"""Runs generated Triton kernels of N ranks in one process on a CPU, deterministically, and checks them."""
+
+from tilelink.emulator.errors import (
+    DeadlockError,
+    KernelError,
+    LivelockError,
+    OutOfBoundsError,
+    RaceError,
+    StuckProgram,
+    UnstartedPrograms,
+    Wait,
+    WaitingHost,
+)
+from tilelink.emulator.execution import Admission, Execution
+from tilelink.emulator.interpreter import InterpretedKernel, interpreted
+from tilelink.emulator.memory import Box, Region
+from tilelink.emulator.policies import Pct, Policy, PolicyWord, Random, RoundRobin
+from tilelink.emulator.races import Party, Race
+from tilelink.emulator.scheduler import Scheduler, Task
+from tilelink.emulator.sites import KernelSite
+from tilelink.emulator.trace import Operation
+from tilelink.emulator.words import Words
+
+__all__ = [
+    "Admission",
+    "Box",
+    "DeadlockError",
+    "Execution",
+    "InterpretedKernel",
+    "KernelError",
+    "KernelSite",
+    "LivelockError",
+    "Operation",
+    "OutOfBoundsError",
+    "Party",
+    "Pct",
+    "Policy",
+    "PolicyWord",
+    "Race",
+    "RaceError",
+    "Random",
+    "Region",
+    "RoundRobin",
+    "Scheduler",
+    "StuckProgram",
+    "Task",
+    "UnstartedPrograms",
+    "Wait",
+    "WaitingHost",
+    "Words",
+    "interpreted",
+]

@@ -1,0 +1,152 @@
+"""What can go wrong when ranks run on the CPU: one class per kind, with data beside the message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilelink.emulator.alike import Entry, folded
+from tilelink.errors import Site, TileLinkError
+
+if TYPE_CHECKING:
+    from tilelink.emulator.memory import Region
+    from tilelink.emulator.races import Race
+
+SHOWN = 12
+"""How many entries of a list a message shows; the error's data always has all of them."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One address that a stuck program polls, and the value it last saw there."""
+
+    region: str
+    region_rank: int
+    index: tuple[int, ...]
+    observed: int | float
+    site: Site
+
+    def __str__(self) -> str:
+        where = f"{self.region}{list(self.index)}@rank{self.region_rank}"
+        return f"{where} is {self.observed}, polled at {self.site}"
+
+
+@dataclass(frozen=True)
+class StuckProgram:
+    """A program that cannot go on, and every address that could wake it."""
+
+    rank: int
+    launch: str
+    program: int
+    waits: tuple[Wait, ...]
+
+    @property
+    def sites(self) -> frozenset[Site]:
+        """Where it polls."""
+        return frozenset(wait.site for wait in self.waits)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.launch}[{self.program}]: " + "; ".join(_shown(self.waits, 4))
+
+
+@dataclass(frozen=True)
+class UnstartedPrograms:
+    """Programs of a launch that never started: no room among the resident ones, or the stream is held up. `begun`:
+    others of the launch have started."""
+
+    rank: int
+    launch: str
+    programs: range
+    begun: bool = False
+
+    def __str__(self) -> str:
+        first, last = self.programs[0], self.programs[-1]
+        return f"rank {self.rank} {self.launch}[{first}..{last}]: never started"
+
+
+@dataclass(frozen=True)
+class WaitingHost:
+    """A host function that waits for streams of its rank."""
+
+    rank: int
+    streams: tuple[object, ...]
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} host: waits for stream " + ", ".join(map(str, self.streams))
+
+
+class DeadlockError(TileLinkError):
+    """No task can run. `stuck`, `unstarted` and `hosts` say who waits for what."""
+
+    def __init__(
+        self,
+        stuck: Sequence[StuckProgram] = (),
+        unstarted: Sequence[UnstartedPrograms] = (),
+        hosts: Sequence[WaitingHost] = (),
+        message: str = "deadlock: no task can go on",
+    ) -> None:
+        self.stuck, self.unstarted, self.hosts = tuple(stuck), tuple(unstarted), tuple(hosts)
+        alike = [Entry(s.rank, (s.launch, s.sites), f"program of {s.launch}", str(s)) for s in self.stuck]
+        lines = [*folded(alike, SHOWN), *_shown(self.unstarted), *_shown(self.hosts)]
+        super().__init__("\n  ".join([message, *lines]))
+
+
+class LivelockError(TileLinkError):
+    """Memory is read on and on, but nothing changes any more."""
+
+
+class OutOfBoundsError(TileLinkError):
+    """A program was about to touch memory that its launch does not have. The memory is as it was.
+
+    `nearest` is the region that is nearest (None if the launch has none), `offset` the distance in bytes of
+    the access from the base of that region.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        launch: str,
+        program: int,
+        site: Site,
+        kind: str,
+        address: int,
+        nearest: Region | None,
+    ) -> None:
+        self.rank, self.launch, self.program, self.kind = rank, launch, program, kind
+        self.address, self.nearest = address, nearest
+        self.offset = None if nearest is None else address - nearest.base
+        where = "where its launch has no memory at all"
+        if nearest is not None:
+            where = f"{self.offset} bytes from the base of {nearest}, which has {nearest.end - nearest.base} bytes"
+        super().__init__(f"rank {rank} {launch}[{program}]: out of bounds: {kind} {where}", site)
+
+
+class KernelError(TileLinkError):
+    """A kernel raised: the cause is `__cause__`; rank, launch and program say where."""
+
+    def __init__(self, rank: int, launch: str, program: int, site: Site | None, cause: BaseException) -> None:
+        self.rank, self.launch, self.program = rank, launch, program
+        super().__init__(f"rank {rank} {launch}[{program}]: {type(cause).__name__}: {cause}", site)
+
+
+class RaceError(TileLinkError):
+    """Accesses to the same memory, at least one of them a write, that nothing orders: all are in `races`."""
+
+    def __init__(self, races: Sequence[Race]) -> None:
+        self.races = tuple(races)
+        # Ranks that run the same lines race in the same way: that is told once.
+        alike: dict[object, list[Race]] = {}
+        for race in self.races:
+            alike.setdefault(frozenset((race.first.site, race.second.site)), []).append(race)
+        texts = [
+            str(group[0]) + (f"\n    and {len(group) - 1} more of these two lines" if len(group) > 1 else "")
+            for group in alike.values()
+        ]
+        super().__init__("\n".join(_shown(texts)))
+
+
+def _shown(entries: Sequence[object], most: int = SHOWN) -> list[str]:
+    rest = len(entries) - most
+    return [str(entry) for entry in entries[:most]] + ([f"and {rest} more"] if rest > 0 else [])

@@ -1,0 +1,56 @@
+"""Values of kernels, as Triton's interpreter holds them: numbers, pointers and their dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+import triton.runtime.interpreter as stock
+
+from tilelink.emulator.memory import Array
+
+Handle = stock.TensorHandle
+_stock_numpy_dtype = stock._get_np_dtype
+_numpy_dtypes: dict[str, np.dtype[Any]] = {}
+
+
+def number(value: Any) -> int:
+    """An integer of a kernel."""
+    value = unwrapped(value)
+    return int(value.handle.data.item()) if isinstance(value, tl.tensor) else int(value)
+
+
+def pointee(pointer: Any) -> tuple[int, np.dtype[Any], Any]:
+    """The address in a pointer, and the elements there: numpy's dtype and Triton's. Raises TypeError."""
+    if not (isinstance(pointer, tl.tensor) and pointer.dtype.is_ptr() and pointer.handle.data.size == 1):
+        raise TypeError(f"{pointer} is not one pointer")
+    element = pointer.dtype.element_ty
+    return int(pointer.handle.data.item()), numpy_dtype(element), element
+
+
+def as_element(value: Any, pointer: Any) -> Array:
+    """A number of a kernel as the one element that a pointer leads to."""
+    semantic = stock.interpreter_semantic
+    data = semantic.cast(semantic.to_tensor(value), pointer.dtype.element_ty).handle.data
+    return np.array(data, numpy_dtype(pointer.dtype.element_ty)).reshape(1)
+
+
+def as_tensor(values: Array | None, element: Any) -> Any:
+    """One element as a number of a kernel."""
+    return tl.tensor(Handle(values, element), element)
+
+
+def unwrapped(value: Any) -> Any:
+    """A constexpr as the value that it is."""
+    return value.value if isinstance(value, tl.constexpr) else value
+
+
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """numpy's dtype for one of Triton. Stock builds a table of all dtypes at every call; every operation calls this."""
+    dtype = dtype.scalar
+    key = "pointer" if dtype.is_ptr() else dtype.name
+    found = _numpy_dtypes.get(key)
+    if found is None:
+        found = _numpy_dtypes[key] = _stock_numpy_dtype(dtype)
+    return found

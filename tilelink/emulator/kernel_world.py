@@ -1,0 +1,223 @@
+"""N ranks in one process on the CPU for Triton kernels that were written by hand, on symmetric memory.
+
+    world = KernelWorld(2)
+    inbox = world.symmetric("inbox", (64,), torch.float32)
+    ready = world.signals("ready")
+    world.run(lambda rank: rank.launch(push, 4, inbox.table, ready.table, rank=rank.rank, BLOCK=16))
+
+Kernels are plain `@triton.jit` functions. They reach a peer through a table of addresses, as they do on GPUs whose
+memory is mapped; or by the operations of `tilelink.emulator.shmem`, as over a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from tilelink.emulator import Admission, Execution, InterpretedKernel, Operation, PolicyWord, Region, interpreted
+from tilelink.emulator.interpreter import suspended
+from tilelink.emulator.memory import Kind
+from tilelink.emulator.policies import made
+from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, WorldError, public
+from tilelink.frontend.sizes import check_rank, check_world
+
+T = TypeVar("T")
+COMPILER_OPTIONS = {"num_warps", "num_stages", "num_ctas"}
+"""Said at a launch, of the compiled kernel: nothing to an interpreter."""
+
+
+class Symmetric:
+    """A tensor of the same shape and dtype on every rank. `symmetric[rank]` is that of a rank; `table` (int64, an entry
+    a rank) has their addresses, for kernels."""
+
+    def __init__(self, name: str, tensors: Sequence[torch.Tensor], kind: Kind) -> None:
+        self.name, self.shape, self.dtype = name, tuple(tensors[0].shape), tensors[0].dtype
+        self.regions = [Region(name, rank, tensor, kind) for rank, tensor in enumerate(tensors)]
+        self.table = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
+
+    def __getitem__(self, rank: int) -> torch.Tensor:
+        check_rank(rank, len(self.regions))
+        return self.regions[rank].tensor
+
+
+class KernelWorld:
+    """A world of ranks that launch kernels of their own, under the deterministic scheduler.
+
+    `seed` and `policy` fix the schedule of `run`. `resident`: at most so many programs of a rank are under way at a
+    time, which `admit` lets begin "in order" or "last first". `races`: True raises what was found, "collect" leaves it
+    in `latest.races`, False does not look. `switch`: programs take turns at "atomics", or at every access to "memory".
+    `observer` gets every operation.
+
+    Raises WorldError, and ArgumentError for a policy that there is not.
+    """
+
+    def __init__(
+        self,
+        world: int,
+        *,
+        seed: int = 0,
+        policy: PolicyWord = "random",
+        resident: int | None = None,
+        admit: Admission = "in order",
+        races: bool | Literal["collect"] = True,
+        switch: Literal["atomics", "memory"] = "memory",
+        observer: Callable[[Operation], None] | None = None,
+    ) -> None:
+        check_world(world)
+        if resident is not None and resident < 1:
+            raise WorldError(f"resident={resident}: at least 1 program of a rank", Site.of_user())
+        try:
+            made(policy, seed)
+        except ValueError as error:
+            raise ArgumentError(str(error), Site.of_user()) from None
+        self.world, self.seed = world, seed
+        self.options: dict[str, Any] = dict(
+            policy=policy, resident=resident, admit=admit, races=races, switch=switch, observer=observer
+        )
+        self.tensors: dict[str, Symmetric] = {}
+        self.latest: Execution | None = None
+        """Of the run that was made last, or is being made: its races, schedule and number of operations."""
+        self.running = False
+
+    # ---- memory
+
+    def symmetric(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Symmetric:
+        """A tensor on every rank, which all ranks reach. What nobody wrote is NaN (of integers: all bits set).
+
+        Raises ArgumentError for a name that is taken, ShapeError, DtypeError."""
+        return self._allocate(name, shape, dtype, "data", 0xFF)
+
+    def signals(self, name: str, count: int = 1, dtype: torch.dtype = torch.int32) -> Symmetric:
+        """Words on every rank that kernels signal and poll: zeros of int32 or int64. Raises as `symmetric` does."""
+        if dtype not in (torch.int32, torch.int64):
+            raise DtypeError(f"signals {name} of {dtype}: int32 or int64", Site.of_user())
+        return self._allocate(name, (count,), dtype, "signal", 0)
+
+    def _allocate(self, name: str, shape: Sequence[int], dtype: torch.dtype, kind: Kind, fill: int) -> Symmetric:
+        if name in self.tensors:
+            raise ArgumentError(f"{name} is the name of another symmetric tensor", Site.of_user())
+        if not isinstance(dtype, torch.dtype):
+            raise DtypeError(f"{name} of {dtype!r}: a dtype of torch", Site.of_user())
+        sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+        if not sizes or not all(isinstance(n, int) and n > 0 for n in sizes):
+            raise ShapeError(f"{name} of shape {shape!r}: a positive number of elements a dimension", Site.of_user())
+        size = dtype.itemsize * prod(sizes)
+        memories = [torch.full((size,), fill, dtype=torch.uint8) for _ in range(self.world)]
+        self.tensors[name] = Symmetric(name, [m.view(dtype).view(sizes) for m in memories], kind)
+        return self.tensors[name]
+
+    # ---- runs
+
+    @public
+    def run(self, on_rank: Callable[[KernelRank], T], *, seed: int | None = None) -> list[T]:
+        """Runs `on_rank(rank)` for every rank, and all that it launches; returns what it returned, by rank.
+
+        Memory stays as the run leaves it. Raises what a rank raises, and what the execution finds: RaceError,
+        DeadlockError, LivelockError, OutOfBoundsError, KernelError, with the lines of the kernels."""
+        if self.running:
+            raise WorldError("this world is running: one run at a time", Site.of_user())
+        self.latest = Execution(self.world, self.seed if seed is None else seed, **self.options)
+        ranks = [KernelRank(self, self.latest, rank) for rank in range(self.world)]
+        self.running = True
+        try:
+            return self.latest.run(lambda rank: on_rank(ranks[rank]))
+        finally:
+            self.running = False
+
+
+class KernelRank:
+    """A rank of a `KernelWorld` in a run: what its host does."""
+
+    def __init__(self, owner: KernelWorld, execution: Execution, rank: int) -> None:
+        self.rank, self.world = rank, owner.world
+        self._owner, self._execution = owner, execution
+        self._calls: dict[str, int] = {}
+
+    def launch(
+        self,
+        kernel: Any,
+        grid: int | tuple[int, ...],
+        *arguments: Any,
+        stream: object = 0,
+        name: str | None = None,
+        **named: Any,
+    ) -> None:
+        """Launches `grid` programs of a `@triton.jit` function on a stream; what is on one stream runs in order.
+
+        Arguments are those of the kernel, in its order or by name. A launch may touch the symmetric memory of all
+        ranks, and the tensors that it is given; reports call these by the parameter. `name`: what reports call the
+        launch, by default the kernel and the how manieth call of it this is, from 1.
+
+        Raises ArgumentError for what the kernel does not take, DeviceError, and WorldError where no rank runs.
+        """
+        site = Site.of_user()
+        twin, values = _bound(kernel, arguments, named, site)
+        shape = _grid(grid, twin.name, site)
+        call = self._calls[twin.name] = self._calls.get(twin.name, 0) + 1
+        name = name or f"{twin.name} call {call}"
+        regions = self._regions(values, site)
+        try:
+            self._running("launch").launch(twin, shape, values, regions, self.rank, stream, name)
+        except TypeError as error:
+            raise ArgumentError(f"{twin.name}: {error}", site) from None
+
+    def synchronize(self, stream: object | None = None) -> None:
+        """Waits until what this rank launched on a stream, or on all, is done."""
+        self._running("synchronize").synchronize(self.rank, stream)
+
+    def follow(self, stream: object, *others: object) -> None:
+        """What comes next on a stream begins after what is on other streams of this rank now."""
+        self._running("follow").follow(self.rank, stream, others)
+
+    def _running(self, caller: str) -> Execution:
+        if self._owner.latest is not self._execution or not self._owner.running:
+            raise WorldError(f"{caller} is called outside of KernelWorld.run, where no rank runs", Site.of_user())
+        return self._execution
+
+    def _regions(self, values: Mapping[str, Any], site: Site) -> list[Region]:
+        """All that a launch may touch."""
+        tensors = self._owner.tensors.values()
+        regions = [region for symmetric in tensors for region in symmetric.regions]
+        regions += [Region(f"{s.name} table", self.rank, s.table, "control") for s in tensors]
+        known = {region.tensor.untyped_storage().data_ptr() for region in regions}
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                if value.device.type != "cpu":
+                    raise DeviceError(f"{name} is on {value.device}: these ranks are on the CPU", site)
+                if value.untyped_storage().data_ptr() not in known:
+                    regions.append(Region(name, self.rank, value))
+        return regions
+
+
+def _bound(
+    kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any], site: Site
+) -> tuple[InterpretedKernel, dict[str, Any]]:
+    """A kernel as the interpreter takes it, and its arguments by name. Raises ArgumentError."""
+    if not hasattr(kernel, "fn") or not hasattr(kernel, "signature"):
+        raise ArgumentError(f"{kernel!r} is no kernel: a function with @triton.jit", site)
+    with suspended():
+        twin = interpreted(kernel)
+    if len(arguments) > len(twin.parameters):
+        raise ArgumentError(f"{twin.name} takes {len(twin.parameters)} arguments, not {len(arguments)}", site)
+    values = dict(zip(twin.parameters, arguments, strict=False))
+    if twice := sorted(values.keys() & named.keys()):
+        raise ArgumentError(f"{twin.name} is given {', '.join(twice)} twice", site)
+    values |= {name: value for name, value in named.items() if name in twin.parameters or name not in COMPILER_OPTIONS}
+    for name, value in values.items():
+        if isinstance(value, Symmetric):
+            raise ArgumentError(
+                f"{name}={value.name} of all ranks: say {value.name}[rank], the tensor of one, or {value.name}.table",
+                site,
+            )
+    return twin, values
+
+
+def _grid(grid: int | tuple[int, ...], kernel: str, site: Site) -> tuple[int, ...]:
+    """The programs along each of up to three axes. Raises ArgumentError."""
+    shape = grid if isinstance(grid, tuple) else (grid,)
+    if not 1 <= len(shape) <= 3 or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise ArgumentError(f"a grid of {grid!r} for {kernel}: one to three numbers of programs", site)
+    return shape

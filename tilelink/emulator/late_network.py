@@ -1,0 +1,92 @@
+"""Primitives for ranks on several nodes whose puts are late: those of `portable_network`, by agents of the network.
+
+What `portable_network` does at once, `nvshmem` only starts. So where all ranks run in one process, and races are looked
+for, lowered kernels are executed with the operations that `nvshmem` calls, in their order.
+"""
+
+import triton
+import triton.language as tl
+
+from tilelink.backend.targets.portable_network import (
+    PROGRESS,
+    RUN,
+    SLOT_LEFT,
+    TICKET,
+    clock,
+    credit,
+    drain,
+    entered,
+    is_far,
+    last_out,
+    notify,
+    peer,
+    wait,
+)
+from tilelink.emulator import shmem
+
+__all__ = [
+    "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
+    "clock", "complete_far", "credit", "drain", "enter", "entered", "fetch_far", "is_far", "last_out", "leave",
+    "notify", "notify_far", "peer", "put_far", "put_notify_far", "wait",
+]  # fmt: skip
+
+
+@triton.jit
+def put_far(heaps, other, target, source, count):
+    """Starts to send `count` elements to a far rank. Both are places of the own heap: of the peer's in the same place
+    there."""
+    shmem.put_nbi(target, source, count, other)
+
+
+@triton.jit
+def put_notify_far(heaps, other, target, source, count, signal):
+    """Starts to send `count` elements and, when they are there, to count a signal of the peer one up."""
+    shmem.put_signal_nbi(target, source, count, signal + 1, 1, shmem.SIGNAL_ADD, other)
+
+
+@triton.jit
+def fetch_far(heaps, other, target, source, count):
+    """Brings `count` elements from a far rank, and returns when all threads may read them."""
+    shmem.get(target, source, count, other)
+
+
+@triton.jit
+def complete_far():
+    """Until all that this rank has put has arrived."""
+    shmem.quiet()
+    tl.debug_barrier()
+
+
+@triton.jit
+def notify_far(heaps, other, signal):
+    """Counts a signal of a far rank one up, after all that was put there before."""
+    tl.debug_barrier()
+    shmem.fence()
+    shmem.signal_op(signal + 1, 1, shmem.SIGNAL_ADD, other)
+
+
+@triton.jit
+def _tell(heaps, control, rank, progress, world: tl.constexpr):
+    """Tells every peer this rank's progress: a near one what it is, a far one that it has grown by one."""
+    shmem.fence()
+    for other in range(world):
+        if is_far(heaps, other):
+            shmem.signal_op(control + PROGRESS + rank, 1, shmem.SIGNAL_ADD, other)
+        else:
+            tl.atomic_xchg(peer(heaps, other, 0, tl.int64) + PROGRESS + rank, progress, sem="release", scope="sys")
+
+
+@triton.jit
+def enter(heaps, control, rank, run, world: tl.constexpr):
+    """Tells every peer that all earlier work of this rank is done, so that its inputs may be read."""
+    _tell(heaps, control, rank, 2 * run + 1, world)
+
+
+@triton.jit
+def leave(heaps, control, rank, slot, run, world: tl.constexpr):
+    """Ends a run: all signals of it have come and are zero again; tells the peers."""
+    tl.store(control + TICKET, 0)
+    tl.store(control + SLOT_LEFT + slot, 2 * run + 2)
+    tl.store(control + RUN, run + 1)
+    tl.debug_barrier()
+    _tell(heaps, control, rank, 2 * run + 2, world)

@@ -1,0 +1,136 @@
+"""What happens before what: vector clocks and Lamport times of programs and hosts.
+
+A strand (a program of a launch, or the host function of a rank) is ordered in itself. Edges between strands
+come from launches and streams, and from a release that an acquire reads: between ranks if both have scope
+"sys", within a rank if both have at least scope "gpu". Relaxed operations make no edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilelink.emulator.memory import Array
+from tilelink.emulator.shadow import Cells
+
+SYSTEM = -1
+"""Stands for all ranks where a rank is expected."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in a run: everything in `clock` happened before it. `time` is its Lamport time."""
+
+    clock: Array = field(default_factory=lambda: np.zeros(1, np.int32))
+    time: int = 0
+
+    def join(self, other: Moment) -> Moment:
+        """The earliest moment after both."""
+        return Moment(joined(self.clock, other.clock), max(self.time, other.time))
+
+
+class Strand:
+    """A sequence of operations in program order: those of a program of a launch (the one of this `number` on its rank),
+    or of the `agent` that does a transfer for it. `clock[slot]` counts its own releases and launches."""
+
+    __slots__ = ("agent", "clock", "launch", "number", "program", "rank", "slot", "time")
+
+    def __init__(
+        self, rank: int, launch: str, program: int, slot: int, start: Moment, number: int = 0, agent: str = ""
+    ) -> None:
+        self.rank, self.launch, self.program, self.slot = rank, launch, program, slot
+        self.number, self.agent = number, agent
+        self.clock = joined(start.clock, np.zeros(slot + 1, np.int32))
+        self.clock[slot] += 1
+        self.time = start.time
+
+    def now(self) -> Moment:
+        """All that the strand has done and seen so far."""
+        return Moment(self.clock.copy(), self.time)
+
+    def publish(self) -> Moment:
+        """The moment that others may order themselves after; what the strand does next comes later."""
+        moment = self.now()
+        self.clock[self.slot] += 1
+        return moment
+
+    def follow(self, moment: Moment) -> None:
+        """Orders what the strand does next after a moment."""
+        if len(moment.clock) == len(self.clock):
+            np.maximum(self.clock, moment.clock, out=self.clock)
+        else:
+            self.clock = joined(self.clock, moment.clock)
+        self.time = max(self.time, moment.time)
+
+    def after(self, slot: int, clock: int) -> bool:
+        """Whether the strand is ordered after what the strand of a slot did at its clock."""
+        return slot < len(self.clock) and self.clock[slot] >= clock
+
+
+def joined(a: Array, b: Array) -> Array:
+    """The maximum of two clocks, one of which may not know the newest strands."""
+    if len(a) < len(b):
+        a, b = b, a
+    result = a.copy()
+    np.maximum(result[: len(b)], b, out=result[: len(b)])
+    return result
+
+
+Released = dict[int, Moment]
+"""What a word of memory releases to those who acquire it: per rank, and to all ranks (`SYSTEM`)."""
+
+
+class Ordering:
+    """Hands out strands and carries order from releases to acquires."""
+
+    def __init__(self) -> None:
+        self._slots: dict[Hashable, int] = {}
+        self._released: list[Released] = [{}]
+
+    def strand(
+        self,
+        rank: int,
+        launch: str,
+        program: int,
+        lane: Hashable,
+        start: Moment,
+        number: int = 0,
+        agent: str = "",
+    ) -> Strand:
+        """A new strand after `start`. Strands of one lane are ordered among themselves: they share a slot."""
+        slot = self._slots.setdefault(lane, len(self._slots))
+        return Strand(rank, launch, program, slot, start, number, agent)
+
+    def acquire(self, strand: Strand, cells: Cells, scope: str) -> None:
+        """Orders the strand after the releases that the memory holds, as far as scopes allow."""
+        for state in cells.distinct("released"):
+            released = self._released[state]
+            for rank in _reached(strand.rank, scope):
+                if rank in released:
+                    strand.follow(released[rank])
+
+    def release(self, strand: Strand, cells: Cells, scope: str, replaces: bool) -> None:
+        """Lets the memory release what the strand did: a store `replaces` what it held, others add to it."""
+        moment = strand.publish()
+
+        def add(state: int) -> int:
+            released = {} if replaces else dict(self._released[state])
+            for rank in _reached(strand.rank, scope):
+                released[rank] = released[rank].join(moment) if rank in released else moment
+            self._released.append(released)
+            return len(self._released) - 1
+
+        cells.update("released", add)
+
+    def forget(self, cells: Cells) -> None:
+        """A store that is no release ends what the memory releases."""
+        if cells.shadow.has("released"):
+            cells.fill("released", 0)
+
+
+def _reached(rank: int, scope: str) -> Iterable[int]:
+    if scope == "sys":
+        return rank, SYSTEM
+    return (rank,) if scope == "gpu" else ()

@@ -1,0 +1,128 @@
+"""Programs of launches, and what they poll."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilelink.emulator.errors import Wait
+from tilelink.emulator.memory import Access, Array
+from tilelink.emulator.ordering import Strand
+from tilelink.emulator.scheduler import Task
+from tilelink.emulator.sites import KernelSite
+
+if TYPE_CHECKING:
+    from tilelink.emulator.streams import Launch
+
+PollKey = tuple[KernelSite, tuple[tuple[int, ...], ...]]
+"""The line and the addresses of a poll."""
+
+
+@dataclass(frozen=True)
+class Poll:
+    """What a program last saw at addresses that it may be waiting for."""
+
+    site: KernelSite
+    accesses: tuple[Access, ...]
+    values: tuple[Array, ...]
+
+    def addresses(self) -> list[int]:
+        return [int(address) for access in self.accesses for address in access.all_addresses()]
+
+    def is_current(self) -> bool:
+        """Whether memory still holds the values."""
+        return all(
+            bool((access.values(seen.dtype).reshape(-1) == seen).all())
+            for access, seen in zip(self.accesses, self.values, strict=True)
+        )
+
+    def waits(self) -> list[Wait]:
+        """One entry per address."""
+        return [
+            Wait(
+                access.region.name,
+                access.region.rank,
+                access.region.index(int(address)),
+                value.item(),
+                self.site,
+            )
+            for access, values in zip(self.accesses, self.values, strict=True)
+            for address, value in zip(access.all_addresses(), values, strict=True)
+        ]
+
+
+class Program:
+    """One program of a launch, or an agent that works for it on behalf of one line, `site`. `fenced`: the clock of its
+    strand up to which a fence stands behind what it did (before it began, the beginning of the launch)."""
+
+    def __init__(self, launch: Launch, index: int, strand: Strand, site: KernelSite | None = None) -> None:
+        self.launch, self.index, self.strand, self.site = launch, index, strand, site
+        self.fenced = int(strand.clock[strand.slot]) - 1
+        self.task: Task | None = None
+        self.quiet = 0  # operations since the last one with an effect
+        self._polls: dict[PollKey, Poll] = {}  # the latest comes last
+        self._looks = 0
+        self._looked: dict[PollKey, int] = {}  # by poll, the number of the last look
+        self._news = 0  # the last look that saw something new
+        self._loads: set[tuple[KernelSite, int]] = set()  # plain loads between polls
+        self._wait: tuple[PollKey, int] | None = None  # the poll that was the last operation, the time before it
+
+    @property
+    def polls(self) -> Collection[Poll]:
+        """What the program polls, as far as it did nothing else since."""
+        return self._polls.values()
+
+    def is_current(self) -> bool:
+        """Whether all that the program polls still holds what it saw."""
+        return all(poll.is_current() for poll in self.polls)
+
+    def look(self, key: PollKey, poll: Poll) -> bool:
+        """Records a poll. Whether the program saw the same there before, and nothing new anywhere since."""
+        self._looks += 1
+        before, last = self._polls.get(key), self._looked.get(key, 0)
+        self._looked[key] = self._looks
+        if before is None or any((a != b).any() for a, b in zip(before.values, poll.values, strict=True)):
+            self._news = self._looks
+            self._polls.pop(key, None)
+            self._polls[key] = poll
+            return False
+        for other in list(self._polls):  # what it polled before is no part of the loop that it is in
+            if other == key:
+                break
+            del self._polls[other]
+        del self._polls[key]
+        outdated = [other for other, seen in self._polls.items() if not seen.is_current()]
+        for other in outdated:
+            del self._polls[other]
+        self._polls[key] = poll
+        return not outdated and last >= self._news
+
+    def load(self, site: KernelSite, address: int) -> None:
+        """A load between polls that was not there before shows that the program is not just polling."""
+        if (site, address) not in self._loads:
+            self._loads.add((site, address))
+            self._polls.clear()
+
+    def progress(self) -> None:
+        """The program did something with an effect."""
+        self.quiet = 0
+        self._polls.clear()
+        self._looked.clear()
+        self._loads.clear()
+
+    def rewind(self, key: PollKey | None) -> None:
+        """All polls of a wait take as much time as one, however often the schedule makes the program look."""
+        if key is not None and self._wait is not None and self._wait[0] == key:
+            self.strand.time = self._wait[1]
+        self._wait = None if key is None else (key, self.strand.time)
+
+
+def poll_key(site: KernelSite, accesses: Sequence[Access]) -> PollKey:
+    """What makes two polls the same."""
+    return site, tuple(
+        (access.start, *access.counts, *access.strides)
+        if access.addresses is None
+        else tuple(access.addresses.tolist())
+        for access in accesses
+    )

@@ -1,0 +1,237 @@
+"""Data races: two accesses to an element, at least one of them a write, that nothing orders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tilelink.emulator.memory import Access, Array, Box, Region
+from tilelink.emulator.ordering import Strand
+from tilelink.emulator.remedies import remedy
+from tilelink.emulator.shadow import Cells
+from tilelink.errors import Site
+
+LONGEST_CHAIN = 256
+"""Reads of an element that are kept one by one before those that can't matter any more are dropped."""
+
+
+@dataclass(frozen=True)
+class Party:
+    """One side of a race: who did what where. `box` has the elements that both sides touched. `number`: of the launch,
+    among those of its rank; `agent`: the transfer that did it for the program, if one did. `tile`: role, tile and line
+    of the tile function, where somebody knew them; `sites`: the lines alone."""
+
+    rank: int
+    launch: str
+    program: int
+    kind: str
+    scope: str
+    region: str
+    region_rank: int
+    box: Box
+    site: Site
+    number: int
+    writes: bool
+    atomic: bool
+    agent: str = ""
+    tile: str = ""
+    sites: tuple[Site, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The elements, and whose they are."""
+        box = ", ".join(f"{low}:{high}" for low, high in self.box)
+        return f"{self.region}[{box}] of rank {self.region_rank}"
+
+    def __str__(self) -> str:
+        scope = f", scope {self.scope}" if self.scope else ""
+        agent = f" by its {self.agent}" if self.agent else ""
+        tile = f"\n        {self.tile}" if self.tile else ""
+        return (
+            f"rank {self.rank}, {self.launch}, program {self.program}: {self.kind}{scope}{agent} at {self.site}"
+            f"\n        {self.site.text}{tile}"
+        )
+
+
+@dataclass
+class Race:
+    """A race as it was first seen, and how often one between the same two places in the source was."""
+
+    first: Party
+    second: Party
+    reason: str
+    remedy: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        times = f", seen {self.count} times" if self.count > 1 else ""
+        return (
+            f"{self.second.where}: {self.reason}{times}\n    {self.first}\n    {self.second}\n"
+            f"    remedy: {self.remedy}"
+        )
+
+
+class _Event(NamedTuple):
+    """All accesses that a strand made at one line between two of its releases; `width`: bytes of an element; `domain`:
+    to which atomics it is one."""
+
+    strand: Strand
+    clock: int
+    kind: str
+    writes: bool
+    atomic: bool
+    width: int
+    scope: str
+    domain: str
+    region: Region
+    site: Site
+
+
+class _Chain(NamedTuple):
+    """Reads since the last write: the latest, and the chain of those before."""
+
+    event: int
+    before: int
+    length: int
+
+
+class RaceDetector:
+    """Keeps the last write of every element and the reads since, and collects races in `races`."""
+
+    def __init__(self) -> None:
+        self._events: list[_Event | None] = [None]
+        self._event_numbers: dict[tuple[int, int, str, bool, int, str, str, int, int], int] = {}
+        self._chains: list[_Chain] = [_Chain(0, 0, 0)]
+        self._chain_numbers: dict[tuple[int, int], int] = {(0, 0): 0}
+        self._found: dict[tuple[object, ...], Race] = {}
+
+    @property
+    def races(self) -> list[Race]:
+        """The races so far, one for each pair of places in the source and regions."""
+        return list(self._found.values())
+
+    def read(
+        self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site, domain: str = ""
+    ) -> None:
+        """Records a read, after looking for an unordered write before it."""
+        event = self._event(strand, cells.access, kind, False, atomic, scope, domain, site)
+        for written in cells.distinct("written"):
+            self._check(written, event, cells, "written", written)
+        cells.update("read", lambda chain: self._extended(chain, event))
+
+    def write(
+        self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site, domain: str = ""
+    ) -> None:
+        """Records a write, after looking for unordered reads and writes before it."""
+        event = self._event(strand, cells.access, kind, True, atomic, scope, domain, site)
+        for written in cells.distinct("written"):
+            self._check(written, event, cells, "written", written)
+        readers = cells.distinct("read")
+        for chain in readers:
+            number = chain
+            while number:
+                link = self._chains[number]
+                self._check(link.event, event, cells, "read", chain)
+                number = link.before
+        cells.fill("written", event)
+        if readers != [0]:
+            cells.fill("read", 0)
+
+    def _event(
+        self, strand: Strand, access: Access, kind: str, writes: bool, atomic: bool, scope: str, domain: str, site: Site
+    ) -> int:
+        clock, region, width = int(strand.clock[strand.slot]), access.region, access.itemsize
+        key = strand.slot, clock, kind, writes, width, scope, domain, id(region), id(site)
+        number = self._event_numbers.get(key)
+        if number is None:
+            number = self._event_numbers[key] = len(self._events)
+            self._events.append(_Event(strand, clock, kind, writes, atomic, width, scope, domain, region, site))
+        return number
+
+    def _extended(self, number: int, event: int) -> int:
+        """The chain of reads `number` and the read `event` after them."""
+        while number and self._outdated(self._chains[number].event, event):
+            number = self._chains[number].before
+        extended = self._chain_numbers.get((number, event))
+        if extended is None:
+            if self._chains[number].length >= LONGEST_CHAIN:
+                number = self._compact(number)
+            extended = self._chain_numbers[number, event] = len(self._chains)
+            self._chains.append(_Chain(event, number, self._chains[number].length + 1))
+        return extended
+
+    def _outdated(self, earlier: int, later: int) -> bool:
+        """Whether what is ordered after the later of two reads is so after the earlier: by the same strand."""
+        a, b = self._events[earlier], self._events[later]
+        assert a is not None and b is not None
+        return a.strand.slot == b.strand.slot and _way(a) == _way(b)
+
+    def _compact(self, number: int) -> int:
+        """A chain without the reads that a later one of the same strand makes superfluous."""
+        kept: list[int] = []
+        latest: set[tuple[object, ...]] = set()
+        while number:
+            link = self._chains[number]
+            read = self._events[link.event]
+            assert read is not None
+            key = read.strand.slot, *_way(read)
+            if key not in latest:
+                latest.add(key)
+                kept.append(link.event)
+            number = link.before
+        for read_number in reversed(kept):
+            self._chains.append(_Chain(read_number, number, 1))
+            number = len(self._chains) - 1
+        return number
+
+    def _check(self, earlier: int, later: int, cells: Cells, layer: str, value: int) -> None:
+        """Reports a race between two events, if there is one. The cells hold the earlier as `value`."""
+        a, b = self._events[earlier], self._events[later]
+        if a is None or b is None or b.strand.after(a.strand.slot, a.clock):
+            return
+        if a.atomic and b.atomic and a.width != b.width:
+            reason = f"atomics of {a.width} and of {b.width} bytes, and nothing orders them"
+        elif a.atomic and b.atomic and a.domain != b.domain and ((a.writes and b.writes) or (a.domain and b.domain)):
+            kinds = " and ".join(event.domain or "atomics of programs" for event in (a, b))
+            reason = f"{kinds} are not atomic to each other, and nothing orders them"
+        elif a.atomic and b.atomic:
+            same_rank = a.strand.rank == b.strand.rank
+            if all(scope == "sys" or (same_rank and scope == "gpu") for scope in (a.scope, b.scope)):
+                return
+            ranks = "one rank" if same_rank else "two ranks"
+            reason = f"atomics of {ranks} whose scopes do not reach each other"
+        elif a.atomic or b.atomic:
+            reason = "an atomic and a plain access that nothing orders"
+        else:
+            reason = "two accesses that nothing orders"
+        key = str(a.region), a.kind, a.site, str(b.region), b.kind, b.site, reason
+        if key in self._found:
+            self._found[key].count += 1
+            return
+        addresses = cells.addresses(layer, value)
+        first, second = _party(a, addresses), _party(b, addresses)
+        self._found[key] = Race(first, second, reason, remedy(first, second, b.region.kind == "signal"))
+
+
+def _way(event: _Event) -> tuple[object, ...]:
+    """How an event accesses memory, as far as others may race with that."""
+    return event.atomic, event.width, event.scope, event.domain
+
+
+def _party(event: _Event, addresses: Array) -> Party:
+    strand, region = event.strand, event.region
+    return Party(
+        rank=strand.rank,
+        launch=strand.launch,
+        program=strand.program,
+        kind=event.kind,
+        scope=event.scope,
+        region=region.name,
+        region_rank=region.rank,
+        box=region.box_of(addresses),
+        site=event.site,
+        number=strand.number,
+        writes=event.writes,
+        atomic=event.atomic,
+        agent=strand.agent,
+    )

@@ -1,0 +1,255 @@
+"""A deterministic scheduler of cooperative tasks.
+
+Tasks are threads that pass a baton: exactly one runs, until it switches, blocks or ends. Which task runs next
+depends on the seed and on nothing else, so a run can be repeated exactly.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from tilelink.emulator.errors import DeadlockError
+from tilelink.emulator.policies import PolicyWord, made
+
+STACK_BYTES = 1 << 20
+"""Stack of a task's thread. Only pages that are touched cost memory."""
+
+
+class _Stopped(BaseException):
+    """Unwinds a task whose run has ended. No Exception: a task's own handlers should not catch it."""
+
+
+class Task:
+    """One body that runs in turns with others. `keys`: the keys it is parked on, () when it isn't."""
+
+    __slots__ = ("body", "done", "index", "keys", "name", "rank", "worker")
+
+    def __init__(self, index: int, rank: int, name: str, body: Callable[[], None]) -> None:
+        self.index, self.rank, self.name, self.body = index, rank, name, body
+        self.keys: tuple[int, ...] = ()
+        self.done = False
+        self.worker: _Worker | None = None
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} of rank {self.rank}>"
+
+
+class _Worker:
+    """A thread that runs tasks, one after the other. It waits for its baton whenever it is not its turn."""
+
+    def __init__(self, scheduler: Scheduler, task: Task) -> None:
+        self.task: Task | None = task
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self.thread = threading.Thread(target=scheduler._work, args=(self,), daemon=True)
+        self.thread.start()
+
+
+class Scheduler:
+    """Runs tasks one at a time in an order that `seed` and `policy` fix.
+
+    `on_stall(parked)` is called when every task is parked: it may wake some of them or raise what `run` shall
+    raise. If no task can run after it, `run` raises `DeadlockError`. `stack_bytes`: the stack of a task.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        policy: PolicyWord = "random",
+        on_stall: Callable[[Sequence[Task]], None] | None = None,
+        stack_bytes: int = STACK_BYTES,
+    ) -> None:
+        self._policy = made(policy, seed)
+        self.on_stall = on_stall
+        self._stack_bytes = stack_bytes
+        self._ready: deque[Task] = deque()
+        self._parked: dict[int, list[Task]] = {}
+        self._keys: list[int] = []  # of _parked, sorted
+        self._alive: dict[int, Task] = {}
+        self._spawned = 0
+        self._hash = 0
+        self._workers: list[_Worker] = []
+        self._idle: list[_Worker] = []
+        self._main = threading.Lock()
+        self._stopping = threading.Event()
+        self._error: BaseException | None = None
+        self.current: Task | None = None
+        self.switches = 0
+        self.turns = 0
+
+    @property
+    def schedule_hash(self) -> int:
+        """A 64-bit hash of the order in which tasks were given their turns."""
+        return self._hash
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run ends before its tasks are done."""
+        return self._stopping.is_set()
+
+    def spawn(self, body: Callable[[], None], rank: int = 0, name: str = "") -> Task:
+        """Adds a task; it runs when its turn comes."""
+        task = Task(self._spawned, rank, name, body)
+        self._spawned += 1
+        self._alive[task.index] = task
+        self._policy.arrive(task)
+        self._ready.append(task)
+        return task
+
+    def run(self) -> None:
+        """Runs all tasks. Raises what one of them raised, or `DeadlockError`; no thread is left behind."""
+        self._main.acquire()
+        stack_before = threading.stack_size(self._stack_bytes)
+        try:
+            first = self._next()
+            if first is not None:
+                self._hand_over(first)
+                self._main.acquire()
+        finally:
+            self._stopping.set()
+            for worker in self._workers:
+                worker.baton.release()
+                worker.thread.join()
+            threading.stack_size(stack_before)
+        if self._error is not None:
+            raise self._error
+
+    def switch(self) -> None:
+        """A point where another task may run before the current one goes on."""
+        me = self._running()
+        if not self._ready:
+            return
+        self._ready.append(me)
+        self._leave(me)
+
+    def give_way(self) -> None:
+        """A switch of a task that does not get on: others have to come to their turn."""
+        self._policy.give_way(self._running())
+        self.switch()
+
+    def delay(self) -> int:
+        """For how many turns the current task shall wait, where nothing keeps it on time."""
+        return self._policy.delay()
+
+    def block(self, keys: Iterable[int]) -> None:
+        """Parks the current task until a key of its is woken. Keys are integers, such as addresses."""
+        me = self._running()
+        me.keys = tuple(set(keys))
+        for key in me.keys:
+            waiting = self._parked.get(key)
+            if waiting is None:
+                self._parked[key] = [me]
+                insort(self._keys, key)
+            else:
+                waiting.append(me)
+        self._leave(me)
+
+    def wake(self, low: int, high: int) -> None:
+        """Makes every task ready that is parked on a key in [low, high)."""
+        keys = self._keys
+        start = bisect_left(keys, low)
+        if start < len(keys) and keys[start] < high:
+            for key in keys[start : bisect_left(keys, high, start)]:
+                for task in tuple(self._parked.get(key, ())):
+                    self.unpark(task)
+
+    def unpark(self, task: Task) -> None:
+        """Makes one parked task ready."""
+        for key in task.keys:
+            waiting = self._parked[key]
+            waiting.remove(task)
+            if not waiting:
+                del self._parked[key]
+                del self._keys[bisect_left(self._keys, key)]
+        task.keys = ()
+        self._ready.append(task)
+
+    def _running(self) -> Task:
+        if self._stopping.is_set():
+            raise _Stopped
+        assert self.current is not None, "outside of a task"
+        return self.current
+
+    def _leave(self, me: Task) -> None:
+        """Gives the turn to the next task, and returns when it is `me`'s turn again."""
+        following = self._next()
+        if following is me:
+            return
+        self.switches += 1
+        worker = me.worker
+        assert worker is not None
+        if following is None:
+            self._main.release()
+        else:
+            self._hand_over(following)
+        worker.baton.acquire()
+        if self._stopping.is_set():
+            raise _Stopped
+
+    def _next(self) -> Task | None:
+        """Takes the next task out of those that are ready; None ends the run."""
+        ready = self._ready
+        if not ready and self._alive and self._error is None:
+            self._stalled()
+        if not ready or self._error is not None:
+            return None
+        self.turns += 1
+        chosen = self._policy.choose(ready)
+        ready[chosen], ready[0] = ready[0], ready[chosen]
+        task = ready.popleft()
+        self._hash = ((self._hash ^ task.index) * 0x100000001B3 + 1) & 0xFFFFFFFFFFFFFFFF
+        return task
+
+    def _stalled(self) -> None:
+        parked = tuple(self._alive.values())
+        try:
+            if self.on_stall is not None:
+                self.on_stall(parked)
+            if not self._ready:
+                names = ", ".join(task.name for task in parked[:12])
+                raise DeadlockError(message=f"deadlock: none of {len(parked)} tasks can go on: {names}")
+        except Exception as error:  # it belongs to the run, not to the task that happens to be the last
+            self._error = error
+
+    def _hand_over(self, task: Task) -> None:
+        self.current = task
+        if task.worker is None:
+            if self._idle:
+                task.worker = self._idle.pop()
+                task.worker.task = task
+            else:
+                task.worker = _Worker(self, task)
+                self._workers.append(task.worker)
+        task.worker.baton.release()
+
+    def _work(self, worker: _Worker) -> None:
+        """The life of a worker's thread."""
+        worker.baton.acquire()
+        while not self._stopping.is_set():
+            task = worker.task
+            assert task is not None
+            try:
+                task.body()
+            except _Stopped:
+                return
+            except BaseException as error:  # whatever it is, run() raises it
+                self._error = self._error or error
+            if self._stopping.is_set():
+                return
+            task.done = True
+            task.worker = worker.task = None
+            del self._alive[task.index]
+            following = self._next()
+            if following is None:
+                self._main.release()
+            elif following.worker is None:
+                # A task that has not started yet needs no other thread.
+                following.worker, worker.task, self.current = worker, following, following
+                continue
+            else:
+                self._idle.append(worker)
+                self._hand_over(following)
+            worker.baton.acquire()

@@ -1,0 +1,169 @@
+"""Shadow memory: small numbers that stand for every element of real memory, whatever regions lie over it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from tilelink.emulator.memory import Access, Array, Region, affine_offsets
+
+CHUNK = 1 << 16
+"""Cells that are copied at once: what was never touched stays unallocated."""
+
+
+class Shadow:
+    """Cells for the bytes [base, end), each for `grain` bytes: layers of numbers, all zero at first."""
+
+    def __init__(self, base: int, end: int, grain: int, keep: Sequence[object]) -> None:
+        self.base, self.end, self.grain = base, end, grain
+        # While its shadow lives, memory must not be freed and handed out again for something else.
+        self.keep = list(keep)
+        self.layers: dict[str, Array] = {}
+
+    def has(self, layer: str) -> bool:
+        """Whether anything was ever written to a layer."""
+        return layer in self.layers
+
+    def layer(self, name: str) -> Array:
+        """The cells of a layer."""
+        cells = self.layers.get(name)
+        if cells is None:
+            cells = self.layers[name] = np.zeros(-(-(self.end - self.base) // self.grain), np.int32)
+        return cells
+
+    def refine(self, grain: int) -> None:
+        """Makes cells stand for `grain` bytes, a divisor of what they stand for now."""
+        finer = Shadow(self.base, self.end, grain, ())
+        finer.absorb(self)
+        self.grain, self.layers = grain, finer.layers
+
+    def absorb(self, other: Shadow) -> None:
+        """Takes over the cells of a shadow that lies within this one and is as coarse or coarser."""
+        factor = other.grain // self.grain
+        start = (other.base - self.base) // self.grain
+        for name, source in other.layers.items():
+            target = self.layer(name)[start : start + len(source) * factor]
+            for low in range(0, len(source), CHUNK):
+                chunk = source[low : low + CHUNK]
+                if chunk.any():
+                    part = target[low * factor : (low + len(chunk)) * factor]
+                    part[:] = np.repeat(chunk, factor)[: len(part)]
+
+
+class Cells:
+    """The cells of one access."""
+
+    __slots__ = ("access", "chosen", "counts", "shadow", "start", "strides")
+
+    def __init__(self, shadow: Shadow, access: Access) -> None:
+        grain = shadow.grain
+        self.access, self.shadow = access, shadow
+        width = access.itemsize // grain
+        self.chosen: Array | None = None
+        if access.addresses is not None:
+            cells = (access.addresses - shadow.base) // grain
+            self.chosen = cells if width == 1 else (cells[:, None] + np.arange(width)).reshape(-1)
+            return
+        self.start = (access.start - shadow.base) // grain
+        self.counts, strides = access.counts, access.strides
+        if width > 1:
+            self.counts, strides = (*self.counts, width), (*strides, grain)
+        self.strides = tuple(stride // grain for stride in strides)
+
+    def get(self, layer: str) -> Array:
+        """The numbers in the cells."""
+        cells = self.shadow.layer(layer)
+        return self._view(cells) if self.chosen is None else cells[self.chosen]
+
+    def fill(self, layer: str, value: int) -> None:
+        """Writes one number to all cells."""
+        self._put(self.shadow.layer(layer), value)
+
+    def distinct(self, layer: str) -> list[int]:
+        """The different numbers in the cells."""
+        return _distinct(self.get(layer)) if self.shadow.has(layer) else [0]
+
+    def update(self, layer: str, function: Callable[[int], int]) -> None:
+        """Replaces every number by a function of it, which is called once for each different one."""
+        before = self.get(layer)
+        values = _distinct(before)
+        after = [function(value) for value in values]
+        if len(values) == 1:
+            self.fill(layer, after[0])
+        else:
+            self._put(self.shadow.layer(layer), np.array(after, np.int32)[np.searchsorted(values, before)])
+
+    def addresses(self, layer: str, value: int) -> Array:
+        """Where in memory the cells are that hold a number."""
+        chosen = self.chosen
+        cells = self.start + affine_offsets(self.counts, self.strides) if chosen is None else chosen
+        return self.shadow.base + self.shadow.grain * cells[self.get(layer) == value].reshape(-1)
+
+    def _view(self, cells: Array) -> Array:
+        size = cells.itemsize
+        return np.ndarray(self.counts, cells.dtype, cells, self.start * size, tuple(s * size for s in self.strides))
+
+    def _put(self, cells: Array, values: Any) -> None:
+        if self.chosen is not None:
+            cells[self.chosen] = values
+        else:
+            self._view(cells)[...] = values
+
+
+class ShadowMemory:
+    """The shadows of all memory that a run touches."""
+
+    def __init__(self) -> None:
+        self._shadows: list[Shadow] = []
+        self._bases: list[int] = []
+
+    def add(self, region: Region) -> None:
+        """Gives the storage of a region a shadow, and only one, whatever else lies in it."""
+        storage = region.tensor.untyped_storage()
+        base, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        shadow = self._covering(base)
+        if end == base or (shadow is not None and shadow.end >= end):
+            return
+        grain, overlapping = region.itemsize, []
+        for other in self._shadows:
+            if other.base < end and base < other.end:
+                overlapping.append(other)
+                base, end = min(base, other.base), max(end, other.end)
+        for other in overlapping:
+            grain = gcd(grain, other.grain, other.base - base)
+        merged = Shadow(base, end, grain, [storage])
+        for other in overlapping:
+            merged.absorb(other)
+            merged.keep += other.keep
+        rest = [other for other in self._shadows if other not in overlapping]
+        self._shadows = sorted([*rest, merged], key=lambda shadow: shadow.base)
+        self._bases = [shadow.base for shadow in self._shadows]
+
+    def cells(self, access: Access) -> Cells:
+        """The cells of an access, after the grain was made fine enough for it."""
+        shadow = self._covering(access.low)
+        assert shadow is not None and access.high <= shadow.end, "a region that was not added"
+        grain = shadow.grain
+        offset = access.start - shadow.base
+        if access.itemsize % grain or offset % grain or any(stride % grain for stride in access.strides):
+            shadow.refine(gcd(grain, access.itemsize, offset, *access.strides))
+        if access.addresses is not None and ((access.addresses - shadow.base) % shadow.grain).any():
+            shadow.refine(1)
+        return Cells(shadow, access)
+
+    def _covering(self, address: int) -> Shadow | None:
+        position = bisect_right(self._bases, address) - 1
+        if position >= 0 and address < self._shadows[position].end:
+            return self._shadows[position]
+        return None
+
+
+def _distinct(values: Array) -> list[int]:
+    first = values[(0,) * values.ndim]
+    if (values == first).all():
+        return [int(first)]
+    return [int(value) for value in np.unique(values)]

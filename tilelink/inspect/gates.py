@@ -1,0 +1,173 @@
+"""Gates: what a compiled kernel holds, against what its tile program and the run protocol say. No GPU is needed.
+
+Signals are counted in TTGIR, by the calls in the generated source that they come from: LLVM unrolls loops and doubles
+assembly, and Triton's pipeliner doubles loads and dots, but a call stays one call. What stands in TTGIR has to stand in
+the machine code at least as often. Matrix instructions are counted in the machine code, with the copies that the
+pipeliner made of a dot divided out, and weighed: their multiplications have to be those of the program's dots.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from tilelink.backend.cache import store
+from tilelink.backend.lower import Lowered
+from tilelink.backend.pipelining import enters
+from tilelink.frontend.expressions import Expr
+from tilelink.frontend.ir import Code, Copy, Notify, Role, Store, TileProgram, View, Wait, walk
+from tilelink.inspect.compile import Compiled
+from tilelink.inspect.gates_code import findings_in_code, matrix
+from tilelink.inspect.gates_ttgir import Read
+from tilelink.inspect.ttgir import Kernel
+
+DOES = {
+    "wait": ("acquire", "poll", "fence"),
+    "notify": ("barrier", "release"),
+    "enter": ("release",),
+    "entered": ("acquire", "poll"),
+    "credit": ("acquire", "poll", "barrier"),
+    "last_out": ("barrier", "acquire", "release"),
+    "drain": ("acquire", "poll", "barrier"),
+    "leave": ("barrier", "release"),
+}
+"""What each primitive has to do. A fence is for readers that are another proxy, where the target has such."""
+
+KINDS = ("acquire", "poll", "release", "barrier", "fence", "guarded", "mma")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gates found in the kernels of a program. `findings`: what is wrong, in words; none if all is well."""
+
+    expected: dict[str, int]
+    found: dict[str, int]
+    findings: tuple[str, ...]
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
+    """Holds compiled kernels against the program they were lowered from."""
+    program, target = lowered.program, lowered.target
+    file = str(store(lowered.source, program.name))
+    read = [(k, Read(Kernel(k.ttgir), file, target)) for k in kernels]
+    signals = sum((r.signals() for _, r in read), Counter[tuple[str, str]]())
+    wanted = Counter(
+        {(kind, scope): n for (kind, scope), n in _signals(program).items() if kind != "fence" or target.descriptors}
+    )
+    work, count = _work(lowered), Counter[str]()
+    for (kind, _), n in signals.items():
+        count[kind] += n
+    instructions, done = 0, 0
+    for k, r in read:
+        more, weight = matrix(r, k.code, lowered)
+        instructions, done = instructions + more, done + weight
+    found = {**{k: count[k] for k in KINDS}, "guarded": sum(r.guarded() for _, r in read), "mma": instructions}
+    expected = {k: sum(n for (kind, _), n in wanted.items() if kind == k) for k in KINDS}
+    expected["guarded"] = sum(1 for _ in guarded_reads(program))
+    expected["mma"] = round(instructions * work / done) if done else work and 1
+    findings = [f"{k}: the program says {expected[k]}, found {found[k]}" for k in KINDS if expected[k] != found[k]]
+    guards, guarding = guarding_words(program), sum(r.guarding() for _, r in read)
+    if found["guarded"] == expected["guarded"] and guards != guarding:
+        findings.append(f"guarded: by {guards} words that were acquired, the program says, found {guarding}")
+    if not findings and signals != wanted:
+        findings.append(f"scopes: the program says {_spelled(wanted)}, found {_spelled(signals)}")
+    for k, r in read:
+        findings += [f"{k.name}: {f}" for f in (*r.findings(), *findings_in_code(k, r, lowered))]
+    return Verdict(
+        expected, found, tuple(findings),
+        max(k.registers for k in kernels), max(k.spill_bytes for k in kernels), max(k.shared_bytes for k in kernels),
+    )  # fmt: skip
+
+
+# ---- what the program says ---------------------------------------------------------------------------------------
+
+
+def calls(program: TileProgram) -> Counter[tuple[str, str]]:
+    """How often the kernels of a program have to call each primitive, and with what scope."""
+    made = Counter({("enter", "sys"): 1, ("leave", "sys"): 1})
+    made["last_out", "gpu"] += not program.awaited_by_engines  # else another kernel leaves
+    made["credit", "sys"] += len(program.published)
+    heap = {t.name for t in program.on_heap}
+    for signals in program.signals:
+        made["drain", signals.scope] += 1
+    if program.on_engine:
+        made["credit", "sys"] += 1
+        sources = {s.source for r in program.on_engine for s in walk(r.body) if isinstance(s, Copy)}
+        made["entered", "sys"] += any(v.remote and v.tensor in program.published for v in sources)
+    for role in program.in_kernel:
+        made["entered", "sys"] += len(_homes_entered(program, role))
+        fills = False
+        for s in walk(role.body):
+            if isinstance(s, Wait | Notify):
+                for view in s.views:
+                    made[type(s).__name__.lower(), program.signals_of(view.tensor).scope] += 1
+            fills |= isinstance(s, Notify) or (isinstance(s, Copy | Store) and s.target.tensor in heap)
+        made["credit", "sys"] += fills
+    return made
+
+
+def guarded_reads(program: TileProgram) -> Iterator[View]:
+    """The reads that may only happen after a wait, or after a peer has entered."""
+    for role in program.in_kernel:
+        for view in _reads(role):
+            if view.guard or (view.tensor in program.published and view.remote):
+                yield view
+
+
+def guarding_words(program: TileProgram) -> int:
+    """How many words that are acquired guard a read: the signals of its wait, the entry of its peer."""
+    made = 0
+    for role in program.in_kernel:
+        guards = {view.guard for view in _reads(role)}
+        made += sum(len(s.views) for s in walk(role.body) if isinstance(s, Wait) and s.name in guards)
+        made += len(_homes_entered(program, role))
+    return made
+
+
+def _signals(program: TileProgram) -> Counter[tuple[str, str]]:
+    """How often the kernels have to do each kind of thing, and how far it has to reach (barriers: "")."""
+    made: Counter[tuple[str, str]] = Counter()
+    for (primitive, scope), n in calls(program).items():
+        for kind in DOES[primitive]:
+            made[kind, scope if kind in ("acquire", "release") else ""] += n
+    return +made
+
+
+def _reads(role: Role) -> Iterator[View]:
+    for s in walk(role.body):
+        yield from (load.view for load in s.loads)
+        if isinstance(s, Copy):
+            yield s.source
+
+
+def _homes_entered(program: TileProgram, role: Role) -> list[Expr | str | None]:
+    """The peers whose entry a tile of a role awaits: each once, or once a read where it changes inside the tile."""
+    views = [v for v in _reads(role) if v.tensor in program.published and v.remote]
+    changing = [v.home for v in views if enters(v, role, program)]
+    return [*dict.fromkeys(v.home for v in views if not enters(v, role, program)), *changing]
+
+
+def _work(lowered: Lowered) -> int:
+    """Multiplications of the dots of a program that the target has matrix instructions for, one tile of a role, one
+    step of a loop."""
+    return sum(prod(shape) for code in _dotting(lowered) for shape in code.dots)
+
+
+def _dotting(lowered: Lowered) -> Iterator[Code]:
+    program, target = lowered.program, lowered.target
+    for role in program.in_kernel:
+        for s in walk(role.body):
+            for code in (c for c in s.codes if c.dots):
+                dtypes = {program.tensor(load.view.tensor).dtype for load in code.loads}
+                dtypes = dtypes or {program.inputs[0].dtype}
+                if dtypes <= target.matrix_dtypes or (dtypes == {"float32"} and "ieee" not in code.text):
+                    yield code
+
+
+def _spelled(signals: Counter[tuple[str, str]]) -> str:
+    return ", ".join(f"{n} {kind}{f'.{scope}' if scope else ''}" for (kind, scope), n in sorted(signals.items()))

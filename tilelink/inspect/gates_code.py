@@ -1,0 +1,143 @@
+"""Gates: what is in the machine code of a kernel: what signals are made of, as often as in TTGIR; matrix instructions;
+spills, shared memory, and how wide copies are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+
+from tilelink.backend.lower import Lowered
+from tilelink.inspect.compile import Compiled
+from tilelink.inspect.gates_ttgir import Read, kinds_of
+from tilelink.inspect.ttgir import Operation
+
+DOTS = frozenset(["tt.dot", "ttng.warp_group_dot", "ttng.tc_gen5_mma"])
+MACHINE = {
+    "cuda": {
+        "acquire": r"\bld\.acquire\S* %word|\batom\.\S*acq\S*\.add",
+        "release": r"\bred\.release|\bfence\.acq_rel|\batom\.\S*(?:release|acq_rel)\S*\.add",
+        "barrier": r"\bbar(?:rier)?\.(?:cta\.)?sync",
+        "fence": r"\bfence\.proxy\.async\.global",
+    },
+    "hip": {"acquire": r"\bbuffer_inv\b", "release": r"\bbuffer_wbl2\b", "barrier": r"\bs_barrier\b"},
+}
+"""Instructions by which each kind of thing is done."""
+
+
+def matrix(read: Read, code: str, lowered: Lowered) -> tuple[int, int]:
+    """Matrix instructions for one copy of each dot, and the multiplications they do for a block, each once: where
+    there are more warps than instructions fill, several do the same."""
+    dots: dict[tuple[int, int], list[Operation]] = {}
+    for o in read.kernel.named(*DOTS):
+        dots.setdefault(o.site(read.file)[0], []).append(o)
+    instructions: Counter[tuple[int, int]] = Counter()
+    work: Counter[tuple[int, int]] = Counter()
+    for site, line in _located(code, read.file):
+        for m, n, k, threads in _matrix_instructions(line, dots.get(site, [])):
+            instructions[site] += 1
+            work[site] += m * n * k * max(1, lowered.warps * read.target.warp_size // threads)
+    times = {s: len(dots[s]) if s in dots else 1 for s in instructions}
+    same = {s: _same(read, dots[s][0]) if s in dots else 1 for s in instructions}
+    done = sum(n // times[s] // same[s] for s, n in work.items())
+    return sum(n // times[s] for s, n in instructions.items()), done
+
+
+def _same(read: Read, dot: Operation) -> int:
+    """How many warps do the same part of a dot."""
+    layout = re.search(r"-> tensor<(\d+)x(\d+)xf32, (#\w+)>", dot.text)
+    made = re.search(
+        r"warpsPerCTA = \[(\d+), (\d+)\].*instrShape = \[(\d+), (\d+)", read.kernel.layouts.get(layout[3], "")
+    ) if layout else None  # fmt: skip
+    if layout is None or made is None:
+        return 1
+    (rows, columns), (down, across, m, n) = map(int, layout.groups()[:2]), map(int, made.groups())
+    return max(1, down * m // rows) * max(1, across * n // columns)
+
+
+def findings_in_code(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator[str]:
+    """What is wrong with the machine code."""
+    target = lowered.target
+    for kind, instruction in MACHINE[target.backend].items():
+        has = len(re.findall(instruction, kernel.code))
+        needs = sum(1 for o in read.kernel.operations for k, _ in kinds_of(o) if k == kind)
+        if has < needs:
+            yield f"{kind}: {needs} in TTGIR, {has} in the machine code"
+    if kernel.spill_bytes:
+        yield f"{kernel.spill_bytes} bytes of registers are spilled"
+    if target.shared_bytes is not None and kernel.shared_bytes > target.shared_bytes:
+        yield f"{kernel.shared_bytes} bytes of shared memory; {target.name} has {target.shared_bytes}"
+    yield from (f"the assembler says: {w}" for w in kernel.warnings)
+    yield from _narrow(kernel, read, lowered)
+
+
+_MATRIX = (
+    (r"wgmma\.mma_async\S*\.m(\d+)n(\d+)k(\d+)", 128),
+    (r"\bmma\.sync\S*\.m(\d+)n(\d+)k(\d+)", 32),
+    (r"v_mfma_\w+?_(\d+)x(\d+)x(\d+)", 64),
+)
+"""Matrix instructions with their shapes, and how many threads carry out one together."""
+
+
+def _matrix_instructions(line: str, dots: list[Operation]) -> Iterator[tuple[int, int, int, int]]:
+    """Shape and threads of the matrix instruction in a line of machine code, if there is one. That of Blackwell has its
+    shape in a register: it is the largest that the dot allows, and one thread has it done."""
+    for pattern, threads in _MATRIX:
+        for m, n, k in re.findall(pattern, line):
+            yield int(m), int(n), int(k), threads
+    if re.search(r"\btcgen05\.mma\b", line) and dots:
+        (m, _), (_, n) = (map(int, s) for s in re.findall(r"memdesc<(\d+)x(\d+)x", dots[0].text)[:2])
+        bits = re.findall(r"memdesc<\d+x\d+x\D+(\d+)", dots[0].text)[0]
+        yield min(m, 128), min(n, 256), 256 // int(bits), 1 << 30
+
+
+WIDE = 16
+"""Bytes that a thread should copy at a time."""
+_WIDTHS = {
+    "cuda": r"\b(?:ld|st)\.(?:\w+\.)*?global\S*?(?:\.v(\d))?\.[bsuf](\d+)\b"
+    r"|cp\.async\.\w+\.shared\.global.*?, (0x\w+|\d+)",
+    "hip": r"\b(?:global|buffer)_(?:load|store)_(\w+)",
+}
+
+
+def _located(code: str, file: str) -> Iterator[tuple[tuple[int, int], str]]:
+    """The lines of machine code that come from a file, with the line and column there."""
+    name = re.escape(file.rsplit("/", 1)[-1])
+    here: tuple[int, int] | None = None
+    for line in code.splitlines():
+        if ".loc" in line:
+            found = re.search(rf"[/;]\s+{name}:(\d+):(\d+)", line)
+            here = (int(found[1]), int(found[2])) if found else None
+        elif here is not None:
+            yield here, line
+
+
+def _narrow(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator[str]:
+    """Copies of blocks in pieces of less than 16 bytes, where a thread has as many to copy."""
+    wide: dict[tuple[int, int], int] = {}
+    for o in read.blocks_copied():
+        block = re.search(r"tensor<(\d+)x(\d+)x!tt\.ptr<[a-z]+(\d+)", o.text)
+        if block is not None and o.site(read.file):
+            bytes_of_thread = prod(map(int, block.groups())) // 8 // (lowered.warps * lowered.target.warp_size)
+            wide[o.site(read.file)[0]] = min(WIDE, bytes_of_thread)
+    for site, line in _located(kernel.code, read.file):
+        width = _width(line, lowered.target.backend)
+        if width and width < wide.get(site, 0):
+            yield (
+                f"line {site[0]}: copies {width} bytes at a time: {line.strip()} (right, but slow: {WIDE} bytes are "
+                f"copied at once where rows of the tensor are multiples of {WIDE} bytes)"
+            )
+            del wide[site]
+
+
+def _width(line: str, backend: str) -> int:
+    """Bytes that an instruction moves between a thread and global memory, 0 for any other instruction."""
+    found = re.search(_WIDTHS[backend], line)
+    if found is None:
+        return 0
+    if backend == "hip":
+        return {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4}.get(found[1], 2)
+    vector, bits, copied = found.groups()
+    return int(copied, 0) if copied else int(vector or 1) * int(bits) // 8

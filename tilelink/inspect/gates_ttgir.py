@@ -1,0 +1,111 @@
+"""Gates: what is in the TTGIR of a kernel, by the calls in the generated source that it comes from: signals, reads that
+depend on them, and the order of what is released.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from tilelink.backend.targets import Target
+from tilelink.inspect.ttgir import Kernel, Operation
+
+LOADS = frozenset(
+    ["tt.load", "ttg.async_copy_global_to_local", "ttng.async_tma_copy_global_to_local", "tt.descriptor_load"]
+    + [f"{dialect}.buffer_load{to}" for dialect in ("amdg", "amdgpu") for to in ("", "_to_local")]
+)
+
+
+class Read:
+    """A kernel as it was compiled for a target; `file`: its source."""
+
+    def __init__(self, kernel: Kernel, file: str, target: Target) -> None:
+        self.kernel, self.file, self.target = kernel, file, target
+        self.sites: dict[tuple[tuple[int, int], ...], list[Operation]] = {}
+        for o in kernel.operations:
+            self.sites.setdefault(o.site(file), []).append(o)
+
+    def signals(self) -> Counter[tuple[str, str]]:
+        """What the calls do, by kind and scope."""
+        found: Counter[tuple[str, str]] = Counter()
+        for operations in self.sites.values():
+            kinds = {kind for o in operations for kind in kinds_of(o)}
+            if any(o.name == "scf.condition" for o in operations) and any(k == "acquire" for k, _ in kinds):
+                kinds.add(("poll", ""))
+            found.update(kinds)
+        return found
+
+    def guarded(self) -> int:
+        """How many reads depend on a word that was acquired."""
+        return len({o.site(self.file) for o, acquired in self._reads() if acquired})
+
+    def guarding(self) -> int:
+        """How many words that were acquired have a read that depends on them."""
+        return len({o.site(self.file) for _, acquired in self._reads() for o in acquired})
+
+    def _reads(self) -> Iterator[tuple[Operation, list[Operation]]]:
+        """Loads, with what acquired the words that their addresses depend on."""
+        for load in self.kernel.named(*LOADS):
+            behind = self.kernel.depends_on(load.address)
+            makers = (self.kernel.made_by[v] for v in behind if v in self.kernel.made_by)
+            yield load, [o for o in makers if any(kind == "acquire" for kind, _ in kinds_of(o))]
+
+    def findings(self) -> Iterator[str]:
+        """What is wrong whatever the counts say."""
+        for site, operations in self.sites.items():
+            order = [kind for o in operations for kind in _steps(o)]
+            if "release" not in order or "barrier" not in order:
+                continue
+            line = f"line {site[0][0]}" if site else "somewhere"
+            barrier, release = order.index("barrier"), order.index("release")
+            if release < barrier:
+                yield f"{line}: released before the barrier"
+            if "store" in order[barrier:release]:
+                yield f"{line}: stores after the barrier that comes before the release"
+            if self.target.backend == "hip" and "stored" not in order[: order.index("barrier")]:
+                yield f"{line}: waves come to the barrier without waiting for their stores"
+        if self.kernel.named("ttg.warp_specialize"):
+            yield "warps are specialised automatically, which deletes signals"
+
+    def blocks_copied(self) -> Iterator[Operation]:
+        """Loads of blocks of two dimensions, and stores of what was just loaded."""
+        for o in self.kernel.operations:
+            if o.name in ("tt.load", "ttg.async_copy_global_to_local"):
+                yield o
+            elif o.name == "tt.store" and len(o.operands) > 1:
+                made = self.kernel.made_by.get(o.operands[1])
+                if made is not None and made.name == "tt.load":
+                    yield o
+
+
+_POLL = re.compile(r"(\w+_\$\{:uid\}):\s+ld\.relaxed\S+ \S+ \[\$1\].*\bbra \1.*bar\.warp\.sync", re.DOTALL)
+"""A label, a load of the word that is waited for, a branch back, and a meeting of the lanes when that is over."""
+
+
+def kinds_of(o: Operation) -> Iterator[tuple[str, str]]:
+    """What an operation does for signals, and how far."""
+    if o.name in ("gpu.barrier", "ttg.barrier"):
+        yield "barrier", ""
+    if o.name == "tt.atomic_rmw":
+        order, scope = re.findall(r"\b(relaxed|acquire|release|acq_rel), (cta|gpu|sys)\b", o.text)[0]
+        yield from ((kind, scope) for kind in ("acquire", "release") if order in (kind, "acq_rel"))
+    if _POLL.search(o.assembly):
+        yield "poll", ""
+    for acquire in re.findall(r"ld\.acquire\.(\w+)\S* \S+ \[\$1\]", o.assembly):
+        yield "acquire", acquire
+    for release in re.findall(r"(?:red\.release|fence\.acq_rel)\.(\w+)", o.assembly):
+        yield "release", release
+    for reach in re.findall(r"buffer_inv (sc0 sc1|sc1)", o.assembly):
+        yield "acquire", "sys" if "sc0" in reach else "gpu"
+    if "fence.proxy.async" in o.assembly:
+        yield "fence", ""
+
+
+def _steps(o: Operation) -> Iterator[str]:
+    """What an operation does for what is released: stores, meets, releases."""
+    yield from (kind for kind, _ in kinds_of(o))
+    if o.name == "tt.store":
+        yield "store"
+    if "s_waitcnt vmcnt(0)" in o.assembly and "load" not in o.assembly:
+        yield "stored"

@@ -1,0 +1,367 @@
+"""Programs: what `@tk.program` makes of a function, and all that can be asked of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import triton
+
+from tilelink.errors import ArgumentError, ScheduleError, Site, TileSizeError, listed, public
+from tilelink.frontend.binding import bind
+from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.kept import Kept
+from tilelink.frontend.names import check_parameters
+from tilelink.frontend.schedule import Schedule, launched
+from tilelink.frontend.sizes import Sizes, check_world
+from tilelink.language import Declared, Function, Parameters, Recording, Variant, check_lists, declarations, record
+from tilelink.programs.fitting import fitted
+from tilelink.programs.given import Given, at_sizes
+from tilelink.programs.schedule_text import NamedSchedule, read_schedule
+
+if TYPE_CHECKING:
+    from tilelink.analysis.check import Report
+    from tilelink.analysis.machine import Machine
+    from tilelink.analysis.simulate import Prediction
+    from tilelink.analysis.unroll import Events
+
+KEPT_SCHEDULES = 256
+"""So many tile programs of a program are kept, of the schedules that were used last; and so many variants of it."""
+
+
+class Program:
+    """A program: what `@tk.program` makes of a function.
+
+    Calling it runs it: `y = program(x, weight, schedule=push, group=group)`. Tensors go by position or name; a
+    parameter with the default None may be left out; outputs are allocated where they are not given, and returned.
+    For a parameter that is declared `tk.Each(...)` a list may be given, `program(x, [wq, wk, wv], ...)`: then results
+    are lists, too. `variant`: how many members lists have, and the functions that are given; see `of`.
+    """
+
+    def __init__(self, function: Callable[..., None], variant: Variant = Variant()) -> None:  # noqa: B008  # frozen
+        self.function, self.name, self.variant = function, function.__name__, variant
+        self.__doc__ = function.__doc__
+        self.file = inspect.getsourcefile(function) or "<unknown>"
+        self.site = Site(self.file, function.__code__.co_firstlineno, f"def {self.name}")
+        check_parameters(self.name, inspect.signature(function).parameters, self.site)
+        self._recorded: Kept[frozenset[str], Recording] = Kept(KEPT_SCHEDULES)
+        self._bound: Kept[Any, TileProgram] = Kept(KEPT_SCHEDULES)
+        self._variants: Kept[Variant, Program] = Kept(KEPT_SCHEDULES)
+        self._variants.put(variant, self)
+
+    @cached_property
+    def declared(self) -> Parameters:
+        """The declarations of the parameters, by name. Raises DimensionError."""
+        found = declarations(self.function)
+        check_lists(self.name, found, self.site)
+        return found
+
+    @cached_property
+    def varies(self) -> bool:
+        """Whether it takes lists or functions."""
+        return not all(isinstance(p, Declared) for p in self.declared.values())
+
+    @cached_property
+    def flattened(self) -> dict[str, tuple[tuple[str, Declared], ...]]:
+        """The tensors that stand for each parameter that is no function."""
+        return self.variant.flattened(self.declared)
+
+    @cached_property
+    def parameters(self) -> dict[str, Declared]:
+        """The declarations of the tensors that it takes, by name, the members of lists one after the other."""
+        self.recorded()
+        return {n: p for tensors in self.flattened.values() for n, p in tensors}
+
+    @cached_property
+    def optional(self) -> frozenset[str]:
+        """Tensors that may be left out."""
+        defaults = {n: p.default for n, p in inspect.signature(self.function).parameters.items()}
+        return frozenset(n for p, tensors in self.flattened.items() if defaults[p] is None for n, _ in tensors)
+
+    @cached_property
+    def on_demand(self) -> frozenset[str]:
+        """Optional outputs: they are there where they are asked for, by a tensor in a call or else by their dtype."""
+        return self.optional & {t.name for t in self.recorded().tensors if t.kind == "output"}
+
+    @public
+    def of(self, members: int | None = None, **functions: Any) -> Program:
+        """The variant of this program whose lists have so many members and that gets these functions, by parameter:
+        `all_gather_matmul.of(3, epilogue=gelu)`. What is not said stays as it is. A variant is an ordinary program, in
+        which the members of lists are called weight_0, weight_1, ... Raises ArgumentError."""
+        count = self.variant.members if members is None else members
+        wanted = Variant(count, tuple(sorted((dict(self.variant.functions) | functions).items())))
+        made = self._variants.get(wanted)
+        if made is None:
+            wanted.check(self.name, self.declared, Site.of_user())
+            _check_functions(functions)
+            made = Program(self.function, wanted)
+            made._variants = self._variants
+            self._variants.put(wanted, made)
+        return made
+
+    @property
+    def label(self) -> str:
+        """Its name, and where lists have several members their number: "all_gather_matmul[2]"."""
+        return self.name + (f"[{self.variant.members}]" if self.variant.members > 1 else "")
+
+    def absent(self, dtypes: Mapping[str, Any] | Any) -> frozenset[str]:
+        """The tensors that are left out where dtypes are given so: optional ones that they say nothing of."""
+        said = dtypes if isinstance(dtypes, Mapping) else {}
+        return self.optional - {n for d in said for n in (d, *(m for m, _ in self.flattened.get(d, ())))}
+
+    def recorded(self, absent: frozenset[str] = frozenset()) -> Recording:
+        """Tensors and roles, where the tensors in `absent` are None. Raises ArgumentError for a missing function."""
+        recorded = self._recorded.get(absent)
+        if recorded is None:
+            signature, given = inspect.signature(self.function).parameters, dict(self.variant.functions)
+            functions = {n: given.get(n, signature[n].default) for n, p in self.declared.items() if p == Function}
+            for name, function in functions.items():
+                if function is inspect.Parameter.empty:
+                    raise ArgumentError(f"{self.name} needs a function {name}, with @triton.jit", Site.of_user())
+            variant = replace(self.variant, functions=tuple(functions.items()))
+            recorded = record(self.function, absent, variant)
+            self._recorded.put(absent, recorded)
+        return recorded
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The schedules that stand beside the program in its file, by name; the first is the default."""
+        return self.schedules_without(frozenset()) | self.schedules_without(self.optional)
+
+    def schedules_without(self, absent: frozenset[str]) -> dict[str, Schedule]:
+        """Those for the roles that there are where the parameters in `absent` are None."""
+        roles = {launched(launch.scheduled) for launch in self.recorded(absent).launches}
+        schedules = {n: s for n, s in self.function.__globals__.items() if isinstance(s, Schedule)}
+        return {n: s for n, s in schedules.items() if s.launched == roles}
+
+    def schedule(self, wanted: Schedule | str | None, absent: frozenset[str] | None = None) -> Schedule:
+        """A schedule by name, the default one for None. Raises ScheduleError."""
+        _check_schedule(wanted)
+        if isinstance(wanted, Schedule):
+            return wanted
+        known = self.schedules if absent is None else self.schedules_without(absent)
+        if not known and wanted is None:
+            raise ScheduleError(f"{self.name} has no schedule beside it: {self._nearly(absent)}", self.site)
+        if wanted is not None and wanted not in known:
+            other = self.function.__globals__.get(wanted)
+            if isinstance(other, Schedule):  # its roles are not the program's: binding says which
+                return other
+            raise ScheduleError(f"{self.name} has no schedule {wanted}; it has {listed(known, wanted)}", self.site)
+        return known[wanted] if wanted is not None else next(iter(known.values()))
+
+    def _nearly(self, absent: frozenset[str] | None) -> str:
+        """Why none of the schedules in its file is this program's: what those name that name some of its roles."""
+        roles = {launched(launch.scheduled): None for launch in self.recorded(absent or frozenset()).launches}
+        near = []
+        for name, schedule in self.function.__globals__.items():
+            if isinstance(schedule, Schedule) and schedule.launched & roles.keys():
+                more = [f"{r} too" for r in sorted(schedule.launched - roles.keys())]
+                less = [f"no {r}" for r in roles if r not in schedule.launched]
+                near.append(f"{name} names {', '.join(more + less)}")
+        return f"its roles are {', '.join(roles)}; " + ("; ".join(near) or "write one, tk.Schedule(...)")
+
+    # ---- binding
+
+    @public
+    def bind(
+        self,
+        schedule: Schedule | str | None = None,
+        dtypes: Mapping[str, Any] | Any = "float32",
+        absent: frozenset[str] = frozenset(),
+    ) -> TileProgram:
+        """The tile program of this schedule. `dtypes`: one for all tensors, or by parameter; outputs are like the first
+        tensor where nothing is said. `absent`: parameters that are None, and so are optional outputs of which `dtypes`
+        says nothing. Raises the errors of the frontend."""
+        absent |= self.on_demand & self.absent(dtypes)
+        schedule = self.schedule(schedule, absent)
+        given = dict(dtypes) if isinstance(dtypes, Mapping) else dict.fromkeys(self.parameters, dtypes)
+        lists = {n: tensors for n, tensors in self.flattened.items() if n in given and len(tensors) > 1}
+        given = {m: d for n, d in given.items() for m in ([t for t, _ in lists[n]] if n in lists else [n])}
+        key = (schedule, tuple(sorted((n, str(d)) for n, d in given.items())), absent)
+        bound = self._bound.get(key)  # of a schedule that is equal, and may stand elsewhere
+        if bound is None:
+            try:
+                bound = bind(self.recorded(absent), schedule, given, self.parameters, self.site)
+            except (ScheduleError, TileSizeError) as e:
+                raise e.because_of("the schedule", schedule.site) from None
+            self._bound.put(key, bound)
+        return bound if bound.schedule_site == schedule.site else replace(bound, schedule_site=schedule.site)
+
+    @public
+    def fit(
+        self,
+        schedule: Schedule | NamedSchedule | str | None = None,
+        *,
+        world: int = 1,
+        dtypes: Mapping[str, Any] | Any = "float32",
+        absent: frozenset[str] | None = None,
+        **sizes: int | Sequence[int],
+    ) -> Schedule:
+        """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension
+        that is spread over the ranks) made as small as the tensor allows. Sizes as in `Sizes.of`, `dtypes` and
+        `absent` as in `bind`: by default, what may be left out and has no dtype by name is absent. A name may have
+        changes after it, which are taken as they are: "push,matmul.tile=16x64x64"
+        (`tilelink.programs.schedule_text`)."""
+        check_world(world)
+        variant, sizes = at_sizes(self, sizes)
+        if variant is not self:
+            return variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
+        absent = self.absent(dtypes) if absent is None else absent
+        named = read_schedule(self, schedule, absent) if isinstance(schedule, str | None) else schedule
+        found = self.schedule(named.name, absent) if isinstance(named, NamedSchedule) else named
+        made = fitted(found, self.bind(found, dtypes, absent), world, sizes)
+        if isinstance(named, NamedSchedule) and named.changes:
+            made = named.changed(made)
+            made.site = Site(f"schedule={str(named)!r}", 0)
+        return made
+
+    def bound_at(
+        self,
+        schedule: Schedule | NamedSchedule | str | None = None,
+        *,
+        world: int,
+        sizes: Mapping[str, int | Sequence[int]],
+        dtypes: Mapping[str, Any] | Any = "float32",
+        per_node: int | None = None,
+    ) -> tuple[TileProgram, Sizes]:
+        """The tile program at sizes as in `at_sizes` and `Sizes.of`, without the optional tensors that `dtypes` says
+        nothing of. A schedule is taken as it is, one given by name (or by default) is fitted to the sizes. Raises the
+        errors of the frontend."""
+        variant, flat = at_sizes(self, sizes)
+        absent = variant.absent(dtypes)
+        if not isinstance(schedule, Schedule):
+            schedule = variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **flat)
+        bound = variant.bind(schedule, dtypes, absent)
+        return bound, Sizes.of(bound, world, flat, per_node)
+
+    # ---- what can be done with a program; each is the work of a layer above, imported when it is asked for
+
+    @public
+    def unroll(
+        self,
+        schedule: Schedule | str | None = None,
+        *,
+        world: int,
+        per_node: int | None = None,
+        dtypes: Any = "float32",
+        **sizes: Any,
+    ) -> Events:
+        """The events of every worker of every rank; see `bound_at` and `tilelink.analysis.unroll.unroll`."""
+        from tilelink.analysis.unroll import unroll
+
+        return unroll(*self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node))
+
+    @public
+    def check(
+        self,
+        schedule: Schedule | str | None = None,
+        *,
+        world: int,
+        dtypes: Any = "float32",
+        sms: int | None = None,
+        reserve: int = 0,
+        slot_bytes: int | None = None,
+        per_node: int | None = None,
+        budget: int | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+        **sizes: Any,
+    ) -> Report:
+        """Whether a run is safe, on devices of `sms` SMs (132 by default), `reserve` of which other kernels keep, with
+        slots of `slot_bytes` on the heap (as large as needed by default), on nodes of `per_node` ranks, in `budget`
+        events (10,000,000 by default); see `bound_at` and `tilelink.analysis.check.check`."""
+        from tilelink.analysis.check import BUDGET, DEFAULT_SMS, check
+
+        bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
+        return check(
+            bound, exact, sms=DEFAULT_SMS if sms is None else sms, reserve=reserve, slot_bytes=slot_bytes,
+            budget=BUDGET if budget is None else budget, tell=tell,
+        )  # fmt: skip
+
+    @public
+    def simulate(
+        self,
+        schedule: Schedule | NamedSchedule | str | None = None,
+        *,
+        machine: str | Machine,
+        world: int,
+        dtypes: Any = "bfloat16",
+        agents: Mapping[str, str] | None = None,
+        **sizes: Any,
+    ) -> Prediction:
+        """Predicts a run on a machine, by its name or description; see `bound_at` and
+        `tilelink.analysis.simulate.simulate`."""
+        from tilelink.analysis.machine import machine as described
+        from tilelink.analysis.simulate import simulate
+
+        found = described(machine) if isinstance(machine, str) else machine
+        nodes = found.nodes_of(world)
+        bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=nodes)
+        return simulate(bound, exact, found, agents)
+
+    @public
+    def show(self, stage: str = "program", schedule: Schedule | str | None = None, **options: Any) -> str:
+        """The program as text, at a stage: "program", "events" or "triton"; see `tilelink.programs.show`."""
+        from tilelink.programs.show import show
+
+        return show(self, stage, schedule, **options)
+
+    @public
+    def __call__(
+        self, /, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any
+    ) -> Any:
+        """Runs the program on the calling rank of `group`; see `tilelink.runtime.group.Group.call`."""
+        self._check_call(schedule, group)
+        given = Given.of(self, tensors, options)
+        return given.results(group.call(given.program, given.tensors, schedule, given.options))
+
+    @public
+    def prepare(
+        self, /, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any
+    ) -> None:
+        """Does all that a call like this one needs once, on every rank of `group`, and launches nothing; see
+        `tilelink.runtime.group.Group.prepare_call`. Afterwards such a call may be captured in a CUDA graph."""
+        self._check_call(schedule, group)
+        given = Given.of(self, tensors, options)
+        group.prepare_call(given.program, given.tensors, schedule, given.options)
+
+    def _check_call(self, schedule: Any, group: Any) -> None:
+        """Raises ScheduleError or ArgumentError for what is no schedule or no group."""
+        _check_schedule(schedule)
+        if not hasattr(group, "call"):
+            what = "missing" if group is None else f"a {type(group).__name__}"
+            raise ArgumentError(
+                f"{self.name} runs on a rank of a group; group= is {what}. In CpuWorld.run(function), function gets "
+                "it; of a group of torch.distributed, tilelink.group(process_group) makes one",
+                Site.of_user(),
+            )
+
+    def __repr__(self) -> str:
+        return f"<program {self.name} of {self.file}>"
+
+
+def _check_schedule(wanted: Any) -> None:
+    """Raises ScheduleError for what is neither a schedule nor the name of one."""
+    if not isinstance(wanted, Schedule | NamedSchedule | str | None):
+        what = f"schedule= is a {type(wanted).__name__}"
+        raise ScheduleError(
+            f"{what}: write tk.Schedule(role=tk.SMs(...)), or the name of one in the program's file", Site.of_user()
+        )
+
+
+def _check_functions(functions: Mapping[str, Any]) -> None:
+    """Raises ArgumentError for what can't compute on blocks."""
+    for name, function in functions.items():
+        if function is not None and not isinstance(function, triton.runtime.JITFunction):
+            raise ArgumentError(
+                f"{name} is of type {type(function).__name__}, not a function that computes on blocks: those have "
+                "@triton.jit",
+                Site.of_user(),
+            )
+
+
+def program(function: Callable[..., None]) -> Program:
+    """Declares a program: a function that makes buffers and launches tile functions over tile spaces."""
+    return Program(function)

@@ -1,0 +1,160 @@
+"""Schedules as text, `NAME,ROLE.FIELD=VALUE,...`: read where a person types it, and written back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tilelink.errors import ScheduleError, TileLinkError, listed
+from tilelink.frontend import schedule as words
+from tilelink.frontend.schedule import Epilogue, Order, Resource, Schedule, launched
+
+if TYPE_CHECKING:
+    from tilelink.programs.program import Program
+
+
+class Change(NamedTuple):
+    """A field of a role, `matmul`, or `matmul[1]` for the second member of lists, that has another value."""
+
+    role: str
+    field: str
+    value: Any
+
+    def __str__(self) -> str:
+        value: Any = self.value
+        match self.field:
+            case "tile":
+                value = "x".join(map(_word, value))
+            case "whole":
+                value = "+".join(f"{dim}:{size}" for dim, size in value) or _word(None)
+            case "order":
+                return f"{self.role}.order={value.name},{self.role}.group={value.group}"
+        return f"{self.role}.{self.field}={_word(value)}"
+
+
+@dataclass(frozen=True)
+class NamedSchedule:
+    """A schedule that stands beside a program, the first one for None, with changes. What is named is fitted to sizes;
+    what is changed is taken as it is."""
+
+    name: str | None = None
+    changes: tuple[Change, ...] = ()
+
+    def changed(self, schedule: Schedule) -> Schedule:
+        """The named schedule, fitted, with the changes."""
+        for change in self.changes:
+            schedule = schedule.changed(**{change.role: {change.field: change.value}})
+        return schedule
+
+    def and_changed(self, role: str, field: str, value: Any) -> NamedSchedule:
+        """This with a change more."""
+        return NamedSchedule(self.name, (*self.changes, Change(role, field, value)))
+
+    def __str__(self) -> str:
+        return ",".join([*([] if self.name is None else [self.name]), *map(str, self.changes)])
+
+
+def read_schedule(program: Program, text: str | None, absent: frozenset[str] | None = None) -> NamedSchedule:
+    """What a person has typed: `NAME`, `NAME,ROLE.FIELD=VALUE,...` or changes alone. `absent`: parameters that are
+    None. Raises ScheduleError or TileSizeError."""
+    name, items = split_schedule(text)
+    return read_changes(program, name, program.schedule(name, absent), items)
+
+
+def read_changes(program: Program, name: str | None, schedule: Schedule, items: Sequence[str]) -> NamedSchedule:
+    """A schedule by its name with changes `ROLE.FIELD=VALUE`. A field is one of its resource, or `group` for that of
+    its order. Raises ScheduleError or TileSizeError."""
+    found = NamedSchedule(name)
+    for item in items:
+        match = re.fullmatch(r"(\w+(?:\[\d+\])?)\.(\w+)=(.+)", item)
+        try:
+            if match is None:
+                raise ScheduleError("a change is ROLE.FIELD=VALUE, such as matmul.tile=64x64x32")
+            role, key, value = match.groups()
+            read = _read_field(program, schedule.of(role), key, value) if launched(role) in schedule else {}
+            schedule = schedule.changed(**{role: read})
+        except TileLinkError as e:
+            raise type(e)(f"{item}: {e.message}") from e
+        for field, changed in read.items():
+            found = found.and_changed(role, field, changed)
+    return found
+
+
+def split_schedule(text: str | None) -> tuple[str | None, list[str]]:
+    """The name of a schedule, where there is one, and the changes after it: `push,matmul.tile=64x64x32`."""
+    items = [item.strip() for item in text.split(",")] if text else []
+    name = items.pop(0) if items and "=" not in items[0] else None
+    return name, items
+
+
+def _read_field(program: Program, resource: Resource, field: str, value: str) -> dict[str, Any]:
+    """The change that FIELD=VALUE makes to a role's resource. Raises ScheduleError."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal():
+            raise ScheduleError(f"{text!r} is not a natural number")
+        return int(text)
+
+    def optional(text: str) -> int | None:
+        return None if text == "none" else number(text)
+
+    known = _field_texts(program, resource)
+    if field not in known:
+        raise ScheduleError(f"a role on {type(resource).__name__} has no {field}; it has {listed(known, field)}")
+    match field:
+        case "tile":
+            return {"tile": tuple(optional(n) for n in value.split("x"))}
+        case "whole":
+            pairs = [pair.partition(":") for pair in value.split("+")] if value != "none" else []
+            return {"whole": tuple((dim, number(size)) for dim, _, size in pairs)}
+        case "order":
+            named = orders(program)
+            if value not in named:
+                raise ScheduleError(f"there is no order {value}; there is {listed(named, value)}")
+            return {"order": named[value]}
+        case "group":
+            return {"order": replace(vars(resource)["order"], group=number(value))}
+        case "at":
+            return {"at": None if value == "none" else value}
+        case "count":
+            return {"count": optional(value)}
+        case "stages" | "warps":
+            return {field: number(value)}
+    return {field: value}
+
+
+def orders(program: Program) -> dict[str, Order]:
+    """The orders that a text can name: ours, and those in the file of the program."""
+    names = {**vars(words), **program.function.__globals__}
+    return {n: o for n, o in names.items() if isinstance(o, Order)}
+
+
+def schedule_text(program: Program, schedule: Schedule, asked: str | None) -> str:
+    """A schedule as it is read: its name, and the fields in which it differs from what stands in the
+    file, because they were fitted or changed."""
+    named = (asked or "=").split(",")[0].strip()
+    name = named if "=" not in named else next(iter(program.schedules))
+    text = [name]
+    for role, resource in schedule.items():
+        was = _field_texts(program, program.schedule(name).of(role))
+        text += [f"{role}.{f}={v}" for f, v in _field_texts(program, resource).items() if v != was[f]]
+    return ",".join(text)
+
+
+def _field_texts(program: Program, resource: Resource) -> dict[str, str]:
+    """The fields of a resource as `_read_field` reads them."""
+    texts = {f.name: _word(getattr(resource, f.name)) for f in fields(resource)}
+    if isinstance(resource, Epilogue):
+        return texts
+    if "whole" in texts:
+        texts["whole"] = "+".join(f"{d}:{n}" for d, n in dict(resource.whole).items()) or "none"
+    tile = "x".join(map(_word, resource.tile))
+    order = resource.order
+    called = next((n for n, o in orders(program).items() if o.parts is order.parts), order.name)
+    return {**texts, "tile": tile, "order": called, "group": str(order.group)}
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)

@@ -1,0 +1,152 @@
+"""A program as text, at each stage of its way to a kernel: what `Program.show` and `tilelink show` print.
+
+Imports stand in the functions, because the command line reads the names and defaults here to print its help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tilelink.backend.targets import TARGETS, Target
+from tilelink.errors import Site, TargetError, listed
+
+if TYPE_CHECKING:
+    from tilelink.frontend.ir import TileProgram
+    from tilelink.frontend.schedule import Schedule
+    from tilelink.frontend.sizes import Sizes
+    from tilelink.inspect.gates import Verdict
+    from tilelink.programs.program import Program
+
+CODE = {"ptx": "cuda", "sass": "cuda", "amdgcn": "hip"}
+"""Stages of machine code, by the backend of Triton that makes it."""
+STAGES = ("program", "events", "triton", "host", *CODE)
+WORLD, SIZE, DTYPE, EXPERTS = 4, 512, "bfloat16", 2
+"""What is shown where nothing is said: small enough to be read, large enough for several tiles on each rank."""
+
+
+def show(
+    program: Program,
+    stage: str = "program",
+    schedule: Schedule | str | None = None,
+    *,
+    target: str | None = None,
+    world: int = WORLD,
+    per_node: int | None = None,
+    dtypes: Mapping[str, Any] | Any = DTYPE,
+    **sizes: int | Sequence[int],
+) -> str:
+    """The text of a stage: "program" (the tile program), "events" (one a line), "triton" (the generated module), "host"
+    (what the host of each rank launches and enqueues), or the machine code of the kernels: "ptx", "sass", "amdgcn".
+
+    A schedule is taken as it is, one given by name (or by default) is fitted to the sizes. `dtypes` and sizes as for
+    `Program.unroll`; a size left out is `SIZE`. `target`: by default, the first that has the stage. With nodes of
+    `per_node` ranks, fewer than the world, it is what runs across nodes. Raises the errors of the frontend,
+    CompileError, TargetError for a target without a network, for machine code across nodes, and for an unknown stage or
+    target.
+    """
+    if stage in CODE:
+        return code(
+            program, stage, schedule, target=target, world=world, per_node=per_node, dtypes=dtypes, **sizes
+        ).text
+    bound, exact, made = _at_sizes(program, stage, schedule, target, world, per_node, dtypes, sizes)
+    if stage == "program":
+        return str(bound)
+    from tilelink.analysis.unroll import unroll
+
+    if stage == "events":
+        return unroll(bound, exact).text()
+    from tilelink.backend.facts import Facts
+    from tilelink.backend.host import plan_text
+    from tilelink.backend.lower import lower
+
+    lowered = lower(bound, Facts.of(bound, exact), made)
+    return lowered.source if stage == "triton" else plan_text(lowered, unroll(bound, exact))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Machine code, and what the gates say of it."""
+
+    text: str
+    verdict: Verdict
+
+
+def code(
+    program: Program,
+    stage: str,
+    schedule: Schedule | str | None = None,
+    *,
+    target: str | None = None,
+    world: int = WORLD,
+    per_node: int | None = None,
+    dtypes: Mapping[str, Any] | Any = DTYPE,
+    **sizes: int | Sequence[int],
+) -> Shown:
+    """The machine code of a program's kernels in the order of their launch, compiled without a GPU; see `show`."""
+    from tilelink.backend.facts import Facts
+    from tilelink.backend.lower import lower
+    from tilelink.inspect.compile import compiled
+    from tilelink.inspect.gates import judge
+
+    bound, exact, made = _at_sizes(program, stage, schedule, target, world, per_node, dtypes, sizes)
+    if made.network:
+        raise TargetError(f"{stage} is shown of one node: a world of {world} on nodes of {per_node} has --stage triton")
+    lowered = lower(bound, Facts.of(bound, exact), made)
+    kernels = compiled(lowered, exact, sass=stage == "sass")
+    text = "\n".join(k.sass if stage == "sass" else k.code for k in kernels)
+    return Shown(text, judge(lowered, kernels))
+
+
+def target_of(stage: str, target: str | None) -> str:
+    """The target of a stage: what is asked for, or the first that has it. Raises TargetError."""
+    site = Site.of_user()
+    if stage not in STAGES:
+        raise TargetError(f"there is no stage {stage}; there is {listed(STAGES, stage)}", site)
+    if target is not None and target not in TARGETS:
+        known = f"there is {listed(TARGETS, target)}"
+        raise TargetError(f"there is no target {target}; {known}", site)
+    having = [n for n, t in TARGETS.items() if stage not in CODE or t.backend == CODE[stage]]
+    if target is not None and target not in having:
+        have = "have" if len(having) > 1 else "has"
+        raise TargetError(f"{target} has no {stage}; {', '.join(having)} {have}", site)
+    return target or having[0]
+
+
+def _at_sizes(
+    program: Program,
+    stage: str,
+    schedule: Schedule | str | None,
+    target: str | None,
+    world: int,
+    per_node: int | None,
+    dtypes: Mapping[str, Any] | Any,
+    sizes: Mapping[str, int | Sequence[int]],
+) -> tuple[TileProgram, Sizes, Target]:
+    """The tile program as it runs at these sizes, and the target of its kernels."""
+    from tilelink.backend.reach import publish_sources
+
+    made = TARGETS[target_of(stage, target)]
+    sizes = with_defaults(program, sizes, program.absent(dtypes))
+    bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
+    if exact.per_node == world:
+        return bound, exact, made
+    return publish_sources(bound), exact, made.across_nodes()
+
+
+def with_defaults(
+    program: Program, sizes: Mapping[str, int | Sequence[int]], absent: frozenset[str], size: int = SIZE
+) -> dict[str, int | Sequence[int]]:
+    """Sizes of all dimensions, in the order in which the tensors name them; those left out are `size`, or what a block
+    over the whole dimension has in a schedule of the program, if that is less; of experts `EXPERTS`. Rows that are sent
+    are as many as those that are routed."""
+    from tilelink.frontend.ir import RANKS_DIM
+
+    dims = (d for t in program.recorded(absent).tensors for d in t.dims if d != RANKS_DIM)
+    resources = [r for s in program.schedules_without(absent).values() for r in s.values()]
+    whole = {d: n for r in resources for d, n in dict(getattr(r, "whole", ())).items()}
+    routes = program.recorded(absent).routes
+    whole |= {route.per_rank: EXPERTS for route in routes}
+    sent = {route.sent for route in routes} - sizes.keys()
+    return {d: sizes.get(d, min(whole.get(d, size), size)) for d in (*dims, *sizes) if d not in sent}

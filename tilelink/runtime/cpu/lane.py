@@ -1,0 +1,189 @@
+"""A lane on the CPU: heaps in memory, kernels in the interpreter, and which memory a run may touch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from tilelink.backend.host import ENOUGH, EngineStep, Fork, Join, LetGo, RegionCopy, SignalWait, SignalWrite
+from tilelink.backend.parameters import STAMPS
+from tilelink.backend.targets import CPU, Target, portable
+from tilelink.backend.targets.portable_network import FAR
+from tilelink.emulator import Execution, InterpretedKernel, Region, interpreted
+from tilelink.emulator.engine import EngineCopy, EngineSignal, EngineWait
+from tilelink.emulator.interpreter import suspended
+from tilelink.emulator.memory import Kind
+from tilelink.emulator.streams import Work
+from tilelink.frontend.ir import Tensor
+from tilelink.frontend.kept import Kept
+from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.sizes import Sizes
+from tilelink.programs.program import Program
+from tilelink.runtime.arguments import Arguments
+from tilelink.runtime.launch import Launch, Run
+from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout, shape_on
+from tilelink.runtime.prepare import KEPT_PROGRAMS, Prepared, prepare
+from tilelink.runtime.trace import CONTROL, SIGNALS
+
+LANE = "lane"
+"""The stream of a rank on which its kernels are launched."""
+
+
+def engine_to(peer: int) -> str:
+    """The stream of a rank's copy engine that copies from or to a peer."""
+    return f"engine to rank {peer}"
+
+
+class CpuLane:
+    """The heaps of all ranks as one process sees them (uint8 tensors), and programs prepared for devices of `sms`, on
+    nodes of `per_node` ranks; `check`: what is not safe is refused."""
+
+    def __init__(
+        self,
+        layout: HeapLayout,
+        heaps: list[torch.Tensor],
+        sms: int,
+        target: Target = CPU,
+        per_node: int | None = None,
+        check: bool = True,
+    ) -> None:
+        self.layout, self.heaps, self.sms, self.per_node, self.check = layout, heaps, sms, per_node, check
+        self.target = target.across_nodes() if per_node and per_node < layout.world else target
+        self.tables = [self._table(rank) for rank in range(layout.world)]
+        self.prepared: Kept[Any, Prepared] = Kept(KEPT_PROGRAMS)
+        self._kernels: WeakKeyDictionary[Prepared, dict[str, InterpretedKernel]] = WeakKeyDictionary()
+
+    def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
+        """The program with its kernels, made once for a schedule, dtypes and sizes."""
+        dtypes, sizes = tuple(arguments.dtypes.items()), tuple(arguments.sizes.items())
+        key = program, schedule, dtypes, sizes, arguments.absent, arguments.described, arguments.timed
+        prepared = self.prepared.get(key)
+        if prepared is None:
+            with suspended():
+                world = self.layout.world
+                prepared = prepare(
+                    program, arguments, schedule, world, self.sms, self.target, self.per_node, self.check
+                )
+            self.prepared.put(key, prepared)
+        return prepared
+
+    def launch(self, run: Run, execution: Execution) -> None:
+        """Does what the host of a rank does for a run."""
+        rank, regions = run.lane.rank, self._regions(run)
+        memory = {(r.name, r.rank): r.tensor for r in regions}
+        first = run.prepared.workers
+        for step in run.steps:
+            match step:
+                case Launch():
+                    kernel: Work = self._kernel(run.prepared, step.kernel)
+                    execution.launch(kernel, step.workers, step.arguments, regions, rank, LANE, step.label)
+                case Fork():
+                    for peer in step.peers:
+                        execution.follow(rank, engine_to(peer), [LANE])
+                case Join():
+                    execution.follow(rank, LANE, [engine_to(peer) for peer in step.peers])
+                case RegionCopy() | SignalWrite() | SignalWait():
+                    work = self._engine_work(run, step, memory)
+                    execution.launch(work, 1, {}, regions, rank, engine_to(step.peer), run.label, first + step.peer)
+                case LetGo():
+                    for word in memory.get((SIGNALS + step.tensor, rank), ()):
+                        work = EngineSignal(word, ENOUGH)
+                        execution.launch(work, 1, {}, regions, rank, LANE, f"{run.label}, ended")
+
+    def _engine_work(
+        self, run: Run, step: EngineStep, memory: Mapping[tuple[str, int], torch.Tensor]
+    ) -> EngineCopy | EngineSignal | EngineWait:
+        """A step of the copy engine. `memory`: by the name of a region and its rank."""
+        match step:
+            case RegionCopy():
+                source, target = (memory[p.tensor, p.rank][run.part_of(p)] for p in (step.source, step.target))
+                return EngineCopy(source, target)
+            case SignalWrite():
+                return EngineSignal(memory[SIGNALS + step.tensor, step.rank][step.cell], 1)
+            case SignalWait():
+                return EngineWait(memory[SIGNALS + step.tensor, run.lane.rank][step.cell], step.expected)
+
+    def clear(self, rank: int) -> None:
+        """Control words and signals of a rank are zero again."""
+        heap, layout = self.heaps[rank], self.layout
+        control = heap[: layout.control_bytes].view(torch.int64)
+        control.zero_()
+        control[portable.CLOCK.value] = self.heaps[0].data_ptr() + 8 * portable.TICKS.value
+        for slot in range(layout.slots):
+            heap[layout.signals_at(slot) : layout.data_at(slot)] = 0
+
+    def signals_left(self) -> list[tuple[int, int, int]]:
+        """Where signals are not zero, which they are between runs: rank, slot, and bytes from the first signal."""
+        found = []
+        for rank, heap in enumerate(self.heaps):
+            for slot in range(self.layout.slots):
+                begin = self.layout.signals_at(slot)
+                left = heap[begin : self.layout.data_at(slot)].nonzero()
+                found += [(rank, slot, int(left[0]))] if len(left) else []
+        return found
+
+    def _kernel(self, prepared: Prepared, name: str) -> InterpretedKernel:
+        known = self._kernels.setdefault(prepared, {})
+        if name not in known:
+            with suspended():
+                known[name] = interpreted(getattr(prepared.module, name))
+        return known[name]
+
+    def _table(self, rank: int) -> torch.Tensor:
+        """Where all heaps lie, for the kernels of a rank: those of other nodes as `portable_network` finds them."""
+        bases = [h.data_ptr() for h in self.heaps]
+        per_node = self.per_node or len(bases)
+        near = [peer // per_node == rank // per_node for peer in range(len(bases))]
+        entries = [base if n else base - bases[rank] - FAR.value for base, n in zip(bases, near, strict=True)]
+        return torch.tensor(entries, dtype=torch.int64)
+
+    # ---- regions
+
+    def _regions(self, run: Run) -> list[Region]:
+        """All that a run may touch: its own tensors, and its place in the heaps of all ranks."""
+        layout, rank, prepared = self.layout, run.lane.rank, run.prepared
+        regions = [
+            Region(n, rank, t, "control" if n == STAMPS else "data") for n, t in run.tensors.items() if t.numel()
+        ]
+        regions += [Region(n, rank, t, "control") for n, t in run.tables.items()]
+        regions.append(Region("heaps", rank, self.tables[rank], "control"))
+        for peer in range(layout.world):
+            regions.append(self._region(CONTROL, peer, 0, (CONTROL_WORDS + layout.world,), torch.int64, "control"))
+            for name, at in run.placement.data:
+                tensor = prepared.program.tensor(name)
+                if 0 not in shape_on(tensor, prepared.sizes, peer):
+                    regions.append(self._shard(tensor, prepared.sizes, peer, at + layout.data_at(run.slot)))
+            if peer == rank and prepared.stage_bytes:
+                at = layout.data_at(run.slot) + run.placement.stage
+                regions.append(self._region("stage", rank, at, (prepared.stage_bytes,), torch.uint8, "control"))
+            for name, at, cells in run.placement.signals:
+                if cells:
+                    at += layout.signals_at(run.slot)
+                    dtype, words = getattr(torch, self.target.signal_dtype), self.target.signal_words
+                    shape = (cells,) if words == 1 else (cells, words)
+                    regions.append(self._region(f"{SIGNALS}{name}", peer, at, shape, dtype, "signal"))
+        return regions
+
+    def _region(
+        self, name: str, rank: int, at: int, shape: tuple[int, ...], dtype: torch.dtype, kind: Kind = "data"
+    ) -> Region:
+        """A part of a rank's heap."""
+        size = torch.Size(shape).numel() * dtype.itemsize
+        return Region(name, rank, self.heaps[rank][at : at + size].view(dtype).view(shape), kind)
+
+    def _shard(self, tensor: Tensor, sizes: Sizes, rank: int, at: int) -> Region:
+        """A rank's tensor on its heap, which all ranks lay out for the longest part: a shorter one is the beginning."""
+        shape = shape_on(tensor, sizes, None)
+        whole = self._region(tensor.name, rank, at, shape, getattr(torch, tensor.dtype))
+        if tensor.sharded is None:
+            return whole
+        length = shape_on(tensor, sizes, rank)[tensor.sharded]
+        return Region(tensor.name, rank, whole.tensor.narrow(tensor.sharded, 0, length))
+
+
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An output in which it shows what nobody wrote."""
+    return torch.full(shape, torch.nan, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)

@@ -1,0 +1,252 @@
+"""N ranks in one process on the CPU: generated kernels under a deterministic, seeded scheduler.
+
+    world = CpuWorld(4)
+    outs = world.run(lambda group: all_gather_matmul(x[group.rank], weight[group.rank], schedule="push", group=group))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tilelink.analysis.timeline import Timeline
+from tilelink.backend.targets import CPU, Target
+from tilelink.emulator import Admission, DeadlockError, Execution, Operation, PolicyWord, RaceError
+from tilelink.emulator.interpreter import is_running
+from tilelink.errors import ArgumentError, Site, StuckError, WorldError, public
+from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.sizes import check_nodes, check_rank, check_world
+from tilelink.programs.program import Program
+from tilelink.runtime.arguments import Arguments, CallLog
+from tilelink.runtime.cpu.lane import LANE, CpuLane, poisoned
+from tilelink.runtime.group import Group
+from tilelink.runtime.launch import Lane, Launch, Run
+from tilelink.runtime.layout import ALIGNMENT, HeapLayout
+from tilelink.runtime.prepare import Prepared
+from tilelink.runtime.races import with_tiles
+from tilelink.runtime.stuck import explain, lines_of
+from tilelink.runtime.timestamps import timeline_of
+
+T = TypeVar("T")
+DEFAULT_HEAP = 64 << 20
+DEFAULT_SIGNALS = 256 << 10
+DEFAULT_SMS = 132
+LATE = replace(CPU.across_nodes(), module="tilelink.emulator.late_network")
+"""The target of worlds on several nodes: what goes to others is late, as it is over a network."""
+
+
+class CpuWorld:
+    """A world of ranks on the CPU.
+
+    `heap_bytes`: the symmetric heap of a rank, cut into `slots`, with `signal_bytes` for the signals of each. `sms`:
+    SMs of a rank's device, hence workers of a kernel. `seed` and `policy` fix the schedule of `run`. `resident`: at
+    most so many workers of a rank at a time, which begin as `admit` says. `races`: look for data races. `switch`:
+    workers take turns at "atomics", or at every access to "memory", which is slower and keeps their logical times
+    together. `observer` gets every operation. `target`: what kernels are lowered for; its primitives have to be those
+    that the interpreter runs. `per_node`: ranks of a node, all by default; those of other nodes are reached as over a
+    network: late, or at once with `CPU.across_nodes()` for a target, as traces need it. `check`: what the check finds
+    unsafe is refused.
+
+    Raises WorldError, HeapError.
+    """
+
+    def __init__(
+        self,
+        world: int,
+        *,
+        heap_bytes: int = DEFAULT_HEAP,
+        slots: int = 2,
+        signal_bytes: int = DEFAULT_SIGNALS,
+        sms: int = DEFAULT_SMS,
+        seed: int = 0,
+        policy: PolicyWord = "random",
+        resident: int | None = None,
+        admit: Admission = "in order",
+        races: bool | Literal["collect"] = True,
+        observer: Callable[[Operation], None] | None = None,
+        switch: Literal["atomics", "memory"] = "atomics",
+        target: Target = CPU,
+        per_node: int | None = None,
+        check: bool = True,
+    ) -> None:
+        check_world(world)
+        check_nodes(world, per_node)
+        if resident is not None and resident < 1:
+            raise WorldError(f"resident={resident}: at least 1 worker of a rank", Site.of_user())
+        self.world, self.sms, self.seed = world, sms, seed
+        self.policy, self.resident, self.admit = policy, resident, admit
+        self.races, self.observer, self.switch = races, observer, switch
+        self.layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
+        if target == CPU and per_node is not None and per_node < world:
+            target = LATE
+        self.lane = CpuLane(self.layout, [_heap(heap_bytes) for _ in range(world)], sms, target, per_node, check)
+        for rank in range(world):
+            self.lane.clear(rank)
+        self.log = CallLog(world)
+        self.groups = [CpuGroup(self, r) for r in range(world)]
+        self.launched: dict[tuple[int, str], Prepared] = {}
+        self.execution: Execution | None = None
+        self.latest: Execution | None = None
+        """Of the run that was made last: its schedule, races and number of operations."""
+
+    @public
+    def run(self, function: Callable[[CpuGroup], T], *, seed: int | None = None) -> list[T]:
+        """Runs `function(group)` on every rank, each with its own group handle, and all that it launches; returns what
+        it returned, by rank. Raises what a rank raises, StuckError, and what the execution finds (races, accesses out
+        of bounds). After an error the world is as new, apart from results."""
+        if self.execution is not None or is_running():
+            raise WorldError(
+                "a CpuWorld runs already in this process, one at a time: run the other one before it or behind it",
+                Site.of_user(),
+            )
+        if not callable(function):
+            raise ArgumentError(
+                f"CpuWorld.run({function!r}): it takes a function of a rank's group, run(lambda group: ...)",
+                Site.of_user(),
+            )
+        self.execution = self.latest = Execution(
+            self.world,
+            self.seed if seed is None else seed,
+            self.policy,
+            resident=self.resident,
+            admit=self.admit,
+            races=self.races,
+            observer=self.observer,
+            switch=self.switch,
+        )
+        finished, gradients = False, torch.is_grad_enabled()
+
+        def host(rank: int) -> T:
+            group = self.groups[rank]
+            with torch.set_grad_enabled(gradients), _OnStream(group):  # modes are a thread's, and a rank has its own
+                return function(group)
+
+        try:
+            results = self.execution.run(host)
+            finished = True
+            return results
+        except DeadlockError as e:
+            lines = lines_of(e, self.launched)
+            raise StuckError(explain(e, self.launched, [g.runs for g in self.groups]), lines=lines) from e
+        except RaceError as e:
+            raise RaceError(with_tiles(e.races, self.launched)) from None
+        finally:
+            self.execution = None
+            self.launched.clear()
+            for group in self.groups:
+                group.keep.clear()
+                group.forget_tensors()
+            if not finished:
+                self.reset()
+
+    def timeline(self) -> Timeline:
+        """Of the last run that was called with `timed=True`, by the order of its records. Raises WorldError."""
+        return timeline_of([group.timed for group in self.groups])
+
+    def reset(self) -> None:
+        """Forgets all runs: control words and signals are zero again."""
+        self.log = CallLog(self.world)
+        for group in self.groups:
+            self.lane.clear(group.rank)
+            group.runs = 0
+
+    def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
+        """See `Group.prepare`."""
+        return self.lane.prepare(program, arguments, schedule)
+
+
+class CpuGroup(Group):
+    """A rank of a `CpuWorld`."""
+
+    def __init__(self, owner: CpuWorld, rank: int) -> None:
+        check_rank(rank, owner.world)
+        self.owner = owner
+        self.lane = Lane(rank, owner.world, owner.layout, owner.lane.tables[rank], owner.lane.heaps[rank])
+        self.keep: list[Any] = []
+        self.forget_tensors()
+
+    def forget_tensors(self) -> None:
+        """Forgets the memory that runs under way read and write, by where it begins: they are done."""
+        self.read: set[int] = set()
+        self.written: set[int] = set()
+
+    def call(
+        self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
+    ) -> Any:
+        self.execution(program.name)
+        return super().call(program, tensors, schedule, options)
+
+    def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
+        return self.owner.prepare(program, arguments, schedule)
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return poisoned(shape, dtype)
+
+    def compare(self, call: dict[str, Any], site: Site) -> None:
+        self.owner.log.compare(self.runs, self.rank, call, site)
+
+    def launch(self, run: Run, site: Site) -> None:
+        self.keep.append((run.tensors, run.tables))
+        for step in run.steps:
+            if isinstance(step, Launch):
+                self.owner.launched[self.rank, step.label] = run.prepared
+        outputs = {t.name for t in run.prepared.program.outputs}
+        for name, tensor in run.tensors.items():
+            if tensor.numel():
+                (self.written if name in outputs else self.read).add(_memory(tensor))
+        with torch._C._DisableTorchDispatch():
+            self.owner.lane.launch(run, self.execution("launch"))
+
+    def synchronize(self) -> None:
+        self.execution("synchronize").synchronize(self.rank, LANE)
+        self.forget_tensors()
+
+    def execution(self, caller: str) -> Execution:
+        """The execution that runs this rank. Raises WorldError."""
+        if self.owner.execution is None:
+            where = "on a group of another world than the one that runs: take the group that the function is given"
+            where = where if is_running() else "outside of CpuWorld.run, where no rank runs"
+            raise WorldError(f"{caller} is called {where}", Site.of_user())
+        return self.owner.execution
+
+
+class _OnStream(TorchDispatchMode):
+    """Inside, what torch does with the tensors of a rank comes after the runs that it launched, as on the stream of a
+    device: an operation waits that reads what a run under way writes, or writes what one reads or writes. Views touch
+    nothing. What goes round torch, as by `Tensor.numpy()`, is not seen."""
+
+    def __init__(self, group: CpuGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        group, kwargs = self.group, kwargs or {}
+        if (group.read or group.written) and not func.is_view:
+            changed = [
+                args[n] if n < len(args) else kwargs.get(a.name)
+                for n, a in enumerate(func._schema.arguments)
+                if a.alias_info is not None and a.alias_info.is_write
+            ]
+            if _touch(changed, group.read) or _touch((args, kwargs), group.written):
+                group.synchronize()
+        return func(*args, **kwargs)
+
+
+def _touch(values: Any, memory: set[int]) -> bool:
+    return any(isinstance(v, torch.Tensor) and _memory(v) in memory for v in tree_leaves(values))
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _heap(heap_bytes: int) -> torch.Tensor:
+    """A heap with an aligned base. Data is NaN of every dtype, so that what nobody wrote shows."""
+    memory = torch.empty(heap_bytes + ALIGNMENT, dtype=torch.uint8)
+    skip = -memory.data_ptr() % ALIGNMENT
+    return memory[skip : skip + heap_bytes].fill_(0xFF)

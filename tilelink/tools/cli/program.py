@@ -1,0 +1,159 @@
+"""TARGET and the flags that say what it is looked at for: reading them, and writing them back."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilelink.errors import similar
+from tilelink.programs.show import DTYPE, SIZE, WORLD
+from tilelink.tools.cli.command import UsageError
+
+if TYPE_CHECKING:
+    from tilelink.programs.program import Program
+
+Shape = dict[str, int | Sequence[int]]
+
+
+class Dtypes(dict[str, str]):
+    """Dtypes by tensor, as --dtype says them."""
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={dtype}" for name, dtype in self.items())
+
+
+def add_program_flags(parser: argparse.ArgumentParser, size: int = SIZE) -> None:
+    """TARGET, and the flags that say what it is looked at for. `size`: of dimensions that are left out."""
+    parser.add_argument(
+        "program", metavar="TARGET", help="an operator of `tilelink list`, or FILE.py:NAME; FILE.py where it has one"
+    )
+    parser.add_argument("--world", type=int, default=WORLD, metavar="N", help="number of ranks (default: %(default)s)")
+    parser.add_argument(
+        "--shape", type=read_shape, default={}, metavar="M=512,...",
+        help="sizes of the program's dimensions as its tensors declare them: the whole size where the dimension is cut "
+        "over the ranks, also as the parts of the ranks, M=5+0+3; else the size on a rank, also as those of several "
+        "members of lists, N=1024+256+256 for three weights "
+        f"(default: {size} for each that is left out)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype", type=read_dtypes, default=DTYPE, metavar="DTYPE or NAME=DTYPE,...",
+        help="of all tensors, or of each: those that are not named are like the first, optional ones are left out "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--schedule", metavar="NAME,ROLE.FIELD=VALUE,...",
+        help="a schedule that stands beside the program, fitted to the sizes (default: the first); then changes, taken "
+        "as they are: matmul.tile=64x64x32, gather.count=4, matmul.order=ring, matmul.group=8, gather.at=reader, "
+        "matmul.stages=3, matmul.warps=8; none is a value of count, at and in a tile",
+    )  # fmt: skip
+
+
+def find(target: str) -> Program:
+    """The program that a TARGET names. Raises UsageError, and whatever running the user's file raises."""
+    from tilelink.programs.program import Program
+
+    file, name = split_target(target)
+    if file is None:
+        from tilelink.kernels import operators
+
+        known = operators()
+        if name not in known:
+            meant = similar(name, known)
+            raise UsageError(f"there is no operator {name}; there is {', '.join(known)}, or say FILE.py:NAME{meant}")
+        return known[name]
+    import triton
+
+    names = _run_file(file)
+    there = [n for n, v in names.items() if isinstance(v, Program)]
+    own = [n for n in there if names[n].file == file]
+    programs = ", ".join(there) or "no program"
+    if not name and len(own) != 1:
+        raise UsageError(f"this file has {', '.join(own) or 'no program'}: TARGET is FILE.py:NAME", file)
+    found = names.get(name or own[0])
+    if found is None:
+        meant = similar(name, there)
+        raise UsageError(f"nothing here is called {name!r}; there is {programs}, TARGET is FILE.py:NAME{meant}", file)
+    if isinstance(found, triton.runtime.JITFunction):
+        raise UsageError(
+            f"{name} is a Triton kernel, not a tile program; there is {programs}. Kernels of your own are explored in "
+            "Python, by tilelink.tools.explore.of_world: docs/exploring.md",
+            file,
+        )
+    if not isinstance(found, Program):
+        raise UsageError(f"{name} is no program but of type {type(found).__name__}; there is {programs}", file)
+    return found
+
+
+def split_target(target: str) -> tuple[str | None, str]:
+    """File (None for an operator of the library) and name of a TARGET."""
+    file, colon, name = target.rpartition(":")
+    if not colon and target.endswith(".py"):
+        file, name = target, ""
+    return (str(Path(file).resolve()) if file else None), name
+
+
+def _run_file(file: str) -> dict[str, Any]:
+    """The names of a user's file, run as Python runs a script: what stands beside it can be imported."""
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError("there is no such file", file)
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    name = f"tilelink_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError("this is no Python file", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where inspect and dataclasses look for it
+    try:
+        spec.loader.exec_module(module)
+    except SystemExit as e:
+        raise UsageError(f"running this file ends the process with {e.code!r}", file) from e
+    return vars(module)
+
+
+def read_shape(text: str) -> Shape:
+    """`M=512,N=7168`: sizes by dimension; `M=5+0+3`: the parts of the ranks, or the sizes of members of lists."""
+    shape: Shape = {}
+    for item in text.split(","):
+        dim, _, size = (s.strip() for s in item.partition("="))
+        if not dim.isidentifier() or not re.fullmatch(r"\d+(\+\d+)*", size, re.ASCII):
+            raise argparse.ArgumentTypeError(f"{item!r} is neither DIM=SIZE nor DIM=PART+PART+...; try M=512,N=7168")
+        if dim in shape:
+            raise argparse.ArgumentTypeError(f"{dim} is given twice")
+        parts = tuple(map(int, size.split("+")))
+        shape[dim] = parts if len(parts) > 1 else parts[0]
+    return shape
+
+
+def shape_text(shape: Mapping[str, int | Sequence[int]]) -> str:
+    """A shape as `read_shape` reads it."""
+    return ",".join(f"{d}={n if isinstance(n, int) else '+'.join(map(str, n))}" for d, n in shape.items())
+
+
+def read_dtypes(text: str) -> str | Dtypes:
+    """A dtype for all tensors, or `x=bf16,weight=fp8e5`: dtypes by tensor."""
+    if "=" not in text:
+        return read_dtype(text)
+    dtypes = Dtypes()
+    for item in text.split(","):
+        name, _, dtype = (s.strip() for s in item.partition("="))
+        if not name.isidentifier() or name in dtypes:
+            raise argparse.ArgumentTypeError(f"{item!r} is not NAME=DTYPE of another tensor; try x=bf16,weight=fp8e5")
+        dtypes[name] = read_dtype(dtype)
+    return dtypes
+
+
+def read_dtype(text: str) -> str:
+    """The full name of a dtype."""
+    from tilelink.frontend.values import dtype_name
+
+    try:
+        return dtype_name(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e

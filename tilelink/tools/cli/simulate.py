@@ -1,0 +1,173 @@
+"""`tilelink simulate`: what a run of a program is predicted to take on a machine, and why."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilelink.programs.show import with_defaults
+from tilelink.tools.cli import sweep
+from tilelink.tools.cli.command import Answer, Command, UsageError
+from tilelink.tools.cli.program import add_program_flags, find, shape_text
+from tilelink.tools.cli.schedule import read_schedule, schedule_text
+
+if TYPE_CHECKING:
+    from tilelink.analysis.simulate import Prediction
+
+MACHINE = "h100"
+ENDINGS = (".json", ".html")
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """What a run of a program is predicted to take on a machine, what bounds it, and where time goes. Whether its tiles
+    fit into shared memory and registers is not looked at: `tilelink show TARGET --stage ptx` says that."""
+    if args.trace is not None and not args.trace.endswith(ENDINGS):
+        raise UsageError(f"--trace {args.trace}: .json for ui.perfetto.dev, .html for a page of its own")
+    if args.until is not None and not (args.trace or "").endswith(".html"):
+        raise UsageError("--until is of a page: say --trace FILE.html, too")
+    if args.trace is not None and not Path(args.trace).resolve().parent.is_dir():
+        raise UsageError(f"--trace {args.trace}: there is no folder {Path(args.trace).parent}")
+    rows = sweep.rows(args, point) if args.sweep else []
+    if rows:
+        args = sweep.at(args, rows[0]["point"])
+    prediction, flags = predict(args)
+    keys = {**flags, **prediction.summary()}
+    if args.trace is not None:
+        write_timeline(prediction, args.trace, str(flags["schedule"]), args.until)
+        keys["trace"] = args.trace
+    said = " ".join(f"--{f} {shape_text(v) if f == 'shape' else v}" for f, v in flags.items())
+    text = _text(prediction)
+    if rows:
+        keys["rows"] = rows
+        text = f"{sweep.table(rows)}\nthe fastest:\n{text}"
+    return Answer(keys, text, f"# tilelink simulate {args.program} {said}\n")
+
+
+def predict(args: argparse.Namespace) -> tuple[Prediction, dict[str, Any]]:
+    """The prediction that a command line asks for, and its flags written out."""
+    from tilelink.analysis.machine import machine
+
+    found = machine(args.machine)
+    program = find(args.program)
+    sizes = with_defaults(program, args.shape, program.absent(args.dtype))
+    schedule = read_schedule(program, args.schedule, args.world, sizes, dtypes=args.dtype)
+    agents = dict(_agent(item) for item in args.agents.split(",")) if args.agents else {}
+    prediction = program.simulate(
+        schedule, machine=found, world=args.world, dtypes=args.dtype, agents=agents, **sizes
+    )
+    return prediction, {
+        "machine": args.machine, "world": args.world, "shape": sizes, "dtype": args.dtype,
+        "schedule": schedule_text(program, schedule, args.schedule),
+    }  # fmt: skip
+
+
+def point(args: argparse.Namespace) -> dict[str, float]:
+    """What a sweep says of one of its points."""
+    prediction, _ = predict(args)
+    return {
+        "makespan_us": round(prediction.makespan_us, 3), "bound_us": round(prediction.bound_us, 3),
+        "unfused_us": round(prediction.unfused_us, 3), "efficiency": round(prediction.efficiency, 4),
+    }  # fmt: skip
+
+
+def _agent(item: str) -> tuple[str, str]:
+    role, _, agent = (s.strip() for s in item.partition("="))
+    if not role or not agent:
+        raise UsageError(f"--agents {item}: it is ROLE=AGENT, such as gather=copy_engine")
+    return role, agent
+
+
+def write_timeline(prediction: Prediction, path: str, schedule: str, until: float | None = None) -> None:
+    """Writes the timeline of a prediction to a file: .json for ui.perfetto.dev, .html a page, whose axis may end at a
+    time of `until`."""
+    from tilelink.analysis.draw import About, write_page, write_perfetto
+
+    timeline = replace(prediction.timeline, title=f"{prediction.timeline.title} · {schedule}")
+    if path.endswith(".json"):
+        write_perfetto(timeline, path)
+        return
+    facts = {
+        "in truth": " to ".join(map(_us, prediction.interval_us)),
+        "unfused": _us(prediction.unfused_us), "bound": _us(prediction.bound_us),
+        "busiest link": " ".join(_link(prediction)),
+    }  # fmt: skip
+    p = prediction
+    about = About(p.makespan_us, p.idle_us, p.critical_path, p.verdict, facts, until)
+    write_page(timeline, path, about)
+
+
+def _text(prediction: Prediction) -> str:
+    """For people: the answer first, then what it is due to."""
+    from tilelink.analysis.simulate.interval import FUSED, UNFUSED
+
+    p = prediction
+    rows = [
+        ("predicted", p.makespan_us, f"to {_us(p.interval_us[1])} ({FUSED}), on {p.machine.title}"),
+        ("bound", p.bound_us, f"no schedule is faster; the run reaches {p.efficiency:.0%} of it"),
+        ("products alone", p.compute_us, "on all SMs"),
+        ("transfers alone", p.comm_us, "by the workers that make them"),
+        ("unfused", p.unfused_us, f"({UNFUSED}) products, and a collective of the library"),
+    ]
+    rate, of = _link(p)
+    lines = [f"{name:<16}{_us(time):>12}  {what}" for name, time, what in rows]
+    lines += [f"{'busiest link':<16}{rate:>12}  {of}"]
+    lines += [f"{'interval':<16}{FUSED!s:>12}  {FUSED.source}", "", p.verdict, "", "idle, the mean over SMs"]
+    lines += [f"  {cause:<38}{_us(time):>12}" for cause, time in p.idle_us.items()]
+    lines += ["", "critical path"]
+    for link in p.critical_path:
+        named = {"signal": f"signal: {link.label}", "tiles": f"{link.role} x {link.tiles}, last {link.label}"}
+        what = named.get(link.kind, link.label)
+        who = p.steps.events.worker_name(link.worker)
+        lines.append(f"  {_us(link.duration):>12}  rank {link.rank} {who}: {what}")
+    return "\n".join(lines) + "\n"
+
+
+def _link(p: Prediction) -> tuple[str, str]:
+    """What crosses the busiest link, and of how much that is."""
+    most = f"the fastest agent reaches {p.link_limit:,.0f} in one direction"
+    return f"{p.link_rate:,.0f} GB/s", f"on average over the run; {most}"
+
+
+def _us(time: float) -> str:
+    return f"{time:,.1f} us"
+
+
+def _time(text: str) -> float:
+    try:
+        time = float(text)
+    except ValueError:
+        time = 0.0
+    if not 0 < time < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in microseconds, more than 0")
+    return time
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    add_program_flags(parser)
+    parser.add_argument(
+        "--machine", default=MACHINE, metavar="NAME", help="a machine of `tilelink machine list`, or the path of a "
+        "description (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--trace", metavar="FILE", help="write the timeline: .json for ui.perfetto.dev, .html a page")
+    parser.add_argument(
+        "--until", type=_time, metavar="US", help="where the time axis of the page ends, in microseconds, so that two "
+        "pages have one scale (default: where the run does)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--agents", metavar="ROLE=AGENT,...", help="what if another agent than its resource's moved a role's bytes"
+    )
+    parser.add_argument(
+        "--sweep", action="append", type=sweep.read, metavar="KEY=VALUE,...", help="predict every combination of these "
+        "values, on all cores, and tell of the fastest. KEY: machine, world, schedule, a dimension, or ROLE.FIELD of "
+        "the schedule; may be given several times",
+    )  # fmt: skip
+
+
+COMMAND = Command(
+    run,
+    "tilelink simulate all_gather_matmul --machine h800 --world 8 --shape M=8192,N=1376,K=4096 \\\n"
+    "      --schedule push --sweep gather.count=8,16,32",
+    flags,
+)

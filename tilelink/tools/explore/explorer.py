@@ -1,0 +1,85 @@
+"""The explorer: runs a subject under one schedule after the other, and gathers what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from tilelink.errors import listed
+from tilelink.tools.explore.findings import Finding
+from tilelink.tools.explore.outcome import Outcome, Subject, differences, unwritten
+from tilelink.tools.explore.trial import FIRST, POLICIES, Trial
+
+
+@dataclass
+class Exploration:
+    """What was explored. `hashes`: of the schedules that were run; `findings`: of those that say the same of the same
+    lines, the first; `times`: in how many schedules each showed, by kind and lines."""
+
+    policy: str
+    hashes: list[int] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    times: dict[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)
+
+    @property
+    def schedules_run(self) -> int:
+        return len(self.hashes)
+
+    @property
+    def distinct(self) -> int:
+        """How many different schedules were run."""
+        return len(set(self.hashes))
+
+    @property
+    def schedule_hash(self) -> str:
+        """A hash of all schedules that were run, in order: that of the schedule where it was one."""
+        combined = 0
+        for h in self.hashes:
+            combined = (combined * 0x100000001B3 ^ h) & 0xFFFFFFFFFFFFFFFF
+        return f"{combined:016x}"
+
+    def add(self, trial: Trial, outcome: Outcome, advise: Callable[[Finding], Finding]) -> None:
+        self.hashes.append(outcome.schedule_hash)
+        for key, finding in {(f.kind, f.lines): f for f in reversed(outcome.findings)}.items():
+            if key not in self.times:
+                self.findings.append(advise(replace(finding, seed=trial.seed)))
+            self.times[key] = self.times.get(key, 0) + 1
+
+    def __str__(self) -> str:
+        runs = f"{self.schedules_run} schedules, {self.distinct} of them distinct ({self.policy})"
+        if not self.findings:
+            return f"no finding in {runs}\n"
+        times = [self.times.get((f.kind, f.lines), 0) for f in self.findings]
+        seen = [f"\n    in {n} of {self.schedules_run} schedules" if n else "" for n in times]
+        texts = [f"{finding}{often}" for finding, often in zip(self.findings, seen, strict=True)]
+        found = "1 finding" if len(texts) == 1 else f"{len(texts)} findings"
+        return "\n".join([f"{found} in {runs}", "", *texts]) + "\n"
+
+
+def explore(
+    subject: Subject,
+    seeds: Iterable[int],
+    policy: str = "random",
+    progress: Callable[[Exploration], None] = lambda exploration: None,
+) -> Exploration:
+    """Runs a subject once for each seed, under a policy ("random" or "pct"), and holds the results against those of the
+    first schedule, in which all take turns. That schedule is seed 0; it is run in any case, and counts where it is
+    among the seeds. `progress` is called after every schedule."""
+    if policy not in POLICIES:
+        raise ValueError(f"unknown policy {policy!r}; there is {listed(POLICIES, policy)}")
+    exploration = Exploration(policy)
+    first = judged(subject.run(Trial(FIRST, policy)), None)
+    for seed in seeds:
+        trial = Trial(seed, policy, first.turns)
+        outcome = first if seed == FIRST else judged(subject.run(trial), first)
+        exploration.add(trial, outcome, subject.advise)
+        progress(exploration)
+    return exploration
+
+
+def judged(outcome: Outcome, first: Outcome | None) -> Outcome:
+    """An outcome with what its results show."""
+    found = unwritten(outcome.results)
+    if first is not None and not (outcome.ended_early or first.ended_early or found):
+        found = differences(outcome.results, first.results)
+    return replace(outcome, findings=outcome.findings + found)

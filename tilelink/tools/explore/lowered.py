@@ -1,0 +1,116 @@
+"""Lowered programs under many schedules: the kernels that run, in Triton's interpreter, several calls in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilelink.analysis.events import NOTIFY, WRITE
+from tilelink.analysis.placement import placed
+from tilelink.analysis.unroll import DEFAULT_SMS, unroll
+from tilelink.errors import TileLinkError
+from tilelink.frontend.schedule import Schedule
+from tilelink.programs.given import at_sizes
+from tilelink.programs.program import Program
+from tilelink.runtime.cpu.world import CpuGroup, CpuWorld
+from tilelink.tools.explore.advice import Advice
+from tilelink.tools.explore.findings import Finding, findings_of, line_of
+from tilelink.tools.explore.operands import operands
+from tilelink.tools.explore.outcome import Outcome, Result
+from tilelink.tools.explore.residency import Residency
+from tilelink.tools.explore.trial import Trial
+
+LEAST_HEAP, CONTROL = 1 << 16, 1 << 14
+
+
+class Lowered:
+    """A program with a schedule (taken as it is), as `tilelink.tools.explore` takes it: every rank makes one call
+    more than there are `slots`, with other operands each time, and none waits between them. `sizes` and `dtypes` as in
+    `Program.bound_at`.
+
+    `resident`: at most so many workers of a rank at a time, the last first; by default all, or where any number will
+    do, one that is part of the schedule. `make_world` makes the world, for kernels that are not as
+    they were lowered. Raises the errors of the frontend and of the unrolling, and WorldError for fewer
+    than 1 resident; what the check finds is not asked.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        *,
+        world: int,
+        dtypes: Any = "float32",
+        slots: int = 1,
+        sms: int = DEFAULT_SMS,
+        per_node: int | None = None,
+        resident: int | None = None,
+        make_world: Callable[..., CpuWorld] = CpuWorld,
+        **sizes: int | Sequence[int],
+    ) -> None:
+        self.program, flat = at_sizes(program, sizes)
+        bound, exact = self.program.bound_at(schedule, world=world, sizes=flat, dtypes=dtypes, per_node=per_node)
+        self.schedule, self.bound, self.sizes = schedule, bound, exact
+        self.events = unroll(bound, self.sizes, sms=sms)
+        self.calls, self.residency = slots + 1, Residency.asked(resident)
+        self.advise = Advice(self.events, resident)
+        room = placed(bound, self.sizes)
+        self.world = make_world(
+            world, heap_bytes=CONTROL + slots * max(LEAST_HEAP, 4 * (room.data_bytes + room.signal_bytes)), slots=slots,
+            signal_bytes=max(1 << 12, 4 * room.signal_bytes), sms=sms, per_node=per_node, switch="memory", check=False,
+        )  # fmt: skip
+        self.given = [[operands(bound, self.sizes, r, n) for n in range(self.calls)] for r in range(world)]
+        self.outputs = [t.name for t in bound.outputs]
+        cut = {t.dims[t.sharded] for t in bound.tensors if t.sharded is not None and t.kind in ("input", "output")}
+        cut |= {route.rows for route in bound.routes}
+        self.parts = {d: said for d, said in self.sizes.said.items() if d in cut}
+
+    def run(self, trial: Trial) -> Outcome:
+        """One run, from a heap that holds nothing."""
+        world = self.world
+        for heap in world.lane.heaps:
+            heap.fill_(0xFF)
+        world.reset()
+        residency = self.residency.under(self.events, trial.seed)
+        world.policy, world.resident, world.admit = trial.word, residency.most, residency.admit
+        results: tuple[Result, ...] = ()
+        findings: tuple[Finding, ...] = ()
+        try:
+            made = world.run(self._calls, seed=trial.seed)
+            results = tuple(self._result(n, r, k, t) for r, m in enumerate(made) for n, k, t in m)
+            findings = tuple(self._left(*left) for left in world.lane.signals_left())
+        except TileLinkError as error:
+            findings = findings_of(error)
+        assert world.latest is not None
+        return Outcome(world.latest.schedule_hash, world.latest.turns, results, findings)
+
+    def _calls(self, group: CpuGroup) -> list[tuple[int, str, torch.Tensor]]:
+        """All calls of a rank; what comes out, by call and name."""
+        made = []
+        for n, given in enumerate(self.given[group.rank]):
+            outs = {name: given[name].clone() for name in self.outputs}
+            self.program(schedule=self.schedule, group=group, parts=self.parts, **given | outs)
+            made += [(n, name, out) for name, out in outs.items()]
+        return made
+
+    def _result(self, call: int, rank: int, name: str, tensor: torch.Tensor) -> Result:
+        return Result(f"call {call}, rank {rank}: {name}", tensor, self._lines(WRITE, name))
+
+    def _left(self, rank: int, slot: int, at: int) -> Finding:
+        """The finding that the signals of a slot are not zero after all runs, `at` so many bytes from the first."""
+        signals = placed(self.bound, self.sizes, word=self.world.lane.target.signal_bytes).signals
+        name = next(name for name, first, _ in reversed(signals) if first <= at)
+        what = (
+            f"rank {rank}, slot {slot}: signals of {name} are not zero after the last run: the next counts from there"
+        )
+        return Finding("signals left", self._lines(NOTIFY, name), what)
+
+    def _lines(self, op: int, name: str) -> tuple[str, ...]:
+        """Where in the source something is done to a tensor."""
+        events = self.events
+        index = next(k for k, t in enumerate(self.bound.tensors) if t.name == name)
+        sites = np.unique(events.site[(events.op == op) & (events.tensor == index)])
+        return tuple(line_of(events.sites[s]) for s in sites)
