@@ -368,8 +368,9 @@ class _Printer(StrPrinter):
 
 
 _NUMPY = _Printer(
-    "np.minimum", "np.maximum", "{0}[{1}]", "{0}[{1}]", "(np.searchsorted({0}, {1}, 'right') - 1 - ({2}))", str, str
-)
+    "__np.minimum", "__np.maximum", "{0}[{1}]", "{0}[{1}]", "(__np.searchsorted({0}, {1}, 'right') - 1 - ({2}))",
+    str, str,
+)  # fmt: skip
 _PLAIN = _Printer(
     "min", "max", "first_of({0}, {1})", "begin_of({0}, {1})", "segment_of({0}, {1}, {2}, {3})",
     str, lambda table: table.rpartition("_")[0],
@@ -398,7 +399,7 @@ def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
     return eval(_compiled(e), _NAMES, values)
 
 
-_NAMES = {"np": np, "True": True, "False": False}
+_NAMES = {"__np": np, "True": True, "False": False}
 
 
 @kept(1 << 14)

@@ -5,6 +5,7 @@ A tile function's variables are renamed where they meet one (`name in names`); w
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Collection, Iterable, Mapping
 
@@ -74,6 +75,12 @@ class Names:
         known: dict[str, str] = {}
         for kind, names in self.kinds.items():
             for name, site in names.items():
+                if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
+                    raise NotUnderstoodError(
+                        f"the {kind} {name!r} has no name that kernels can have: those begin with a letter, go on with "
+                        "letters, digits and _, and are no words of Python's",
+                        site,
+                    )
                 if self.of_kernel(name) or (kind == "rank axis" and name in TILE_ATTRIBUTES):
                     whose = "in lowered kernels" if self.of_kernel(name) else "of a tile"
                     message = f"{name} has a meaning already, {whose}: give the {kind} another name"

@@ -50,11 +50,28 @@ class Variant:
             raise ArgumentError(f"{program}: lists of {self.members!r} members; at least 1", site)
         if self.members > 1 and not any(isinstance(p, Each) for p in parameters.values()):
             raise ArgumentError(f"{program} takes no lists", site)
+        self._check_names(program, parameters, site)
         for name, _ in self.functions:
             if parameters.get(name) != Function:
                 known = ", ".join(n for n, p in parameters.items() if p == Function) or "none"
                 known += similar(name, parameters)
                 raise ArgumentError(f"{program} takes no function {name}; it takes {known}", site)
+
+    def _check_names(self, program: str, parameters: Parameters, site: Site) -> None:
+        """Raises ArgumentError where a member, or a dimension of its own, is called as something else is."""
+        shared = {d for p in parameters.values() if isinstance(p, Declared) for d in p.dims if isinstance(d, str)}
+        tensors = {n for n, p in parameters.items() if not isinstance(p, Each)}
+        for what, lists, others in (
+            ("tensor", [n for n, p in parameters.items() if isinstance(p, Each)], tensors),
+            ("dimension", sorted(own_dims(parameters)), shared),
+        ):
+            for name, member in ((n, m) for n in lists for m in self.names(n)):
+                if self.members > 1 and member in others:
+                    raise ArgumentError(
+                        f"{program}: {member} is what {name} of one of {self.members} members is called, and another "
+                        f"{what}, too: rename one",
+                        site,
+                    )
 
     def names(self, name: str) -> tuple[str, ...]:
         """What the members of a list are called, or of the lengths of a dimension that is their own."""
