@@ -78,7 +78,7 @@ def test_the_token_of_a_wait_goes_into_the_coordinate() -> None:
     world = CpuWorld(call.world, target=DESCRIBING, heap_bytes=8 << 20, sms=8)
     world.run(call.on)
     (prepared,) = world.lane.prepared.values()
-    assert re.search(r"full_blocks_16_by_16\.load\(\[M_lo \+ rows_ready, k\]\)", prepared.lowered.source)
+    assert re.search(r"full_blocks_16_by_16\.load\(\[M_lo \+ rows_ready, k_\]\)", prepared.lowered.source)
     assert prepared.lowered.facts.described == {"x", "full", "weight"}
 
 

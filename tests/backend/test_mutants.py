@@ -22,6 +22,7 @@ from tests.verification.mutants.tools import Edit, MutatedWorld, same
 from tilelink.backend.targets import portable
 from tilelink.emulator import RaceError
 from tilelink.errors import StuckError, shown
+from tilelink.kernels import tiles
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cpu.world import Group
 
@@ -100,13 +101,13 @@ def test_a_race_names_role_tile_and_line_of_both_sides() -> None:
     world = MutatedWorld(RANKS, kernel=replaced(WAIT, "rows_ready = 0"), primitives=portable, heap_bytes=4 << 20, sms=8)
     with pytest.raises(RaceError) as e:
         world.run(push())
-    kernel = re.escape(shown(all_gather_matmul.file))
+    kernel, loop = (re.escape(shown(file)) for file in (all_gather_matmul.file, str(tiles.__file__)))
     sides = [s.tile for race in e.value.races for s in (race.first, race.second) if s.region == "full"]
     gathers = [s for s in sides if s.startswith("role gather, ")]
     matmuls = [s for s in sides if s.startswith("role matmul, ")]
     assert sides and len(gathers) + len(matmuls) == len(sides)
     assert all(re.fullmatch(rf"role gather, tile \d+ \({kernel}:\d+: tk.copy\(x.*", s) for s in gathers)
-    assert all(re.search(rf"tiles? \d.* \({kernel}:\d+: .*rows\[:, k\].load\(\)", s) for s in matmuls)
+    assert all(re.search(rf"tiles? \d.* \({loop}:\d+: .*rows\[:, k\].load\(\)", s) for s in matmuls)
     assert gathers and matmuls and all(s in str(e.value) for s in sides[:2])
 
 

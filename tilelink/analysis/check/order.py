@@ -128,7 +128,7 @@ def _deadlock(sync: Synchronisation, execution: Execution, cycle: list[Hop]) -> 
     return Finding(
         kind="deadlock",
         what=f"{workers} for ever",
-        chain=(*chain, "step 1: round and round"),
+        chain=(*chain, "back to step 1 (cycle)"),
         remedy=_remedy(events, waits, notifies),
         **about(events, [waits[0], second]),
     )

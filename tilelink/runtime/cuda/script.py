@@ -206,7 +206,9 @@ def _kernel(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
     except ScheduleError as e:
         raise type(e)(e.message, site).because_of("the schedule", lowered.program.schedule_site) from None
     lane.loaded[launch.kernel] = kernel
-    of = {p.name: p.of for p in lowered.parameters if p.kind in ("tensor", "blocks", "stamps")}
+    of = {
+        p.name: p.of for p in lowered.parameters if p.kind in ("tensor", "blocks", "stamps") and p.of in run.tensors
+    }
     mine = [(at, name, value) for at, (name, value) in enumerate(launch.arguments.items()) if name in of]
     tensors = tuple((at, of[name]) for at, name, value in mine if isinstance(value, torch.Tensor))
     described = tuple((at, of[name]) for at, name, value in mine if hasattr(value, "block_shape"))
