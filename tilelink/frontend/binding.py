@@ -251,7 +251,8 @@ def _check_outputs(tensors: tuple[Tensor, ...], roles: tuple[Role, ...]) -> None
     for view, site in _reads(roles):
         if view.remote and view.tensor in outputs:
             tensor = outputs[view.tensor]
-            dims = ", ".join(f'"{d}"' for d in tensor.dims) + (f", axis={tensor.sharded}" if tensor.sharded else "")
+            named = ("tk.ranks" if d == RANKS_DIM else f'"{d}"' for d in tensor.dims)
+            dims = ", ".join(named) + (f", axis={tensor.sharded}" if tensor.sharded else "")
             word = "local" if tensor.sharded is None else "sharded"
             raise HomeError(
                 f"{view} may be another rank's output, and outputs are memory that peers can't read. Store what peers "

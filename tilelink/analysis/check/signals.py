@@ -11,7 +11,7 @@ from tilelink.analysis.counting import filled
 from tilelink.analysis.events import NOTIFY, Events
 from tilelink.frontend.cells import cell_count
 from tilelink.frontend.expressions import evaluate
-from tilelink.frontend.ir import DataIf, For, If, Notify, Role, Statement
+from tilelink.frontend.ir import Notify, Role, places
 
 
 def miscounts(sync: Synchronisation) -> list[Finding]:
@@ -79,20 +79,13 @@ def repeated(events: Events) -> list[Finding]:
 
 def _may_repeat(role: Role) -> bool:
     """Whether a tile of a role notifies a tensor in more than one place, or in a loop."""
-    told: list[str] = []
-
-    def visit(body: tuple[Statement, ...], times: int) -> None:
-        for s in body:
-            match s:
-                case Notify():
-                    told.extend(v.tensor for v in s.views for _ in range(times))
-                case For():
-                    visit(s.body, 2)
-                case If() | DataIf():
-                    visit(s.body, times)
-                    visit(s.orelse, times)
-
-    visit(role.body, 1)
+    told = [
+        view.tensor
+        for place in places(role.body)
+        if isinstance(place.statement, Notify)
+        for view in place.statement.views
+        for _ in range(2 if place.loops else 1)
+    ]
     return len(told) > len(set(told))
 
 

@@ -37,19 +37,17 @@ from tilelink.frontend.ir import (
     ALL_RANKS,
     RANKS_DIM,
     Copy,
-    DataIf,
-    For,
-    If,
     Load,
     Notify,
+    Place,
     Range,
     Role,
-    Statement,
     Store,
     Tensor,
     TileProgram,
     View,
     Wait,
+    places,
 )
 from tilelink.frontend.kept import kept
 from tilelink.frontend.turns import members
@@ -57,35 +55,21 @@ from tilelink.frontend.views import on_side
 
 
 @dataclass(frozen=True)
-class Place:
-    """A statement, what follows it in its block, and the loops and conditions around it."""
+class RolePlace(Place):
+    """Where a statement of a role stands."""
 
     role: Role
-    statement: Statement
-    rest: tuple[Statement, ...]
-    loops: tuple[For, ...]
-    conditional: bool
 
 
-def places(role: Role) -> Iterator[Place]:
+def role_places(role: Role) -> Iterator[RolePlace]:
     """All statements of a role, in order of the source."""
-
-    def visit(body: tuple[Statement, ...], loops: tuple[For, ...], conditional: bool) -> Iterator[Place]:
-        for k, s in enumerate(body):
-            yield Place(role, s, body[k + 1 :], loops, conditional)
-            if isinstance(s, For):
-                yield from visit(s.body, (*loops, s), conditional)
-            elif isinstance(s, If | DataIf):
-                yield from visit(s.body, loops, True)
-                yield from visit(s.orelse, loops, True)
-
-    yield from visit(role.body, (), False)
+    return (RolePlace(p.statement, p.outer, p.rest, role) for p in places(role.body))
 
 
 @kept()
 def why_not_structural(program: TileProgram) -> str:
     """The first thing for which the structure does not suffice, with its line; "" where it does."""
-    found = [p for role in program.roles for p in places(role)]
+    found = [p for role in program.roles for p in role_places(role)]
     awaited = {v.tensor for p in found if isinstance(p.statement, Wait) for v in p.statement.views}
     for tensor in program.tensors:
         if tensor.kind in ("buffer", "output"):
@@ -113,7 +97,7 @@ def why_not_structural(program: TileProgram) -> str:
     return ""
 
 
-def _written_once(tensor: Tensor, found: list[Place], awaited: bool) -> str:
+def _written_once(tensor: Tensor, found: list[RolePlace], awaited: bool) -> str:
     """Why a tensor is not written once by tiles that notify what they wrote; "" where it is."""
     name = tensor.name
     if tensor.buffers:
@@ -139,7 +123,7 @@ def _written_once(tensor: Tensor, found: list[Place], awaited: bool) -> str:
     return ""
 
 
-def _one_to_one(place: Place, view: View, tensor: Tensor) -> bool:
+def _one_to_one(place: RolePlace, view: View, tensor: Tensor) -> bool:
     """Whether the places that the tiles of a role write to are different, and are all of the tensor's."""
     walk = place.role.walk
     if any(count != WORLD for name, count in walk.axes if name != walk.expert):
@@ -187,7 +171,7 @@ def _shifted(e: Expr, v: sympy.Symbol, others: set[sympy.Symbol]) -> bool:
     return not (sympy.expand(e.args[0] - v).free_symbols & others)
 
 
-def _contained(view: View, waited: View, place: Place) -> bool:
+def _contained(view: View, waited: View, place: RolePlace) -> bool:
     """Whether a view lies in one that was waited for, whatever the sizes."""
     if view.tensor != waited.tensor or view.home != waited.home:
         return False
@@ -199,7 +183,7 @@ def _ranges(*entries: Range | Expr) -> bool:
     return all(isinstance(i, Range) for i in entries)
 
 
-def _misplaced(view: View, tensor: Tensor, place: Place) -> str:
+def _misplaced(view: View, tensor: Tensor, place: RolePlace) -> str:
     """Why a view may reach out of its tensor, its part or the world, or is another rank's output; "" if it does not."""
     writes = isinstance(place.statement, Store | Copy) and view == place.statement.target
     if writes and tensor.kind == "output" and view.home != RANK:
@@ -219,7 +203,7 @@ def _misplaced(view: View, tensor: Tensor, place: Place) -> str:
     return ""
 
 
-def _lies(i: Range, begin: Expr, end: Expr, place: Place) -> bool:
+def _lies(i: Range, begin: Expr, end: Expr, place: RolePlace) -> bool:
     """Whether a range lies in [begin, end), whatever the sizes: it is followed outwards, through the loops whose steps
     it is, to the tile, its part and the dimension."""
     start, stops, ends = i.start, _least_of(i.stop), _least_of(end)
@@ -257,7 +241,7 @@ def _least_of(e: Expr) -> set[Expr]:
     return set(e.args) if isinstance(e, sympy.Min) else {e}
 
 
-def _below(e: Expr, size: Expr, place: Place) -> bool:
+def _below(e: Expr, size: Expr, place: RolePlace) -> bool:
     """Whether an integer is in [0, size), whatever the sizes: the own rank, a rank axis, the variable of a loop, what
     is taken modulo, or a place of a node."""
     nodes = floor_div(WORLD, PER_NODE)
