@@ -24,11 +24,10 @@ class Elaborator(Statements):
         if called.function in (f.function for f in self.callers):
             way = " -> ".join(f.name for f in (*self.callers, called))
             self.fail(NotUnderstoodError, node, f"{way}: a tile function that calls itself has no end")
-        given = self.given(node, called)
         if self.holes or self.dots:
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} is a tile function, called behind others in "
                       f"one expression: give its result a name first, result = {ast.unparse(node)}")
-        values = {p: self.named_block(node, v, f"{called.name}_{p}") for p, v in given.items()}
+        values = self.given(node, called)
         *statements, last = called.node.body
         returned = last.value if isinstance(last, ast.Return) else None
         renamed = {}
@@ -44,11 +43,11 @@ class Elaborator(Statements):
             raise e.because_of("called", self.function.site(node)) from None
 
     def given(self, node: ast.Call, called: TileFunction) -> dict[str, Any]:
-        """The values of a tile function's parameters in a call."""
+        """The values of a tile function's parameters in a call; a block that is an expression gets a name at once."""
         found = self.arguments(node, *called.parameters, needed=len(called.parameters) - len(called.defaults))
         defaults = dict(zip(reversed(called.parameters), reversed(called.defaults), strict=False))
         return {
-            p: self.argument(defaults[p]) if a is None else self.value(a)
+            p: self.argument(defaults[p]) if a is None else self.named_block(node, self.value(a), f"{called.name}_{p}")
             for p, a in zip(called.parameters, found, strict=True)
         }
 
