@@ -9,7 +9,7 @@ import torch
 
 import tilelink as tk
 from tests.frontend.wrong import load
-from tilelink.errors import ArgumentError, NotUnderstoodError
+from tilelink.errors import ArgumentError, NotUnderstoodError, ScheduleError
 
 SOURCE = """
 @tk.tile
@@ -70,3 +70,9 @@ def test_what_is_called_like_a_member_is_refused(tensor: str, dim: str, tmp_path
     with pytest.raises(ArgumentError, match=f"program: {clash} is what . of one of 2 members is called"):
         module.program.of(2)
     assert module.program.of(1) is module.program
+
+
+def test_a_schedule_with_a_role_called_much_like_one_of_the_program_is_named(tmp_path: Path) -> None:
+    module = load(tmp_path, SOURCE.replace('{"put": tk', '{"putt": tk'))
+    with pytest.raises(ScheduleError, match=r"its roles are put; schedule names putt \(did you mean put\?\), no put"):
+        module.program.schedule(None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton
 
-from tilelink.errors import ArgumentError, ScheduleError, Site, TileSizeError, listed, public
+from tilelink.errors import ArgumentError, ScheduleError, Site, TileSizeError, listed, public, similar
 from tilelink.frontend.binding import bind
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import Kept
@@ -153,12 +153,16 @@ class Program:
         return known[wanted] if wanted is not None else next(iter(known.values()))
 
     def _nearly(self, absent: frozenset[str] | None) -> str:
-        """Why none of the schedules in its file is this program's: what those name that name some of its roles."""
+        """Why none of the schedules in its file is this program's: what those name that name some of its roles, or
+        roles that are called much like one of them."""
         roles = {launched(launch.scheduled): None for launch in self.recorded(absent or frozenset()).launches}
         near = []
         for name, schedule in self.function.__globals__.items():
-            if isinstance(schedule, Schedule) and schedule.launched & roles.keys():
-                more = [f"{r} too" for r in sorted(schedule.launched - roles.keys())]
+            if not isinstance(schedule, Schedule):
+                continue
+            strange = {r: similar(r, roles).removeprefix("; ") for r in sorted(schedule.launched - roles.keys())}
+            if schedule.launched & roles.keys() or any(strange.values()):
+                more = [f"{r} ({meant})" if meant else f"{r} too" for r, meant in strange.items()]
                 less = [f"no {r}" for r in roles if r not in schedule.launched]
                 near.append(f"{name} names {', '.join(more + less)}")
         return f"its roles are {', '.join(roles)}; " + ("; ".join(near) or "write one, tk.Schedule(...)")
