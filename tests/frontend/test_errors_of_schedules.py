@@ -70,7 +70,7 @@ SCHEDULES = [
             "    use=tk.SMs": "    uses=tk.SMs",
             "@tk.program": "@tk.program  # <-",
         },
-        "its roles are gather, use; schedule names uses too, no use",
+        "its roles are gather, use; schedule names uses (did you mean use?), no use",
     ),
     pair(
         "no schedule beside the program",
