@@ -24,7 +24,7 @@ from bench.gates import programs
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.programs.program import Program
 from tilelink.tools.cli.explore import TILE
-from tilelink.tools.cli.schedule import read_schedule
+from tilelink.tools.cli.program import read_schedule
 from tilelink.tools.explore import Exploration, Lowered, Oracle, Subject, explore
 from tilelink.tools.explore.trial import POLICIES
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from tilelink.analysis.unroll import Events, unroll
+from tilelink.analysis.events import Events
+from tilelink.analysis.unroll import unroll
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import even_parts
 from tilelink.kernels.all_gather import all_gather

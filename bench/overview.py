@@ -20,8 +20,7 @@ from bench.records import Record
 from bench.table import aligned, wrapped
 from bench.validation.averages import SHAPES
 from tilelink.analysis.machine import machine
-from tilelink.analysis.simulate import Prediction
-from tilelink.analysis.simulate.interval import FUSED, UNFUSED
+from tilelink.analysis.simulate import FUSED, UNFUSED, Prediction
 from tilelink.errors import TileLinkError
 from tilelink.frontend.sizes import check_world
 from tilelink.kernels import operators

@@ -12,7 +12,8 @@ import torch
 import tilelink as tk
 from tests.frontend.wrong import GATHER, READ, WAIT, changed, load
 from tilelink.emulator.sites import KernelSite
-from tilelink.errors import Site, TileLinkError, UnguardedReadError, shown
+from tilelink.errors import Site, StuckError, TileLinkError, UnguardedReadError, listed, public, shown
+from tilelink.kernels.all_gather import all_gather
 from tilelink.runtime.group import Group
 
 
@@ -50,3 +51,33 @@ def test_tracebacks_end_where_tilelink_was_called(tmp_path: Path) -> None:
             run()
         frames = traceback.extract_tb(error.value.__traceback__)
         assert {f.filename for f in frames} <= {__file__, wrong.__file__}, frames
+
+
+def test_an_error_of_a_rank_is_told_with_the_users_frames() -> None:
+    def call(group: Group) -> None:
+        if group.rank == 1:
+            raise KeyError("missing")
+
+    with pytest.raises(KeyError) as error:
+        tk.CpuWorld(2, heap_bytes=64 << 10, signal_bytes=512).run(call)
+    assert {f.filename for f in traceback.extract_tb(error.value.__traceback__)} == {__file__}
+    assert error.value.__notes__ == ["raised on rank 1 first; the other ranks may raise the same"]
+
+
+def test_an_error_inside_of_tilelink_is_told_with_our_frames_behind_the_users() -> None:
+    with pytest.raises(TypeError) as error:
+        public(lambda: listed(None, "name"))()  # type: ignore[arg-type]
+    names = [f.name for f in traceback.extract_tb(error.value.__traceback__)]
+    assert names[1:] == ["<lambda>", "listed"]
+
+
+def test_a_world_that_is_stuck_is_told_once() -> None:
+    """Not first in the words of the emulator."""
+
+    def call(group: Group) -> None:
+        if group.rank == 0:
+            all_gather(torch.ones(16, 16), schedule="pull", group=group)
+
+    with pytest.raises(StuckError) as error:
+        tk.CpuWorld(2, heap_bytes=64 << 10, signal_bytes=512).run(call)
+    assert "DeadlockError" not in "".join(traceback.format_exception(error.value))

@@ -53,28 +53,16 @@ __all__ = [
 ]  # fmt: skip
 
 
+_LATER = {
+    "CpuWorld": "runtime", "KernelRank": "emulator.kernel_world", "KernelWorld": "emulator.kernel_world",
+    "VirtualWorld": "runtime.cuda.virtual_world", "group": "runtime.process_group", "replace_symm_mem_ops": "ops",
+}  # fmt: skip
+"""Where names are that are loaded when they are asked for: reading and lowering programs needs no torch."""
+
+
 def __getattr__(name: str) -> Any:
-    """Worlds, operators and layers are loaded when they are asked for: reading and lowering programs needs no torch."""
-    if name == "CpuWorld":
-        from tilelink.runtime import CpuWorld
-
-        return CpuWorld
-    if name in ("KernelWorld", "KernelRank"):
-        from tilelink.emulator import kernel_world
-
-        return getattr(kernel_world, name)
-    if name == "VirtualWorld":
-        from tilelink.runtime.cuda.virtual_world import VirtualWorld
-
-        return VirtualWorld
-    if name == "group":
-        from tilelink.runtime.process_group import group
-
-        return group
     if name in ("ops", "nn"):
         return importlib.import_module(f"tilelink.{name}")
-    if name == "replace_symm_mem_ops":
-        from tilelink.ops import replace_symm_mem_ops
-
-        return replace_symm_mem_ops
+    if name in _LATER:
+        return getattr(importlib.import_module(f"tilelink.{_LATER[name]}"), name)
     raise AttributeError(f"module 'tilelink' has no attribute {name!r}")

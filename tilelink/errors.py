@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import linecache
 import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import wraps
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import ParamSpec, Self, TypeVar
@@ -47,17 +48,19 @@ class Site:
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _KERNELS = _PACKAGE + "kernels" + os.sep
+_WRAPPERS = (contextlib.__file__, dataclasses.__file__, functools.__file__)
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether a frame is TileLink's machinery, or what it is called through: dataclasses, and torch for operators."""
+    """Whether a frame is TileLink's machinery, or what it is called through: the standard library's wrappers, and torch
+    for operators."""
     file = frame.f_code.co_filename
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     if file == "<string>":  # made by dataclasses for a class of ours; else what the user typed
         return package == "tilelink"
     if package == "torch":
         return True
-    return file == dataclasses.__file__ or (file.startswith(_PACKAGE) and not file.startswith(_KERNELS))
+    return file in _WRAPPERS or (file.startswith(_PACKAGE) and not file.startswith(_KERNELS))
 
 
 def similar(name: object, known: Iterable[str]) -> str:
@@ -78,10 +81,11 @@ R = TypeVar("R")
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that users call. The traceback of an error of ours that leaves it holds the user's frames alone, and
-    arguments that it does not take are an ArgumentError with the user's line."""
+    """A function that users call. The traceback of an error of ours that leaves it holds the user's frames alone; that
+    of another error holds our frames only behind the user's last. Arguments that it does not take are an ArgumentError
+    with the user's line."""
 
-    @wraps(function)
+    @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
@@ -91,20 +95,21 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
                 error.__traceback__ = _users(error.__traceback__)
                 error = error.__cause__
             raise
-        except TypeError as e:
-            if e.__traceback__ is None or e.__traceback__.tb_next is not None:
-                raise
-            raise ArgumentError(str(e), Site.of_user()) from None
+        except Exception as e:
+            if isinstance(e, TypeError) and e.__traceback__ is not None and e.__traceback__.tb_next is None:
+                raise ArgumentError(str(e), Site.of_user()) from None
+            e.__traceback__ = _users(e.__traceback__, and_ours_behind=True)
+            raise
 
     return called
 
 
-def _users(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without our frames."""
+def _users(trace: TracebackType | None, and_ours_behind: bool = False) -> TracebackType | None:
+    """A traceback without our frames, or without those before the user's last one."""
     if trace is None:
         return None
-    rest = _users(trace.tb_next)
-    if _is_ours(trace.tb_frame):
+    rest = _users(trace.tb_next, and_ours_behind)
+    if _is_ours(trace.tb_frame) and not (and_ours_behind and (rest is None or _is_ours(rest.tb_frame))):
         return rest
     return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 

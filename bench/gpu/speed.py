@@ -145,9 +145,10 @@ def _script(
 def _play(group: VirtualGroup, script: Script, tensors: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Launches a script on the current stream, past the checks of a call."""
     named = dict(zip(("x", "weight"), tensors, strict=True))
-    for name, shape, dtype in script.outputs or (("out", (len(tensors[0]), tensors[1].shape[1]), torch.bfloat16),):
+    out = (len(tensors[0]), tensors[1].shape[1]), torch.bfloat16
+    for name, (shape, dtype) in (script.outputs or {"out": out}).items():
         named[name] = group.allocate(shape, dtype)
-    device = group.cuda.device
+    device = group.lane.device
     script.play(named, Streams(device.current(), {}))
     return named["out"]
 

@@ -10,7 +10,7 @@ from bench.validation.averages import PUBLISHED
 from bench.validation.decisions import counted, gained
 from bench.validation.models import EVENTS, SIMPLE
 from bench.validation.results import UNFITTED, Outcome, Result, errors, fitted, order_kept, slower
-from tilelink.analysis.simulate.interval import FUSED, OUTSIDE
+from tilelink.analysis.simulate import FUSED, OUTSIDE
 
 HEAD = """\
 # Predicted beside published

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import tilelink as tk
 from tests.frontend import programs
-from tilelink.analysis.unroll import Events, unroll
+from tilelink.analysis.events import Events
+from tilelink.analysis.unroll import unroll
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.programs.program import Program

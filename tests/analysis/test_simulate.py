@@ -364,6 +364,13 @@ def test_a_ratio_in_words(ratio: float, said: str) -> None:
     assert times_as_fast(ratio) == said
 
 
+def test_what_is_not_a_product_and_a_collective_has_no_unfused_form() -> None:
+    on = machine("h100")
+    for made in (products(256, 64, 64, on), gathered(on)):
+        assert made.unfused_us is made.summary()["unfused_interval_us"] is None
+        assert "unfused" not in made.verdict
+
+
 # ---- bad input ---------------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,31 @@ def in_function(name: str, old: str, new: str) -> Edit:
     return edit
 
 
+def written_out(name: str, edit: Edit) -> Edit:
+    """An edit of a primitive that a module takes over from the portable one: its text stands in the module first."""
+
+    def written(source: str) -> str:
+        assert portable.__file__ is not None
+        text = Path(portable.__file__).read_text()
+        begin = text.index(f"@triton.jit\ndef {name}(")
+        own = text[begin : text.index("\n\n\n", begin)]
+        return edit(f"{source}\n\nfrom {portable.__name__} import PROGRESS, RUN, SLOT_LEFT, TICKET\n\n\n{own}\n")
+
+    return written
+
+
+def tells_early(name: str) -> Edit:
+    """A primitive that tells the peers this rank's progress without release order."""
+
+    def edit(source: str) -> str:
+        begin = source.index("@triton.jit\ndef tell(")
+        early = source[begin : source.index("\n\n\n", begin)].replace("def tell(", "def tell_early(")
+        early = early.replace('"release"', '"relaxed"')
+        return in_function(name, r"tell\(", "tell_early(")(source) + f"\n\n{early}\n"
+
+    return edit
+
+
 @pytest.fixture
 def primitives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Edit], ModuleType]:
     """Makes an edited copy of the portable primitives, importable."""

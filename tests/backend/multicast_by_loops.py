@@ -1,5 +1,5 @@
 """Portable primitives, and a multicast that is none: loops over three ranks, so that the interpreter runs what targets
-with multicast get. `multicast` is the table of heaps."""
+with multicast get. `multicast` is the table of heaps, in which the entries of other nodes are negative."""
 
 import triton
 import triton.language as tl
@@ -41,7 +41,8 @@ def multicast_store(multicast, at, offsets, block, here):
         exists = exists[:, :, None]
     exists = tl.broadcast_to(exists, vectors.shape)
     for other in range(WORLD):
-        tl.store(peer(multicast, other, at, block.dtype) + offsets, vectors, mask=exists)
+        if tl.load(multicast + other) >= 0:
+            tl.store(peer(multicast, other, at, block.dtype) + offsets, vectors, mask=exists)
 
 
 @triton.jit

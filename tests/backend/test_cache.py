@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ def test_a_module_is_loaded_once(folder: Path) -> None:
     assert load(lowered()) is module
     assert Path(str(module.__file__)).parent == folder
     assert load(lowered(N=33)) is not module
+    assert module.__name__ not in sys.modules, "which would hold it when it is used no longer"
 
 
 def test_a_module_is_that_of_its_source() -> None:

@@ -14,10 +14,8 @@ from tilelink.backend.kernel import (
     Scope,
     Writer,
     call,
-    count_to,
     name,
     names_in,
-    printed,
     source,
     verify,
 )
@@ -39,7 +37,7 @@ def refused(body: Body, *parameters: str) -> str:
 def test_a_function_is_printed_with_its_parameters() -> None:
     write = Writer()
     base = write.set("base", source("tl.load({})", name("heaps")), Kind.FIXED)
-    with write.loop("k", count_to(0, name("K"), 2)):
+    with write.loop("k", 0, name("K"), 2):
         with write.branch(source("{} == 0", name("k"))):
             write.do(call("notify", base, '"sys"'))
         with write.otherwise():
@@ -51,7 +49,7 @@ def test_a_function_is_printed_with_its_parameters() -> None:
     made = function(write.body, "heaps", "K", "world")
     verify(made, MODULE)
     assert names_in(made.body) == {"heaps", "K", "k", "base", "notify"}
-    assert printed(made) == [
+    assert str(made).splitlines() == [
         "@triton.jit",
         "def tile(heaps, K, world: tl.constexpr):",
         "    base = tl.load(heaps)",
@@ -117,11 +115,21 @@ def test_what_the_module_or_the_caller_gives_is_not_assigned(taken: str) -> None
     assert f"{taken} is assigned, and is a parameter or a name of the module" in refused(write.body, "heaps")
 
 
+def test_an_else_stands_behind_a_branch() -> None:
+    write = Writer()
+    with pytest.raises(KernelError, match="an else stands behind no branch"), write.otherwise():
+        pass
+    with write.loop("k", 2):
+        pass
+    with pytest.raises(KernelError, match="an else stands behind no branch"), write.otherwise():
+        pass
+
+
 def test_the_verifier_needs_no_assert() -> None:
     code = (
         "from tilelink.backend.kernel import *\n"
         "from tilelink.errors import KernelError\n"
-        "try: verify(Function('f', (), [Do(name('x'))]), [])\n"
+        "try: verify(Function('f', (), [name('x')]), [])\n"
         "except KernelError: print('refused')\n"
     )
     found = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backend import awkward_names, blocks
+from tests.backend import blocks
 from tests.kernels.gather_gemm import small_world
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, lower
@@ -114,14 +114,6 @@ def test_corners_of_blocks_are_counted_in_64_bits(schedule: str, sizes: str) -> 
     products = [p for a in addresses for p in re.findall(r"([\w)]+)(?:\[[:, None]*\])? \* (?:\w+_stride_\w+|K\b)", a)]
     assert products
     assert set(products) == {"int64)"}
-
-
-def test_variables_of_users_may_be_called_as_the_kernel_calls_its_own() -> None:
-    torch.manual_seed(0)
-    x, scale = torch.randn(2, 20, 24), torch.randn(2, 40, 24)
-    outs = small_world(2).run(lambda g: awkward_names.gather_and_scale(x[g.rank], scale[g.rank], group=g))
-    for rank, out in enumerate(outs):
-        torch.testing.assert_close(out, (x.reshape(40, 24) + 3 * rank + 1) * scale[rank])
 
 
 def test_several_loads_of_a_tensor_in_one_statement_are_several_blocks() -> None:

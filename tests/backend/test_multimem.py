@@ -14,17 +14,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import tilelink as tk
-from tests.backend import multicast_by_loops
+from tests.backend import multicast_by_loops, multicast_in_nodes
 from tests.backend.edited import replaced
 from tests.backend.small_programs import lowered, verdict
 from tests.kernels.gather_gemm import Call, small_world
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
+from tilelink.backend.parameters import Parameter
 from tilelink.backend.targets import CPU
 from tilelink.backend.targets.multimem import multicast_notify, multicast_store
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, multicast, push
-from tilelink.runtime.cpu.world import CpuWorld
+from tilelink.runtime.cpu.world import LATE, CpuWorld
+from tilelink.runtime.launch import Run
 
 TARGET = replace(CPU, name="multicast", module=multicast_by_loops.__name__, multicast=True)
 
@@ -57,12 +59,19 @@ def test_rows_of_other_lengths_and_other_schedules_loop(schedule: tk.Schedule, d
     assert "multicast_store" not in text and "notify(peer(" in gather(text)
 
 
+@pytest.fixture(autouse=True)
+def table_for_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels get the table of heaps for a multicast address."""
+    value = Run.value
+
+    def of(run: Run, parameter: Parameter) -> Any:
+        return run.lane.tables[run.rank] if parameter.name == "multicast" else value(run, parameter)
+
+    monkeypatch.setattr(Run, "value", of)
+
+
 def with_multicast() -> CpuWorld:
-    """A world whose kernels get the table of heaps for a multicast address."""
-    world = small_world(3, target=TARGET, sms=12)
-    for group in world.groups:
-        group.lane = replace(group.lane, multicast=group.lane.heaps)
-    return world
+    return small_world(3, target=TARGET, sms=12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -109,6 +118,41 @@ def test_vectors_with_an_entry_a_rank(M: int, at_once: bool) -> None:
     assert all(torch.equal(out, torch.full((M,), 6.0)) for out in outs)
     (prepared,) = world.lane.prepared.values()
     assert ("multicast_store(" in prepared.lowered.source) == at_once
+
+
+# ---- inside nodes, with a network between them
+
+IN_NODES = replace(LATE, name="multicast in nodes", module=multicast_in_nodes.__name__, multicast=True)
+
+
+def nodes_with_multicast() -> CpuWorld:
+    """Two nodes of two ranks each."""
+    return CpuWorld(4, per_node=2, heap_bytes=2 << 20, sms=12, target=IN_NODES)
+
+
+@pytest.mark.parametrize(("tile", "put"), [((16, None), "put_notify_far("), ((16, 32), "put_far(")])
+def test_one_kernel_multicasts_in_its_node_and_puts_to_others(tile: tuple[int, int | None], put: str) -> None:
+    schedule = multicast.changed(gather={"tile": tile}, matmul={"tile": (16, 32, 32)})
+    call = Call((9, 20, 1, 16), N=24, K=40, schedule=schedule, integers=True)
+    world = nodes_with_multicast()
+    results = world.run(lambda group: [call.on(group, out=call.poison()) for _ in range(2)])
+    (prepared,) = world.lane.prepared.values()
+    body = gather(prepared.lowered.source)
+    assert body.count("multicast_store(") == body.count("multicast_notify(") == body.count(put) == 1
+    assert " notify(peer(" not in body, "near ranks are told at once"
+    for outs in zip(*results, strict=True):
+        call.check(outs)
+
+
+@pytest.mark.parametrize("M", [20, 17])
+def test_blocks_from_registers_go_to_the_node_at_once_and_to_others_by_way_of_a_stage(M: int) -> None:
+    schedule = tk.Schedule(tell=tk.SMs(2, tile=(16,), via="multicast"), add=tk.SMs(tile=(16,)))
+    world = nodes_with_multicast()
+    outs = world.run(lambda group: telling(torch.full((M,), float("nan")), schedule=schedule, group=group))
+    assert all(torch.equal(out, torch.full((M,), 12.0)) for out in outs)
+    (prepared,) = world.lane.prepared.values()
+    assert ("multicast_store(" in prepared.lowered.source) == (M % 4 == 0)
+    assert "put_far(" in prepared.lowered.source
 
 
 POINTERS = {"bf16": 16, "fp16": 16, "fp32": 32, "i8": 8, "fp8e4nv": 8}

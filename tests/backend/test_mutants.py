@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backend.edited import EITHER, WAIT, in_function, own_cache, primitives, replaced
+from tests.backend.edited import EITHER, WAIT, in_function, own_cache, primitives, replaced, tells_early
 from tests.backend.orphans import lower_rows
 from tests.parameters import some_of
 from tests.verification.mutants.tools import Edit, MutatedWorld, same
@@ -138,8 +138,8 @@ IN_PRIMITIVES = [
     ("notify without release", push, in_function("notify", '"release"', '"relaxed"'), (RaceError,)),
     ("notify without release", pull, in_function("notify", '"release"', '"relaxed"'), (RaceError,)),
     ("wait without acquire", push, in_function("wait", '"acquire"', '"relaxed"'), (RaceError,)),
-    ("enter without release", pull, in_function("enter", '"release"', '"relaxed"'), (RaceError,)),
-    ("leave without release", push, in_function("leave", '"release"', '"relaxed"'), (RaceError,)),
+    ("enter without release", pull, tells_early("enter"), (RaceError,)),
+    ("leave without release", push, tells_early("leave"), (RaceError,)),
     ("ticket without order", push, in_function("last_out", '"acq_rel"', '"relaxed"'), (RaceError,)),
     ("first worker out leaves", push, in_function("last_out", r"== workers - 1", "== 0"), EITHER),
     ("drain without acquire", orphans, in_function("drain", '"acquire"', '"relaxed"'), (RaceError,)),

@@ -15,16 +15,16 @@ import pytest
 import triton
 
 import tilelink as tk
+from tests.backend.nvshmem_gate import FENCE, PUT, PUT_SIGNAL, QUIET, SIGNAL, TEST, expected, findings
 from tilelink.backend import nvshmem
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, lower
-from tilelink.backend.reach import publish_sources
 from tilelink.backend.targets import TARGETS
 from tilelink.backend.targets import nvshmem as primitives
 from tilelink.errors import NvshmemError
+from tilelink.frontend.passes.publish import publish_sources
 from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import Compiled, compiled
-from tilelink.inspect.network_gate import FENCE, PUT, PUT_SIGNAL, QUIET, SIGNAL, TEST, expected, findings
 from tilelink.kernels import all_gather_matmul, matmul_reduce_scatter
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +109,13 @@ class TestGate:
         module = example("hierarchical_gather")
         main = judged(module.hierarchical_all_gather_matmul, module.relayed)
         assert main.ttgir.count(f'"{QUIET}"') == 1
+
+    def test_multicast_inside_nodes(self) -> None:
+        """Near ranks add to the first word of a signal all at once, of 64 bits; rows cross with theirs."""
+        main = judged(gather, all_gather_matmul.multicast.changed(gather={"tile": (64, None)}))
+        assert main.ttgir.count(PUT_SIGNAL) == 1
+        assert "multimem.st.relaxed.sys.global.v4.f32" in main.code
+        assert "multimem.red.release.sys.global.add.u64" in main.code
 
     @pytest.mark.verify
     @pytest.mark.parametrize("name", ["push", "pull", "multicast"])

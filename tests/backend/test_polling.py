@@ -15,7 +15,7 @@ from tests.backend.ptx_machine import ExitError, Machine
 from tilelink.backend.targets import portable
 from tilelink.backend.targets.polling import polling
 from tilelink.backend.targets.portable import POISON, PROGRESS, WAITER
-from tilelink.runtime.poison import Reason, Report
+from tilelink.runtime.lane import Reason, Report
 
 WORLD, ME, RUN_NOW = 3, 1, 5
 HEAP = [0x10000, 0x20000, 0x30000]

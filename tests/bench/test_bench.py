@@ -25,7 +25,7 @@ from bench.overview import CHECK, FORESEEN
 from bench.records import LOGICAL, RESULTS, WALL, read
 from bench.references import REFERENCES
 from bench.table import table
-from tilelink.analysis.simulate.interval import FUSED
+from tilelink.analysis.simulate import FUSED
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather import all_gather
 

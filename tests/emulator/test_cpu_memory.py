@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from tilelink.emulator.memory import Region
-from tilelink.emulator.region_map import Outside, RegionMap
+from tilelink.emulator.memory import Outside, Region, RegionMap, bytes_at
 from tilelink.emulator.shadow import ShadowMemory
 
 
@@ -73,10 +72,9 @@ def test_pointers_into_several_regions_give_an_access_for_each():
     assert sorted((a.region.rank, a.box) for a in accesses) == [(rank, ((2, 3),)) for rank in range(3)]
 
 
-def test_a_region_at_an_address(region):
-    same = Region.at("y", 0, region.base, torch.float32, (12, 10))
-    assert (same.end, same.strides, same.dense) == (region.end, (10, 1), True)
-    assert same.index(region.base + 4 * 37) == (3, 7)
+def test_an_address_is_that_of_an_element(region):
+    assert (region.end, region.strides, region.dense) == (region.base + 4 * 120, (10, 1), True)
+    assert region.index(region.base + 4 * 37) == (3, 7)
 
 
 def test_shadows_are_of_memory_and_are_refined():
@@ -101,7 +99,7 @@ def test_shadows_are_of_memory_and_are_refined():
 def test_shadows_of_overlapping_blocks_are_merged():
     memory = torch.zeros(64, dtype=torch.uint8)
     shadows = ShadowMemory()
-    half = Region.at("half", 0, memory.data_ptr(), torch.float32, (8,))
+    half = Region("half", 0, torch.frombuffer(bytes_at(memory.data_ptr(), 32), dtype=torch.float32))
     shadows.add(half)
     (access,) = RegionMap([half]).locate(np.array([half.base + 4], np.uint64), None, 4)
     shadows.cells(access).fill("written", 3)

@@ -11,7 +11,7 @@ import pytest
 import triton.language as tl
 from triton.runtime.interpreter import interpreter_semantic
 
-from tilelink.emulator.handler import MemoryHandler
+from tilelink.emulator.accesses import Accesses
 from tilelink.emulator.interpreter import installed
 from tilelink.emulator.kernel_values import Handle, numpy_dtype
 
@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.versions, pytest.mark.filterwarnings("ignore::RuntimeW
 @pytest.fixture(scope="module", autouse=True)
 def running() -> Iterator[None]:
     """A run of kernels that touch no memory."""
-    with installed(cast(MemoryHandler, None)):
+    with installed(cast(Accesses, None)):
         yield
 
 

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilelink.emulator.memory import Region
-from tilelink.emulator.ordering import Moment, Strand
+from tilelink.emulator.memory import Region, RegionMap
+from tilelink.emulator.ordering import Moment, Strand, Who
 from tilelink.emulator.programs import Poll, Program
-from tilelink.emulator.region_map import RegionMap
 from tilelink.emulator.sites import KernelSite
 
 SITE = KernelSite("kernel.py", 1)
@@ -23,14 +22,14 @@ class TwoWords:
         self.words = torch.zeros(2, dtype=torch.int64)
         self.regions = RegionMap([Region("words", 0, self.words, "signal")])
         launch: Any = None
-        self.program = Program(launch, 0, Strand(0, "", 0, 0, Moment()))
+        self.program = Program(launch, Strand(Who(0, ""), 0, Moment()))
 
     def look(self, word: int) -> bool:
         """Whether the program is parked after a look at a word."""
         address = np.array([self.words[word].data_ptr()], np.uint64)
         value = np.array([int(self.words[word])])
-        poll = Poll(SITE, tuple(self.regions.locate(address, None, 8)), (value,))
-        return self.program.look((SITE, ((word,),)), poll)
+        (access,) = self.regions.locate(address, None, 8)
+        return self.program.look(Poll(SITE, ((access, value),)))
 
 
 def test_parked_when_it_saw_everything_twice() -> None:

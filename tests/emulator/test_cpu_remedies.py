@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tilelink.emulator import Party
-from tilelink.emulator.remedies import remedy
+from tilelink.emulator.races import Party, remedy
 from tilelink.errors import Site
 
 

@@ -138,7 +138,7 @@ schedule = tk.Schedule(touch=tk.SMs(tile=(16,) * {1 if space.endswith("s") and "
     module = load(tmp_path, source)
     (role,) = module.program.bind(module.schedule).roles
     whole = Sizes.of(module.program.bind(module.schedule), 4, dict.fromkeys(dims, 64))
-    from tilelink.frontend.sizes import tile_count
+    from tilelink.frontend.workload import tile_count
 
     columns = 4 if "cols" in space or "." not in space else 1
     rows = 1 if space == "out.cols" else 4
@@ -163,11 +163,11 @@ out[t].store(x_block)
     (role,) = module.program.bind(module.schedule).roles
     text = [str(s) for s in walk(role.body) if isinstance(s, Compute)]
     assert text == [
-        "x_block_ = tl.zeros((16, 16), tl.float32)",
-        "rank__ = x_block_ + 1",
-        "rank_ = rank__ + 1",
+        "x_block = tl.zeros((16, 16), tl.float32)",
+        "rank = x_block + 1",
+        "rank_ = rank + 1",
         "k_ready = rank_ + 1",
-        "k_ready = k_ready + (inbox[i_, M[M_lo:+16], N[N_lo:+16]].load() + rank__ + rank_)",
+        "k_ready = k_ready + (inbox[i, M[M_lo:+16], N[N_lo:+16]].load() + rank + rank_)",
     ]
     assert [s.name for s in walk(role.body) if isinstance(s, Wait)] == ["k_ready_"]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sympy
 
 from tilelink.errors import Site
-from tilelink.frontend.expressions import RANK, symbol
+from tilelink.frontend.expressions import RANK, shown, symbol
 from tilelink.frontend.ir import (
     Code,
     Compute,
@@ -21,6 +23,7 @@ from tilelink.frontend.ir import (
     Store,
     View,
     Wait,
+    every,
     places,
     rewritten,
     walk,
@@ -68,7 +71,7 @@ def test_a_statement_says_what_it_names_itself(
 ) -> None:
     assert [v.tensor for v in statement.touched] == touched
     assert [load.view.tensor for load in statement.loads] == loads
-    assert {str(s) for s in statement.symbols} == symbols
+    assert {shown(str(s)) for s in statement.symbols} == symbols
 
 
 def test_a_place_says_what_is_around_and_behind_a_statement() -> None:
@@ -95,3 +98,22 @@ def test_statements_are_replaced_inner_ones_first() -> None:
     made = rewritten(BODY, change)
     assert met == ["Wait", "Compute", "For", "Store", "Notify", "Copy", "If", "Compute", "DataIf"]
     assert made == (WAIT, LOOP, If(SITE, IF.condition, (STORE, STORE), IF.orelse), DATA_IF)
+
+
+def test_statements_of_a_kind() -> None:
+    assert list(every(Compute, BODY)) == [ADD, DATA_IF.body[0]] and list(every(Statement, BODY)) == list(walk(BODY))
+
+
+def test_a_statement_says_what_it_reads_and_what_it_gives() -> None:
+    copy = IF.orelse[0]
+    assert copy.read == (view("x"),) and copy.given == (view("out"),)
+    assert ADD.read == (view("full", "k"),) and NOTIFY.given == (view("out"),) and WAIT.read == WAIT.given == ()
+
+
+def test_what_a_statement_gives_is_changed_and_nothing_else() -> None:
+    def far(v: View) -> View:
+        return replace(v, home=symbol("peer"))
+
+    copy = IF.orelse[0]
+    assert copy.giving(far) == Copy(SITE, view("x"), far(view("out")))
+    assert NOTIFY.giving(far) == Notify(SITE, (far(view("out")),)) and WAIT.giving(far) == WAIT

@@ -10,7 +10,8 @@ import pytest
 
 import tilelink as tk
 from tests.frontend.wrong import Case, changed, check, load
-from tilelink.analysis.unroll import READ, Events, unroll
+from tilelink.analysis.events import READ, Events
+from tilelink.analysis.unroll import unroll
 from tilelink.errors import ScheduleError, TileSizeError
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, gemm

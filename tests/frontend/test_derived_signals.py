@@ -54,7 +54,7 @@ def test_grid_of_the_schedule() -> None:
 
 
 def expected_counts(bound: TileProgram, world: int, **sizes: Any) -> np.ndarray:
-    from tilelink.analysis.unroll import expected_counts as counts
+    from tilelink.analysis.counting import expected_counts as counts
 
     (signals,) = bound.signals
     return counts(bound, signals, Sizes.of(bound, world, sizes))

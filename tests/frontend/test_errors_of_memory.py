@@ -143,7 +143,7 @@ SIGNALS = [
         {"at(t.reader)": "at(t.home)", WAIT: f"{WAIT}  # <-"},
         "full[M[M_lo:+16], K]: no tile of the run notifies full[M[32:48], K[0:64]] (cell 2 on rank 0), so the wait "
         "passes at once, and what is read was not written (tile 2 of use: ",
-        "tile 2 of use: rank 0, home 1, M_lo 32, N_lo 0",
+        "tile 2 of use: rank 0, home 1, M_lo 32, N_lo 0); full is notified: ",
     ),
     pair(
         "wait that a condition leaves out",

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,12 +29,14 @@ from tilelink.frontend.expressions import (
     modulo,
     natural,
     never_negative,
+    parts_of,
     symbol,
     to_text,
     to_triton,
 )
 
-NAMES = ["a", "b", "n", "rank", "world"]
+WORDS = {"rank": RANK, "world": WORLD}
+NAMES = ["a", "b", "n", *WORDS]
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: floor_div, ast.Mod: modulo,
     ast.Pow: operator.pow,
@@ -43,6 +45,16 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: sympy.Lt, ast.LtE: sympy.Le, ast.Gt: sympy.Gt, ast.GtE: sympy.Ge, ast.Eq: sympy.Eq, ast.NotEq: sympy.Ne,
 }  # fmt: skip
+
+
+def named(name: str) -> Expr:
+    """The symbol that a source text means by a name."""
+    return WORDS.get(name) or symbol(name)
+
+
+def valued(e: Any, values: Mapping[str, Any]) -> Any:
+    """The value of an expression, of values by name."""
+    return evaluate(e, {named(n).name: v for n, v in values.items()})
 
 
 class Truncating:
@@ -100,7 +112,7 @@ def elaborated(text: str) -> Expr | None:
             case ast.UnaryOp(op=ast.USub()):
                 return -made(node.operand)
             case ast.Name():
-                return symbol(node.id)
+                return named(node.id)
             case ast.UnaryOp(op=ast.Not()):
                 return sympy.Not(made(node.operand))
             case ast.BoolOp():
@@ -144,7 +156,7 @@ def test_same_as_python(source: str, values: list[dict[str, int]]) -> None:
             want = eval(source, {}, dict(known))
         except ZeroDivisionError:
             continue
-        assert int(evaluate(e, known)) == want, (source, str(e), known)
+        assert int(valued(e, known)) == want, (source, str(e), known)
         assert in_kernel(e, known) == want, (source, to_triton(e), known)
 
 
@@ -187,7 +199,7 @@ def enumerated(seeds: range) -> None:
         want = [eval(source, {}, dict(v)) for v in SMALL]
         want_changed = [eval(source, {}, v | {replaced: eval(by, {}, dict(v))}) for v in SMALL]
         for made, right in ((e, want), (changed, want_changed)):
-            got = np.broadcast_to(evaluate(made, every), len(SMALL))
+            got = np.broadcast_to(valued(made, every), len(SMALL))
             wrong = [v for v, g, w in zip(SMALL, got.tolist(), right, strict=True) if g != w]
             assert not wrong, (seed, source, replaced, by, to_text(made), wrong[0])
         for k in r.sample(range(len(SMALL)), 3):
@@ -213,7 +225,7 @@ def test_a_quotient_of_a_sum(source: str) -> None:
     """sympy takes 1 / (a + world) >= 1 for true."""
     e = elaborated(source)
     for v in SMALL:
-        assert bool(evaluate(e, v)) == eval(source, {}, dict(v)), (source, to_text(e), v)
+        assert bool(valued(e, v)) == eval(source, {}, dict(v)), (source, to_text(e), v)
 
 
 @settings(max_examples=100, deadline=None)
@@ -224,8 +236,8 @@ def test_whole_arrays_at_once(source: str, values: list[dict[str, int]]) -> None
     assume(e is not None)
     arrays = {n: np.array([v[n] for v in values]) for n in NAMES}
     with np.errstate(divide="ignore"):
-        one_by_one = [int(evaluate(e, {n: np.int64(v) for n, v in known.items()})) for known in values]
-        together = np.broadcast_to(evaluate(e, arrays), len(values))
+        one_by_one = [int(valued(e, {n: np.int64(v) for n, v in known.items()})) for known in values]
+        together = np.broadcast_to(valued(e, arrays), len(values))
     assert together.tolist() == one_by_one
 
 
@@ -304,7 +316,7 @@ def test_beginnings_of_parts() -> None:
     assert first_of(m, WORLD) == m
     assert to_text(first_of(m, RANK + 1) - first_of(m, RANK)) == "-first_of(M, rank) + first_of(M, rank + 1)"
     assert to_triton(first_of(m, RANK + 1)) == "tl.load(M_parts + rank + 1)"
-    starts = {"M_parts": np.array([0, 5, 5, 9]), "rank": np.array([0, 1, 2])}
+    starts = {parts_of(m): np.array([0, 5, 5, 9]), RANK.name: np.array([0, 1, 2])}
     assert evaluate(first_of(m, RANK + 1) - first_of(m, RANK), starts).tolist() == [5, 0, 4]
 
 
@@ -315,14 +327,14 @@ def test_beginnings_of_parts() -> None:
         sympy.Or(sympy.Eq(RANK, 0), symbol("a") > 3),
         sympy.Not(sympy.And(sympy.Eq(RANK, 0), symbol("a") > 3)),
     ],
-    ids=str,
+    ids=to_text,
 )
 def test_conditions(condition: sympy.Basic) -> None:
     """In a kernel, in numpy and in sympy."""
     for rank, a in ((0, 0), (0, 5), (2, 3), (3, 9)):
         values = {"rank": rank, "world": 4, "a": a}
-        want = bool(condition.subs({symbol(n): v for n, v in values.items()}))
-        assert bool(evaluate(condition, values)) == want
+        want = bool(condition.subs({named(n): v for n, v in values.items()}))
+        assert bool(valued(condition, values)) == want
         assert bool(eval(to_triton(condition), {}, values)) == want
 
 

@@ -1,4 +1,4 @@
-"""Names of a program: which ones kernels can have, and what is said of the others."""
+"""Names of a program's dimensions and roles, and of the members of its lists: nearly all may be called anything."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import tilelink as tk
 from tests.frontend.wrong import load
-from tilelink.errors import ArgumentError, NotUnderstoodError, ScheduleError
+from tests.kernels.gather_gemm import small_world
+from tilelink.errors import ArgumentError, DimensionError, NotUnderstoodError, ScheduleError
 
 SOURCE = """
 @tk.tile
@@ -43,24 +43,35 @@ schedule = tk.Schedule(put=tk.SMs(tile=(16, 16)))
 """
 
 
-@pytest.mark.parametrize("name", ["np", "np_1", "Ä"])
-def test_a_dimension_may_be_called_so(name: str, tmp_path: Path) -> None:
-    module = load(tmp_path, SOURCE.replace('"M"', f'"{name}"'))
-    assert module.program.check(module.schedule, world=2, **{name: 40, "K": 20}).verdict == "safe"
+SIZES = ["np", "np_1", "Ä", "\ufb01", "for", "__M", "values", "world", "budget", "self", "sizes", "x"]
+ROLES = ["for", "__put", "program", "x", "self", "program_publish"]
+
+
+@pytest.mark.parametrize(("old", "name"), [*(('"M"', n) for n in SIZES), *(('"put"', n) for n in ROLES)])
+def test_a_dimension_or_a_role_may_be_called_so(old: str, name: str, tmp_path: Path) -> None:
+    module = load(tmp_path, SOURCE.replace(old, f'"{name}"'))
+    sizes = {name if old == '"M"' else "M": 40, "K": 20}
+    assert module.program.check(module.schedule, world=2, sizes=sizes).verdict == "safe"
     x = torch.randn(40, 20)
-    (out,) = tk.CpuWorld(1).run(lambda group: module.program(x, schedule=module.schedule, group=group))
+    (out,) = small_world(1).run(lambda group: module.program(x, schedule=module.schedule, group=group))
     assert torch.equal(out, x)
 
 
-@pytest.mark.parametrize(
-    ("what", "name"),
-    [("dimension", "for"), ("dimension", "__M"), ("role", "for"), ("role", "a b"), ("role", "3"), ("role", "__put")],
-)
-def test_names_that_kernels_can_not_have(what: str, name: str, tmp_path: Path) -> None:
-    old = {"dimension": '"M"', "role": '"put"'}[what]
-    module = load(tmp_path, SOURCE.replace(old, f'"{name}"'))
-    with pytest.raises(NotUnderstoodError, match=f"the {what} '{name}' has no name that kernels can have"):
-        module.program.bind(module.schedule)
+def test_two_dimensions_that_python_takes_for_one(tmp_path: Path) -> None:
+    """In source, a ligature is its letters."""
+    module = load(tmp_path, SOURCE.replace('"M"', '"\ufb01"').replace('"K"', '"fi"'))
+    x = torch.randn(40, 20)
+    (out,) = small_world(1).run(lambda group: module.program(x, schedule=module.schedule, group=group))
+    assert torch.equal(out, x)
+
+
+@pytest.mark.parametrize("name", ["a b", "3", "put[0]", ""])
+def test_names_that_are_none(name: str, tmp_path: Path) -> None:
+    with pytest.raises(NotUnderstoodError, match="a role's name has letters, digits and _"):
+        load(tmp_path, SOURCE.replace('"put"', f'"{name}"'))
+    if name != "put[0]":
+        with pytest.raises(DimensionError, match="has to be the name of a dimension"):
+            load(tmp_path, SOURCE.replace('"M"', f'"{name}"'))
 
 
 @pytest.mark.parametrize(("tensor", "dim"), [("w_1", "K"), ("v", "N_1")])

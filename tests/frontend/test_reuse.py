@@ -60,7 +60,7 @@ def test_events_say_where_entries_lie() -> None:
     """An entry's memory is that of its buffer, its signals are its own."""
     events = rings.ring_attention.unroll(schedule(), world=4, **SIZES)
     names = [t.name for t in events.program.tensors]
-    ring, token = names.index("ring"), names.index("ring_free")
+    ring, token = names.index("ring"), names.index("ring.free")
     touched = (events.tensor == ring) & ((events.op == READ) | (events.op == WRITE))
     assert set(events.lo[touched, 0].tolist()) == {0, 1}
     steps = (events.tensor == ring) & ((events.op == WAIT) | (events.op == NOTIFY))
@@ -70,7 +70,7 @@ def test_events_say_where_entries_lie() -> None:
     tiles = -(-SIZES["Q"] // 16)
     assert set(events.expected[claims].tolist()) == {tiles + 1}  # all tiles that attend, and the one that passes it on
     shown = rings.ring_attention.show("program", schedule(), world=4, dtypes="float32", **SIZES)
-    assert "buffer ring: float32[ranks, T, D] in 2 buffers\n    token ring_free[ranks, T, D]\n" in shown
+    assert "buffer ring: float32[ranks, T, D] in 2 buffers\n    token ring.free[ranks, T, D]\n" in shown
 
 
 def test_without_claims_the_execution_finds_races(monkeypatch: pytest.MonkeyPatch) -> None:

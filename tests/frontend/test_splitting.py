@@ -10,7 +10,7 @@ import triton.language as tl
 import tilelink as tk
 from tests.analysis.runs import ATTENTION
 from tests.frontend.programs import gathered_attention
-from tilelink.analysis.unroll import WAIT
+from tilelink.analysis.events import WAIT
 from tilelink.kernels.all_gather_matmul import gather
 from tilelink.programs.program import Program
 

@@ -7,15 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from tilelink.errors import TileProgramError
+from tilelink.errors import Site, TileProgramError
+from tilelink.frontend.binding import bind
 from tilelink.frontend.expressions import symbol
-from tilelink.frontend.ir import Copy, For, Notify, Range, Role, Statement, View, Wait, rewritten
+from tilelink.frontend.ir import Copy, For, Notify, Range, Role, Statement, TileProgram, View, Wait, rewritten
+from tilelink.frontend.passes.elaborate import Binding, elaborate
 from tilelink.frontend.verify import verify
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 
 PROGRAM = all_gather_matmul.bind(push)
 GATHER, MATMUL = PROGRAM.role("gather"), PROGRAM.role("matmul")
 Change = Callable[[Statement], Statement | None]
+
+
+def with_role(role: Role) -> TileProgram:
+    return replace(PROGRAM, roles=(role,))
 
 
 def without(kind: type[Statement]) -> Change:
@@ -65,19 +71,40 @@ def test_what_is_broken_is_named(role: Role, change: Change, kind: type[Statemen
         return () if made is None else (made,)
 
     with pytest.raises(TileProgramError) as caught:
-        verify([replace(role, body=rewritten(role.body, changed))], PROGRAM.tensors, "a pass")
+        verify(with_role(replace(role, body=rewritten(role.body, changed))), "a pass")
     assert caught.value.message.startswith(f"after a pass, in {role.name}: ") and says in caught.value.message
     assert caught.value.site is not None and caught.value.site.line > 0
 
 
 def test_a_wait_that_may_be_passed_over_guards_nothing() -> None:
     with pytest.raises(TileProgramError, match="is guarded by rows_ready"):
-        verify([wait_in_loop(MATMUL)], PROGRAM.tensors, "a pass")
+        verify(with_role(wait_in_loop(MATMUL)), "a pass")
+
+
+def test_a_wait_for_what_has_no_signals() -> None:
+    changed = replace(PROGRAM, signals=tuple(replace(s, tensor="x") for s in PROGRAM.signals))
+    with pytest.raises(TileProgramError, match="full has no signals"):
+        verify(changed, "a pass")
 
 
 def test_two_waits_of_one_name() -> None:
     wait = MATMUL.body[0]
     with pytest.raises(TileProgramError, match="rows_ready is the name of two waits"):
-        verify([replace(MATMUL, body=(wait, *MATMUL.body))], PROGRAM.tensors, "a pass")
+        verify(with_role(replace(MATMUL, body=(wait, *MATMUL.body))), "a pass")
 
 
+def test_what_each_pass_makes_is_verified_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget_waits(program: TileProgram, _: Binding) -> TileProgram:
+        def change(s: Statement) -> tuple[Statement, ...]:
+            return () if isinstance(s, Wait) else (s,)
+
+        return replace(program, roles=tuple(replace(r, body=rewritten(r.body, change)) for r in program.roles))
+
+    def bound() -> TileProgram:
+        return bind(all_gather_matmul.recorded(frozenset()), push, {}, all_gather_matmul.parameters, Site("", 0, ""))
+
+    monkeypatch.setattr("tilelink.frontend.binding.PASSES", (elaborate, forget_waits))
+    with pytest.raises(TileProgramError, match=r"after forget_waits, in matmul: full.* is guarded by rows_ready"):
+        bound()
+    monkeypatch.delenv("TILELINK_VERIFY")
+    assert bound().role("matmul").body

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import tilelink as tk
 from tilelink.errors import Site
-from tilelink.frontend.expressions import evaluate
+from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, evaluate, of_dim, parts_of, shown
 from tilelink.frontend.ir import Walk
 from tilelink.frontend.sizes import even_parts
-from tilelink.frontend.walk import make_walk
+from tilelink.frontend.walk import NUMBER, longest_part, make_walk
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.language import Space
 
@@ -73,15 +73,15 @@ class Walked:
     def tiles(self) -> list[Tile]:
         """All tiles of all ranks, those of a rank in their order."""
         walk, axes = self.made()
-        values: dict[str, Any] = {"world": self.world, **dict(zip(self.dims, self.sizes, strict=True))}
+        values: dict[str, Any] = {WORLD.name: self.world, **dict(zip(self.dims, self.sizes, strict=True))}
         if self.parts is not None:
-            values |= {"D0_part": max(self.parts), "D0_parts": np.array(self.starts)}
+            values |= {longest_part("D0").name: max(self.parts), parts_of("D0"): np.array(self.starts)}
         values |= {name: int(evaluate(e, values)) for name, e in walk.sizes}
         made = []
         for rank in range(self.world):
-            here = {**values, "rank": rank}
+            here = {**values, RANK.name: rank}
             for number in range(int(evaluate(walk.count, here))):
-                known = {**here, "i": number}
+                known = {**here, NUMBER.name: number}
                 for name, e in walk.coordinates:
                     known[name] = int(evaluate(e, known))
                 if evaluate(walk.exists, known):
@@ -191,16 +191,16 @@ def test_space_that_is_cut_twice(parts: Any, sharded: str | None, at: str | None
     space = Space(("D0", "D1"), sharded, {})
     role, axes = make_walk("role", space, tk.SMs(tile=(4, 8), at=at), frozenset(["D0", "D1"]), Site("here", 1))
     starts = [np.array([0, *accumulate(p)]) for p in parts]
-    values: dict[str, Any] = {"world": world}
+    values: dict[str, Any] = {WORLD.name: world}
     for k, p in enumerate(parts):
-        values |= {f"D{k}": sum(p), f"D{k}_part": max(p), f"D{k}_parts": starts[k]}
+        values |= {f"D{k}": sum(p), longest_part(f"D{k}").name: max(p), parts_of(f"D{k}"): starts[k]}
     values |= {name: int(evaluate(e, values)) for name, e in role.sizes}
     counts = np.zeros((world, sum(parts[0]), sum(parts[1])), int)
     homes = dict(role.homes)
     executor = at or ("home" if sharded else None)
     for rank in range(world):
-        for number in range(int(evaluate(role.count, {**values, "rank": rank}))):
-            known = {**values, "rank": rank, "i": number}
+        for number in range(int(evaluate(role.count, {**values, RANK.name: rank}))):
+            known = {**values, RANK.name: rank, NUMBER.name: number}
             for name, e in role.coordinates:
                 known[name] = int(evaluate(e, known))
             if not evaluate(role.exists, known):
@@ -221,12 +221,12 @@ def test_nodes_and_places(world: int, per_node: int, at: str, order: tk.Order) -
     """A tile for each node and each place; executed by its home, or by all ranks of the node, or of the place."""
     space = Space(("D0",), "D0", {"node": tk.nodes, "place": tk.locals})
     role, axes = make_walk("role", space, tk.SMs(tile=(4,), order=order, at=at), frozenset(["D0"]), Site("here", 1))
-    values: dict[str, Any] = {"world": world, "per_node": per_node, "D0": 3 * world, "D0_part": 3, "D0_tiles": 1}
-    values["D0_parts"] = np.arange(world + 1) * 3
+    values: dict[str, Any] = {WORLD.name: world, PER_NODE.name: per_node, "D0": 3 * world}
+    values |= {longest_part("D0").name: 3, of_dim("D0", "tiles").name: 1, parts_of("D0"): np.arange(world + 1) * 3}
     done = []
     for rank in range(world):
-        for number in range(int(evaluate(role.count, {**values, "rank": rank}))):
-            known = {**values, "rank": rank, "i": number}
+        for number in range(int(evaluate(role.count, {**values, RANK.name: rank}))):
+            known = {**values, RANK.name: rank, NUMBER.name: number}
             for name, e in role.coordinates:
                 known[name] = int(evaluate(e, known))
             home, node, place = (int(evaluate(axes[a], known)) for a in ("home", "node", "place"))
@@ -264,7 +264,8 @@ def test_library(schedule: str, first: Any) -> None:
     """Both schedules of the library begin with what is there already: a rank's own rows."""
     program = all_gather_matmul.bind(schedule)
     for role in program.roles:
-        name, expression = next((n, e) for n, e in role.walk.coordinates if n in ("home", "reader"))
+        name, expression = next((n, e) for n, e in role.walk.coordinates if shown(n) in ("home", "reader"))
         for world, rank in ((4, 0), (4, 3), (8, 5)):
-            values = {"rank": rank, "world": world, "i": 0, "M_tiles": 3, "N_tiles": 2, "K_tiles": 5}
+            values = {RANK.name: rank, WORLD.name: world, NUMBER.name: 0}
+            values |= {of_dim(d, "tiles").name: n for d, n in (("M", 3), ("N", 2), ("K", 5))}
             assert evaluate(expression, values) == first(rank, world), (role.name, name)

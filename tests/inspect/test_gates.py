@@ -15,7 +15,7 @@ import pytest
 import tilelink as tk
 from tests.analysis.check.unsafe import causal
 from tests.backend import blocks
-from tests.backend.edited import in_function, own_cache, replaced
+from tests.backend.edited import in_function, own_cache, replaced, written_out
 from tests.backend.small_programs import Made, lowered, verdict
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.facts import Facts
@@ -113,13 +113,15 @@ PTX: list[tuple[str, str, Edit, str]] = [
     ("barrier of notify", "push", without("notify", BARRIER), "barrier"),
     ("barrier of credit", "push", without("credit", BARRIER), "barrier"),
     ("barrier of drain", "push", without("drain", BARRIER), "barrier"),
-    ("barrier of leave", "push", without("leave", BARRIER), "barrier"),
+    ("barrier of leave", "push", written_out("leave", without("leave", BARRIER)), "barrier"),
     ("release of notify", "push", in_function("notify", "red.release", "red.relaxed"), "release"),
-    ("release of enter and leave", "push", in_function("_tell", "fence.acq_rel.sys;", "nanosleep.u32 1;"), "release"),
+    ("release of enter and leave", "push", in_function("tell", "fence.acq_rel.sys;", "nanosleep.u32 1;"), "release"),
     ("fence", "push", in_function("wait", '"one", True', '"one", False'), "fence"),
     ("token", "push", in_function("_until", "return tl.inline_asm.*", "return 0"), "guarded"),
+    ("width", "push", in_function("notify", "bitwidth == 64", "bitwidth != 64"), "all_gather_matmul: signal"),
     ("store after the barrier", "push",
-     in_function("leave", rf"^( +tl.store\(control \+ RUN.*\n)( +{BARRIER}\n)", r"\2\1"), "all_gather_matmul: line"),
+     written_out("leave", in_function("leave", rf"^( +tl.store\(control \+ RUN.*\n)( +{BARRIER}\n)", r"\2\1")),
+     "all_gather_matmul: line"),
     ("barrier after the release", "push",
      in_function("notify", rf"^( +{BARRIER}\n)((?:.*\n)+)(.*)$", r"\2\3\n\1"), "all_gather_matmul: line"),
 ]  # fmt: skip
@@ -130,7 +132,7 @@ GCN: list[tuple[str, str, Edit, str]] = [
     ("stores before leave", "push", without("leave", r"_stored\(\)"), "all_gather_matmul: line"),
     ("stores before the ticket", "push", without("last_out", r"_stored\(\)"), "all_gather_matmul: line"),
     ("token", "push", in_function("wait", "return tl.inline_asm.*", "return 0"), "guarded"),
-    ("barrier of credit", "push", without("credit", BARRIER), "barrier"),
+    ("barrier of credit", "push", written_out("credit", without("credit", BARRIER)), "barrier"),
 ]  # fmt: skip
 
 

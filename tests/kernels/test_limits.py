@@ -10,7 +10,7 @@ import torch
 
 from tests.kernels.gather_gemm import LIMITS, Call, relative_rms, run, run_and_check
 from tests.kernels.low_precision import all_gather_matmul_low
-from tilelink.emulator import bfloat16
+from tilelink.emulator import arithmetic
 
 TILES: dict[str, dict[str, Any]] = {"gather": {"tile": (32, 64)}, "matmul": {"tile": (32, 32, 16)}}
 
@@ -37,7 +37,7 @@ def test_stores_that_truncate_are_found(monkeypatch: pytest.MonkeyPatch) -> None
     def truncated(values: Any) -> Any:
         return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
-    monkeypatch.setattr(bfloat16, "from_float32", truncated)
+    monkeypatch.setattr(arithmetic, "from_float32", truncated)
     (outs,) = run([careful])
     assert relative_rms(outs, careful.expected) > LIMITS[torch.bfloat16]
     with pytest.raises(AssertionError, match="relative RMS"):

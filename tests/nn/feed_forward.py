@@ -347,17 +347,16 @@ def inside_autocast(group: dist.ProcessGroup, backend: str) -> list[str]:
 def prepared(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
     """How many programs `prepare` launches for a layer, how many a step has to prepare then, what is wrong of it."""
     import tilelink.ops as ops
-    from tilelink.runtime.prepare import prepare_bound
 
     parallel, right = feed_forward(group)
     x = own_tokens(group)(torch.randn(BATCH, TOKENS, WIDTH)).requires_grad_()
     with computed_by("interpret", group):
         runs = ops.lane(group).runs
         ops.prepare(parallel, x)
-        launched, before = ops.lane(group).runs - runs, prepare_bound.made
+        launched, before = ops.lane(group).runs - runs, len(ops.lane(group).lane.prepared)
         assert all(p.grad is None for p in parallel.parameters())
         wrong = compared(group, parallel, right)
-        return launched, prepare_bound.made - before, wrong
+        return launched, len(ops.lane(group).lane.prepared) - before, wrong
 
 
 def compiled(group: dist.ProcessGroup) -> tuple[int, list[str]]:

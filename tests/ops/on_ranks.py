@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -17,10 +18,10 @@ from tests.ops import sharded
 from tests.ops.sharded import GATHER, Call
 from tests.runtime.processes import members
 from tilelink.errors import TileLinkError
-from tilelink.ops import collectives, programs
+from tilelink.ops import collectives
+from tilelink.ops.programs import Programs
 from tilelink.plans.names import TORCH, plans
 from tilelink.programs.program import Program
-from tilelink.runtime.prepare import prepare_bound
 
 LANE = {"heap_bytes": 1 << 20, "signal_bytes": 16 << 10, "sms": 20}
 """Options of a lane that is made quickly."""
@@ -116,25 +117,25 @@ def prepared(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
     with computed_by("interpret", group):
         runs = ops.lane(group).runs
         ops.prepare(ops.linear_reduce_scatter, *tensors, group=group)
-        launched, before = ops.lane(group).runs - runs, prepare_bound.made
+        launched, before = ops.lane(group).runs - runs, len(ops.lane(group).lane.prepared)
         found = made(group, call)
-        return launched, prepare_bound.made - before, call.errors(found, rank, world)
+        return launched, len(ops.lane(group).lane.prepared) - before, call.errors(found, rank, world)
 
 
 @contextmanager
 def noted() -> Iterator[list[tuple[Program, dict[str, Any]]]]:
     """What operators run inside: programs with their options."""
-    run, runs = programs._run, list[tuple[Program, dict[str, Any]]]()
+    run, runs = Programs._run, list[tuple[Program, dict[str, Any]]]()
 
-    def also_noted(program: Program, *arguments: Any, **options: Any) -> None:
+    def also_noted(path: Programs, program: Program, *arguments: Any, **options: Any) -> None:
         runs.append((program, options))
-        run(program, *arguments, **options)
+        run(path, program, *arguments, **options)
 
-    programs._run = also_noted
+    Programs._run = also_noted  # type: ignore[method-assign]
     try:
         yield runs
     finally:
-        programs._run = run
+        Programs._run = run  # type: ignore[method-assign]
 
 
 def sent_in(group: dist.ProcessGroup, calls: Sequence[Call]) -> tuple[set[torch.dtype], list[str]]:
@@ -202,9 +203,9 @@ def prepared_to_keep(group: dist.ProcessGroup) -> tuple[int, int, list[str]]:
     with computed_by("interpret", group):
         runs = ops.lane(group).runs
         ops.prepare(ops.all_gather_linear, *tensors, return_gathered=True, group=group)
-        launched, before = ops.lane(group).runs - runs, prepare_bound.made
+        launched, before = ops.lane(group).runs - runs, len(ops.lane(group).lane.prepared)
         found = made(group, call)
-        return launched, prepare_bound.made - before, call.errors(found, rank, world)
+        return launched, len(ops.lane(group).lane.prepared) - before, call.errors(found, rank, world)
 
 
 # ---- operators as torch sees them
@@ -280,6 +281,15 @@ def memory_of_results(group: dist.ProcessGroup) -> list[str]:
     summed.append(ops.linear_all_reduce(x, weight, group=group))
     given = {t.untyped_storage().data_ptr() for t in (x, weight)}
     return wrong + [str(t.stride()) for t in summed if not t.is_contiguous() or t.untyped_storage().data_ptr() in given]
+
+
+def lengths_in_all_forms(group: dist.ProcessGroup) -> list[bool]:
+    """Whether lengths as a list, a tuple and an array give the same."""
+    forms: list[Any] = [[3, 2], (3, 2), np.array([3, 2])]
+    x, weight = torch.ones(3 - dist.get_rank(group), 4), torch.ones(6, 4)
+    found = [ops.all_gather_linear(x, weight, lengths=n, group=group) for n in forms]
+    found += [ops.linear_reduce_scatter(torch.ones(5, 4), weight, lengths=n, group=group) for n in forms]
+    return [torch.equal(y, found[3 * (k // 3)]) for k, y in enumerate(found)]
 
 
 def lane_twice(group: dist.ProcessGroup) -> str:

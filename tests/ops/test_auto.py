@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,9 +12,11 @@ import torch
 from tests.ops import auto_on_ranks, on_ranks
 from tests.ops.sharded import EACH, GATHER, REDUCE, SCATTER, Call
 from tests.runtime.processes import Pool
-from tilelink.errors import UnknownMachineError
+from tilelink.errors import ArgumentError, UnknownMachineError
 from tilelink.ops.auto import Asked, fastest, machine_name
+from tilelink.plans import choose
 from tilelink.plans.names import planned
+from tilelink.plans.unfused import unfused
 
 SCATTERED = Call(SCATTER, (11, 16), (20,), lengths=(6, 5))
 PAIR = [(0, 1)]
@@ -104,6 +107,14 @@ def test_plain_torch_as_on_a_gpu(pool: Pool) -> None:
 def test_the_first_plan_where_nothing_is_predicted(world: int, name: str | None) -> None:
     """A machine with fewer GPUs than the group, or none that is known."""
     assert fastest(Asked(REDUCE, 8, 16, 16), world, name, torch.bfloat16) == planned(REDUCE, None)
+
+
+def test_the_first_plan_of_an_operator_that_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("tilelink.plans.choose")
+    monkeypatch.setattr(module, "unfused", lambda operator, *given: unfused("linear_all_to_all", *given))
+    with pytest.raises(ArgumentError, match="linear_all_to_all is not predicted: nothing describes its unfused form"):
+        choose(REDUCE, M=16, N=48, K=16, world=2, machine="h800")
+    assert fastest(Asked(REDUCE, 16, 48, 16), 2, "h800", torch.bfloat16) == planned(REDUCE, None)
 
 
 def test_the_machine_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,11 @@ def test_a_lane_is_made_once(pool: Pool) -> None:
     assert said == "the group has its lane already, made without sms: say so before any call"
 
 
+def test_lengths_in_all_forms(pool: Pool) -> None:
+    for (same,) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.lengths_in_all_forms)[:2]:
+        assert same == [True] * 6
+
+
 def test_groups_at_once(pool: Pool) -> None:
     for wrong in pool.results(on_ranks.in_several_groups, [Call(SCATTER, (8, 16), (12,), bias=True)]):
         assert wrong == []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.ops import on_ranks
 from tests.runtime.processes import Pool
+from tilelink import ops
 
 
 def test_opcheck(pool: Pool) -> None:
@@ -45,6 +47,15 @@ def test_gradients_of_gradients_are_an_error_or_computed(pool: Pool) -> None:
     assert "tilelink.all_gather_linear_backward.default but no autograd formula" in gather
     assert "tilelink.linear_reduce_scatter_backward.default but no autograd formula" in scatter
     assert reduce == "computed"
+
+
+def test_a_file_with_a_function_of_its_name_is_an_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "linear_nothing.py").write_text("def linear_nothing():\n    return 'called'\n")
+    monkeypatch.setattr(ops, "__path__", [*ops.__path__, str(tmp_path)])
+    monkeypatch.setattr(ops, "linear_nothing", None, raising=False)
+    ops._take([str(tmp_path)])
+    assert ops.linear_nothing() == "called"
+    assert callable(ops.all_gather_linear) and callable(ops.linear_all_reduce) and callable(ops.linear_reduce_scatter)
 
 
 def test_importing_tilelink_registers_nothing() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.plans.machines import described
 from tilelink.analysis.machine import machine
 from tilelink.analysis.simulate import predict
-from tilelink.analysis.simulate.alone import workers_least
+from tilelink.analysis.simulate.costs import workers_least
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import ArgumentError, MachineError, MachineMemoryError, UnknownMachineError
 from tilelink.plans import MARGIN, Choice, choose, plans
@@ -100,9 +100,9 @@ def test_what_cannot_be_the_fastest_for_its_bytes_is_not_simulated() -> None:
     (ring,) = (f for f in choice.forms if f.us is None)
     assert ring.plan == "ring"
     least = float(ring.why.split()[-2])
-    program, schedule = plans("linear_reduce_scatter")["ring"]
+    ring_plan = plans("linear_reduce_scatter")["ring"]
     dtypes = {"x": "bfloat16", "weight": "bfloat16", "out": "bfloat16"}
-    found = program.simulate(schedule, machine="l20", world=4, dtypes=dtypes, **sizes)
+    found = ring_plan.program.simulate(ring_plan.schedule, machine="l20", world=4, dtypes=dtypes, **sizes)
     assert choice.fused_us is not None and choice.fused_us <= least < found.makespan_us
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.validation.decisions import Decision, counted, gained
-from tilelink.analysis.simulate.interval import FUSED, UNFUSED
+from tilelink.analysis.simulate import FUSED, UNFUSED
 from tilelink.plans import MARGIN
 
 DOCS = Path(__file__).parents[2] / "docs"

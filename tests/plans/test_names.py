@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tilelink.errors import ScheduleError, TileLinkError, TileSizeError
-from tilelink.plans.names import check_plan, planned
+from tilelink.plans.names import check_plan, planned, programs
+
+
+def test_programs_say_which_operator_they_compute() -> None:
+    found = {operator: {plan: p.name for plan, p in known.items()} for operator, known in programs().items()}
+    assert found == {
+        "all_gather_linear": {"": "all_gather_matmul"},
+        "all_gather_linear_backward": {"": "all_gather_matmul_backward"},
+        "linear_all_reduce": {"": "matmul_all_reduce", "one_shot": "matmul_one_shot_all_reduce"},
+        "linear_reduce_scatter": {"": "matmul_reduce_scatter", "ring": "matmul_ring_reduce_scatter"},
+        "linear_reduce_scatter_backward": {"": "matmul_reduce_scatter_backward"},
+    }
 
 
 @pytest.mark.parametrize(

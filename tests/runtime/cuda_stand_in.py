@@ -16,10 +16,10 @@ from tilelink.emulator import DeadlockError, Execution, InterpretedKernel, Regio
 from tilelink.emulator.engine import EngineCopy, EngineSignal, EngineWait
 from tilelink.emulator.interpreter import suspended
 from tilelink.runtime.cpu.lane import CpuLane
-from tilelink.runtime.cuda.kernels import Kernel
+from tilelink.runtime.cuda.device import Kernel
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
+from tilelink.runtime.lane import POISON, Reason, Report, entered
 from tilelink.runtime.layout import CONTROL_WORDS, place
-from tilelink.runtime.poison import POISON, Reason, Report, entered
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.stuck import first_wait
 
@@ -205,7 +205,7 @@ class _Launched:
         parameters = lowered.parameters
         tables = {p.name: self.arguments[p.name] for p in parameters if p.kind == "table" and p.name in self.arguments}
         run = SimpleNamespace(
-            lane=SimpleNamespace(rank=rank), prepared=prepared, tensors=tensors, tables=tables,
+            rank=rank, prepared=prepared, tensors=tensors, tables=tables,
             slot=self.arguments["slot"],
             placement=place(prepared.program, prepared.sizes, layout, lowered.target, prepared.stage_bytes),
         )  # fmt: skip

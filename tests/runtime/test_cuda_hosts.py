@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilelink.runtime.cuda.hosts import Hosts
+from tilelink.runtime.cuda.virtual_world import Hosts
 
 
 def test_launches_are_made_together_by_rank() -> None:

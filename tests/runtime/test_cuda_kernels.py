@@ -17,9 +17,9 @@ from tests.runtime.inputs import Inputs
 from tilelink.backend.targets import TARGETS
 from tilelink.errors import ResidencyError, ScheduleError, Site
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
+from tilelink.runtime.cuda.device import Kernel, load
 from tilelink.runtime.cuda.driver import Driver
 from tilelink.runtime.cuda.group import CudaGroup
-from tilelink.runtime.cuda.kernels import Kernel, load
 from tilelink.runtime.prepare import Prepared
 
 HOPPER = TARGETS["sm_90"]
@@ -103,14 +103,14 @@ def test_arguments_of_a_launch(triton: TritonDriver, schedule: str) -> None:
     assert [name for name, _, _, _ in triton.launched] == names * 2 * len(sets)
     assert device.loads == names * 2, "a call like one before loads nothing"
     (known,) = ranks.groups[1]._known.values()
-    step = known.scripts[0].steps[-1]
+    step = known[0].steps[-1]
     mine = triton.launched[len(names) - 1 :: len(names)][1::2]
     for inputs, out, (_, grid, stream, values) in zip(sets, outs[1], mine, strict=True):
         by_name = dict(zip(step.names, values, strict=True))  # type: ignore[union-attr]
         assert grid == (6, 1, 1) and stream == ranks.groups[1].stream.cuda_stream
         (blocks,) = (v for n, v in by_name.items() if n.startswith("weight_blocks"))
         assert blocks.base is inputs.weight[1] and by_name["out"] is out
-        assert by_name["rank"] == 1 and by_name["world"] == 2 and by_name["heaps"] is ranks.lane.table
+        assert by_name["rank"] == 1 and by_name["world"] == 2 and by_name["heaps"] is ranks.lane.tables[1]
         assert by_name["N"] == inputs.weight[1].shape[1] and by_name["gather_workers"] == 2
 
 

@@ -16,14 +16,16 @@ import tilelink as tk
 from tests.runtime.cuda_stand_in import StandIn
 from tests.runtime.inputs import SMALL, Inputs
 from tests.runtime.processes import Pool
+from tilelink.analysis.placement import ALIGNMENT
 from tilelink.errors import CaptureError, NeverEnteredError, RankMismatchError, StuckError, WorldError
+from tilelink.frontend.kept import Kept
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.runtime.board import share
 from tilelink.runtime.bounds import Bounds
+from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.cuda.process_group import CudaProcessGroup
-from tilelink.runtime.cuda.symmetric import SymmetricHeap
-from tilelink.runtime.layout import ALIGNMENT, HeapLayout
-from tilelink.runtime.poison import HOST, Reason, Report
-from tilelink.runtime.shared import share
+from tilelink.runtime.lane import HOST, Reason, Report
+from tilelink.runtime.layout import HeapLayout
 
 HEAP, SIGNALS = 1 << 20, 1 << 12
 
@@ -32,11 +34,11 @@ def made(device: StandIn, members: dist.ProcessGroup, bounds: Bounds = Bounds(5.
     """A rank on a stand-in, with heaps in shared memory."""
     world, rank = dist.get_world_size(members), dist.get_rank(members)
     memories = [m[-m.data_ptr() % ALIGNMENT :][:HEAP] for m in share(members, HEAP + ALIGNMENT)]
-    heap = SymmetricHeap(tuple(memories), 0, None)
-    group = CudaProcessGroup(members, HeapLayout(world, HEAP, 2, SIGNALS), device, heap, 0, bounds)
+    lane = CudaLane(device, HeapLayout(world, HEAP, 2, SIGNALS), memories, device.sms, bounds)  # type: ignore[arg-type]
+    group = CudaProcessGroup(members, lane)
     group.stream = device.current()  # type: ignore[attr-defined]
     groups = [group if r == rank else SimpleNamespace(runs=0) for r in range(world)]
-    device.world = SimpleNamespace(world=world, lane=group.cuda, groups=groups)  # type: ignore[assignment]
+    device.world = SimpleNamespace(world=world, lane=group.lane, groups=groups)  # type: ignore[assignment]
     return group
 
 
@@ -145,6 +147,25 @@ def tensors_lie_otherwise_on_one_rank() -> None:
 
 def test_what_is_new_to_one_rank_waits_for_no_other(pool: Pool) -> None:
     pool.results(tensors_lie_otherwise_on_one_rank)
+
+
+def what_was_agreed_on_went() -> None:
+    """Two calls are remembered, of one kind in two slots: another kind takes their place, on all ranks alike."""
+    assert dist.group.WORLD is not None
+    group, first, second = made(StandIn(), dist.group.WORLD), Inputs(2, rows=3), Inputs(2, rows=5)
+    group._agreed = Kept(2)
+    for inputs in (first, first, first, second, second):
+        inputs.call(group)
+    assert group.calls == 4 and len(group._agreed) == 2
+    if group.rank == 1:  # whose script is new, and the other's is not
+        memory = torch.zeros(first.x[1].numel() + 1)
+        first.x[1] = memory[1:].view(first.x[1].shape).copy_(first.x[1])
+    first.call(group)
+    assert group.calls == 5, "both ask again, and neither waits in vain"
+
+
+def test_ranks_forget_alike_what_they_agreed_on(pool: Pool) -> None:
+    pool.results(what_was_agreed_on_went)
 
 
 def asks_for_a_gpu() -> None:

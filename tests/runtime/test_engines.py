@@ -23,7 +23,6 @@ from tilelink.backend.targets import portable
 from tilelink.emulator import Operation, RaceError
 from tilelink.errors import StuckError
 from tilelink.kernels.matmul import matmul
-from tilelink.runtime import prepare
 from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
 from tilelink.runtime.prepare import Prepared
@@ -132,11 +131,6 @@ def call_thrice(world: CpuWorld, at: str, seed: int) -> None:
     run_and_check(*[engine_call(at, (32, 32))] * 3, world=world, seed=seed)
 
 
-@pytest.fixture(autouse=True)
-def own_programs() -> None:
-    prepare.prepare_bound.results.clear()
-
-
 EDITED_PLANS = [
     ("signal before the copy", "home", signals_first, RaceError),
     ("signal before the copy", "reader", signals_first, RaceError),
@@ -192,7 +186,6 @@ def test_what_comes_after_a_run_comes_after_its_copies(monkeypatch: pytest.Monke
     for seed in seeds:
         small_world(2, sms=8).run(overwrite, seed=seed)
     planned(monkeypatch, without(Join))
-    prepare.prepare_bound.results.clear()
     for seed in seeds:
         with pytest.raises(RaceError, match=r"engine\.py"):
             small_world(2, sms=8).run(overwrite, seed=seed)

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilelink.analysis.placement import ALIGNMENT, Placement, aligned, shape_on
 from tilelink.backend.targets import portable
 from tilelink.errors import HeapError
 from tilelink.frontend.cells import cell_count
@@ -23,7 +24,7 @@ from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.programs.program import Program
 from tilelink.runtime.cpu.world import CpuWorld
-from tilelink.runtime.layout import ALIGNMENT, CONTROL_WORDS, MAX_SLOTS, HeapLayout, Placement, aligned, place, shape_on
+from tilelink.runtime.layout import CONTROL_WORDS, MAX_SLOTS, HeapLayout, place
 
 WORLDS = (1, 2, 3, 8)
 DTYPES = ("float32", "float16", "bfloat16")

@@ -10,9 +10,9 @@ from tilelink.backend.targets import portable
 from tilelink.emulator import DeadlockError
 from tilelink.errors import StuckError
 from tilelink.runtime.cpu.world import CpuWorld
+from tilelink.runtime.lane import HOST, Reason, Report
 from tilelink.runtime.launch import Record
 from tilelink.runtime.layout import CONTROL_WORDS, place
-from tilelink.runtime.poison import HOST, Reason, Report
 from tilelink.runtime.stuck import first_wait, of_report
 
 
@@ -41,7 +41,7 @@ def deadlock() -> tuple[CpuWorld, str, DeadlockError, Record]:
     (prepared,) = world.lane.prepared.values()
     placement = place(prepared.program, prepared.sizes, world.layout)
     at = tuple((name, world.layout.signals_at(0) + at, cells) for name, at, cells in placement.signals)
-    cause = e.value.__cause__
+    cause = e.value.__context__
     assert isinstance(cause, DeadlockError)
     return world, str(e.value), cause, Record(0, "readers_first run 0", prepared, at)
 

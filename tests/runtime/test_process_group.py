@@ -22,9 +22,9 @@ from tests.runtime.ranks import TILED, WORLD, K, N, everybody, gathered, in_proc
 from tests.runtime.small_worlds import own_workers, readers_first
 from tilelink.emulator import Execution, Region, Words, interpreted
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.runtime.board import share
 from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
-from tilelink.runtime.shared import share
 
 CASES = [
     ((5,), "push", torch.float32),

@@ -120,11 +120,11 @@ def test_a_rank_that_does_not_come_is_named_on_every_rank(pool: Pool) -> None:
 def fails_in_the_run() -> None:
     group = everybody()
     if group.rank == 2:
-        group.cpu.launch = _fail  # type: ignore[attr-defined]
+        group.lane.launch = _fail  # type: ignore[attr-defined]
     try:
         gathered(group)
     finally:
-        vars(group.cpu).pop("launch", None)  # type: ignore[attr-defined]
+        vars(group.lane).pop("launch", None)  # type: ignore[attr-defined]
 
 
 def _fail(*arguments: Any) -> None:
@@ -147,7 +147,7 @@ def killed(before: int, in_run: bool) -> None:
     if group.rank == 1:
         if not in_run:
             os.kill(os.getpid(), signal.SIGKILL)
-        group.cpu.launch = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[attr-defined]
+        group.lane.launch = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[attr-defined]
     gathered(group)
 
 

@@ -12,7 +12,7 @@ from tilelink.backend.lower import Kernel
 from tilelink.emulator.races import Party, Race
 from tilelink.errors import Site
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
-from tilelink.runtime.races import with_tiles
+from tilelink.runtime.stuck import with_tiles
 from tilelink.runtime.trace import SIGNALS
 
 EVENTS = all_gather_matmul.unroll(

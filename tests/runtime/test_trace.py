@@ -16,7 +16,7 @@ from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cpu.world import CpuWorld, Group
 from tilelink.runtime.prepare import Prepared
-from tilelink.runtime.trace import align, timeline
+from tilelink.runtime.trace import CONTROL, align, timeline
 
 SMS = 8
 
@@ -115,19 +115,19 @@ def change(operations: list[Operation], pick, edit) -> list[Operation]:  # type:
             lambda o: o.region.kind == "signal" and o.semantic == "release", lambda o: [], id="notify is missing"
         ),
         pytest.param(
-            lambda o: o.region.name == "control" and o.semantic == "release", lambda o: [], id="entry is not told"
+            lambda o: o.region.name == CONTROL and o.semantic == "release", lambda o: [], id="entry is not told"
         ),
         pytest.param(
-            lambda o: o.region.name == "control" and o.semantic == "release", lambda o: [o, o], id="entry is told twice"
+            lambda o: o.region.name == CONTROL and o.semantic == "release", lambda o: [o, o], id="entry is told twice"
         ),
         pytest.param(
-            lambda o: o.region.name == "control" and o.semantic == "release" and o.new == 2,
+            lambda o: o.region.name == CONTROL and o.semantic == "release" and o.new == 2,
             lambda o: [],
             id="leaving is not told",
         ),
         pytest.param(
-            lambda o: o.region.name == "control" and o.semantic == "acq_rel",
-            lambda o: [dataclasses.replace(o, region=Region("control", 1 - o.rank, o.region.tensor, "control"))],
+            lambda o: o.region.name == CONTROL and o.semantic == "acq_rel",
+            lambda o: [dataclasses.replace(o, region=Region(CONTROL, 1 - o.rank, o.region.tensor, "control"))],
             id="ticket of a peer",
         ),
     ],

@@ -21,18 +21,12 @@ from tilelink.backend.targets import portable
 from tilelink.emulator import Operation, RaceError
 from tilelink.errors import CaptureError, StuckError, TraceMismatchError, WorldError
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
-from tilelink.runtime import prepare
 from tilelink.runtime.trace import align
 
 SMALL: dict[str, Any] = {"matmul": (16, 16, 16), "moved": (16, 16)}
 PARTS = [(33,), (7, 40), (16, 0, 33), (0, 0, 0, 5)]
 EIGHT = pytest.param((3, 0, 17, 1, 0, 0, 5, 2), 1, marks=pytest.mark.verify)
 SEVERAL = [*product(PARTS, (1, 2)), EIGHT]
-
-
-@pytest.fixture(autouse=True)
-def own_programs() -> None:
-    prepare.prepare_bound.results.clear()
 
 
 def by_engine(parts: tuple[int, ...], schedule: str = "engine", **options: Any) -> Sum:
@@ -133,7 +127,7 @@ def test_edited_kernels_are_caught(
 def test_a_poisoned_rank_does_not_leave() -> None:
     """What it was let go for need not be there: it tells nobody that the run is over."""
     world, call = small_world(2), by_engine((16, 16))
-    control = [group.lane.heap[: 8 * 16].view(torch.int64) for group in world.groups]
+    control = [group.lane.heaps[group.rank][: 8 * 16].view(torch.int64) for group in world.groups]
     control[1][portable.POISON.value] = 1
     world.run(call.on)
     assert [int(words[portable.RUN.value]) for words in control] == [1, 0]
@@ -156,7 +150,7 @@ def test_virtual_ranks(world: int) -> None:
 def test_calls_that_wait_in_streams_are_not_captured() -> None:
     device, call = StandIn(sms=24), by_engine((16, 16))
     ranks = virtual_world(2, device)
-    ranks.run(lambda group: [call.on(group) for _ in range(ranks.groups[0].cuda.layout.slots)])
+    ranks.run(lambda group: [call.on(group) for _ in range(ranks.groups[0].lane.layout.slots)])
     with pytest.raises(CaptureError, match="waits for tiles of the kernel, which graphs can't have"), device.capture():
         ranks.run(call.on)
 

@@ -11,18 +11,17 @@ import numpy as np
 import sympy
 
 from tilelink.analysis.events import NOTIFY, Events
-from tilelink.errors import SignalCountError
-from tilelink.frontend.cells import cell_count, cell_filled, position, times_notified
-from tilelink.frontend.expressions import evaluate
-from tilelink.frontend.ir import Notifier, Notify, Signals, TileProgram
-from tilelink.frontend.signals import uses
+from tilelink.errors import ScheduleError, SignalCountError
+from tilelink.frontend.cells import CELL, cell_count, cell_filled, position, times_notified
+from tilelink.frontend.expressions import RANK, evaluate
+from tilelink.frontend.ir import Notifier, Notify, Signals, TileProgram, every
 from tilelink.frontend.sizes import Sizes
 
 
 def expected_counts(program: TileProgram, signals: Signals, sizes: Sizes) -> np.ndarray:
     """How often each cell of a tensor is notified in a run, as derived: (world, cells)."""
     cells = int(evaluate(cell_count(signals), sizes.values))
-    values: dict[str, Any] = {**sizes.values, "rank": np.arange(sizes.world)[:, None], "cell": np.arange(cells)}
+    values: dict[str, Any] = {**sizes.values, RANK.name: np.arange(sizes.world)[:, None], CELL.name: np.arange(cells)}
     for name, e in position(signals):
         values[name] = evaluate(e, values)
     total = np.zeros((sizes.world, cells), np.int64)
@@ -83,7 +82,7 @@ class Counts:
         if signals.tensor not in self.made:
             expected = expected_counts(self.program, signals, self.sizes)
             world, cells = expected.shape
-            place = {"rank": np.arange(world)[:, None], "cell": np.arange(cells)}
+            place = {RANK.name: np.arange(world)[:, None], CELL.name: np.arange(cells)}
             holds = np.broadcast_to(filled(signals, {**self.sizes.values, **place}), expected.shape)
             self.made[signals.tensor] = expected, holds
         return self.made[signals.tensor]
@@ -103,10 +102,37 @@ def miscounted(events: Events, counts: Counts, roles: Container[str]) -> SignalC
         np.add.at(counted, (events.home[mine], events.cell[mine]), 1)
         if (derived != counted).any():
             rank, cell = map(int, np.argwhere(derived != counted)[0])
-            sites = [u.site for r in program.roles for u in uses(r, Notify) if u.view.tensor == signals.tensor]
+            notifies = (s for r in program.roles for s in every(Notify, r.body))
+            site = next(s.site for s in notifies for v in s.views if v.tensor == signals.tensor)
             return SignalCountError(
                 f"signal {cell} of {signals.tensor} on rank {rank} is given {counted[rank, cell]} times in a run; "
                 f"{derived[rank, cell]} were derived. Let whether and how often a tile notifies depend on ranks only",
-                sites[0],
+                site,
             )
     return None
+
+
+def check_engine_signals(events: Events) -> None:
+    """Raises ScheduleError where a copy engine gives a signal that is given more than once: it can only write a 1."""
+    program = events.program
+    given = np.flatnonzero(events.op == NOTIFY)
+    _, signal, times = np.unique(events.words(given), return_inverse=True, return_counts=True)
+    wrong = np.flatnonzero((events.worker[given] >= events.kernel_workers) & (times[signal] > 1))
+    if not len(wrong):
+        return
+    k, same = int(given[wrong[0]]), given[signal == signal[wrong[0]]]
+    tensor, role = program.tensors[events.tensor[k]].name, program.roles[events.role[k]].name
+    givers = sorted({program.roles[r].name for r in events.role[same]} - {role})
+    by = f" (by {', '.join(givers)}, too)" if givers else ""
+    raise ScheduleError(
+        f"signal {events.cell[k]} of {tensor} on rank {events.home[k]} is given {len(same)} times in a run{by}, and a "
+        f"copy engine writes 1, it does not count. A cell is {_cell(program.signals_of(tensor))}: let one tile of "
+        f"{role} cover it",
+        events.sites[events.site[k]],
+    )
+
+
+def _cell(signals: Signals) -> str:
+    """The size of a cell, for a person."""
+    whole = {True: "a whole part", False: "the whole"}
+    return " x ".join(f"{c.size or whole[c.cut]} along {c.dim}" for c in signals.grid)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
+from typing import ClassVar
 
 import numpy as np
 
 from tilelink.errors import Site
 from tilelink.frontend.ir import TileProgram
-from tilelink.frontend.sizes import Allotment, Sizes, kernel_workers
+from tilelink.frontend.sizes import Sizes
+from tilelink.frontend.workload import Allotment, kernel_workers
 
 READ, WRITE, NOTIFY, WAIT, DOT = range(5)
 OPS = ("read", "write", "notify", "wait", "dot")
+
+
+def word(tensor: np.ndarray, rank: np.ndarray, cell: np.ndarray) -> np.ndarray:
+    """A signal as one integer: of which tensor, on which rank, which cell."""
+    return (tensor.astype(np.int64) << 16 | rank.astype(np.int64)) << 31 | cell.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,17 +60,14 @@ class Events:
     sites: tuple[Site, ...]
     allotment: dict[str, Allotment]
 
-    COLUMNS = (
-        "op", "rank", "worker", "role", "tile", "tensor", "home", "lo", "hi", "entry", "cell", "expected", "amount",
-        "site",
-    )  # fmt: skip
+    COLUMNS: ClassVar[Mapping[str, type]] = MappingProxyType({
+        "op": np.int8, "rank": np.int16, "worker": np.int32, "role": np.int16, "tile": np.int32, "tensor": np.int16,
+        "home": np.int16, "lo": np.int32, "hi": np.int32, "entry": np.int16, "cell": np.int32, "expected": np.int32,
+        "amount": np.float64, "site": np.int32,
+    })  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.op)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(getattr(self, c).nbytes for c in self.COLUMNS)
 
     @cached_property
     def kernel_workers(self) -> int:
@@ -77,6 +83,21 @@ class Events:
         """Indices of a worker's events, in order."""
         begin, end = self._bounds.get((rank, worker), (0, 0))
         return np.arange(begin, end)
+
+    def of_tile(self, k: int, *ops: int) -> np.ndarray:
+        """Indices of the events of these kinds in the tile of an event, in order."""
+        mine = self.of_worker(int(self.rank[k]), int(self.worker[k]))
+        tile = (self.role[mine] == self.role[k]) & (self.tile[mine] == self.tile[k])
+        return mine[tile & np.isin(self.op[mine], ops)]
+
+    def meets(self, some: np.ndarray | int, k: int) -> np.ndarray:
+        """Whether the regions of events overlap that of one."""
+        return ((self.lo[some] < self.hi[k]) & (self.lo[k] < self.hi[some])).all(axis=-1)
+
+    def words(self, steps: np.ndarray) -> np.ndarray:
+        """The signals that waits and notifications are about, as integers. Who waits polls its own memory."""
+        holder = np.where(self.op[steps] == NOTIFY, self.home[steps], self.rank[steps])
+        return word(self.tensor[steps], holder, self.cell[steps])
 
     @property
     def workers(self) -> list[tuple[int, int]]:

@@ -146,31 +146,25 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _parsed(name: str, text: str) -> dict[str, Any]:
-    """The description as nested tables, with those of the machine that it extends underneath."""
+    """The words of a description, and (value, source) of its numbers, by path; where it extends a machine, over those
+    of that one."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise MachineError(f"{name}: {e}") from e
     base, without = table.pop("extends", None), table.pop("without", [])
     table.pop("devices", None)  # those of another machine are not this one's
-    whole = table if base is None else _over(_read(str(base)), table)
+    whole = (_read(str(base)) if base is not None else {}) | dict(_entries(name, table, ""))
     for agent in without:
-        if agent not in whole.get("agents", {}):
+        lacking = {path for path in whole if path.startswith(f"agents.{agent}.")}
+        if not lacking:
             raise MachineError(f"{name}: without {agent}, which {base or name} does not have either")
-    return whole | {"agents": {k: v for k, v in whole.get("agents", {}).items() if k not in without}}
+        whole = {path: entry for path, entry in whole.items() if path not in lacking}
+    return whole
 
 
-def _over(under: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(under)
-    for key, value in table.items():
-        below = merged.get(key)
-        nested = isinstance(value, Mapping) and isinstance(below, Mapping) and "value" not in value
-        merged[key] = _over(below, value) if nested and below is not None else value
-    return merged
-
-
-def _machine(name: str, table: dict[str, Any]) -> Machine:
-    numbers = dict(_numbers(name, table, ""))
+def _machine(name: str, entries: dict[str, Any]) -> Machine:
+    numbers = {path: entry for path, entry in entries.items() if path not in WORDS}
     sources = {path: source for path, (_, source) in numbers.items()}
     values = {path: value for path, (value, _) in numbers.items()}
 
@@ -192,42 +186,24 @@ def _machine(name: str, table: dict[str, Any]) -> Machine:
         )
         for k in kinds
     }
-    links = table.get("links", SWITCH)
+    links = entries.get("links", SWITCH)
     if links not in (SWITCH, MESH):
         raise MachineError(f'{name}: links is {links!r}; it is "{SWITCH}" or "{MESH}"')
-    whole = ("sms", "ranks", "ranks_per_node")
     ranks = int(number("ranks"))
+    scaled = ("memory", "l2")  # as a description has them in gigabytes and megabytes
     made = Machine(
-        name=name,
-        title=str(table.get("title", name)),
-        ranks=ranks,
-        sms=int(number("sms")),
-        memory=number("memory_gb", 1e9),
-        l2=number("l2_mb", 1e6),
-        memory_rate=number("memory_rate"),
-        l2_rate=number("l2_rate"),
-        shared_rate=number("shared_rate"),
-        matmul=MappingProxyType({d: number(f"matmul.{d}") for d in under("matmul")}),
-        tile_us=number("tile_us"),
-        links=links,
+        name=name, title=str(entries.get("title", name)), links=links, ranks=ranks, sms=int(number("sms")),
         ranks_per_node=int(number("ranks_per_node")) if "ranks_per_node" in numbers else ranks,
-        agents=MappingProxyType(agents),
-        signal_us=number("signal_us"),
-        fence_us=number("fence_us"),
-        flight_us=number("flight_us"),
-        poll_us=number("poll_us"),
-        launch_us=number("launch_us"),
-        skew_us=number("skew_us"),
-        collective=number("collective"),
-        collective_us=number("collective_us"),
-        sources=MappingProxyType(sources),
-        numbers=MappingProxyType(values),
-    )
+        memory=number("memory_gb", 1e9), l2=number("l2_mb", 1e6),
+        matmul=MappingProxyType({d: number(f"matmul.{d}") for d in under("matmul")}), agents=MappingProxyType(agents),
+        sources=MappingProxyType(sources), numbers=MappingProxyType(values),
+        **{f.name: number(f.name) for f in fields(Machine) if f.type == "float" and f.name not in scaled},
+    )  # fmt: skip
     if numbers:
         raise MachineError(f"{name}: {', '.join(numbers)}: a machine has no such number")
     if not made.matmul:
         raise MachineError(f'{name}: matmul is missing; say matmul.bfloat16 = {{ value = ..., source = "..." }}')
-    for path in whole:
+    for path in ("sms", "ranks", "ranks_per_node"):
         if getattr(made, path) < 1:
             raise MachineError(f"{name}: {path} is {getattr(made, path)}: at least 1")
     if made.ranks_per_node < made.ranks and "nic" not in made.agents:
@@ -235,19 +211,22 @@ def _machine(name: str, table: dict[str, Any]) -> Machine:
     return made
 
 
-TIMES = "_us"
+WORDS, TIMES = ("title", "links"), "_us"
+"""Entries that are no numbers; and how the names of times end."""
 
 
-def _numbers(name: str, table: Mapping[str, Any], path: str) -> Iterator[tuple[str, tuple[float, str]]]:
-    """(path, (value, source)) of every number. Raises MachineError where one is none, is negative or has no source."""
+def _entries(name: str, table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """(path, (value, source)) of every number, (path, word) of words. Raises MachineError where a number is none, is
+    negative or has no source."""
     for key, value in table.items():
         at = f"{path}.{key}" if path else key
-        if at in ("title", "links"):
+        if at in WORDS:
+            yield at, value
             continue
         if not isinstance(value, Mapping):
             raise MachineError(f'{name}: {at} is {value!r}; a number is {{ value = ..., source = "..." }}')
         if "value" not in value:
-            yield from _numbers(name, value, at)
+            yield from _entries(name, value, at)
             continue
         amount, source = value["value"], value.get("source")
         if isinstance(amount, bool) or not isinstance(amount, int | float):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from tilelink.analysis.timeline import Span, Timeline
@@ -32,8 +32,7 @@ class Link:
 
     def keys(self) -> dict[str, Any]:
         """As one object of a command's answer; times are those of the timeline."""
-        about = {"kind": self.kind, "rank": self.rank, "worker": self.worker, "role": self.role, "label": self.label}
-        return {**about, "start": round(self.start, 3), "stop": round(self.stop, 3), "tiles": self.tiles}
+        return {**asdict(self), "start": round(self.start, 3), "stop": round(self.stop, 3)}
 
 
 def critical_path(timeline: Timeline) -> tuple[Link, ...]:
@@ -47,9 +46,7 @@ def critical_path(timeline: Timeline) -> tuple[Link, ...]:
     for i, inside in timeline.tile_of.items():
         if spans[i].duration > 0 and spans[i].cause is not None:
             waits[inside].append(i)
-    by_worker: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for i in sorted(tiles, key=lambda i: (spans[i].start, spans[i].stop)):
-        by_worker[spans[i].rank, spans[i].worker].append(i)
+    by_worker = timeline.by_worker("tile")
     starts = {key: [spans[i].start for i in indexes] for key, indexes in by_worker.items()}
 
     at: int | None = max(tiles, key=lambda i: spans[i].stop)
@@ -121,16 +118,11 @@ def idle(
             first[key] = min(first.get(key, span.start), span.start)
             last[key] = max(last.get(key, span.stop), span.stop)
         elif span.duration:
-            found[_cause(timeline, span)] += span.duration
+            giver = None if span.cause is None else timeline.spans[span.cause]
+            whose = " of another rank" if giver is not None and giver.rank != span.rank else ""
+            found["waiting" if giver is None else f"waiting for {giver.role}{whose}"] += span.duration
     found["before the first tile"] = sum(t - start for t in first.values())
     found["after the last tile"] = sum(stop - t for t in last.values())
     total = max(1, workers or len(first))
     found["no tile at all"] = (total - len(first)) * (stop - start)
     return {cause: time / total for cause, time in sorted(found.items(), key=lambda item: -item[1]) if time > 0}
-
-
-def _cause(timeline: Timeline, wait: Span) -> str:
-    if wait.cause is None:
-        return "waiting"
-    giver = timeline.spans[wait.cause]
-    return f"waiting for {giver.role}" + (" of another rank" if giver.rank != wait.rank else "")

@@ -52,13 +52,18 @@ def shape_on(tensor: Tensor, sizes: Sizes, rank: int | None) -> tuple[int, ...]:
     return tuple(shape)
 
 
+def bytes_on(tensor: Tensor, sizes: Sizes) -> int:
+    """Bytes of a tensor on the rank that has most of it."""
+    return prod(shape_on(tensor, sizes, None)) * ITEM_SIZE[tensor.dtype]
+
+
 def placed(program: TileProgram, sizes: Sizes, *, word: int = 4, stage: int = 0) -> Placement:
     """Lays a run out in a slot, one tensor after the other. `word`: bytes of a signal; `stage`: bytes for blocks that
     are on their way to another node."""
     data, data_bytes = [], 0
     for tensor in program.on_heap:
         data.append((tensor.name, data_bytes))
-        data_bytes += aligned(prod(shape_on(tensor, sizes, None)) * ITEM_SIZE[tensor.dtype])
+        data_bytes += aligned(bytes_on(tensor, sizes))
     signals, signal_bytes = [], 0
     for s in program.signals:
         cells = int(evaluate(cell_count(s), sizes.values))

@@ -152,7 +152,7 @@ class Timeline:
     @cached_property
     def tile_of(self) -> dict[int, int]:
         """For each wait, the tile it lies in; both as positions in `spans`."""
-        tiles = self._by_worker("tile")
+        tiles = self.by_worker("tile")
         starts = {key: [self.spans[i].start for i in indexes] for key, indexes in tiles.items()}
         found = {}
         for index, wait in enumerate(self.spans):
@@ -184,7 +184,7 @@ class Timeline:
     def _total(self, rank: int, role: str, kind: str) -> float:
         return sum(s.duration for s in self.spans if s.rank == rank and s.role == role and s.kind == kind)
 
-    def _by_worker(self, kind: str) -> dict[tuple[int, int], list[int]]:
+    def by_worker(self, kind: str) -> dict[tuple[int, int], list[int]]:
         """Positions of the spans of a kind on each (rank, worker), in order of time."""
         found: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, span in enumerate(self.spans):
@@ -195,7 +195,7 @@ class Timeline:
         return found
 
     def _check_one_at_a_time(self, kind: str) -> None:
-        for indexes in self._by_worker(kind).values():
+        for indexes in self.by_worker(kind).values():
             for before, after in pairwise(indexes):
                 if self.spans[after].start < self.spans[before].stop:
                     raise ValueError(

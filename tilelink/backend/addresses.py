@@ -9,11 +9,22 @@ import sympy
 
 from tilelink.backend.facts import fills
 from tilelink.backend.kernel import ONE, ZERO, Part, Scope, Source, call, joined, name, source
-from tilelink.backend.parameters import HEAPS, ROUTING, Names
+from tilelink.backend.parameters import HEAPS, SEGMENT_OF, Names
 from tilelink.backend.parameters import RANK as OWN
-from tilelink.frontend.expressions import RANK, WORLD, Expr, first_of, modulo, segment_of, symbol, to_triton
+from tilelink.frontend.expressions import (
+    RANK,
+    WORLD,
+    Expr,
+    first_of,
+    modulo,
+    of_dim,
+    segment_of,
+    shown,
+    symbol,
+    to_triton,
+)
 from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, View
-from tilelink.frontend.triton_calls import TRITON_DTYPES
+from tilelink.frontend.values import TRITON_DTYPES
 from tilelink.frontend.walk import longest_part
 
 
@@ -46,19 +57,23 @@ class Addresses:
         self.of_tile: dict[str, Source] = {}
         self.heap = {t.name for t in self.program.on_heap}
 
-    def local(self, like: str, meaning: Hashable = None) -> str:
-        """The name of something in this function; by default, of what the tile program calls so."""
-        return self.scope.name(like if meaning is None else meaning, like)
+    def local(self, key: str) -> str:
+        """The name in this function of what has this key in the tile program."""
+        return self.scope.name(key, shown(key))
+
+    def made(self, like: str, *meaning: Hashable) -> str:
+        """The name of what the lowering makes itself in this function; by default, all that is called so is one."""
+        return self.scope.name((meaning or like,), like)
 
     def hoist(self, like: str, value: Source) -> Source:
         """The name of a value that is made before the loop over tiles."""
-        made = self.local(like, ("before", like, value.text))
+        made = self.made(like, "before", like, value.text)
         self.hoisted[made] = value
         return name(made)
 
     def per_tile(self, like: str, value: Source) -> Source:
         """The name of a value that is made once a tile."""
-        made = self.local(like, ("tile", value.text))
+        made = self.made(like, "tile", value.text)
         self.of_tile[made] = value
         return name(made)
 
@@ -68,11 +83,11 @@ class Addresses:
 
     def printed(self, e: Expr) -> Source:
         """An integer as it is."""
-        found = {*ROUTING} if e.has(segment_of) else set()
+        found = {SEGMENT_OF} if e.has(segment_of) else set()
 
-        def named(symbol: str) -> str:
-            found.add(self.local(symbol))
-            return self.local(symbol)
+        def named(key: str) -> str:
+            found.add(self.local(key))
+            return self.local(key)
 
         return Source(to_triton(e, named), frozenset(found))
 
@@ -85,9 +100,9 @@ class Addresses:
                 return part * longest_part(str(dim))
             home = self.homes.get(str(dim))
             if home is not None and part in (home, home + 1):
-                own = f"{dim}_{'first' if part == home else 'end'}"
-                self.bounds[self.local(own)] = self.printed(first_of(dim, part))
-                return symbol(own)
+                bound = of_dim(str(dim), "first" if part == home else "end")
+                self.bounds[self.local(bound.name)] = self.printed(first_of(dim, part))
+                return bound
             return first_of(dim, part)
 
         e = sympy.sympify(e)
@@ -183,7 +198,7 @@ class Addresses:
     def mask(self, r: Range, spread: str) -> Source:
         """Which elements of a block exist along one dimension."""
         holds = source("{} + {} < {}", self.text(r.start), arange(r.extent), self.text(r.limit))
-        if str(r.start) == f"{r.dim}_lo":
+        if r.start == of_dim(r.dim, "lo"):
             return source("{}{}", self.per_tile(f"{r.dim}_inside", holds), spread)
         return source("({}){}", holds, spread)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
 
 from tilelink.backend.lower import Lowered
 from tilelink.errors import TileLinkError
+from tilelink.frontend.kept import kept
 
 
 class CacheError(TileLinkError):
@@ -47,16 +47,14 @@ def store(source: str, name: str) -> Path:
     return path
 
 
+@kept(256)
 def load(lowered: Lowered) -> ModuleType:
-    """The module of a lowered program, with the user's Triton functions in it. Loaded once a process."""
+    """The module of a lowered program, with the user's Triton functions in it. Of a process, those are kept that were
+    used last."""
     path = store(lowered.source, lowered.program.name)
-    name = f"tilelink_generated.{path.stem}"
-    module = sys.modules.get(name)
-    if module is None or any(module.__dict__.get(n) is not f for n, f in lowered.functions):
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        module.__dict__.update(lowered.functions)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location(f"tilelink_generated.{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__.update(lowered.functions)
+    spec.loader.exec_module(module)
     return module

@@ -6,65 +6,28 @@ How memory is reached is a strategy (`tilelink.backend.reach`): near, by stores;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
 import sympy
 
-from tilelink.backend import descriptors
+from tilelink.backend import pipelining
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.facts import copied_chunks
-from tilelink.backend.kernel import (
-    ZERO,
-    Body,
-    Comment,
-    Kind,
-    Source,
-    Writer,
-    call,
-    converted,
-    count_to,
-    joined,
-    loaded,
-    name,
-    source,
-    stored,
-)
-from tilelink.backend.parameters import BEFORE, CONTROL, HEAPS, RANK, RUN, STAMPS, WORLD, Names
-from tilelink.backend.pipelining import enters, has_dot, pipelined, stages
-from tilelink.backend.reach import All, Far, home_of
+from tilelink.backend.far import Far
+from tilelink.backend.kernel import ZERO, Body, Comment, Kind, Source, Writer, call, joined, name, source
+from tilelink.backend.parameters import BEFORE, CONTROL, RANK, RUN, STAMPS, WORLD, Names
+from tilelink.backend.reach import All, Near, Reach, Reached, home_of
+from tilelink.backend.signals import cells_awaited, write_expected
 from tilelink.backend.targets import Target
 from tilelink.errors import KernelError
-from tilelink.frontend.cells import cells_along, cells_in_part, cells_of, piece_place, times_notified
-from tilelink.frontend.expressions import Expr, floor_div, symbol, with_values
-from tilelink.frontend.ir import (
-    ALL_RANKS,
-    RANKS_DIM,
-    Called,
-    Cell,
-    Code,
-    Compute,
-    Copy,
-    DataIf,
-    For,
-    If,
-    Load,
-    Notify,
-    Range,
-    Role,
-    Signals,
-    Statement,
-    Store,
-    Variable,
-    View,
-    Wait,
-)
-from tilelink.frontend.ir import walk as walk_statements
-from tilelink.frontend.routes import EXPERT
+from tilelink.frontend import ir
+from tilelink.frontend.expressions import Expr, of_dim
+from tilelink.frontend.ir import Range, Role, Signals, Statement, View
 from tilelink.frontend.schedule import SMs
-from tilelink.frontend.signals import recipient
-from tilelink.frontend.triton_calls import TRITON_DTYPES
+from tilelink.frontend.values import TRITON_DTYPES
+from tilelink.frontend.walk import NUMBER
 
 
 class RoleEmitter:
@@ -76,29 +39,27 @@ class RoleEmitter:
         self.names, self.program, self.facts = names, names.program, names.facts
         self.role, self.target, self.publishing = role, target, publishing
         self.stages = role.resource.stages
-        self.pipelined, self.only_near = False, False
+        self.pipelined = False
         self.timed = self.facts.timed and not publishing
-        self.accumulates = any(pipelined(s, role, self.program) for s in walk_statements(role.body))
+        self.accumulates = any(pipelining.pipelined(s, role, self.program) for s in ir.walk(role.body))
         self.addresses = Addresses(names, dict(role.walk.homes))
-        self.text, self.local = self.addresses.text, self.addresses.local
+        self.text, self.local, self.made = self.addresses.text, self.addresses.local, self.addresses.made
         self.write = Writer()
         self.tokens: dict[str, Source] = {}
+        self.near = Near(self)
         self.all = All(self) if target.multicast else None
         self.far = Far(self) if target.network else None
         self.before, self.body = self._emitted()
 
     def _emitted(self) -> tuple[Body, Body]:
         walk, write, addresses = self.role.walk, self.write, self.addresses
-        uneven = [
-            r.dim for r in walk.ranges if r.part is not None and (r.segment or r.dim not in self.facts.equal)
-        ]
+        uneven = [r for r in walk.ranges if r.part is not None and (r.segment or r.dim not in self.facts.equal)]
         exists = self.text(walk.exists) if uneven and walk.exists != sympy.true else None
-        with write.inside([]):
+        with write.inside([]) as body:
             self.statements(self.role.body)
-            body = write.body
         if self.timed:
             number = self.program.roles.index(self.role)
-            self.record(source("tl.cast({}, tl.int64) + ({} << 32)", name(self.local("i")), number))
+            self.record(source("tl.cast({}, tl.int64) + ({} << 32)", name(self.local(NUMBER.name)), number))
         coordinates = [(self.local(n), self.text(v)) for n, v in walk.coordinates]
         known = [n for n, _ in walk.coordinates]
         place = max((known.index(str(h)) + 1 for _, h in walk.homes if str(h) in known), default=0)
@@ -120,8 +81,8 @@ class RoleEmitter:
     def fills_slot(self) -> bool:
         """Whether the role writes to the slot, its own rank's copy of it included."""
         return any(
-            isinstance(s, Notify) or (isinstance(s, Copy | Store) and s.target.tensor in self.addresses.heap)
-            for s in walk_statements(self.role.body)
+            isinstance(s, ir.Notify) or (isinstance(s, ir.Copy | ir.Store) and s.target.tensor in self.addresses.heap)
+            for s in ir.walk(self.role.body)
         )
 
     # ---- statements
@@ -136,41 +97,43 @@ class RoleEmitter:
 
     def statement(self, s: Statement) -> None:
         match s:
-            case Compute():
+            case ir.Compute():
                 self.compute(s)
-            case Store():
-                (self.far if self.far and self.far.may_be(s.target.home) else self).store(s)
-            case Copy():
-                (self.far if self.far and self.far.copies(s) else self).copy(s)
-            case Wait():
+            case ir.Store():
+                self.reach(s).store(s)
+            case ir.Copy():
+                self.reach(s).copy(s)
+            case ir.Notify():
+                for one in (replace(s, views=(view,)) for view in s.views):
+                    self.reach(one).notify(one)
+            case ir.Wait():
                 self.wait(s)
-            case Notify():
-                for view in s.views:
-                    if self.far:
-                        self.far.order(view)
-                    self.notify(view)
-            case For():
-                outside, self.pipelined = self.pipelined, pipelined(s, self.role, self.program)
-                with self.write.loop(self.local(s.name), self.loop(s)):
+            case ir.For():
+                outside, self.pipelined = self.pipelined, pipelining.pipelined(s, self.role, self.program)
+                with self.loop(s):
                     self.statements(s.body)
                 self.pipelined = outside
-            case If() | DataIf():
-                condition = self.text(s.condition) if isinstance(s, If) else self.code(s, s.condition)
+            case ir.If() | ir.DataIf():
+                condition = self.text(s.condition) if isinstance(s, ir.If) else self.code(s, s.condition)
                 with self.write.branch(condition):
                     self.statements(s.body)
                 with self.write.otherwise():
                     self.statements(s.orelse)
 
-    def loop(self, s: For) -> Source:
-        """The range of a loop; one over steps of a dot is pipelined in as many stages as the schedule says, unless it
-        waits: a pipelined loop would read ahead of its waits."""
-        bounds = self.text(s.start), self.text(s.stop), s.step
-        if not has_dot(s):
-            return count_to(*bounds)
-        number = stages(s, self.role, self.program, self.target, self.stages)
-        return call("tl.range", *bounds, num_stages=number)
+    def reach(self, s: Reached) -> Reach:
+        """The way in which a statement reaches memory."""
+        return next(way for way in (self.far, self.all, self.near) if way and way.takes(s))
 
-    def compute(self, s: Compute) -> None:
+    def loop(self, s: ir.For) -> AbstractContextManager[None]:
+        """A loop; one over steps of a dot is pipelined in as many stages as the schedule says, unless it waits: a
+        pipelined loop would read ahead of its waits."""
+        counter, bounds = self.local(s.name), (self.text(s.start), self.text(s.stop), s.step)
+        if not pipelining.has_dot(s):
+            return self.write.loop(counter, *bounds)
+        number = pipelining.stages(s, self.role, self.program, self.target, self.stages)
+        return self.write.loop(counter, *bounds, of="tl.range", num_stages=number)
+
+    def compute(self, s: ir.Compute) -> None:
         value = self.code(s, s.code)
         if s.targets:
             self.write.assign(tuple(self.variable(n) for n in s.targets), value)
@@ -179,20 +142,20 @@ class RoleEmitter:
 
     def variable(self, n: str) -> str:
         """What a variable of the tile function is called."""
-        return self.local(n, ("variable", n))
+        return self.made(n, "variable", n)
 
-    def code(self, s: Statement, code: Code) -> Source:
+    def code(self, s: Statement, code: ir.Code) -> Source:
         """Triton source with its holes filled; the loads of it go before it."""
         filled: list[Source] = []
         loads = Counter[str]()
         for h in code.holes:
             match h:
-                case Load(view=view):
+                case ir.Load(view=view):
                     filled.append(self.block(s, view, loads[view.tensor]))
                     loads[view.tensor] += 1
-                case Variable():
+                case ir.Variable():
                     filled.append(name(self.variable(h.name)))
-                case Called():
+                case ir.Called():
                     filled.append(name(self.names.function(h.name)))
                 case _:
                     filled.append(self.text(h).grouped)
@@ -206,77 +169,51 @@ class RoleEmitter:
         return self.write.set(self.block_name(view, number), value, Kind.TEMPORARY)
 
     def block_name(self, view: View, number: int = 0) -> str:
-        return self.local(f"{view.tensor}_block{number or ''}", ("block", view.tensor, number))
+        return self.made(f"{view.tensor}_block{number or ''}", "block", view.tensor, number)
 
     def load(self, view: View) -> Source:
-        block = descriptors.block_of(view, self.program, self.facts) if self.pipelined else None
+        block = pipelining.block_of(view, self.program, self.facts) if self.pipelined else None
         token = self.token(view)
         if block is not None:
             described = self.names.of("blocks", view.tensor, block=block)
             return source("{}.load([{}])", described, joined(", ", self.addresses.corner(view, token)))
         at = self.addresses.block(view, token=token)
         narrow = self.dtype(view).startswith("float8")  # Triton makes none of an integer
-        return loaded(at.pointer, at.mask, other="0.0" if narrow else "0")
+        other = ("0.0" if narrow else "0") if at.mask else None
+        return call("tl.load", at.pointer, mask=at.mask, other=other)
 
     def token(self, view: View) -> Source | None:
         """What a read of the view has to depend on: its wait, or that its owner has entered the run."""
         if view.tensor not in self.program.published or not view.remote:
             return self.tokens.get(view.guard or "")
         value = call("entered", CONTROL, self.text(home_of(view)), RUN)
-        if enters(view, self.role, self.program):
-            return self.write.set(self.local(f"entered_{view.tensor}", ("entered", view.tensor)), value, Kind.TEMPORARY)
+        if pipelining.enters(view, self.role, self.program):
+            return self.write.set(self.made(f"entered_{view.tensor}", "entered", view.tensor), value, Kind.TEMPORARY)
         made = len(self.addresses.bounds) + len(self.addresses.of_tile)
         return self.addresses.per_tile(f"entered_{made}", value)
 
-    @contextmanager
-    def homes(self, view: View) -> Iterator[Source | None]:
-        """The home of a view that is written to, None for the own rank; in a loop over the ranks for a view of all."""
-        if view.home != ALL_RANKS:
-            yield self.text(home_of(view)) if view.remote else None
-            return
-        other = self.local("other")
-        with self.write.loop(other, count_to(WORLD)), ExitStack() as near:
-            if self.only_near:
-                near.enter_context(self.write.branch(source("not {}", call("is_far", HEAPS, name(other)))))
-            yield name(other)
-
-    def store(self, s: Store) -> None:
-        value = self.code(s, s.value)
-        if s.target.home == ALL_RANKS:
-            value = self.value(value)
-        self.put(s.target, converted(value, self.dtype(s.target)))
-
     def value(self, value: Source) -> Source:
         """The name of a block that is stored more than once."""
-        return self.write.set(self.local("value", "a block to store"), value, Kind.TEMPORARY)
+        return self.write.set(self.made("value"), value, Kind.TEMPORARY)
 
     def dtype(self, view: View) -> str:
         return TRITON_DTYPES[self.program.tensor(view.tensor).dtype]
 
-    def put(self, view: View, block: Source) -> None:
-        """Stores a block to a view: of a rank, or of all of them, at once or one after the other."""
-        if self.all and self.all.takes(view):
-            return self.all.put(view, block)
-        with self.homes(view) as home:
-            at = self.addresses.block(view, home, hoisted=not self.accumulates)
-            self.write.do(stored(at.pointer, block, at.mask))
-
-    def copy(self, s: Copy) -> None:
+    def through_registers(self, s: ir.Copy, put: Callable[[View, Source], None]) -> None:
+        """A copy by loads, as much at a time as registers hold, and by what puts a block to a view."""
         token = None if self.publishing else self.token(s.source)
         source, target = s.source, s.target
         with ExitStack() as opened:
             for a, n in copied_chunks(s.source.ranges):
-                own = f"{a.dim}_at"
-                bounds = count_to(self.text(a.start), self.text(a.stop), n)
-                opened.enter_context(self.write.loop(self.local(own), bounds))
-                lo = symbol(own)
+                lo, bounds = of_dim(a.dim, "at"), (self.text(a.start), self.text(a.stop))
+                opened.enter_context(self.write.loop(self.local(lo.name), *bounds, n))
                 chunk = Range(a.dim, lo, sympy.Min(lo + n, a.stop), n, a.part)
                 source = _with_range(source, a, chunk)
                 b = next(r for r in s.target.ranges if r.dim == a.dim or a.same_rows(r))
                 target = _with_range(target, b, chunk if b.dim == a.dim else _shifted(chunk, a, b))
             here = self.addresses.block(source, token=token, published=not self.publishing)
-            block = self.write.set(self.block_name(source), loaded(here.pointer, here.mask), Kind.TEMPORARY)
-            self.put(target, block)
+            block = call("tl.load", here.pointer, mask=here.mask)
+            put(target, self.write.set(self.block_name(source), block, Kind.TEMPORARY))
 
     # ---- signals
 
@@ -288,65 +225,23 @@ class RoleEmitter:
             base = self.addresses.hoist(f"{signals.tensor}_signals_here", base)
         return base if cell == 0 else source("{} + {}", base, self.text(self.target.signal_words * cell))
 
-    def notify(self, view: View) -> None:
-        """Signals go to the ranks that wait: to the home, or to those for which a condition holds."""
-        if self.all and self.all.takes(view):
-            return self.all.notify(view)
-        signals, home = self.program.signals_of(view.tensor), home_of(view)
-        with self.homes(view), ExitStack() as opened:
-            to, condition = recipient(signals, view, home)
-            if to is None:
-                to = symbol("waiter")
-                opened.enter_context(self.write.loop(self.local("waiter"), count_to(WORLD)))
-                if condition != sympy.true:
-                    opened.enter_context(self.write.branch(self.text(condition)))
-            self.give(signals, to, self.cell(signals, view, home))
-
-    def cell(self, signals: Signals, view: View, home: Expr) -> Expr:
-        """The number of the signal of a view that a tile notifies."""
-        cell: Expr = sympy.S.Zero
-        for c, i in zip(signals.grid, signals.index(view, home), strict=True):
-            cell = cell * cells_along(c) + cells_of(c, i)[0]
-        return cell
-
-    def give(self, signals: Signals, to: Expr, cell: Expr) -> None:
-        """One notification of a rank."""
-
-        def near() -> None:
-            self.write.do(call("notify", self.signal(signals, self.text(to), cell), f'"{signals.scope}"'))
-
-        if self.far and not self.only_near and self.far.may_be(to):
-            self.far.give(signals, to, cell, near)
-        else:
-            near()
-
-    def wait(self, s: Wait) -> None:
+    def wait(self, s: ir.Wait) -> None:
         """One poll where the views lie in one cell each; else a loop over the cells. All tokens are summed."""
         if len(s.views) == 1:
             self.tokens[s.name] = self.wait_view(s.name, s.views[0])
             return
         each = [self.wait_view(f"{s.name}_{n}", view) for n, view in enumerate(s.views)]
-        self.tokens[s.name] = self.write.set(self.local(s.name), joined(" + ", each), Kind.FIXED)
+        self.tokens[s.name] = self.write.set(self.made(s.name, "tokens", s.name), joined(" + ", each), Kind.FIXED)
 
     def wait_view(self, guard: str, view: View) -> Source:
-        token = self.local(guard, ("token", guard))
+        token = self.made(guard, "token", guard)
         signals = self.program.signals_of(view.tensor)
-        cell: Expr = sympy.S.Zero
-        known: dict[Expr, Expr] = {}
-        loops: list[tuple[str, Source]] = []
-        for k, (c, i) in enumerate(zip(signals.grid, signals.index(view), strict=True)):
-            first, count = cells_of(c, i)
-            if count != 1:
-                counter = symbol(f"{c.dim}_cell")
-                loops.append((self.local(str(counter)), count_to(self.text(first), self.text(first + count))))
-                first = counter
-            known |= _place(c, k, i, first)
-            cell = cell * cells_along(c) + first
+        cell, known, loops = cells_awaited(signals, view)
         if loops:
             self.write.set(token, ZERO)
         with ExitStack() as opened:
-            for counter_name, over in loops:
-                opened.enter_context(self.write.loop(counter_name, over))
+            for counter, first, end in loops:
+                opened.enter_context(self.write.loop(self.local(counter), self.text(first), self.text(end)))
             expected = write_expected(self.write, self.addresses, signals, known, inside=not loops)
             where = self.signal(signals, RANK, cell)
             self.stamp("WAIT_BEGINS")
@@ -362,64 +257,6 @@ class RoleEmitter:
 
     def record(self, what: Source) -> None:
         self.write.set(STAMPS, call("stamp", name(STAMPS), what, call("clock", CONTROL)))
-
-
-def write_expected(
-    write: Writer,
-    addresses: Addresses,
-    signals: Signals,
-    known: dict[Expr, Expr],
-    *,
-    inside: bool,
-    start: Source | None = None,
-) -> Source:
-    """How often a cell is notified, in the names of `signals.position` replaced by `known`. Where that is a sum over
-    ranks, a loop that makes it is written first, from `start` on (a block of zeros, for blocks of cells)."""
-    terms, loops, values = [], [], frozenset(known.items())
-    for n in signals.notifiers:
-        times = addresses.text(with_values(times_notified(signals, n, inside=inside), values))
-        condition = addresses.resolve(with_values(n.condition, values))
-        if condition != sympy.true:
-            times = call("tl.where", addresses.text(condition), times, 0)
-        if n.sums:
-            loops.append((n.sums, times))
-        else:
-            terms.append(times)
-    if not loops:
-        return joined(" + ", terms)
-    first = [start, *terms] if start else terms
-    expected = write.set(addresses.local("expected"), joined(" + ", first) if first else ZERO)
-    for sums, times in loops:
-        with ExitStack() as opened:
-            for variable, begin, end in sums:
-                over = count_to(addresses.text(begin), addresses.text(end))
-                opened.enter_context(write.loop(addresses.local(variable), over))
-            # tables of parts are 64-bit, and a loop keeps its types
-            write.set(expected.text, source("{}.to(tl.int32)", times), operator="+=")
-    return expected
-
-
-def _place(c: Cell, k: int, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
-    """What `part_D`, `cell_D` and `index_k` are for the cell number `at` along a dimension."""
-    if c.dim == RANKS_DIM:
-        return {symbol(f"index_{k}"): at}
-    if c.route:
-        return _place_of_rows(c, i, at)
-    if not c.cut or c.local:
-        return {symbol(f"cell_{c.dim}"): at}
-    inside = cells_in_part(c)
-    part = i.part if isinstance(i, Range) and i.part is not None else floor_div(at, inside)
-    return {symbol(f"part_{c.dim}"): part, symbol(f"cell_{c.dim}"): at - part * inside}
-
-
-def _place_of_rows(c: Cell, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
-    """The same for the cells of the rows of a route."""
-    inside = cells_in_part(c)
-    piece = floor_div(at, inside)
-    if isinstance(i, Range) and i.segment and (i.segment.source is not None or c.pieces == EXPERT):
-        piece = cells_of(replace(c, size=None), i)[0]
-    place = {symbol(n): value for n, value in piece_place(c, piece)}
-    return {**place, symbol(f"cell_{c.dim}"): at - piece * inside}
 
 
 def _with_range(view: View, old: Range, new: Range) -> View:

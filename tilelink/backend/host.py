@@ -20,7 +20,8 @@ import numpy as np
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.backend.lower import Kernel, Lowered, publishing_roles
 from tilelink.backend.parameters import Parameter
-from tilelink.frontend.sizes import Sizes, tile_count
+from tilelink.frontend.sizes import Sizes
+from tilelink.frontend.workload import tile_count
 
 PUBLISHERS = 4
 ENOUGH = 1 << 23

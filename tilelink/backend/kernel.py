@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import builtins
 import keyword
+import unicodedata
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from itertools import count
-from typing import Self
 
 from tilelink.errors import KernelError
 
@@ -54,20 +55,11 @@ def joined(between: str, parts: Iterable[Part]) -> Source:
     return source(between.join(["{}"] * len(parts)), *parts)
 
 
-def call(function: Source | str, *arguments: Part, **keywords: Part) -> Source:
-    """A call of a function of the module, by its name, or of Triton, such as `tl.load`."""
+def call(function: Source | str, *arguments: Part, **keywords: Part | None) -> Source:
+    """A call of a function of the module, by its name, or of Triton, such as `tl.load`; without keywords of None."""
     called = name(function) if isinstance(function, str) and "." not in function else function
-    given = [*arguments, *(source(k + "={}", v) for k, v in keywords.items())]
+    given = [*arguments, *(source(k + "={}", v) for k, v in keywords.items() if v is not None)]
     return source("{}({})", called, joined(", ", given))
-
-
-def loaded(pointer: Source, mask: Source | None, **other: Part) -> Source:
-    """A load; where a mask is, of what lies behind it, `other`."""
-    return call("tl.load", pointer, mask=mask, **other) if mask else call("tl.load", pointer)
-
-
-def stored(pointer: Source, block: Source, mask: Source | None) -> Source:
-    return call("tl.store", pointer, block, mask=mask) if mask else call("tl.store", pointer, block)
 
 
 def converted(value: Source, dtype: str) -> Source:
@@ -75,6 +67,8 @@ def converted(value: Source, dtype: str) -> Source:
 
 
 ZERO, ONE = Source("0"), Source("1")
+CONSTANTS = frozenset(["world"])
+"""Parameters that kernels are compiled for, whatever function takes them."""
 
 
 class Kind(Enum):
@@ -92,44 +86,41 @@ class Assign:
     kind: Kind
     operator: str = "="
 
+    def __str__(self) -> str:
+        return f"{', '.join(self.targets)} {self.operator} {self.value}"
+
     @property
-    def reads(self) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
         return self.value.names | (frozenset() if self.operator == "=" else frozenset(self.targets))
-
-
-@dataclass(frozen=True)
-class Do:
-    """An expression for what it does."""
-
-    value: Source
-
-
-@dataclass(frozen=True)
-class Return:
-    value: Source
 
 
 @dataclass(frozen=True)
 class Comment:
     text: str
+    names = frozenset[str]()
+
+    def __str__(self) -> str:
+        return f"# {self.text}"
 
 
 @dataclass(frozen=True)
-class Loop:
-    counter: str
-    over: Source
+class Block:
+    """What stands below a line such as `if worker == 0`. `counter`: what a loop assigns."""
+
+    header: Source
     body: Body
+    counter: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.header}:"
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self.header.names - {self.counter}
 
 
-@dataclass(frozen=True)
-class Branch:
-    """if and elif, each a condition with what follows; and else."""
-
-    ways: tuple[tuple[Source, Body], ...]
-    otherwise: Body = field(default_factory=list)
-
-
-Node = Assign | Do | Return | Comment | Loop | Branch
+Node = Source | Assign | Comment | Block
+"""A line of a function, with the names that it reads. An expression alone stands there for what it does."""
 Body = list[Node]
 
 
@@ -142,6 +133,14 @@ class Function:
     body: Body
     decorator: str = "triton.jit"
     changed: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        taken = ", ".join(f"{p}: tl.constexpr" if p in CONSTANTS else p for p in self.parameters)
+        return "\n".join([f"@{self.decorator}", f"def {self.name}({taken}):", *_lines(self.body, "    ")])
+
+    def call(self, *first: Source) -> Source:
+        """A call of it that gives `first`, and then what the caller has under the names of the other parameters."""
+        return call(self.name, *first, *map(name, self.parameters[len(first) :]))
 
 
 class Scope:
@@ -164,8 +163,8 @@ class Scope:
         """The name that stands for something; `like` it, with a number behind it where that is taken."""
         found = self.known(meaning)
         if found is None:
-            plain = "".join(c if c.isalnum() else "_" for c in like)
-            plain = plain if plain.isidentifier() or keyword.iskeyword(plain) else f"_{plain}"
+            plain = "".join(c if c.isalnum() else "_" for c in unicodedata.normalize("NFKC", like))
+            plain = f"_{plain.lstrip('_')}" if plain.startswith("__") or not plain.isidentifier() else plain
             found = next(n for k in count() if (n := f"{plain}_{k}" if k else plain) not in self)
             self.names[meaning] = found
             self.taken.add(found)
@@ -177,7 +176,6 @@ class Writer:
 
     def __init__(self) -> None:
         self.body: Body = []
-        self.outer: list[Body] = []
 
     def set(self, target: str, value: Source, kind: Kind = Kind.VARIABLE, operator: str = "=") -> Source:
         """Assigns; returns the name."""
@@ -188,101 +186,50 @@ class Writer:
         self.body.append(Assign(targets, value, Kind.VARIABLE))
 
     def do(self, value: Source) -> None:
-        self.body.append(Do(value))
+        self.body.append(value)
 
-    def inside(self, body: Body) -> _Opened:
+    @contextmanager
+    def inside(self, body: Body) -> Iterator[Body]:
         """with writer.inside(body): statements go there."""
-        return _Opened(self, body)
+        outer, self.body = self.body, body
+        yield body
+        self.body = outer
 
-    def loop(self, counter: str, over: Source) -> _Opened:
-        made = Loop(counter, over, [])
-        self.body.append(made)
-        return self.inside(made.body)
+    @contextmanager
+    def block(self, header: Source, counter: str = "") -> Iterator[None]:
+        """with writer.block(header): what stands below a line. Nothing is written of an else with nothing below."""
+        with self.inside([]) as body:
+            yield
+        if body or header.text != "else":
+            self.body.append(Block(header, body, counter))
 
-    def branch(self, condition: Source) -> _Opened:
-        """with writer.branch(condition): what is done where it holds."""
-        made = Branch(((condition, []),))
-        self.body.append(made)
-        return self.inside(made.ways[0][1])
+    def loop(self, counter: str, *bounds: Part, of: str = "range", **keywords: Part) -> AbstractContextManager[None]:
+        """A loop of Python, or `of` tl.range."""
+        over = call(Source(of), *bounds, **keywords)
+        return self.block(source("for {} in {}", name(counter), over), counter)
 
-    def otherwise(self) -> _Opened:
-        """with writer.otherwise(): what is done where the branch that was last written is not taken."""
-        made = self.body[-1]
-        if not isinstance(made, Branch):
+    def branch(self, condition: Source, word: str = "if") -> AbstractContextManager[None]:
+        return self.block(source(f"{word} {{}}", condition))
+
+    def otherwise(self) -> AbstractContextManager[None]:
+        """What is done where the branch that was last written is not taken."""
+        last = self.body[-1] if self.body else None
+        if not isinstance(last, Block) or not last.header.text.startswith(("if ", "elif ")):
             raise KernelError("an else stands behind no branch")
-        return self.inside(made.otherwise)
-
-
-class _Opened:
-    def __init__(self, writer: Writer, body: Body) -> None:
-        self.writer, self.body = writer, body
-
-    def __enter__(self) -> Self:
-        self.writer.outer.append(self.writer.body)
-        self.writer.body = self.body
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.writer.body = self.writer.outer.pop()
-
-
-def count_to(*bounds: Part) -> Source:
-    """range(...)"""
-    return source("range({})", joined(", ", bounds))
+        return self.block(Source("else"))
 
 
 def names_in(body: Iterable[Node]) -> frozenset[str]:
     """All names that statements read."""
-    found: set[str] = set()
-    for s in body:
-        match s:
-            case Assign():
-                found |= s.reads
-            case Do() | Return():
-                found |= s.value.names
-            case Loop():
-                found |= s.over.names | names_in(s.body)
-            case Branch():
-                for condition, inner in s.ways:
-                    found |= condition.names | names_in(inner)
-                found |= names_in(s.otherwise)
-    return frozenset(found)
-
-
-CONSTANTS = frozenset(["world"])
-"""Parameters that kernels are compiled for, whatever function takes them."""
-
-
-# ---- printing ----------------------------------------------------------------------------------------------------
-
-
-def printed(function: Function) -> list[str]:
-    """The lines of a function."""
-    taken = (f"{p}: tl.constexpr" if p in CONSTANTS else p for p in function.parameters)
-    return [f"@{function.decorator}", f"def {function.name}({', '.join(taken)}):", *_lines(function.body, "    ")]
+    inner = (names_in(s.body) for s in body if isinstance(s, Block))
+    return frozenset[str]().union(*(s.names for s in body), *inner)
 
 
 def _lines(body: Body, indent: str) -> Iterator[str]:
     for s in body:
-        match s:
-            case Assign():
-                yield f"{indent}{', '.join(s.targets)} {s.operator} {s.value}"
-            case Do():
-                yield f"{indent}{s.value}"
-            case Return():
-                yield f"{indent}return {s.value}"
-            case Comment():
-                yield f"{indent}# {s.text}"
-            case Loop():
-                yield f"{indent}for {s.counter} in {s.over}:"
-                yield from _lines(s.body, indent + "    ")
-            case Branch():
-                for k, (condition, inner) in enumerate(s.ways):
-                    yield f"{indent}{'elif' if k else 'if'} {condition}:"
-                    yield from _lines(inner, indent + "    ")
-                if s.otherwise:
-                    yield f"{indent}else:"
-                    yield from _lines(s.otherwise, indent + "    ")
+        yield f"{indent}{s}"
+        if isinstance(s, Block):
+            yield from _lines(s.body, indent + "    ")
     if all(isinstance(s, Comment) for s in body):
         yield f"{indent}pass"
 
@@ -319,24 +266,17 @@ def verify(function: Function, module: Iterable[str]) -> None:
     def visit(body: Body, known: set[str]) -> None:
         unread: set[str] = set()
         for s in body:
+            read(s.names, known, unread)
             match s:
                 case Assign():
-                    read(s.reads, known, unread)
                     for target in s.targets:
                         assign(target, s.kind, known, unread)
-                case Do() | Return():
-                    read(s.value.names, known, unread)
-                case Loop():
-                    read(s.over.names, known, unread)
+                case Block():
                     inner = set(known)
-                    assign(s.counter, Kind.VARIABLE, inner, unread)
+                    if s.counter:
+                        assign(s.counter, Kind.VARIABLE, inner, unread)
                     visit(s.body, inner)
                     unread -= names_in(s.body)
-                case Branch():
-                    for condition, inside in (*s.ways, (Source(""), s.otherwise)):
-                        read(condition.names, known, unread)
-                        visit(inside, set(known))
-                        unread -= names_in(inside)
 
     fixed: set[str] = set()
     outside = {*module, *function.parameters}

@@ -9,74 +9,46 @@ after them (`tilelink.backend.host` says in what order).
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import sympy
 
+from tilelink.backend import parameters
 from tilelink.backend.addresses import Addresses, arange
-from tilelink.backend.emit import RoleEmitter, write_expected
+from tilelink.backend.emit import RoleEmitter
 from tilelink.backend.facts import COPY_CHUNK, Facts
-from tilelink.backend.kernel import (
-    ZERO,
-    Body,
-    Branch,
-    Do,
-    Function,
-    Kind,
-    Return,
-    Source,
-    Writer,
-    call,
-    count_to,
-    joined,
-    name,
-    names_in,
-    printed,
-    source,
-    verify,
-)
+from tilelink.backend.far import stage_bytes
+from tilelink.backend.kernel import Body, Function, Kind, Source, Writer, call, joined, name, names_in, source, verify
 from tilelink.backend.nvshmem import libraries
-from tilelink.backend.parameters import (
-    ALL_PRIMITIVES,
-    BEFORE,
-    CONTROL,
-    HEAPS,
-    RANK,
-    RECORDS,
-    ROUTING,
-    RUN,
-    SLOT,
-    STAMPS,
-    WORKER,
-    WORKERS,
-    WORKING,
-    WORLD,
-    Names,
-    Parameter,
-    counted,
-)
-from tilelink.backend.reach import stage_bytes
-from tilelink.backend.targets import Target, records, routing
+from tilelink.backend.parameters import BEFORE, CONTROL, HEAPS, RANK, RUN, SLOT, STAMPS, WORKER, WORKERS, WORLD, Names
+from tilelink.backend.reach import OTHER
+from tilelink.backend.signals import write_expected
+from tilelink.backend.targets import Target, shared
 from tilelink.errors import ScheduleError, Site
-from tilelink.frontend import expressions
-from tilelink.frontend.cells import cell_count, position
+from tilelink.frontend import expressions, ir, walk
+from tilelink.frontend.cells import CELL, cell_count, of_cell, position
 from tilelink.frontend.expressions import Expr, symbol
-from tilelink.frontend.ir import RANKS_DIM, Copy, For, Role, Signals, Statement, Tensor, TileProgram, View, walk
+from tilelink.frontend.ir import RANKS_DIM, Role, TileProgram
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.schedule import SMs
-from tilelink.frontend.turns import members, tiles_in_turn, turns
-from tilelink.frontend.walk import make_walk
+from tilelink.frontend.workload import members, tiles_in_turn, turns
 from tilelink.language import Space
 
 DRAIN_BLOCK = 128
-END_OF_RUN = call("leave", HEAPS, CONTROL, RANK, SLOT, RUN, WORLD)
-WORKERS_OF_ALL = call("tl.num_programs", 0)
+ENTERS = call("enter", HEAPS, CONTROL, RANK, RUN, WORLD)
+LEAVES = call("leave", HEAPS, CONTROL, RANK, SLOT, RUN, WORLD)
+NUMBER, ALL = call("tl.program_id", 0), call("tl.num_programs", 0)
+"""Of a worker among all that there are, and of these."""
 _STABLE = ("at", "signals", "stage", "workers")
 """Parameters that a kernel is not specialised for, whatever their values divide."""
-_RUN = call("tl.load", source("{} + {}", CONTROL, name("RUN")))
-_BEFORE = call("tl.load", source("{} + {} + {}", CONTROL, name("SLOT_LEFT"), SLOT))
+_READ = {
+    RUN: call("tl.load", source("{} + {}", CONTROL, name("RUN"))),
+    BEFORE: call("tl.load", source("{} + {} + {}", CONTROL, name("SLOT_LEFT"), SLOT)),
+}
+"""What kernels read of the control block first: the number of the run, the progress before it."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +56,7 @@ class Kernel:
     """A kernel of a lowered program, with its parameters in order."""
 
     name: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[parameters.Parameter, ...]
 
 
 @hashed_once
@@ -109,7 +81,7 @@ class Lowered:
         return (*(k for k in (self.publish, self.enter, self.leave) if k is not None), self.main)
 
     @cached_property
-    def parameters(self) -> tuple[Parameter, ...]:
+    def parameters(self) -> tuple[parameters.Parameter, ...]:
         """Those of all kernels, some several times."""
         return tuple(p for kernel in self.kernels for p in kernel.parameters)
 
@@ -170,38 +142,34 @@ class _Lowering:
     def module(self) -> Lowered:
         program = self.program
         roles = {r.name: self.role(r, self.names.role(r.name)) for r in program.in_kernel}
-        drains = [self.drain(signals) for signals in program.signals]
-        ends: Body = [*(Do(call(f.name, *map(name, f.parameters))) for f in drains), Do(END_OF_RUN)]
+        ends: Body = [*(self.drain(signals).call() for signals in program.signals), LEAVES]
         main = self.main(roles, [] if program.awaited_by_engines else ends)
         publish = self.publish() if program.published else None
         enter = self.enter() if program.on_engine else None
         leave = self.leave(ends) if program.awaited_by_engines else None
-        module = {f.name for f in self.functions} | {n for n, _ in self.names.functions}
+        own = {*(f.name for f in self.functions), *(n for n, _ in self.names.functions)}
         for function in self.functions:
-            verify(function, module | {*ALL_PRIMITIVES, *RECORDS, *ROUTING})
-        lines = [*self.header(), *(line for f in self.functions for line in ["", "", *printed(f)])]
-        text = "\n".join(lines) + "\n"
-        functions = self.names.functions
-        return Lowered(program, self.facts, self.target, text, functions, main, publish, enter, leave)
+            verify(function, own | {*parameters.ALL_PRIMITIVES, *parameters.SHARED})
+        text = "\n\n\n".join(["\n".join(self.header()), *map(str, self.functions)]) + "\n"
+        return Lowered(program, self.facts, self.target, text, self.names.functions, main, publish, enter, leave)
 
     def header(self) -> list[str]:
         """Always as long, because Triton's cache keys hold line numbers."""
         read = frozenset[str]().union(*(names_in(f.body) for f in self.functions))
-        used = [p for p in ALL_PRIMITIVES if p in read]
+        imported = [(self.target.module, parameters.ALL_PRIMITIVES), (shared.__name__, parameters.SHARED)]
+        used = [(module, ", ".join(n for n in names if n in read)) for module, names in imported]
         return [
             f'"""{self.program.name}, lowered by TileLink; {self.facts}."""',
             "",
             "import triton",
             "import triton.language as tl",
-            f"from {self.target.module} import {', '.join(used)}",
-            *([f"from {records.__name__} import {', '.join(RECORDS)}"] if self.facts.timed else []),
-            *([f"from {routing.__name__} import {', '.join(ROUTING)}"] if read & {*ROUTING} else []),
+            *(f"from {module} import {names}" for module, names in used if names),
         ]
 
     def function(self, called: str, body: Body, first: tuple[str, ...] = ()) -> Function:
         """A function of the module, which takes `first` and the parameters that it reads."""
         read = names_in(body)
-        known = [*WORKING, *(p.name for p in self.names.parameters)]
+        known = [*parameters.WORKING, *(p.name for p in self.names.parameters)]
         taken = (*first, *(n for n in known if n in read and n not in first))
         self.functions.append(Function(called, taken, body, changed=frozenset([STAMPS])))
         return self.functions[-1]
@@ -222,118 +190,107 @@ class _Lowering:
         takes_turns = any(len(roles) > 1 and role in roles for roles in members(self.program.in_kernel))
         first, last = WORKER, emitter.text(role.walk.count)
         if takes_turns:
-            first, last = (name(emitter.local(n, f"{n} of a turn")) for n in ("first", "last"))
+            first, last = (name(emitter.made(n, n, "of a turn")) for n in ("first", "last"))
         write = Writer()
         write.body += emitter.before
-        with write.loop(emitter.local("i"), count_to(first, last, WORKERS)):
+        with write.loop(emitter.local(walk.NUMBER.name), first, last, WORKERS):
             write.body += emitter.body
         if emitter.timed:
-            write.body.append(Return(name(STAMPS)))
+            write.do(source("return {}", name(STAMPS)))
         given = (first.text, last.text) if takes_turns else (first.text,)
         return self.function(called, write.body, (*given, WORKERS.text))
 
-    def drain(self, signals: Signals) -> Function:
+    def drain(self, signals: ir.Signals) -> Function:
         """A function that waits for every notification of a tensor on this rank, and zeroes the signals."""
         addresses, target, write = Addresses(self.names), self.target, Writer()
         at = self.names.of("signals", signals.tensor)
-        local, fixed = addresses.local, Kind.FIXED
-        words = write.set(local("signals", "signals"), addresses.peer(RANK, at, target.signal_dtype), fixed)
-        cells = write.set(local("cells", "cells"), addresses.text(cell_count(signals)), fixed)
-        first = name(local("first", "first"))
-        with write.loop(first.text, count_to(ZERO, cells, DRAIN_BLOCK)):
+        made, fixed = addresses.made, Kind.FIXED
+        words = write.set(made("signals"), addresses.peer(RANK, at, target.signal_dtype), fixed)
+        cells = write.set(made("cells"), addresses.text(cell_count(signals)), fixed)
+        first = name(made("first"))
+        with write.loop(first.text, 0, cells, DRAIN_BLOCK):
             numbers = source("{} + {}", first, arange(DRAIN_BLOCK))
-            write.set(local("cell"), source("tl.minimum({}, {} - 1)", numbers, cells), fixed)
-            here = write.set(local("here", "here"), source("{} < {}", numbers, cells), fixed)
+            write.set(addresses.local(CELL.name), source("tl.minimum({}, {} - 1)", numbers, cells), fixed)
+            here = write.set(made("here"), source("{} < {}", numbers, cells), fixed)
             known: dict[Expr, Expr] = {}
             for n, value in position(signals):
-                write.set(local(n), addresses.text(value), fixed)
+                write.set(addresses.local(n), addresses.text(value), fixed)
                 known[symbol(n)] = symbol(n)
             start = source("tl.zeros([{}], tl.int32)", DRAIN_BLOCK)
             expected = write_expected(write, addresses, signals, known, inside=False, start=start)
-            pointers = source("{} + {}", words, addresses.text(target.signal_words * symbol("cell")))
+            pointers = source("{} + {}", words, addresses.text(target.signal_words * CELL))
             write.do(call("drain", CONTROL, pointers, expected, here, f'"{signals.scope}"'))
         return self.function(self.names.drain(signals.tensor), write.body)
 
     def main(self, roles: dict[str, Function], ends: Body) -> Kernel:
         """The persistent kernel. `ends`: what its last worker does."""
         write, addresses = Writer(), Addresses(self.names)
-        write.set(WORKER.text, call("tl.program_id", 0), Kind.FIXED)
+        write.set(WORKER.text, NUMBER, Kind.FIXED)
         self.begin(write, RUN, BEFORE)
         if self.facts.timed:
-            of_worker = self.names.of("records", STAMPS)
+            of_worker = self.names.of("records", parameters.TIMES)
             write.set(STAMPS, source("tl.cast({}, tl.int64) * {}", WORKER, of_worker), operator="+=")
         if not self.program.on_engine:
             with write.branch(source("{} == 0", WORKER)):
-                write.do(call("enter", HEAPS, CONTROL, RANK, RUN, WORLD))
-
-        def tiles(together: list[Role], first: list[Source], workers: Source) -> Body:
-            inside = Writer()
-            here = less(WORKER, first)
-            if len(together) == 1:
-                self.work(inside, roles[together[0].name], here, workers)
-            else:
-                self.take_turns(inside, addresses, together, roles, here, workers)
-            return inside.body
-
-        first: list[Source] = []
-        ways = []
-        groups = members(self.program.in_kernel)
-        for together in (g for g in groups if counted(g[0])):
-            workers = self.names.of("workers", together[0].name)
-            body = tiles(together, first, workers)
+                write.do(ENTERS)
+        groups, first = members(self.program.in_kernel), list[Source]()
+        for together in (g for g in groups if parameters.counted(g[0])):
+            here, workers = less(WORKER, first), self.names.of("workers", together[0].name)
             first.append(workers)
-            ways.append((source("{} < {}", WORKER, joined(" + ", first)), body))
-        rest = less(WORKERS_OF_ALL, first)
-        sharing = [s for g in groups if not counted(g[0]) for s in tiles(g, first, rest)]
-        write.body += [Branch(tuple(ways), sharing)] if ways else sharing
+            with write.branch(source("{} < {}", WORKER, joined(" + ", first)), "elif" if len(first) > 1 else "if"):
+                self.tiles(write, addresses, together, roles, here, workers)
+        with write.otherwise() if first else nullcontext():
+            for together in (g for g in groups if not parameters.counted(g[0])):
+                self.tiles(write, addresses, together, roles, less(WORKER, first), less(ALL, first))
         if ends:
-            with write.branch(call("last_out", CONTROL, WORKERS_OF_ALL)):
+            with write.branch(call("last_out", CONTROL, ALL)):
                 write.body += ends
         return self.kernel("", write.body)
 
     def begin(self, write: Writer, *reads: Source) -> None:
-        """The control block, and what a kernel reads of it first: the number of the run, the progress before it."""
+        """The control block, and what a kernel reads of it first."""
         write.set(CONTROL.text, call("peer", HEAPS, RANK, 0, "tl.int64"), Kind.FIXED)
         for word in reads:
-            write.set(word.text, {RUN: _RUN, BEFORE: _BEFORE}[word], Kind.FIXED)
+            write.set(word.text, _READ[word], Kind.FIXED)
 
-    def work(self, write: Writer, role: Function, *first: Source) -> None:
-        """A call of the function of a role, with its first arguments."""
-        made = call(role.name, *first, *map(name, role.parameters[len(first) :]))
+    def work(self, write: Writer, made: Source) -> None:
+        """A call of the function of a role."""
         if self.facts.timed:
             write.set(STAMPS, made)
         else:
             write.do(made)
 
-    def take_turns(
+    def tiles(
         self, write: Writer, addresses: Addresses, together: list[Role], functions: dict[str, Function],
         here: Source, workers: Source,
     ) -> None:  # fmt: skip
-        """The calls of roles that take turns, for worker `here` of `workers`; see `tilelink.frontend.turns`."""
-        local = addresses.local
-        own, turn, first = (name(local(n, f"{n}, in turns")) for n in ("here", "turn", "first"))
+        """The call of a role, or those of several that take turns (see `frontend/workload.py`), for worker `here` of
+        `workers`."""
+        if len(together) == 1:
+            return self.work(write, functions[together[0].name].call(here, workers))
+        own, turn, first = (name(addresses.made(n)) for n in ("here", "turn", "first"))
         write.assign((own.text, WORKERS.text), joined(", ", [here, workers]))
         counts = []
         for role in together:
-            own_tiles = local(f"{role.name}_tiles", ("tiles", role.name))
+            own_tiles = addresses.made(f"{role.name}_tiles", "tiles", role.name)
             counts.append(write.set(own_tiles, addresses.text(tiles_in_turn(role)), Kind.FIXED))
-        with write.loop(turn.text, count_to(addresses.text(turns(together)))):
+        with write.loop(turn.text, addresses.text(turns(together))):
             write.set(first.text, source("{} * ({})", turn, joined(" + ", counts)))
             for k, (role, tiles) in enumerate(zip(together, counts, strict=True)):
                 if k:
                     write.set(first.text, counts[k - 1], operator="+=")
                 number = source("({} + {} - {} % {}) % {}", own, WORKERS, first, WORKERS, WORKERS)
                 begin = source("{} * {} + {}", turn, tiles, number)
-                self.work(write, functions[role.name], begin, source("({} + 1) * {}", turn, tiles), WORKERS)
+                end = source("({} + 1) * {}", turn, tiles)
+                self.work(write, functions[role.name].call(begin, end, WORKERS))
 
     def publish(self) -> Kernel:
         """A kernel that copies inputs to the heap, once the peers have left the previous run of the slot."""
         write = Writer()
-        write.set(WORKER.text, call("tl.program_id", 0), Kind.FIXED)
+        write.set(WORKER.text, NUMBER, Kind.FIXED)
         self.begin(write, BEFORE)
         for role in publishing_roles(self.program):
-            made = self.role(role, self.names.role(role.name), publishing=True)
-            write.do(call(made.name, WORKER, WORKERS_OF_ALL, *map(name, made.parameters[2:])))
+            write.do(self.role(role, self.names.role(role.name), publishing=True).call(WORKER, ALL))
         return self.kernel("_publish", write.body)
 
     def enter(self) -> Kernel:
@@ -341,12 +298,12 @@ class _Lowering:
         them that this one has entered the run, and where engines read what peers publish, these have entered, too."""
         program, write = self.program, Writer()
         self.begin(write, RUN)
-        write.do(call("credit", CONTROL, _BEFORE, WORLD))
-        write.do(call("enter", HEAPS, CONTROL, RANK, RUN, WORLD))
-        copies = (s for r in program.on_engine for s in walk(r.body) if isinstance(s, Copy))
+        write.do(call("credit", CONTROL, _READ[BEFORE], WORLD))
+        write.do(ENTERS)
+        copies = (s for r in program.on_engine for s in ir.walk(r.body) if isinstance(s, ir.Copy))
         if {s.source.tensor for s in copies if s.source.remote} & set(program.published):
-            other = Addresses(self.names).local("other")
-            with write.loop(other, count_to(WORLD)):
+            other = Addresses(self.names).local(OTHER.name)
+            with write.loop(other, WORLD):
                 write.do(call("entered", CONTROL, name(other), RUN))
         return self.kernel("_enter", write.body)
 
@@ -372,20 +329,20 @@ def publishing_roles(program: TileProgram) -> tuple[Role, ...]:
     return tuple(_publishing_role(program, program.tensor(n)) for n in program.published)
 
 
-def _publishing_role(program: TileProgram, tensor: Tensor) -> Role:
+def _publishing_role(program: TileProgram, tensor: ir.Tensor) -> Role:
     """The copy of one input, as a role: a tile at a time, and of a dimension with an entry a rank all entries."""
     dims = tuple(d for d in tensor.dims if d != RANKS_DIM)
     space = Space(dims, None if tensor.sharded is None else tensor.dims[tensor.sharded], {})
     resource = SMs(tile=(1,) * (len(dims) - 2) + (COPY_CHUNK,) * min(len(dims), 2))
     own = frozenset({tensor.dims[tensor.sharded]}) if tensor.sharded is not None else frozenset()
     site = Site(program.site.file, program.site.line)
-    found, _ = make_walk(f"publish_{tensor.name}", space, resource, own, site)
+    found, _ = walk.make_walk(f"publish_{tensor.name}", space, resource, own, site)
     ranges = iter(found.ranges)
-    index = tuple(symbol(f"index_{k}") if d == RANKS_DIM else next(ranges) for k, d in enumerate(tensor.dims))
-    view = View(tensor.name, index, expressions.RANK)
-    body: Statement = Copy(site, view, view)
+    index = tuple(of_cell("index", k) if d == RANKS_DIM else next(ranges) for k, d in enumerate(tensor.dims))
+    view = ir.View(tensor.name, index, expressions.RANK)
+    body: ir.Statement = ir.Copy(site, view, view)
     for entry in (i for i in index if isinstance(i, Expr)):
-        body = For(site, str(entry), sympy.S.Zero, expressions.WORLD, 1, (body,))
+        body = ir.For(site, str(entry), sympy.S.Zero, expressions.WORLD, 1, (body,))
     return Role(f"publish_{tensor.name}", resource, found, (body,), site)
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilelink.backend import descriptors
+from tilelink.backend import pipelining
 from tilelink.backend.facts import Facts
 from tilelink.backend.kernel import Scope, Source, name
 from tilelink.errors import KernelError
-from tilelink.frontend.expressions import parts_of, segments_of, symbol
+from tilelink.frontend import expressions
+from tilelink.frontend.expressions import PER_NODE, of_dim, parts_of, segments_of, symbol
 from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.routes import EXPERT, SEGMENT
 from tilelink.frontend.schedule import SMs
@@ -21,10 +22,12 @@ PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out"
 MULTICAST_PRIMITIVES = ("multicast_store", "multicast_notify")
 NETWORK_PRIMITIVES = ("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far")
 ALL_PRIMITIVES = (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES, "clock", "POISON")
-RECORDS = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS")
-ROUTING = ("segment_of",)
-STAMPS = "stamps"
-"""Where workers record times, if they do: int64 of workers x records x 2, what and when."""
+SEGMENT_OF = "segment_of"
+SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF)
+"""What modules import: from that of the target, and from that of what all targets have alike."""
+STAMPS, TIMES = "stamps", "recorded times"
+"""The parameter for where workers record times, if they do: int64 of workers x records x 2, what and when; and what
+that memory is called beside tensors, whose names have no spaces."""
 
 OF_RUN = ("heaps", "multicast", "rank", "slot", "world")
 WORKING = ("worker", "workers", "control", "run", "before")
@@ -38,8 +41,8 @@ class Parameter:
     """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (where parts begin), "at" (bytes into the
     heap), "signals" (bytes into the heap), "stage" (bytes into the heap), "blocks" (a descriptor of the rank's own
     `of`, which loads blocks of the shape `block`), "workers", "stamps" and "records" (where workers record times, words
-    of a worker), or "run" for heaps, multicast, rank, slot and world. `of`: the tensor, the role, or what the tile
-    program calls the size or table."""
+    of a worker), or "run" for heaps, multicast, rank, slot and world. `of`: the tensor, the role, or the key of
+    the size or table."""
 
     name: str
     kind: str
@@ -53,14 +56,15 @@ class Names:
 
     def __init__(self, program: TileProgram, facts: Facts) -> None:
         self.program, self.facts = program, facts
-        self.module = Scope(taken=[*ALL_PRIMITIVES, *RECORDS, *ROUTING, *OF_RUN, *WORKING, STAMPS])
-        for kernel in ("", "_publish", "_enter", "_leave"):
-            self.module.name(("kernel", kernel), program.name + kernel)
+        self.module = Scope(taken=[*ALL_PRIMITIVES, *SHARED, *OF_RUN, *WORKING, STAMPS])
+        called = self.module.name(("kernel", ""), program.name)
+        for suffix in ("_publish", "_enter", "_leave"):
+            self.module.name(("kernel", suffix), called + suffix)
         for function, _ in program.functions:
             self.function(function)
         for role in program.in_kernel:
             self.role(role.name)
-        self.module.names |= {n: n for n in ("rank", "world", *ROUTING)}
+        self.module.names |= {expressions.RANK.name: RANK.text, expressions.WORLD.name: WORLD.text}
         self.parameters = tuple(self._made())
 
     def kernel(self, suffix: str = "") -> str:
@@ -103,26 +107,26 @@ class Names:
                 continue
             yield made(t.name, "tensor", t.name)
             yield from (made(f"{t.name}_stride_{d}", "stride", t.name, d) for d in t.dims)
-        for tensor, b in descriptors.blocks(program, facts):
+        for tensor, b in pipelining.blocks(program, facts):
             yield made(f"{tensor}_blocks_{b[0]}_by_{b[1]}", "blocks", tensor, block=b)
         yield from (Parameter(n, "run") for n in OF_RUN[:-1])
         for d in program.dims:
-            yield made(d, "size", str(symbol(d)))
-        yield made("per_node", "size", "per_node")
+            yield made(d, "size", symbol(d).name)
+        yield made("per_node", "size", PER_NODE.name)
         for d in program.cut:
-            yield made(f"{d}_part", "size", str(longest_part(d)))
+            yield made(f"{d}_part", "size", longest_part(d).name)
             if d not in facts.equal:
                 yield made(f"{d}_parts", "table", parts_of(d))
         for d in program.routed:
-            yield from (made(f"{d}_{piece}", "size", f"{d}_{piece}") for piece in (SEGMENT, EXPERT))
+            yield from (made(f"{d}_{piece}", "size", of_dim(d, piece).name) for piece in (SEGMENT, EXPERT))
             yield made(f"{d}_segments", "table", segments_of(d))
         yield from (made(f"{t.name}_at", "at", t.name) for t in program.on_heap)
         yield made("stage_at", "stage")
         yield from (made(f"{s.tensor}_signals", "signals", s.tensor) for s in program.signals)
         yield from (made(f"{r.name}_workers", "workers", r.name) for r in program.in_kernel if counted(r))
         if facts.timed:
-            yield Parameter(STAMPS, "stamps", STAMPS)
-            yield made(f"{STAMPS}_of_worker", "records", STAMPS)
+            yield Parameter(STAMPS, "stamps", TIMES)
+            yield made(f"{STAMPS}_of_worker", "records", TIMES)
         yield Parameter("world", "run")
 
 

@@ -1,6 +1,11 @@
-"""Which loops are pipelined, that is, whose loads are carried ahead of their iterations, and in how many stages.
+"""Which loops are pipelined, that is, whose loads are carried ahead of their iterations, and in how many stages; and
+which of their loads go through tensor descriptors, which the host makes and a chip's copy engine for tiles (TMA) reads.
 
 A loop over the steps of a dot is, unless it waits or notifies: Triton's pipeliner would read ahead of its waits.
+
+A descriptor knows a tensor's end and nothing else: blocks that end earlier, such as at the end of a rank's part, are
+loaded through pointers, and so is whatever lies with a peer. Only loads of loops that are pipelined are worth one; any
+other would take shared memory for nothing.
 """
 
 from __future__ import annotations
@@ -8,23 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from tilelink.backend.facts import DESCRIBED_BYTES, Facts, fills
 from tilelink.backend.targets import Target
 from tilelink.errors import TileSizeError
-from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, symbol
-from tilelink.frontend.ir import (
-    Compute,
-    DataIf,
-    For,
-    If,
-    Notify,
-    Role,
-    Statement,
-    TileProgram,
-    Variable,
-    View,
-    Wait,
-    walk,
-)
+from tilelink.frontend import ir
+from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, first_of, symbol
+from tilelink.frontend.ir import For, Range, Role, Statement, TileProgram, View, walk
 from tilelink.frontend.values import ITEM_SIZE
 
 WORD, FAR = 4, 2
@@ -38,14 +32,14 @@ def pipelined(s: Statement, role: Role, program: TileProgram) -> bool:
 
 def has_dot(loop: For) -> bool:
     """Whether a loop steps over a dot. (Triton pipelines such a loop, if it is not told not to.)"""
-    return any(isinstance(s, Compute) and s.code.dots for s in statements_of(loop.body))
+    return any(isinstance(s, ir.Compute) and s.code.dots for s in statements_of(loop.body))
 
 
 def shares_sum(loop: For) -> bool:
     """Whether several dots of a loop add to one sum: one reads what another has made."""
-    dots = [s for s in statements_of(loop.body) if isinstance(s, Compute) and s.code.dots]
+    dots = [s for s in statements_of(loop.body) if isinstance(s, ir.Compute) and s.code.dots]
     for k, s in enumerate(dots):
-        read = {h.name for h in s.code.holes if isinstance(h, Variable)}
+        read = {h.name for h in s.code.holes if isinstance(h, ir.Variable)}
         others = {name for j, other in enumerate(dots) if j != k for name in other.targets}
         if read & others or (len(s.code.dots) > 1 and read & {*s.targets}):
             return True
@@ -54,7 +48,7 @@ def shares_sum(loop: For) -> bool:
 
 def synchronises(s: Statement, role: Role, program: TileProgram) -> bool:
     """Whether a statement waits or notifies."""
-    return isinstance(s, Wait | Notify) or any(enters(v, role, program) for v in s.touched)
+    return isinstance(s, ir.Wait | ir.Notify) or any(enters(v, role, program) for v in s.touched)
 
 
 def enters(view: View, role: Role, program: TileProgram) -> bool:
@@ -99,9 +93,39 @@ def check_fits(program: TileProgram, target: Target) -> None:
                     ).because_of("the schedule", program.schedule_site)
 
 
-def statements_of(body: tuple[Statement, ...]) -> Iterator[Statement]:
+def statements_of(body: ir.Body) -> Iterator[Statement]:
     """The statements of a loop, without those of loops inside it."""
-    for s in body:
-        yield s
-        if isinstance(s, If | DataIf):
-            yield from statements_of((*s.body, *s.orelse))
+    return (place.statement for place in ir.places(body) if not place.loops)
+
+
+# ---- descriptors -------------------------------------------------------------------------------------------------
+
+
+def blocks(program: TileProgram, facts: Facts) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(tensor, block) of every descriptor that the roles may ask for."""
+    found: dict[tuple[str, tuple[int, int]], None] = {}
+    for role in program.in_kernel:
+        for loop in (s for s in walk(role.body) if pipelined(s, role, program)):
+            assert isinstance(loop, For)
+            for s in statements_of(loop.body):
+                for view in (load.view for load in s.loads):
+                    if block := block_of(view, program, facts):
+                        found[view.tensor, block] = None
+    yield from found
+
+
+def block_of(view: View, program: TileProgram, facts: Facts) -> tuple[int, int] | None:
+    """The block of a view that a descriptor of its tensor can load, None where none can."""
+    if view.tensor not in facts.described or view.home != RANK:
+        return None
+    tensor = program.tensor(view.tensor)
+    extents = [i.extent for i in view.index if isinstance(i, Range) and i.extent is not None]
+    if len(extents) != 2 or extents[1] * ITEM_SIZE[tensor.dtype] < DESCRIBED_BYTES:
+        return None
+    for k, i in enumerate(view.index):
+        assert isinstance(i, Range)
+        size = symbol(i.dim)
+        end = first_of(size, RANK + 1) if k == tensor.sharded else size
+        if not fills(i, facts) and i.limit != end:
+            return None
+    return extents[0], extents[1]

@@ -14,39 +14,16 @@ from tilelink.emulator.errors import (
 from tilelink.emulator.execution import Admission, Execution
 from tilelink.emulator.interpreter import InterpretedKernel, interpreted
 from tilelink.emulator.memory import Box, Region
+from tilelink.emulator.operation import Operation
 from tilelink.emulator.policies import Pct, Policy, PolicyWord, Random, RoundRobin
 from tilelink.emulator.races import Party, Race
 from tilelink.emulator.scheduler import Scheduler, Task
 from tilelink.emulator.sites import KernelSite
-from tilelink.emulator.trace import Operation
 from tilelink.emulator.words import Words
 
 __all__ = [
-    "Admission",
-    "Box",
-    "DeadlockError",
-    "Execution",
-    "InterpretedKernel",
-    "KernelError",
-    "KernelSite",
-    "LivelockError",
-    "Operation",
-    "OutOfBoundsError",
-    "Party",
-    "Pct",
-    "Policy",
-    "PolicyWord",
-    "Race",
-    "RaceError",
-    "Random",
-    "Region",
-    "RoundRobin",
-    "Scheduler",
-    "StuckProgram",
-    "Task",
-    "UnstartedPrograms",
-    "Wait",
-    "WaitingHost",
-    "Words",
-    "interpreted",
-]
+    "DeadlockError", "KernelError", "LivelockError", "OutOfBoundsError", "RaceError",
+    "StuckProgram", "UnstartedPrograms", "Wait", "WaitingHost",
+    "Admission", "Box", "Execution", "InterpretedKernel", "KernelSite", "Operation", "Party", "Pct", "Policy",
+    "PolicyWord", "Race", "Random", "Region", "RoundRobin", "Scheduler", "Task", "Words", "interpreted",
+]  # fmt: skip

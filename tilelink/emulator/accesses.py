@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilelink.emulator import sites
 from tilelink.emulator.errors import LivelockError, OutOfBoundsError
-from tilelink.emulator.interpreter import set_program, sites
-from tilelink.emulator.memory import Access, Array
+from tilelink.emulator.kernel_values import set_program
+from tilelink.emulator.memory import Access, Array, Outside
+from tilelink.emulator.operation import LOAD, STORE, VOLATILE_LOAD, Mode, Operation
 from tilelink.emulator.ordering import Ordering
-from tilelink.emulator.programs import Poll, PollKey, Program, poll_key
+from tilelink.emulator.programs import Poll, Program
 from tilelink.emulator.races import RaceDetector
-from tilelink.emulator.region_map import Outside
 from tilelink.emulator.scheduler import Scheduler
 from tilelink.emulator.shadow import ShadowMemory
 from tilelink.emulator.sites import KernelSite
-from tilelink.emulator.trace import Operation
 
 if TYPE_CHECKING:
     from tilelink.emulator.network import Network
@@ -27,7 +27,10 @@ FAIR_SHARE = 64
 
 
 class Accesses:
-    """The memory of a run, as programs reach it: a `MemoryHandler`. `program` is the program that runs."""
+    """The memory of a run, as programs reach it. `program` is the program that runs.
+
+    Pointers come as arrays of uint64 addresses; `mask` is None where all are accessed. `dtype` is numpy's; bfloat16 is
+    uint16."""
 
     def __init__(
         self,
@@ -50,127 +53,86 @@ class Accesses:
         self._quiet = 0
         self._observed = 0
 
-    # The interface of MemoryHandler.
-
     def load(
         self,
         pointers: Array,
-        mask: Array | None,
-        other: Array | None,
         dtype: np.dtype[Any],
-        volatile: bool,
-        gather: Callable[[], Array],
+        mask: Array | None = None,
+        other: Array | None = None,
+        volatile: bool = False,
     ) -> Array:
+        """Returns what is in memory, and `other` (zero if None) where the mask is false."""
+        mode = VOLATILE_LOAD if volatile else LOAD
         me = self._begin(self._switch_always or volatile)
-        accesses = self._locate(me, "load", pointers, mask, dtype.itemsize)
-        if len(accesses) == 1 and accesses[0].addresses is None:
-            access = accesses[0]
-            if access.lanes is None:
-                data = access.view(dtype).copy()
-            else:
-                data = _background(pointers, other, dtype)
-                data[access.lanes] = access.view(dtype)
-        elif accesses:
-            data = gather()
+        accesses = self._locate(me, mode, pointers, mask, dtype.itemsize)
+        if len(accesses) == 1 and accesses[0].lanes is None:
+            data = accesses[0].values(dtype).copy()
         else:
-            return _background(pointers, other, dtype)
+            data = np.zeros(pointers.shape, dtype)
+            if other is not None:
+                data[...] = other
+            for access in accesses:
+                access.read_into(data)
+        if not accesses:
+            return data
         polling = volatile or (data.size == 1 and accesses[0].region.kind == "signal")
         if not (self.ordering or polling or me.polls):
             return data
         site = me.site or sites.current()
-        key: PollKey | None = None
-        if polling:
-            key = poll_key(site, accesses)
-        elif me.polls:
+        poll = _poll(site, accesses, data) if polling else None
+        if poll is None and me.polls:
             me.load(site, accesses[0].start)
-        if self.ordering:
-            kind, scope = ("volatile_load", "sys") if volatile else ("load", "")
-            me.rewind(key)
-            me.strand.time += 1
-            for access in accesses:
-                if self.races:
-                    self.races.read(me.strand, self.shadows.cells(access), kind, volatile, scope, site)
-                self._observe(me, access, kind, site)
-        if key is not None:
-            self._polled(me, key, accesses, data)
+        self._record(me, mode, accesses, site, poll)
+        if poll is not None:
+            self._park(me, poll)
         return data
 
-    def store(self, pointers: Array, mask: Array | None, values: Array, scatter: Callable[[], object]) -> None:
+    def store(self, pointers: Array, values: Array, mask: Array | None = None) -> None:
+        """Stores a tile of values."""
         me = self._begin(self._switch_always)
-        accesses = self._locate(me, "store", pointers, mask, values.dtype.itemsize)
-        if len(accesses) == 1 and accesses[0].addresses is None:
-            accesses[0].view(values.dtype)[...] = accesses[0].part_of(values)
-        elif accesses:
-            scatter()
-        else:
+        accesses = self._locate(me, STORE, pointers, mask, values.dtype.itemsize)
+        if not accesses:
             return
+        for access in accesses:
+            access.write(access.part_of(values))
         if self.ordering:
-            site = me.site or sites.current()
-            me.rewind(None)
-            me.strand.time += 1
-            for access in accesses:
-                cells = self.shadows.cells(access)
-                if self.races:
-                    self.races.write(me.strand, cells, "store", False, "", site)
-                self.ordering.forget(cells)
-                self._observe(me, access, "store", site)
+            self._record(me, STORE, accesses, me.site or sites.current(), None, writes=True)
         self._effect(me, accesses, only_signals=False)
 
     def atomic(
         self,
-        kind: str,
+        mode: Mode,
         pointers: Array,
-        mask: Array | None,
         dtype: np.dtype[Any],
-        semantic: str,
-        scope: str,
         apply: Callable[[], Array],
-        domain: str = "",
+        mask: Array | None = None,
     ) -> Array:
-        """`domain`: to which other atomics it is one; "": to those of programs."""
+        """Returns the old values, as `apply` does when it has changed them."""
         me = self._begin(True)
-        accesses = self._locate(me, kind, pointers, mask, dtype.itemsize)
+        accesses = self._locate(me, mode, pointers, mask, dtype.itemsize)
         old = apply()
         if not accesses:
             return old
-        new = [access.values(dtype) for access in accesses]
-        changed = any(bool((now != access.part_of(old)).any()) for access, now in zip(accesses, new, strict=True))
+        parts = [(access.part_of(old), access.values(dtype)) for access in accesses]
+        changed = any(bool((before != after).any()) for before, after in parts)
         # What changes nothing only looks, such as adding 0; but nobody waits with a mere release.
-        writes = changed or semantic == "release" or kind == "atomic_store"
+        writes = changed or mode.semantic == "release" or mode.kind == "atomic_store"
         site = me.site or sites.current()
-        key = None if writes else poll_key(site, accesses)
-        if self.ordering:
-            cells = [self.shadows.cells(access) for access in accesses]
-            if self.races:
-                record = self.races.write if writes else self.races.read
-                for part in cells:
-                    record(me.strand, part, kind, True, scope, site, domain)
-            me.rewind(key)
-            if semantic in ("acquire", "acq_rel"):
-                for part in cells:
-                    self.ordering.acquire(me.strand, part, scope)
-            me.strand.time += 1
-            if semantic in ("release", "acq_rel") and (changed or kind not in ("atomic_cas", "atomic_load")):
-                for part in cells:
-                    self.ordering.release(me.strand, part, scope, replaces=kind == "atomic_store")
-            elif kind == "atomic_store":
-                for part in cells:
-                    self.ordering.forget(part)
-            for access, now in zip(accesses, new, strict=True):
-                self._observe(me, access, kind, site, semantic, scope, old, now)
-        if key is None:
+        poll = None if writes else _poll(site, accesses, old)
+        self._record(me, mode, accesses, site, poll, writes, changed, parts)
+        if poll is None:
             # Locks that are taken and given back for ever are a livelock, too: words are no progress.
             self._effect(me, accesses, only_signals=old.size == 1)
         else:
-            self._polled(me, key, accesses, old)
+            self._park(me, poll)
         return old
 
-    # Turns.
+    # ---- turns
 
     def enter(self, program: Program) -> None:
         """The program runs from now on."""
         self.program = program
-        set_program(program.index, program.launch.shape)
+        set_program(program.who.program, program.launch.shape)
 
     def pause(self) -> None:
         """Lets others run before the program goes on."""
@@ -194,8 +156,7 @@ class Accesses:
             self._heartbeat[0] += 1
         if self._quiet > self._livelock:
             raise LivelockError(
-                f"livelock: {self._livelock} memory operations without an effect; the last is that of rank "
-                f"{me.launch.rank} {me.launch.name}[{me.index}]",
+                f"livelock: {self._livelock} memory operations without an effect; the last is that of {me.who}",
                 me.site or sites.current(),
             )
         if me.quiet % FAIR_SHARE == 0:
@@ -215,69 +176,68 @@ class Accesses:
         for access in accesses:
             self.scheduler.wake(access.low - 7, access.high)  # a word that is polled has at most 8 bytes
 
-    def ended(self, program: Program) -> None:
-        """The program is done."""
+    def progress(self) -> None:
+        """A program has ended, or another process wrote what one polls."""
         self.effects += 1
         self._quiet = 0
 
-    def disturbed(self) -> None:
-        """Another process wrote what a program polls."""
-        self._quiet = 0
+    # ---- polls, observers and bounds
 
-    # Polls.
-
-    def _polled(self, me: Program, key: PollKey, accesses: list[Access], tile: Array) -> None:
+    def _park(self, me: Program, poll: Poll) -> None:
         """Parks the program until what it polls is written, if it just sees the same again and again."""
-        values = tuple(access.part_of(tile).reshape(-1).copy() for access in accesses)
-        if me.look(key, Poll(key[0], tuple(accesses), values)):
+        if me.look(poll):
             self.scheduler.block(address for poll in me.polls for address in poll.addresses())
             self.enter(me)
 
-    # Observers and bounds.
-
-    def _observe(
+    def _record(
         self,
         me: Program,
-        access: Access,
-        kind: str,
+        mode: Mode,
+        accesses: list[Access],
         site: KernelSite,
-        semantic: str = "",
-        scope: str = "",
-        old: Array | None = None,
-        new: Array | None = None,
+        poll: Poll | None,
+        writes: bool = False,
+        changed: bool = False,
+        parts: Sequence[tuple[Array, Array]] = (),
     ) -> None:
-        if self.observer is None:
+        """Looks for races, carries order, and tells the observer. `parts`: by access what an atomic found and left."""
+        if self.ordering is None:
             return
-        before = after = None
-        if old is not None and new is not None and new.size == 1:
-            before, after = access.part_of(old).item(), new.item()
-        launch = me.launch
-        # fmt: off
-        self.observer(Operation(
-            self._observed, launch.rank, launch.number, launch.name, me.index, kind, access.region, access.box,
-            semantic, scope, before, after, me.strand.time, site,
-        ))
-        # fmt: on
-        self._observed += 1
+        cells = [self.shadows.cells(access) for access in accesses]
+        if self.races:
+            for part in cells:
+                self.races.record(me.strand, part, mode, writes, site)
+        me.rewind(poll)
+        if mode.semantic in ("acquire", "acq_rel"):
+            for part in cells:
+                self.ordering.acquire(me.strand, part, mode.scope)
+        me.strand.time += 1
+        if mode.semantic in ("release", "acq_rel") and (changed or mode.kind not in ("atomic_cas", "atomic_load")):
+            for part in cells:
+                self.ordering.release(me.strand, part, mode.scope, replaces=mode.kind == "atomic_store")
+        elif mode.kind in ("store", "atomic_store"):
+            for part in cells:
+                self.ordering.forget(part)
+        if self.observer is not None:
+            who, scope = me.who, mode.scope if mode.semantic else ""
+            for n, access in enumerate(accesses):
+                old, new = [v.item() for v in parts[n]] if parts and parts[n][0].size == 1 else (None, None)
+                # fmt: off
+                self.observer(Operation(
+                    self._observed, who.rank, who.number, who.launch, who.program, mode.kind, access.region, access.box,
+                    mode.semantic, scope, old, new, me.strand.time, site,
+                ))
+                # fmt: on
+                self._observed += 1
 
-    def _locate(self, me: Program, kind: str, pointers: Array, mask: Array | None, itemsize: int) -> list[Access]:
+    def _locate(self, me: Program, mode: Mode, pointers: Array, mask: Array | None, itemsize: int) -> list[Access]:
         regions = me.launch.regions
         try:
             return regions.locate(pointers, mask, itemsize)
         except Outside as outside:
-            raise OutOfBoundsError(
-                rank=me.launch.rank,
-                launch=me.launch.name,
-                program=me.index,
-                site=me.site or sites.current(),
-                kind=kind,
-                address=outside.address,
-                nearest=regions.nearest(outside.address),
-            ) from None
+            nearest, site = regions.nearest(outside.address), me.site or sites.current()
+            raise OutOfBoundsError(me.who, site, mode.kind, outside.address, nearest) from None
 
 
-def _background(pointers: Array, other: Array | None, dtype: np.dtype[Any]) -> Array:
-    """What a load gives where its mask is false."""
-    if other is None:
-        return np.zeros(pointers.shape, dtype)
-    return np.array(np.broadcast_to(other, pointers.shape), dtype)
+def _poll(site: KernelSite, accesses: list[Access], tile: Array) -> Poll:
+    return Poll(site, tuple((access, access.part_of(tile).reshape(-1).copy()) for access in accesses))

@@ -9,10 +9,26 @@ import numpy as np
 import triton.language as tl
 import triton.runtime.interpreter as stock
 
-from tilelink.emulator import bfloat16
 from tilelink.emulator.kernel_values import Handle
+from tilelink.emulator.memory import Array
 
 _Builder = stock.InterpreterBuilder
+_QUIET_NAN = np.uint16(0x7FC0)
+
+
+def to_float32(words: Array) -> Array:
+    """The values of bfloat16 words, the upper halves of float32's, exactly."""
+    return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def from_float32(values: Array) -> Array:
+    """The bfloat16 words nearest to float32 values; ties go to even, NaN to the quiet NaN."""
+    values = np.ascontiguousarray(values, np.float32)
+    bits = values.view(np.uint32)
+    half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    with np.errstate(over="ignore"):
+        words = ((bits + half) >> np.uint32(16)).astype(np.uint16)
+    return np.where(np.isnan(values), _QUIET_NAN, words)
 
 
 def _is_bfloat16(handle: Any) -> bool:
@@ -20,12 +36,12 @@ def _is_bfloat16(handle: Any) -> bool:
 
 
 def _widened(handle: Any) -> Any:
-    return Handle(bfloat16.to_float32(handle.data), tl.float32) if _is_bfloat16(handle) else handle
+    return Handle(to_float32(handle.data), tl.float32) if _is_bfloat16(handle) else handle
 
 
 def _narrowed(handle: Any) -> Any:
     if handle.data.dtype == np.float32:
-        return Handle(bfloat16.from_float32(handle.data), tl.bfloat16)
+        return Handle(from_float32(handle.data), tl.bfloat16)
     return Handle(handle.data, tl.bfloat16)
 
 
@@ -44,7 +60,7 @@ def _cast(self: Any, source: Any, target: Any) -> Any:
     if before == after or tl.bfloat16 not in (before, after):
         return _stock_cast(self, source, target)
     if after == tl.bfloat16:
-        return Handle(bfloat16.from_float32(source.data), tl.bfloat16)
+        return Handle(from_float32(source.data), tl.bfloat16)
     return _stock_cast(self, _widened(source), target) if after != tl.float32 else _widened(source)
 
 
@@ -61,7 +77,7 @@ def _dot(self: Any, a: Any, b: Any, accumulator: Any, *precision: Any) -> Any:
         left, right = (_widened(operand).data.astype(np.float64) for operand in (a, b))
         total = (left @ right).astype(np.float32) + _widened(accumulator).data
         if _is_bfloat16(accumulator):
-            return Handle(bfloat16.from_float32(total), tl.bfloat16)
+            return Handle(from_float32(total), tl.bfloat16)
         return Handle(total.astype(accumulator.data.dtype, copy=False), accumulator.dtype.scalar)
     return _stock_dot(self, a, b, accumulator, *precision)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilelink.emulator.alike import Entry, folded
 from tilelink.errors import Site, TileLinkError
 
 if TYPE_CHECKING:
     from tilelink.emulator.memory import Region
+    from tilelink.emulator.ordering import Who
     from tilelink.emulator.races import Race
 
 SHOWN = 12
@@ -99,36 +99,25 @@ class LivelockError(TileLinkError):
 class OutOfBoundsError(TileLinkError):
     """A program was about to touch memory that its launch does not have. The memory is as it was.
 
-    `nearest` is the region that is nearest (None if the launch has none), `offset` the distance in bytes of
-    the access from the base of that region.
-    """
+    `nearest` is the region that is nearest (None if the launch has none), `offset` the distance in bytes of the access
+    from the base of that region."""
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        launch: str,
-        program: int,
-        site: Site,
-        kind: str,
-        address: int,
-        nearest: Region | None,
-    ) -> None:
-        self.rank, self.launch, self.program, self.kind = rank, launch, program, kind
+    def __init__(self, who: Who, site: Site, kind: str, address: int, nearest: Region | None) -> None:
+        self.rank, self.launch, self.program, self.kind = who.rank, who.launch, who.program, kind
         self.address, self.nearest = address, nearest
         self.offset = None if nearest is None else address - nearest.base
         where = "where its launch has no memory at all"
         if nearest is not None:
             where = f"{self.offset} bytes from the base of {nearest}, which has {nearest.end - nearest.base} bytes"
-        super().__init__(f"rank {rank} {launch}[{program}]: out of bounds: {kind} {where}", site)
+        super().__init__(f"{who}: out of bounds: {kind} {where}", site)
 
 
 class KernelError(TileLinkError):
     """A kernel raised: the cause is `__cause__`; rank, launch and program say where."""
 
-    def __init__(self, rank: int, launch: str, program: int, site: Site | None, cause: BaseException) -> None:
-        self.rank, self.launch, self.program = rank, launch, program
-        super().__init__(f"rank {rank} {launch}[{program}]: {type(cause).__name__}: {cause}", site)
+    def __init__(self, who: Who, site: Site | None, cause: BaseException) -> None:
+        self.rank, self.launch, self.program = who.rank, who.launch, who.program
+        super().__init__(f"{who}: {type(cause).__name__}: {cause}", site)
 
 
 class RaceError(TileLinkError):
@@ -150,3 +139,29 @@ class RaceError(TileLinkError):
 def _shown(entries: Sequence[object], most: int = SHOWN) -> list[str]:
     rest = len(entries) - most
     return [str(entry) for entry in entries[:most]] + ([f"and {rest} more"] if rest > 0 else [])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of a rank that is stuck: in which way (`how`), what it is one of ("worker of matmul", "program of push"), and
+    what there is to say of it."""
+
+    rank: int
+    how: Hashable
+    one_of: str
+    text: str
+
+
+def folded(entries: Iterable[Entry], most: int) -> list[str]:
+    """For those of a rank that are stuck in one way a line for the first, and one for how many more there are; at most
+    so many ways are told."""
+    ways: dict[Hashable, list[Entry]] = {}
+    for entry in entries:
+        ways.setdefault((entry.rank, entry.how), []).append(entry)
+    lines = []
+    for first, *more in list(ways.values())[:most]:
+        word, _, of = first.one_of.partition(" ")
+        lines.append(first.text)
+        lines += [f"and {len(more)} more {word}{'s' * (len(more) > 1)} {of}"] if more else []
+    left = sum(map(len, list(ways.values())[most:]))
+    return lines + ([f"and {left} more"] if left else [])

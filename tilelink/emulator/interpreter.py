@@ -2,20 +2,21 @@
 in place of its memory accesses (`memory_hooks.py`), arithmetic (`arithmetic.py`) and operators (`operators.py`), and in
 `kernel_values.py`.
 
-Nothing is patched at import. `installed` patches Triton for the duration of a run: `triton.language` computes
-with numpy, calls of `@triton.jit` functions run their Python source, and every access to memory goes to a
-handler.
+Nothing is patched at import. `installed` patches Triton for the duration of a run: `triton.language` computes with
+numpy, calls of `@triton.jit` functions run their Python source, and every access to memory goes to `Accesses`.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Lock
-from types import FunctionType, SimpleNamespace
+from types import CellType, CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import triton
@@ -23,22 +24,19 @@ import triton.language as tl
 import triton.runtime.interpreter as stock
 from triton.runtime.jit import JITFunction
 
+from tilelink.emulator import sites
+from tilelink.emulator.accesses import Accesses
 from tilelink.emulator.arithmetic import ARITHMETIC, reduce_or_scan
-from tilelink.emulator.handler import MemoryHandler
 from tilelink.emulator.kernel_values import numpy_dtype, unwrapped
 from tilelink.emulator.memory_hooks import memory_hooks
 from tilelink.emulator.operators import Forms, operators
-from tilelink.emulator.rewriting import rewritten
-from tilelink.emulator.sites import SiteFinder
 
 _Builder = stock.InterpreterBuilder
 _MISSING = object()
 _TRITON = os.path.dirname(triton.__file__)
 _TWIN = "__tilelink_interpreted__"
-_installed: tuple[MemoryHandler, ExitStack] | None = None
+_installed: tuple[Accesses, ExitStack] | None = None
 _one_run = Lock()
-sites = SiteFinder()
-"""Finds lines of the functions that were interpreted."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,21 +49,18 @@ class InterpretedKernel:
     parameters: tuple[str, ...]
     constexprs: frozenset[str]
 
-    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a launch as the interpreter takes them. Raises `TypeError` if they do not fit."""
+    def bind(self, memory: Accesses, arguments: Mapping[str, Any]) -> Callable[[], object]:
+        """One program, whose accesses go to the memory that is `installed`. Raises `TypeError` for arguments that do
+        not fit."""
         unknown = arguments.keys() - set(self.parameters)
         if unknown:
             raise TypeError(f"{self.name} has no parameter {', '.join(sorted(unknown))}")
         signature = self.kernel.signature.bind(**arguments)
         signature.apply_defaults()
         values = {name: unwrapped(value) for name, value in signature.arguments.items()}
-        return {
-            name: value if name in self.constexprs else stock._implicit_cvt(value) for name, value in values.items()
-        }
-
-    def run(self, memory: MemoryHandler, arguments: Mapping[str, Any]) -> None:
-        """Runs one program; what it accesses goes to the handler that is `installed`, which is `memory`."""
-        self.function(**arguments)
+        for name in values.keys() - self.constexprs:
+            values[name] = stock._implicit_cvt(values[name])
+        return partial(self.function, **values)
 
 
 def interpreted(kernel: Any) -> InterpretedKernel:
@@ -76,26 +71,19 @@ def interpreted(kernel: Any) -> InterpretedKernel:
     return InterpretedKernel(kernel, kernel.__name__, _python_function(kernel), names, constexprs)
 
 
-def set_program(program: int, shape: tuple[int, ...]) -> None:
-    """Says which program's code runs from now on: its number in a grid of this shape, whose first axis goes fastest."""
-    x, y, z = (*shape, 1, 1)[:3]
-    stock.interpreter_builder.grid_idx = (program % x, program // x % y, program // (x * y))
-    stock.interpreter_builder.grid_dim = (x, y, z)
-
-
 def is_running() -> bool:
     """Whether kernels are run in this process at present."""
     return _one_run.locked()
 
 
 @contextmanager
-def installed(handler: MemoryHandler) -> Iterator[None]:
-    """Patches Triton so that interpreted kernels run and reach memory through `handler`; undone at the end."""
+def installed(memory: Accesses) -> Iterator[None]:
+    """Patches Triton so that interpreted kernels run and reach `memory`; undone at the end."""
     global _installed
     if not _one_run.acquire(blocking=False):
         raise RuntimeError("another execution is running in this process")
     try:
-        _installed = handler, _patched(handler)
+        _installed = memory, _patched(memory)
         yield
     finally:
         if _installed is not None:
@@ -104,8 +92,8 @@ def installed(handler: MemoryHandler) -> Iterator[None]:
         _one_run.release()
 
 
-def handler() -> MemoryHandler | None:
-    """The handler that is installed, if there is one."""
+def installed_memory() -> Accesses | None:
+    """The memory that is installed, while kernels run."""
     return None if _installed is None else _installed[0]
 
 
@@ -116,15 +104,15 @@ def suspended() -> Iterator[None]:
     if _installed is None:
         yield
         return
-    handler, patches = _installed
+    memory, patches = _installed
     patches.close()
     try:
         yield
     finally:
-        _installed = handler, _patched(handler)
+        _installed = memory, _patched(memory)
 
 
-def _patched(handler: MemoryHandler) -> ExitStack:
+def _patched(memory: Accesses) -> ExitStack:
     """Puts all patches in place; closing what is returned removes them."""
     with ExitStack() as patches:
         language = stock._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
@@ -139,7 +127,7 @@ def _patched(handler: MemoryHandler) -> ExitStack:
         _replace(patches, stock.ReduceScanOpInterface, "apply", reduce_or_scan)
         options = dataclasses.replace(stock.interpreter_builder.options, sanitize_overflow=False, debug=True)
         _replace(patches, stock.interpreter_builder, "options", options)
-        for name, hook in (memory_hooks(handler) | ARITHMETIC).items():
+        for name, hook in (memory_hooks(memory) | ARITHMETIC).items():
             if hasattr(_Builder, name) or name == "get_bf16":
                 _replace(patches, _Builder, name, hook)
         forms = Forms()
@@ -171,11 +159,35 @@ def _python_function(kernel: Any) -> FunctionType:
         names = {"interpreter_semantic": stock.interpreter_semantic}
         if hasattr(stock, "_InterpreterComparison"):
             names["_InterpreterComparison"] = stock._InterpreterComparison
-        function = rewritten(kernel.fn, kernel.raw_src, kernel.starting_line_number, stock.ASTTransformer(), names)
+        function = _rewritten(kernel, names)
         setattr(kernel.fn, _TWIN, function)  # a table would keep generated kernels alive
         if not function.__code__.co_filename.startswith(_TRITON):
             sites.files.add(function.__code__.co_filename)
     return function
+
+
+def _rewritten(kernel: Any, names: Mapping[str, Any]) -> FunctionType:
+    """The function of a kernel as Triton's transformer changes it, which also knows `names`.
+
+    It shares globals, closure and defaults with the kernel's, and its lines are those of the file. `names` are bound as
+    variables of an enclosing function, so that the globals of the kernel's module stay as they are."""
+    function: FunctionType = kernel.fn
+    (definition,) = ast.parse(textwrap.dedent("".join(kernel.raw_src))).body
+    assert isinstance(definition, ast.FunctionDef)
+    ast.increment_lineno(definition, kernel.starting_line_number - 1)
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    cells |= {name: CellType(value) for name, value in names.items()}
+    (enclosing,) = ast.parse(f"def enclosing({', '.join(cells)}): pass").body
+    assert isinstance(enclosing, ast.FunctionDef)
+    enclosing.body = [stock.ASTTransformer().visit(definition)]
+    module = ast.fix_missing_locations(ast.Module([enclosing], type_ignores=[]))
+    code = compile(module, function.__code__.co_filename, "exec")
+    for name in ("enclosing", definition.name):  # neither is executed: annotations and defaults were evaluated before
+        code = next(c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name)
+    closure = tuple(cells[name] for name in code.co_freevars)
+    twin = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
 
 
 def _call(kernel: Any, *arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Values of kernels, as Triton's interpreter holds them: numbers, pointers and their dtypes."""
+"""Values of kernels, as Triton's interpreter holds them: numbers, pointers, dtypes, and the number of the program."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from tilelink.emulator.memory import Array
 Handle = stock.TensorHandle
 _stock_numpy_dtype = stock._get_np_dtype
 _numpy_dtypes: dict[str, np.dtype[Any]] = {}
+
+
+def set_program(program: int, shape: tuple[int, ...]) -> None:
+    """Says which program's code runs from now on: its number in a grid of this shape, whose first axis goes fastest."""
+    x, y, z = (*shape, 1, 1)[:3]
+    stock.interpreter_builder.grid_idx = (program % x, program // x % y, program // (x * y))
+    stock.interpreter_builder.grid_dim = (x, y, z)
 
 
 def number(value: Any) -> int:

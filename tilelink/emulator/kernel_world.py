@@ -51,8 +51,7 @@ class KernelWorld:
     in `latest.races`, False does not look. `switch`: programs take turns at "atomics", or at every access to "memory".
     `observer` gets every operation.
 
-    Raises WorldError, and ArgumentError for a policy that there is not.
-    """
+    Raises WorldError, and ArgumentError for a policy that there is not."""
 
     def __init__(
         self,
@@ -151,8 +150,7 @@ class KernelRank:
         ranks, and the tensors that it is given; reports call these by the parameter. `name`: what reports call the
         launch, by default the kernel and the how manieth call of it this is, from 1.
 
-        Raises ArgumentError for what the kernel does not take, DeviceError, and WorldError where no rank runs.
-        """
+        Raises ArgumentError for what the kernel does not take, DeviceError, and WorldError where no rank runs."""
         site = Site.of_user()
         twin, values = _bound(kernel, arguments, named, site)
         shape = _grid(grid, twin.name, site)

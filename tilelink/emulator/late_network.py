@@ -7,28 +7,20 @@ for, lowered kernels are executed with the operations that `nvshmem` calls, in t
 import triton
 import triton.language as tl
 
-from tilelink.backend.targets.portable_network import (
+from tilelink.backend.targets import portable
+from tilelink.backend.targets.portable import (  # noqa: F401, kernels import them from here
     PROGRESS,
     RUN,
     SLOT_LEFT,
-    TICKET,
     clock,
     credit,
-    drain,
     entered,
-    is_far,
     last_out,
     notify,
     peer,
-    wait,
 )
+from tilelink.backend.targets.portable_network import drain, is_far, wait  # noqa: F401, kernels import them from here
 from tilelink.emulator import shmem
-
-__all__ = [
-    "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "clock", "complete_far", "credit", "drain", "enter", "entered", "fetch_far", "is_far", "last_out", "leave",
-    "notify", "notify_far", "peer", "put_far", "put_notify_far", "wait",
-]  # fmt: skip
 
 
 @triton.jit
@@ -66,7 +58,7 @@ def notify_far(heaps, other, signal):
 
 
 @triton.jit
-def _tell(heaps, control, rank, progress, world: tl.constexpr):
+def tell(heaps, control, rank, progress, world: tl.constexpr):
     """Tells every peer this rank's progress: a near one what it is, a far one that it has grown by one."""
     shmem.fence()
     for other in range(world):
@@ -76,17 +68,4 @@ def _tell(heaps, control, rank, progress, world: tl.constexpr):
             tl.atomic_xchg(peer(heaps, other, 0, tl.int64) + PROGRESS + rank, progress, sem="release", scope="sys")
 
 
-@triton.jit
-def enter(heaps, control, rank, run, world: tl.constexpr):
-    """Tells every peer that all earlier work of this rank is done, so that its inputs may be read."""
-    _tell(heaps, control, rank, 2 * run + 1, world)
-
-
-@triton.jit
-def leave(heaps, control, rank, slot, run, world: tl.constexpr):
-    """Ends a run: all signals of it have come and are zero again; tells the peers."""
-    tl.store(control + TICKET, 0)
-    tl.store(control + SLOT_LEFT + slot, 2 * run + 2)
-    tl.store(control + RUN, run + 1)
-    tl.debug_barrier()
-    _tell(heaps, control, rank, 2 * run + 2, world)
+enter, leave = portable.over(globals(), portable.enter, portable.leave)

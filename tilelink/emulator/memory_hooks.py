@@ -1,4 +1,4 @@
-"""Accesses of interpreted kernels, handed to a memory handler in place of Triton's own loads, stores and atomics."""
+"""Accesses of interpreted kernels, handed to `Accesses` in place of Triton's own loads, stores and atomics."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 import triton.language as tl
 import triton.runtime.interpreter as stock
 
-from tilelink.emulator.handler import MemoryHandler
+from tilelink.emulator.accesses import Accesses
 from tilelink.emulator.kernel_values import Handle, numpy_dtype
 from tilelink.emulator.memory import Array
+from tilelink.emulator.operation import Mode
 
 _Builder = stock.InterpreterBuilder
 _SEMANTICS = {"RELAXED": "relaxed", "ACQUIRE": "acquire", "RELEASE": "release", "ACQUIRE_RELEASE": "acq_rel"}
@@ -19,8 +20,8 @@ _SCOPES = {"CTA": "cta", "GPU": "gpu", "SYSTEM": "sys"}
 _OPERATIONS = {"FADD": "ADD", "UMIN": "MIN", "UMAX": "MAX"}
 
 
-def memory_hooks(handler: MemoryHandler) -> dict[str, Callable[..., Any]]:
-    """Methods of Triton's builder by name, of any version, that let `handler` do what they stand for."""
+def memory_hooks(memory: Accesses) -> dict[str, Callable[..., Any]]:
+    """Methods of Triton's builder by name, of any version, that do in `memory` what they stand for."""
     stock_load, stock_store = _Builder.create_masked_load, _Builder.create_masked_store
     stock_rmw, stock_cas = _Builder.create_atomic_rmw, _Builder.create_atomic_cas
 
@@ -28,41 +29,21 @@ def memory_hooks(handler: MemoryHandler) -> dict[str, Callable[..., Any]]:
         # What is between `other` and `is_volatile` differs from version to version, and means nothing here.
         volatile = bool(named["is_volatile"] if "is_volatile" in named else policy[-1])
         element = ptrs.get_element_ty()
-
-        def gather() -> Array:
-            full = Handle(np.ones(ptrs.data.shape, bool), tl.int1) if mask is None else mask
-            return stock_load(self, ptrs, full, other, *policy, **named).data
-
-        data = handler.load(
-            ptrs.data,
-            _mask(mask),
-            None if other is None else other.data,
-            numpy_dtype(element),
-            volatile,
-            gather,
-        )
-        return Handle(data, element)
+        background = None if other is None else other.data
+        return Handle(memory.load(ptrs.data, numpy_dtype(element), _mask(mask), background, volatile), element)
 
     def load(self: Any, ptr: Any, *policy: Any, **named: Any) -> Any:
         return masked_load(self, ptr, None, None, *policy, **named)
 
     def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *policy: Any, **named: Any) -> None:
-        values = value.data.astype(numpy_dtype(ptrs.get_element_ty()), copy=False)
-
-        def scatter() -> None:
-            full = Handle(np.ones(ptrs.data.shape, bool), tl.int1) if mask is None else mask
-            stock_store(self, ptrs, Handle(values, value.dtype), full, *policy, **named)
-
-        handler.store(ptrs.data, _mask(mask), values, scatter)
+        memory.store(ptrs.data, value.data.astype(numpy_dtype(ptrs.get_element_ty()), copy=False), _mask(mask))
 
     def store(self: Any, ptr: Any, value: Any, *policy: Any, **named: Any) -> None:
         masked_store(self, ptr, value, None, *policy, **named)
 
     def atomic(kind: str, ptr: Any, mask: Any, sem: Any, scope: Any, apply: Callable[[], Array]) -> Any:
-        element = ptr.get_element_ty()
-        dtype = numpy_dtype(element)
-        order, reach = _SEMANTICS[sem.name], _SCOPES[scope.name]
-        return Handle(handler.atomic(kind, ptr.data, _mask(mask), dtype, order, reach, apply), element)
+        element, mode = ptr.get_element_ty(), Mode(kind, _SEMANTICS[sem.name], _SCOPES[scope.name])
+        return Handle(memory.atomic(mode, ptr.data, numpy_dtype(element), apply, _mask(mask)), element)
 
     def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         kind = f"atomic_{_OPERATIONS.get(op.name, op.name).lower()}"

@@ -9,22 +9,93 @@ and after the transfers to this peer, of the same context, before a fence. (Open
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from tilelink.emulator.interpreter import sites
-from tilelink.emulator.memory import Array
+from tilelink.emulator import sites
+from tilelink.emulator.accesses import Accesses
+from tilelink.emulator.memory import Array, Place, bytes_at
+from tilelink.emulator.operation import Mode
 from tilelink.emulator.ordering import Moment, Ordering, Strand
 from tilelink.emulator.programs import Program
-from tilelink.emulator.transfers import Agent, Atomic, Place, Transfer
 from tilelink.errors import ArgumentError, RankError
-
-if TYPE_CHECKING:
-    from tilelink.emulator.accesses import Accesses
 
 FIRST_KEY = -(1 << 60)
 """Keys on which programs wait for transfers: none is an address or that of a stream."""
+PIECES = 2
+"""In so many pieces a transfer reads and writes."""
+Change = Callable[[Array], Any]
+"""What an atomic makes of an old value; None leaves it."""
+
+
+@dataclass(frozen=True)
+class Atomic:
+    """What is done to a word at once."""
+
+    word: Place
+    mode: Mode
+    change: Change
+
+
+@dataclass(eq=False)
+class Transfer:
+    """A transfer under way. `agent`: who does it, a program with two strands in one slot. `issued`: the slot and the
+    clock of the strand that started it, then. `delivers`: fences order it, as they do puts and atomics, and not what is
+    started to be brought here. `fences`: the slots and clocks of the strands that fenced it. `sent`, `end`: the moments
+    at which its source was read, and at which it was complete. `value`: what it fetched."""
+
+    accesses: Accesses
+    agent: Program
+    near: Strand
+    far: Strand
+    pe: int
+    context: int
+    key: int
+    issued: tuple[int, int]
+    lane: object
+    delivers: bool
+    fences: list[tuple[int, int]] = field(default_factory=list)
+    sent: Moment | None = None
+    end: Moment | None = None
+    value: Array | None = None
+
+    def go(self, strand: Strand) -> Moment:
+        """What comes next is done on a strand, and is later than all before; the moment before it."""
+        before = self.agent.strand.publish()
+        strand.clock[strand.slot] = self.agent.strand.clock[strand.slot]
+        self.agent.strand = strand
+        return before
+
+    def read(self, source: Place) -> list[Array]:
+        """What is in memory, in pieces."""
+        return [self._read(piece) for piece in source.pieces(PIECES)]
+
+    def _read(self, piece: Place) -> Array:
+        self.accesses.pause()
+        return self.accesses.load(piece.pointers(), piece.dtype)
+
+    def write(self, target: Place, values: list[Array]) -> None:
+        """Stores pieces."""
+        for piece, block in zip(target.pieces(PIECES), values, strict=True):
+            self.accesses.pause()
+            self.accesses.store(piece.pointers(), block)
+
+    def do(self, atomic: Atomic) -> Array:
+        """Does an atomic; the old value."""
+        word = atomic.word
+        memory = bytes_at(word.address, word.dtype.itemsize).view(word.dtype)
+
+        def apply() -> Array:
+            old = memory.copy()
+            new = atomic.change(old)
+            if new is not None:
+                memory[:] = new
+            return old
+
+        self.accesses.pause()
+        return self.accesses.atomic(atomic.mode, word.pointers(), word.dtype, apply)
 
 
 class Network:
@@ -45,26 +116,20 @@ class Network:
         return self.accesses.program
 
     def put(
-        self,
-        name: str,
-        target: Place,
-        source: Place | Array,
-        pe: int,
-        context: int,
-        signal: tuple[Place, Atomic] | None = None,
+        self, name: str, target: Place, source: Place | Array, pe: int, context: int, signal: Atomic | None = None
     ) -> Transfer:
         """Starts to write what is in memory (or an array) to a peer; then, if there is a signal, to change that."""
         there = self._there(name, target, pe)
-        word = None if signal is None else (self._there(name, signal[0], pe), signal[1])
+        signal = signal and replace(signal, word=self._there(name, signal.word, pe))
 
-        def work(agent: Agent, transfer: Transfer) -> None:
-            values = agent.read(source) if isinstance(source, Place) else [source]
-            transfer.read = agent.go(agent.far)
+        def work(transfer: Transfer) -> None:
+            values = transfer.read(source) if isinstance(source, Place) else [source]
+            transfer.sent = transfer.go(transfer.far)
             self._wake(transfer)
             self.accesses.delay()
-            agent.write(there, values)
-            if word is not None:
-                agent.atomic(*word, "release")
+            transfer.write(there, values)
+            if signal is not None:
+                transfer.do(signal)
 
         return self._start(name, pe, context, True, work)
 
@@ -72,45 +137,41 @@ class Network:
         """Starts to read from a peer, to memory or, without a target, to `value`."""
         there = self._there(name, source, pe)
 
-        def work(agent: Agent, transfer: Transfer) -> None:
-            agent.go(agent.far)
-            values = agent.read(there)
+        def work(transfer: Transfer) -> None:
+            transfer.go(transfer.far)
+            values = transfer.read(there)
             self.accesses.delay()
-            agent.go(agent.near)
+            transfer.go(transfer.near)
             if target is None:
                 transfer.value = np.concatenate(values)
             else:
-                agent.write(target, values)
+                transfer.write(target, values)
 
         return self._start(name, pe, context, False, work)
 
-    def atomic(
-        self, name: str, word: Place, atomic: Atomic, pe: int, context: int, fetch: Place | None = None
-    ) -> Transfer:
+    def atomic(self, name: str, atomic: Atomic, pe: int, context: int, fetch: Place | None = None) -> Transfer:
         """Starts an atomic on a word of a peer. The old value goes to `value`, or to memory, as a plain store."""
-        there = self._there(name, word, pe)
+        there = replace(atomic, word=self._there(name, atomic.word, pe))
 
-        def work(agent: Agent, transfer: Transfer) -> None:
-            agent.go(agent.far)
-            semantic = "relaxed" if atomic.kind == "atomic_load" else "release"
-            transfer.value = agent.atomic(there, atomic, semantic)
+        def work(transfer: Transfer) -> None:
+            transfer.go(transfer.far)
+            transfer.value = transfer.do(there)
             self.accesses.delay()
-            agent.go(agent.near)
+            transfer.go(transfer.near)
             if fetch is not None:
-                agent.write(fetch, [transfer.value])
+                transfer.write(fetch, [transfer.value])
 
         return self._start(name, pe, context, fetch is None, work)
 
     def fence(self, context: int) -> None:
         """What this rank delivers next to a peer, in a context, comes there after what it has started to deliver."""
         strand = self.program.strand
-        seen = [t for t in self._seen(context) if t.delivers]
-        started = [t for t in seen if t.end is None or not _after(strand, t.end)]
+        started = [t for t in self._seen(context) if t.delivers and not (t.end and strand.follows(t.end))]
         now = strand.slot, int(strand.publish().clock[strand.slot])
         self.program.fenced = now[1]
         for transfer in started:
             if not transfer.fences:
-                self._fenced[self.program.launch.rank].append(transfer)
+                self._fenced[self.program.who.rank].append(transfer)
             if not any(strand.after(*fence) for fence in transfer.fences):
                 transfer.fences.append(now)
 
@@ -123,7 +184,7 @@ class Network:
 
     def sent(self, transfer: Transfer) -> None:
         """Waits until the source of a transfer may be written to again."""
-        self._until(transfer, lambda: transfer.read)
+        self._until(transfer, lambda: transfer.sent)
 
     def complete(self, transfer: Transfer) -> None:
         """Waits until a transfer is complete, on both sides."""
@@ -131,46 +192,43 @@ class Network:
 
     # ---- inside
 
-    def _start(
-        self, name: str, pe: int, context: int, delivers: bool, work: Callable[[Agent, Transfer], None]
-    ) -> Transfer:
+    def _start(self, name: str, pe: int, context: int, delivers: bool, work: Callable[[Transfer], None]) -> Transfer:
         me, accesses = self.program, self.accesses
-        rank, strand = me.launch.rank, me.strand
-        fenced = [t for t in self._fenced[rank] if t.pe == pe and t.context == context and delivers]
+        rank, strand = me.who.rank, me.strand
+        fenced = [t for t in self._fenced[rank] if (t.pe, t.context) == (pe, context) and delivers]
         before = [t for t in fenced if any(strand.after(*fence) for fence in t.fences)]
         issued = strand.publish()
         distant = Moment(issued.clock.copy(), issued.time)
         distant.clock[strand.slot] = me.fenced
-        lane = self._lane(strand)
-        launch = me.launch
-        near = self.ordering.strand(rank, launch.name, me.index, lane, issued, launch.number, name)
-        far = self.ordering.strand(rank, launch.name, me.index, lane, distant, launch.number, name)
-        program = Program(launch, me.index, near, sites.current())
+        lane, who = self._lane(strand), me.who._replace(agent=name)
+        near, far = (self.ordering.strand(who, lane, start) for start in (issued, distant))
+        agent = Program(me.launch, near, sites.current())
         key, self._started = FIRST_KEY + self._started, self._started + 1
-        transfer = Transfer(pe, context, key, (strand.slot, int(issued.clock[strand.slot])), lane, delivers)
+        begun = strand.slot, int(issued.clock[strand.slot])
+        transfer = Transfer(accesses, agent, near, far, pe, context, key, begun, lane, delivers)
         self._transfers[rank].append(transfer)
         self._with_lane[rank].append(transfer)
 
         def body() -> None:
-            accesses.enter(program)
+            accesses.enter(agent)
             accesses.delay()
             for earlier in before:
                 while earlier.end is None:
                     accesses.scheduler.block([earlier.key])
                 far.follow(earlier.end)
-            accesses.enter(program)
-            work(Agent(accesses, program, near, far), transfer)
+            accesses.enter(agent)
+            work(transfer)
             transfer.end = near.now().join(far.now())
             self._wake(transfer)
 
-        accesses.scheduler.spawn(body, rank, f"{name} of {launch.name}[{me.index}]")
+        accesses.scheduler.spawn(body, rank, f"{name} of {who.launch}[{who.program}]")
         accesses.pause()
         return transfer
 
     def _seen(self, context: int) -> list[Transfer]:
         """The transfers of this rank in a context that were started before what the program does now."""
         me = self.program
-        return [t for t in self._transfers[me.launch.rank] if t.context == context and me.strand.after(*t.issued)]
+        return [t for t in self._transfers[me.who.rank] if t.context == context and me.strand.after(*t.issued)]
 
     def _until(self, transfer: Transfer, moment: Callable[[], Moment | None]) -> None:
         me = self.program
@@ -185,9 +243,9 @@ class Network:
 
     def _lane(self, strand: Strand) -> object:
         """A lane for a transfer: that of one which is complete for this strand, so that clocks do not grow."""
-        with_lane = self._with_lane[self.program.launch.rank]
+        with_lane = self._with_lane[self.program.who.rank]
         for n, transfer in enumerate(with_lane):
-            if transfer.end is not None and _after(strand, transfer.end):
+            if transfer.end and strand.follows(transfer.end):
                 return with_lane.pop(n).lane
         return "network", self._started
 
@@ -198,22 +256,16 @@ class Network:
         if not 0 <= pe < self.world:
             raise RankError(f"{name} to rank {pe}: ranks go from 0 to {self.world - 1}", sites.current())
         regions = me.launch.regions.regions
-        here = [r for r in regions if r.rank == me.launch.rank and r.is_in_allocation(place.address)]
+        here = [r for r in regions if r.rank == me.who.rank and r.is_in_allocation(place.address)]
         inside = [r for r in here if r.base <= place.address < r.end]
         theirs = {region.name: region.base for region in regions if region.rank == pe}
         for region in (*inside, *here):
             if region.name in theirs:
                 address = place.address - region.base + theirs[region.name]
-                return Place(address, place.dtype, place.count, place.stride)
+                return replace(place, address=address)
         what = inside[-1] if inside else f"{place.address:#x}"
         raise ArgumentError(
             f"{name}: {what} has no counterpart at rank {pe}; far memory is named by the own address of the same "
             "symmetric place",
             sites.current(),
         )
-
-
-def _after(strand: Strand, moment: Moment) -> bool:
-    """Whether a strand is ordered after a moment."""
-    mine, its = strand.clock, moment.clock
-    return len(its) <= len(mine) and bool((mine[: len(its)] >= its).all())

@@ -1,14 +1,15 @@
 """What happens before what: vector clocks and Lamport times of programs and hosts.
 
-A strand (a program of a launch, or the host function of a rank) is ordered in itself. Edges between strands
-come from launches and streams, and from a release that an acquire reads: between ranks if both have scope
-"sys", within a rank if both have at least scope "gpu". Relaxed operations make no edge.
+A strand (a program of a launch, or the host function of a rank) is ordered in itself. Edges between strands come from
+launches and streams, and from a release that an acquire reads: between ranks if both have scope "sys", within a rank if
+both have at least scope "gpu". Relaxed operations make no edge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,17 +32,26 @@ class Moment:
         return Moment(joined(self.clock, other.clock), max(self.time, other.time))
 
 
+class Who(NamedTuple):
+    """A program of a launch, the one of this `number` on its rank; or the `agent` that does a transfer for it."""
+
+    rank: int
+    launch: str
+    program: int = 0
+    number: int = 0
+    agent: str = ""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.launch}[{self.program}]"
+
+
 class Strand:
-    """A sequence of operations in program order: those of a program of a launch (the one of this `number` on its rank),
-    or of the `agent` that does a transfer for it. `clock[slot]` counts its own releases and launches."""
+    """A sequence of operations in program order. `clock[slot]` counts its own releases and launches."""
 
-    __slots__ = ("agent", "clock", "launch", "number", "program", "rank", "slot", "time")
+    __slots__ = ("clock", "slot", "time", "who")
 
-    def __init__(
-        self, rank: int, launch: str, program: int, slot: int, start: Moment, number: int = 0, agent: str = ""
-    ) -> None:
-        self.rank, self.launch, self.program, self.slot = rank, launch, program, slot
-        self.number, self.agent = number, agent
+    def __init__(self, who: Who, slot: int, start: Moment) -> None:
+        self.who, self.slot = who, slot
         self.clock = joined(start.clock, np.zeros(slot + 1, np.int32))
         self.clock[slot] += 1
         self.time = start.time
@@ -63,6 +73,11 @@ class Strand:
         else:
             self.clock = joined(self.clock, moment.clock)
         self.time = max(self.time, moment.time)
+
+    def follows(self, moment: Moment) -> bool:
+        """Whether the strand is ordered after a moment."""
+        known = len(moment.clock)
+        return known <= len(self.clock) and bool((self.clock[:known] >= moment.clock).all())
 
     def after(self, slot: int, clock: int) -> bool:
         """Whether the strand is ordered after what the strand of a slot did at its clock."""
@@ -89,25 +104,15 @@ class Ordering:
         self._slots: dict[Hashable, int] = {}
         self._released: list[Released] = [{}]
 
-    def strand(
-        self,
-        rank: int,
-        launch: str,
-        program: int,
-        lane: Hashable,
-        start: Moment,
-        number: int = 0,
-        agent: str = "",
-    ) -> Strand:
+    def strand(self, who: Who, lane: Hashable, start: Moment) -> Strand:
         """A new strand after `start`. Strands of one lane are ordered among themselves: they share a slot."""
-        slot = self._slots.setdefault(lane, len(self._slots))
-        return Strand(rank, launch, program, slot, start, number, agent)
+        return Strand(who, self._slots.setdefault(lane, len(self._slots)), start)
 
     def acquire(self, strand: Strand, cells: Cells, scope: str) -> None:
         """Orders the strand after the releases that the memory holds, as far as scopes allow."""
         for state in cells.distinct("released"):
             released = self._released[state]
-            for rank in _reached(strand.rank, scope):
+            for rank in _reached(strand.who.rank, scope):
                 if rank in released:
                     strand.follow(released[rank])
 
@@ -117,7 +122,7 @@ class Ordering:
 
         def add(state: int) -> int:
             released = {} if replaces else dict(self._released[state])
-            for rank in _reached(strand.rank, scope):
+            for rank in _reached(strand.who.rank, scope):
                 released[rank] = released[rank].join(moment) if rank in released else moment
             self._released.append(released)
             return len(self._released) - 1

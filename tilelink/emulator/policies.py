@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from tilelink.errors import listed
 
@@ -12,18 +12,18 @@ Task = Hashable
 """Whatever takes turns: a task of the scheduler, or a worker of the oracle (`tilelink.tools.explore`)."""
 DELAYS = (0, 1, 3, 10, 30, 100)
 """How many turns a transfer may let pass, where chance decides: on time as often as very late."""
-DEPTH = 3
-LENGTH = 1000
 
 
-class Policy(Protocol):
-    """Decides a schedule, turn by turn."""
+class Policy:
+    """Decides a schedule, turn by turn. Unless it decides otherwise, tasks take turns in the order in which they became
+    ready, and nothing is late."""
 
     def arrive(self, task: Task) -> None:
         """A task is new."""
 
     def choose(self, ready: Sequence[Task]) -> int:
         """Which of the tasks that are ready runs next: its position."""
+        return 0
 
     def give_way(self, task: Task) -> None:
         """A task that only looks at memory, again and again, lets others run: they have to come to their turn."""
@@ -31,57 +31,40 @@ class Policy(Protocol):
     def delay(self) -> int:
         """For how many turns something waits that nothing keeps on time, such as a copy of an engine, before it goes
         on."""
+        return 0
 
 
-class RoundRobin:
-    """Tasks take turns in the order in which they became ready; nothing is late."""
+class RoundRobin(Policy):
+    """Tasks take turns."""
 
     def __init__(self, seed: int = 0) -> None:
         pass
 
-    def arrive(self, task: Task) -> None:
-        pass
 
-    def choose(self, ready: Sequence[Task]) -> int:
-        return 0
-
-    def give_way(self, task: Task) -> None:
-        pass
-
-    def delay(self) -> int:
-        return 0
-
-
-class Random:
+class Random(Policy):
     """Every task that is ready is as likely to run next."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed).random
         self._delays = random.Random(f"delays {seed}")
 
-    def arrive(self, task: Task) -> None:
-        pass
-
     def choose(self, ready: Sequence[Task]) -> int:
         return int(self._random() * len(ready)) if len(ready) > 1 else 0
-
-    def give_way(self, task: Task) -> None:
-        pass
 
     def delay(self) -> int:
         return self._delays.choice(DELAYS)
 
 
-class Pct:
+class Pct(Policy):
     """Tasks have priorities, and the highest that is ready runs, which lets some be late for very long. At `depth` - 1
     turns, picked out of the first `length`, the one that runs falls below all others. A bug that takes `depth` ordered
     events shows with a probability of at least 1 / (tasks * length ** (depth - 1)).
 
     Burckhardt, Kothari, Musuvathi and Nagarakatte, A randomized scheduler with probabilistic guarantees of finding
-    bugs, ASPLOS 2010. Here tasks come while others run, and those that give way fall as well: they may be spinning.
-    """
+    bugs, ASPLOS 2010. Here tasks come while others run, and those that give way fall as well: they may be spinning. A
+    transfer's priority alone says how late it is."""
 
-    def __init__(self, seed: int = 0, depth: int = DEPTH, length: int = LENGTH) -> None:
+    def __init__(self, seed: int = 0, depth: int = 3, length: int = 1000) -> None:
         self._random = random.Random(seed)
         self._changes = {self._random.randrange(1, max(length, 1) + 1): k for k in range(1, depth)}
         self._depth, self._turns, self._lowest = depth, 0, 0
@@ -101,9 +84,6 @@ class Pct:
     def give_way(self, task: Task) -> None:
         self._lowest -= 1
         self._priorities[task] = self._lowest
-
-    def delay(self) -> int:
-        return 0  # its priority says how late it is
 
     def _highest(self, ready: Sequence[Task]) -> int:
         return max(range(len(ready)), key=lambda k: self._priorities[ready[k]])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tilelink.emulator.errors import Wait
@@ -24,30 +25,34 @@ class Poll:
     """What a program last saw at addresses that it may be waiting for."""
 
     site: KernelSite
-    accesses: tuple[Access, ...]
-    values: tuple[Array, ...]
+    seen: tuple[tuple[Access, Array], ...]
+
+    @cached_property
+    def key(self) -> PollKey:
+        """What makes two polls the same."""
+        return self.site, tuple(
+            (access.start, *access.counts, *access.strides)
+            if access.addresses is None
+            else tuple(access.addresses.tolist())
+            for access, _ in self.seen
+        )
 
     def addresses(self) -> list[int]:
-        return [int(address) for access in self.accesses for address in access.all_addresses()]
+        return [int(address) for access, _ in self.seen for address in access.all_addresses()]
+
+    def differs(self, other: Poll) -> bool:
+        """Whether another poll of these addresses saw something else."""
+        return any(bool((a != b).any()) for (_, a), (_, b) in zip(self.seen, other.seen, strict=True))
 
     def is_current(self) -> bool:
         """Whether memory still holds the values."""
-        return all(
-            bool((access.values(seen.dtype).reshape(-1) == seen).all())
-            for access, seen in zip(self.accesses, self.values, strict=True)
-        )
+        return all(bool((access.values(values.dtype).reshape(-1) == values).all()) for access, values in self.seen)
 
     def waits(self) -> list[Wait]:
         """One entry per address."""
         return [
-            Wait(
-                access.region.name,
-                access.region.rank,
-                access.region.index(int(address)),
-                value.item(),
-                self.site,
-            )
-            for access, values in zip(self.accesses, self.values, strict=True)
+            Wait(access.region.name, access.region.rank, access.region.index(int(address)), value.item(), self.site)
+            for access, values in self.seen
             for address, value in zip(access.all_addresses(), values, strict=True)
         ]
 
@@ -56,8 +61,8 @@ class Program:
     """One program of a launch, or an agent that works for it on behalf of one line, `site`. `fenced`: the clock of its
     strand up to which a fence stands behind what it did (before it began, the beginning of the launch)."""
 
-    def __init__(self, launch: Launch, index: int, strand: Strand, site: KernelSite | None = None) -> None:
-        self.launch, self.index, self.strand, self.site = launch, index, strand, site
+    def __init__(self, launch: Launch, strand: Strand, site: KernelSite | None = None) -> None:
+        self.launch, self.who, self.strand, self.site = launch, strand.who, strand, site
         self.fenced = int(strand.clock[strand.slot]) - 1
         self.task: Task | None = None
         self.quiet = 0  # operations since the last one with an effect
@@ -77,12 +82,13 @@ class Program:
         """Whether all that the program polls still holds what it saw."""
         return all(poll.is_current() for poll in self.polls)
 
-    def look(self, key: PollKey, poll: Poll) -> bool:
+    def look(self, poll: Poll) -> bool:
         """Records a poll. Whether the program saw the same there before, and nothing new anywhere since."""
+        key = poll.key
         self._looks += 1
         before, last = self._polls.get(key), self._looked.get(key, 0)
         self._looked[key] = self._looks
-        if before is None or any((a != b).any() for a, b in zip(before.values, poll.values, strict=True)):
+        if before is None or before.differs(poll):
             self._news = self._looks
             self._polls.pop(key, None)
             self._polls[key] = poll
@@ -111,18 +117,9 @@ class Program:
         self._looked.clear()
         self._loads.clear()
 
-    def rewind(self, key: PollKey | None) -> None:
+    def rewind(self, poll: Poll | None) -> None:
         """All polls of a wait take as much time as one, however often the schedule makes the program look."""
+        key = None if poll is None else poll.key
         if key is not None and self._wait is not None and self._wait[0] == key:
             self.strand.time = self._wait[1]
         self._wait = None if key is None else (key, self.strand.time)
-
-
-def poll_key(site: KernelSite, accesses: Sequence[Access]) -> PollKey:
-    """What makes two polls the same."""
-    return site, tuple(
-        (access.start, *access.counts, *access.strides)
-        if access.addresses is None
-        else tuple(access.addresses.tolist())
-        for access in accesses
-    )

@@ -1,4 +1,4 @@
-"""Data races: two accesses to an element, at least one of them a write, that nothing orders."""
+"""Data races: two accesses to an element, at least one of them a write, that nothing orders; and how to mend them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilelink.emulator.memory import Access, Array, Box, Region
+from tilelink.emulator.operation import Mode
 from tilelink.emulator.ordering import Strand
-from tilelink.emulator.remedies import remedy
 from tilelink.emulator.shadow import Cells
 from tilelink.errors import Site
 
@@ -66,23 +66,18 @@ class Race:
     def __str__(self) -> str:
         times = f", seen {self.count} times" if self.count > 1 else ""
         return (
-            f"{self.second.where}: {self.reason}{times}\n    {self.first}\n    {self.second}\n"
-            f"    remedy: {self.remedy}"
+            f"{self.second.where}: {self.reason}{times}\n    {self.first}\n    {self.second}\n    remedy: {self.remedy}"
         )
 
 
 class _Event(NamedTuple):
-    """All accesses that a strand made at one line between two of its releases; `width`: bytes of an element; `domain`:
-    to which atomics it is one."""
+    """All accesses that a strand made at one line between two of its releases; `width`: bytes of an element."""
 
     strand: Strand
     clock: int
-    kind: str
+    mode: Mode
     writes: bool
-    atomic: bool
     width: int
-    scope: str
-    domain: str
     region: Region
     site: Site
 
@@ -100,7 +95,7 @@ class RaceDetector:
 
     def __init__(self) -> None:
         self._events: list[_Event | None] = [None]
-        self._event_numbers: dict[tuple[int, int, str, bool, int, str, str, int, int], int] = {}
+        self._event_numbers: dict[tuple[int, int, Mode, bool, int, int, int], int] = {}
         self._chains: list[_Chain] = [_Chain(0, 0, 0)]
         self._chain_numbers: dict[tuple[int, int], int] = {(0, 0): 0}
         self._found: dict[tuple[object, ...], Race] = {}
@@ -110,22 +105,14 @@ class RaceDetector:
         """The races so far, one for each pair of places in the source and regions."""
         return list(self._found.values())
 
-    def read(
-        self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site, domain: str = ""
-    ) -> None:
-        """Records a read, after looking for an unordered write before it."""
-        event = self._event(strand, cells.access, kind, False, atomic, scope, domain, site)
+    def record(self, strand: Strand, cells: Cells, mode: Mode, writes: bool, site: Site) -> None:
+        """Records a read or a write, after looking for unordered writes before it, and for reads before a write."""
+        event = self._event(strand, cells.access, mode, writes, site)
         for written in cells.distinct("written"):
             self._check(written, event, cells, "written", written)
-        cells.update("read", lambda chain: self._extended(chain, event))
-
-    def write(
-        self, strand: Strand, cells: Cells, kind: str, atomic: bool, scope: str, site: Site, domain: str = ""
-    ) -> None:
-        """Records a write, after looking for unordered reads and writes before it."""
-        event = self._event(strand, cells.access, kind, True, atomic, scope, domain, site)
-        for written in cells.distinct("written"):
-            self._check(written, event, cells, "written", written)
+        if not writes:
+            cells.update("read", lambda chain: self._extended(chain, event))
+            return
         readers = cells.distinct("read")
         for chain in readers:
             number = chain
@@ -137,15 +124,13 @@ class RaceDetector:
         if readers != [0]:
             cells.fill("read", 0)
 
-    def _event(
-        self, strand: Strand, access: Access, kind: str, writes: bool, atomic: bool, scope: str, domain: str, site: Site
-    ) -> int:
+    def _event(self, strand: Strand, access: Access, mode: Mode, writes: bool, site: Site) -> int:
         clock, region, width = int(strand.clock[strand.slot]), access.region, access.itemsize
-        key = strand.slot, clock, kind, writes, width, scope, domain, id(region), id(site)
+        key = strand.slot, clock, mode, writes, width, id(region), id(site)
         number = self._event_numbers.get(key)
         if number is None:
             number = self._event_numbers[key] = len(self._events)
-            self._events.append(_Event(strand, clock, kind, writes, atomic, width, scope, domain, region, site))
+            self._events.append(_Event(strand, clock, mode, writes, width, region, site))
         return number
 
     def _extended(self, number: int, event: int) -> int:
@@ -189,22 +174,23 @@ class RaceDetector:
         a, b = self._events[earlier], self._events[later]
         if a is None or b is None or b.strand.after(a.strand.slot, a.clock):
             return
-        if a.atomic and b.atomic and a.width != b.width:
+        atomic, domains = a.mode.atomic and b.mode.atomic, (a.mode.domain, b.mode.domain)
+        if atomic and a.width != b.width:
             reason = f"atomics of {a.width} and of {b.width} bytes, and nothing orders them"
-        elif a.atomic and b.atomic and a.domain != b.domain and ((a.writes and b.writes) or (a.domain and b.domain)):
-            kinds = " and ".join(event.domain or "atomics of programs" for event in (a, b))
+        elif atomic and domains[0] != domains[1] and ((a.writes and b.writes) or all(domains)):
+            kinds = " and ".join(domain or "atomics of programs" for domain in domains)
             reason = f"{kinds} are not atomic to each other, and nothing orders them"
-        elif a.atomic and b.atomic:
-            same_rank = a.strand.rank == b.strand.rank
-            if all(scope == "sys" or (same_rank and scope == "gpu") for scope in (a.scope, b.scope)):
+        elif atomic:
+            same_rank = a.strand.who.rank == b.strand.who.rank
+            if all(scope == "sys" or (same_rank and scope == "gpu") for scope in (a.mode.scope, b.mode.scope)):
                 return
             ranks = "one rank" if same_rank else "two ranks"
             reason = f"atomics of {ranks} whose scopes do not reach each other"
-        elif a.atomic or b.atomic:
+        elif a.mode.atomic or b.mode.atomic:
             reason = "an atomic and a plain access that nothing orders"
         else:
             reason = "two accesses that nothing orders"
-        key = str(a.region), a.kind, a.site, str(b.region), b.kind, b.site, reason
+        key = str(a.region), a.mode.kind, a.site, str(b.region), b.mode.kind, b.site, reason
         if key in self._found:
             self._found[key].count += 1
             return
@@ -215,23 +201,64 @@ class RaceDetector:
 
 def _way(event: _Event) -> tuple[object, ...]:
     """How an event accesses memory, as far as others may race with that."""
-    return event.atomic, event.width, event.scope, event.domain
+    return event.mode.atomic, event.width, event.mode.scope, event.mode.domain
 
 
 def _party(event: _Event, addresses: Array) -> Party:
-    strand, region = event.strand, event.region
+    who, mode, region = event.strand.who, event.mode, event.region
+    # fmt: off
     return Party(
-        rank=strand.rank,
-        launch=strand.launch,
-        program=strand.program,
-        kind=event.kind,
-        scope=event.scope,
-        region=region.name,
-        region_rank=region.rank,
-        box=region.box_of(addresses),
-        site=event.site,
-        number=strand.number,
-        writes=event.writes,
-        atomic=event.atomic,
-        agent=strand.agent,
+        who.rank, who.launch, who.program, mode.kind, mode.scope, region.name, region.rank, region.box_of(addresses),
+        event.site, who.number, event.writes, mode.atomic, who.agent,
     )
+    # fmt: on
+
+
+def remedy(first: Party, second: Party, on_signal: bool) -> str:
+    """How two accesses could be ordered, or made atomic to each other. `first` came first in this execution. What
+    belongs to an earlier launch of its rank is taken for what was meant to come first, else the write before the read.
+    """
+    if first.atomic and second.atomic:
+        return f'let both be atomics of one width and kind, with scope="{_scope(first, second)}"'
+    if on_signal:
+        plain = second if first.atomic else first
+        return (
+            f"a word that ranks signal is touched by atomics alone: let {_who(plain, first, second)} "
+            f'{plain.kind} by one, with sem="release" or "acquire" and scope="{_scope(first, second)}"'
+        )
+    if (first.rank, first.number, first.program) == (second.rank, second.number, second.program):
+        sent, other = (first, second) if first.agent else (second, first)
+        fence = " (or fence(), where both only write at one peer)" if other.agent else ""
+        return f"call quiet() between the {sent.agent} and the {other.agent or other.kind}{fence}"
+    if first.number != second.number:
+        before, after = (first, second) if first.number < second.number else (second, first)
+    elif first.writes != second.writes:
+        before, after = (first, second) if first.writes else (second, first)
+    else:
+        before, after = first, second
+    complete = "has called quiet() for" if before.agent else "has done"
+    begins = f"starts its {after.agent}" if after.agent else f"does its {after.kind}"
+    text = (
+        f'let {_who(before, before, after)} release a signal (sem="release", scope="{_scope(first, second)}") once it '
+        f"{complete} its {before.agent or before.kind}, and {_who(after, before, after)} wait for it "
+        f'(sem="acquire", same scope) before it {begins}'
+    )
+    if after.writes and before.number != after.number:
+        text += "; a second buffer alone may only put this off by a call"
+    if before.rank == after.rank and before.number != after.number:
+        text += "; or put both launches on one stream"
+    return text
+
+
+def _scope(first: Party, second: Party) -> str:
+    """The scope that reaches from one to the other."""
+    return "gpu" if first.rank == second.rank else "sys"
+
+
+def _who(party: Party, first: Party, second: Party) -> str:
+    """A party by what tells it from the other."""
+    if first.rank != second.rank:
+        return f"rank {party.rank}"
+    if first.number != second.number:
+        return party.launch
+    return f"program {party.program}"

@@ -1,7 +1,7 @@
 """A deterministic scheduler of cooperative tasks.
 
-Tasks are threads that pass a baton: exactly one runs, until it switches, blocks or ends. Which task runs next
-depends on the seed and on nothing else, so a run can be repeated exactly.
+Tasks are threads that pass a baton: exactly one runs, until it switches, blocks or ends. Which task runs next depends
+on the seed and on nothing else, so a run can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ class _Stopped(BaseException):
 class Task:
     """One body that runs in turns with others. `keys`: the keys it is parked on, () when it isn't."""
 
-    __slots__ = ("body", "done", "index", "keys", "name", "rank", "worker")
+    __slots__ = ("body", "index", "keys", "name", "rank", "worker")
 
     def __init__(self, index: int, rank: int, name: str, body: Callable[[], None]) -> None:
         self.index, self.rank, self.name, self.body = index, rank, name, body
         self.keys: tuple[int, ...] = ()
-        self.done = False
         self.worker: _Worker | None = None
 
     def __repr__(self) -> str:
@@ -51,9 +50,8 @@ class _Worker:
 class Scheduler:
     """Runs tasks one at a time in an order that `seed` and `policy` fix.
 
-    `on_stall(parked)` is called when every task is parked: it may wake some of them or raise what `run` shall
-    raise. If no task can run after it, `run` raises `DeadlockError`. `stack_bytes`: the stack of a task.
-    """
+    `on_stall(parked)` is called when every task is parked: it may wake some of them or raise what `run` shall raise. If
+    no task can run after it, `run` raises `DeadlockError`. `stack_bytes`: the stack of a task."""
 
     def __init__(
         self,
@@ -70,25 +68,16 @@ class Scheduler:
         self._keys: list[int] = []  # of _parked, sorted
         self._alive: dict[int, Task] = {}
         self._spawned = 0
-        self._hash = 0
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._main = threading.Lock()
-        self._stopping = threading.Event()
         self._error: BaseException | None = None
         self.current: Task | None = None
-        self.switches = 0
         self.turns = 0
-
-    @property
-    def schedule_hash(self) -> int:
-        """A 64-bit hash of the order in which tasks were given their turns."""
-        return self._hash
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the run ends before its tasks are done."""
-        return self._stopping.is_set()
+        self.schedule_hash = 0
+        """64 bits of the order in which tasks were given their turns."""
+        self.stopping = threading.Event()
+        """The run ends, whether its tasks are done or not."""
 
     def spawn(self, body: Callable[[], None], rank: int = 0, name: str = "") -> Task:
         """Adds a task; it runs when its turn comes."""
@@ -109,7 +98,7 @@ class Scheduler:
                 self._hand_over(first)
                 self._main.acquire()
         finally:
-            self._stopping.set()
+            self.stopping.set()
             for worker in self._workers:
                 worker.baton.release()
                 worker.thread.join()
@@ -168,7 +157,7 @@ class Scheduler:
         self._ready.append(task)
 
     def _running(self) -> Task:
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             raise _Stopped
         assert self.current is not None, "outside of a task"
         return self.current
@@ -178,7 +167,6 @@ class Scheduler:
         following = self._next()
         if following is me:
             return
-        self.switches += 1
         worker = me.worker
         assert worker is not None
         if following is None:
@@ -186,7 +174,7 @@ class Scheduler:
         else:
             self._hand_over(following)
         worker.baton.acquire()
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             raise _Stopped
 
     def _next(self) -> Task | None:
@@ -200,7 +188,7 @@ class Scheduler:
         chosen = self._policy.choose(ready)
         ready[chosen], ready[0] = ready[0], ready[chosen]
         task = ready.popleft()
-        self._hash = ((self._hash ^ task.index) * 0x100000001B3 + 1) & 0xFFFFFFFFFFFFFFFF
+        self.schedule_hash = ((self.schedule_hash ^ task.index) * 0x100000001B3 + 1) & 0xFFFFFFFFFFFFFFFF
         return task
 
     def _stalled(self) -> None:
@@ -228,7 +216,7 @@ class Scheduler:
     def _work(self, worker: _Worker) -> None:
         """The life of a worker's thread."""
         worker.baton.acquire()
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             task = worker.task
             assert task is not None
             try:
@@ -237,9 +225,8 @@ class Scheduler:
                 return
             except BaseException as error:  # whatever it is, run() raises it
                 self._error = self._error or error
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 return
-            task.done = True
             task.worker = worker.task = None
             del self._alive[task.index]
             following = self._next()

@@ -76,12 +76,13 @@ class Cells:
 
     def get(self, layer: str) -> Array:
         """The numbers in the cells."""
-        cells = self.shadow.layer(layer)
-        return self._view(cells) if self.chosen is None else cells[self.chosen]
+        cells, chosen = self._in(layer)
+        return cells[chosen]
 
     def fill(self, layer: str, value: int) -> None:
         """Writes one number to all cells."""
-        self._put(self.shadow.layer(layer), value)
+        cells, chosen = self._in(layer)
+        cells[chosen] = value
 
     def distinct(self, layer: str) -> list[int]:
         """The different numbers in the cells."""
@@ -89,13 +90,11 @@ class Cells:
 
     def update(self, layer: str, function: Callable[[int], int]) -> None:
         """Replaces every number by a function of it, which is called once for each different one."""
-        before = self.get(layer)
+        cells, chosen = self._in(layer)
+        before = cells[chosen]
         values = _distinct(before)
         after = [function(value) for value in values]
-        if len(values) == 1:
-            self.fill(layer, after[0])
-        else:
-            self._put(self.shadow.layer(layer), np.array(after, np.int32)[np.searchsorted(values, before)])
+        cells[chosen] = after[0] if len(values) == 1 else np.array(after, np.int32)[np.searchsorted(values, before)]
 
     def addresses(self, layer: str, value: int) -> Array:
         """Where in memory the cells are that hold a number."""
@@ -103,15 +102,13 @@ class Cells:
         cells = self.start + affine_offsets(self.counts, self.strides) if chosen is None else chosen
         return self.shadow.base + self.shadow.grain * cells[self.get(layer) == value].reshape(-1)
 
-    def _view(self, cells: Array) -> Array:
-        size = cells.itemsize
-        return np.ndarray(self.counts, cells.dtype, cells, self.start * size, tuple(s * size for s in self.strides))
-
-    def _put(self, cells: Array, values: Any) -> None:
+    def _in(self, layer: str) -> tuple[Array, Any]:
+        """An array in a layer, and which of its elements the cells are."""
+        cells = self.shadow.layer(layer)
         if self.chosen is not None:
-            cells[self.chosen] = values
-        else:
-            self._view(cells)[...] = values
+            return cells, self.chosen
+        strides = tuple(stride * cells.itemsize for stride in self.strides)
+        return np.ndarray(self.counts, cells.dtype, cells, self.start * cells.itemsize, strides), ...
 
 
 class ShadowMemory:

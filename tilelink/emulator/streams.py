@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from tilelink.emulator.accesses import Accesses
+from tilelink.emulator.memory import RegionMap
 from tilelink.emulator.ordering import Moment
-from tilelink.emulator.region_map import RegionMap
-
-if TYPE_CHECKING:
-    from tilelink.emulator.accesses import Accesses
 
 
 class Work(Protocol):
@@ -21,37 +21,37 @@ class Work(Protocol):
     def name(self) -> str:
         """What it is called where a launch has no name."""
 
-    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as `run` takes them. Raises `TypeError` if they do not fit."""
-
-    def run(self, memory: Accesses, arguments: Mapping[str, Any]) -> None:
-        """Does the work of one program, whose accesses go through `memory`."""
+    def bind(self, memory: Accesses, arguments: Mapping[str, Any]) -> Callable[[], object]:
+        """The work of one program, whose accesses go through `memory`. Raises `TypeError` for arguments that do not
+        fit."""
 
 
-class Launch:
-    """Work with its arguments, on its way through a stream: `grid` programs, in a grid of this `shape`. `number` counts
-    the launches of its rank. `agent`: the number of its one program, where that is an agent of the copy engine.
-    `last_first`: programs with the highest numbers begin first."""
+class Entry:
+    """What is put on a stream. `done`: the moment after it, and after all that was on the stream before."""
 
-    def __init__(
-        self,
-        work: Work,
-        shape: tuple[int, ...],
-        arguments: dict[str, Any],
-        regions: RegionMap,
-        rank: int,
-        name: str,
-        number: int,
-        start: Moment,
-        agent: int | None = None,
-        last_first: bool = False,
-    ) -> None:
-        self.work, self.arguments, self.regions = work, arguments, regions
-        self.shape, self.grid = shape, prod(shape)
-        self.rank, self.name, self.number, self.start, self.agent = rank, name, number, start, agent
-        self.last_first = last_first
-        self.started = self.finished = 0
-        self.end = start
+    done: Moment | None = None
+
+
+@dataclass(eq=False)
+class Launch(Entry):
+    """A body on its way through a stream: that of programs in a grid of this `shape`. `number` counts the launches of
+    its rank. `agent`: the number of its one program, where that is an agent of the copy engine. `last_first`: programs
+    with the highest numbers begin first. `end`: after the programs that have finished."""
+
+    body: Callable[[], object]
+    shape: tuple[int, ...]
+    regions: RegionMap
+    rank: int
+    name: str
+    number: int
+    start: Moment
+    agent: int | None = None
+    last_first: bool = False
+    started: int = 0
+    finished: int = 0
+
+    def __post_init__(self) -> None:
+        self.grid, self.end = prod(self.shape), self.start
 
     @property
     def waiting(self) -> range:
@@ -63,23 +63,20 @@ class Launch:
     @property
     def next(self) -> int:
         """The number of the program that starts next."""
-        return self.waiting[-1] if self.last_first else self.waiting[0]
+        return self.waiting[-1 if self.last_first else 0]
 
 
-class Mark:
-    """A place in a stream that lets it go on once what is on other streams so far is done."""
+class Mark(Entry):
+    """Lets a stream go on once what is on other streams so far is done."""
 
-    def __init__(self, streams: list[Stream]) -> None:
-        self.after = [(stream, stream.done + len(stream.entries)) for stream in streams]
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self.start = reduce(Moment.join, [stream.end for stream in streams], Moment())
+        self.before = [stream.entries[-1] for stream in streams if stream.entries]
 
-    def is_past(self) -> bool:
-        return all(stream.done >= count for stream, count in self.after)
-
-    def end(self) -> Moment:
-        moment = Moment()
-        for stream, count in self.after:
-            moment = moment.join(stream.ends[count])
-        return moment
+    def end(self) -> Moment | None:
+        """The moment after all that was there; None before it."""
+        ends = [entry.done for entry in self.before if entry.done]
+        return reduce(Moment.join, ends, self.start) if len(ends) == len(self.before) else None
 
 
 class Stream:
@@ -88,23 +85,8 @@ class Stream:
     def __init__(self, rank: int, name: object, key: int) -> None:
         self.rank, self.name, self.key = rank, name, key
         self.entries: deque[Launch | Mark] = deque()
-        self.ends = [Moment()]  # after none, one, two... entries
-
-    @property
-    def done(self) -> int:
-        """How many entries are done."""
-        return len(self.ends) - 1
-
-    @property
-    def end(self) -> Moment:
-        return self.ends[-1]
-
-    @property
-    def launches(self) -> list[Launch]:
-        """Those that are not done."""
-        return [entry for entry in self.entries if isinstance(entry, Launch)]
+        self.end = Moment()
 
     def pop(self, end: Moment) -> None:
         """The first entry is done."""
-        self.entries.popleft()
-        self.ends.append(self.end.join(end))
+        self.end = self.entries.popleft().done = self.end.join(end)

@@ -14,10 +14,13 @@ import torch
 import triton.language as tl
 import triton.runtime.interpreter as stock
 
-_Handle = stock.TensorHandle
+from tilelink.emulator.memory import Array
+
+_Handle, _Order = stock.TensorHandle, stock._ir.MEM_SEMANTIC
 _stock_rmw = stock.InterpreterBuilder.create_atomic_rmw
 _stock_cas = stock.InterpreterBuilder.create_atomic_cas
 _SYSTEM = stock._ir.MEM_SYNC_SCOPE.SYSTEM
+_DTYPES = {torch.int32: (np.int32, tl.int32), torch.int64: (np.int64, tl.int64)}
 
 
 class Words:
@@ -33,47 +36,39 @@ class Words:
 
     def load(self, word: int) -> int:
         """The value of a word, with acquire order."""
-        return self._rmw(stock._ir.ATOMIC_OP.ADD, word, 0, stock._ir.MEM_SEMANTIC.ACQUIRE)
+        return int(add(self.tensor[word], 0).item())
 
     def store(self, word: int, value: int) -> None:
         """Writes a word, with release order."""
-        self._rmw(stock._ir.ATOMIC_OP.XCHG, word, value, stock._ir.MEM_SEMANTIC.RELEASE)
+        exchange(self.tensor[word], value)
 
     def compare_and_swap(self, word: int, expected: int, value: int) -> int:
         """Writes a word if it is as expected; what it was before."""
-        order = stock._ir.MEM_SEMANTIC.ACQUIRE_RELEASE
-        old = _stock_cas(
-            stock.interpreter_builder, self._pointer(word), _int64(expected), _int64(value), order, _SYSTEM
-        )
-        return int(old.data.item())
-
-    def _rmw(self, operation: Any, word: int, value: int, order: Any) -> int:
-        everywhere = _Handle(np.array([True]), tl.int1)
-        old = _stock_rmw(
-            stock.interpreter_builder, operation, self._pointer(word), _int64(value), everywhere, order, _SYSTEM
-        )
-        return int(old.data.item())
-
-    def _pointer(self, word: int) -> Any:
-        return _Handle(np.array([self.tensor[word].data_ptr()], np.uint64), tl.pointer_type(tl.int64))
+        pointer, old, new = _operands(self.tensor[word], expected, value)
+        found = _stock_cas(stock.interpreter_builder, pointer, old, new, _Order.ACQUIRE_RELEASE, _SYSTEM)
+        return int(found.data.item())
 
 
-def exchange(word: torch.Tensor, value: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Writes a word (int32) that several processes change, with release order; what it was before, as one element."""
-    return _change(word, value, stock._ir.ATOMIC_OP.XCHG, stock._ir.MEM_SEMANTIC.RELEASE)
+def exchange(word: torch.Tensor, value: int) -> Array:
+    """Writes a word (int32 or int64) that several processes change, with release order; what it was, as one element."""
+    return _change(word, value, stock._ir.ATOMIC_OP.XCHG, _Order.RELEASE)
 
 
-def add(word: torch.Tensor, value: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Adds to a word (int32) that several processes change, with acquire order; what it was before, as one element."""
-    return _change(word, value, stock._ir.ATOMIC_OP.ADD, stock._ir.MEM_SEMANTIC.ACQUIRE)
+def add(word: torch.Tensor, value: int) -> Array:
+    """Adds to a word (int32 or int64) that several processes change, with acquire order; what it was, as one
+    element."""
+    return _change(word, value, stock._ir.ATOMIC_OP.ADD, _Order.ACQUIRE)
 
 
-def _change(word: torch.Tensor, value: int, operation: Any, order: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
-    pointer = _Handle(np.array([word.data_ptr()], np.uint64), tl.pointer_type(tl.int32))
-    new, everywhere = _Handle(np.array([value], np.int32), tl.int32), _Handle(np.array([True]), tl.int1)
+def _change(word: torch.Tensor, value: int, operation: Any, order: Any) -> Array:
+    pointer, new = _operands(word, value)
+    everywhere = _Handle(np.array([True]), tl.int1)
     old = _stock_rmw(stock.interpreter_builder, operation, pointer, new, everywhere, order, _SYSTEM)
-    return np.asarray(old.data, np.int32)
+    return np.asarray(old.data)
 
 
-def _int64(value: int) -> Any:
-    return _Handle(np.array([value], np.int64), tl.int64)
+def _operands(word: torch.Tensor, *values: int) -> list[Any]:
+    """A pointer to a word, and values of its dtype."""
+    dtype, element = _DTYPES[word.dtype]
+    pointer = _Handle(np.array([word.data_ptr()], np.uint64), tl.pointer_type(element))
+    return [pointer, *(_Handle(np.array([value], dtype), element) for value in values)]

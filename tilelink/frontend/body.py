@@ -1,18 +1,19 @@
 """What a tile does: waits, notifications, copies, stores, computations, loops and branches, in order.
 
-A statement says which views, code and blocks of statements it has. So what goes over a body (`walk`, `places`,
-`rewritten`) need not know the kinds of statements that it leaves alone.
+A statement says which views, code and blocks of statements it has. So what goes over a body (`walk`, `every`,
+`places`, `rewritten`) need not know the kinds of statements that it leaves alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self, TypeVar
 
 import sympy
 
 from tilelink.errors import Site
-from tilelink.frontend.expressions import Expr, to_text
+from tilelink.frontend.expressions import Expr, shown, to_text
 from tilelink.frontend.views import View
 
 
@@ -28,12 +29,12 @@ class Load:
 
 @dataclass(frozen=True)
 class Variable:
-    """A block in registers, by its name."""
+    """A block in registers, by its name; one of TileLink's has a dot in it."""
 
     name: str
 
     def __str__(self) -> str:
-        return self.name
+        return shown(self.name)
 
 
 @dataclass(frozen=True)
@@ -64,18 +65,27 @@ class Code:
 
 
 Body = tuple["Statement", ...]
+S = TypeVar("S", bound="Statement")
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement of a tile, at its line of the user's source."""
+    """One statement of a tile, at its line of the user's source. A kind of statement says which of its fields hold
+    views, code, integers (or conditions), and blocks of statements."""
+
+    READS: ClassVar[tuple[str, ...]] = ()
+    AWAITS: ClassVar[tuple[str, ...]] = ()
+    GIVES: ClassVar[tuple[str, ...]] = ()
+    CODES: ClassVar[tuple[str, ...]] = ()
+    INTEGERS: ClassVar[tuple[str, ...]] = ()
+    BLOCKS: ClassVar[tuple[str, ...]] = ()
 
     site: Site = field(compare=False)
 
     @property
     def codes(self) -> tuple[Code, ...]:
         """Its Triton code, if it has any."""
-        return ()
+        return tuple(getattr(self, name) for name in self.CODES)
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -83,19 +93,30 @@ class Statement:
         return tuple(load for code in self.codes for load in code.loads)
 
     @property
+    def read(self) -> tuple[View, ...]:
+        """The views that it reads itself."""
+        return (*self._views(self.READS), *(load.view for load in self.loads))
+
+    @property
+    def given(self) -> tuple[View, ...]:
+        """The views that it writes, or that it says are written."""
+        return self._views(self.GIVES)
+
+    @property
     def touched(self) -> tuple[View, ...]:
-        """The views that it names itself, those of its loads included."""
-        return tuple(load.view for load in self.loads)
+        """The views that it names itself."""
+        return (*self._views(self.READS + self.AWAITS + self.GIVES), *(load.view for load in self.loads))
 
     @property
     def blocks(self) -> tuple[Body, ...]:
         """The statements in it: one block for a loop, two for a branch."""
-        return ()
+        return tuple(getattr(self, name) for name in self.BLOCKS)
 
     @property
     def integers(self) -> tuple[sympy.Basic, ...]:
         """The integers and conditions that it names itself, outside of views."""
-        return tuple(hole for code in self.codes for hole in code.holes if isinstance(hole, Expr))
+        holes = (hole for code in self.codes for hole in code.holes if isinstance(hole, Expr))
+        return (*(getattr(self, name) for name in self.INTEGERS), *holes)
 
     @property
     def symbols(self) -> set[sympy.Basic]:
@@ -103,137 +124,120 @@ class Statement:
         named = set().union(*(e.free_symbols for e in self.integers))
         return named.union(*(view.symbols for view in self.touched))
 
-    def around(self, *blocks: Body) -> Statement:
+    def around(self, *blocks: Body) -> Self:
         """The same statement with other blocks."""
-        return self
+        made: dict[str, Any] = dict(zip(self.BLOCKS, blocks, strict=True))
+        return replace(self, **made) if made else self
+
+    def giving(self, change: Callable[[View], View]) -> Self:
+        """The same statement with what it writes, or says is written, changed."""
+        old = {name: getattr(self, name) for name in self.GIVES}
+        new: dict[str, Any] = {n: tuple(map(change, v)) if isinstance(v, tuple) else change(v) for n, v in old.items()}
+        return replace(self, **new) if new else self
+
+    def _views(self, fields: tuple[str, ...]) -> tuple[View, ...]:
+        values = (getattr(self, name) for name in fields)
+        return tuple(view for value in values for view in (value if isinstance(value, tuple) else (value,)))
 
 
 @dataclass(frozen=True)
 class Wait(Statement):
     """Until every tile that notifies a region that intersects the views has done so. `name` names the guard."""
 
+    AWAITS = ("views",)
     name: str
     views: tuple[View, ...]
 
-    @property
-    def touched(self) -> tuple[View, ...]:
-        return self.views
+    def __str__(self) -> str:
+        return f"{self.name} = wait({', '.join(map(str, self.views))})"
 
 
 @dataclass(frozen=True)
 class Notify(Statement):
     """This tile's stores to the views are visible where the views live."""
 
+    GIVES = ("views",)
     views: tuple[View, ...]
 
-    @property
-    def touched(self) -> tuple[View, ...]:
-        return self.views
+    def __str__(self) -> str:
+        return f"notify({', '.join(map(str, self.views))})"
 
 
 @dataclass(frozen=True)
 class Copy(Statement):
     """Memory to memory."""
 
+    READS, GIVES = ("source",), ("target",)
     source: View
     target: View
 
-    @property
-    def touched(self) -> tuple[View, ...]:
-        return self.source, self.target
+    def __str__(self) -> str:
+        return f"copy {self.source} -> {self.target}"
 
 
 @dataclass(frozen=True)
 class Store(Statement):
     """A block in registers to memory."""
 
+    GIVES, CODES = ("target",), ("value",)
     target: View
     value: Code
 
-    @property
-    def codes(self) -> tuple[Code, ...]:
-        return (self.value,)
-
-    @property
-    def touched(self) -> tuple[View, ...]:
-        return (self.target, *super().touched)
+    def __str__(self) -> str:
+        return f"{self.target}.store({self.value})"
 
 
 @dataclass(frozen=True)
 class Compute(Statement):
     """What Triton computes on blocks in registers, and the variables that it becomes."""
 
+    CODES = ("code",)
     code: Code
     targets: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{', '.join(self.targets)} = {self.code}" if self.targets else str(self.code)
-
-    @property
-    def codes(self) -> tuple[Code, ...]:
-        return (self.code,)
+        return f"{', '.join(map(shown, self.targets))} = {self.code}" if self.targets else str(self.code)
 
 
 @dataclass(frozen=True)
 class For(Statement):
     """for name in range(start, stop, step)."""
 
+    INTEGERS, BLOCKS = ("start", "stop"), ("body",)
     name: str
     start: Expr
     stop: Expr
     step: int
     body: Body
 
-    @property
-    def integers(self) -> tuple[sympy.Basic, ...]:
-        return self.start, self.stop
-
-    @property
-    def blocks(self) -> tuple[Body, ...]:
-        return (self.body,)
-
-    def around(self, *blocks: Body) -> For:
-        return replace(self, body=blocks[0])
+    def __str__(self) -> str:
+        return f"for {shown(self.name)} in range({to_text(self.start)}, {to_text(self.stop)}, {self.step}):"
 
 
 @dataclass(frozen=True)
 class If(Statement):
     """A branch on integers known before the run."""
 
+    INTEGERS, BLOCKS = ("condition",), ("body", "orelse")
     condition: sympy.logic.boolalg.Boolean
     body: Body
     orelse: Body
 
-    @property
-    def integers(self) -> tuple[sympy.Basic, ...]:
-        return (self.condition,)
-
-    @property
-    def blocks(self) -> tuple[Body, ...]:
-        return self.body, self.orelse
-
-    def around(self, *blocks: Body) -> If:
-        return replace(self, body=blocks[0], orelse=blocks[1])
+    def __str__(self) -> str:
+        return f"if {to_text(self.condition)}:"
 
 
 @dataclass(frozen=True)
 class DataIf(Statement):
     """A branch on data; its bodies compute only."""
 
+    CODES, BLOCKS = ("condition",), ("body", "orelse")
     condition: Code
     body: Body
     orelse: Body
 
-    @property
-    def codes(self) -> tuple[Code, ...]:
-        return (self.condition,)
-
-    @property
-    def blocks(self) -> tuple[Body, ...]:
-        return self.body, self.orelse
-
-    def around(self, *blocks: Body) -> DataIf:
-        return replace(self, body=blocks[0], orelse=blocks[1])
+    def __str__(self) -> str:
+        return f"if {self.condition}:"
 
 
 @dataclass(frozen=True)
@@ -276,6 +280,11 @@ def walk(body: Body) -> Iterator[Statement]:
         yield s
         for block in s.blocks:
             yield from walk(block)
+
+
+def every(kind: type[S], body: Body) -> Iterator[S]:
+    """All statements of a kind, in order of the source."""
+    return (s for s in walk(body) if isinstance(s, kind))
 
 
 def rewritten(body: Body, change: Callable[[Statement], Body]) -> Body:

@@ -18,14 +18,19 @@ from tilelink.frontend.expressions import (
     larger,
     modulo,
     natural,
+    of_dim,
+    own,
     segment_of,
     smaller,
     symbol,
 )
-from tilelink.frontend.ir import RANKS_DIM, Cell, Notifier, Range, Segment, Signals
+from tilelink.frontend.ir import RANKS_DIM, Cell, Notifier, Range, Signals, View
 from tilelink.frontend.kept import kept
-from tilelink.frontend.routes import EXPERT, SEGMENT, segments_of_rank
+from tilelink.frontend.routes import EXPERT, SEGMENT, Segment, segments_of_rank
 from tilelink.frontend.walk import longest_part
+
+CELL, WAITER = own("cell"), own("waiter")
+"""The flat number of a cell on its rank; and a rank that waits, in the condition of which ranks do."""
 
 
 @kept()
@@ -44,7 +49,7 @@ def cells_in_part(cell: Cell) -> Expr:
     if cell.size is None:
         return sympy.S.One
     if cell.route:
-        return ceil_div(symbol(f"{cell.dim}_{cell.pieces}"), cell.size)
+        return ceil_div(of_dim(cell.dim, cell.pieces), cell.size)
     return ceil_div(longest_part(cell.dim) if cell.cut else symbol(cell.dim), cell.size)
 
 
@@ -116,55 +121,95 @@ def _cells_of_rows(cell: Cell, rows: Range) -> tuple[Expr, Expr]:
 
 @kept()
 def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
-    """Where a cell lies, from its flat number `cell`: names with their values, in order.
+    """Where a cell lies, from its flat number `cell`: keys with their values, in order.
 
-    `part_D` and `cell_D` are the part and the number inside the part along D; `index_k` the entry of dimension k.
+    `part_D` and `cell_D` (`of_cell`) are the part and the number inside the part along D; `index_k` the entry of
+    dimension k.
     """
     made: list[tuple[str, Expr]] = []
-    rest: Expr = symbol("cell")
+    rest: Expr = CELL
     for k, c in reversed(list(enumerate(signals.grid))):
         along = cells_along(c)
         here = rest if k == 0 else modulo(rest, along)
         if along != 1:
             if c.dim == RANKS_DIM:
-                made.append((f"index_{k}", here))
+                made.append((of_cell("index", k).name, here))
             elif c.route:
                 made += piece_place(c, floor_div(here, cells_in_part(c)))
-                made.append((f"cell_{c.dim}", modulo(here, cells_in_part(c))))
+                made.append((of_cell("cell", c.dim).name, modulo(here, cells_in_part(c))))
             elif c.cut and not c.local:
-                made.append((f"part_{c.dim}", floor_div(here, cells_in_part(c))))
-                made.append((f"cell_{c.dim}", modulo(here, cells_in_part(c))))
+                made.append((of_cell("part", c.dim).name, floor_div(here, cells_in_part(c))))
+                made.append((of_cell("cell", c.dim).name, modulo(here, cells_in_part(c))))
             else:
-                made.append((f"cell_{c.dim}", here))
+                made.append((of_cell("cell", c.dim).name, here))
         rest = floor_div(rest, along)
     return tuple(made)
+
+
+def of_cell(what: str, along: str | int) -> sympy.Symbol:
+    """A part of where a cell lies: `part_D`, `cell_D`, `index_k`."""
+    return own(f"{what}.{along}")
 
 
 def piece_place(cell: Cell, piece: Expr) -> list[tuple[str, Expr]]:
     """What `expert_D`, `source_D` and `home_D` are for a piece of the rows of a route, by its number on its rank."""
     assert cell.route is not None
+    expert = of_cell(EXPERT, cell.dim).name
     if cell.pieces == EXPERT:
-        return [(f"expert_{cell.dim}", piece)]
+        return [(expert, piece)]
     if cell.dim == cell.route.rows:
-        return [(f"expert_{cell.dim}", floor_div(piece, WORLD)), (f"source_{cell.dim}", modulo(piece, WORLD))]
+        return [(expert, floor_div(piece, WORLD)), (of_cell("source", cell.dim).name, modulo(piece, WORLD))]
     experts = symbol(cell.route.per_rank)
-    return [(f"home_{cell.dim}", floor_div(piece, experts)), (f"expert_{cell.dim}", modulo(piece, experts))]
+    return [(of_cell("home", cell.dim).name, floor_div(piece, experts)), (expert, modulo(piece, experts))]
 
 
 def piece_of(cell: Cell, rank: Expr) -> Segment:
     """The piece that `piece_place` names, in memory of a rank."""
     assert cell.route is not None
-    expert = symbol(f"expert_{cell.dim}")
+    expert = of_cell(EXPERT, cell.dim)
     if cell.dim == cell.route.sent:
-        return Segment(cell.route, symbol(f"home_{cell.dim}"), expert, rank)
-    return Segment(cell.route, rank, expert, symbol(f"source_{cell.dim}") if cell.pieces == SEGMENT else None)
+        return Segment(cell.route, of_cell("home", cell.dim), expert, rank)
+    return Segment(cell.route, rank, expert, of_cell("source", cell.dim) if cell.pieces == SEGMENT else None)
+
+
+def piece_equations(cell: Cell, rows: Range) -> list[tuple[Expr, Expr]]:
+    """What has to hold so that rows of a route lie in the piece that the names of the place of a cell say."""
+    segment, piece = rows.segment, piece_of(cell, RANK)
+    if segment is None:
+        return []
+    equations = [(segment.expert, piece.expert)]
+    if cell.pieces == SEGMENT and segment.source is not None:
+        of_rows = cell.route is not None and cell.dim == cell.route.rows
+        equations.append((segment.source, piece.source) if of_rows else (segment.home, piece.home))
+    return equations
+
+
+@kept()
+def recipient(signals: Signals, view: View, home: Expr) -> tuple[Expr | None, sympy.Basic]:
+    """Who gets a notification of a view at `home`: a rank, or every rank `waiter` for which the condition holds."""
+    if not signals.by_home:
+        return home, sympy.true
+    place: dict[Expr, Expr] = {}
+    for k, (cell, i) in enumerate(zip(signals.grid, signals.index(view, home), strict=True)):
+        if not isinstance(i, Range):
+            place[of_cell("index", k)] = i
+        elif cell.route:
+            place |= {name: value for value, name in piece_equations(cell, i)}
+        elif i.part is not None:
+            place[of_cell("part", cell.dim)] = i.part
+    condition = signals.waiters.xreplace(place)
+    if isinstance(condition, sympy.Eq) and WAITER in condition.args:
+        other = condition.rhs if condition.lhs == WAITER else condition.lhs
+        if WAITER not in other.free_symbols:
+            return other, sympy.true
+    return None, condition
 
 
 @kept()
 def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False) -> Expr:
     """What a notifier adds to a cell, for each value of its `sums` where its `condition` holds, in the names of
     `position`. `inside`: the cell is known to hold elements, as one that a view lies in."""
-    home = symbol("index_0") if signals.by_home else RANK
+    home = of_cell("index", 0) if signals.by_home else RANK
     cells = [(c, t) for c, t in zip(signals.grid, notifier.tiles, strict=True) if c.dim != RANKS_DIM]
     return notifier.times * sympy.prod([_tiles_in_cell(c, t, inside, home) for c, t in cells])
 
@@ -172,7 +217,7 @@ def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False
 @kept()
 def cell_filled(signals: Signals) -> Expr:
     """1 where a cell holds elements, 0 where it does not, in the names of `position`."""
-    home = symbol("index_0") if signals.by_home else RANK
+    home = of_cell("index", 0) if signals.by_home else RANK
     return sympy.prod([_tiles_in_cell(c, c.size, False, home) for c in signals.grid if c.dim != RANKS_DIM])
 
 
@@ -182,7 +227,7 @@ def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Ex
     if cell.route:
         begin, end = piece_of(cell, home).bounds(cell.dim)
     elif cell.cut:
-        part = home if cell.local else symbol(f"part_{cell.dim}") if cells_along(cell) != 1 else sympy.S.Zero
+        part = home if cell.local else of_cell("part", cell.dim) if cells_along(cell) != 1 else sympy.S.Zero
         begin, end = first_of(symbol(cell.dim), part), first_of(symbol(cell.dim), part + 1)
     if cell.size is None:
         length = natural(end - begin) if cell.route else end - begin
@@ -191,5 +236,5 @@ def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Ex
         return ceil_div(length, tile)
     if inside and tile == cell.size:
         return sympy.S.One
-    start = begin + (symbol(f"cell_{cell.dim}") if cells_along(cell) != 1 else 0) * cell.size
+    start = begin + (of_cell("cell", cell.dim) if cells_along(cell) != 1 else 0) * cell.size
     return ceil_div(smaller(cell.size, larger(0, end - start)), tile)

@@ -6,8 +6,8 @@ negative numbers; Triton's truncate, so the printer emits the corrected form unl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -17,34 +17,74 @@ from sympy.printing.str import StrPrinter
 
 from tilelink.frontend.kept import kept
 
-RANK = sympy.Symbol("rank", integer=True, nonnegative=True)
-WORLD = sympy.Symbol("world", integer=True, positive=True)
-PER_NODE = sympy.Symbol("per_node", integer=True, positive=True)
+RANK = sympy.Symbol("rank:", integer=True, nonnegative=True)
+WORLD = sympy.Symbol("world:", integer=True, positive=True)
+PER_NODE = sympy.Symbol("per_node:", integer=True, positive=True)
 
 
-def symbol(name: str) -> sympy.Symbol:
-    """The integer, not negative, of this name."""
-    known = {"rank": RANK, "world": WORLD, "per_node": PER_NODE}
-    return known.get(name) or sympy.Symbol(name, integer=True, nonnegative=True)
+def symbol(key: str) -> sympy.Symbol:
+    """The integer, not negative, of a key, which tells apart what has one name. A program's own names have neither dots
+    nor colons: `M` is the size of a dimension, `M.lo` is made of it, `reader:axis` is a rank axis, `k:loop` the
+    variable of a loop, and `tile:` a word of TileLink's."""
+    return _KNOWN.get(key) or sympy.Symbol(key, integer=True, nonnegative=True)
 
 
-class first_of(sympy.Function):  # noqa: N801 - reads as a function in printed expressions
+_KNOWN = {s.name: s for s in (RANK, WORLD, PER_NODE)}
+
+
+def own(word: str) -> sympy.Symbol:
+    """An integer that TileLink itself has a word for."""
+    return symbol(f"{word}:")
+
+
+def of_dim(dim: str, what: str) -> sympy.Symbol:
+    """What is made of a dimension: of M the `tiles`, the `lo` of a tile."""
+    return symbol(f"{dim}.{what}")
+
+
+def axis(name: str) -> sympy.Symbol:
+    """The value of a rank axis of a tile space."""
+    return symbol(f"{name}:axis")
+
+
+def loop(name: str) -> sympy.Symbol:
+    """The variable of a loop."""
+    return symbol(f"{name}:loop")
+
+
+def shown(key: str) -> str:
+    """What a key is called where a person reads it; two keys may be called alike."""
+    return _KIND.sub("", key).replace(".", "_")
+
+
+_KIND = re.compile(r":[a-z]*")
+
+
+class _Integer(sympy.Function):
+    """A function whose values are integers."""
+
+    def _eval_is_integer(self) -> bool:
+        return True
+
+
+class _Natural(_Integer):
+    """A function whose values are integers and not negative."""
+
+    def _eval_is_nonnegative(self) -> bool:
+        return True
+
+
+class first_of(_Natural):  # noqa: N801 - reads as a function in printed expressions
     """first_of(D, p): where part p of dimension D begins; first_of(D, world) is the size of D."""
 
     nargs = 2
 
     @classmethod
     def eval(cls, dim: Expr, part: Expr) -> Expr | None:
-        return sympy.S.Zero if part.is_zero else symbol(str(dim)) if part == WORLD else None
-
-    def _eval_is_integer(self) -> bool:
-        return True
-
-    def _eval_is_nonnegative(self) -> bool:
-        return True
+        return sympy.S.Zero if part.is_zero else dim if part == WORLD else None
 
 
-class begin_of(sympy.Function):  # noqa: N801 - as above
+class begin_of(_Natural):  # noqa: N801 - as above
     """begin_of(D, p): where segment p of a routed dimension D begins; see `tilelink.frontend.routes`."""
 
     nargs = 2
@@ -53,36 +93,24 @@ class begin_of(sympy.Function):  # noqa: N801 - as above
     def eval(cls, dim: Expr, segment: Expr) -> Expr | None:
         return sympy.S.Zero if segment.is_zero else None
 
-    def _eval_is_integer(self) -> bool:
-        return True
 
-    def _eval_is_nonnegative(self) -> bool:
-        return True
-
-
-class segment_of(sympy.Function):  # noqa: N801 - as above
+class segment_of(_Natural):  # noqa: N801 - as above
     """segment_of(D, row, p, n): which of the n segments of D from number p on holds the row, counted from p."""
 
     nargs = 4
 
-    def _eval_is_integer(self) -> bool:
-        return True
-
-    def _eval_is_nonnegative(self) -> bool:
-        return True
-
 
 def parts_of(dim: Any) -> str:
-    """The table of where the parts of a dimension begin."""
-    return f"{dim}_parts"
+    """The key of the table of where the parts of a dimension begin."""
+    return f"{dim}.parts"
 
 
 def segments_of(dim: Any) -> str:
-    """The table of where the segments of a routed dimension begin."""
-    return f"{dim}_segments"
+    """The key of the table of where the segments of a routed dimension begin."""
+    return f"{dim}.segments"
 
 
-class natural(sympy.Function):  # noqa: N801 - as above
+class natural(_Natural):  # noqa: N801 - as above
     """natural(e): e, which is known not to be negative though it can't be seen, so that `//` needs no correction."""
 
     nargs = 1
@@ -91,14 +119,8 @@ class natural(sympy.Function):  # noqa: N801 - as above
     def eval(cls, e: Expr) -> Expr | None:
         return e if never_negative(e) else None
 
-    def _eval_is_integer(self) -> bool:
-        return True
 
-    def _eval_is_nonnegative(self) -> bool:
-        return True
-
-
-class floor(sympy.Function):  # noqa: N801 - sorted and printed like sympy's own
+class floor(_Integer):  # noqa: N801 - sorted and printed like sympy's own
     """floor(a, b): a // b. Expressions hold no fractions: sympy's assumptions about them are wrong (1.14 takes
     1 / (a + b) >= 1 for true of a, b >= 0 with a + b > 0)."""
 
@@ -119,14 +141,11 @@ class floor(sympy.Function):  # noqa: N801 - sorted and printed like sympy's own
             return above
         return None if (above, below) == (a, b) else sympy.Function.__new__(cls, above, below, evaluate=False)
 
-    def _eval_is_integer(self) -> bool:
-        return True
-
     def _eval_is_nonnegative(self) -> bool | None:
         return True if all(map(never_negative, self.args)) else None
 
 
-class Mod(sympy.Function):
+class Mod(_Integer):
     """Mod(a, b): a % b, as in Python. sympy's own makes Mod(-n, 2 * n) to -n, and leaves fractions."""
 
     nargs = 2
@@ -153,9 +172,6 @@ class Mod(sympy.Function):
         if never_negative(-1 - a) and never_negative(a + b):
             return a + b
         return None
-
-    def _eval_is_integer(self) -> bool:
-        return True
 
     def _eval_is_nonnegative(self) -> bool | None:
         return True if never_negative(self.args[1]) else None
@@ -288,16 +304,14 @@ def _bare(text: str) -> str:
 
 
 class _Printer(StrPrinter):
-    """Prints integer expressions as source text. `name`: what symbols are called there; `table`: what tables are."""
+    """Prints integer expressions as source text. `templates`: of functions, by their names in sympy; `name`: what
+    symbols are called there; `table`: what tables are."""
 
     def __init__(
-        self, minimum: str, maximum: str, first_of: str, begin_of: str, segment_of: str,
-        name: Callable[[str], str], table: Callable[[str], str],
-    ) -> None:  # fmt: skip
+        self, templates: Mapping[str, str], name: Callable[[str], str] = str, table: Callable[[str], str] = str
+    ) -> None:
         super().__init__()
-        self.name, self.table = name, table
-        self.minimum, self.maximum = minimum, maximum
-        self.first_of, self.begin_of, self.segment_of = first_of, begin_of, segment_of
+        self.templates, self.name, self.table = templates, name, table
 
     def _atom(self, e: Expr) -> str:
         text = str(self._print(e))
@@ -328,27 +342,21 @@ class _Printer(StrPrinter):
         a, b = self._atom(e.args[0]), self._atom(e.args[1])
         return f"({a} % {b})" if all(map(never_negative, e.args)) else f"(({a} % {b} + {b}) % {b})"
 
-    def _fold(self, function: str, args: tuple[Expr, ...]) -> str:
-        first, *rest = sorted(args, key=str)
+    def _print_Min(self, e: Expr) -> str:
+        first, *rest = sorted(e.args, key=str)
         text = str(self._print(first))
         for a in rest:
-            text = f"{function}({text}, {self._print(a)})"
+            text = self.templates[type(e).__name__].format(text, self._print(a))
         return text
 
-    def _print_Min(self, e: Expr) -> str:
-        return self._fold(self.minimum, e.args)
-
     def _print_Max(self, e: Expr) -> str:
-        return self._fold(self.maximum, e.args)
+        return self._print_Min(e)
 
     def _print_first_of(self, e: Expr) -> str:
-        return self.first_of.format(self.table(parts_of(e.args[0])), self._print(e.args[1]))
+        table = (parts_of if isinstance(e, first_of) else segments_of)(e.args[0])
+        return self.templates[type(e).__name__].format(self.table(table), *map(self._print, e.args[1:]))
 
-    def _print_begin_of(self, e: Expr) -> str:
-        return self.begin_of.format(self.table(segments_of(e.args[0])), self._print(e.args[1]))
-
-    def _print_segment_of(self, e: Expr) -> str:
-        return self.segment_of.format(self.table(segments_of(e.args[0])), *map(self._print, e.args[1:]))
+    _print_begin_of = _print_segment_of = _print_first_of
 
     def _print_natural(self, e: Expr) -> str:
         text = self._atom(e.args[0])
@@ -358,32 +366,32 @@ class _Printer(StrPrinter):
         return f"({self._print(e.lhs)} {e.rel_op} {self._print(e.rhs)})"
 
     def _print_And(self, e: Expr) -> str:
-        return "(" + " & ".join(self._print(a) for a in sorted(e.args, key=str)) + ")"
+        return f"({(' & ' if isinstance(e, sympy.And) else ' | ').join(map(self._print, sorted(e.args, key=str)))})"
 
     def _print_Or(self, e: Expr) -> str:
-        return "(" + " | ".join(self._print(a) for a in sorted(e.args, key=str)) + ")"
+        return self._print_And(e)
 
     def _print_Not(self, e: Expr) -> str:
         return f"({self._print(e.args[0])} == 0)"
 
 
-_NUMPY = _Printer(
-    "__np.minimum", "__np.maximum", "{0}[{1}]", "{0}[{1}]", "(__np.searchsorted({0}, {1}, 'right') - 1 - ({2}))",
-    str, str,
-)  # fmt: skip
-_PLAIN = _Printer(
-    "min", "max", "first_of({0}, {1})", "begin_of({0}, {1})", "segment_of({0}, {1}, {2}, {3})",
-    str, lambda table: table.rpartition("_")[0],
-)  # fmt: skip
+_TRITON = {
+    "Min": "tl.minimum({}, {})", "Max": "tl.maximum({}, {})", "first_of": "tl.load({} + {})",
+    "begin_of": "tl.load({} + {})", "segment_of": "segment_of({}, {}, {}, {})",
+}  # fmt: skip
+_NUMPY = _Printer({
+    "Min": "np.minimum({}, {})", "Max": "np.maximum({}, {})", "first_of": "{}[{}]", "begin_of": "{}[{}]",
+    "segment_of": "(np.searchsorted({0}, {1}, 'right') - 1 - ({2}))",
+}, *["values[{!r}]".format] * 2)  # fmt: skip
+_PLAIN = _Printer({
+    "Min": "min({}, {})", "Max": "max({}, {})", "first_of": "first_of({}, {})", "begin_of": "begin_of({}, {})",
+    "segment_of": "segment_of({}, {}, {}, {})",
+}, shown, lambda table: table.rpartition(".")[0])  # fmt: skip
 
 
-def to_triton(e: Any, name: Callable[[str], str] = str) -> str:
-    """The expression in the arithmetic of a Triton kernel. `name`: what symbols, tables and functions are called."""
-    printer = _Printer(
-        "tl.minimum", "tl.maximum", "tl.load({0} + {1})", "tl.load({0} + {1})",
-        "segment_of({0}, {1}, {2}, {3})", name, name,
-    )  # fmt: skip
-    return _bare(str(printer.doprint(sympy.sympify(e))))
+def to_triton(e: Any, name: Callable[[str], str] = shown) -> str:
+    """The expression in the arithmetic of a Triton kernel. `name`: what symbols and tables are called, by key."""
+    return _bare(str(_Printer(_TRITON, name, name).doprint(sympy.sympify(e))))
 
 
 def to_text(e: Any) -> str:
@@ -392,17 +400,14 @@ def to_text(e: Any) -> str:
 
 
 def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
-    """The expression's value, elementwise over numpy arrays in `values` (by names of symbols; `D_parts`: where the
-    parts of D begin)."""
+    """The expression's value, elementwise over numpy arrays in `values` (by keys of symbols and tables)."""
     if isinstance(e, int | np.ndarray):
         return e
-    return eval(_compiled(e), _NAMES, values)
-
-
-_NAMES = {"__np": np, "True": True, "False": False}
+    return _compiled(e)(values)
 
 
 @kept(1 << 14)
-def _compiled(e: Any) -> CodeType:
-    """An expression as code of Python."""
-    return compile(_NUMPY.doprint(sympy.sympify(e)), "<expression>", "eval")
+def _compiled(e: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """An expression as a function of Python."""
+    made: Callable[[Mapping[str, Any]], Any] = eval(f"lambda values: {_NUMPY.doprint(sympy.sympify(e))}", {"np": np})
+    return made

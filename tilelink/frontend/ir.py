@@ -14,38 +14,15 @@ from typing import Any
 import sympy
 
 from tilelink.errors import Site
-from tilelink.frontend.body import (
-    Called,
-    Code,
-    Compute,
-    Copy,
-    DataIf,
-    For,
-    If,
-    Load,
-    Notify,
-    Place,
-    Statement,
-    Store,
-    Variable,
-    Wait,
-    places,
-    rewritten,
-    walk,
-)
+from tilelink.frontend.body import *  # noqa: F403  # statements and views have their names here, too
+from tilelink.frontend.body import Body, Notify, Wait, every
 from tilelink.frontend.expressions import WORLD, Expr, symbol
 from tilelink.frontend.kept import hashed_once
-from tilelink.frontend.routes import Segment
 from tilelink.frontend.schedule import CopyEngine, SMs, launched
-from tilelink.frontend.views import ALL_RANKS, Range, Tensor, View, token_name
-from tilelink.language import RANKS_DIM, RouteWord
-
-__all__ = [
-    "ALL_RANKS", "RANKS_DIM", "Range", "Segment", "Tensor", "View", "token_name",
-    "Called", "Code", "Compute", "Copy", "DataIf", "For", "If", "Load", "Notify", "Place", "Statement", "Store",
-    "Variable", "Wait", "places", "rewritten", "walk",
-    "Cell", "Notifier", "Role", "Signals", "TileProgram", "Walk",
-]  # fmt: skip
+from tilelink.frontend.views import *  # noqa: F403
+from tilelink.frontend.views import Range, Tensor, View
+from tilelink.language import RANKS_DIM as RANKS_DIM
+from tilelink.language import RouteWord
 
 
 @dataclass(frozen=True)
@@ -79,7 +56,7 @@ class Role:
     name: str
     resource: SMs | CopyEngine
     walk: Walk
-    body: tuple[Statement, ...]
+    body: Body
     site: Site = field(compare=False)
     folded: tuple[str, ...] = ()
     scheduled: str = ""
@@ -88,6 +65,16 @@ class Role:
     def launched(self) -> str:
         """The role that it is, or is a member of: members share workers."""
         return launched(self.scheduled or self.name)
+
+    @cached_property
+    def awaited(self) -> tuple[View, ...]:
+        """The views that its tiles wait for."""
+        return tuple(v for s in every(Wait, self.body) for v in s.views)
+
+    @cached_property
+    def notified(self) -> tuple[View, ...]:
+        """The views that its tiles notify."""
+        return tuple(v for s in every(Notify, self.body) for v in s.views)
 
 
 @hashed_once
@@ -153,7 +140,8 @@ class Signals:
 @hashed_once
 @dataclass(frozen=True)
 class TileProgram:
-    """A program with its schedule and dtypes. World and sizes are symbols still: one tile program serves all.
+    """A program with its schedule and dtypes. World and sizes are symbols still: one tile program serves all. What is
+    empty by default is filled by passes (`frontend/passes/`).
 
     `cut`: dimensions that are spread over the ranks. `published`: inputs that peers read, copied to the heap first.
     `functions`: Triton functions of the user that roles call, by name. `schedule_site`: where its schedule stands.
@@ -163,14 +151,14 @@ class TileProgram:
     name: str
     tensors: tuple[Tensor, ...]
     cut: tuple[str, ...]
-    roles: tuple[Role, ...]
-    signals: tuple[Signals, ...]
-    published: tuple[str, ...]
-    functions: tuple[tuple[str, Any], ...]
     slots: int
     site: Site = field(compare=False)
     schedule_site: Site = field(compare=False)
-    routes: tuple[RouteWord, ...] = ()
+    routes: tuple[RouteWord, ...]
+    roles: tuple[Role, ...] = ()
+    signals: tuple[Signals, ...] = ()
+    published: tuple[str, ...] = ()
+    functions: tuple[tuple[str, Any], ...] = ()
 
     def tensor(self, name: str) -> Tensor:
         return next(t for t in self.tensors if t.name == name)
@@ -194,8 +182,7 @@ class TileProgram:
     @cached_property
     def awaited_by_engines(self) -> tuple[str, ...]:
         """Names of the tensors whose tiles, made on the same rank, roles on the copy engine wait for."""
-        waits = (s for r in self.on_engine for s in walk(r.body) if isinstance(s, Wait))
-        return tuple(dict.fromkeys(v.tensor for s in waits for v in s.views))
+        return tuple(dict.fromkeys(v.tensor for r in self.on_engine for v in r.awaited))
 
     @cached_property
     def dims(self) -> tuple[str, ...]:

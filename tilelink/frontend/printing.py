@@ -7,21 +7,8 @@ from collections.abc import Iterator
 import sympy
 
 from tilelink.frontend.cells import cell_count
-from tilelink.frontend.expressions import to_text
-from tilelink.frontend.ir import (
-    Compute,
-    Copy,
-    DataIf,
-    For,
-    If,
-    Notify,
-    Role,
-    Signals,
-    Statement,
-    Store,
-    TileProgram,
-    Wait,
-)
+from tilelink.frontend.expressions import shown, to_text
+from tilelink.frontend.ir import Body, Role, Signals, TileProgram
 
 
 def program_text(program: TileProgram) -> str:
@@ -54,36 +41,20 @@ def _role(role: Role) -> Iterator[str]:
     folded = f", with {', '.join(role.folded)} in its epilogue" if role.folded else ""
     yield f"role {role.name} on {role.resource}{folded}"
     for name, value in walk.sizes:
-        yield f"    {name} = {to_text(value)}"
+        yield f"    {shown(name)} = {to_text(value)}"
     yield f"    tiles on each rank: i in 0..{to_text(walk.count)}"
     for name, value in walk.coordinates:
-        yield f"    {name} = {to_text(value)}"
+        yield f"    {shown(name)} = {to_text(value)}"
     if walk.exists != sympy.true:
         yield f"    where {to_text(walk.exists)}"
     yield from _body(role.body, 1)
 
 
-def _body(body: tuple[Statement, ...], depth: int) -> Iterator[str]:
+def _body(body: Body, depth: int) -> Iterator[str]:
     indent = "    " * depth
     for s in body:
-        match s:
-            case Wait():
-                yield f"{indent}{s.name} = wait({', '.join(map(str, s.views))})"
-            case Notify():
-                yield f"{indent}notify({', '.join(map(str, s.views))})"
-            case Copy():
-                yield f"{indent}copy {s.source} -> {s.target}"
-            case Store():
-                yield f"{indent}{s.target}.store({s.value})"
-            case Compute():
-                yield f"{indent}{s}"
-            case For():
-                yield f"{indent}for {s.name} in range({to_text(s.start)}, {to_text(s.stop)}, {s.step}):"
-                yield from _body(s.body, depth + 1)
-            case If() | DataIf():
-                condition = to_text(s.condition) if isinstance(s, If) else str(s.condition)
-                yield f"{indent}if {condition}:"
-                yield from _body(s.body, depth + 1)
-                if s.orelse:
-                    yield f"{indent}else:"
-                    yield from _body(s.orelse, depth + 1)
+        yield f"{indent}{s}"
+        for number, block in enumerate(s.blocks):
+            if number and block:
+                yield f"{indent}else:"
+            yield from _body(block, depth + 1)

@@ -17,7 +17,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from tilelink.errors import DimensionError, Site
-from tilelink.frontend.expressions import WORLD, Expr, begin_of, symbol
+from tilelink.frontend.expressions import WORLD, Expr, begin_of, of_dim, segments_of, symbol
 from tilelink.language import RouteWord
 
 SEGMENT, EXPERT = "segment", "expert"
@@ -169,8 +169,7 @@ class Routing:
     @cached_property
     def _sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """How many rows each rank sends, and how many it gets."""
-        world = self.array.shape[1]
-        homes = self.array.reshape(world, -1).sum(1)
+        homes = self.array.reshape(self.array.shape[1], -1).sum(1)
         return tuple(self.array.sum(0).tolist()), tuple(homes.tolist())
 
     def parts(self, route: RouteWord) -> dict[str, tuple[int, ...]]:
@@ -178,12 +177,12 @@ class Routing:
         return dict(zip(route.sides, self._sides, strict=True))
 
     def values(self, route: RouteWord) -> dict[str, Any]:
-        """Values of what the tile program calls the tables and the largest pieces of both sides."""
+        """Values of the tables and the largest pieces of both sides, by key."""
         made: dict[str, Any] = {}
         for dim, lengths in ((route.rows, self.array), (route.sent, self.array.T)):
-            made[f"{dim}_segments"] = np.concatenate([[0], np.cumsum(lengths)])
-            made[f"{dim}_{SEGMENT}"] = int(self.array.max())
-            made[f"{dim}_{EXPERT}"] = int(self.array.sum(1).max())
+            made[segments_of(dim)] = np.concatenate([[0], np.cumsum(lengths)])
+            made[of_dim(dim, SEGMENT).name] = int(self.array.max())
+            made[of_dim(dim, EXPERT).name] = int(self.array.sum(1).max())
         return made
 
     def __repr__(self) -> str:

@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Self, SupportsIndex
 import numpy as np
 
 from tilelink.errors import ScheduleError, Site, TileSizeError, listed, similar
-from tilelink.frontend.expressions import RANK, WORLD, Expr, evaluate, symbol, to_text, without_fractions
+from tilelink.frontend.expressions import RANK, WORLD, Expr, evaluate, own, to_text, without_fractions
 from tilelink.frontend.kept import kept
 
+STEP = own("step")
 PartOrder = Callable[[Any, Any, Any], Any]
 
 
@@ -39,8 +40,7 @@ class Order:
     def check(self, world: int, site: Site | None) -> None:
         """Raises ScheduleError where the order is not a permutation for each rank of this world, or where what is
         printed into the kernel is not what the function computes."""
-        problem = _problem(self, world)
-        if problem is not None:
+        if problem := _problem(self, world):
             raise ScheduleError(f"order {self.name} {problem}", site)
 
     def __str__(self) -> str:
@@ -53,13 +53,13 @@ def _problem(order: Order, world: int) -> str | None:
     for rank in range(world):
         try:
             walked = [order.parts(step, rank, world) for step in range(world)]
-            part = order.part_at(symbol("step"))
+            part = order.part_at(STEP)
         except (TypeError, ValueError, ArithmeticError) as e:
             return f"fails on rank {rank} of {world}: {e}"
         walks = f"walks the parts {walked} on rank {rank} of {world}"
         if not all(isinstance(p, SupportsIndex) for p in walked) or sorted(walked) != list(range(world)):
             return f"{walks}; it has to be a permutation of 0..{world - 1}"
-        if (evaluate(part, {"step": np.arange(world), "rank": rank, "world": world}) != walked).any():
+        if (evaluate(part, {STEP.name: np.arange(world), RANK.name: rank, WORLD.name: world}) != walked).any():
             printed = to_text(part)
             return f"{walks}, but as integer arithmetic it is {printed}: Python decides something, which a kernel can't"
     return None
@@ -92,9 +92,8 @@ class _Fields:
     def __new__(cls, *given: Any, **named: Any) -> Self:
         """Raises ScheduleError for fields that there are not, or that are given twice."""
         known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-        twice = [n for n in known[: len(given)] if n in named]
         unknown = [n for n in named if n not in known]
-        if twice or unknown or len(given) > len(known):
+        if unknown or len(given) > len(known) or named.keys() & known[: len(given)]:
             said = ", ".join([*map(repr, given), *(f"{n}={v!r}" for n, v in named.items())])
             takes = ", ".join(f"{n}=" for n in known)
             meant = similar(unknown[0], known) if unknown else ""
@@ -222,6 +221,7 @@ class Schedule(Mapping[str, Resource]):
 
     def __init__(
         self,
+        /,
         *unnamed: Any,
         slots: int = 2,
         cells: Mapping[str, tuple[int | None, ...]] | None = None,
@@ -275,14 +275,13 @@ class Schedule(Mapping[str, Resource]):
         named: dict[str, Any] = {"slots": self.slots} | ({"cells": self.cells} if self.cells else {}) | self.roles
         return f"Schedule({', '.join(f'{k}={v}' for k, v in named.items())})"
 
-    def changed(self, **roles: Mapping[str, Any]) -> Schedule:
+    def changed(self, /, **roles: Mapping[str, Any]) -> Schedule:
         """This schedule with fields of roles replaced: `push.changed(matmul={"tile": (64, 64, 32)})`. What is replaced
         of a role is replaced for all its members."""
         new = dict(self.roles)
         for name, changes in roles.items():
             if name not in new and launched(name) not in new:
-                known = f"it has {listed(new, name)}"
-                raise ScheduleError(f"no role {name} in this schedule; {known}", Site.of_user())
+                raise ScheduleError(f"no role {name} in this schedule; it has {listed(new, name)}", Site.of_user())
             if not isinstance(changes, Mapping):
                 raise ScheduleError(
                     f"{name}={changes!r}: changes are fields by name, such as {name}={{'tile': (64, 64)}}",
@@ -293,13 +292,9 @@ class Schedule(Mapping[str, Resource]):
                 has = [f.name for f in fields(new[member])]
                 if unknown := [c for c in changes if c not in has]:
                     what = f"{name}={new[name]} has no {' and '.join(unknown)}"
-                    known = f"it has {', '.join(has)}{similar(unknown[0], has)}"
-                    raise ScheduleError(f"{what}; {known}", Site.of_user())
+                    raise ScheduleError(f"{what}; it has {listed(has, unknown[0])}", Site.of_user())
                 new[member] = replace(new[member], **changes)
-        return self._with(new)
-
-    def _with(self, roles: dict[str, Resource]) -> Schedule:
-        schedule = Schedule(slots=self.slots, cells=self.cells, **roles)
+        schedule = Schedule(slots=self.slots, cells=self.cells, **new)
         schedule.site = self.site
         return schedule
 

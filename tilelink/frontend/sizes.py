@@ -1,4 +1,4 @@
-"""Sizes of a run: the world, the dimensions, the parts of those that are spread over the ranks; and who does what."""
+"""Sizes of a run: the world, the dimensions, the parts of those that are spread over the ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError, listed
-from tilelink.frontend.expressions import evaluate
+from tilelink.frontend.expressions import PER_NODE, WORLD, evaluate, of_dim, parts_of
 from tilelink.frontend.ir import For, Role, TileProgram, walk
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.routes import Routing
-from tilelink.frontend.schedule import SMs, smallest_tile
-from tilelink.frontend.turns import members
+from tilelink.frontend.schedule import smallest_tile
 from tilelink.language import RouteWord
 
 MAX_WORLD = 1024
@@ -54,43 +53,24 @@ class Sizes:
         check_world(world)
         dims: dict[str, int] = {}
         parts: dict[str, tuple[int, ...]] = {}
-        routed = routings(program, world, sizes, site)
+        routed = tuple((route, _routing(route, sizes, world, site)) for route in program.routes)
         for route, routing in routed:
             parts |= routing.parts(route)
         for d in program.dims:
-            if d in parts:
-                dims[d] = sum(parts[d])
-                continue
-            if d not in sizes:
+            if d not in parts and d not in sizes:
                 known = ", ".join(program.dims)
                 other = "".join(f", and {n} is none" for n in sizes if n not in program.dims)
                 raise DimensionError(f"{program.name} has the dimensions {known}; {d} is missing{other}", site)
-            given = sizes[d]
-            lengths = tuple(given) if isinstance(given, Sequence) else (given,)
-            if any(not isinstance(n, SupportsIndex) or isinstance(n, bool) or operator.index(n) < 0 for n in lengths):
-                raise DimensionError(f"{d} is {given!r}: sizes are integers and not negative", site)
-            if isinstance(given, Sequence):
-                if d not in program.cut:
-                    raise DimensionError(f"{d} is not spread over the ranks: one size, not {lengths}", site)
-                if len(given) != world:
-                    raise DimensionError(f"{d}: {len(given)} parts {lengths} for {world} ranks", site)
-                parts[d] = tuple(map(operator.index, lengths))
-                dims[d] = sum(parts[d])
-            else:
-                dims[d] = operator.index(given)
-                if d in program.cut:
-                    parts[d] = even_parts(dims[d], world)
-        for d, size in dims.items():
-            if size > MAX_COUNT:
-                raise DimensionError(
-                    f"{d} is {size}: kernels count elements along a dimension in 32 bits, {MAX_COUNT} (2**30) is the "
-                    "most",
-                    site,
-                )
+            lengths = parts[d] if d in parts else _lengths(d, sizes[d], d in program.cut, world, site)
+            if d in program.cut:
+                parts[d] = lengths
+            dims[d] = sum(lengths)
+            if dims[d] > MAX_COUNT:
+                why = f"kernels count elements along a dimension in 32 bits, {MAX_COUNT} (2**30) is the most"
+                raise DimensionError(f"{d} is {dims[d]}: {why}", site)
         for d in sizes:
             if d not in program.dims:
-                known = f"it has {listed(program.dims, d)}"
-                raise DimensionError(f"{program.name} has no dimension {d}; {known}", site)
+                raise DimensionError(f"{program.name} has no dimension {d}; it has {listed(program.dims, d)}", site)
         made = cls(world, tuple(dims.items()), tuple(parts.items()), check_nodes(world, per_node), routed)
         try:
             made.check(program)
@@ -102,13 +82,12 @@ class Sizes:
         """Raises TileSizeError for a tile larger than the tensor (how many rows are routed is no matter of tiles),
         ScheduleError for an order that is none."""
         sizes = dict(self.dims)
-        routed = program.routed
         for role in program.roles:
             ranks = (count for name, count in role.walk.axes if name != role.walk.expert)
             ways = next((int(evaluate(count, self.values)) for count in ranks), self.world)
             role.resource.order.check(ways, role.site)
             for dim, extent in sorted(extents(role)):
-                if dim not in routed and extent > smallest_tile(sizes[dim]):
+                if dim not in program.routed and extent > smallest_tile(sizes[dim]):
                     raise TileSizeError(
                         f"{role.name}: a tile of {extent} along {dim} is larger than the tensor, of {sizes[dim]}; use "
                         f"at most {smallest_tile(sizes[dim])} ({program.name}.fit(schedule, ...) does that; a schedule "
@@ -125,11 +104,11 @@ class Sizes:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Values of the symbols of sizes, for `expressions.evaluate`."""
-        values: dict[str, Any] = {"world": self.world, "per_node": self.per_node, **dict(self.dims)}
+        """Values of sizes and tables by key, for `expressions.evaluate`."""
+        values: dict[str, Any] = {WORLD.name: self.world, PER_NODE.name: self.per_node, **dict(self.dims)}
         for d, lengths in self.parts:
-            values[f"{d}_part"] = max(lengths)
-            values[f"{d}_parts"] = np.array([0, *accumulate(lengths)], np.int64)
+            values[of_dim(d, "part").name] = max(lengths)
+            values[parts_of(d)] = np.array([0, *accumulate(lengths)], np.int64)
         for route, routing in self.routings:
             values |= routing.values(route)
         return values
@@ -164,11 +143,19 @@ class Sizes:
         return dim not in self.routed and all(n % extent == 0 for n in self.lengths(dim))
 
 
-def routings(
-    program: TileProgram, world: int, sizes: Mapping[str, Any], site: Site
-) -> tuple[tuple[RouteWord, Routing], ...]:
-    """The routes of a program, with what sizes as in `Sizes.of` say of them. Raises DimensionError."""
-    return tuple((route, _routing(route, sizes, world, site)) for route in program.routes)
+def _lengths(dim: str, given: Any, cut: bool, world: int, site: Site) -> tuple[int, ...]:
+    """The lengths of the parts of a dimension that is cut, or the one length of another. Raises DimensionError."""
+    lengths = tuple(given) if isinstance(given, Sequence) else (given,)
+    if any(not isinstance(n, SupportsIndex) or isinstance(n, bool) or operator.index(n) < 0 for n in lengths):
+        raise DimensionError(f"{dim} is {given!r}: sizes are integers and not negative", site)
+    counted = tuple(map(operator.index, lengths))
+    if not isinstance(given, Sequence):
+        return even_parts(counted[0], world) if cut else counted
+    if not cut:
+        raise DimensionError(f"{dim} is not spread over the ranks: one size, not {lengths}", site)
+    if len(given) != world:
+        raise DimensionError(f"{dim}: {len(given)} parts {lengths} for {world} ranks", site)
+    return counted
 
 
 def _routing(route: RouteWord, sizes: Mapping[str, Any], world: int, site: Site) -> Routing:
@@ -234,70 +221,3 @@ def stepped(role: Role) -> frozenset[str]:
     loops = {s.name for s in walk(role.body) if isinstance(s, For)}
     ranges = (r for s in walk(role.body) for v in s.touched for r in v.ranges)
     return frozenset(r.dim for r in ranges if str(r.start) in loops)
-
-
-@dataclass(frozen=True)
-class Allotment:
-    """Which workers of the persistent kernel (or streams of the copy engine) run a role: `workers` of them, from
-    `first`; `tiles` on each rank."""
-
-    first: int
-    workers: int
-    tiles: int
-
-
-def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
-    """Workers of every role, on a device of `sms` SMs. Roles with a count get theirs in program order; the others
-    share what is left. No more workers than there are tiles for them. Behind them come the streams of the copy engine,
-    one a peer, which the roles on it share. Raises ScheduleError where the SMs don't do, TileSizeError for
-    more tiles than kernels count."""
-    first, made = 0, dict[str, Allotment]()
-    if sms < 1:
-        raise ScheduleError(f"a device of {sms} SMs: sms is at least 1", program.schedule_site)
-    tiles = {r.name: tile_count(r, sizes) for r in program.roles}
-    for role in program.roles:
-        if tiles[role.name] > MAX_COUNT:
-            raise TileSizeError(
-                f"{role.name} has {tiles[role.name]} tiles on a rank: kernels count them in 32 bits, {MAX_COUNT} "
-                "(2**30) is the most; use larger tiles",
-                role.site,
-            )
-    sharing = []
-    for roles in members(program.in_kernel):
-        resource = roles[0].resource
-        assert isinstance(resource, SMs)
-        if resource.count is None:
-            sharing += roles
-        else:
-            workers = max(1, min(resource.count, sum(tiles[r.name] for r in roles)))
-            made |= {r.name: Allotment(first, workers, tiles[r.name]) for r in roles}
-            first += workers
-    if first + bool(sharing) > sms:
-        raise ScheduleError(
-            f"{program.name} asks for {first} SMs by count" + (" and at least one for the others" if sharing else "")
-            + f"; the device has {sms}",
-            program.schedule_site,
-        )
-    for role in sharing:
-        most = max(sum(tiles[r.name] for r in roles) for roles in members(sharing))
-        workers = max(1, min(sms - first, most))
-        made[role.name] = Allotment(first, workers, tiles[role.name])
-    behind = max((a.first + a.workers for a in made.values()), default=1)
-    made |= {r.name: Allotment(behind, sizes.world, tiles[r.name]) for r in program.on_engine}
-    return {r.name: made[r.name] for r in program.roles}
-
-
-def kernel_workers(program: TileProgram, allotment: Mapping[str, Allotment]) -> int:
-    """Workers of the persistent kernel on each rank."""
-    counts = (allotment[r.name] for r in program.in_kernel)
-    return max((a.first + a.workers for a in counts), default=1)
-
-
-def tile_count(role: Role, sizes: Sizes) -> int:
-    """Numbers that the workers of one rank walk (those of parts that are shorter than the longest are passed over)."""
-    values = dict(sizes.values)
-    for name, value in role.walk.sizes:
-        values[name] = int(evaluate(value, values))
-    return int(evaluate(role.walk.count, values))
-
-

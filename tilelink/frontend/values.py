@@ -1,4 +1,7 @@
-"""What the elaborator knows of a name in a tile function. Integers are sympy expressions, views are `ir.View`."""
+"""What the elaborator knows of a name in a tile function, of dtypes, and of what Triton's own functions return.
+
+Integers are sympy expressions, views are `ir.View`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import triton.language as tl
 
 from tilelink.errors import listed
 from tilelink.frontend.expressions import Expr
@@ -25,8 +30,18 @@ ITEM_SIZE = {
     "float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1,
     "float8_e4m3fn": 1, "float8_e5m2": 1, "bool": 1,
 }  # fmt: skip
+TRITON_DTYPES = {n: n for n in ITEM_SIZE} | {
+    "bool": "int1", "float8_e4m3fn": "float8e4nv", "float8_e5m2": "float8e5",
+}  # fmt: skip
 _WIDTH = ["bool", "int8", "uint8", "int16", "int32", "int64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16",
           "float32", "float64"]  # fmt: skip
+_REDUCTIONS = ("sum", "max", "min", "xor_sum", "reduce_or")
+_ELEMENTWISE = frozenset([
+    "abs", "ceil", "cos", "div_rn", "erf", "exp", "exp2", "fdiv", "floor", "fma", "log", "log2", "rsqrt", "sin", "sqrt",
+    "sqrt_rn", "umulhi", "sigmoid", "softmax", "where", "maximum", "minimum", "clamp", "zeros_like", "add", "sub",
+    "mul", "cumsum", "cumprod", "flip", "multiple_of", "max_contiguous", "max_constancy",
+])  # fmt: skip
+Shape = tuple[int, ...] | None
 
 
 def dtype_name(dtype: Any) -> str:
@@ -52,7 +67,7 @@ def promote(a: str | None, b: str | None) -> str | None:
     return max(a, b, key=_WIDTH.index)
 
 
-def broadcast(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def broadcast(a: Shape, b: Shape) -> Shape:
     """The shape of an elementwise operation; None where one is not known. Raises ValueError where there is none."""
     if a is None or b is None:
         return None
@@ -68,7 +83,7 @@ class Block:
     """A value of Triton, in registers: `node` is its source, rewritten."""
 
     node: ast.expr
-    shape: tuple[int, ...] | None = None
+    shape: Shape = None
     dtype: str | None = None
 
 
@@ -90,3 +105,61 @@ class TileValue:
     def along(self, dims: Sequence[str]) -> tuple[Range, ...]:
         """Its ranges, for a tensor of these dimensions: rows of a route on the side that the tensor has."""
         return on_side(self.ranges, self.sent, dims)
+
+
+def result_of(
+    name: str, owner: Block | None, arguments: list[Any], keywords: dict[str, Any]
+) -> tuple[Shape, str | None]:
+    """Shape and dtype of a call, None where they are not known. `owner` is the block whose method it is; `name` is ""
+    for a function of the user. Raises ValueError for shapes that do not go together."""
+    values = ([owner] if owner is not None else []) + arguments
+    blocks = [v for v in (*values, *keywords.values()) if isinstance(v, Block)]
+    dtype: str | None = None
+    for b in blocks:
+        dtype = promote(dtype, b.dtype)
+    given = next((d for v in (*arguments, *keywords.values()) if (d := _dtype(v))), None)
+    first = blocks[0].shape if blocks else None
+    match name:
+        case _ if name in _ELEMENTWISE:
+            shape: Shape = ()
+            for b in blocks:
+                shape = broadcast(shape, b.shape)
+            return shape, dtype
+        case "zeros" | "full":
+            return _sizes(arguments[0] if arguments else keywords.get("shape")), given
+        case "arange":
+            bounds = [int(a) for a in arguments if isinstance(a, Expr) and a.is_Integer]
+            return ((bounds[1] - bounds[0],) if len(bounds) == 2 else None), "int32"
+        case "to" | "cast":
+            return (first if blocks else ()), given
+        case "trans" if len(values) == 1:
+            return (first[::-1] if first else None), dtype
+        case "dot":
+            exact = "int32" if blocks and blocks[0].dtype == "int8" else "float32"
+            return None, blocks[2].dtype if len(blocks) > 2 else exact if exact == "int32" else given or exact
+        case _ if name in _REDUCTIONS:
+            return _reduced(first, dict(zip(("axis", "keep_dims"), values[1:], strict=False)) | keywords), dtype
+    return None, None
+
+
+def _reduced(shape: Shape, options: dict[str, Any]) -> Shape:
+    """The shape that a reduction leaves."""
+    axis, kept = options.get("axis"), options.get("keep_dims")
+    if shape is None or not isinstance(axis, Expr):
+        return () if axis is None and kept is None else None
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"there is no axis {axis} of {shape}; an integer as an index drops one")
+    k = int(axis) % len(shape)
+    keeps = isinstance(kept, Static) and bool(kept.value)
+    return (*shape[:k], *([1] if keeps else []), *shape[k + 1 :])
+
+
+def _sizes(value: Any) -> Shape:
+    sizes = value if isinstance(value, tuple) else (value,)
+    return tuple(int(s) for s in sizes) if all(isinstance(s, Expr) and s.is_Integer for s in sizes) else None
+
+
+def _dtype(value: Any) -> str | None:
+    if isinstance(value, Static) and isinstance(value.value, tl.dtype):
+        return dtype_name(value.value.name)
+    return None

@@ -1,31 +1,32 @@
-"""What holds in every tile program. A pass that breaks it is at fault, not the program of the user."""
+"""What holds in every tile program, after each pass. A pass that breaks it is at fault, not the program of the user."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from tilelink.errors import TileProgramError
-from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, symbol
-from tilelink.frontend.ir import Copy, For, Notify, Place, Range, Role, Store, Tensor, View, Wait, places
+from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, of_dim, shown, symbol
+from tilelink.frontend.ir import Copy, For, Notify, Place, Range, Role, Store, Tensor, TileProgram, View, Wait, places
 from tilelink.frontend.routes import EXPERT, SEGMENT
 from tilelink.language import RANKS_DIM
 
 Tensors = Mapping[str, Tensor]
 
 
-def verify(roles: Sequence[Role], tensors: Sequence[Tensor], after: str) -> None:
+def verify(program: TileProgram, after: str) -> None:
     """Raises TileProgramError, for the first statement of which something does not hold. `after`: the last pass."""
-    known = {t.name: t for t in tensors}
-    for role in roles:
-        for place, problem in _problems(role, known):
+    tensors = {t.name: t for t in program.tensors}
+    signals = {s.tensor for s in program.signals} or {*tensors}  # all may have some before they are derived
+    for role in program.roles:
+        for place, problem in _problems(role, tensors, signals):
             raise TileProgramError(f"after {after}, in {role.name}: {problem}", place.statement.site)
 
 
-def _problems(role: Role, tensors: Tensors) -> Iterator[tuple[Place, str]]:
+def _problems(role: Role, tensors: Tensors, signals: set[str]) -> Iterator[tuple[Place, str]]:
     dims = {d for t in tensors.values() for d in t.dims if d != RANKS_DIM}
-    sizes = (n for d in dims for n in (d, f"{d}_part", f"{d}_{SEGMENT}", f"{d}_{EXPERT}"))
+    sizes = {e for d in dims for e in (symbol(d), *(of_dim(d, what) for what in ("part", SEGMENT, EXPERT)))}
     walked = (n for n, _ in (*role.walk.sizes, *role.walk.coordinates))
-    fixed = {RANK, WORLD, PER_NODE, *map(symbol, sizes), *map(symbol, walked)}
+    fixed = {RANK, WORLD, PER_NODE, *sizes, *map(symbol, walked)}
     waits: dict[str, Place] = {}
     written: set[View] = set()
     for place in places(role.body):
@@ -34,13 +35,15 @@ def _problems(role: Role, tensors: Tensors) -> Iterator[tuple[Place, str]]:
         for view in s.touched:
             if problem := _of_index(view, tensors):
                 yield place, problem
+            if isinstance(s, Wait | Notify) and view.tensor not in signals:
+                yield place, f"{view}: {view.tensor} has no signals"
             if view.guard is not None and not _guarded(view, place, waits.get(view.guard)):
                 yield place, f"{view} is guarded by {view.guard}, and no such wait for {view.tensor} stands before it"
         if unknown := s.symbols - names:
-            yield place, f"{', '.join(sorted(map(str, unknown)))} has no value here"
+            yield place, f"{', '.join(sorted(shown(str(s)) for s in unknown))} has no value here"
         match s:
             case For() if symbol(s.name) in names:
-                yield place, f"the loop's variable {s.name} has another meaning around it"
+                yield place, f"the loop's variable {shown(s.name)} has another meaning around it"
             case Wait():
                 if s.name in waits:
                     yield place, f"{s.name} is the name of two waits"

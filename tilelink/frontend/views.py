@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from tilelink.frontend.expressions import RANK, Expr, to_text
+from tilelink.frontend.expressions import RANK, Expr, symbol, to_text
 from tilelink.frontend.routes import Segment
 
 ALL_RANKS = "all ranks"
@@ -45,7 +45,7 @@ class Tensor:
 
 def token_name(tensor: str) -> str:
     """What the token of a tensor with buffers is called."""
-    return f"{tensor}_free"
+    return f"{tensor}.free"
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,11 @@ class Range:
         return f"{self.dim}[{to_text(self.start)}:{f'+{self.extent}' if self.extent else to_text(self.stop)}]"
 
 
+def whole_range(dim: str) -> Range:
+    """The whole of a dimension."""
+    return Range(dim, sympy.S.Zero, symbol(dim), None, whole=True)
+
+
 def on_side(ranges: tuple[Range, ...], sent: Range | None, dims: Sequence[str]) -> tuple[Range, ...]:
     """The ranges of a tile for a tensor of these dimensions: the rows of a route, which are `sent` at their source, on
     the side that the tensor has."""
@@ -132,11 +137,15 @@ class View:
         return set(self.home.free_symbols if isinstance(self.home, Expr) else ()).union(*index)
 
     @property
+    def home_text(self) -> str:
+        """Its home, for a person."""
+        return to_text(self.home) if isinstance(self.home, Expr) else str(self.home)
+
+    @property
     def shape(self) -> tuple[int | None, ...]:
         return tuple(r.extent for r in self.ranges)
 
     def __str__(self) -> str:
         index = ", ".join(str(i) if isinstance(i, Range) else to_text(i) for i in self.index)
-        where = to_text(self.home) if isinstance(self.home, Expr) else self.home
-        home = "" if self.home in (RANK, None) else f".at({where})"
+        home = "" if self.home in (RANK, None) else f".at({self.home_text})"
         return f"{self.tensor}[{index}]{home}"

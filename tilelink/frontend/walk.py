@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sympy
 
-from tilelink.errors import ScheduleError, Site, TileSizeError, similar
+from tilelink.errors import NotUnderstoodError, ScheduleError, Site, TileSizeError, similar
 from tilelink.frontend.expressions import (
     PER_NODE,
     RANK,
     WORLD,
     Expr,
+    axis,
     begin_of,
     ceil_div,
     first_of,
@@ -22,48 +23,57 @@ from tilelink.frontend.expressions import (
     modulo,
     natural,
     node_of,
+    of_dim,
+    own,
     place_of,
     smaller,
     symbol,
+    to_text,
     whole,
 )
-from tilelink.frontend.ir import Range, Segment, Walk
-from tilelink.frontend.routes import EXPERT, SEGMENT
-from tilelink.frontend.schedule import CopyEngine, SMs
+from tilelink.frontend.ir import Range, Walk
+from tilelink.frontend.routes import EXPERT, SEGMENT, Segment
+from tilelink.frontend.schedule import STEP, CopyEngine, SMs
 from tilelink.language import ExpertsWord, RanksWord, RouteWord, Space, nodes, ranks
+
+NUMBER, TILE = own("i"), own("tile")
+"""The number of a tile on its rank; and among those that have the same values of the rank axes."""
 
 
 def longest_part(dim: str) -> sympy.Symbol:
     """The length of the longest part of a dimension that is cut over the ranks."""
-    return symbol(f"{dim}_part")
+    return of_dim(dim, "part")
 
 
 def make_walk(
     role: str, space: Space, resource: SMs | CopyEngine, cut: frozenset[str], site: Site
 ) -> tuple[Walk, dict[str, Expr]]:
-    """The walk over a space, and the values of its rank axes. Raises ScheduleError, TileSizeError."""
+    """The walk over a space, and the values of its rank axes. Raises ScheduleError, TileSizeError, and
+    NotUnderstoodError for an axis that is called like one that the tiles have."""
     sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site), strict=True))
     tiled = [d for d, t in sizes.items() if t is not None]
     spread = [d for d in space.dims if d in cut]
     homes = home_names(space, cut)
+    for name in space.axes.keys() & homes.values():
+        raise NotUnderstoodError(f"{role}: its tiles have a {name} already: give the rank axis another name", site)
     values = {a: axis_values(word) for a, word in rank_axes(space, cut).items()}
     if space.route:  # outermost: all ranks go through their experts together
         values = {EXPERT: (symbol(space.route.per_rank), sympy.S.Zero), **values}
     expert = EXPERT if space.route else ""
     executor = _executor(role, space, resource, tuple(a for a in values if a != expert), site)
     free = {a: count for a, (count, _) in values.items() if a != executor}
-    counts = {d: symbol(f"{d}_tiles") for d in tiled}
+    counts = {d: of_dim(d, "tiles") for d in tiled}
     inner = sympy.prod(counts.values())
     ordered = next((a for a in free if a != expert), None)
     coordinates = _rank_coordinates(values, list(free), ordered, inner, resource, site)
-    axes = ({executor: values[executor][1]} if executor else {}) | {a: symbol(a) for a in free}
-    indices = _indices(symbol("tile") if free else symbol("i"), list(counts.items()), resource.order.group)
+    axes = ({executor: values[executor][1]} if executor else {}) | {a: axis(a) for a in free}
+    indices = _indices(TILE if free else NUMBER, list(counts.items()), resource.order.group)
     ranges, sent = [], None
     for d, t in sizes.items():
-        number = symbol(f"{d}_tile")
+        number = of_dim(d, "tile")
         if isinstance(space.routed, RouteWord) and d == space.routed.rows:
             made = [_segment(space.routed, side, axes, t) for side in space.routed.sides]
-            coordinates += [(f"{d}_tile", indices[d])] if t else []
+            coordinates += [(number.name, indices[d])] if t else []
             coordinates += [c for more, _ in reversed(made) for c in more]
             sent, rows = (side for _, side in made)
             ranges.append(rows)
@@ -74,25 +84,25 @@ def make_walk(
             coordinates += more
             ranges.append(rows)
             continue
-        coordinates += [(f"{d}_tile", indices[d])] if t else []
+        coordinates += [(number.name, indices[d])] if t else []
         part = axes[homes[d]] if d in spread else None
         begin, end = _bounds(d, part)
         if t is None:
             ranges.append(Range(d, begin, end, None, part, whole=part is None))
             continue
-        lo = symbol(f"{d}_lo")
-        coordinates.append((f"{d}_lo", begin + number * t))
+        lo = of_dim(d, "lo")
+        coordinates.append((lo.name, begin + number * t))
         ranges.append(Range(d, lo, smaller(lo + t, end), t, part, number * t))
     lengths = {d: _longest(space, d) if d in spread else symbol(d) for d in tiled}
     walk = Walk(
-        sizes=tuple((f"{d}_tiles", ceil_div(lengths[d], sizes[d])) for d in tiled),
+        sizes=tuple((count.name, ceil_div(lengths[d], sizes[d])) for d, count in counts.items()),
         count=inner * sympy.prod(free.values()),
-        axes=tuple(free.items()),
+        axes=tuple((axis(a).name, count) for a, count in free.items()),
         coordinates=tuple(coordinates),
         exists=sympy.And(*[_exists(r) for r in ranges if r.part is not None]),
         ranges=tuple(ranges),
         sent=sent,
-        expert=expert,
+        expert=axis(expert).name if expert else "",
         homes=tuple((d, axes[name]) for d, name in homes.items()),
     )
     return walk, axes
@@ -105,8 +115,7 @@ def _segment(route: RouteWord, dim: str, axes: dict[str, Expr], t: int | None) -
     """The rows of a tile of a route on one of its sides, and the coordinates that say where they are."""
     segment = Segment(route, axes["home"], axes[EXPERT], axes["source"])
     part = axes["home"] if dim == route.rows else axes["source"]
-    coordinates = list(zip((f"{dim}_from", f"{dim}_to"), segment.bounds(dim), strict=True))
-    return _piece(dim, coordinates, symbol(f"{route.rows}_tile"), t, part, segment)
+    return _piece(dim, _ends(dim, segment), of_dim(route.rows, "tile"), t, part, segment)
 
 
 def _rows_of_expert(
@@ -115,31 +124,36 @@ def _rows_of_expert(
     """The rows of a tile of an expert, and the coordinates that say where they are. A worker begins where the rows from
     source `first` do, and goes round: COMET (arXiv 2502.19811, section 3) has those of the own rank first."""
     dim, segment = route.rows, Segment(route, axes["home"], axes[EXPERT], None)
-    coordinates = list(zip((f"{dim}_from", f"{dim}_to"), segment.bounds(dim), strict=True))
+    coordinates, number = _ends(dim, segment), of_dim(dim, "tile")
     if turn is not None and t is not None:
-        begin, end, count = (symbol(f"{dim}_{name}") for name in ("from", "to", "turn"))
+        begin, end, count = (of_dim(dim, name) for name in ("from", "to", "turn"))
         start = natural(begin_of(symbol(dim), segment.number(dim) + first) - begin)
         tiles = larger(1, ceil_div(natural(end - begin), t))
-        coordinates += [(str(count), turn), (f"{dim}_tile", modulo(count + floor_div(start, t), tiles))]
-    return _piece(dim, coordinates, symbol(f"{dim}_tile"), t, axes["home"], segment)
+        coordinates += [(count.name, turn), (number.name, modulo(count + floor_div(start, t), tiles))]
+    return _piece(dim, coordinates, number, t, axes["home"], segment)
+
+
+def _ends(dim: str, segment: Segment) -> Coordinates:
+    """The coordinates that say where the rows of a piece begin and end."""
+    return [(of_dim(dim, name).name, e) for name, e in zip(("from", "to"), segment.bounds(dim), strict=True)]
 
 
 def _piece(
     dim: str, coordinates: Coordinates, number: Expr, t: int | None, part: Expr, segment: Segment
 ) -> tuple[Coordinates, Range]:
     """A tile of a piece of the rows of a route, or the whole of it."""
-    begin, end, lo = (symbol(f"{dim}_{name}") for name in ("from", "to", "lo"))
+    begin, end, lo = (of_dim(dim, name) for name in ("from", "to", "lo"))
     if t is None:
         return coordinates, Range(dim, begin, end, None, part, segment=segment)
     rows = Range(dim, lo, smaller(lo + t, end), t, part, number * t, segment=segment)
-    return [*coordinates, (str(lo), begin + number * t)], rows
+    return [*coordinates, (lo.name, begin + number * t)], rows
 
 
 def _longest(space: Space, dim: str) -> sympy.Symbol:
     """The length of the longest piece that tiles of a dimension are cut from which is spread over the ranks."""
     if space.route is None or dim != space.route.rows:
         return longest_part(dim)
-    return symbol(f"{dim}_{SEGMENT if isinstance(space.routed, RouteWord) else EXPERT}")
+    return of_dim(dim, SEGMENT if isinstance(space.routed, RouteWord) else EXPERT)
 
 
 def _exists(r: Range) -> sympy.logic.boolalg.Boolean:
@@ -147,10 +161,10 @@ def _exists(r: Range) -> sympy.logic.boolalg.Boolean:
     one length."""
     if r.segment is None:
         return r.start < _bounds(r.dim, r.part)[1]
-    begin, end = symbol(f"{r.dim}_from"), symbol(f"{r.dim}_to")
+    begin, end = of_dim(r.dim, "from"), of_dim(r.dim, "to")
     if r.extent is None or r.segment.source is not None:
         return r.start < end
-    return begin + symbol(f"{r.dim}_turn") * r.extent < end  # its number is that after going round
+    return begin + of_dim(r.dim, "turn") * r.extent < end  # its number is that after going round
 
 
 def _bounds(dim: str, part: Expr | None) -> tuple[Expr, Expr]:
@@ -191,14 +205,15 @@ def _rank_coordinates(
 ) -> list[tuple[str, Expr]]:
     """The axes that are walked on a rank, outermost first, and the tile inside them; `ordered`, the first rank axis,
     goes in the schedule's order. `values`: how many values an axis has, and which of them the executing rank is."""
-    number = symbol("i")
+    number = NUMBER
     coordinates: list[tuple[str, Expr]] = []
-    for k, axis in enumerate(free):
-        count, own = values[axis]
+    for k, name in enumerate(free):
+        count, here = values[name]
         step = floor_div(number, inner * sympy.prod(values[a][0] for a in free[k + 1 :]))
         step = modulo(step, count) if k else step
-        coordinates.append((axis, _part_at(resource, step, own, count, site) if axis == ordered else step))
-    return [("tile", modulo(number, inner)), *coordinates] if free else []
+        value = _part_at(resource, step, here, count, site) if name == ordered else step
+        coordinates.append((axis(name).name, value))
+    return [(TILE.name, modulo(number, inner)), *coordinates] if free else []
 
 
 def tile_sizes(role: str, space: Space, resource: SMs | CopyEngine, site: Site) -> tuple[int | None, ...]:
@@ -233,11 +248,11 @@ def _executor(role: str, space: Space, resource: SMs | CopyEngine, ranks: tuple[
     return at
 
 
-def _part_at(resource: SMs | CopyEngine, step: Expr, own: Expr, count: Expr, site: Site) -> Expr:
+def _part_at(resource: SMs | CopyEngine, step: Expr, here: Expr, count: Expr, site: Site) -> Expr:
     try:
-        given = sympy.sympify(resource.order.part_at(symbol("step")))
-        wrong = None if isinstance(given, Expr) and whole(given) else f"it gives {given}"
-        part = resource.order.part_at(step, own, count)
+        given = sympy.sympify(resource.order.part_at(STEP))
+        wrong = None if isinstance(given, Expr) and whole(given) else f"it gives {to_text(given)}"
+        part = resource.order.part_at(step, here, count)
     except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as e:
         wrong = str(e)
     if wrong is not None:

@@ -168,9 +168,7 @@ def _number(pattern: str, text: str) -> int:
 # ---- children ----------------------------------------------------------------------------------------------------
 
 
-def _in_children(
-    function: Callable[[A], R], arguments: list[A], processes: int
-) -> Iterator[tuple[R | None, str]]:
+def _in_children(function: Callable[[A], R], arguments: list[A], processes: int) -> Iterator[tuple[R | None, str]]:
     """`function` of each argument, in order, each in a fork of this process: what is there need not be sent, and what
     the child does to itself stays there. (None, what went wrong) where it raises, or ends its process."""
     forking = multiprocessing.get_context("fork")

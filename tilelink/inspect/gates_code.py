@@ -25,6 +25,9 @@ MACHINE = {
     "hip": {"acquire": r"\bbuffer_inv\b", "release": r"\bbuffer_wbl2\b", "barrier": r"\bs_barrier\b"},
 }
 """Instructions by which each kind of thing is done."""
+COUNTED = r"\bred\.release\S*\.add\.[us](\d+)"
+"""The instruction that gives a signal, with the bits of the word that it counts up."""
+SIGNAL_BITS = 32
 
 
 def matrix(read: Read, code: str, lowered: Lowered) -> tuple[int, int]:
@@ -65,6 +68,8 @@ def findings_in_code(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator
         needs = sum(1 for o in read.kernel.operations for k, _ in kinds_of(o) if k == kind)
         if has < needs:
             yield f"{kind}: {needs} in TTGIR, {has} in the machine code"
+    for bits in sorted({int(b) for b in re.findall(COUNTED, kernel.code)} - {SIGNAL_BITS}):
+        yield f"signal: a word of {SIGNAL_BITS} bits is counted up by an instruction of {bits} bits"
     if kernel.spill_bytes:
         yield f"{kernel.spill_bytes} bytes of registers are spilled"
     if target.shared_bytes is not None and kernel.shared_bytes > target.shared_bytes:

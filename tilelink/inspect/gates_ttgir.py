@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tilelink.backend.targets import Target
+from tilelink.inspect.accumulators import read_too_early
 from tilelink.inspect.ttgir import Kernel, Operation
 
 LOADS = frozenset(
@@ -57,7 +58,7 @@ class Read:
             order = [kind for o in operations for kind in _steps(o)]
             if "release" not in order or "barrier" not in order:
                 continue
-            line = f"line {site[0][0]}" if site else "somewhere"
+            line = _line(site)
             barrier, release = order.index("barrier"), order.index("release")
             if release < barrier:
                 yield f"{line}: released before the barrier"
@@ -65,6 +66,8 @@ class Read:
                 yield f"{line}: stores after the barrier that comes before the release"
             if self.target.backend == "hip" and "stored" not in order[: order.index("barrier")]:
                 yield f"{line}: waves come to the barrier without waiting for their stores"
+        for o in read_too_early(self.kernel):
+            yield f"{_line(o.site(self.file))}: a sum is read before the last matrix instruction into it is done"
         if self.kernel.named("ttg.warp_specialize"):
             yield "warps are specialised automatically, which deletes signals"
 
@@ -77,6 +80,10 @@ class Read:
                 made = self.kernel.made_by.get(o.operands[1])
                 if made is not None and made.name == "tt.load":
                     yield o
+
+
+def _line(site: tuple[tuple[int, int], ...]) -> str:
+    return f"line {site[0][0]}" if site else "somewhere"
 
 
 _POLL = re.compile(r"(\w+_\$\{:uid\}):\s+ld\.relaxed\S+ \S+ \[\$1\].*\bbra \1.*bar\.warp\.sync", re.DOTALL)

@@ -1,11 +1,13 @@
 """Reads TTGIR, Triton's last form of a kernel before LLVM: what stands there stands there once, whatever is unrolled
-later. Only what the gates ask for is understood: operations, where they come from, and what values depend on what."""
+later. Only what the gates ask for is understood: operations, where they come from, the regions they stand in, and what
+values depend on what."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 _VALUE = re.compile(r"%[\w-]+(?:#\d+)?")
@@ -16,7 +18,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 class Operation:
     """An operation. `text`: its line, without what it is called and where it comes from. `assembly`: the code that it
     holds, or "". `operands`: the values it names, `address` those before the first comma that is not in brackets: what
-    a load reads from. `where`: (file, line, column), the innermost call first."""
+    a load reads from. `where`: (file, line, column), the innermost call first. `regions`: what it holds, in order."""
 
     name: str
     text: str
@@ -25,29 +27,63 @@ class Operation:
     operands: tuple[str, ...]
     address: tuple[str, ...]
     where: tuple[tuple[str, int, int], ...]
+    regions: list[Region] = field(default_factory=list, compare=False, repr=False)
 
     def site(self, file: str) -> tuple[tuple[int, int], ...]:
         """Where it comes from in a file: (line, column) of the calls in it, the innermost first."""
         return tuple((line, column) for f, line, column in self.where if f == file)
 
 
+@dataclass(eq=False)
+class Region:
+    """A region: whose it is (None: the kernel's), (argument, start) of what goes around in it, what its operation
+    starts from, its other arguments, and the operations that stand in it, without those of regions inside it."""
+
+    owner: Operation | None
+    carried: list[tuple[str, str]]
+    starts: list[str]
+    arguments: list[str] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+
+    @property
+    def handed_on(self) -> list[tuple[str, str]]:
+        """What is carried without the counter of a loop, which is not among what a region hands on."""
+        return self.carried[1:] if self.owner is not None and self.owner.name == "scf.for" else self.carried
+
+    @property
+    def yields(self) -> tuple[str, ...]:
+        """The values that it hands on at its end."""
+        return self.operations[-1].operands if self.operations and self.operations[-1].name == "scf.yield" else ()
+
+    def names(self) -> Iterator[str]:
+        """The values that begin to be in it."""
+        yield from (argument for argument, _ in self.carried)
+        for o in self.operations:
+            yield from o.results
+            for region in o.regions:
+                yield from region.names()
+
+
+ENDS = ("scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return")
+
+
 class Kernel:
-    """A kernel in TTGIR: its operations, and the `layouts` that have a name."""
+    """A kernel in TTGIR: its operations, all of them and by region, and the `layouts` that have a name."""
 
     def __init__(self, text: str) -> None:
         self._locations = dict(re.findall(r"^(#loc\d*) = loc\((.*)\)$", text, re.MULTILINE))
         self._known: dict[str, tuple[tuple[str, int, int], ...]] = {}
         self.layouts = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", text, re.MULTILINE))
         self.operations: list[Operation] = []
+        self.body = Region(None, [], [])
         self._count = 0
-        self._sources: dict[str, set[str]] = {}
         self._read(text)
 
     def named(self, *names: str) -> list[Operation]:
         """The operations of these names."""
         return [o for o in self.operations if o.name in names]
 
-    def depends_on(self, values: Iterator[str] | tuple[str, ...]) -> set[str]:
+    def depends_on(self, values: Iterable[str]) -> set[str]:
         """The values that decide what these are, themselves included: as data, not by way of branches."""
         found: set[str] = set()
         left = list(values)
@@ -63,36 +99,66 @@ class Kernel:
         """The operation that makes a value."""
         return {r: o for o in self.operations for r in o.results}
 
+    @cached_property
+    def _sources(self) -> dict[str, set[str]]:
+        """What a value is made of: the operands of its operation, and what regions are handed and hand on."""
+        sources: dict[str, set[str]] = defaultdict(set)
+        for o in self.operations:
+            for result in o.results:
+                sources[result].update(o.operands)
+            for region in o.regions:
+                for argument, start in region.carried:
+                    sources[argument].add(start)
+                for argument in region.arguments:
+                    sources[argument].update(region.starts)
+                if region.operations and region.operations[-1].name in ENDS:
+                    self._hand_on(sources, o, region, region.operations[-1].operands)
+        return sources
+
+    def _hand_on(self, sources: dict[str, set[str]], o: Operation, region: Region, values: tuple[str, ...]) -> None:
+        """What a region hands on goes to the results of its operation, and around to what is carried."""
+        if o.name not in ("scf.for", "scf.if"):
+            for value in (*o.results, *region.arguments, *(a for a, _ in region.carried)):
+                sources[value].update(values)
+            return
+        for result, value in zip(o.results, values, strict=True):
+            sources[result].add(value)
+        for result, value, (argument, start) in zip(o.results, values, region.handed_on, strict=False):
+            sources[argument].add(value)
+            sources[result].add(start)
+
     # ---- reading
 
     def _read(self, text: str) -> None:
         """Line by line. A name belongs to the region that it stands in: others may use it again."""
         self._scopes: list[dict[str, str]] = [{}]
-        regions: list[_Region] = []
+        regions: list[Region] = []
         for line in map(str.strip, text.splitlines()):
             bare = _STRING.sub('""', line).split(" loc(")[0].rstrip()
             if line.startswith("}") and regions:
+                last = regions.pop()
                 self._scopes.pop()
-                if bare.endswith("{"):
+                if bare.endswith("{"):  # else, or do
                     self._scopes.append({})
-                else:
-                    regions.pop()
+                    self._begin(regions, replace(last, operations=[]))
                 continue
             made = self._operation(line, bare)
             if made is not None:
                 self.operations.append(made)
-                for result in made.results:
-                    self._sources.setdefault(result, set()).update(made.operands)
-                if regions and made.name in ("scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return"):
-                    self._flow(regions[-1], made)
+                (regions[-1] if regions else self.body).operations.append(made)
             elif line.startswith("^") and regions:
-                for argument in _VALUE.findall(line.split(" loc(")[0]):
-                    regions[-1].arguments.append(self._define(argument))
-                    self._sources.setdefault(regions[-1].arguments[-1], set()).update(regions[-1].starts)
+                regions[-1].arguments += map(self._define, _VALUE.findall(line.split(" loc(")[0]))
             if bare.endswith("{") and not line.startswith("module"):
-                regions.append(self._region(made, bare))
+                self._begin(regions, self._region(made, bare))
 
-    def _region(self, owner: Operation | None, bare: str) -> _Region:
+    def _begin(self, regions: list[Region], region: Region) -> None:
+        regions.append(region)
+        if region.owner is None:
+            self.body = region
+        else:
+            region.owner.regions.append(region)
+
+    def _region(self, owner: Operation | None, bare: str) -> Region:
         """A region begins: with what its loop carries, or with the arguments of the kernel."""
         head = bare.split(" = ", 1)[-1] if owner is not None and owner.results else bare
         carried = re.findall(r"(%[\w-]+) = (%[\w-]+(?:#\d+)?)", head)
@@ -100,30 +166,9 @@ class Kernel:
         outer = [(argument, self._known_as(start)) for argument, start in carried]
         self._scopes.append({})
         if owner is None:  # the kernel itself
-            for argument in re.findall(r"%[\w-]+", bare):
-                self._scopes[-1][argument] = argument
+            self._scopes[-1] |= {argument: argument for argument in re.findall(r"%[\w-]+", bare)}
         around = [(self._define(argument), start) for argument, start in outer]
-        for argument, start in around:
-            self._sources[argument] = {start}
-        if owner is not None and owner.name == "scf.for":  # the counter goes around, too, but is not handed on
-            around = around[1:]
-        return _Region(owner, around, starts, [])
-
-    def _flow(self, region: _Region, end: Operation) -> None:
-        """What a region hands on goes to the results of its operation, and around to what is carried."""
-        owner = region.owner
-        if owner is None:
-            return
-        if owner.name != "scf.for" and owner.name != "scf.if":
-            for value in (*owner.results, *region.arguments, *(a for a, _ in region.carried)):
-                self._sources.setdefault(value, set()).update(end.operands)
-            return
-        for k, value in enumerate(end.operands):
-            self._sources.setdefault(owner.results[k], set()).add(value)
-            if k < len(region.carried):
-                argument, start = region.carried[k]
-                self._sources[argument].add(value)
-                self._sources[owner.results[k]].add(start)
+        return Region(owner, around, starts)
 
     def _define(self, name: str) -> str:
         """A name that nothing else has, for a value that begins to be here."""
@@ -174,14 +219,3 @@ class Kernel:
         if found := re.fullmatch(r'"[^"]*"\((#loc\d*)\)', location):
             return self._where(found[1])
         return ()
-
-
-@dataclass
-class _Region:
-    """A region that is being read: whose it is, (argument, start) of what goes around in it, what its operation starts
-    from, and its other arguments."""
-
-    owner: Operation | None
-    carried: list[tuple[str, str]]
-    starts: list[str]
-    arguments: list[str]

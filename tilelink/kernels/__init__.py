@@ -1,4 +1,8 @@
-"""The library of operators: one a file, readable on a page, each a program with its schedules beside it."""
+"""The library of operators: one a file, readable on a page, each a program with its schedules beside it.
+
+A file that says `operator = "linear_reduce_scatter"` computes that operator of `tilelink.ops`, or the backward of one:
+its schedules are plans of it. Another program of the same operator says what plans call it, `plan = "ring"`.
+"""
 
 from __future__ import annotations
 

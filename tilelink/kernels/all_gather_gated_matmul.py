@@ -8,6 +8,7 @@ import triton.language as tl
 
 import tilelink as tk
 from tilelink.kernels.all_gather_matmul import gather
+from tilelink.kernels.tiles import gated_product
 
 
 @triton.jit
@@ -19,17 +20,7 @@ def silu_gate(gate, up):
 def gated_matmul(t, full, gate, up, out, gate_bias, up_bias, combine):
     """One tile of out, as soon as its rows are here."""
     rows = tk.wait(full[t.rows])
-    left = tl.zeros(t.shape, tl.float32)
-    right = tl.zeros(t.shape, tl.float32)
-    for k in tk.steps(full.cols):
-        block = rows[:, k].load()
-        left = tl.dot(block, gate[k, t.cols].load(), left, input_precision="ieee")
-        right = tl.dot(block, up[k, t.cols].load(), right, input_precision="ieee")
-    if gate_bias is not None:
-        left += gate_bias[t.cols].load()[None, :]
-    if up_bias is not None:
-        right += up_bias[t.cols].load()[None, :]
-    out[t].store(combine(left, right))
+    out[t].store(gated_product(t, rows, gate, up, gate_bias, up_bias, combine))
 
 
 @tk.program

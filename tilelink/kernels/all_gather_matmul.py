@@ -45,3 +45,4 @@ push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"),
 pull = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), at="reader"), matmul=gemm)
 multicast = tk.Schedule(gather=tk.SMs(8, tile=(128, 256), at="home", via="multicast"), matmul=gemm)
 engine = tk.Schedule(gather=tk.CopyEngine(tile=(512, None), at="reader"), matmul=gemm)
+operator = "all_gather_linear"  # of tilelink.ops: these schedules are its plans

@@ -10,7 +10,7 @@ import triton.language as tl
 import tilelink as tk
 from tilelink.kernels.all_gather_matmul import gather
 from tilelink.kernels.matmul_reduce_scatter import as_they_are_made, reduce, send
-from tilelink.kernels.tiles import product
+from tilelink.kernels.tiles import product, weight_gradient
 
 
 @tk.tile
@@ -20,22 +20,6 @@ def input_gradient(t, dys, weights, partial):
     for dy, weight in tk.each(dys, weights):
         acc = product(dy[t.rows, :], weight[t.cols, :], dy.cols, t.shape, acc, transposed=True)
     tk.notify(partial[t].store(acc))
-
-
-@tk.tile
-def weight_gradient(t, full, dy, dweight, dbias):
-    """One tile of a weight's gradient, and of its bias's: over the rows of all ranks, as they come."""
-    acc = tl.zeros(t.shape, tl.float32)
-    total = tl.zeros((len(t.cols),), tl.float32)
-    for m in tk.steps(full.rows):
-        rows = tk.wait(full[m])
-        block = dy[m, t.cols].load()
-        acc = tl.dot(tl.trans(rows[:, t.rows].load()), block, acc, input_precision="ieee")
-        if dbias is not None:
-            total += tl.sum(block.to(tl.float32), 0)
-    dweight[t].store(acc)
-    if dbias is not None and t.rows.start == 0:
-        dbias[t.cols].store(total)
 
 
 @tk.program
@@ -63,27 +47,16 @@ partial_gemm = tk.SMs(tile=(128, 128, 64), order=tk.grouped(8, tk.next_rank_firs
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
 add = tk.SMs(tile=(64, 256))
 # Twice as many SMs bring rows as send sums: gradients of weights wait for rows, and fill the SMs while sums travel.
-push = tk.Schedule(
-    gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"),
-    input_gradient=partial_gemm,
-    send=tk.SMs(8, tile=(128, 256), order=tk.next_rank_first, at="source"),
-    weight_gradient=gemm,
-    reduce=add,
-)
+around = tk.SMs(16, tile=(128, 256), order=tk.ring, at="home")
+sent = tk.SMs(8, tile=(128, 256), order=tk.next_rank_first, at="source")
+epilogue = tk.Epilogue("input_gradient")
+push = tk.Schedule(gather=around, input_gradient=partial_gemm, send=sent, weight_gradient=gemm, reduce=add)
 pull = push.changed(
     gather={"order": tk.own_rank_first, "at": "reader"}, send={"order": as_they_are_made, "at": "home"}
 )
-fused = tk.Schedule(
-    gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"),
-    input_gradient=partial_gemm,
-    send=tk.Epilogue("input_gradient"),
-    weight_gradient=gemm,
-    reduce=add,
-)
+fused = tk.Schedule(gather=around, input_gradient=partial_gemm, send=epilogue, weight_gradient=gemm, reduce=add)
 engine = tk.Schedule(
-    gather=tk.CopyEngine(tile=(512, None), at="reader"),
-    input_gradient=partial_gemm,
-    send=tk.Epilogue("input_gradient"),
-    weight_gradient=tk.SMs(tile=(128, 128, 64), order=tk.grouped(8), stages=3, warps=8),
-    reduce=add,
-)
+    gather=tk.CopyEngine(tile=(512, None), at="reader"), input_gradient=partial_gemm, send=epilogue,
+    weight_gradient=tk.SMs(tile=(128, 128, 64), order=tk.grouped(8), stages=3, warps=8), reduce=add,
+)  # fmt: skip
+operator = "all_gather_linear_backward"

@@ -5,19 +5,15 @@ Every rank has a part of K and wants the whole sum. Partial tiles go to the rank
 schedule asks for it. A sum is made once, so all ranks have the same bits. What travels has the dtype of `out`.
 """
 
-import triton.language as tl
-
 import tilelink as tk
 from tilelink.kernels.matmul_reduce_scatter import as_they_are_made, matmul, send
-from tilelink.kernels.tiles import finished
+from tilelink.kernels.tiles import added_up, finished
 
 
 @tk.tile
 def share(t, inbox, summed, bias=None, epilogue=None):
     """Add up what all ranks have sent of one tile of this rank's rows, and share the sum with all ranks."""
-    acc = tl.zeros(t.shape, tl.float32)
-    for source in tk.ranks():
-        acc += tk.wait(inbox[source, t]).load()
+    acc = added_up(t, inbox)
     acc = finished(acc, t.cols, bias, epilogue)
     tk.notify(summed[t].at(tk.ranks).store(acc))
 
@@ -50,10 +46,8 @@ gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8, tk.next_rank_first), stag
 sums = tk.SMs(16, tile=(64, 256))
 own = tk.SMs(tile=(64, 256), order=tk.next_rank_first)
 fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), share=sums, take=own)
-push = tk.Schedule(
-    matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="source"), share=sums, take=own
-)
-pull = tk.Schedule(
-    matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=as_they_are_made, at="home"), share=sums, take=own
-)
+sent = tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="source")
+push = tk.Schedule(matmul=gemm, send=sent, share=sums, take=own)
+pull = push.changed(send={"order": as_they_are_made, "at": "home"})
 multicast = fused.changed(share={"via": "multicast"})
+operator = "linear_all_reduce"

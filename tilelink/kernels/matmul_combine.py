@@ -39,9 +39,6 @@ def matmul_combine(
 
 gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
 copies = tk.SMs(6, tile=(128, 256), order=tk.ring, at="source")
-push = tk.Schedule(
-    matmul=gemm, combine=tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="home"), keep=copies
-)
-pull = tk.Schedule(
-    matmul=gemm, combine=tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="source"), keep=copies
-)
+sent = tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="home")
+push = tk.Schedule(matmul=gemm, combine=sent, keep=copies)
+pull = push.changed(combine={"at": "source"})

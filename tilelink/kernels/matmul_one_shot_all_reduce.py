@@ -35,3 +35,4 @@ add = tk.SMs(tile=(16, 256))
 fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), reduce=add)
 push = tk.Schedule(matmul=gemm, send=tk.SMs(16, tile=(64, 64)), reduce=add)
 multicast = push.changed(send={"via": "multicast"})
+operator, plan = "linear_all_reduce", "one_shot"

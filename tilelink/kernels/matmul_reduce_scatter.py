@@ -4,10 +4,8 @@ Partial sums travel in the dtype of `out`, as those of FLUX do (arXiv 2406.06858
 in float32, in rank order, so that every run gives the same bits. With float32 for `out` they travel in float32.
 """
 
-import triton.language as tl
-
 import tilelink as tk
-from tilelink.kernels.tiles import finished, product
+from tilelink.kernels.tiles import added_up, finished, product
 
 
 @tk.tile
@@ -27,9 +25,7 @@ def send(t, partial, inbox):
 @tk.tile
 def reduce(t, inbox, out, bias=None, epilogue=None):
     """Add up what all ranks have sent of one tile."""
-    acc = tl.zeros(t.shape, tl.float32)
-    for source in tk.ranks():
-        acc += tk.wait(inbox[source, t]).load()
+    acc = added_up(t, inbox)
     acc = finished(acc, t.cols, bias, epilogue)
     out[t].store(acc)
 
@@ -63,3 +59,4 @@ push = tk.Schedule(matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=tk.next_r
 pull = tk.Schedule(matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=as_they_are_made, at="home"), reduce=add)
 by_rows = tk.CopyEngine(tile=(256, None), order=tk.next_rank_first, at="source")
 engine = tk.Schedule(matmul=gemm, send=by_rows, reduce=add)
+operator = "linear_reduce_scatter"

@@ -6,11 +6,9 @@ gradient: each rank sums all rows of dy, and gets the same bits. The operator `t
 a rank the sum of its own rows of dy, as torch does for replicated parameters; over the ranks these add up to dbias.
 """
 
-import triton.language as tl
-
 import tilelink as tk
 from tilelink.kernels.all_gather_matmul import gather
-from tilelink.kernels.tiles import product
+from tilelink.kernels.tiles import product, weight_gradient
 
 
 @tk.tile
@@ -19,22 +17,6 @@ def input_gradient(t, full, weight, dx):
     rows = tk.wait(full[t.rows])
     acc = product(rows, weight[t.cols, :], full.cols, t.shape, transposed=True)
     dx[t].store(acc)
-
-
-@tk.tile
-def weight_gradient(t, x, full, dweight, dbias):
-    """One tile of the weight's gradient, and of the bias's: over the rows of all ranks, as they come."""
-    acc = tl.zeros(t.shape, tl.float32)
-    total = tl.zeros((len(t.cols),), tl.float32)
-    for m in tk.steps(full.rows):
-        rows = tk.wait(full[m])
-        block = rows[:, t.cols].load()
-        acc = tl.dot(tl.trans(x[m, t.rows].load()), block, acc, input_precision="ieee")
-        if dbias is not None:
-            total += tl.sum(block.to(tl.float32), 0)
-    dweight[t].store(acc)
-    if dbias is not None and t.rows.start == 0:
-        dbias[t.cols].store(total)
 
 
 @tk.program
@@ -50,16 +32,15 @@ def matmul_reduce_scatter_backward(
     full = tk.local("M", "N")
     gather[tk.tiles(dy, reader=tk.ranks)](dy, full)
     input_gradient[tk.tiles(dx)](full, weight, dx)
-    weight_gradient[tk.tiles(dweight)](x, full, dweight, dbias)
+    weight_gradient[tk.tiles(dweight)](full, x, dweight, dbias, True)
 
 
 input_gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)
 weight_gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
-push = tk.Schedule(
-    gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"), input_gradient=input_gemm, weight_gradient=weight_gemm
-)
+around = tk.SMs(16, tile=(128, 256), order=tk.ring, at="home")
+by_engine = tk.CopyEngine(tile=(512, None), at="reader")
+push = tk.Schedule(gather=around, input_gradient=input_gemm, weight_gradient=weight_gemm)
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
 multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast"})
-engine = tk.Schedule(
-    gather=tk.CopyEngine(tile=(512, None), at="reader"), input_gradient=input_gemm, weight_gradient=weight_gemm
-)
+engine = tk.Schedule(gather=by_engine, input_gradient=input_gemm, weight_gradient=weight_gemm)
+operator = "linear_reduce_scatter_backward"

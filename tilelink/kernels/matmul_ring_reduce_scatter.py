@@ -49,3 +49,4 @@ ringed = tk.Schedule(
     matmul=tk.SMs(tile=(128, 128, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8),
     ring=tk.SMs(16, tile=(256, 256, 32), order=tk.next_rank_first),
 )
+operator, plan = "linear_reduce_scatter", "ring"

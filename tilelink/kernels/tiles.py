@@ -1,4 +1,4 @@
-"""Tile functions that the kernels of this library call: the main loop of a GEMM, and what follows a sum."""
+"""Tile functions that the kernels of this library call: the main loops of GEMMs, and what follows a sum."""
 
 import triton.language as tl
 
@@ -18,6 +18,47 @@ def product(rows, columns, along, shape, acc=None, transposed=False):
             acc,
             input_precision="ieee",
         )
+    return acc
+
+
+@tk.tile
+def gated_product(t, rows, gate, up, gate_bias, up_bias, combine):
+    """combine(rows @ gate + gate_bias, rows @ up + up_bias) for the columns of a tile: rows are loaded once."""
+    left = tl.zeros(t.shape, tl.float32)
+    right = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(gate.rows):
+        block = rows[:, k].load()
+        left = tl.dot(block, gate[k, t.cols].load(), left, input_precision="ieee")
+        right = tl.dot(block, up[k, t.cols].load(), right, input_precision="ieee")
+    left = finished(left, t.cols, gate_bias)
+    right = finished(right, t.cols, up_bias)
+    return combine(left, right)
+
+
+@tk.tile
+def weight_gradient(t, full, local, dweight, dbias, turned=False):
+    """One tile of a weight's gradient, x^T @ dy, and of its bias's: over the rows of all ranks, as they come.
+    `full` is x, and `local` is dy; turned: `full` is dy, and `local` is x."""
+    acc = tl.zeros(t.shape, tl.float32)
+    total = tl.zeros((len(t.cols),), tl.float32)
+    for m in tk.steps(full.rows):
+        rows = tk.wait(full[m])
+        block = (rows if turned else local[m])[:, t.cols].load()
+        left = local[m, t.rows] if turned else rows[:, t.rows]
+        acc = tl.dot(tl.trans(left.load()), block, acc, input_precision="ieee")
+        if dbias is not None:
+            total += tl.sum(block.to(tl.float32), 0)
+    dweight[t].store(acc)
+    if dbias is not None and t.rows.start == 0:
+        dbias[t.cols].store(total)
+
+
+@tk.tile
+def added_up(t, inbox):
+    """The sum of what all ranks have sent of one tile, in rank order."""
+    acc = tl.zeros(t.shape, tl.float32)
+    for source in tk.ranks():
+        acc += tk.wait(inbox[source, t]).load()
     return acc
 
 

@@ -8,8 +8,10 @@ from tilelink.language.declarations import (
     RANKS_DIM,
     AxisWord,
     Declared,
+    ExpertsWord,
     Local,
     RanksWord,
+    RouteWord,
     Sharded,
     Space,
     TensorWord,
@@ -19,7 +21,6 @@ from tilelink.language.declarations import (
 )
 from tilelink.language.members import Each, Function, Parameters, Variant, check_lists, lists_of, own_dims
 from tilelink.language.recording import Launch, Recording, declarations, record, site_of
-from tilelink.language.routes import ExpertsWord, RouteWord
 from tilelink.language.tile_functions import TileFunction, tile
 from tilelink.language.words import (
     claim,

@@ -1,4 +1,4 @@
-"""Tensors, their dimensions and tile spaces, as a program declares them."""
+"""Tensors, their dimensions, routes and tile spaces, as a program declares them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site, similar
-from tilelink.language.routes import ExpertsWord, RouteWord
 
 
 def only_in_tile_functions(word: str) -> NoReturn:
@@ -103,12 +102,12 @@ class TensorWord:
     @property
     def rows(self) -> AxisWord:
         """The first dimension with a name."""
-        return self.axis(next(d for d in self.dims if d != RANKS_DIM))
+        return axes_of(self)[0]
 
     @property
     def cols(self) -> AxisWord:
         """The last dimension with a name."""
-        return self.axis([d for d in self.dims if d != RANKS_DIM][-1])
+        return axes_of(self)[-1]
 
     def __getattr__(self, name: str) -> AxisWord:
         if name != RANKS_DIM and "dims" in self.__dict__ and (dim := self.dim(name)) is not None:
@@ -119,6 +118,69 @@ class TensorWord:
 
     def __repr__(self) -> str:
         return self.name
+
+
+def axes_of(word: TensorWord) -> list[AxisWord]:
+    """The dimensions of a tensor that have a name."""
+    return [word.axis(d) for d in word.dims if d != RANKS_DIM]
+
+
+@dataclass(frozen=True)
+class RouteWord:
+    """What `tk.route` makes: a name for each side of the same rows. `sent`: the dimension in which they lie at the rank
+    that they come from, its source, ordered by expert; `rows`: that in which they lie at the rank of their expert, its
+    home, ordered by expert and then by source; `experts`: the dimension of the experts of a rank.
+
+    A tile space over a route, `tk.tiles(route, x.cols)`, has tiles of rows that have one expert and one source; one
+    over `route.experts` has tiles of the rows of one expert, whatever their source."""
+
+    sent: str
+    rows: str
+    per_rank: str
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """The dimensions of its rows."""
+        return self.sent, self.rows
+
+    @property
+    def experts(self) -> ExpertsWord:
+        """The experts of the route, as a tile space goes through them."""
+        return ExpertsWord(self)
+
+    @property
+    def route(self) -> RouteWord:
+        return self
+
+    def check(self, cut: frozenset[str], local: frozenset[str], site: Site) -> None:
+        """Raises DimensionError. `cut`, `local`: the dimensions of a program's tensors that are cut over the ranks, and
+        those that are not."""
+        for dim in self.sides:
+            if dim not in cut:
+                raise DimensionError(
+                    f"{self}: {dim} is no dimension along which a tensor is cut over the ranks, "
+                    f"tk.Sharded({dim!r}, ...)",
+                    site,
+                )
+        if self.per_rank not in local or len({self.sent, self.rows, self.per_rank}) < 3:
+            raise DimensionError(
+                f"{self}: {self.per_rank} has to be a dimension of its own, of a local tensor with an entry for each "
+                f"expert of a rank, tk.Local({self.per_rank!r}, ...)",
+                site,
+            )
+
+    def __repr__(self) -> str:
+        return f"tk.route({self.sent!r}, {self.rows!r}, {self.per_rank!r})"
+
+
+@dataclass(frozen=True)
+class ExpertsWord:
+    """The experts of a route."""
+
+    route: RouteWord
+
+    def __repr__(self) -> str:
+        return f"{self.route}.experts"
 
 
 @dataclass(frozen=True)
@@ -135,4 +197,4 @@ class Space:
     @property
     def route(self) -> RouteWord | None:
         """The route whose rows it goes through."""
-        return self.routed.route if isinstance(self.routed, ExpertsWord) else self.routed
+        return None if self.routed is None else self.routed.route

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, UndefinedNameError, similar
-from tilelink.language.declarations import RANKS_DIM, Declared, Dim, Space, TensorWord, declared_dims, ranks
+from tilelink.language.declarations import RANKS_DIM, Declared, Dim, RouteWord, Space, TensorWord, declared_dims, ranks
 from tilelink.language.members import Each, FunctionWord, Parameters, Variant, lists_of, member_name, own_dims
-from tilelink.language.routes import RouteWord, check_route
 
 if TYPE_CHECKING:
     from tilelink.language.tile_functions import TileFunction
@@ -97,7 +96,7 @@ class Recording:
     def route(self, route: RouteWord) -> RouteWord:
         site = Site.of_user()
         cut = frozenset(t.dims[t.sharded] for t in self.tensors if t.sharded is not None)
-        check_route(route, cut, self.dims - cut, site)
+        route.check(cut, self.dims - cut, site)
         for other in self.routes:
             if set(other.sides) & set(route.sides):
                 raise DimensionError(f"{route} and {other}: a dimension belongs to one route", site)

@@ -77,6 +77,11 @@ class TileFunction:
 
     def named(self, name: str) -> TileFunction:
         """The same function under another role name, for programs that use it twice."""
+        if not name.isidentifier():
+            raise NotUnderstoodError(
+                f"{self.name}.named({name!r}): a role's name has letters, digits and _, and begins with no digit",
+                Site.of_user(),
+            )
         return TileFunction(self.function, name)
 
     @cached_property

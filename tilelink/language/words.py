@@ -8,16 +8,17 @@ from typing import Any
 
 from tilelink.errors import DimensionError, Site
 from tilelink.language.declarations import (
-    RANKS_DIM,
     AxisWord,
     Dim,
+    ExpertsWord,
     RanksWord,
+    RouteWord,
     Space,
     TensorWord,
+    axes_of,
     only_in_tile_functions,
 )
 from tilelink.language.recording import program_of
-from tilelink.language.routes import ExpertsWord, RouteWord
 
 
 def tiles(*of: TensorWord | AxisWord | RouteWord | ExpertsWord, **axes: RanksWord) -> Space:
@@ -29,25 +30,19 @@ def tiles(*of: TensorWord | AxisWord | RouteWord | ExpertsWord, **axes: RanksWor
     come from, and `expert`, which of the home's; those of `route.experts` have home and expert.
     """
     site = Site.of_user()
-    dims: list[str] = []
-    sharded: list[str] = []
+    spanned: list[AxisWord] = []
     routed: RouteWord | ExpertsWord | None = None
     for o in of:
         if isinstance(o, RouteWord | ExpertsWord):
             if routed is not None:
                 raise DimensionError(f"a tile space goes through the rows of one route, not of {routed} and {o}", site)
-            routed, route = o, o if isinstance(o, RouteWord) else o.route
-            dims.append(route.rows)
-            sharded.append(route.rows)
-            continue
-        if isinstance(o, TensorWord):
-            dims += [d for d in o.dims if d != RANKS_DIM]
-            sharded += [] if o.sharded is None else [o.dims[o.sharded]]
-        elif isinstance(o, AxisWord):
-            dims.append(o.dim)
-            sharded += [o.dim] if o.sharded else []
+            routed = o
+            spanned.append(AxisWord(o.route.rows, sharded=True))
+        elif isinstance(o, TensorWord | AxisWord):
+            spanned += axes_of(o) if isinstance(o, TensorWord) else [o]
         else:
             raise DimensionError(f"a tile space is made of tensors, their dimensions and routes, not of {o!r}", site)
+    dims, sharded = [a.dim for a in spanned], [a.dim for a in spanned if a.sharded]
     if not dims or len(set(dims)) != len(dims):
         raise DimensionError(f"a tile space needs dimensions, each once; these are {tuple(dims)}", site)
     for name, axis in axes.items():

@@ -6,10 +6,8 @@
 Styles take the place of those of `torch.distributed.tensor.parallel`, layers that of Megatron's. See docs/layers.md.
 """
 
-from tilelink.nn.column_parallel import ColumnParallelLinear
-from tilelink.nn.row_parallel import RowParallelLinear
-from tilelink.nn.shared_input import SharedColwiseParallel
-from tilelink.nn.styles import ColwiseParallel, RowwiseParallel
+from tilelink.nn.layers import ColumnParallelLinear, RowParallelLinear
+from tilelink.nn.styles import ColwiseParallel, RowwiseParallel, SharedColwiseParallel
 
 __all__ = [
     "ColumnParallelLinear", "ColwiseParallel", "RowParallelLinear", "RowwiseParallel", "SharedColwiseParallel",

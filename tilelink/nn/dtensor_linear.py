@@ -8,9 +8,17 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tilelink.errors import ArgumentError, Site
-from tilelink.nn.layouts import Layouts, as_dtensor, dim_of, features_of, laid_out, redistributed, spread
+from tilelink.nn.layouts import (
+    Layouts,
+    as_dtensor,
+    dim_of,
+    features_of,
+    laid_out,
+    redistributed,
+    spread,
+    uneven_lengths,
+)
 from tilelink.nn.linear import ANYWHERE, column_linear, row_linear
-from tilelink.nn.shards import uneven_lengths
 from tilelink.ops.checks import DTYPES
 
 

@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from tilelink.errors import ShapeError, Site
-from tilelink.nn.shards import uneven_lengths
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,15 @@ def spread(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> Spread:
         return Spread(whole.to_local(), dim, uneven_lengths(whole.shape[dim], mesh.size()))
     whole = redistributed(whole, Replicate())
     return Spread(whole.to_local(grad_placements=[Partial()]), None, None, partial=True)
+
+
+def uneven_lengths(total: int, world: int) -> list[int] | None:
+    """How many of `total` tokens each rank has where a DTensor spreads them unevenly (as `torch.chunk` cuts, parts that
+    are missing being empty), or None."""
+    if total % world == 0:
+        return None
+    longest = -(-total // world)
+    return [min(longest, max(0, total - rank * longest)) for rank in range(world)]
 
 
 def features_of(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torch.Tensor:

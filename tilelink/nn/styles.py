@@ -1,16 +1,30 @@
-"""Parallel styles for `torch.distributed.tensor.parallel.parallelize_module`: torch's own, by our operators."""
+"""Parallel styles for `torch.distributed.tensor.parallel.parallelize_module`: torch's own, by our operators.
+
+An `nn.Linear` becomes one of ours in place, its parameters spread over a mesh as torch's styles spread them.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, TypeGuard, TypeVar
+
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel as TorchColwiseParallel
+from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.parallel import RowwiseParallel as TorchRowwiseParallel
 
-from tilelink.nn.layouts import is_shard
-from tilelink.nn.linear import check_column_plan, check_row_plan
-from tilelink.nn.spreading import can_be_ours, layouts_of, make_colwise, make_rowwise
+from tilelink.errors import ArgumentError, Site
+from tilelink.nn.dtensor_linear import ColwiseLinear, RowwiseLinear, Siblings
+from tilelink.nn.layouts import Layouts, as_dtensor, is_shard, redistributed
+from tilelink.nn.linear import ANYWHERE, check_column_plan, check_row_plan, share
+from tilelink.ops.collectives import name_of_group
+
+Ours = TypeVar("Ours", ColwiseLinear, RowwiseLinear)
 
 
 class ColwiseParallel(TorchColwiseParallel):
@@ -38,10 +52,10 @@ class ColwiseParallel(TorchColwiseParallel):
         self.plan = plan
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        layouts = layouts_of(self, device_mesh, self.plan)
-        if not can_be_ours(module, "out_features", device_mesh, self.plan):
+        layouts = layouts_of(self, device_mesh)
+        if not _can_be_ours(module, "out_features", layouts):
             return super()._apply(module, device_mesh)
-        make_colwise({"": module}, device_mesh, layouts, self.src_data_rank)
+        _make_colwise({"": module}, layouts, self.src_data_rank)
         return module
 
 
@@ -70,8 +84,150 @@ class RowwiseParallel(TorchRowwiseParallel):
         self.plan = plan
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        layouts = layouts_of(self, device_mesh, self.plan)
-        if layouts.output.is_partial() or not can_be_ours(module, "in_features", device_mesh, self.plan):
+        layouts = layouts_of(self, device_mesh)
+        if layouts.output.is_partial() or not _can_be_ours(module, "in_features", layouts):
             return super()._apply(module, device_mesh)
-        make_rowwise(module, device_mesh, layouts, self.src_data_rank)
+        _make(RowwiseLinear, module, {"weight": Shard(1), "bias": Replicate()}, layouts, self.src_data_rank)
         return module
+
+
+class SharedColwiseParallel(ParallelStyle):
+    """A style of a module (attention, a feed-forward layer) of which several linears are called with one input: Q, K
+    and V; gate and up. It makes them column-parallel, each as `ColwiseParallel` would, and their input is gathered once
+    for all of them; so is its gradient summed.
+
+    `names`: of the linears in the module. `argument`: the parameter of the module's `forward` that holds the input, by
+    default the first. Where that is spread over tokens it is a DTensor inside the module, so that its shape there is
+    that of the whole, as after torch's `PrepareModuleInput`, whose place this takes. `input_layouts`: of that argument,
+    where it is a plain tensor; `output_layouts`, `use_local_output`, `plan`: of each linear, as in `ColwiseParallel`.
+
+    Raises ArgumentError, ScheduleError, and ShapeError where a plan asks for a program and features can't be shared.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        plan: str | None = None,
+        argument: str | None = None,
+    ) -> None:
+        if not names or not all(isinstance(name, str) for name in names):
+            what = "the linears that share their input are named one by one, SharedColwiseParallel('gate', 'up')"
+            raise ArgumentError(f"{what}; given: {names}", Site.of_user())
+        self.names, self.argument = names, argument
+        self.style = ColwiseParallel(
+            input_layouts=input_layouts, output_layouts=output_layouts, use_local_output=use_local_output, plan=plan
+        )
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        linears, layouts = _children(module, self.names), layouts_of(self.style, device_mesh)
+        place, name = _parameter(module, self.argument)
+        ours = {n: m for n, m in linears.items() if _can_be_ours(m, "out_features", layouts)}
+        if len(ours) == len(linears):
+            _make_colwise(ours, layouts, self.src_data_rank)
+            module.register_forward_pre_hook(partial(_begin, self.names))
+            as_input = _annotated
+        else:  # each as in torch; every rank has their input
+            style = TorchColwiseParallel(output_layouts=layouts.output, use_local_output=layouts.use_local_output)
+            style.src_data_rank = self.src_data_rank
+            for linear in linears.values():
+                style._apply(linear, device_mesh)
+            as_input = _gathered
+
+        def with_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if name in kwargs:
+                return args, kwargs | {name: as_input(kwargs[name], layouts)}
+            shared = (as_input(x, layouts) for x in args[place : place + 1])
+            return (*args[:place], *shared, *args[place + 1 :]), kwargs
+
+        module.register_forward_pre_hook(with_input, with_kwargs=True)
+        return module
+
+
+def layouts_of(style: ColwiseParallel | RowwiseParallel, mesh: DeviceMesh) -> Layouts:
+    """What a style says, on a mesh. Raises ArgumentError where that has more than one dimension."""
+    (given,), (wanted,) = style.input_layouts, style.output_layouts
+    return Layouts(given, wanted, style.use_local_output, style.plan, name_of_group(mesh), lambda: mesh)
+
+
+def _can_be_ours(module: nn.Module, features: str, layouts: Layouts) -> TypeGuard[nn.Linear]:
+    """Whether a module is a plain `nn.Linear` whose `features`, "in_features" or "out_features", the ranks can share
+    evenly. Raises ArgumentError or ShapeError where it is not, and a plan asks for a program."""
+    plan, world = layouts.plan, layouts.mesh().size()
+    if isinstance(module, ColwiseLinear | RowwiseLinear):
+        raise ArgumentError(f"{module} is spread already", Site.of_user())
+    if type(module) is not nn.Linear:
+        if plan not in ANYWHERE:
+            raise ArgumentError(f"plan is {plan!r} for {module}: only an nn.Linear has plans", Site.of_user())
+        return False
+    if plan not in ANYWHERE:
+        share(getattr(module, features), world, features)
+    return int(getattr(module, features)) % world == 0
+
+
+def _make_colwise(layers: Mapping[str, nn.Linear], layouts: Layouts, source: int | None) -> None:
+    """Makes layers column-parallel, which share their input; see `_make`."""
+    siblings = Siblings({})
+    for name, layer in layers.items():
+        made = _make(ColwiseLinear, layer, {"weight": Shard(0), "bias": Shard(0)}, layouts, source)
+        made.name, made.siblings, siblings.layers[name] = name, siblings, made
+
+
+def _make(
+    kind: type[Ours], layer: nn.Linear, placements: Mapping[str, Placement], layouts: Layouts, source: int | None
+) -> Ours:
+    """Makes a layer one of ours. The whole values of its parameters are those of rank `source`, or of each rank
+    (None)."""
+    for name, whole in list(layer.named_parameters(recurse=False)):
+        spread = distribute_tensor(whole, layouts.mesh(), [placements[name]], src_data_rank=source)
+        layer.register_parameter(name, nn.Parameter(spread, requires_grad=whole.requires_grad))
+    layer.__class__ = kind
+    assert isinstance(layer, kind)
+    layer.layouts = layouts
+    return layer
+
+
+def _begin(names: Sequence[str], module: nn.Module, _: Any) -> None:
+    """Drops what a forward that did not end, or called only some of the linears, has left behind. Raises ArgumentError
+    where a linear was replaced by what computes with parameters of its own."""
+    for name in names:
+        linear = found = module.get_submodule(name)
+        if not isinstance(found, ColwiseLinear):  # wrapped, maybe
+            linear = next((m for m in found.modules() if isinstance(m, ColwiseLinear)), found)
+            spread = {id(p) for p in linear.parameters()}
+            if linear is found or any(id(p) not in spread for p in found.parameters()):
+                what = f"{name} of {type(module).__name__} is a {type(found).__name__} now, and was spread as a Linear"
+                last = "replace linears before parallelize_module, and leave those that are none out of its plan"
+                raise ArgumentError(f"{what}: {last}", Site.of_user())
+        assert isinstance(linear, ColwiseLinear)
+        linear.siblings.forget()
+
+
+def _children(module: nn.Module, names: Sequence[str]) -> dict[str, nn.Linear]:
+    """The linears of a module with these names. Raises ArgumentError."""
+    known = {n: m for n, m in module.named_modules() if n and isinstance(m, nn.Linear)}
+    for name in names:
+        if name not in known:
+            what = f"{name!r} is no linear of {type(module).__name__}, which has {', '.join(known) or 'none'}"
+            raise ArgumentError(what, Site.of_user())
+    return {name: known[name] for name in names}
+
+
+def _parameter(module: nn.Module, name: str | None) -> tuple[int, str]:
+    """The place and the name of a parameter of the module's `forward`, by default the first. Raises ArgumentError."""
+    known = list(inspect.signature(module.forward).parameters)
+    if not known or name not in (None, *known):
+        what = f"forward of {type(module).__name__} takes ({', '.join(known)})"
+        raise ArgumentError(f"{what}: there is no {name or 'input'}", Site.of_user())
+    return (0, known[0]) if name is None else (known.index(name), name)
+
+
+def _annotated(x: torch.Tensor, layouts: Layouts) -> torch.Tensor:
+    """A DTensor, whose shape is that of the whole; or x, whose shape is, where every rank has all of it."""
+    return x if layouts.input.is_replicate() else as_dtensor(x, layouts.mesh(), layouts.input)
+
+
+def _gathered(x: torch.Tensor, layouts: Layouts) -> DTensor:
+    return redistributed(as_dtensor(x, layouts.mesh(), layouts.input), Replicate())

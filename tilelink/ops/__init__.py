@@ -7,11 +7,14 @@ they run our programs; on a CPU plain torch, or the programs in Triton's interpr
 "interpret". See docs/operators.md.
 """
 
+import importlib
+import pkgutil
+from collections.abc import Iterable
+
 from tilelink.ops.all_gather_linear import all_gather_linear
-from tilelink.ops.lanes import lane
 from tilelink.ops.linear_all_reduce import linear_all_reduce
 from tilelink.ops.linear_reduce_scatter import linear_reduce_scatter
-from tilelink.ops.preparing import prepare
+from tilelink.ops.programs import lane, prepare
 from tilelink.ops.symm_mem import replace_symm_mem_ops
 from tilelink.plans import choose as plan
 
@@ -19,3 +22,14 @@ __all__ = [
     "all_gather_linear", "lane", "linear_all_reduce", "linear_reduce_scatter", "plan", "prepare",
     "replace_symm_mem_ops",
 ]  # fmt: skip
+
+
+def _take(folders: Iterable[str]) -> None:
+    """A file with a function of its name is an operator, listed or not; those above are named for readers of types."""
+    for file in pkgutil.iter_modules(folders):
+        module = importlib.import_module(f"{__name__}.{file.name}")
+        if hasattr(module, file.name):
+            globals()[file.name] = getattr(module, file.name)
+
+
+_take(__path__)

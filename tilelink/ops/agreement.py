@@ -14,13 +14,12 @@ from tilelink.analysis.machine import machine
 from tilelink.errors import RankFailedError, RankMismatchError, Site, TileLinkError
 from tilelink.ops.auto import MACHINE, machine_name
 from tilelink.ops.checks import check_devices
-from tilelink.ops.collectives import Members, all_gather
-from tilelink.ops.paths import path_of
-from tilelink.ops.plain import Plain
-from tilelink.runtime.arguments import mismatch
-from tilelink.runtime.shared import gathered
+from tilelink.ops.collectives import Members
+from tilelink.ops.plain import Maybe, Plain, Tensors
+from tilelink.ops.programs import path_of
+from tilelink.runtime.agreement import gathered, mismatch
 
-_machines: WeakKeyDictionary[dist.ProcessGroup, list[tuple[str, str]]] = WeakKeyDictionary()
+_machines: WeakKeyDictionary[dist.ProcessGroup, list[dict[str, str]]] = WeakKeyDictionary()
 """Of groups that have agreed on a call on CUDA devices, what the ranks said of their machines."""
 
 
@@ -37,7 +36,8 @@ def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str
     except TileLinkError as e:
         error, told = type(e)(e.message, site), {"raised": f"{type(e).__name__}: {e.message}"}
     if device.type == "cpu":
-        _compare(members, told, site, error)
+        if not _same(members, told) or error is not None:
+            _raise_difference(gathered(members.group, told), site, error)
     elif members.group not in _machines and _by_programs(device):
         calls = gathered(members.group, (told, _described(device)))
         _raise_difference([call for call, _ in calls], site, error)
@@ -46,9 +46,7 @@ def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str
         raise error from None
 
 
-def agree_on_devices(
-    group_name: str, x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
-) -> None:
+def agree_on_devices(group_name: str, x: torch.Tensor, weights: Tensors, biases: Maybe) -> None:
     """Raises on every rank where the tensors of this one are on several devices. Asked before torch picks what to run
     by their devices: with one on "meta", it would be the fake, which can't tell the other ranks."""
     if torch.compiler.is_compiling():
@@ -75,12 +73,12 @@ def agreed_machine(members: Members, device: torch.device) -> str | None:
     """The machine for which a plan is chosen on all ranks. On CUDA devices that of the first call of the group; raises
     RankMismatchError, on every rank, where ranks take theirs for different ones."""
     known = _machines.get(members.group, [])
-    for rank, (name, _) in enumerate(known):
-        if known[rank] != known[members.rank]:
-            ours = known[members.rank][0]
+    for rank, theirs in enumerate(known):
+        if theirs != (ours := known[members.rank]):
+            different = f"{theirs['machine']}, rank {members.rank} for {ours['machine']}"
             raise RankMismatchError(
-                f"rank {rank} takes its machine for {name}, rank {members.rank} for {ours}, so that they can't choose "
-                f"alike: set {MACHINE} to one on all ranks",
+                f"rank {rank} takes its machine for {different}, so that they can't choose alike: set {MACHINE} to one "
+                "on all ranks",
                 Site.of_user(),
             )
     return machine_name(device)
@@ -93,22 +91,19 @@ def _by_programs(device: torch.device) -> bool:
         return True
 
 
-def _described(device: torch.device) -> tuple[str, str]:
+def _described(device: torch.device) -> dict[str, str]:
     """As `told_of_machine`; what is wrong with the machine matters where a plan is chosen for it."""
     try:
-        name, description = told_of_machine(device).values()
+        return told_of_machine(device)
     except TileLinkError as e:
-        return e.message, ""
-    return name, description
+        return {"machine": e.message}
 
 
-def _compare(members: Members, mine: Mapping[str, Any], site: Site, error: TileLinkError | None) -> None:
-    """Raises on every rank unless all of them have the same, and none an error."""
-    digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).digest()
+def _same(members: Members, told: Mapping[str, Any]) -> bool:
+    """Whether all ranks tell the same; known to all of them."""
+    digest = hashlib.blake2b(repr(told).encode(), digest_size=16).digest()
     word = torch.frombuffer(bytearray(digest), dtype=torch.int64)[None]
-    words = all_gather(members, word, [1] * members.world)()
-    if error is not None or not bool((words == word).all()):  # the same on all ranks
-        _raise_difference(gathered(members.group, dict(mine)), site, error)
+    return bool((members.all_gather(word, [1] * members.world)() == word).all())
 
 
 def _raise_difference(told: Sequence[Mapping[str, Any]], site: Site, error: TileLinkError | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,15 +11,13 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError, public
-from tilelink.ops import collectives
-from tilelink.ops.agreement import agree_on_devices
 from tilelink.ops.auto import Asked
-from tilelink.ops.autocast import cast_for, no_autocast
 from tilelink.ops.checks import check_dim, check_lengths, check_tensors, check_weights
-from tilelink.ops.collectives import Later, name_of_group, size_of_group
-from tilelink.ops.matrices import as_rows, empty_rows, of_rows, resized, times
-from tilelink.ops.operator import Call, made_known
+from tilelink.ops.collectives import Later
+from tilelink.ops.matrices import as_rows, of_rows, resized, times
+from tilelink.ops.operator import Call, Operator
 from tilelink.ops.plain import Maybe, Plain, Tensors, side_by_side
+from tilelink.ops.programs import Programs
 from tilelink.plans.names import AUTO, TORCH, check_plan
 
 
@@ -41,7 +40,7 @@ class AllGatherLinear(Call):
     parts: list[int] = field(init=False)
 
     def check(self) -> None:
-        x, world = self.x, size_of_group(self.group_name)
+        x, world = self.x, self.members.world
         self.dim = check_dim(x, self.gather_dim, "gather_dim")
         self.parts = [x.shape[self.dim]] * world if self.lengths is None else list(self.lengths)
         check_lengths(self.parts, world)
@@ -67,11 +66,15 @@ class AllGatherLinear(Call):
         return {"shapes": shapes, "biases": biases, "gather_dim": self.dim, "return_gathered": self.return_gathered}
 
     def asked(self) -> Asked:
-        rows, x = times(self.parts, self.x.shape, self.dim), self.x
-        return Asked(self.name, sum(rows), [len(w) for w in self.weights], x.shape[-1])
+        *tokens, features = self._whole()
+        return Asked(self.name, math.prod(tokens), [len(w) for w in self.weights], features)
+
+    def _whole(self) -> list[int]:
+        """The shape of the gathered x."""
+        return resized(self.x.shape, self.dim, sum(self.parts))
 
     def run(self, path: Plain) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        x, dim = self.x, self.dim
+        x, dim, whole = self.x, self.dim, self._whole()
         rows, of = as_rows(x, dim), times(self.parts, x.shape, dim)
         full: torch.Tensor | None
         if self.planless():
@@ -79,35 +82,31 @@ class AllGatherLinear(Call):
             outs = [path.linear(full, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
         else:
             full, outs = path.gather_linear(rows, self.weights, self.biases, of, self.return_gathered)
-        shape = resized(x.shape, dim, sum(self.parts))
-        gathered = of_rows(full, shape, dim) if self.return_gathered and full is not None else x.new_empty(0)
-        return gathered, [of_rows(out, [*shape[:-1], out.shape[-1]], dim) for out in outs]
-
-    def fake(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        x, shape = self.x, resized(self.x.shape, self.dim, sum(self.parts))
-        gathered = empty_rows(x, shape, self.dim) if self.return_gathered else x.new_empty(0)
-        return gathered, [empty_rows(x, [*shape[:-1], w.shape[0]], self.dim) for w in self.weights]
+        gathered = of_rows(full, whole, dim) if self.return_gathered and full is not None else x.new_empty(0)
+        return gathered, [of_rows(out, [*whole[:-1], out.shape[-1]], dim) for out in outs]
 
     def setup(self, ctx: Any, output: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
         ctx.biases = all(b is not None for b in self.biases)
         if not ctx.biases and any(b is not None and b.requires_grad for b in self.biases):
             raise ArgumentError("biases of which some are None get no gradients from torch: give zeros in their place")
-        ctx.rest = self.dim, self.parts, self.group_name, self.return_gathered
-        ctx.plan = self.plan if self.plan == AUTO else None
+        ctx.call = {"gather_dim": self.dim, "lengths": self.parts, "group_name": self.group_name}
+        ctx.kept, ctx.plan = self.return_gathered, self.plan if self.plan == AUTO else None
         ctx.save_for_backward(output[0] if self.return_gathered else self.x, *self.weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
         x, *weights = ctx.saved_tensors
-        of_gathered = grads[0] if ctx.rest[-1] else None
+        of_gathered = grads[0] if ctx.kept else None
         of_outs = [None] * len(weights) if grads[1] is None else list(grads[1])
         need_x, need_weights, *_ = ctx.needs_input_grad
         needs = [bool(need_x) and any(g is not None for g in (of_gathered, *of_outs))]
         needs += [bool(n) and g is not None for n, g in zip(need_weights, of_outs, strict=True)]
         found: list[torch.Tensor | None] = [None] * len(needs)
         if any(needs):
-            plan = ctx.plan if needs[0] else None
-            of_x, of_weights = _gradients(of_outs, of_gathered, x, weights, *ctx.rest, needs, plan)
+            of_x, of_weights = _gradients(
+                grads=of_outs, grad_gathered=of_gathered, x=x, weights=weights, kept=ctx.kept, needs=needs,
+                plan=ctx.plan if needs[0] else None, **ctx.call,
+            )  # fmt: skip
             found = [g if need else None for g, need in zip([of_x, *of_weights], needs, strict=True)]
         of_biases = [None if g is None else g.sum(list(range(g.dim() - 1))) for g in of_outs]
         return {"x": found[0], "weights": found[1:], "biases": of_biases if ctx.biases else None}
@@ -145,24 +144,25 @@ class AllGatherLinearBackward(Call):
 
     def asked(self) -> Asked:
         N, K = [len(w) for w in self.weights], self.weights[0].shape[1]
-        M = sum(times(self.lengths, self.x.shape, self.gather_dim))
+        M = math.prod(resized(self.x.shape, self.gather_dim, sum(self.lengths))[:-1])
         if self.fused():
             return Asked("all_gather_linear_backward", M, N, K)
-        return Asked(
-            "linear_reduce_scatter", M, K, sum(n for n, g in zip(N, self.grads, strict=True) if g is not None)
-        )
+        summed = sum(n for n, g in zip(N, self.grads, strict=True) if g is not None)
+        return Asked("linear_reduce_scatter", M, K, summed)
 
     def run(self, path: Plain) -> tuple[torch.Tensor, list[torch.Tensor]]:
         x, dim, last = self.x, self.gather_dim, self.planless()
         of, shape = times(self.lengths, x.shape, dim), resized(x.shape, dim, self.lengths[self.members.rank])
         mine, given = as_rows(x, dim), {i: as_rows(g, dim) for i, g in enumerate(self.grads) if g is not None}
-        if self.fused():
-            rows, of_weights = path.gather_linear_gradients(list(given.values()), self.weights, mine, of)
+        if self.fused() and isinstance(path, Programs):
+            rows, of_weights = path.empty(x, mine.shape), [path.empty(x, w.shape) for w in self.weights]
+            turned, wanted = [w.T for w in self.weights], [w.T for w in of_weights]
+            path.call(list(given.values()), turned, mine, dx=rows, dweight=wanted, parts={"M": of})
             return of_rows(rows, shape, dim).contiguous(), of_weights
         columns = self._columns(path, mine, of) if any(self.needs[1:]) else None
         sending = self._input_gradient(path, given, of) if self.needs[0] else None
         of_x, of_weights = x.new_empty(0), [x.new_empty(0) for _ in self.weights]
-        if columns is not None:
+        if columns is not None:  # multiplied while the gradient of x is sent
             full = columns()
             for i, g in given.items():
                 of_weights[i] = path.linear(g.T, full) if self.needs[1 + i] else of_weights[i]
@@ -175,10 +175,8 @@ class AllGatherLinearBackward(Call):
         """The transpose of the gathered x, under way where it was not kept."""
         if self.kept:
             return lambda: mine.T
-        if self.planless():
-            return path.all_gather(mine.T, of)
-        rows = path.all_gather(mine, of)
-        return lambda: rows().T
+        under_way = path.all_gather(mine.T if self.planless() else mine, of)
+        return under_way if self.planless() else lambda: under_way().T
 
     def _input_gradient(self, path: Plain, given: dict[int, torch.Tensor], of: Sequence[int]) -> Later:
         """The gradient of this rank's rows of x (of its columns, turned, where the last dimension was gathered), under
@@ -190,18 +188,11 @@ class AllGatherLinearBackward(Call):
             sums.append(path.linear_scatter(a, b, None, of, self.x.dtype if of_gathered is None else torch.float32))
         if of_gathered is not None:
             rows = as_rows(of_gathered, self.gather_dim)
-            sums.append(collectives.reduce_scatter(self.members, (rows.T if last else rows).float(), of))
+            sums.append(path.members.reduce_scatter((rows.T if last else rows).float(), of))
         return sums[0] if len(sums) == 1 else lambda: sums[0]() + sums[1]()
 
-    def fake(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        shape = resized(self.x.shape, self.gather_dim, self.lengths[self.members.rank])
-        of_weights = [w.new_empty(w.shape if n else 0) for w, n in zip(self.weights, self.needs[1:], strict=True)]
-        return self.x.new_empty(shape if self.needs[0] else 0), of_weights
 
-
-_gradients = made_known(AllGatherLinearBackward, "all_gather_linear_backward", gradient=False)
-_even = made_known(AllGatherLinear, "all_gather_linear", without="lengths")
-_uneven = made_known(AllGatherLinear, "all_gather_linear_uneven")
+_operator, _gradients = Operator(AllGatherLinear), Operator(AllGatherLinearBackward)
 
 
 @public
@@ -241,16 +232,7 @@ def all_gather_linear(
         added = [biases] if isinstance(biases, torch.Tensor) else list(biases)
         if len(added) == len(several) and any(b is not None for b in added):  # of a mixed list torch has no gradients
             added = [w.new_zeros(w.shape[0]) if b is None else b for w, b in zip(several, added, strict=True)]
-    name = name_of_group(group)
-    agree_on_devices(name, x, several, added)
-    cast = cast_for(x)
-    x, several, added = cast(x), [cast(w) for w in several], [cast(b) for b in added]
-    with no_autocast(x):
-        if lengths is None:
-            full, outs = _even(x, several, added, gather_dim, name, plan, return_gathered)
-        else:
-            full, outs = _uneven(x, several, added, gather_dim, list(lengths), name, plan, return_gathered)
+    given = {"gather_dim": gather_dim, "lengths": lengths, "plan": plan, "return_gathered": return_gathered}
+    full, outs = _operator.called(group, x, several, added, **given)
     found = outs[0] if one else outs
     return (full, found) if return_gathered else found
-
-

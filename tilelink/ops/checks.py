@@ -1,9 +1,11 @@
-"""What calls of operators have to be, on a rank: checked before anything is sent, also while torch traces."""
+"""What calls of operators have to be, on a rank: checked before anything is sent, also while torch traces. Inside
+`torch.autocast` operators take their tensors in its dtype, as nn.Linear does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,6 +13,27 @@ from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, 
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 REDUCE_OPS = ("sum", "avg")
+T = TypeVar("T", torch.Tensor, torch.Tensor | None)
+
+
+def cast_for(x: torch.Tensor) -> Callable[[T], T]:
+    """What brings a tensor into the dtype that holds here on the device of x, and leaves it as it is outside of
+    `torch.autocast`. Gradients come back in the dtype of what was given."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return lambda tensor: tensor
+    dtype = torch.get_autocast_dtype(kind)
+
+    def cast(tensor: T) -> T:  # of other dtypes, which torch.autocast leaves alone, the operator says that it has none
+        return tensor.to(dtype) if tensor is not None and tensor.dtype in DTYPES else tensor
+
+    return cast
+
+
+def no_autocast(x: torch.Tensor) -> AbstractContextManager[object]:
+    """Inside, sums that are made in float32 stay so."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def check_dim(x: torch.Tensor, dim: int, name: str) -> int:

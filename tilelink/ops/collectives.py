@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -33,14 +33,64 @@ class Members:
     world: int
 
     @classmethod
-    def named(cls, name: str) -> Members:
+    def named(cls, name: str) -> Self:
         group = c10d._resolve_process_group(name)  # type: ignore[arg-type, attr-defined]  # a private name
         return cls(group, dist.get_rank(group), dist.get_world_size(group))
 
+    def all_gather(self, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
+        """The rows of all ranks, `lengths` of them, one under the other."""
+        if self.world == 1:
+            return rows.clone
+        longest = max(lengths)
+        full = rows.new_empty(self.world * longest, rows.shape[1])
+        if not full.numel():
+            return lambda: full[: sum(lengths)]
+        work = _all_gather(full, _padded(rows, longest).contiguous(), group=self.group, async_op=True)
 
-def size_of_group(name: str) -> int:
-    """How many ranks the group of this name has; can be asked while torch traces."""
-    return int(c10d._get_group_size_by_name(name))  # type: ignore[arg-type]
+        def done() -> torch.Tensor:
+            work.wait()
+            parts = zip(full.split(longest), lengths, strict=True)
+            return full if _even(lengths) else torch.cat([p[:n] for p, n in parts])
+
+        return done
+
+    def reduce_scatter(self, x: torch.Tensor, lengths: Sequence[int]) -> Later:
+        """This rank's rows, of `lengths`, of the sum of x over the ranks."""
+        if self.world == 1:
+            return x.clone
+        longest = max(lengths)
+        mine = x.new_empty(longest, x.shape[1])
+        if not mine.numel():
+            return lambda: mine[: lengths[self.rank]]
+        if not _even(lengths):
+            x = torch.cat([_padded(part, longest) for part in x.split(list(lengths))])
+        work = _reduce_scatter(mine, x.contiguous(), group=self.group, async_op=True)
+
+        def done() -> torch.Tensor:
+            work.wait()
+            return mine[: lengths[self.rank]]
+
+        return done
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of x over the ranks."""
+        total = x.clone()
+        if self.world > 1 and x.numel():
+            dist.all_reduce(total, group=self.group)
+        return total
+
+
+class Traced(Members):
+    """The same while torch traces: results have shapes alone."""
+
+    def all_gather(self, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
+        return lambda: rows.new_empty(sum(lengths), rows.shape[1])
+
+    def reduce_scatter(self, x: torch.Tensor, lengths: Sequence[int]) -> Later:
+        return lambda: x.new_empty(lengths[self.rank], x.shape[1])
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
 
 
 def name_of_group(group: dist.ProcessGroup | DeviceMesh | str | None) -> str:
@@ -52,7 +102,9 @@ def name_of_group(group: dist.ProcessGroup | DeviceMesh | str | None) -> str:
         start = 'torch.distributed.init_process_group("gloo")'
         raise WorldError(f"there are no processes to group: call {start}", Site.of_user())
     if isinstance(group, DeviceMesh):
-        check_mesh(group)
+        if group.ndim != 1:
+            which = f"{group.ndim} dimensions {group.mesh_dim_names or ''}".rstrip()
+            raise ArgumentError(f"the mesh has {which}; layers are spread over one, mesh['tp']", Site.of_user())
         group = group.get_group()
     members = dist.group.WORLD if group is None else group
     outside: object = dist.GroupMember.NON_GROUP_MEMBER
@@ -63,58 +115,6 @@ def name_of_group(group: dist.ProcessGroup | DeviceMesh | str | None) -> str:
         wanted = f"operators take a group of torch.distributed, {lane}or its name"
         raise ArgumentError(f"group is a {type(members).__name__}: {wanted}", Site.of_user())
     return str(members.group_name)
-
-
-def check_mesh(mesh: DeviceMesh) -> None:
-    """Raises ArgumentError unless the mesh has one dimension."""
-    if mesh.ndim != 1:
-        which = f"{mesh.ndim} dimensions {mesh.mesh_dim_names or ''}".rstrip()
-        raise ArgumentError(f"the mesh has {which}; layers are spread over one, mesh['tp']", Site.of_user())
-
-
-def all_gather(members: Members, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
-    """The rows of all ranks, `lengths` of them, one under the other."""
-    if members.world == 1:
-        return rows.clone
-    longest = max(lengths)
-    full = rows.new_empty(members.world * longest, rows.shape[1])
-    if not full.numel():
-        return lambda: full[: sum(lengths)]
-    work = _all_gather(full, _padded(rows, longest).contiguous(), group=members.group, async_op=True)
-
-    def done() -> torch.Tensor:
-        work.wait()
-        parts = full.split(longest)
-        return full if _even(lengths) else torch.cat([p[:n] for p, n in zip(parts, lengths, strict=True)])
-
-    return done
-
-
-def reduce_scatter(members: Members, x: torch.Tensor, lengths: Sequence[int]) -> Later:
-    """This rank's rows, of `lengths`, of the sum of x over the ranks."""
-    if members.world == 1:
-        return x.clone
-    longest = max(lengths)
-    mine = x.new_empty(longest, x.shape[1])
-    if not mine.numel():
-        return lambda: mine[: lengths[members.rank]]
-    if not _even(lengths):
-        x = torch.cat([_padded(part, longest) for part in x.split(list(lengths))])
-    work = _reduce_scatter(mine, x.contiguous(), group=members.group, async_op=True)
-
-    def done() -> torch.Tensor:
-        work.wait()
-        return mine[: lengths[members.rank]]
-
-    return done
-
-
-def all_reduce(members: Members, x: torch.Tensor) -> torch.Tensor:
-    """The sum of x over the ranks."""
-    total = x.clone()
-    if members.world > 1 and x.numel():
-        dist.all_reduce(total, group=members.group)
-    return total
 
 
 def _even(lengths: Sequence[int]) -> bool:

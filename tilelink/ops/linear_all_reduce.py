@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,12 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import public
-from tilelink.ops.agreement import agree_on_devices
 from tilelink.ops.auto import Asked
-from tilelink.ops.autocast import cast_for, no_autocast
 from tilelink.ops.checks import check_dim, check_reduce_op, check_tensors, check_weights
-from tilelink.ops.collectives import name_of_group, size_of_group
 from tilelink.ops.matrices import as_rows
-from tilelink.ops.operator import Call, made_known
+from tilelink.ops.operator import Call, Operator
 from tilelink.ops.plain import Plain
+from tilelink.ops.programs import Programs
 from tilelink.plans.names import check_plan
 
 
@@ -48,18 +47,20 @@ class LinearAllReduce(Call):
 
     def asked(self) -> Asked:
         N, K = self.weight.shape
-        return Asked(self.name, self.x.numel() // max(1, K), N, K)
+        return Asked(self.name, math.prod(self.x.shape[:-1]), N, K)
 
     def run(self, path: Plain) -> torch.Tensor:
-        rows = as_rows(self.x, self.x.dim() - 1)
-        out = path.linear_all_reduce(rows, self.weight, self.bias, self.reduce_op == "avg")
-        return out.reshape(*self.x.shape[:-1], self.weight.shape[0])
-
-    def fake(self) -> torch.Tensor:
-        return self.x.new_empty([*self.x.shape[:-1], self.weight.shape[0]])
+        x, weight, mean = as_rows(self.x, self.x.dim() - 1), self.weight, self.reduce_op == "avg"
+        if isinstance(path, Programs):
+            out = path.empty(x, (len(x), len(weight)))
+            path.call(x, weight.T, out=out, **path.ending(self.bias, mean))
+        else:
+            total = path.members.all_reduce(path.partial(x, weight, x.dtype))
+            out = path.finished(total, self.bias, x.dtype, mean)
+        return out.reshape(*self.x.shape[:-1], weight.shape[0])
 
     def setup(self, ctx: Any, output: torch.Tensor) -> None:
-        ctx.scale = 1 / size_of_group(self.group_name) if self.reduce_op == "avg" else 1
+        ctx.scale = 1 / self.members.world if self.reduce_op == "avg" else 1
         ctx.save_for_backward(self.x, self.weight)
 
     @staticmethod
@@ -74,7 +75,7 @@ class LinearAllReduce(Call):
         }
 
 
-_operator = made_known(LinearAllReduce, "linear_all_reduce")
+_operator = Operator(LinearAllReduce)
 
 
 @public
@@ -101,11 +102,4 @@ def linear_all_reduce(
     on every rank, if one does (there as RankFailedError), and RankMismatchError.
     """
     check_tensors(x=x, weight=weight, bias=bias)
-    name = name_of_group(group)
-    agree_on_devices(name, x, [weight], [bias])
-    cast = cast_for(x)
-    x, weight, bias = cast(x), cast(weight), cast(bias)
-    with no_autocast(x):
-        return _operator(x, weight, bias, reduce_op, name, plan)
-
-
+    return _operator.called(group, x, [weight], [bias], reduce_op=reduce_op, plan=plan)

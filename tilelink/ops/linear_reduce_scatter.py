@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,14 +11,13 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import public
-from tilelink.ops.agreement import agree_on_devices
 from tilelink.ops.auto import Asked
-from tilelink.ops.autocast import cast_for, no_autocast
 from tilelink.ops.checks import check_dim, check_reduce_op, check_tensors, check_weights, parts_of
-from tilelink.ops.collectives import Members, name_of_group, size_of_group
+from tilelink.ops.collectives import Members
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
-from tilelink.ops.operator import Call, made_known
+from tilelink.ops.operator import Call, Operator
 from tilelink.ops.plain import Plain
+from tilelink.ops.programs import Programs
 from tilelink.plans.names import AUTO, check_plan
 
 
@@ -46,7 +46,7 @@ class LinearReduceScatter(Call):
         check_reduce_op(self.reduce_op)
         check_plan(self.name, self.plan)
         total, what = (weight.shape[0], "N") if self.turned else (x.shape[self.dim], f"dimension {self.dim} of x")
-        self.parts = parts_of(total, size_of_group(self.group_name), self.lengths, what)
+        self.parts = parts_of(total, self.members.world, self.lengths, what)
 
     @property
     def turned(self) -> bool:
@@ -59,8 +59,7 @@ class LinearReduceScatter(Call):
         return {"shapes": shapes, "bias": self.bias is not None, **of_result}
 
     def asked(self) -> Asked:
-        N, K = self.weight.shape
-        M = self.x.numel() // max(1, K)
+        (N, K), M = self.weight.shape, math.prod(self.x.shape[:-1])
         return Asked(self.name, N, M, K) if self.turned else Asked(self.name, M, N, K)
 
     def run(self, path: Plain) -> torch.Tensor:
@@ -73,18 +72,11 @@ class LinearReduceScatter(Call):
             out = out if bias is None else (out + bias[before : before + mine].float()).to(x.dtype)
         else:
             out = path.linear_scatter(rows, weight, bias, times(parts, x.shape, self.dim), x.dtype, mean)()
-        return of_rows(out, self._shape(), self.dim).contiguous()
-
-    def fake(self) -> torch.Tensor:
-        return self.x.new_empty(self._shape())
-
-    def _shape(self) -> list[int]:
-        """Of this rank's part."""
-        return resized([*self.x.shape[:-1], self.weight.shape[0]], self.dim, self.parts[self.members.rank])
+        return of_rows(out, resized([*x.shape[:-1], len(weight)], self.dim, mine), self.dim).contiguous()
 
     def setup(self, ctx: Any, output: torch.Tensor) -> None:
-        ctx.scale = 1 / size_of_group(self.group_name) if self.reduce_op == "avg" else 1
-        ctx.rest = self.dim, self.parts, self.group_name
+        ctx.scale = 1 / self.members.world if self.reduce_op == "avg" else 1
+        ctx.call = {"scatter_dim": self.dim, "lengths": self.parts, "group_name": self.group_name}
         ctx.bias = None if self.bias is None else self.bias.shape[0]
         ctx.plan = self.plan if self.plan == AUTO else None
         ctx.save_for_backward(self.x, self.weight)
@@ -96,16 +88,17 @@ class LinearReduceScatter(Call):
         found: list[torch.Tensor | None] = [None, None]
         if any(needs):
             scaled = grad if ctx.scale == 1 else grad * ctx.scale
-            both = _gradients(scaled, x, weight, *ctx.rest, needs, ctx.plan if needs[0] else None)
+            plan = ctx.plan if needs[0] else None
+            both = _gradients(grad=scaled, x=x, weight=weight, needs=needs, plan=plan, **ctx.call)
             found = [g if need else None for g, need in zip(both, needs, strict=True)]
-        of_bias = _of_bias(grad, ctx.bias, *ctx.rest) if ctx.needs_input_grad[2] else None
+        of_bias = _of_bias(grad, ctx.bias, **ctx.call) if ctx.needs_input_grad[2] else None
         return {"x": found[0], "weight": found[1], "bias": of_bias}
 
 
-def _of_bias(grad: torch.Tensor, n: int, dim: int, lengths: Sequence[int], group_name: str) -> torch.Tensor:
+def _of_bias(grad: torch.Tensor, n: int, scatter_dim: int, lengths: Sequence[int], group_name: str) -> torch.Tensor:
     """The gradient of a bias of n elements, of which a rank uses a part where the last dimension is scattered."""
     total = grad.sum(list(range(grad.dim() - 1)))
-    if dim < grad.dim() - 1:
+    if scatter_dim < grad.dim() - 1:
         return total
     before = sum(lengths[: Members.named(group_name).rank])
     return torch.nn.functional.pad(total, (before, n - before - total.shape[0]))
@@ -138,32 +131,27 @@ class LinearReduceScatterBackward(Call):
         return all(self.needs) and not self.planless()
 
     def asked(self) -> Asked:
-        (N, K), M = self.weight.shape, sum(times(self.lengths, self.x.shape, self.scatter_dim))
+        (N, K), M = self.weight.shape, math.prod(self.x.shape[:-1])
         return Asked("linear_reduce_scatter_backward", M, N, K) if self.fused() else Asked("all_gather_linear", M, K, N)
 
     def run(self, path: Plain) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight, dim, last = self.x, self.weight, self.scatter_dim, self.planless()
         of, none = times(self.lengths, x.shape, dim), x.new_empty(0)
         rows, mine = as_rows(x, dim), as_rows(self.grad, dim)
-        if self.fused():
-            of_x, of_weight = path.linear_scatter_gradients(mine, weight, rows, of)
-            return of_rows(of_x, x.shape, dim).contiguous(), of_weight
-        if self.needs[0] and not last:
-            _, (of_x,) = path.gather_linear(mine, [weight.T], [None], of)
-            return of_rows(of_x, x.shape, dim).contiguous(), none
-        full = path.all_gather(mine.T if last else mine, of)()
-        full = full.T if last else full
-        of_x = of_rows(path.linear(full, weight.T), x.shape, dim).contiguous() if self.needs[0] else none
-        return of_x, path.linear(full.T, rows.T) if self.needs[1] else none
-
-    def fake(self) -> tuple[torch.Tensor, torch.Tensor]:
-        x, weight = self.x, self.weight
-        return x.new_empty(x.shape if self.needs[0] else 0), x.new_empty(weight.shape if self.needs[1] else 0)
+        if self.fused() and isinstance(path, Programs):
+            of_x, of_weight = path.empty(rows, rows.shape), path.empty(rows, weight.shape)
+            path.call(mine, weight.T, rows, dx=of_x, dweight=of_weight.T, parts={"M": of})
+        elif not (self.needs[1] or last):
+            (of_x,), of_weight = path.gather_linear(mine, [weight.T], [None], of)[1], none
+        else:
+            full = path.all_gather(mine.T if last else mine, of)()
+            full = full.T if last else full
+            of_x = path.linear(full, weight.T) if self.needs[0] else none
+            of_weight = path.linear(full.T, rows.T) if self.needs[1] else none
+        return of_rows(of_x, x.shape, dim).contiguous() if self.needs[0] else none, of_weight
 
 
-_gradients = made_known(LinearReduceScatterBackward, "linear_reduce_scatter_backward", gradient=False)
-_even = made_known(LinearReduceScatter, "linear_reduce_scatter", without="lengths")
-_uneven = made_known(LinearReduceScatter, "linear_reduce_scatter_uneven")
+_operator, _gradients = Operator(LinearReduceScatter), Operator(LinearReduceScatterBackward)
 
 
 @public
@@ -194,13 +182,5 @@ def linear_reduce_scatter(
     RankFailedError), and RankMismatchError.
     """
     check_tensors(x=x, weight=weight, bias=bias)
-    name = name_of_group(group)
-    agree_on_devices(name, x, [weight], [bias])
-    cast = cast_for(x)
-    x, weight, bias = cast(x), cast(weight), cast(bias)
-    with no_autocast(x):
-        if lengths is None:
-            return _even(x, weight, bias, scatter_dim, reduce_op, name, plan)
-        return _uneven(x, weight, bias, scatter_dim, list(lengths), reduce_op, name, plan)
-
-
+    given = {"scatter_dim": scatter_dim, "lengths": lengths, "reduce_op": reduce_op, "plan": plan}
+    return _operator.called(group, x, [weight], [bias], **given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,7 @@ import torch
 def as_rows(x: torch.Tensor, dim: int) -> torch.Tensor:
     """x as a matrix of its last dimension, its rows in the order in which `dim` comes first (if it is not the last)."""
     first = x if dim == x.dim() - 1 else x.movedim(dim, 0)
-    return first.reshape(_number(first.shape[:-1]), first.shape[-1])
+    return first.reshape(math.prod(first.shape[:-1]), first.shape[-1])
 
 
 def of_rows(rows: torch.Tensor, shape: Sequence[int], dim: int) -> torch.Tensor:
@@ -20,34 +21,16 @@ def of_rows(rows: torch.Tensor, shape: Sequence[int], dim: int) -> torch.Tensor:
     return rows.reshape(shape[dim], *_others(shape, dim)).movedim(0, dim)
 
 
-def empty_rows(like: torch.Tensor, shape: Sequence[int], dim: int) -> torch.Tensor:
-    """A tensor that lies in memory as those of `of_rows` do."""
-    if dim == len(shape) - 1:
-        return like.new_empty(shape)
-    return like.new_empty([shape[dim], *_others(shape, dim)]).movedim(0, dim)
-
-
-def resized(shape: Sequence[int], dim: int, n: int, last: int | None = None) -> list[int]:
-    """The shape with n elements along `dim`, then with `last` along its last dimension."""
-    sizes = list(shape)
-    sizes[dim] = n
-    if last is not None:
-        sizes[-1] = last
-    return sizes
+def resized(shape: Sequence[int], dim: int, n: int) -> list[int]:
+    """The shape with n elements along `dim`."""
+    return [n if d == dim else size for d, size in enumerate(shape)]
 
 
 def times(lengths: Sequence[int], shape: Sequence[int], dim: int) -> list[int]:
     """Lengths along `dim` in rows of `as_rows`."""
-    per = 1 if dim == len(shape) - 1 else _number(_others(shape, dim)[:-1])
+    per = 1 if dim == len(shape) - 1 else math.prod(_others(shape, dim)[:-1])
     return [n * per for n in lengths]
 
 
 def _others(shape: Sequence[int], dim: int) -> list[int]:
     return [n for d, n in enumerate(shape) if d != dim]
-
-
-def _number(sizes: Sequence[int]) -> int:
-    number = 1
-    for n in sizes:
-        number = number * n  # of symbols too, while torch traces
-    return number

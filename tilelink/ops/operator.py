@@ -2,7 +2,7 @@
 
 A description is a dataclass of a call. Its fields are the arguments, in the order of the schema; its methods say what a
 call has to be, what ranks have to agree on, which plan it needs, what a path computes, and what the gradient is.
-`made_known` registers it.
+`Operator` registers it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from tilelink.ops.agreement import agree, agreed_machine, told_of_machine
+from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, told_of_machine
 from tilelink.ops.auto import Asked, fastest
-from tilelink.ops.collectives import Members
-from tilelink.ops.paths import path_of
-from tilelink.ops.plain import Plain
+from tilelink.ops.checks import cast_for, no_autocast
+from tilelink.ops.collectives import Members, Traced, name_of_group
+from tilelink.ops.plain import Maybe, Plain, Tensors
+from tilelink.ops.programs import Programs, path_of
 from tilelink.plans.names import AUTO, TORCH, planned
 
 SCHEMA = {
@@ -53,7 +54,7 @@ class Call:
         return {}
 
     def asked(self) -> Asked:
-        """What a plan is needed for."""
+        """What a plan is needed for, the same on all ranks."""
         raise NotImplementedError
 
     def planless(self) -> bool:
@@ -61,12 +62,8 @@ class Call:
         return False
 
     def run(self, path: Plain) -> Any:
-        """The results, of what both paths have; or of its own: by `path.call` where that is `Programs`, else by plain
-        torch."""
-        raise NotImplementedError
-
-    def fake(self) -> Any:
-        """Results as torch traces them."""
+        """The results, of what both paths have; or by `path.call` where that is `Programs`, else by plain torch. While
+        torch traces, the path is plain and its collectives move nothing: that is the fake."""
         raise NotImplementedError
 
     def setup(self, ctx: Any, output: Any) -> None:
@@ -74,7 +71,7 @@ class Call:
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        """The gradients of arguments, by name."""
+        """The gradients of arguments, by name. An operator without has no gradient."""
         raise NotImplementedError
 
     # ---- what follows
@@ -98,30 +95,62 @@ class Call:
 
     def _path(self) -> Plain:
         """Who computes the call: by the plan that it names, or by the one that is predicted to be the fastest, which
-        all ranks choose alike, since they agree on all that it is chosen by."""
-        device = self.x.device
-        path, plan = path_of(device, self._wanted), None
-        if path is not Plain and self._wanted == AUTO:
-            plan = fastest(self.asked(), self.members.world, agreed_machine(self.members, device), self.x.dtype)
-        elif path is not Plain:
-            plan = planned(self.asked().operator, self._wanted)
-        return Plain(self.members) if plan is None else path(self.members, plan)
+        all ranks choose alike, since they agree on all that it is chosen by. What is empty is left to plain torch."""
+        device, asked = self.x.device, self.asked()
+        path = path_of(device, self._wanted)
+        if path is Plain or asked.empty:
+            return Plain(self.members)
+        if self._wanted == AUTO:
+            plan = fastest(asked, self.members.world, agreed_machine(self.members, device), self.x.dtype)
+        else:
+            plan = planned(asked.operator, self._wanted)
+        return Plain(self.members) if plan is None else Programs(self.members, plan)
 
 
-def made_known(call: type[Call], name: str, *, without: str = "", gradient: bool = True) -> Callable[..., Any]:
-    """Registers `tilelink::name`, opaque to compilers, for all devices. `without`: an argument that it does not take,
-    and that is None in the description."""
-    arguments = [f for f in fields(call) if f.init and f.name != without]  # type: ignore[arg-type]  # a dataclass
-    schema = ", ".join(f"{SCHEMA[str(f.type)]} {f.name}" for f in arguments)
-    names = [f.name for f in arguments]
+class Operator:
+    """`torch.ops.tilelink.NAME` of a description, opaque to compilers, for all devices. Where the description has
+    `lengths` that may be None there are two: one without them, and `NAME_uneven` with them."""
+
+    def __init__(self, call: type[Call]) -> None:
+        arguments = {f.name: str(f.type) for f in fields(call) if f.init}  # type: ignore[arg-type]  # a dataclass
+        name, self.names = call.name.replace(", ", "_"), list(arguments)
+        self.evenly = None
+        if arguments.get("lengths", "").endswith("None"):
+            self.evenly = _registered(call, name, {n: t for n, t in arguments.items() if n != "lengths"})
+            name += "_uneven"
+        self.made = _registered(call, name, arguments)
+
+    def __call__(self, **given: Any) -> Any:
+        """Calls it with the arguments of the description."""
+        if self.evenly is not None:
+            if given["lengths"] is None:
+                return self.evenly(*[given[n] for n in self.names if n != "lengths"])
+            given["lengths"] = list(given["lengths"])
+        return self.made(*[given[n] for n in self.names])
+
+    def called(self, group: Any, x: torch.Tensor, weights: Tensors, biases: Maybe, **given: Any) -> Any:
+        """Calls it as a user does: of the members of a group, on one device, in the dtype of `torch.autocast`."""
+        name = name_of_group(group)
+        agree_on_devices(name, x, weights, biases)
+        cast = cast_for(x)
+        x, weights, biases = cast(x), [cast(w) for w in weights], [cast(b) for b in biases]
+        if "weight" in self.names:  # one
+            given |= {"weight": weights[0], "bias": biases[0]}
+        with no_autocast(x):
+            return self(x=x, weights=weights, biases=biases, group_name=name, **given)
+
+
+def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Callable[..., Any]:
+    """An operator that takes these arguments of a description, by their types; another one is None."""
+    absent = {f.name: None for f in fields(call) if f.init and f.name not in arguments}  # type: ignore[arg-type]
 
     def of(given: tuple[Any, ...], **named: Any) -> Call:
-        return call(**({without: None} if without else {}), **dict(zip(names, given, strict=False)), **named)
+        return call(**absent, **dict(zip(arguments, given, strict=False)), **named)
 
     def fake(*given: Any, **named: Any) -> Any:
         made = of(given, **named)
         made.check()
-        return made.fake()
+        return made.run(Plain(Traced.named(made.group_name)))
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.set_materialize_grads(False)
@@ -131,14 +160,15 @@ def made_known(call: type[Call], name: str, *, without: str = "", gradient: bool
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         found = call.backward(ctx, *grads) if any(g is not None for g in grads) else {}
-        return tuple(found.get(n) for n in names)
+        return tuple(found.get(n) for n in arguments)
 
+    schema = ", ".join(f"{SCHEMA[kind]} {argument}" for argument, kind in arguments.items())
     make = torch.library.custom_op(
         f"tilelink::{name}", mutates_args=(), schema=f"({schema}) -> {call.results}",
         tags=[torch.Tag.needs_fixed_stride_order],
     )  # fmt: skip
     made = make(lambda *given, **named: of(given, **named)())
     made.register_fake(fake)
-    if gradient:
+    if call.backward is not Call.backward:
         made.register_autograd(backward, setup_context=setup)
     return made

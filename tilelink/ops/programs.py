@@ -2,60 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tilelink.errors import ArgumentError, WorldError, listed
+from tilelink.frontend.kept import kept
 from tilelink.kernels.all_gather import all_gather as all_gather_program
 from tilelink.ops.collectives import Later, Members
-from tilelink.ops.lanes import lane
-from tilelink.ops.mean import mean_over
 from tilelink.ops.plain import Maybe, Plain, Tensors
-from tilelink.plans.names import Plan
+from tilelink.plans.names import TORCH, Plan
 from tilelink.programs.program import Program
+from tilelink.runtime.process_group import ProcessGroup, group
 
+BACKENDS = (TORCH, "interpret")
+PART = tl.constexpr(1.0)
+
+_lanes: WeakKeyDictionary[dist.ProcessGroup, dict[str, ProcessGroup]] = WeakKeyDictionary()
 _preparing = False
 
 
-@contextmanager
-def preparing() -> Iterator[None]:
-    """Inside, programs are prepared and not launched; results hold nothing."""
-    global _preparing
-    before, _preparing = _preparing, True
-    try:
-        yield
-    finally:
-        _preparing = before
+def path_of(device: torch.device, plan: str | None = None) -> type[Plain]:
+    """Who computes: `Programs` on CUDA devices, and on a CPU where TILELINK_BACKEND is "interpret"; else plain torch,
+    which "torch" asks for on any device, as the plan of a call does. Raises ArgumentError."""
+    wanted = os.environ.get("TILELINK_BACKEND") or ("interpret" if device.type == "cuda" else "torch")
+    if wanted not in BACKENDS:
+        raise ArgumentError(f"TILELINK_BACKEND is {wanted!r}; there are {listed(BACKENDS, wanted)}")
+    return Plain if TORCH in (wanted, plan) else Programs
 
 
 class Programs(Plain):
-    """As `Plain`, by the program and the schedule of a plan; what is empty is left to plain torch."""
+    """As `Plain`, by the program and the schedule of a plan. No matrix is empty."""
 
-    plan: Plan
-
-    def __init__(self, members: Members, plan: Plan | None = None) -> None:
-        super().__init__(members, plan)
-        self.plain = Plain(members)
+    def __init__(self, members: Members, plan: Plan) -> None:
+        super().__init__(members)
+        self.plan = plan
 
     def all_gather(self, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
-        shape = sum(lengths), rows.shape[1]
-        if not all(shape):
-            return self.plain.all_gather(rows, lengths)
-        full = self.empty(rows, shape)
-        _run(all_gather_program, self.members, rows, out=full, parts={"M": lengths})
+        full = self.empty(rows, (sum(lengths), rows.shape[1]))
+        self._run(all_gather_program, rows, out=full, parts={"M": lengths})
         return lambda: full
 
     def gather_linear(
         self, rows: torch.Tensor, weights: Tensors, biases: Maybe, lengths: Sequence[int], keep: bool = False
     ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-        M, K = sum(lengths), rows.shape[1]
-        if not M * K * min(len(w) for w in weights):
-            return self.plain.gather_linear(rows, weights, biases, lengths, keep)
+        M = sum(lengths)
         outs = [self.empty(rows, (M, len(w))) for w in weights]
         bias = list(biases) if any(b is not None for b in biases) else None
-        full = self.empty(rows, (M, K)) if keep else None
+        full = self.empty(rows, (M, rows.shape[1])) if keep else None
         self.call(rows, [w.T for w in weights], out=outs, bias=bias, gathered=full, parts={"M": lengths})
         return full, outs
 
@@ -68,47 +71,17 @@ class Programs(Plain):
         dtype: torch.dtype,
         mean: bool = False,
     ) -> Later:
-        if not x.numel() * len(weight):
-            return self.plain.linear_scatter(x, weight, bias, lengths, dtype, mean)
         out = self.empty(x, (lengths[self.members.rank], len(weight)), dtype)
-        self.call(x, weight.T, out=out, parts={"M": lengths}, **self._ending(bias, mean))
+        self.call(x, weight.T, out=out, parts={"M": lengths}, **self.ending(bias, mean))
         return lambda: out
 
-    def gather_linear_gradients(
-        self, grads: Tensors, weights: Tensors, rows: torch.Tensor, lengths: Sequence[int]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        if not sum(lengths) * rows.shape[1] * min(len(w) for w in weights):
-            return self.plain.gather_linear_gradients(grads, weights, rows, lengths)
-        dx, dweights = self.empty(rows, rows.shape), [self.empty(rows, w.shape) for w in weights]
-        turned, wanted = [w.T for w in weights], [w.T for w in dweights]
-        self.call(list(grads), turned, rows, dx=dx, dweight=wanted, parts={"M": lengths})
-        return dx, dweights
-
-    def linear_scatter_gradients(
-        self, grad: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, lengths: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not x.numel() * len(weight):
-            return self.plain.linear_scatter_gradients(grad, weight, x, lengths)
-        dx, dweight = self.empty(x, x.shape), self.empty(x, weight.shape)
-        self.call(grad, weight.T, x, dx=dx, dweight=dweight.T, parts={"M": lengths})
-        return dx, dweight
-
-    def linear_all_reduce(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, mean: bool
-    ) -> torch.Tensor:
-        if not x.numel() * len(weight):
-            return self.plain.linear_all_reduce(x, weight, bias, mean)
-        out = self.empty(x, (len(x), len(weight)))
-        self.call(x, weight.T, out=out, **self._ending(bias, mean))
-        return out
-
-    def _ending(self, bias: torch.Tensor | None, mean: bool) -> dict[str, Any]:
+    def ending(self, bias: torch.Tensor | None, mean: bool) -> dict[str, Any]:
         """What a program does to a sum before it is rounded. It adds the bias first, so that of a mean is as many times
         as much."""
         world = self.members.world
         if not mean:
             return {"bias": bias}
-        return {"bias": None if bias is None else bias.float() * world, "epilogue": mean_over(world)}
+        return {"bias": None if bias is None else bias.float() * world, "epilogue": _mean_over(world)}
 
     def empty(self, like: torch.Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Memory for a result, of the dtype of a tensor by default."""
@@ -116,11 +89,74 @@ class Programs(Plain):
 
     def call(self, *tensors: Any, **options: Any) -> None:
         """Calls the program of the plan, or prepares the call; its outputs are given."""
-        _run(self.plan.program, self.members, *tensors, schedule=self.plan.schedule, **options)
+        self._run(self.plan.program, *tensors, schedule=self.plan.schedule, **options)
+
+    def _run(self, program: Program, *tensors: Any, **options: Any) -> None:
+        first = tensors[0][0] if isinstance(tensors[0], list) else tensors[0]
+        do = program.prepare if _preparing else program
+        do(*tensors, group=lane(self.members.group, device=first.device.type), **options)
 
 
-def _run(program: Program, members: Members, *tensors: Any, **options: Any) -> None:
-    """Calls a program, or prepares the call."""
-    first = tensors[0][0] if isinstance(tensors[0], list) else tensors[0]
-    do = program.prepare if _preparing else program
-    do(*tensors, group=lane(members.group, device=first.device.type), **options)
+def mean(total):  # type: ignore[no-untyped-def]
+    """The mean of a sum over the ranks, in registers, before anything is rounded."""
+    return total * PART
+
+
+@kept()
+def _mean_over(world: int) -> Any:
+    """`mean` in a world, as the `epilogue` of a program: from the globals of a function Triton takes constants."""
+    names = mean.__globals__ | {"PART": tl.constexpr(1 / world)}
+    return triton.jit(FunctionType(mean.__code__, names, mean.__name__))
+
+
+def lane(process_group: dist.ProcessGroup | None = None, *, device: str = "cpu", **options: Any) -> ProcessGroup:
+    """The lane on which operators run the programs of a group, on this kind of device. Collective when it is made: by
+    the first operator, with the options that `tilelink.group` has by default, or by a call of this before, with others.
+    Raises WorldError where there is one already and options are given, and what `tilelink.group` raises."""
+    members = dist.group.WORLD if process_group is None else process_group
+    if not isinstance(members, dist.ProcessGroup):
+        return group(members, **options)  # says what is wrong
+    made = _lanes.setdefault(members, {})
+    if device not in made:
+        made[device] = group(members, device=device, **options)  # type: ignore[arg-type]  # "cpu" or "cuda"
+    elif options:
+        raise WorldError(f"the group has its lane already, made without {', '.join(options)}: say so before any call")
+    return made[device]
+
+
+def prepare(operator: Callable[..., Any], x: torch.Tensor, *tensors: Any, **options: Any) -> None:
+    """Does all that calls like `operator(x, *tensors, **options)` need once, so that they can be captured in a CUDA
+    graph, and launches no program: the lane of the group is made, programs are checked and compiled, symmetric memory
+    is laid out; for the backward too, where tensors require gradients. Collective. What an operator leaves to torch
+    does run: copies, products without a collective, collectives where a matrix is empty or the gathered x has a
+    gradient, on a CPU the comparison of calls. Where plain torch computes it all, there is nothing to do.
+
+    `operator`: a function of `tilelink.ops`, or a module in which layers of `tilelink.nn` are; all else in it runs, on
+    what results hold by chance, and `.grad` of its parameters stays as it is. Values do not matter; shapes, strides,
+    dtypes and devices do. Raises what the call raises.
+    """
+    if path_of(x.device) is Plain:
+        return
+    given = tree_map_only(torch.Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), [x, *tensors])
+    with _prepared():
+        found = [y for y in tree_leaves(operator(*given, **options)) if _has_gradient(y)]
+        parameters = list(operator.parameters()) if isinstance(operator, torch.nn.Module) else []
+        wanted = [t for t in tree_leaves([given, parameters]) if _has_gradient(t)]
+        if wanted and found:
+            zeros = [torch.zeros_like(y) for y in found]
+            torch.autograd.grad(found, wanted, zeros, allow_unused=True)
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+@contextmanager
+def _prepared() -> Iterator[None]:
+    """Inside, programs are prepared and not launched; results hold nothing."""
+    global _preparing
+    before, _preparing = _preparing, True
+    try:
+        yield
+    finally:
+        _preparing = before

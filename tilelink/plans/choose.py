@@ -1,23 +1,30 @@
-"""Which plan of an operator is predicted to be the fastest on a machine, and whether it beats the unfused form."""
+"""Which plan of an operator is predicted to be the fastest on a machine, whether it beats the unfused form, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilelink.analysis.machine import Machine
 from tilelink.analysis.machine import machine as described
+from tilelink.analysis.simulate import Prediction
+from tilelink.analysis.simulate.verdict import times_as_fast
 from tilelink.errors import ArgumentError, MachineError, Site, listed, public
 from tilelink.frontend.kept import kept
 from tilelink.frontend.values import dtype_name
-from tilelink.plans.forms import Form, Question
-from tilelink.plans.names import PROGRAMS, TORCH, Plan
-from tilelink.plans.reasons import reason
-from tilelink.plans.unfused import Unfused, unfused
+from tilelink.plans.forms import Form, Forms, Question
+from tilelink.plans.names import TORCH, Plan, programs
+from tilelink.plans.unfused import Shape, Unfused, unfused
 
 MARGIN = 0.15
 """By so much the unfused form has to take longer than a fused one that is chosen: what predictions are off by, as
 docs/performance-model.md argues from published rows."""
+NAMED = 3
+"""So many shares of a critical path are told, the largest first,"""
+LEAST = 0.1
+"""those of so many microseconds at least."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class Choice:
     machine: str
     world: int
     dtype: str
-    shape: Mapping[str, int | tuple[int, ...]]
+    shape: Shape
     by: Plan | None
     reason: str
     unfused: Unfused
@@ -72,8 +79,8 @@ def choose(
     (K, N), with an N for each where there are several. Raises ArgumentError, UnknownMachineError, MachineError, and
     MachineMemoryError for what does not fit the machine.
     """
-    if operator not in PROGRAMS:
-        known = f"there are {listed(PROGRAMS, operator)}"
+    if operator not in programs():
+        known = f"there are {listed(programs(), operator)}"
         raise ArgumentError(f"there is no operator {operator!r}; {known}", Site.of_user())
     sizes: dict[str, Any] = {"world": world, "M": M, "N": tuple(N) if isinstance(N, Sequence) else N, "K": K}
     for name, size in sizes.items():
@@ -88,20 +95,57 @@ def choose(
 
 
 @kept(4096)
-def _choose(
-    operator: str, machine: str, dtype: str, world: int, M: int, N: int | tuple[int, ...], K: int
-) -> Choice:
+def _choose(operator: str, machine: str, dtype: str, world: int, M: int, N: int | tuple[int, ...], K: int) -> Choice:
     found, shape = described(machine), {"M": M, "N": N, "K": K}
     if world > found.ranks:
         raise MachineError(f"a world of {world} on {found.name}, which has {found.ranks} GPUs", Site.of_user())
     if world <= found.ranks_per_node < found.ranks:
         within = f"a world of {world} lies within a node of {found.name}, whose collectives are described between nodes"
         raise MachineError(f"{within}: ask for a machine of one node", Site.of_user())
-    plain = unfused(operator, found, world, dtype, shape)
-    forms = Question(operator, found, world, dtype, shape).forms()
+    plain, forms = unfused(operator, found, world, dtype, shape), Question(operator, found, world, dtype, shape).forms()
+    return chosen(operator, found, world, dtype, shape, plain, forms)
+
+
+def chosen(
+    operator: str, machine: Machine, world: int, dtype: str, shape: Shape, plain: Unfused, forms: Forms
+) -> Choice:
+    """The choice between the unfused form and the fused ones."""
     fastest, bound = forms.fastest, None if forms.prediction is None else forms.prediction.bound_us
     wins = fastest is not None and fastest.us is not None and plain.total_us >= (1 + MARGIN) * fastest.us
     return Choice(
-        operator, found.name, world, dtype, shape, fastest.by if wins and fastest else None,
-        reason(plain, forms, MARGIN), plain, fastest, bound, forms.all,
+        operator, machine.name, world, dtype, shape, fastest.by if wins and fastest else None,
+        reason(plain, forms), plain, fastest, bound, forms.all,
     )  # fmt: skip
+
+
+def reason(plain: Unfused, forms: Forms) -> str:
+    """What the fastest fused form takes beside the unfused one, and what both are made of."""
+    of_plain = f"unfused takes {plain.total_us:,.1f} us ({_parts(plain)})"
+    if forms.fastest is None or forms.prediction is None:
+        whys = "; ".join(f"{f.plan}: {f.why}" for f in forms.all)
+        return f"{of_plain}; no fused form can be: {whys}"
+    fused = forms.prediction.makespan_us
+    plan, takes = forms.fastest.plan, f"takes {fused:,.1f} us ({_path(forms.prediction)})"
+    ratio = plain.total_us / fused
+    far = times_as_fast(ratio)
+    if ratio < 1:
+        return f"{of_plain}; the fastest fused form, {plan}, {takes}: {far}"
+    if ratio < 1 + MARGIN:
+        return f"{of_plain}; the fastest fused form, {plan}, {takes}: {far}, where predictions need {1 + MARGIN:.2f}"
+    return f"{plan} {takes}, {far}; {of_plain}"
+
+
+def _parts(plain: Unfused) -> str:
+    parts = [(plain.product_us, "products"), (plain.collective_us, "collective"), (plain.launch_us, "launch")]
+    said = ", ".join(f"{us:,.1f} {name}" for us, name in parts)
+    return said + (f", {plain.hidden_us:,.1f} of them at the same time" if plain.hidden_us else "")
+
+
+def _path(prediction: Prediction) -> str:
+    """What the critical path is made of, by role, members of a list as one."""
+    roles = {r.name: r.launched for r in prediction.steps.events.program.roles}
+    shares: dict[str, float] = defaultdict(float)
+    for link in prediction.critical_path:
+        shares[roles[link.role] if link.kind == "tiles" else "launch and signals"] += link.duration
+    largest = [s for s in sorted(shares.items(), key=lambda share: -share[1])[:NAMED] if s[1] >= LEAST]
+    return ", ".join(f"{us:,.1f} {name}" for name, us in largest)

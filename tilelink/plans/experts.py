@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from tilelink.analysis.machine import Machine
-from tilelink.analysis.simulate import Prediction
-from tilelink.analysis.simulate.costs import GB_S, TFLOP_S
-from tilelink.errors import MachineMemoryError, TileLinkError
+from tilelink.analysis.simulate.costs import GB_S, TFLOP_S, collective
 from tilelink.frontend.values import ITEM_SIZE
-from tilelink.plans.forms import Form, Forms
+from tilelink.kernels import operators
+from tilelink.plans.choose import Choice, chosen
+from tilelink.plans.forms import Forms, tried
 from tilelink.plans.model import Experts
 from tilelink.plans.names import Plan
 from tilelink.plans.unfused import Unfused
@@ -28,38 +28,22 @@ CUT = (
 )
 
 
-def experts_shape(experts: Experts, tokens: int) -> dict[str, int]:
-    """The sizes of the program of a layer: `tokens` of all ranks."""
-    sizes = {"routed": tokens * experts.each, "experts": experts.all // experts.spread}
-    return sizes | {"K": experts.depth, "N": experts.columns}
-
-
-def experts_forms(experts: Experts, machine: Machine, dtype: str, tokens: int) -> tuple[Unfused, Forms] | None:
-    """The unfused form, and the fused ones: every schedule of the program, as fitted. None where experts are cut, or
-    the program can't be on the machine. Raises MachineMemoryError."""
-    from tilelink.kernels import operators
-
+def choose_experts(experts: Experts, machine: Machine, dtype: str, tokens: int) -> Choice | None:
+    """Whether the program of a layer beats the unfused form for `tokens` of all ranks, in the best of its schedules, as
+    fitted. None where experts are cut, or the program can't be on the machine. Raises MachineMemoryError."""
     if experts.cut > 1:
         return None
-    program, shape = operators()[PROGRAMS[experts.name]], dict[str, Any](experts_shape(experts, tokens))
-    found: list[Form] = []
-    best: Prediction | None = None
-    for schedule in program.schedules:
-        us, why = None, ""
-        try:
-            made = program.simulate(schedule, machine=machine, world=experts.spread, dtypes=dtype, **shape)
-            us = made.makespan_us
-            best = made if best is None or us < best.makespan_us else best
-        except MachineMemoryError:
-            raise
-        except TileLinkError as e:
-            why = e.message
-        found.append(Form(Plan(schedule, program, NamedSchedule(schedule)), us, why))
+    program = operators()[PROGRAMS[experts.name]]
+    shape: dict[str, Any] = {"routed": tokens * experts.each, "experts": experts.all // experts.spread}
+    shape |= {"K": experts.depth, "N": experts.columns}
+    on = {"machine": machine, "world": experts.spread, "dtypes": dtype, **shape}
+    known = [Plan(name, program, NamedSchedule(name)) for name in program.schedules]
+    found, best = tried(known, lambda plan, beaten: program.simulate(plan.name, **on))
     if best is None:
         return None
-    fastest = min((f for f in found if f.us is not None), key=lambda f: f.us or 0.0)
-    collective = best.unfused_us - best.compute_us - machine.launch_us
-    return Unfused(best.compute_us, collective, machine.launch_us), Forms(tuple(found), fastest, best)
+    fastest, prediction = best
+    plain = Unfused(prediction.compute_us, collective(prediction.steps, machine), machine.launch_us)
+    return chosen(experts.name, machine, experts.spread, dtype, shape, plain, Forms(found, fastest, prediction))
 
 
 def experts_bound_us(experts: Experts, machine: Machine, dtype: str, tokens: int) -> float:

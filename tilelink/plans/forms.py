@@ -3,7 +3,7 @@ fastest one with narrower tiles, too. Predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,7 @@ import numpy as np
 from tilelink.analysis.check import check_events
 from tilelink.analysis.machine import Machine
 from tilelink.analysis.simulate import Prediction, predict, steps_of
-from tilelink.analysis.simulate.alone import most_moved, usable, workers_least
-from tilelink.analysis.simulate.costs import GB_S, costs
+from tilelink.analysis.simulate.costs import GB_S, costs, most_moved, usable, workers_least
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import MachineMemoryError, TileLinkError
 from tilelink.frontend.ir import Role
@@ -59,6 +58,27 @@ class Forms:
     prediction: Prediction | None = None
 
 
+def tried(
+    known: Iterable[Plan], predicted: Callable[[Plan, float | None], Prediction | str]
+) -> tuple[tuple[Form, ...], tuple[Form, Prediction] | None]:
+    """The form of each plan, and the fastest with its prediction. `predicted` is given a plan and the time of the
+    fastest so far; it returns a prediction, or why the plan is not the fastest, and what it raises but
+    MachineMemoryError says why the plan can't be."""
+    found: list[Form] = []
+    best: tuple[Form, Prediction] | None = None
+    for plan in known:
+        try:
+            made = predicted(plan, best[1].makespan_us if best else None)
+        except MachineMemoryError:
+            raise
+        except TileLinkError as e:
+            made = e.message
+        found.append(Form(plan, None, made) if isinstance(made, str) else Form(plan, made.makespan_us))
+        if not isinstance(made, str) and (best is None or made.makespan_us < best[1].makespan_us):
+            best = found[-1], made
+    return tuple(found), best
+
+
 @dataclass(frozen=True)
 class Question:
     """An operator at its sizes, on a machine."""
@@ -72,30 +92,19 @@ class Question:
     def forms(self) -> Forms:
         """Raises MachineMemoryError, and UnsafeProgramError where the check finds the fastest unsafe. What else can't
         be on the machine, a multicast, say, is a form that says why."""
-        found: list[Form] = []
-        best: tuple[Form, Prediction] | None = None
         least: dict[str, float] = {}
-        for plan in plans(self.operator).values():
+
+        def predicted(plan: Plan, beaten: float | None) -> Prediction | str:
             program = plan.program
-            try:
-                if best is not None and program.name not in least:
-                    least[program.name] = self._least_us(program)
-                if best is not None and least[program.name] >= best[1].makespan_us:
-                    made: Prediction | str = f"its bytes between ranks alone take {least[program.name]:,.1f} us"
-                else:
-                    made = self._predict(plan, best[1].makespan_us if best else None)
-            except MachineMemoryError:
-                raise
-            except TileLinkError as e:
-                made = e.message
-            if isinstance(made, str):
-                found.append(Form(plan, None, made))
-                continue
-            found.append(Form(plan, made.makespan_us))
-            if best is None or made.makespan_us < best[1].makespan_us:
-                best = found[-1], made
+            if beaten is not None and program.name not in least:
+                least[program.name] = self._least_us(program)
+            if beaten is not None and least[program.name] >= beaten:
+                return f"its bytes between ranks alone take {least[program.name]:,.1f} us"
+            return self._predict(plan, beaten)
+
+        found, best = tried(plans(self.operator).values(), predicted)
         if best is None:
-            return Forms(tuple(found))
+            return Forms(found)
         fastest, prediction = self._narrowed(*best)
         check_events(prediction.steps.events).raise_if_unsafe()
         return Forms((*found, *([] if fastest is best[0] else [fastest])), fastest, prediction)
@@ -160,5 +169,5 @@ def _multiplying(prediction: Prediction) -> tuple[list[Role], int]:
     """The roles that multiply, and how many tiles of them a rank has."""
     steps = prediction.steps
     tiles = np.unique(steps.tile[steps.operations > 0])
-    roles = np.unique(steps.tile_role[tiles]).tolist()
-    return [steps.events.program.roles[k] for k in roles], int((steps.tile_rank[tiles] == 0).sum())
+    roles = np.unique(steps.of_tiles("role")[tiles]).tolist()
+    return [steps.events.program.roles[k] for k in roles], int((steps.of_tiles("rank")[tiles] == 0).sum())

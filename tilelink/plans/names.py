@@ -12,14 +12,6 @@ from tilelink.programs.schedule_text import NamedSchedule, read_changes, split_s
 if TYPE_CHECKING:
     from tilelink.programs.program import Program
 
-PROGRAMS = {
-    "all_gather_linear": ("all_gather_matmul", {}),
-    "linear_reduce_scatter": ("matmul_reduce_scatter", {"ring": "matmul_ring_reduce_scatter"}),
-    "linear_all_reduce": ("matmul_all_reduce", {"one_shot": "matmul_one_shot_all_reduce"}),
-    "all_gather_linear_backward": ("all_gather_matmul_backward", {}),
-    "linear_reduce_scatter_backward": ("matmul_reduce_scatter_backward", {}),
-}
-"""The program of each operator, whose schedules are plans by their own names; and others, by what plans call them."""
 TORCH = "torch"
 """The plan of a call that plain torch computes, as TILELINK_BACKEND=torch has it for all calls."""
 AUTO = "auto"
@@ -43,17 +35,29 @@ class Plan(NamedTuple):
 
 
 @kept()
+def programs() -> dict[str, dict[str, Program]]:
+    """The programs of each operator, as their files say (`tilelink.kernels`): "" is that whose schedules are plans by
+    their own names, others are by what plans call them."""
+    from tilelink.kernels import operators
+
+    found: dict[str, dict[str, Program]] = {}
+    for program in operators().values():
+        said = program.function.__globals__
+        if "operator" in said:
+            found.setdefault(said["operator"], {})[said.get("plan", "")] = program
+    return found
+
+
+@kept()
 def plans(operator: str) -> dict[str, Plan]:
     """The plans of an operator by which a program computes it, by name. The first is the default. The first schedule of
     another program has the plan's name alone, the rest "one_shot:push"."""
-    from tilelink.kernels import operators
-
-    known = operators()
-    usual, others = PROGRAMS[operator]
-    named = {schedule: (known[usual], schedule) for schedule in known[usual].schedules}
+    others = dict(programs()[operator])
+    usual = others.pop("")
+    named = {schedule: (usual, schedule) for schedule in usual.schedules}
     for name, other in others.items():
-        first, *rest = known[other].schedules
-        named |= {name: (known[other], first)} | {f"{name}:{s}": (known[other], s) for s in rest}
+        first, *rest = other.schedules
+        named |= {name: (other, first)} | {f"{name}:{s}": (other, s) for s in rest}
     return {name: Plan(name, program, NamedSchedule(schedule)) for name, (program, schedule) in named.items()}
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tilelink.analysis.machine import Machine
 from tilelink.analysis.simulate import steps_of
-from tilelink.analysis.simulate.alone import collective, compute
-from tilelink.analysis.simulate.costs import costs
+from tilelink.analysis.simulate.costs import collective, compute, costs
+from tilelink.errors import ArgumentError, Site
 from tilelink.frontend.schedule import Schedule, SMs, grouped, smallest_tile
 from tilelink.frontend.sizes import Sizes
 
@@ -66,7 +66,7 @@ def unfused(operator: str, machine: Machine, world: int, dtype: str, shape: Shap
             gather, scatter = moved("all_gather", k), moved("reduce_scatter", k)
             beside = min(gather, of_x) + min(scatter, of_weights)
             return Unfused(of_x + of_weights, gather + scatter, 2 * launch, beside)
-    raise ValueError(f"there is no unfused form of {operator}")
+    raise ArgumentError(f"{operator} is not predicted: nothing describes its unfused form", Site.of_user())
 
 
 def library_matmul(machine: Machine, dtype: str, m: int, n: int, k: int) -> float:

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import triton
 
-from tilelink.errors import ArgumentError, ScheduleError, Site, TileSizeError, listed, public, similar
+from tilelink.errors import (
+    ArgumentError,
+    NotUnderstoodError,
+    ScheduleError,
+    Site,
+    TileSizeError,
+    listed,
+    public,
+    similar,
+)
 from tilelink.frontend.binding import bind
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import Kept
-from tilelink.frontend.names import check_parameters
 from tilelink.frontend.schedule import Schedule, launched
 from tilelink.frontend.sizes import Sizes, check_world
 from tilelink.language import Declared, Function, Parameters, Recording, Variant, check_lists, declarations, record
 from tilelink.programs.fitting import fitted
-from tilelink.programs.given import Given, at_sizes
+from tilelink.programs.given import CALL_OPTIONS, Call, at_sizes
 from tilelink.programs.schedule_text import NamedSchedule, read_schedule
 
 if TYPE_CHECKING:
     from tilelink.analysis.check import Report
+    from tilelink.analysis.events import Events
     from tilelink.analysis.machine import Machine
     from tilelink.analysis.simulate import Prediction
-    from tilelink.analysis.unroll import Events
 
 KEPT_SCHEDULES = 256
 """So many tile programs of a program are kept, of the schedules that were used last; and so many variants of it."""
@@ -46,7 +54,7 @@ class Program:
         self.__doc__ = function.__doc__
         self.file = inspect.getsourcefile(function) or "<unknown>"
         self.site = Site(self.file, function.__code__.co_firstlineno, f"def {self.name}")
-        check_parameters(self.name, inspect.signature(function).parameters, self.site)
+        _check_parameters(self.name, inspect.signature(function).parameters, self.site)
         self._recorded: Kept[frozenset[str], Recording] = Kept(KEPT_SCHEDULES)
         self._bound: Kept[Any, TileProgram] = Kept(KEPT_SCHEDULES)
         self._variants: Kept[Variant, Program] = Kept(KEPT_SCHEDULES)
@@ -202,7 +210,7 @@ class Program:
         world: int = 1,
         dtypes: Mapping[str, Any] | Any = "float32",
         absent: frozenset[str] | None = None,
-        **sizes: int | Sequence[int],
+        **sizes: Any,
     ) -> Schedule:
         """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension
         that is spread over the ranks) made as small as the tensor allows. Sizes as in `Sizes.of`, `dtypes` and
@@ -212,7 +220,7 @@ class Program:
         check_world(world)
         variant, sizes = at_sizes(self, sizes)
         if variant is not self:
-            return variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **sizes)
+            return variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, sizes=sizes)
         absent = self.absent(dtypes) if absent is None else absent
         named = read_schedule(self, schedule, absent) if isinstance(schedule, str | None) else schedule
         found = self.schedule(named.name, absent) if isinstance(named, NamedSchedule) else named
@@ -237,7 +245,7 @@ class Program:
         variant, flat = at_sizes(self, sizes)
         absent = variant.absent(dtypes)
         if not isinstance(schedule, Schedule):
-            schedule = variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, **flat)
+            schedule = variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, sizes=flat)
         bound = variant.bind(schedule, dtypes, absent)
         return bound, Sizes.of(bound, world, flat, per_node)
 
@@ -310,16 +318,18 @@ class Program:
         """The program as text, at a stage: "program", "events" or "triton"; see `tilelink.programs.show`."""
         from tilelink.programs.show import show
 
-        return show(self, stage, schedule, **options)
+        return show(self, stage, schedule, **options).text
 
     @public
     def __call__(
         self, /, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any
     ) -> Any:
-        """Runs the program on the calling rank of `group`; see `tilelink.runtime.group.Group.call`."""
+        """Runs the program on the calling rank of `group`. Options: tensors by name, `parts` (by dimension, lengths of
+        the shards of each rank), `slot` (which copy of buffers and signals; by default they take turns), `timed`
+        (whether workers record times; on all ranks or on none: see `timeline` of the kinds of worlds)."""
         self._check_call(schedule, group)
-        given = Given.of(self, tensors, options)
-        return given.results(group.call(given.program, given.tensors, schedule, given.options))
+        call = Call.of(self, tensors, schedule, options)
+        return call.results(group.call(call))
 
     @public
     def prepare(
@@ -328,8 +338,7 @@ class Program:
         """Does all that a call like this one needs once, on every rank of `group`, and launches nothing; see
         `tilelink.runtime.group.Group.prepare_call`. Afterwards such a call may be captured in a CUDA graph."""
         self._check_call(schedule, group)
-        given = Given.of(self, tensors, options)
-        group.prepare_call(given.program, given.tensors, schedule, given.options)
+        group.prepare_call(Call.of(self, tensors, schedule, options))
 
     def _check_call(self, schedule: Any, group: Any) -> None:
         """Raises ScheduleError or ArgumentError for what is no schedule or no group."""
@@ -344,6 +353,18 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<program {self.name} of {self.file}>"
+
+
+def _check_parameters(program: str, names: Iterable[str], site: Site) -> None:
+    """Raises NotUnderstoodError for a parameter that could not be told from an option of the call."""
+    for name in names:
+        if name in CALL_OPTIONS:
+            options = ", ".join(f"{n}=" for n in CALL_OPTIONS)
+            raise NotUnderstoodError(
+                f"{program} has a tensor {name}, but {name}= is an option of every call ({options}): give the tensor "
+                "another name",
+                site,
+            )
 
 
 def _check_schedule(wanted: Any) -> None:

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilelink.backend.targets import TARGETS, Target
+from tilelink.backend.targets import TARGETS
 from tilelink.errors import Site, TargetError, listed
+from tilelink.programs.given import by_dimension
 
 if TYPE_CHECKING:
-    from tilelink.frontend.ir import TileProgram
     from tilelink.frontend.schedule import Schedule
-    from tilelink.frontend.sizes import Sizes
     from tilelink.inspect.gates import Verdict
     from tilelink.programs.program import Program
 
@@ -24,6 +23,14 @@ CODE = {"ptx": "cuda", "sass": "cuda", "amdgcn": "hip"}
 STAGES = ("program", "events", "triton", "host", *CODE)
 WORLD, SIZE, DTYPE, EXPERTS = 4, 512, "bfloat16", 2
 """What is shown where nothing is said: small enough to be read, large enough for several tiles on each rank."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The text of a stage, and of machine code what the gates say of it."""
+
+    text: str
+    verdict: Verdict | None = None
 
 
 def show(
@@ -36,9 +43,10 @@ def show(
     per_node: int | None = None,
     dtypes: Mapping[str, Any] | Any = DTYPE,
     **sizes: int | Sequence[int],
-) -> str:
-    """The text of a stage: "program" (the tile program), "events" (one a line), "triton" (the generated module), "host"
-    (what the host of each rank launches and enqueues), or the machine code of the kernels: "ptx", "sass", "amdgcn".
+) -> Shown:
+    """A stage: "program" (the tile program), "events" (one a line), "triton" (the generated module), "host" (what the
+    host of each rank launches and enqueues), or the machine code of the kernels in the order of their launch, compiled
+    without a GPU: "ptx", "sass", "amdgcn".
 
     A schedule is taken as it is, one given by name (or by default) is fitted to the sizes. `dtypes` and sizes as for
     `Program.unroll`; a size left out is `SIZE`. `target`: by default, the first that has the stage. With nodes of
@@ -46,54 +54,31 @@ def show(
     CompileError, TargetError for a target without a network, for machine code across nodes, and for an unknown stage or
     target.
     """
-    if stage in CODE:
-        return code(
-            program, stage, schedule, target=target, world=world, per_node=per_node, dtypes=dtypes, **sizes
-        ).text
-    bound, exact, made = _at_sizes(program, stage, schedule, target, world, per_node, dtypes, sizes)
-    if stage == "program":
-        return str(bound)
     from tilelink.analysis.unroll import unroll
-
-    if stage == "events":
-        return unroll(bound, exact).text()
     from tilelink.backend.facts import Facts
     from tilelink.backend.host import plan_text
     from tilelink.backend.lower import lower
-
-    lowered = lower(bound, Facts.of(bound, exact), made)
-    return lowered.source if stage == "triton" else plan_text(lowered, unroll(bound, exact))
-
-
-@dataclass(frozen=True)
-class Shown:
-    """Machine code, and what the gates say of it."""
-
-    text: str
-    verdict: Verdict
-
-
-def code(
-    program: Program,
-    stage: str,
-    schedule: Schedule | str | None = None,
-    *,
-    target: str | None = None,
-    world: int = WORLD,
-    per_node: int | None = None,
-    dtypes: Mapping[str, Any] | Any = DTYPE,
-    **sizes: int | Sequence[int],
-) -> Shown:
-    """The machine code of a program's kernels in the order of their launch, compiled without a GPU; see `show`."""
-    from tilelink.backend.facts import Facts
-    from tilelink.backend.lower import lower
+    from tilelink.frontend.passes.publish import publish_sources
     from tilelink.inspect.compile import compiled
     from tilelink.inspect.gates import judge
 
-    bound, exact, made = _at_sizes(program, stage, schedule, target, world, per_node, dtypes, sizes)
-    if made.network:
-        raise TargetError(f"{stage} is shown of one node: a world of {world} on nodes of {per_node} has --stage triton")
+    made = TARGETS[target_of(stage, target)]
+    sizes = with_defaults(program, by_dimension(sizes), program.absent(dtypes))
+    bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
+    if exact.per_node != world:
+        bound, made = publish_sources(bound), made.across_nodes()
+        if stage in CODE:
+            nodes = f"a world of {world} on nodes of {per_node}"
+            raise TargetError(f"{stage} is shown of one node: {nodes} has --stage triton")
+    if stage == "program":
+        return Shown(str(bound))
+    if stage == "events":
+        return Shown(unroll(bound, exact).text())
     lowered = lower(bound, Facts.of(bound, exact), made)
+    if stage == "triton":
+        return Shown(lowered.source)
+    if stage == "host":
+        return Shown(plan_text(lowered, unroll(bound, exact)))
     kernels = compiled(lowered, exact, sass=stage == "sass")
     text = "\n".join(k.sass if stage == "sass" else k.code for k in kernels)
     return Shown(text, judge(lowered, kernels))
@@ -112,27 +97,6 @@ def target_of(stage: str, target: str | None) -> str:
         have = "have" if len(having) > 1 else "has"
         raise TargetError(f"{target} has no {stage}; {', '.join(having)} {have}", site)
     return target or having[0]
-
-
-def _at_sizes(
-    program: Program,
-    stage: str,
-    schedule: Schedule | str | None,
-    target: str | None,
-    world: int,
-    per_node: int | None,
-    dtypes: Mapping[str, Any] | Any,
-    sizes: Mapping[str, int | Sequence[int]],
-) -> tuple[TileProgram, Sizes, Target]:
-    """The tile program as it runs at these sizes, and the target of its kernels."""
-    from tilelink.backend.reach import publish_sources
-
-    made = TARGETS[target_of(stage, target)]
-    sizes = with_defaults(program, sizes, program.absent(dtypes))
-    bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
-    if exact.per_node == world:
-        return bound, exact, made
-    return publish_sources(bound), exact, made.across_nodes()
 
 
 def with_defaults(

@@ -1,27 +1,30 @@
-"""What the hosts of a group tell each other beside the heaps: how far they are, what they call, what they raised.
-
-Each rank has a row of shared memory, which only that rank writes.
-"""
+"""Memory that the processes of a group share, and what their hosts tell each other in it beside the heaps: how far they
+are, what they call, what they raised."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import mmap
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from tilelink.emulator import Words
+from tilelink.runtime.agreement import gathered, together
 
 HEARTBEAT, PHASE, ENDED, NOTE, POSTS = 0, 1, 2, 4, 5
 """Words of a row: memory operations so far; phases of resets; whether the process has ended in order; the length of the
-note; for each of two posts the number of the call (from 1), its digest, and the length of its text."""
-NUMBER, DIGEST, LENGTH, POST = 0, 1, 5, 6
+note; for each of two posts the number of the call (from 1), and the length of its text."""
+NUMBER, LENGTH, POST = 0, 1, 2
 TEXTS = 8 * (POSTS + 2 * POST)
-TEXT_BYTES = 32 << 10
+TEXT_BYTES = 64 << 10
 ROW_BYTES = TEXTS + 3 * TEXT_BYTES
 LONGEST = 1000
 """Characters of a value in a text. Longer ones are told apart by their digest."""
@@ -29,17 +32,14 @@ LONGEST = 1000
 
 @dataclass(frozen=True)
 class Post:
-    """Call `number` of a rank: a digest of all that ranks have to agree on, and the values for a person."""
+    """Call `number` of a rank, and what ranks have to agree on in it, as texts."""
 
     number: int
-    digest: bytes
     values: Mapping[str, str]
 
     @classmethod
     def of(cls, number: int, call: Mapping[str, Any]) -> Post:
-        values = {n: str(v) for n, v in call.items()}
-        digest = hashlib.sha256(json.dumps(values).encode()).digest()
-        return cls(number, digest, {n: _short(v) for n, v in values.items()})
+        return cls(number, {n: _short(str(v)) for n, v in call.items()})
 
 
 def _short(value: str) -> str:
@@ -49,7 +49,7 @@ def _short(value: str) -> str:
 
 
 class Board:
-    """The rows of all ranks, as a rank sees them. Calls are numbered from 0.
+    """The rows of all ranks, as a rank sees them; each rank writes its own. Calls are numbered from 0.
 
     A rank posts a call, then waits for that call of all others; so of each rank two posts have to be kept: nobody
     makes the call after the next one before all have seen this one.
@@ -72,9 +72,7 @@ class Board:
         """Tells what this rank calls."""
         side = post.number % 2
         at = POSTS + POST * side
-        row = self._plain[self.rank]
-        row[at + DIGEST : at + DIGEST + 4] = np.frombuffer(post.digest, np.int64)
-        row[at + LENGTH] = self._write(1 + side, json.dumps(post.values, ensure_ascii=False))
+        self._plain[self.rank][at + LENGTH] = self._write(1 + side, json.dumps(post.values, ensure_ascii=False))
         self._words[self.rank].store(at + NUMBER, post.number + 1)
 
     def posted(self, rank: int, number: int) -> bool:
@@ -87,12 +85,11 @@ class Board:
         side = number % 2
         at = POSTS + POST * side
         found = self._words[rank].load(at + NUMBER) - 1
-        row = self._plain[rank]
-        digest, text = row[at + DIGEST : at + DIGEST + 4].tobytes(), self._read(rank, 1 + side, int(row[at + LENGTH]))
+        text = self._read(rank, 1 + side, int(self._plain[rank][at + LENGTH]))
         try:
-            return Post(found, digest, json.loads(text))
+            return Post(found, json.loads(text))
         except ValueError:  # it is being overwritten
-            return Post(found, digest, {})
+            return Post(found, {})
 
     def calls(self, rank: int) -> int:
         """How many calls a rank has made."""
@@ -141,3 +138,41 @@ class Board:
     def _read(self, rank: int, place: int, length: int) -> str:
         begin = TEXTS + place * TEXT_BYTES
         return self._bytes[rank][begin : begin + length].tobytes().decode(errors="replace")
+
+
+# ---- memory
+
+
+def share(process_group: dist.ProcessGroup, size: int) -> list[torch.Tensor]:
+    """Collective: `size` bytes of every rank, zero at first, as uint8 tensors of all ranks, by rank. They have no name
+    in any file system: the kernel frees them when the last process ends, however it ends. Raises WorldError on every
+    rank where one of them can't reach the memory of another."""
+    mine = together(process_group, " can't make memory to share", lambda: _made(size))
+    try:
+        owners = gathered(process_group, (_machine(), os.getpid(), mine))
+        reach = " can't reach the memory of its peers"
+        return together(process_group, reach, lambda: [_mapped(owner, size) for owner in owners])
+    finally:
+        os.close(mine)  # all have opened it
+
+
+def _machine() -> tuple[str, int]:
+    """What two processes have in common that can see each other: the kernel that runs, and the names of processes."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.stat("/proc/self/ns/pid").st_ino
+
+
+def _made(size: int) -> int:
+    memory = os.memfd_create("tilelink")
+    os.ftruncate(memory, size)
+    return memory
+
+
+def _mapped(owner: tuple[tuple[str, int], int, int], size: int) -> torch.Tensor:
+    machine, pid, descriptor = owner
+    if machine != _machine():
+        raise OSError("they are on different machines, or in different containers")
+    theirs = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+    try:
+        return torch.frombuffer(mmap.mmap(theirs, size), dtype=torch.uint8)
+    finally:
+        os.close(theirs)

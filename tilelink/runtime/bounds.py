@@ -34,9 +34,9 @@ class Processes:
 
     def __init__(self, pids: Sequence[int]) -> None:
         self.pids = list(pids)
-        self._exits = select.poll()
-        self._ranks: dict[int, int] = {}
+        self._ranks: dict[int, int] = {}  # by what can be polled of their processes
         self._gone: set[int] = set()
+        self._exits = select.poll()
         for rank, pid in enumerate(pids):
             if pid == os.getpid():
                 continue
@@ -50,17 +50,14 @@ class Processes:
 
     def gone(self) -> set[int]:
         """The ranks whose processes have ended."""
-        for exit_, _ in self._exits.poll(0):
-            self._gone.add(self._ranks.pop(exit_))
-            self._exits.unregister(exit_)
-            os.close(exit_)
-        return self._gone
+        return self._gone | {self._ranks[exit_] for exit_, _ in self._exits.poll(0)}
 
     def close(self) -> None:
         """Watches no longer."""
-        for exit_ in self._ranks:
+        while self._ranks:
+            exit_, _ = self._ranks.popitem()
+            self._exits.unregister(exit_)
             os.close(exit_)
-        self._ranks.clear()
 
 
 class Stillness:

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tilelink.analysis.placement import Placement, shape_on
 from tilelink.backend.host import EngineStep, Fork, Join, KernelLaunch, LetGo, Place, Step
-from tilelink.backend.parameters import STAMPS, Parameter
+from tilelink.backend.parameters import TIMES, Parameter
+from tilelink.frontend.expressions import parts_of
 from tilelink.runtime.arguments import Arguments
-from tilelink.runtime.layout import HeapLayout, Placement, place, shape_on
-from tilelink.runtime.prepare import Prepared
+from tilelink.runtime.lane import Lane
+from tilelink.runtime.layout import place
+from tilelink.runtime.prepare import Prepared, same_call
 from tilelink.runtime.timestamps import stamps_shape
-
-
-@dataclass(frozen=True)
-class Lane:
-    """What a rank knows of the memory of its lane: who it is, how every heap is laid out, `heaps`, the addresses of all
-    heaps as kernels take them (int64, one a rank), and its own `heap` (uint8). `multicast`: the address at which all
-    heaps lie one over the other, for targets that store there."""
-
-    rank: int
-    world: int
-    layout: HeapLayout
-    heaps: torch.Tensor
-    heap: torch.Tensor
-    multicast: Any = None
-
-    @property
-    def device(self) -> torch.device:
-        return self.heaps.device
 
 
 @dataclass(frozen=True)
@@ -62,29 +45,30 @@ RunStep = Launch | Fork | EngineStep | LetGo | Join
 
 
 class Run:
-    """Run `number` of a lane, in a slot, on one rank. `allocate(shape, dtype)` makes the outputs that are not given.
-    Raises HeapError where the slot is too small."""
+    """Run `number` of a lane, in a slot, on one rank. `made`: shape and dtype of the tensors that are not given, which
+    are allocated here. Raises HeapError where the slot is too small."""
 
     def __init__(
-        self,
-        lane: Lane,
-        prepared: Prepared,
-        arguments: Arguments,
-        slot: int,
-        number: int,
-        allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor],
+        self, lane: Lane, rank: int, prepared: Prepared, arguments: Arguments, slot: int, number: int
     ) -> None:
-        self.lane, self.prepared, self.slot, self.number = lane, prepared, slot, number
+        self.lane, self.rank, self.prepared, self.slot, self.number = lane, rank, prepared, slot, number
         self.placement: Placement = place(
             prepared.program, prepared.sizes, lane.layout, prepared.lowered.target, prepared.stage_bytes
         )
-        self.tensors = dict(arguments.tensors)
-        for tensor in prepared.program.outputs:
-            if tensor.name not in self.tensors:
-                shape = shape_on(tensor, prepared.sizes, lane.rank)
-                self.tensors[tensor.name] = allocate(shape, getattr(torch, tensor.dtype))
+        self.call, given = arguments.call, arguments.tensors
+        self.made = {
+            t.name: (shape_on(t, prepared.sizes, rank), getattr(torch, t.dtype))
+            for t in prepared.program.outputs
+            if t.name not in given
+        }
         if prepared.lowered.facts.timed:
-            self.tensors[STAMPS] = allocate(stamps_shape(prepared.events), torch.int64)
+            self.made[TIMES] = stamps_shape(prepared.events), torch.int64
+        self.tensors = given | {name: lane.allocate(shape, dtype) for name, (shape, dtype) in self.made.items()}
+
+    @cached_property
+    def same(self) -> dict[str, Any]:
+        """What the ranks of a group have to agree on."""
+        return same_call(self.call, self.prepared, self.slot)
 
     @property
     def outputs(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -99,21 +83,20 @@ class Run:
         prepared = self.prepared
         launches = (s for s in self.plan if isinstance(s, KernelLaunch))
         names = {p.of for step in launches for p in step.kernel.parameters if p.kind == "table"}
-        return {n: torch.from_numpy(prepared.sizes.values[n]).to(self.lane.device) for n in sorted(names)}
+        return {n: torch.from_numpy(prepared.sizes.values[n]).to(self.lane.place) for n in sorted(names)}
 
     def own(self, name: str) -> torch.Tensor:
         """The rank's own tensor as kernels know it: that of the caller, or what lies in the slot."""
         tensor = self.prepared.program.tensor(name)
         if tensor not in self.prepared.program.on_heap:
             return self.tensors[name]
-        dtype, shape = getattr(torch, tensor.dtype), shape_on(tensor, self.prepared.sizes, self.lane.rank)
-        at = self.lane.layout.data_at(self.slot) + self.placement.data_of(name)
-        return self.lane.heap[at : at + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        dtype, shape = getattr(torch, tensor.dtype), shape_on(tensor, self.prepared.sizes, self.rank)
+        return self.lane.memory(self.rank, self.data_at(name), shape, dtype)
 
     @cached_property
     def plan(self) -> tuple[Step, ...]:
         """What the host does, in order, without values."""
-        return self.prepared.plan(self.lane.rank)
+        return self.prepared.plan(self.rank)
 
     @cached_property
     def steps(self) -> tuple[RunStep, ...]:
@@ -124,6 +107,10 @@ class Run:
         """What is kept of the run."""
         at = tuple((name, self.signals_at(name), cells) for name, _, cells in self.placement.signals)
         return Record(self.number, self.label, self.prepared, at)
+
+    def data_at(self, tensor: str) -> int:
+        """Where a tensor lies that is in the slot, in bytes from the beginning of a heap."""
+        return self.lane.layout.data_at(self.slot) + self.placement.data_of(tensor)
 
     def signals_at(self, tensor: str) -> int:
         """Where the signals of a tensor lie, in bytes from the beginning of a heap."""
@@ -146,13 +133,13 @@ class Run:
         tensor, sizes = self.prepared.program.tensor(place.tensor), self.prepared.sizes
         spans = list(place.box)
         if tensor.sharded is not None:
-            first = int(sizes.values[f"{tensor.dims[tensor.sharded]}_parts"][place.rank])
+            first = int(sizes.values[parts_of(tensor.dims[tensor.sharded])][place.rank])
             spans[tensor.sharded] = spans[tensor.sharded][0] - first, spans[tensor.sharded][1] - first
         return tuple(slice(lo, hi) for lo, hi in spans)
 
     def value(self, parameter: Parameter) -> Any:
         """The value of a kernel's parameter in this run."""
-        prepared, layout = self.prepared, self.lane.layout
+        prepared = self.prepared
         match parameter.kind:
             case "tensor" | "stamps":
                 return self.tensors[parameter.of]
@@ -164,18 +151,18 @@ class Run:
             case "table":
                 return self.tables[parameter.of]
             case "at":
-                return layout.data_at(self.slot) + self.placement.data_of(parameter.of)
+                return self.data_at(parameter.of)
             case "signals":
                 return self.signals_at(parameter.of)
             case "records":
                 return self.tensors[parameter.of].stride(0)
             case "stage":
-                return layout.data_at(self.slot) + self.placement.stage
+                return self.lane.layout.data_at(self.slot) + self.placement.stage
             case "blocks":
                 return TensorDescriptor.from_tensor(self.own(parameter.of), list(parameter.block))
             case "workers":
                 return prepared.allotment[parameter.of].workers
         assert parameter.kind == "run", parameter
         lane = self.lane
-        known = {"heaps": lane.heaps, "rank": lane.rank, "slot": self.slot, "world": lane.world}
+        known = {"heaps": lane.tables[self.rank], "rank": self.rank, "slot": self.slot, "world": lane.layout.world}
         return {**known, "multicast": lane.multicast}[parameter.name]

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilelink.analysis.placement import ALIGNMENT, Placement, aligned, placed, shape_on
+import torch
+
+from tilelink.analysis.placement import ALIGNMENT, Placement, aligned, placed
 from tilelink.backend.targets import CPU, Target, portable
 from tilelink.errors import HeapError, Site
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.sizes import Sizes
 
-__all__ = ["ALIGNMENT", "CONTROL_WORDS", "MAX_SLOTS", "HeapLayout", "Placement", "aligned", "place", "shape_on"]
-
 CONTROL_WORDS = portable.PROGRESS.value
 MAX_SLOTS = 8
 assert portable.SLOT_LEFT.value + MAX_SLOTS <= portable.POISON.value, "the words of the slots reach into the poison"
 assert portable.RANK.value < CONTROL_WORDS, "what bounds the waits reaches into the words of progress"
+
+
+def heap_in(memory: torch.Tensor) -> torch.Tensor:
+    """A heap with an aligned base in bytes, of which `ALIGNMENT` are too many: NaN of every dtype, so that what nobody
+    wrote shows."""
+    skip = -memory.data_ptr() % ALIGNMENT
+    return memory[skip : skip + len(memory) - ALIGNMENT].fill_(0xFF)
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,21 @@ from typing import Any
 import torch
 
 from tilelink.analysis.check import Report, check_events, why_not_structural
-from tilelink.analysis.unroll import BUDGET, Events, check_budget, estimated, unroll
+from tilelink.analysis.events import Events
+from tilelink.analysis.unroll import BUDGET, check_budget, estimated, unroll
 from tilelink.backend.cache import load
 from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.host import Step, host_plan
 from tilelink.backend.lower import Lowered, lower, publishing_roles
-from tilelink.backend.reach import publish_sources
 from tilelink.backend.targets import Target
 from tilelink.errors import ArgumentError, Site, StrideError
 from tilelink.frontend.ir import Range, TileProgram, walk
 from tilelink.frontend.kept import kept
+from tilelink.frontend.passes.publish import publish_sources
 from tilelink.frontend.schedule import Schedule
-from tilelink.frontend.sizes import Allotment, Sizes, allot, kernel_workers
-from tilelink.programs.program import Program
+from tilelink.frontend.sizes import Sizes
+from tilelink.frontend.workload import Allotment, allot, kernel_workers
+from tilelink.programs.given import Call
 from tilelink.runtime.arguments import Arguments
 
 KEPT_PROGRAMS = 128
@@ -60,7 +62,7 @@ class Prepared:
     @cached_property
     def on_engines(self) -> Events:
         """What roles on copy engines do, and all others where the structure does not show that a run is safe."""
-        if why_not_structural(self.program):
+        if why_not_structural(self.program, self.sizes):
             return self.events
         return unroll(self.program, self.sizes, sms=self.sms, roles=self.program.on_engine)
 
@@ -105,33 +107,35 @@ def blocks_of_callers(program: TileProgram) -> frozenset[tuple[str, tuple[int, .
 
 
 def prepare(
-    program: Program,
-    arguments: Arguments,
-    schedule: Schedule | str | None,
-    world: int,
-    sms: int,
-    target: Target,
-    per_node: int | None = None,
-    check: bool = True,
+    arguments: Arguments, world: int, sms: int, target: Target, per_node: int | None = None, check: bool = True
 ) -> Prepared:
-    """The prepared program for a call, on nodes of `per_node` ranks (on one node where that is not given). A schedule
-    taken by its name (or by default) is fitted to the sizes, a schedule that is given is taken as it is. Raises the
-    errors of the frontend and of the unrolling, and, unless `check` says not to, UnsafeProgramError and those of
-    `check_results`."""
+    """The prepared program for a call, on nodes of `per_node` ranks (on one node where that is not given), on devices
+    of `sms` SMs that are the target. A schedule taken by its name (or by default) is fitted to the sizes, a schedule
+    that is given is taken as it is. Raises the errors of the frontend and of the unrolling, and, unless `check` says
+    not to, UnsafeProgramError, BudgetError and those of `check_results`."""
+    call, schedule = arguments.call, arguments.call.schedule
     if not isinstance(schedule, Schedule):
-        sizes: dict[str, Any] = dict(arguments.sizes)
-        schedule = program.fit(
-            schedule, world=world, dtypes=arguments.dtypes, absent=arguments.absent, **sizes
+        schedule = call.program.fit(
+            schedule, world=world, dtypes=arguments.dtypes, absent=arguments.absent, sizes=arguments.sizes
         )
-    bound = program.bind(schedule, arguments.dtypes, arguments.absent)
-    checked = check and os.environ.get("TILELINK_CHECK") != "0"
-    if checked:
-        check_results(bound)
-    exact = Sizes.of(bound, world, arguments.sizes, per_node)
-    budget = _budget() if checked else None
-    prepared = prepare_bound(bound, exact, sms, target, arguments.described, arguments.timed, budget)
-    if checked and why_not_structural(prepared.program):
+    program = call.program.bind(schedule, arguments.dtypes, arguments.absent)
+    budget = None
+    if check and os.environ.get("TILELINK_CHECK") != "0":
+        check_results(program)
+        budget = _budget()
+    sizes = Sizes.of(program, world, arguments.sizes, per_node)
+    if target.network:
+        program = publish_sources(program)
+    because = why_not_structural(program, sizes)
+    if because and budget is not None:
+        check_budget(program, sizes, because, sms=sms, budget=budget)
+    allotment = allot(program, sizes, sms)
+    lowered = lower(program, Facts.of(program, sizes, arguments.described, timed=call.timed), target)
+    prepared = Prepared(program, sizes, sms, allotment, lowered, load(lowered))
+    if because and budget is not None:
         prepared.report.raise_if_unsafe()
+    elif program.on_engine or (because and estimated(program, sizes, sms=sms) <= BUDGET):
+        _ = prepared.on_engines  # what the unrolling refuses is refused now
     return prepared
 
 
@@ -159,39 +163,10 @@ def check_results(program: TileProgram) -> None:
         raise ArgumentError(f"{what}; a result is stored to a parameter, out[t].store(acc)", program.site)
 
 
-_loaded = kept(256)(load)
-
-
-@kept(KEPT_PROGRAMS)
-def prepare_bound(
-    program: TileProgram,
-    sizes: Sizes,
-    sms: int,
-    target: Target,
-    described: frozenset[str],
-    timed: bool,
-    budget: int | None = None,
-) -> Prepared:
-    """The prepared tile program at given sizes, on devices of `sms` SMs that are the target. `described`: tensors of
-    the caller that a descriptor can describe. `timed`: workers record times. `budget`: events that a check may unroll;
-    raises BudgetError for more (None: it is not checked)."""
-    if target.network:
-        program = publish_sources(program)
-    because = why_not_structural(program)
-    if because and budget is not None:
-        check_budget(program, sizes, because, sms=sms, budget=budget)
-    allotment = allot(program, sizes, sms)
-    lowered = lower(program, Facts.of(program, sizes, described, timed=timed), target)
-    prepared = Prepared(program, sizes, sms, allotment, lowered, _loaded(lowered))
-    if program.on_engine or (because and (budget is not None or estimated(program, sizes, sms=sms) <= BUDGET)):
-        _ = prepared.on_engines  # what the unrolling refuses is refused now
-    return prepared
-
-
-def same_call(program: Program, prepared: Prepared, slot: int) -> dict[str, Any]:
+def same_call(call: Call, prepared: Prepared, slot: int) -> dict[str, Any]:
     """What the ranks of a group have to agree on in a call."""
     return {
-        "program": f"{program.name} of {program.file}",
+        "program": f"{call.program.name} of {call.program.file}",
         "sizes": dict(prepared.sizes.dims) | prepared.sizes.said,
         **_same_program(prepared.program),
         "workers": dict(prepared.allotment),

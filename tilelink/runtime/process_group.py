@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,32 +16,19 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from tilelink import errors
 from tilelink.analysis.timeline import Timeline
-from tilelink.errors import (
-    DeviceError,
-    NeverEnteredError,
-    RankDiedError,
-    RankError,
-    RankFailedError,
-    RankMismatchError,
-    Site,
-    StuckError,
-    TileLinkError,
-    WorldError,
-    public,
-)
-from tilelink.frontend.schedule import Schedule
+from tilelink.errors import Site, TileLinkError, public
 from tilelink.frontend.sizes import check_nodes
-from tilelink.programs.program import Program
-from tilelink.runtime.arguments import mismatch
-from tilelink.runtime.board import ROW_BYTES, Board, Post
+from tilelink.programs.given import Call
+from tilelink.runtime.agreement import gathered, mismatch, together
+from tilelink.runtime.board import ROW_BYTES, Board, Post, share
 from tilelink.runtime.bounds import Bounds, Processes, Stillness, wait_until
 from tilelink.runtime.cpu.world import DEFAULT_HEAP, DEFAULT_SIGNALS, DEFAULT_SMS
 from tilelink.runtime.group import Group
-from tilelink.runtime.launch import Lane, Record, Run
+from tilelink.runtime.lane import HOST, Lane, Reason, Report, entered
+from tilelink.runtime.launch import Record, Run
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
-from tilelink.runtime.poison import HOST, Reason, Report, entered
-from tilelink.runtime.shared import gathered, share, together
 from tilelink.runtime.stuck import of_report
 from tilelink.runtime.timestamps import timeline_of
 
@@ -81,15 +67,16 @@ def group(
     """
     site = Site.of_user()
     if not dist.is_available() or not dist.is_initialized():
-        raise WorldError('there are no processes to group: call torch.distributed.init_process_group("gloo")', site)
+        call = 'call torch.distributed.init_process_group("gloo")'
+        raise errors.WorldError(f"there are no processes to group: {call}", site)
     members = dist.group.WORLD if process_group is None else process_group
     if not isinstance(members, dist.ProcessGroup):
-        raise RankError("this process is no rank of the group: only its members make a lane of it", site)
+        raise errors.RankError("this process is no rank of the group: only its members make a lane of it", site)
     backends = dist.get_backend_config(members)
     if device is None:
         device = "cuda" if "cuda:" in backends and torch.cuda.is_available() else "cpu"
     if device == "cpu" and "cpu:" not in backends:
-        raise DeviceError(f"the group's backends are {backends}: ranks on the CPU need gloo", site)
+        raise errors.DeviceError(f"the group's backends are {backends}: ranks on the CPU need gloo", site)
     on_cpu = device == "cpu"
     if heap_bytes is None:
         heap_bytes = DEFAULT_HEAP if on_cpu else CUDA_HEAP
@@ -101,17 +88,19 @@ def group(
         "enter_timeout": enter_timeout, "stuck_timeout": stuck_timeout, "per_node": per_node,
     }  # fmt: skip
     if difference := mismatch("this lane", dict(enumerate(gathered(members, options)))):
-        raise RankMismatchError(difference, site)
+        raise errors.RankMismatchError(difference, site)
     world = dist.get_world_size(members)
     check_nodes(world, per_node)
     layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
     bounds = Bounds(enter_timeout, stuck_timeout)
     if on_cpu:
+        from tilelink.runtime.cpu.lane import CpuLane
         from tilelink.runtime.cpu.process_group import CpuProcessGroup
 
-        return CpuProcessGroup(members, layout, sms, seed, bounds, per_node)
+        lane = CpuLane(layout, share(members, heap_bytes), sms, per_node=per_node)
+        return CpuProcessGroup(members, lane, seed, bounds)
     if per_node is not None:
-        raise WorldError("per_node is for ranks on the CPU: there are no worlds across nodes on GPUs yet", site)
+        raise errors.WorldError("per_node is for ranks on the CPU: there are no worlds across nodes on GPUs yet", site)
     from tilelink.runtime.cuda.process_group import cuda_process_group
 
     return cuda_process_group(members, layout, reserved, bounds)
@@ -121,50 +110,39 @@ class ProcessGroup(Group):
     """A rank that is a process of its own: what its host and those of its peers do together. See `group`.
 
     Calls are compared before anything is launched, through a board in shared memory; a rank that dies, fails or stays
-    away is named by all others. A kind of memory is a subclass with the methods of `Group` and the four below.
+    away is named by all others.
     """
 
     def __init__(self, process_group: dist.ProcessGroup, lane: Lane, bounds: Bounds) -> None:
-        self.lane, self.bounds, self.members = lane, bounds, process_group
-        self.board = Board(share(process_group, ROW_BYTES), lane.rank)
+        super().__init__(lane, dist.get_rank(process_group))
+        self.bounds, self.members = bounds, process_group
+        self.board = Board(share(process_group, ROW_BYTES), self.rank)
         pids = gathered(process_group, os.getpid())
-        self.processes = together(process_group, "watch the processes of its peers", lambda: Processes(pids))
+        self.processes = together(process_group, " can't watch the processes of its peers", lambda: Processes(pids))
         self.calls = self.phase = 0
         self.recent: dict[int, Record] = {}
         self.site = Site.of_user()
         weakref.finalize(self, _end, os.getpid(), self.board, self.processes)
 
-    # ---- what a kind of memory has to say
+    def progress(self) -> list[int]:
+        """How far all ranks are, as far as this rank was told."""
+        return self.lane.control(self.rank)[CONTROL_WORDS : CONTROL_WORDS + self.world]
 
-    @abstractmethod
-    def progress(self, rank: int) -> int:
-        """How far a rank is, as far as this rank was told."""
-
-    @abstractmethod
     def report(self) -> Report | None:
         """Why the lane is poisoned; None if this rank knows nothing of that."""
-
-    @abstractmethod
-    def poison(self, report: Report) -> None:
-        """Ends all waits of the lane, unless somebody was faster: see docs/protocol.md."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Control words and cells of this rank are zero again."""
+        return self.lane.report(self.rank)
 
     # ---- a call
 
-    def call(
-        self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
-    ) -> Any:
-        """As `Group.call`. Raises StuckError, NeverEnteredError, RankDiedError and RankFailedError on every rank that
+    def make(self, call: Call) -> Run:
+        """As `Group.make`. Raises StuckError, NeverEnteredError, RankDiedError and RankFailedError on every rank that
         takes part; then the lane can be used again after a `reset`. Raises RankMismatchError on every rank, and
         RankFailedError where a peer could not make the call; then nothing was launched, and the lane goes on."""
         self.site = Site.of_user()
         self.raise_if_poisoned()
         before = self.calls
         try:
-            return super().call(program, tensors, schedule, options)
+            return super().make(call)
         except Exception as e:
             if self.calls == before:  # the others wait for this call
                 self._post({"raised": f"{type(e).__name__}: {e.message if isinstance(e, TileLinkError) else e}"})
@@ -179,10 +157,11 @@ class ProcessGroup(Group):
         posts = {r: self.board.read(r, number) for r in ranks}
         for rank, post in posts.items():
             if "raised" in post.values:
-                raise RankFailedError(f"call {number} of this group: rank {rank} raised {post.values['raised']}", site)
-        if len({(post.number, post.digest) for post in posts.values()}) > 1:
-            calls = {r: {"number": post.number, **post.values} for r, post in posts.items()}
-            raise RankMismatchError(mismatch(f"call {number} of this group", calls) or "", site)
+                raised = f"rank {rank} raised {post.values['raised']}"
+                raise errors.RankFailedError(f"call {number} of this group: {raised}", site)
+        calls = {r: {"number": post.number, **post.values} for r, post in posts.items()}
+        if difference := mismatch(f"call {number} of this group", calls):
+            raise errors.RankMismatchError(difference, site)
 
     def _post(self, call: dict[str, Any]) -> int:
         """Tells the others what this rank calls; the number of the call."""
@@ -202,7 +181,7 @@ class ProcessGroup(Group):
         missing = [r for r in range(self.world) if not self.board.posted(r, number)]
         for rank in missing:
             if self.board.ended(rank):
-                raise RankMismatchError(
+                raise errors.RankMismatchError(
                     f"call {number} of this group: rank {rank} has ended ({self._calls()}); the ranks of a group make "
                     "the same calls",
                     self.site,
@@ -218,7 +197,7 @@ class ProcessGroup(Group):
         mine = self.timed
         recorded = enumerate(gathered(self.members, None if mine is None else mine.stamps.cpu()))
         runs = [None if s is None or mine is None else replace(mine, rank=r, stamps=s) for r, s in recorded]
-        return timeline_of(runs, clocks="each" if self.lane.device.type == "cuda" else "one")
+        return timeline_of(runs, clocks="each" if self.lane.place.type == "cuda" else "one")
 
     # ---- the end of a lane
 
@@ -226,24 +205,24 @@ class ProcessGroup(Group):
         """Raises RankDiedError if the process of one of these ranks is gone."""
         for rank in self.processes.gone().intersection(needed):
             pid = self.processes.pids[rank]
-            raise RankDiedError(
+            raise errors.RankDiedError(
                 f"rank {rank} has died: its process, {pid}, is gone, {when} ({self._calls()})", self.site
             )
 
     def late(self, rank: int, run: int) -> Report:
         """What the host reports of a rank that does not come to a run."""
         word = 8 * (CONTROL_WORDS + rank)
-        return Report(self.rank, run, HOST, word, entered(run), self.progress(rank), Reason.NEVER_ENTERED)
+        return Report(self.rank, run, HOST, word, entered(run), self.progress()[rank], Reason.NEVER_ENTERED)
 
     def give_up(self, report: Report, here: Iterable[str] = ()) -> None:
         """Poisons the lane, and raises what all ranks raise."""
-        self.poison(report)
+        self.lane.poison(report)
         self.raise_if_poisoned(here)
 
     def fail(self, run: int, error: BaseException) -> None:
         """Ends a run of the lane with an error of this rank."""
         self.board.note(f"{type(error).__name__}: {error}")
-        self.poison(Report(self.rank, run, HOST, 0, 0, 0, Reason.FAILED))
+        self.lane.poison(Report(self.rank, run, HOST, 0, 0, 0, Reason.FAILED))
 
     def named(self, report: Report) -> Record | None:
         """The run that a report is about, if this rank still knows it."""
@@ -255,16 +234,16 @@ class ProcessGroup(Group):
         if report is None:
             return
         if report.reason == Reason.FAILED:
-            raise RankFailedError(f"rank {report.rank} raised {self.board.note_of(report.rank)}", self.site)
+            raise errors.RankFailedError(f"rank {report.rank} raised {self.board.note_of(report.rank)}", self.site)
         lines = [of_report(report, self.lane.layout, self.named(report)), *here]
         if report.reason == Reason.NEVER_ENTERED:
             head = f"a rank did not come within {self.bounds.enter:g} s; it may still compile, or it does not call:"
             lines.insert(1, f"calls so far: {self._calls()}")
-            raise NeverEnteredError("\n  ".join([head, *lines]), self.site)
+            raise errors.NeverEnteredError("\n  ".join([head, *lines]), self.site)
         if report.reason == Reason.DIED:
-            raise RankDiedError("\n  ".join(["a rank has died:", *lines]), self.site)
+            raise errors.RankDiedError("\n  ".join(["a rank has died:", *lines]), self.site)
         head = f"no rank can go on, nothing moved for {self.bounds.stuck:g} s:"
-        raise StuckError("\n  ".join([head, *lines]), self.site)
+        raise errors.StuckError("\n  ".join([head, *lines]), self.site)
 
     def _calls(self) -> str:
         """How many calls the ranks have made of this group."""
@@ -275,7 +254,7 @@ class ProcessGroup(Group):
         """Collective: the lane is as new, whatever ended it. Raises RankDiedError, NeverEnteredError."""
         self.site = Site.of_user()
         self._meet()
-        self.clear()
+        self.lane.clear(self.rank)
         self.board.forget_calls()
         self.calls = self.runs = 0
         self.recent.clear()
@@ -293,7 +272,7 @@ class ProcessGroup(Group):
         def check() -> None:
             self.raise_if_dead(missing(), "and the lane can't be reset")
             if missing() and still.seconds() > self.bounds.enter:
-                raise NeverEnteredError(f"rank {missing()[0]} does not take part in the reset", self.site)
+                raise errors.NeverEnteredError(f"rank {missing()[0]} does not take part in the reset", self.site)
 
         wait_until(lambda: not missing(), check)
 

@@ -1,7 +1,7 @@
 """Times that workers record: when tiles and waits begin and end, read back and made a timeline.
 
 A call with `timed=True` runs a kernel that records them; other kernels hold nothing of it. A record is two words, what
-and when (tilelink/backend/targets/records.py), one behind the other for each worker.
+and when (tilelink/backend/targets/shared.py), one behind the other for each worker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.analysis.timeline import EXECUTED, MEASURED, MICROSECONDS, RECORDS, Span, Timeline, Transfer
-from tilelink.backend.targets.records import TILE_ENDS, WAIT_BEGINS, WAIT_ENDS
+from tilelink.backend.targets.shared import TILE_ENDS, WAIT_BEGINS, WAIT_ENDS
 from tilelink.errors import Site, TraceMismatchError, WorldError
 from tilelink.frontend.workload import places
 from tilelink.runtime.prepare import Prepared

@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import NoReturn
 
+from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, Span, Timeline, Transfer
-from tilelink.analysis.unroll import DOT, NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.backend.targets.portable import PROGRESS
 from tilelink.emulator import Box, Operation
 from tilelink.errors import TraceMismatchError
+from tilelink.frontend.expressions import parts_of
 
-SIGNALS = "signals of "
-CONTROL = "control"
+SIGNALS, CONTROL = "signals of ", "control words"
+"""What regions of memory are called beside tensors, whose names have no spaces."""
 _STRONGER = {"gpu": ("gpu", "sys"), "sys": ("sys",)}
 
 
@@ -189,7 +190,7 @@ def global_box(events: Events, region: str, rank: int, box: Box) -> Box:
     tensor = next((t for t in events.program.tensors if t.name == region), None)
     if tensor is None or tensor.sharded is None:
         return box
-    first = int(events.sizes.values[f"{tensor.dims[tensor.sharded]}_parts"][rank])
+    first = int(events.sizes.values[parts_of(tensor.dims[tensor.sharded])][rank])
     return tuple((a + first, b + first) if k == tensor.sharded else (a, b) for k, (a, b) in enumerate(box))
 
 

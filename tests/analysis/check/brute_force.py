@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
+from tilelink.frontend.expressions import parts_of
 
 Signal = tuple[int, int, int]
 
@@ -74,7 +75,7 @@ class BruteForce:
                 for k in np.flatnonzero((e.op == WRITE) & (e.tensor == index) & (e.home == home)):
                     count[tuple(slice(a, b) for a, b in zip(e.lo[k], e.hi[k], strict=True))] += 1
                 if tensor.sharded is not None:
-                    begin, end = sizes.values[f"{tensor.dims[tensor.sharded]}_parts"][home : home + 2]
+                    begin, end = sizes.values[parts_of(tensor.dims[tensor.sharded])][home : home + 2]
                     count = count.take(range(begin, end), axis=tensor.sharded)
                 if (count != 1).any():
                     return True

@@ -10,6 +10,9 @@ from tests.analysis.check.brute_force import BruteForce
 from tests.analysis.check.damaged_programs import events_of
 from tilelink.analysis.check import check_events
 
+BY_RULE = {"notified twice"}
+"""Refused though it may run: what is said twice says nothing the first time. Brute force knows no such rules."""
+
 
 def compare(seed: int, *, most: int = 20_000) -> str:
     """Checks one damaged program both ways; returns what was found."""
@@ -18,10 +21,12 @@ def compare(seed: int, *, most: int = 20_000) -> str:
     brute = BruteForce(events)
     wrong = brute.miscounted() or brute.outputs_wrong() or brute.meets_itself()
     pairs = wrong or brute.unsafe_in_some_pair()
-    assert (report.verdict == "unsafe") == pairs, f"seed {seed}: {report}"
+    kinds = {f.kind for f in report.findings}
+    unsafe = bool(kinds - BY_RULE)
+    assert unsafe == pairs, f"seed {seed}: {report}"
     interleavings = wrong or brute.unsafe_in_some_interleaving(most)
     assert interleavings is None or interleavings == pairs, f"seed {seed}: {report}"
-    return ", ".join(sorted({f.kind for f in report.findings})) + ("" if interleavings is None else "; all")
+    return ", ".join(sorted(kinds)) + ("" if interleavings is None else "; all")
 
 
 def test_a_sample_agrees() -> None:

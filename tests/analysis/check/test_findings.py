@@ -220,6 +220,17 @@ def test_all_that_is_refused_is_reported_and_the_first_is_raised() -> None:
         program.unroll(schedule, world=3, M=16, K=16)
 
 
+def test_a_wrong_rank_is_one_finding_and_a_lost_signal_names_who_notifies() -> None:
+    """What goes to no rank is lost where it is waited for: that is no second finding."""
+    schedule = tk.Schedule(to_the_next=TWO, use=TWO)
+    found = find(unsafe.beyond_the_last_rank, schedule, "no such rank", M=32)
+    assert lines(found) == [line(unsafe.beyond_the_last_rank, "to_the_next", "tk.copy")]
+    found = find(unsafe.to_itself, tk.Schedule(to_own=HOME, use=TWO), "lost signal")
+    assert lines(found) == [line(unsafe.to_itself, "use", "tk.wait")]
+    notifies = line(unsafe.to_itself, "to_own", "tk.notify")
+    assert found.what.endswith(f"unsafe.py:{notifies}") and "; full is notified: " in found.what
+
+
 # ---- coverage
 
 
@@ -252,8 +263,8 @@ def test_part_of_an_output() -> None:
 def test_an_output_twice() -> None:
     schedule = tk.Schedule(gather=HOME, use=TWO, use_again=TWO)
     report = unsafe.output_written_twice.check(schedule, world=2, sms=8, M=40, K=32)
-    assert [f.kind for f in report.findings] == ["race", "written twice"]
-    assert all(f.tiles == ("use tile 0", "use_again tile 0") for f in report.findings)
+    assert [f.kind for f in report.findings] == ["written twice"]
+    assert report.findings[0].tiles == ("use tile 0", "use_again tile 0")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +284,7 @@ def test_outputs_are_not_added_to() -> None:
         unsafe.adds_to_its_output.unroll(tk.Schedule(add=TWO), world=2, M=40, K=32)
     schedule = tk.Schedule(store_each_step=tk.SMs(2, tile=(16, 16)))
     report = unsafe.sum_in_its_output.check(schedule, world=2, M=40, K=32)
-    assert [(f.kind, f.tensor) for f in report.findings] == [("race", "out"), ("written twice", "out")]
+    assert [(f.kind, f.tensor) for f in report.findings] == [("written twice", "out")]
 
 
 # ---- entries that take turns

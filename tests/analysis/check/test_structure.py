@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import triton.language as tl
 from hypothesis import given, settings
 
 import tilelink as tk
@@ -94,6 +95,20 @@ def scaled_by_all(t, x, scale, out):
     out[t].store(acc)
 
 
+@tk.tile
+def and_keep_rows(t, x, out, total):
+    out[t].store(x[t].load())
+    if t.cols.start == 0:
+        total[t.rows].store(tl.sum(x[t].load(), 1))
+
+
+@tk.tile
+def and_keep_some_rows(t, x, out, total):
+    out[t].store(x[t].load())
+    if t.cols.start == 16:
+        total[t.rows].store(tl.sum(x[t].load(), 1))
+
+
 @tk.program
 def notified_twice(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
     full = tk.local("M", "K")
@@ -136,20 +151,35 @@ def scaled_by_all_entries(x: tk.Local("M", "K"), scale: tk.Local("S"), out: tk.L
     scaled_by_all[tk.tiles(out)](x, scale, out)
 
 
+@tk.program
+def first_of_a_row_writes(x: tk.Local("M", "K"), out: tk.Local("M", "K"), total: tk.Local("M")):
+    and_keep_rows[tk.tiles(out)](x, out, total)
+
+
+@tk.program
+def second_of_a_row_writes(x: tk.Local("M", "K"), out: tk.Local("M", "K"), total: tk.Local("M")):
+    and_keep_some_rows[tk.tiles(out)](x, out, total)
+
+
 SMALL = tk.SMs(2, tile=(16, 16))
 HOME, READER = (tk.SMs(2, tile=(16, 16), at=at) for at in ("home", "reader"))
 OUTSIDE = [
     (notified_twice, {"twice": HOME, "keep": SMALL}, "full is notified in another place", {}),
     (output_of_a_reader, {"to_reader": HOME}, ".at(reader) is memory of the rank that stores it", {1: "safe"}),
     (reads_rank_1, {"from_rank_1": SMALL}, ".at(1) is memory of a rank of the world", {2: "safe", 3: "safe"}),
-    (scaled_by_rank, {"scaled": SMALL}, "that scale[rank_] lies in scale along S", {1: "safe", 2: "safe"}),
+    (scaled_by_rank, {"scaled": SMALL}, "that scale[rank] lies in scale along S", {1: "safe", 2: "safe"}),
+    (
+        second_of_a_row_writes, {"and_keep_some_rows": SMALL}, "whether total[M[M_lo:+16]] is written depends on a",
+        {1: "safe", 2: "safe", 3: "safe"},
+    ),
     (scaled_by_three_entries, {"scaled_by_three": SMALL}, "that scale[k] lies in scale along S", {}),
 ]
 INSIDE = [
     (reads_next_rank, {"from_next_rank": READER}),
     (scaled_by_all_ranks, {"scaled": SMALL}),
     (scaled_by_all_entries, {"scaled_by_all": SMALL}),
-]
+    (first_of_a_row_writes, {"and_keep_rows": SMALL}),
+]  # fmt: skip
 
 
 def sizes_of(program: Program) -> dict[str, int]:
@@ -174,6 +204,13 @@ def test_what_lies_inside_at_all_sizes_is_shown_for_all(program: Program, roles:
     for world in (1, 3):
         report = program.check(tk.Schedule(**roles), world=world, **sizes_of(program))
         assert (report.verdict, report.proof, report.because) == ("safe", "structural", "")
+
+
+def test_where_there_is_no_first_tile_nothing_is_written() -> None:
+    schedule = tk.Schedule(and_keep_rows=SMALL)
+    report = first_of_a_row_writes.check(schedule, world=1, M=32, K=0)
+    assert (report.verdict, report.proof) == ("unsafe", "unrolled") and "no tile writes total" in str(report)
+    assert report.because == "the first tile along K writes an output, and K is 0"
 
 
 def unsafe_though_shown(draw: Callable[..., Case], seeds: range, folder: Path) -> tuple[int, list[str]]:

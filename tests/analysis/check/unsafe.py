@@ -276,6 +276,30 @@ def refused_three_times(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
     reach_beyond[tk.tiles(x)](x, full, out)
 
 
+@tk.tile
+def to_the_next(t, x, full):
+    tk.notify(tk.copy(x[t], full[t].at(tk.rank() + 1)))
+
+
+@tk.program
+def beyond_the_last_rank(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    to_the_next[tk.tiles(x)](x, full)
+    use[tk.tiles(out)](full, out)
+
+
+@tk.tile
+def to_own(t, x, full):
+    tk.notify(tk.copy(x[t], full[t].at(t.home)))
+
+
+@tk.program
+def to_itself(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    full = tk.local("M", "K")
+    to_own[tk.tiles(x, reader=tk.ranks)](x, full)
+    use[tk.tiles(out)](full, out)
+
+
 # ---- safe, but not by its structure
 
 

@@ -11,8 +11,8 @@ import tilelink as tk
 from tests.tools.cli.command_lines import SIZES, Run
 from tilelink.kernels import tiles
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
-from tilelink.tools.cli.program import read_shape, shape_text
-from tilelink.tools.cli.schedule import read_schedule, schedule_text
+from tilelink.programs.schedule_text import schedule_text
+from tilelink.tools.cli.program import read_schedule, read_shape, shape_text
 
 
 def test_shape_grammar() -> None:

@@ -12,10 +12,10 @@ import pytest
 from tests.plans.configs import MOE, TINY
 from tests.plans.machines import described
 from tests.tools.cli.command_lines import ROOT, Run
-from tilelink.analysis.simulate.interval import FUSED, UNFUSED
+from tilelink.analysis.simulate import FUSED, UNFUSED
 from tilelink.plans import MARGIN, choose
 from tilelink.tools.cli import plan
-from tilelink.tools.cli.cores import _tried
+from tilelink.tools.cli.command import tried
 
 CONTRACT = {"layer", "op", "tokens", "unfused_us", "fused_us", "bound_us", "choice", "reason", "schedule"}
 GATHER, SCATTER, REDUCE = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce"
@@ -33,7 +33,7 @@ def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs are done in this process."""
 
     def here(run: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        yield from ((k, _tried(run, job)) for k, job in enumerate(jobs))
+        yield from ((k, tried(run, job)) for k, job in enumerate(jobs))
 
     monkeypatch.setattr(plan, "on_all_cores", here)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tilelink.analysis.machine import describe, machine, names
-from tilelink.analysis.simulate.interval import FUSED
+from tilelink.analysis.simulate import FUSED
 from tilelink.runtime.measure import Measured, description
 from tilelink.tools.cli import main
 

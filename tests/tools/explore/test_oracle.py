@@ -114,7 +114,9 @@ def test_outputs_that_nobody_writes_or_two_tiles_do() -> None:
     assert found.kind == "unwritten output" and found.remedy.startswith("launch the role that stores out")
     schedule = tk.Schedule(gather=moved, use=moved, use_again=moved)
     subject = Oracle.of(output_written_twice, schedule, world=2, M=32, K=16)
-    assert kinds(explore(subject, range(4))) >= {"race", "written twice"}
+    explored = explore(subject, range(4))
+    assert kinds(explored) >= {"race", "written twice"}
+    assert all(f.remedy == "let each tile of out be stored by one tile of one role" for f in explored.findings)
 
 
 def test_damaged_events() -> None:

@@ -33,6 +33,8 @@ DRAINS_SWAPPED = (
     "drain of its own run, so each comes to its end, whichever is first"
 )
 UNCHANGED = "the word that is read later changes only when the last worker of the rank leaves, after all have read it"
+ROTATED = "the same is stored to all ranks, to another one first, and no rank is told before all stores are done"
+ENTERED = "a credit is for the run before, and entering tells of this one: neither waits for the other"
 UNUSED = "nothing uses what it loads, of words that are there"
 PUBLISHER = "the kernel that publishes, before this one on the stream, has taken the credit of all ranks already"
 
@@ -40,20 +42,23 @@ PUBLISHER = "the kernel that publishes, before this one on the stream, has taken
 def of_kernel(mutant: Mutant, text: str, right: Ran, rans: list[tuple[Ran, Ran]]) -> str:
     """The reason for a mutant of a lowered kernel; `rans`: runs of it, each with that of the kernel as it is."""
     (prepared,) = right.world.lane.prepared.values()
-    function, statement = place(Source(text), mutant)
+    source = Source(text)
+    function, statement = place(source, mutant)
     calls = {name_of(n) for n in ast.walk(statement)}
     looped = isinstance(statement, ast.For)
     in_drain = function.startswith("drain_")
-    if in_drain and of_wait(Source(text), statement, mutant):
+    if in_drain and of_wait(source, statement, mutant):
         signals = prepared.program.signals_of(function.removeprefix("drain_"))
         if _all_awaited(prepared.events, signals.tensor):
             return AWAITED
     if mutant.kind == "order" and "leave(" in mutant.what and "drain_" in mutant.what:
         drained = re.findall(r"drain_(\w+)\(", mutant.what)
-        if all(prepared.program.signals_of(t).scope == "gpu" for t in drained):
+        if all(_given_at_home(prepared.events, t) for t in drained):
             return OWN_SIGNALS
     if mutant.kind == "order" and re.match(r"drain_\w+\(.*\) before drain_\w+\(", mutant.what):
         return DRAINS_SWAPPED
+    if mutant.kind == "order" and re.match(r"(enter|credit)\(.*\) before (enter|credit)\(", mutant.what):
+        return ENTERED
     read_later = re.search(r"(enter|credit)\(.* before \w+ = tl\.load\(control \+ (RUN|SLOT_LEFT)", mutant.what)
     if mutant.kind == "order" and read_later:
         return UNCHANGED
@@ -61,6 +66,8 @@ def of_kernel(mutant: Mutant, text: str, right: Ran, rans: list[tuple[Ran, Ran]]
         return UNUSED
     if mutant.kind in ("credit", "slot") and prepared.program.published and "publish" not in function:
         return PUBLISHER
+    if mutant.what == "other -> (other + 1) % world" and _stores_to_all(source, statement):
+        return ROTATED
     if "publish" in function and not calls & {*AWAITS} and all(_same_publishing(*ran) for ran in rans):
         return PUBLISHED
     if mutant.kind == "token":  # they are for compilers, which no execution here has
@@ -135,6 +142,20 @@ def _deeds(ran: Ran) -> Iterator[tuple[Any, ...]]:
             continue
         polled[who] = deed
         yield deed
+
+
+def _stores_to_all(source: Source, statement: ast.stmt) -> bool:
+    """Whether a statement is all of a loop over the ranks, and a store."""
+    loops = (n for n in ast.walk(source.tree) if isinstance(n, ast.For) and n.body == [statement])
+    over = [ast.unparse(n.iter) for n in loops]
+    return over == ["range(world)"] and isinstance(statement, ast.Expr) and name_of(statement.value) == "store"
+
+
+def _given_at_home(events: Events, tensor: str) -> bool:
+    """Whether all signals of a tensor are given by the rank that they lie on."""
+    number = next(k for k, t in enumerate(events.program.tensors) if t.name == tensor)
+    given = (events.tensor == number) & (events.op == NOTIFY)
+    return bool(np.all(events.rank[given] == events.home[given]))
 
 
 def _all_awaited(events: Events, tensor: str) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 import tilelink as tk
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule
-from tilelink.frontend.sizes import even_parts
+from tilelink.frontend.sizes import Sizes, even_parts
 from tilelink.kernels import operators
 from tilelink.language import RanksWord
 from tilelink.programs.program import Program
@@ -33,14 +33,15 @@ SIZE = {"M": 40, "S": 40, "K": 24, "N": 20, "B": 2, "H": 2}
 
 @dataclass(frozen=True)
 class Subject:
-    """A program at small sizes. `size`: of dimensions, or the lengths of the ranks' parts; `dtypes` by parameter."""
+    """A program at small sizes. `size`: of dimensions, the lengths of the ranks' parts, or a route's counts of rows;
+    `dtypes` by parameter."""
 
     module: str
     name: str
     schedule: str
     world: int = 2
     per_node: int | None = None
-    size: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict, hash=False)
+    size: Mapping[str, Any] = field(default_factory=dict, hash=False)
     dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
@@ -55,13 +56,15 @@ class Subject:
         """The same with other sizes, of which the same is true: what divides still does, what is empty still is, and
         what a tile holds as a whole is as long as before."""
 
-        def grown(n: int) -> int:
+        def grown(n: Any) -> Any:
+            if isinstance(n, tuple):
+                return tuple(map(grown, n))
             return n + TILE if n >= TILE else n + (n > 0)
 
         sizes = self.sizes(self.program)
         whole = {d for r in self.in_tiles(self.program).values() for d, _ in getattr(r, "whole", ())}
-        size = {d: tuple(map(grown, n)) if isinstance(n, tuple) else grown(n) for d, n in sizes.items()}
-        size |= {d: sizes[d] for d in whole & sizes.keys()}
+        fixed = whole | {route.per_rank for route in self.program.recorded().routes}
+        size = {d: n if d in fixed else grown(n) for d, n in sizes.items()}
         return self if self.name in FIXED else replace(self, size=size)
 
     @property
@@ -80,23 +83,22 @@ class Subject:
         return {name: self.dtypes.get(name, "float32") for name in program.parameters if name in there}
 
     def sizes(self, program: Program) -> dict[str, Any]:
-        """By dimension: a number, or the lengths of the parts."""
+        """By dimension: a number, the lengths of the parts, or a route's counts of rows."""
         declared = program.parameters.values()
-        dims = {d for p in declared for d in p.dims if not isinstance(d, RanksWord)}
+        sent = {route.sent for route in program.recorded().routes}
+        dims = {d for p in declared for d in p.dims if not isinstance(d, RanksWord)} - sent
         cut = {p.dims[p.sharded] for p in declared if p.sharded is not None}
         sizes = {d: self.size.get(d, SIZE.get(d, 20)) for d in sorted(dims)}
         return {d: even_parts(n, self.world) if d in cut and isinstance(n, int) else n for d, n in sizes.items()}
 
     def operands(self, program: Program, rank: int) -> dict[str, torch.Tensor]:
         """Small integers, of which every sum is exact. Outputs are not among them."""
-        sizes, made = self.sizes(program), {}
+        made = {}
         bound = program.bind(self.in_tiles(program), self.types(program))
+        exact = Sizes.of(bound, self.world, self.sizes(program))
+        whole = {"ranks": self.world, **dict(exact.dims)}
         for n, tensor in enumerate(bound.inputs):
-            shape = []
-            for k, d in enumerate(tensor.dims):
-                size = self.world if d == "ranks" else sizes[d]
-                cut = isinstance(size, tuple)
-                shape.append(size if not cut else size[rank] if k == tensor.sharded else sum(size))
+            shape = [exact.part(d, rank) if k == tensor.sharded else whole[d] for k, d in enumerate(tensor.dims)]
             generator = torch.Generator().manual_seed(100 * rank + n)
             made[tensor.name] = torch.randint(-3, 4, shape, generator=generator).to(getattr(torch, tensor.dtype))
         return made
@@ -114,6 +116,8 @@ def _small(resource: Any) -> dict[str, Any]:
 
 
 UNEVEN: dict[str, Any] = {"world": 3, "size": {"M": (5, 0, 20)}}
+ROUTED: dict[str, Any] = {"size": {"routed": ((5, 0), (17, 3), (0, 0), (16, 20)), "experts": 2}}
+"""Rows of each expert from each source: of none, of less than a tile, of a tile, of more."""
 BIASED: dict[str, Any] = {"dtypes": {"dbias": "float32"}}
 SPECIAL: dict[str, dict[str, Any]] = {
     "all_gather": UNEVEN,
@@ -122,10 +126,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "all_gather_matmul multicast": {"world": 3, "size": {"M": (16, 16, 16)}},
     "all_gather_matmul engine": {"size": {"M": (33, 7)}},
     "all_gather_matmul_backward": BIASED,
+    "dispatch_matmul": ROUTED,
     "gathered_attention": {"size": {"S": (20, 13)}},
     "hierarchical_all_gather_matmul": {"world": 4, "per_node": 2, "size": {"M": (17, 3, 0, 9), "K": 16, "N": 16}},
     "lower_rows": {"size": {"M": (20, 20)}},
     "matmul_all_to_all": {"size": {"M": (20, 13), "N": (16, 7)}},
+    "matmul_combine": ROUTED,
     "matmul_reduce_scatter push": UNEVEN,
     "matmul_reduce_scatter": {"size": {"M": (20, 13)}},
     "matmul_reduce_scatter_backward": BIASED,

@@ -41,9 +41,10 @@ class MutatedWorld(CpuWorld):
         super().__init__(*arguments, **options)
         self.kernel, self.primitives = kernel, primitives
         self.edited: dict[Prepared, Prepared] = {}
+        self.unedited, self.lane.prepare = self.lane.prepare, self.prepare  # type: ignore[method-assign]
 
-    def prepare(self, *arguments: Any) -> Prepared:
-        prepared = super().prepare(*arguments)
+    def prepare(self, arguments: Any) -> Prepared:
+        prepared = self.unedited(arguments)
         if prepared not in self.edited:
             source = self.kernel(prepared.lowered.source).replace(portable.__name__, self.primitives.__name__)
             lowered = dataclasses.replace(prepared.lowered, source=source)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilelink.analysis.check.synchronisation import Synchronisation
+from tilelink.analysis.events import word
 from tilelink.frontend.ir import token_name
 
 COLUMNS = 256
@@ -60,7 +61,7 @@ class Before:
         sync, events = self.sync, self.sync.events
         next_one = notifies[np.minimum(np.searchsorted(notifies, sync.until(x)), len(notifies) - 1)]
         at = sync.at[next_one]
-        code = sync.code(events.tensor[at], events.rank[y], events.cell[at])
+        code = word(events.tensor[at], events.rank[y], events.cell[at])
         one = np.minimum(np.searchsorted(sync.codes, code), len(sync.codes) - 1)
         ordered = self._through(x, y, one) & (sync.codes[one] == code)
         last_one = waits[np.maximum(np.searchsorted(waits, sync.until(y)) - 1, 0)]

@@ -1,4 +1,8 @@
-"""The accesses to a tensor in one rank's memory, cut at each other's bounds into cells that none touches in part."""
+"""The accesses to a tensor in one rank's memory, cut at each other's bounds into cells that none touches in part.
+
+The accesses to a cell are put in the order of one execution. If each write comes before the accesses up to the next
+write, and those before that, in every execution, then so do all that conflict: the relation is transitive.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilelink.analysis.events import READ, WRITE, Events
-from tilelink.frontend.ir import RANKS_DIM
+from tilelink.analysis.placement import shape_on
+from tilelink.frontend.expressions import parts_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +61,12 @@ def written_tensors(events: Events) -> Iterator[Cells]:
 
 def _memory(events: Events, index: int, home: int) -> tuple[np.ndarray, np.ndarray]:
     """The region of a tensor that a rank has; dimensions that other tensors have are [0, 1)."""
-    tensor, sizes = events.program.tensors[index], events.sizes
-    lo, hi = np.zeros(events.lo.shape[1], np.int64), np.ones(events.lo.shape[1], np.int64)
-    for k, d in enumerate(tensor.dims):
-        entries = tensor.buffers if k == 0 and tensor.buffers else sizes.world
-        hi[k] = entries if d == RANKS_DIM else sizes.values[d]
-        if k == tensor.sharded:
-            lo[k], hi[k] = sizes.values[f"{d}_parts"][home : home + 2]
-    return lo, hi
+    tensor, dims = events.program.tensors[index], events.lo.shape[1]
+    lo, shape = np.zeros(dims, np.int64), np.ones(dims, np.int64)
+    shape[: len(tensor.dims)] = shape_on(tensor, events.sizes, home)
+    if tensor.sharded is not None:
+        lo[tensor.sharded] = events.sizes.values[parts_of(tensor.dims[tensor.sharded])][home]
+    return lo, lo + shape
 
 
 def _cells(events: Events, tensor: int, home: int, access: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> Cells:
@@ -84,3 +87,38 @@ def _cells(events: Events, tensor: int, home: int, access: np.ndarray, lo: np.nd
         inside //= n
         stride *= len(cuts[k]) - 1
     return Cells(events, tensor, home, access[which], cell, tuple(cuts))
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Accesses `one` and `other` (events) that conflict in `cell`, `one` being earlier in some execution; `blank`: it
+    is a read, and nobody has written before."""
+
+    one: np.ndarray
+    other: np.ndarray
+    cell: np.ndarray
+    blank: np.ndarray
+
+    def __getitem__(self, mask: np.ndarray) -> Pairs:
+        return Pairs(self.one[mask], self.other[mask], self.cell[mask], self.blank[mask])
+
+
+def conflicts(cells: Cells, turn: np.ndarray) -> tuple[Pairs, np.ndarray]:
+    """The pairs that have to be ordered; and which entries of `cells` are reads where nobody writes at all. `turn`:
+    for each entry, when its access comes in the execution."""
+    order = np.lexsort((cells.access, turn, cells.cell))
+    access, cell = cells.access[order], cells.cell[order]
+    n, at = len(order), np.arange(len(order))
+    writes = cells.events.op[access] == WRITE
+    new = np.concatenate([[True], cell[1:] != cell[:-1]])[:n]
+    begin = np.maximum.accumulate(np.where(new, at, 0))
+    end = np.minimum.accumulate(np.where(np.append(new[1:], True)[:n], at, n)[::-1])[::-1]
+    earlier = np.concatenate([[-1], np.maximum.accumulate(np.where(writes, at, -1))[:-1]])[:n]
+    later = np.minimum.accumulate(np.where(writes, at, n)[::-1])[::-1]
+    follows = earlier >= begin
+    precedes = ~writes & (later <= end)
+    one = np.concatenate([earlier[follows], at[precedes]])
+    other = np.concatenate([at[follows], later[precedes]])
+    blank = np.concatenate([np.zeros(follows.sum(), bool), ~follows[precedes]])
+    unwritten = ~writes & ~follows & ~precedes
+    return Pairs(access[one], access[other], cell[one], blank), order[unwritten]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from tilelink.analysis.events import Events
+from tilelink.analysis.events import NOTIFY, Events
 from tilelink.errors import Site, UnsafeProgramError
 
 SHOWN = 10
@@ -17,28 +18,27 @@ COUNT_ALIKE = "let whether and how often a tile notifies depend on ranks only, s
 """Remedies, of what is found in the tile program as of what is found in its events."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One thing that is wrong. `tiles`, `ranks`, `regions` and `lines` have an entry for each of the tiles it is about,
     in the same order (where it is about what no tile does, there is no tile); `chain`: a shortest chain of events that
     leads there; `remedy`: what would be right, where that is known, else ""."""
 
     kind: str
-    tensor: str
+    tensor: str = ""
     what: str
-    tiles: tuple[str, ...]
-    ranks: tuple[int, ...]
-    regions: tuple[str, ...]
-    lines: tuple[str, ...]
-    chain: tuple[str, ...]
-    remedy: str
+    tiles: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    regions: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    chain: tuple[str, ...] = ()
+    remedy: str = ""
     site: Site | None = None
 
     def __str__(self) -> str:
         text = [f"{self.kind}: {self.what}"]
-        if self.tiles:
-            for tile, rank, region in zip(self.tiles, self.ranks, self.regions, strict=False):
-                text.append(f"    {tile} of rank {rank}: {region}")
+        about = zip(self.tiles, self.ranks, self.regions, strict=False)
+        text += [f"    {tile} of rank {rank}: {region}" for tile, rank, region in about]
         text += [f"    {line}" for line in dict.fromkeys(self.lines)]
         if self.chain:
             text += ["    how it comes to that:", *(f"    {n}. {step}" for n, step in enumerate(self.chain, 1))]
@@ -92,6 +92,22 @@ class Report:
         return f"{self.verdict} ({found}; {self.events} events)\n{self.text()}".strip() + "\n"
 
 
+def finding(events: Events, kind: str, about: Sequence[int], what: str, chain: Iterable[str], remedy: str) -> Finding:
+    """A finding that is about some events."""
+    return Finding(
+        kind=kind,
+        what=what,
+        tensor=events.program.tensors[events.tensor[about[0]]].name,
+        tiles=tuple(tile_of(events, k) for k in about),
+        ranks=tuple(int(events.rank[k]) for k in about),
+        regions=tuple(region_of(events, k) for k in about),
+        lines=tuple(line_of(events, k) for k in about),
+        chain=tuple(chain),
+        remedy=remedy,
+        site=events.sites[events.site[about[-1]]],
+    )
+
+
 def tile_of(events: Events, k: int) -> str:
     """The tile of an event, by role and number."""
     return f"{events.program.roles[events.role[k]].name} tile {events.tile[k]}"
@@ -99,8 +115,7 @@ def tile_of(events: Events, k: int) -> str:
 
 def region_of(events: Events, k: int) -> str:
     """The region of an event, and whose memory it is."""
-    op = int(events.op[k])
-    where = "" if op == 2 else f" at rank {events.home[k]}"
+    where = "" if events.op[k] == NOTIFY else f" at rank {events.home[k]}"
     return f"{events.region(k)}{where}"
 
 
@@ -110,21 +125,15 @@ def line_of(events: Events, k: int) -> str:
     return f"{site}: {site.text}"
 
 
-def about(events: Events, found: list[int], regions: list[str] | None = None) -> dict[str, Any]:
-    """The fields of a finding that say which events it is about; `regions` instead of those of the events."""
-    return {
-        "tensor": events.program.tensors[events.tensor[found[0]]].name,
-        "tiles": tuple(tile_of(events, k) for k in found),
-        "ranks": tuple(int(events.rank[k]) for k in found),
-        "regions": tuple(regions or [region_of(events, k) for k in found]),
-        "lines": tuple(line_of(events, k) for k in found),
-        "site": events.sites[events.site[found[-1]]],
-    }
-
-
 def step(events: Events, k: int, remark: str = "") -> str:
     """An event as a step of a chain."""
     return f"{events.describe(k)} ({line_of(events, k)})" + (f"; {remark}" if remark else "")
+
+
+def last_before(events: Events, k: int, op: int) -> list[int]:
+    """The last event of a kind before an event in its tile; empty where there is none."""
+    found = events.of_tile(k, op)
+    return [int(j) for j in found[found < k][-1:]]
 
 
 def firsts(*columns: np.ndarray) -> np.ndarray:

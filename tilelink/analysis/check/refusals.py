@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilelink.analysis.check.findings import (
-    COUNT_ALIKE,
-    TELL_ALL,
-    Finding,
-    about,
-    line_of,
-    region_of,
-    step,
-    tile_of,
-)
+from tilelink.analysis.check.findings import COUNT_ALIKE, TELL_ALL, Finding, finding, line_of, region_of, step, tile_of
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
-from tilelink.analysis.unroll import Refusal
+from tilelink.analysis.lanes import Refusal
 from tilelink.errors import (
     GuardError,
     HomeError,
@@ -45,34 +36,31 @@ KINDS: dict[type[TileLinkError], tuple[str, str]] = {
 
 def refusals(events: Events, refused: list[Refusal]) -> list[Finding]:
     """What the unrolling refused, and how it went on without it."""
-    return [_refusal(events, r) for r in refused]
+    return [_unguarded(events, r.error) or _refusal(r) for r in refused]
 
 
-def _refusal(events: Events, refused: Refusal) -> Finding:
+def _refusal(refused: Refusal) -> Finding:
     error = refused.error
-    if isinstance(error, GuardError) and error.tile is not None:
-        found = _unguarded(events, error, error.tile)
-        if found is not None:
-            return found
     kind, remedy = KINDS[type(error)]
     role, number, rank = error.tile or ("", 0, 0)
     return Finding(
         kind=kind,
-        tensor=refused.region.partition("[")[0].partition(":")[0],
+        tensor=refused.tensor,
         what=error.message,
         tiles=(f"{role} tile {number}",) if error.tile else (),
         ranks=(rank,) if error.tile else (),
         regions=(refused.region,) if error.tile else (),
         lines=(f"{error.site}: {error.site.text}",) if error.site else (),
-        chain=(),
         remedy=remedy,
         site=error.site,
     )
 
 
-def _unguarded(events: Events, error: GuardError, tile: tuple[str, int, int]) -> Finding | None:
+def _unguarded(events: Events, error: TileLinkError) -> Finding | None:
     """The read that goes beyond its wait, and the tile that writes what lies beyond; None where none writes it."""
-    role, number, rank = tile
+    if not isinstance(error, GuardError) or error.tile is None:
+        return None
+    role, number, rank = error.tile
     index = next(k for k, r in enumerate(events.program.roles) if r.name == role)
     mine = np.flatnonzero((events.role == index) & (events.tile == number) & (events.rank == rank))
     for k in mine[events.op[mine] == READ].tolist():
@@ -80,40 +68,30 @@ def _unguarded(events: Events, error: GuardError, tile: tuple[str, int, int]) ->
             continue
         waits = [w for w in mine[events.op[mine] == WAIT].tolist() if w < k and events.tensor[w] == events.tensor[k]]
         same = (events.op == WRITE) & (events.tensor == events.tensor[k]) & (events.home == events.home[k])
-        writes = np.flatnonzero(same & _meets(events, np.arange(len(events)), k))
+        writes = np.flatnonzero(same)
+        writes = writes[events.meets(writes, k)]
         for w in waits:
-            writes = writes[~_meets(events, writes, w)]
+            writes = writes[~events.meets(writes, w)]
         if len(writes) and waits:
-            return _finding(events, int(writes[0]), k, waits[-1])
+            return _read_beyond(events, int(writes[0]), k, waits[-1])
     return None
 
 
-def _finding(events: Events, write: int, read: int, wait: int) -> Finding:
-    tensor = events.program.tensors[events.tensor[read]].name
-    tells = np.flatnonzero(
-        (events.op == NOTIFY)
-        & (events.tensor == events.tensor[write])
-        & (events.role == events.role[write])
-        & (events.tile == events.tile[write])
-        & (events.rank == events.rank[write])
+def _read_beyond(events: Events, write: int, read: int, wait: int) -> Finding:
+    what = (
+        f"{region_of(events, read)} is read, but {events.region(wait)} was waited for: "
+        f"{tile_of(events, write)} of rank {events.rank[write]} may still be writing the rest"
     )
+    tells = events.of_tile(write, NOTIFY)
+    tells = tells[events.tensor[tells] == events.tensor[write]]
     chain = [
         step(events, wait, f"which says nothing of {events.region(write)}"),
         step(events, read),
         step(events, write, "at the same time"),
         *(step(events, int(k), "which nobody waits for before the read") for k in tells[:1]),
     ]
-    return Finding(
-        kind=KINDS[GuardError][0],
-        what=f"{region_of(events, read)} is read, but {events.region(wait)} was waited for: "
-        f"{tile_of(events, write)} of rank {events.rank[write]} may still be writing the rest",
-        chain=tuple(chain),
-        remedy=f"read no further than {events.region(wait)}, or let this tile wait for {events.region(read)}, too: "
-        f"{line_of(events, wait)}",
-        **about(events, [write, read]) | {"tensor": tensor},
+    remedy = (
+        f"read no further than {events.region(wait)}, or let this tile wait for {events.region(read)}, too: "
+        f"{line_of(events, wait)}"
     )
-
-
-def _meets(events: Events, some: np.ndarray, k: int) -> np.ndarray:
-    """Whether the regions of events overlap that of one."""
-    return ((events.lo[some] < events.hi[k]) & (events.lo[k] < events.hi[some])).all(axis=1)
+    return finding(events, KINDS[GuardError][0], [write, read], what, chain, remedy)

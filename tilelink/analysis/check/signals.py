@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilelink.analysis.check.findings import COUNT_ALIKE, SHOWN, Finding, about, firsts, step
+from tilelink.analysis.check.findings import COUNT_ALIKE, SHOWN, Finding, finding, firsts, step
 from tilelink.analysis.check.synchronisation import Synchronisation
 from tilelink.analysis.counting import filled
 from tilelink.analysis.events import NOTIFY, Events
-from tilelink.frontend.cells import cell_count
-from tilelink.frontend.expressions import evaluate
+from tilelink.frontend.cells import CELL, cell_count
+from tilelink.frontend.expressions import RANK, evaluate
 from tilelink.frontend.ir import Notify, Role, places
 
 
@@ -22,19 +22,13 @@ def miscounts(sync: Synchronisation) -> list[Finding]:
     early = waits[(expected < given) | ((expected < 1) & _holds(events, sync.at[waits]))]
     found = []
     for j in firsts(events.site[sync.at[early]])[:SHOWN]:
-        wait = int(early[j])
-        k, times = int(sync.at[wait]), int(sync.given[sync.signal[wait]])
-        gives = sync.at[sync.notifies & (sync.signal == sync.signal[wait])]
-        found.append(
-            Finding(
-                kind="signal count",
-                what=f"a wait ends after {events.expected[k]} of {times} notifications of cell {events.cell[k]} on "
-                f"rank {events.rank[k]}: it does not say whose have come",
-                chain=(*(step(events, int(n)) for n in gives[-1:]), step(events, k)),
-                remedy=COUNT_ALIKE,
-                **about(events, [*map(int, gives[-1:]), k]),
-            )
+        k, signal = int(sync.at[early[j]]), sync.signal[early[j]]
+        chain = [*map(int, sync.at[sync.notifies & (sync.signal == signal)][-1:]), k]
+        what = (
+            f"a wait ends after {events.expected[k]} of {sync.given[signal]} notifications of cell {events.cell[k]} on "
+            f"rank {events.rank[k]}: it does not say whose have come"
         )
+        found.append(finding(events, "signal count", chain, what, (step(events, n) for n in chain), COUNT_ALIKE))
     return found
 
 
@@ -46,7 +40,7 @@ def _holds(events: Events, waits: np.ndarray) -> np.ndarray:
         cells = int(evaluate(cell_count(signals), events.sizes.values))
         mine = (events.tensor[waits] == index) & (events.expected[waits] < 1) & (events.cell[waits] < cells)
         at = waits[mine]
-        holds[mine] = filled(signals, {**events.sizes.values, "rank": events.rank[at], "cell": events.cell[at]})
+        holds[mine] = filled(signals, {**events.sizes.values, RANK.name: events.rank[at], CELL.name: events.cell[at]})
     return holds
 
 
@@ -57,23 +51,19 @@ def repeated(events: Events) -> list[Finding]:
     if not len(told):
         return []
     columns = (events.rank, events.role, events.tile, events.tensor, events.home, events.cell)
-    what = np.column_stack([*(c[told] for c in columns), events.lo[told], events.hi[told]])
-    order = np.lexsort(what.T)
-    again = np.flatnonzero((what[order[1:]] == what[order[:-1]]).all(axis=1))
+    said = np.column_stack([*(c[told] for c in columns), events.lo[told], events.hi[told]])
+    order = np.lexsort(said.T)
+    again = np.flatnonzero((said[order[1:]] == said[order[:-1]]).all(axis=1))
     one, other = told[order[again]], told[order[again + 1]]
     found = []
     for j in firsts(events.site[one], events.site[other])[:SHOWN]:
         both = [int(one[j]), int(other[j])]
-        found.append(
-            Finding(
-                kind="notified twice",
-                what=f"a tile notifies {events.region(both[0])} more than once in a run: waits are for all of that, so "
-                "only the last says anything",
-                chain=tuple(step(events, k) for k in both),
-                remedy="notify a region once, after the last store to it",
-                **about(events, both),
-            )
+        what = (
+            f"a tile notifies {events.region(both[0])} more than once in a run: waits are for all of that, so only the "
+            "last says anything"
         )
+        remedy = "notify a region once, after the last store to it"
+        found.append(finding(events, "notified twice", both, what, (step(events, k) for k in both), remedy))
     return found
 
 

@@ -1,8 +1,9 @@
 """What the structure of a program shows for all sizes, worlds and routings: a run is safe.
 
 It does so where
-1. each tensor that tiles write is written by one statement, which no condition guards, and whose view is another
-   region or another rank's memory for each tile, and covers the tensor in all;
+1. each tensor that tiles write is written by one statement, whose view is another region or another rank's memory for
+   each tile, and covers the tensor in all; no condition guards it, but that an output may be written by those tiles
+   alone that are the first along a dimension, which is not empty then;
 2. that view is notified in the same place after it is written, if anybody waits for the tensor;
 3. what is read of such a tensor lies in what was waited for;
 4. roles wait for roles before them in program order only (roles that take turns are one);
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from tilelink.frontend import ir
 from tilelink.frontend.expressions import (
     PER_NODE,
     RANK,
@@ -33,88 +35,83 @@ from tilelink.frontend.expressions import (
     never_negative,
     symbol,
 )
-from tilelink.frontend.ir import (
-    ALL_RANKS,
-    RANKS_DIM,
-    Copy,
-    Load,
-    Notify,
-    Place,
-    Range,
-    Role,
-    Store,
-    Tensor,
-    TileProgram,
-    View,
-    Wait,
-    places,
-)
 from tilelink.frontend.kept import kept
-from tilelink.frontend.turns import members
+from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.views import on_side
+from tilelink.frontend.workload import members
 
 
 @dataclass(frozen=True)
-class RolePlace(Place):
+class RolePlace(ir.Place):
     """Where a statement of a role stands."""
 
-    role: Role
+    role: ir.Role
 
 
-def role_places(role: Role) -> Iterator[RolePlace]:
+def role_places(role: ir.Role) -> Iterator[RolePlace]:
     """All statements of a role, in order of the source."""
-    return (RolePlace(p.statement, p.outer, p.rest, role) for p in places(role.body))
+    return (RolePlace(p.statement, p.outer, p.rest, role) for p in ir.places(role.body))
+
+
+def why_not_structural(program: ir.TileProgram, sizes: Sizes | None = None) -> str:
+    """The first thing for which the structure does not suffice, with its line; "" where it does: at all sizes, but for
+    outputs that the first tile along an empty dimension would write at these."""
+    reason = _why_not(program)
+    if reason or sizes is None:
+        return reason
+    places = (p for role in program.roles for p in role_places(role) if isinstance(p.statement, ir.Store | ir.Copy))
+    empty = [r.dim for p in places for r in _only_first(p) or () if not sizes.values[r.dim]]
+    return f"the first tile along {empty[0]} writes an output, and {empty[0]} is 0" if empty else ""
 
 
 @kept()
-def why_not_structural(program: TileProgram) -> str:
-    """The first thing for which the structure does not suffice, with its line; "" where it does."""
+def _why_not(program: ir.TileProgram) -> str:
     found = [p for role in program.roles for p in role_places(role)]
-    awaited = {v.tensor for p in found if isinstance(p.statement, Wait) for v in p.statement.views}
+    awaited = {v.tensor for p in found if isinstance(p.statement, ir.Wait) for v in p.statement.views}
     for tensor in program.tensors:
         if tensor.kind in ("buffer", "output"):
             reason = _written_once(tensor, found, tensor.name in awaited)
             if reason:
                 return reason
     numbers = {role.name: n for n, together in enumerate(members(program.roles)) for role in together}
-    writers = {p.statement.target.tensor: p for p in found if isinstance(p.statement, Store | Copy)}
-    waits = {(p.role.name, p.statement.name): p.statement for p in found if isinstance(p.statement, Wait)}
+    writers = {p.statement.target.tensor: p for p in found if isinstance(p.statement, ir.Store | ir.Copy)}
+    waits = {(p.role.name, p.statement.name): p.statement for p in found if isinstance(p.statement, ir.Wait)}
     for p in found:
         for view in p.statement.touched:
             if reason := _misplaced(view, program.tensor(view.tensor), p):
                 return f"{reason} ({p.statement.site})"
-        if isinstance(p.statement, Wait):
+        if isinstance(p.statement, ir.Wait):
             for view in p.statement.views:
                 if numbers[writers[view.tensor].role.name] >= numbers[p.role.name]:
                     return f"{p.role.name} waits for {view.tensor}, which no earlier role writes ({p.statement.site})"
         views = [load.view for load in p.statement.loads]
-        views += [p.statement.source] if isinstance(p.statement, Copy) else []
+        views += [p.statement.source] if isinstance(p.statement, ir.Copy) else []
         for view in views:
             if view.guard is not None and not any(
                 _contained(view, w, p) for w in waits[p.role.name, view.guard].views
             ):
-                return f"{Load(view)} may read more than was waited for ({p.statement.site})"
+                return f"{ir.Load(view)} may read more than was waited for ({p.statement.site})"
     return ""
 
 
-def _written_once(tensor: Tensor, found: list[RolePlace], awaited: bool) -> str:
+def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> str:
     """Why a tensor is not written once by tiles that notify what they wrote; "" where it is."""
     name = tensor.name
     if tensor.buffers:
         return f"entries of {name} take turns in {tensor.buffers} buffers"
-    writers = [p for p in found if isinstance(p.statement, Store | Copy) and p.statement.target.tensor == name]
+    writers = [p for p in found if isinstance(p.statement, ir.Store | ir.Copy) and p.statement.target.tensor == name]
     if len(writers) != 1:
         lines = ", ".join(str(p.statement.site) for p in writers) or "no line"
         return f"{name} is written by {len(writers)} statements ({lines})"
     (place,) = writers
-    assert isinstance(place.statement, Store | Copy)
+    assert isinstance(place.statement, ir.Store | ir.Copy)
     view, site = place.statement.target, place.statement.site
-    if place.conditional:
+    told = [(p, v) for p in found if isinstance(p.statement, ir.Notify) for v in p.statement.views if v.tensor == name]
+    if _only_first(place) is None or (place.conditional and told):
         return f"whether {view} is written depends on a condition ({site})"
     if not _one_to_one(place, view, tensor):
         return f"that {view} is another place for each tile, and all of them together are {name}, is not seen ({site})"
-    told = [(p, v) for p in found if isinstance(p.statement, Notify) for v in p.statement.views if v.tensor == name]
-    after = [v for s in place.rest if isinstance(s, Notify) for v in s.views if v == view]
+    after = [v for s in place.rest if isinstance(s, ir.Notify) for v in s.views if v == view]
     if awaited and not after:
         return f"{view} is not notified after it is written ({site})"
     if told and (len(told) > 1 or not after):
@@ -123,13 +120,22 @@ def _written_once(tensor: Tensor, found: list[RolePlace], awaited: bool) -> str:
     return ""
 
 
-def _one_to_one(place: RolePlace, view: View, tensor: Tensor) -> bool:
+def _only_first(place: RolePlace) -> list[ir.Range] | None:
+    """The ranges along which only the first tile comes to a place, as all its conditions say; None where one says
+    something else."""
+    ranges = [r for r in place.role.walk.ranges if r.part is None and r.segment is None]
+    only = [next((r for r in ranges if c == sympy.Eq(r.start, 0)), None) for c in place.conditions]
+    known = all(not isinstance(s, ir.DataIf) for s, _ in place.outer)
+    return [r for r in only if r is not None] if known and None not in only else None
+
+
+def _one_to_one(place: RolePlace, view: ir.View, tensor: ir.Tensor) -> bool:
     """Whether the places that the tiles of a role write to are different, and are all of the tensor's."""
     walk = place.role.walk
     if any(count != WORLD for name, count in walk.axes if name != walk.expert):
         return False
     left = {symbol(name) for name, _ in walk.axes} | {RANK}
-    missing = list(on_side(walk.ranges, walk.sent, tensor.dims))
+    missing = [r for r in on_side(walk.ranges, walk.sent, tensor.dims) if r not in (_only_first(place) or ())]
     left |= {symbol(x.name) for x in place.loops if (x.start, x.stop, x.step) == (0, WORLD, 1)}
     loops = [loop for loop in place.loops if symbol(loop.name) not in left]
     for i in view.ranges:
@@ -145,7 +151,7 @@ def _one_to_one(place: RolePlace, view: View, tensor: Tensor) -> bool:
         return False
     left -= {r.part for r in walk.ranges}  # the range of a tile says in whose part it lies
     left -= {e for r in walk.ranges if r.segment for e in vars(r.segment).values()}  # and rows, whose they are
-    entries = [i for i in view.index if not isinstance(i, Range)]
+    entries = [i for i in view.index if not isinstance(i, ir.Range)]
     if tensor.sharded is None and isinstance(view.home, Expr):
         entries.append(view.home)
     return _permutes(entries, left)
@@ -171,7 +177,7 @@ def _shifted(e: Expr, v: sympy.Symbol, others: set[sympy.Symbol]) -> bool:
     return not (sympy.expand(e.args[0] - v).free_symbols & others)
 
 
-def _contained(view: View, waited: View, place: RolePlace) -> bool:
+def _contained(view: ir.View, waited: ir.View, place: RolePlace) -> bool:
     """Whether a view lies in one that was waited for, whatever the sizes."""
     if view.tensor != waited.tensor or view.home != waited.home:
         return False
@@ -179,19 +185,19 @@ def _contained(view: View, waited: View, place: RolePlace) -> bool:
     return all(i == w or (_ranges(i, w) and (w.whole or _lies(i, w.start, w.stop, place))) for i, w in pairs)
 
 
-def _ranges(*entries: Range | Expr) -> bool:
-    return all(isinstance(i, Range) for i in entries)
+def _ranges(*entries: ir.Range | Expr) -> bool:
+    return all(isinstance(i, ir.Range) for i in entries)
 
 
-def _misplaced(view: View, tensor: Tensor, place: RolePlace) -> str:
+def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
     """Why a view may reach out of its tensor, its part or the world, or is another rank's output; "" if it does not."""
-    writes = isinstance(place.statement, Store | Copy) and view == place.statement.target
+    writes = isinstance(place.statement, ir.Store | ir.Copy) and view == place.statement.target
     if writes and tensor.kind == "output" and view.home != RANK:
         return f"that {view} is memory of the rank that stores it is not seen"
-    if view.home != ALL_RANKS and not (isinstance(view.home, Expr) and _below(view.home, WORLD, place)):
+    if view.home != ir.ALL_RANKS and not (isinstance(view.home, Expr) and _below(view.home, WORLD, place)):
         return f"that {view} is memory of a rank of the world is not seen"
     for k, (dim, i) in enumerate(zip(tensor.dims, view.index, strict=True)):
-        size = WORLD if dim == RANKS_DIM else symbol(dim)
+        size = WORLD if dim == ir.RANKS_DIM else symbol(dim)
         if isinstance(i, Expr):
             inside = _below(i, size, place)
         elif k == tensor.sharded and i.part is not None:
@@ -203,7 +209,7 @@ def _misplaced(view: View, tensor: Tensor, place: RolePlace) -> str:
     return ""
 
 
-def _lies(i: Range, begin: Expr, end: Expr, place: RolePlace) -> bool:
+def _lies(i: ir.Range, begin: Expr, end: Expr, place: RolePlace) -> bool:
     """Whether a range lies in [begin, end), whatever the sizes: it is followed outwards, through the loops whose steps
     it is, to the tile, its part and the dimension."""
     start, stops, ends = i.start, _least_of(i.stop), _least_of(end)

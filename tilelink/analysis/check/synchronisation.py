@@ -1,7 +1,12 @@
-"""The waits and notifications of a run, in columns: all that decides in which orders its events can happen."""
+"""The waits and notifications of a run, in columns: all that decides in which orders its events can happen.
+
+Signals only grow and every wait is for all that its signal is given in a run. So whatever order the workers are run in,
+the same steps are reached in the end: if one execution comes to an end, each does (all workers being resident).
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -26,14 +31,7 @@ class Synchronisation:
         self.notifies = events.op[self.at] == NOTIFY
         self.worker = self.worker_of[self.at]
         self.first = np.searchsorted(self.worker, np.arange(self.workers + 1))
-        holder = np.where(self.notifies, events.home[self.at], events.rank[self.at])
-        self.codes, self.signal = np.unique(
-            self.code(events.tensor[self.at], holder, events.cell[self.at]), return_inverse=True
-        )
-
-    def code(self, tensor: np.ndarray, rank: np.ndarray, cell: np.ndarray) -> np.ndarray:
-        """A signal as one integer: of which tensor, on which rank, which cell."""
-        return (tensor.astype(np.int64) << 16 | rank.astype(np.int64)) << 31 | cell.astype(np.int64)
+        self.codes, self.signal = np.unique(events.words(self.at), return_inverse=True)
 
     @cached_property
     def given(self) -> np.ndarray:
@@ -60,3 +58,42 @@ class Synchronisation:
         before = np.concatenate([[0], np.cumsum(self.notifies)])
         worker = np.append(self.worker, self.workers)
         return before - before[self.first[worker]]
+
+
+@dataclass(frozen=True, eq=False)
+class Execution:
+    """The steps that were done, in order, and for each worker that is stuck the wait before which it stands."""
+
+    done: np.ndarray
+    stuck: dict[int, int]
+
+
+def execute(sync: Synchronisation) -> Execution:
+    """Runs each worker until it has to wait, and again once it need not."""
+    signal, notifies = sync.signal.tolist(), sync.notifies.tolist()
+    first, missing = sync.first.tolist(), sync.given.tolist()
+    impossible = sync.events.expected[sync.at] > sync.given[sync.signal]
+    for k in np.flatnonzero(impossible & ~sync.notifies).tolist():
+        signal[k] = len(missing)
+    missing.append(1)  # a signal that nobody gives
+    position = first[:-1]
+    blocked: dict[int, list[int]] = {}
+    ready = [w for w in range(sync.workers) if first[w] < first[w + 1]][::-1]
+    done: list[int] = []
+    while ready:
+        worker = ready.pop()
+        k, end = position[worker], first[worker + 1]
+        while k < end:
+            s = signal[k]
+            if notifies[k]:
+                missing[s] -= 1
+                if not missing[s] and s in blocked:
+                    ready += blocked.pop(s)
+            elif missing[s]:
+                blocked.setdefault(s, []).append(worker)
+                break
+            done.append(k)
+            k += 1
+        position[worker] = k
+    waiting = sorted(w for workers in blocked.values() for w in workers)
+    return Execution(np.array(done, np.int64), {w: position[w] for w in waiting})

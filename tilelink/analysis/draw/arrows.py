@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tilelink.analysis.draw.layout import Layout
-from tilelink.analysis.draw.palette import INK
+from tilelink.analysis.draw.layout import INK, Layout
 from tilelink.analysis.timeline import Span, Timeline
 
 if TYPE_CHECKING:
@@ -22,31 +21,13 @@ def draw_arrows(axes: Axes, layout: Layout) -> str:
 
     waits, between = candidates(layout.timeline)
     chosen = choose(layout, waits)
-    style = "-|>,head_length=4,head_width=1.8"
+    style: dict[str, Any] = {"arrowstyle": "-|>,head_length=4,head_width=1.8", "shrinkA": 0, "shrinkB": 0}
     for x, y, to_x, to_y in chosen:
         for colour, width, order in (("white", 2.0, 7), (INK, 0.8, 8)):  # a halo keeps it off the hatching
-            axes.add_patch(
-                FancyArrowPatch(
-                    (x, y),
-                    (to_x, to_y),
-                    arrowstyle=style,
-                    shrinkA=0,
-                    shrinkB=0,
-                    color=colour,
-                    linewidth=width,
-                    zorder=order,
-                )
-            )
-        axes.plot(
-            x,
-            y,
-            marker="o",
-            markersize=3.6,
-            color=INK,
-            markeredgecolor="white",
-            markeredgewidth=0.6,
-            zorder=9,
-        )
+            look: dict[str, Any] = {"color": colour, "linewidth": width, "zorder": order}
+            axes.add_patch(FancyArrowPatch((x, y), (to_x, to_y), **style, **look))
+        edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}
+        axes.plot(x, y, marker="o", markersize=3.6, color=INK, zorder=9, **edge)
     if not chosen:
         return ""
     some = f" ({len(chosen)} of {len(waits)})" if len(chosen) < len(waits) else ""

@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from tilelink.analysis.draw.palette import colours_of
+from tilelink.analysis.draw.layout import colours_of
 from tilelink.analysis.paths import Link, critical_path, idle
 from tilelink.analysis.timeline import MEASURED, MICROSECONDS, PREDICTED, Timeline
 
@@ -56,6 +56,7 @@ def _data(timeline: Timeline, about: About) -> dict[str, Any]:
     roles = list(timeline.roles)
     rows = [(rank, worker) for rank in timeline.ranks for worker in timeline.workers(rank)]
     row_of = {key: k for k, key in enumerate(rows)}
+    peers = {(rank, worker): timeline.peer_of(worker) for rank, worker in rows}  # of streams of the copy engine
     labels: dict[str, int] = {}
     origin = timeline.start if timeline.unit != MICROSECONDS else min(0.0, timeline.start)
     spans = [
@@ -79,7 +80,7 @@ def _data(timeline: Timeline, about: About) -> dict[str, Any]:
         "verdict": about.verdict,
         "roles": roles,
         "colours": list(colours_of(roles).values()),
-        "rows": [[rank, worker, _called(timeline, worker)] for rank, worker in rows],
+        "rows": [[rank, worker, str(worker) if peer is None else f"e{peer}"] for (rank, worker), peer in peers.items()],
         "spans": spans,
         "labels": list(labels),
         "path": path,
@@ -88,12 +89,6 @@ def _data(timeline: Timeline, about: About) -> dict[str, Any]:
         "bytes": _under_way(timeline, origin),
         "facts": dict(about.facts),
     }
-
-
-def _called(timeline: Timeline, worker: int) -> str:
-    """What a worker is called beside its row: its number, or e and the peer of an engine's stream."""
-    peer = timeline.peer_of(worker)
-    return str(worker) if peer is None else f"e{peer}"
 
 
 def _busy(timeline: Timeline, role: str) -> float:

@@ -1,18 +1,46 @@
-"""Where things are on the PNG of a timeline: inches on the paper, and rows and times in the plot."""
+"""How the PNG of a timeline looks: colours, inches on the paper, and rows and times in the plot."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
+from typing import Any
 
-from tilelink.analysis.draw.palette import colours_of
 from tilelink.analysis.timeline import Timeline
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; after its last colour it starts again.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+INK, FAINT, IDLE = "#222222", "#7d7d7d", "#eceef1"
+
+
+def colours_of(roles: Sequence[str], palette: Sequence[str] = PALETTE) -> dict[str, str]:
+    """The colour of each role."""
+    return {role: palette[k % len(palette)] for k, role in enumerate(roles)}
+
+
+def pale(colour: str, share: float = 0.82) -> str:
+    """The colour mixed with a share of white."""
+    parts = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
+
+
+def luminance(colour: str) -> float:
+    """How light a colour looks, from 0 to 1."""
+    red, green, blue = (math.pow(int(colour[k : k + 2], 16) / 255, 2.2) for k in (1, 3, 5))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def waiting(colour: str) -> dict[str, Any]:
+    """How a wait looks: pale and hatched."""
+    return {"facecolor": pale(colour), "edgecolor": colour, "hatch": "/////", "linewidth": 0}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things are on the picture: inches on the page, and rows (which grow downwards) in the plot."""
+    """Where things are: inches on the page, and rows (which grow downwards) in the plot."""
 
     timeline: Timeline
 
@@ -79,12 +107,8 @@ class Layout:
 
     def box(self, left: float, width: float) -> tuple[float, float, float, float]:
         """As fractions of the page, as high as the plot."""
-        return (
-            left / self.width,
-            self.bottom / self.height,
-            width / self.width,
-            1 - (self.top + self.bottom) / self.height,
-        )
+        high = 1 - (self.top + self.bottom) / self.height
+        return left / self.width, self.bottom / self.height, width / self.width, high
 
     def band(self, rank: int) -> tuple[float, float]:
         """First and last row of a rank."""

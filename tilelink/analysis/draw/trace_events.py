@@ -8,19 +8,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from tilelink.analysis.draw.palette import colours_of
+from tilelink.analysis.draw.layout import colours_of
 from tilelink.analysis.timeline import MEMORY_OPERATIONS, Span, Timeline
 
 Event = dict[str, Any]
 
 # The format knows colours by reserved names only; chrome://tracing obeys them, Perfetto colours by name.
-TRACE_COLOURS = (
-    "thread_state_running",
-    "rail_response",
-    "rail_animation",
-    "rail_load",
-    "thread_state_iowait",
-)
+TRACE_COLOURS = ("thread_state_running", "rail_response", "rail_animation", "rail_load", "thread_state_iowait")
 TRACE_COLOUR_OF_WAITS = "grey"
 NANOSECOND = 0.001  # the resolution of trace viewers, in the microseconds of the format
 
@@ -58,34 +52,24 @@ def perfetto(timeline: Timeline) -> dict[str, Any]:
         args: Event = {"role": span.role, "label": span.label, "rank": span.rank, "worker": span.worker}
         if span.cause is not None:
             args["ended by"] = str(timeline.spans[span.cause])
-        name, category = (
-            (f"wait: {span.label}", f"{span.role},wait") if wait else (f"{span.role} {span.label}", span.role)
-        )
-        start, stop = _rounded(span.start), _rounded(span.stop)
-        events.append(
-            {
-                "name": name,
-                "cat": category,
-                "ph": "X",
-                "ts": start,
-                "dur": _rounded(stop - start),
-                **place(span),
-                "cname": TRACE_COLOUR_OF_WAITS if wait else colours[span.role],
-                "args": args,
-            }
-        )
+        start = _rounded(span.start)
+        events.append({
+            "name": f"wait: {span.label}" if wait else f"{span.role} {span.label}",
+            "cat": f"{span.role},wait" if wait else span.role,
+            "ph": "X",
+            "ts": start,
+            "dur": _rounded(_rounded(span.stop) - start),
+            **place(span),
+            "cname": TRACE_COLOUR_OF_WAITS if wait else colours[span.role],
+            "args": args,
+        })  # fmt: skip
     events += _flows(timeline, place)
 
     # In order of time; at the same time what encloses comes first, and a flow starts before it finishes.
     events.sort(key=lambda e: (e["ts"], "Xsf".index(e["ph"]), -e.get("dur", 0)))
     return {
         "displayTimeUnit": "ns",
-        "otherData": {
-            "title": timeline.title,
-            "source": timeline.source,
-            "unit": timeline.unit,
-            "about": about,
-        },
+        "otherData": {"title": timeline.title, "source": timeline.source, "unit": timeline.unit, "about": about},
         "traceEvents": metadata + events,
     }
 
@@ -109,14 +93,7 @@ def _identifiers(timeline: Timeline) -> tuple[dict[int, int], dict[tuple[int, in
 
 
 def _metadata(what: str, pid: int, tid: int | None = None, **args: Any) -> Event:
-    return {
-        "name": what,
-        "ph": "M",
-        "ts": 0,
-        "pid": pid,
-        **({} if tid is None else {"tid": tid}),
-        "args": args,
-    }
+    return {"name": what, "ph": "M", "ts": 0, "pid": pid, **({} if tid is None else {"tid": tid}), "args": args}
 
 
 def _flows(timeline: Timeline, place: Callable[[Span], Event]) -> list[Event]:

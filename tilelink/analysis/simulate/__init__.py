@@ -1,5 +1,5 @@
 """Simulation: a program's own events on a machine that is described by numbers (docs/performance-model.md)."""
 
-from tilelink.analysis.simulate.prediction import Prediction, predict, simulate, steps_of
+from tilelink.analysis.simulate.prediction import FUSED, OUTSIDE, UNFUSED, Prediction, predict, simulate, steps_of
 
-__all__ = ["Prediction", "predict", "simulate", "steps_of"]
+__all__ = ["FUSED", "OUTSIDE", "UNFUSED", "Prediction", "predict", "simulate", "steps_of"]

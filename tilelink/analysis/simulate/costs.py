@@ -1,4 +1,5 @@
-"""What a step of work takes on a machine when nobody else is there, and which agent moves its bytes.
+"""What takes how long on a machine when nobody else is there: steps, transfers (by which agent, on which way), and
+parts of a run; and what bounds it.
 
 Units: microseconds, bytes; a rate of 1 GB/s is 1e3 bytes a microsecond, 1 TFLOP/s is 1e6 operations.
 """
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilelink.analysis.machine import Agent, Machine
+from tilelink.analysis.machine import MESH, Agent, Machine
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import ScheduleError
 from tilelink.frontend.ir import Role, TileProgram
@@ -53,7 +54,7 @@ def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
     head = product & _first(steps.tile, product)
     names = [agent_of(role, agents) for role in program.roles]
     chosen = tuple(machine.agent(name) for name in names)
-    on_sm = np.array([a.on_sm for a in chosen])[steps.tile_role[steps.tile]]
+    on_sm = np.array([a.on_sm for a in chosen])[steps.events.role[steps.event]]
     alone = np.where(on_sm, busy + np.where(head, machine.tile_us, 0), 0)
     return Costs(alone, steps.fetched + steps.written, chosen, tuple(name == "multicast" for name in names))
 
@@ -73,10 +74,128 @@ def dtype_of(program: TileProgram) -> str:
     return next((t.dtype for t in (*program.inputs, *program.tensors)), "float32")
 
 
+@dataclass(frozen=True, eq=False)
+class Wires:
+    """Of each transfer: `out` and `into`, the servers on its way (the same one, where a link is for one pair of ranks);
+    `leaving` and `entering`, microseconds that it keeps them busy; `own`, what the agent takes at its own rate;
+    `setup`; `waited_for`, whether the worker waits for its arrival. `servers`: how many there are."""
+
+    out: np.ndarray
+    into: np.ndarray
+    leaving: np.ndarray
+    entering: np.ndarray
+    own: np.ndarray
+    setup: np.ndarray
+    waited_for: np.ndarray
+    servers: int
+
+
+def way(steps: Steps, costs: Costs, machine: Machine) -> Wires:
+    """The ways of all transfers. Between nodes they go through the NICs of both ranks, whoever moves them."""
+    world = steps.events.sizes.world
+    role = steps.events.role[steps.event[steps.transfer_step]]
+    source, target, pushed = steps.source, steps.target, steps.pushed
+    node = np.array([machine.node(rank) for rank in range(world)])
+    far = node[source] != node[target]
+
+    def of(agents: tuple[Agent, ...], what: str) -> np.ndarray:
+        return np.array([getattr(a, what) for a in agents])[role]
+
+    rate = np.where(pushed, of(costs.agents, "push"), of(costs.agents, "pull"))
+    link, setup = of(costs.agents, "saturation"), of(costs.agents, "setup_us")
+    if far.any():
+        nic = machine.agent("nic")
+        rate, link = np.where(far, np.minimum(rate, nic.push), rate), np.where(far, nic.saturation, link)
+        setup = np.where(far, np.maximum(setup, nic.setup_us), setup)
+    there = steps.size / (link * GB_S)
+    port = np.where(far, 2, 0)
+    out, into = port * world + source, (port + 1) * world + target
+    if machine.links == MESH:
+        out = into = source * world + target
+    again = _again(steps, np.array(costs.multicasts)[role])
+    return Wires(
+        out=out,
+        into=into,
+        leaving=np.where(again, 0, there),
+        entering=there,
+        own=np.where(again, 0, steps.size / (rate * GB_S)),
+        setup=setup,
+        waited_for=~pushed | ~of(costs.agents, "on_sm").astype(bool),  # an engine does one copy after the other
+        servers=max(4 * world, world * world),
+    )
+
+
 def _first(groups: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Whether a row is the first of its group among those in the mask."""
-    found = np.zeros(len(groups), bool)
-    rows = np.flatnonzero(mask)
-    if len(rows):
-        found[rows[np.concatenate([[True], groups[rows][1:] != groups[rows][:-1]])]] = True
+    found, rows = np.zeros(len(groups), bool), np.flatnonzero(mask)
+    found[rows[np.diff(groups[rows], prepend=-1) != 0]] = True
     return found
+
+
+def _again(steps: Steps, multicast: np.ndarray) -> np.ndarray:
+    """Transfers of a multicast after its first: the fabric makes them of what has left the rank once."""
+    step = steps.transfer_step
+    return multicast & np.concatenate([[False], step[1:] == step[:-1]])[: len(step)]
+
+
+# ---- parts of a run, alone
+
+
+def compute(steps: Steps, costs: Costs, machine: Machine) -> float:
+    """The tiles that multiply, dealt out to all SMs in order, as if everything they wait for were there."""
+    ranks, size, slowest = steps.of_tiles("rank"), len(steps.tile_event), 0.0
+    took = np.bincount(steps.tile, weights=costs.alone, minlength=size)
+    moved = np.bincount(steps.tile, weights=costs.memory, minlength=size) / (machine.memory_rate * GB_S)
+    for rank in np.unique(ranks[steps.multiplies]):
+        mine = np.flatnonzero(steps.multiplies & (ranks == rank))
+        order = np.lexsort((steps.of_tiles("tile")[mine], steps.of_tiles("role")[mine]))
+        tiles = np.zeros(-(-len(mine) // machine.sms) * machine.sms)
+        tiles[: len(mine)] = took[mine[order]]
+        by_sm = tiles.reshape(-1, machine.sms).sum(axis=0)
+        slowest = max(slowest, float(by_sm.max()), float(moved[mine].sum()))
+    return slowest
+
+
+def collective(steps: Steps, machine: Machine, times: int = 1) -> float:
+    """A collective of the library that moves `times` as many bytes, with its launch."""
+    if not steps.talks:
+        return 0.0
+    return machine.launch_us + machine.collective_us + times * most_moved(steps) / (machine.collective * GB_S)
+
+
+def workers_least(steps: Steps, costs: Costs, machine: Machine) -> float:
+    """What the busiest workers take for their own work and transfers, spread evenly over the workers of a role: no run
+    of these steps is faster."""
+    busy = costs.alone.copy()
+    own = np.bincount(steps.transfer_step, weights=way(steps, costs, machine).own, minlength=len(steps))
+    np.maximum(busy, own, out=busy)
+    events, roles = steps.events, steps.events.program.roles
+    workers = np.array([events.allotment[r.name].workers for r in roles], float)
+    place = events.rank[steps.event].astype(np.int64) * len(roles) + events.role[steps.event]
+    whole = np.bincount(place, weights=busy, minlength=events.sizes.world * len(roles))
+    return float((whole.reshape(-1, len(roles)) / workers).max(initial=0.0))
+
+
+def bounds(steps: Steps, machine: Machine) -> dict[str, float]:
+    """What no schedule can be faster than, by what sets it: operations at the rate of all SMs, bytes between ranks at
+    the fastest agent's, and all that is written."""
+    world = steps.events.sizes.world
+    ranks = steps.events.rank[steps.event]
+    operations = np.bincount(ranks, weights=steps.operations, minlength=world).max(initial=0.0)
+    written = np.bincount(ranks, weights=steps.written, minlength=world).max(initial=0.0)
+    return {
+        "the products": float(operations / (machine.matmul_rate(dtype_of(steps.events.program)) * TFLOP_S)),
+        "the bytes between ranks": float(most_moved(steps) / (usable(machine, world) * GB_S)),
+        "the writes to device memory": float(written / (machine.memory_rate * GB_S)),
+    }
+
+
+def usable(machine: Machine, world: int) -> float:
+    """GB/s that leave a rank at most, or reach it: the saturation of the fastest agent, on all links of the rank."""
+    fastest = max(a.saturation for n, a in machine.agents.items() if n != "nic")
+    return fastest * (max(1, world - 1) if machine.links == MESH else 1)
+
+
+def most_moved(steps: Steps) -> float:
+    """Bytes that leave or reach the rank that most leave or reach."""
+    return float(max(np.bincount(r, weights=steps.size).max(initial=0.0) for r in (steps.source, steps.target)))

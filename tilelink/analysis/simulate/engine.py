@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from tilelink.analysis.machine import Machine
-from tilelink.analysis.simulate.costs import GB_S, Costs
-from tilelink.analysis.simulate.steps import WAITING, WORK, Steps
-from tilelink.analysis.simulate.wires import way
+from tilelink.analysis.simulate.costs import GB_S, Costs, way
+from tilelink.analysis.simulate.steps import NOTIFYING, WAITING, WORK, Steps
 from tilelink.errors import StuckError
 
 
@@ -66,15 +65,14 @@ class _Engine:
         self.kind = compact(steps.kind)
         self.tile = compact(steps.tile)
         self.cell = compact(steps.cell)
-        self.expected = compact(steps.expected)
         self.far = compact(steps.far)
         self.alone = compact(costs.alone)
         self.memory = compact(costs.memory / (machine.memory_rate * GB_S))
+        wires = way(steps, costs, machine)
         counts = np.bincount(steps.transfer_step, minlength=len(steps))
         self.moves = compact(np.concatenate([[0], np.cumsum(counts)]))
-        self.source, self.target = compact(steps.source), compact(steps.target)
-        wires = way(steps, costs, machine)
-        self.out, self.into, servers = compact(wires.out), compact(wires.into), wires.servers
+        self.source, self.target = (compact(wires.servers + rank) for rank in (steps.source, steps.target))
+        self.out, self.into = compact(wires.out), compact(wires.into)
         self.leaving, self.entering = compact(wires.leaving), compact(wires.entering)
         self.own, self.setup = compact(wires.own), compact(wires.setup)
         self.waited_for = compact(wires.waited_for)
@@ -84,16 +82,15 @@ class _Engine:
         self.last = steps.last.tolist()
         self.rank = steps.worker_rank.tolist()
         self.stored = [0.0] * len(self.next)
-        self.free = [0.0] * servers
-        self.memory_free = [0.0] * steps.events.sizes.world
-        self.given = [0] * steps.cells
+        self.free = [0.0] * (wires.servers + steps.events.sizes.world)  # of links, and of each rank's memory
+        self.memory_of = [wires.servers + rank for rank in self.rank]
+        self.missing = np.bincount(steps.cell[steps.kind == NOTIFYING], minlength=steps.cells).tolist()
         self.seen = [0.0] * steps.cells
         self.giver = [-1] * steps.cells
         self.parked: dict[int, list[tuple[int, float]]] = defaultdict(list)
-        self.wanted = [0] * steps.cells  # the least that a parked wait of the cell asks for
         self.heap: list[tuple[float, int]] = []
 
-        tiles = len(steps.tile_rank)
+        tiles = len(steps.tile_event)
         self.start, self.stop = array("d", [-1.0]) * tiles, array("d", [0.0]) * tiles
         self.moving = array("d", [0.0]) * tiles
         self.waits = array("d")  # step, begin, end and cause of each
@@ -123,61 +120,41 @@ class _Engine:
                 return
             cell = self.cell[step]
             if kind == WAITING:
-                if self.given[cell] < self.expected[step]:
+                if self.missing[cell]:
                     self.next[worker] = step
-                    self.park(cell, worker, step, time)
+                    self.parked[cell].append((worker, time))
                     return
-                time = self.waited(step, time)
+                if (until := self.seen[cell]) > time:
+                    self.waits.extend((step, time, until, self.giver[cell]))
+                    time = until
             else:
                 time = self.notified(step, worker, time)
             self.stop[tile] = time
             step += 1
         self.next[worker] = step
 
-    def park(self, cell: int, worker: int, step: int, time: float) -> None:
-        waiting = self.parked[cell]
-        expected = self.expected[step]
-        self.wanted[cell] = min(self.wanted[cell], expected) if waiting else expected
-        waiting.append((worker, time))
-
-    def waited(self, step: int, time: float) -> float:
-        cell = self.cell[step]
-        until = self.seen[cell]
-        if until <= time:
-            return time
-        self.waits.extend((step, time, until, self.giver[cell]))
-        return until
-
     def notified(self, step: int, worker: int, time: float) -> float:
         """A notification is made after the worker's stores have arrived; it is seen by polling."""
         machine, cell = self.machine, self.cell[step]
+        time = max(time, self.stored[worker])
         if self.far[step]:
-            time = max(time, self.stored[worker]) + machine.fence_us
+            time += machine.fence_us
             seen = time + machine.flight_us + machine.poll_us
         else:
-            time = max(time, self.stored[worker])
             seen = time + machine.signal_us
-        self.given[cell] += 1
+        self.missing[cell] -= 1
         if seen > self.seen[cell]:
             self.seen[cell], self.giver[cell] = seen, self.tile[step]
-        waiting = self.parked.get(cell)
-        if waiting and self.given[cell] >= self.wanted[cell]:
-            self.parked[cell] = []
-            for other, since in waiting:
+        if not self.missing[cell]:
+            for other, since in self.parked.pop(cell, ()):
                 self.settle(other, since)
         return time
 
     def work(self, step: int, worker: int, time: float) -> float:
         """When work that begins now is over."""
-        rank = self.rank[worker]
         done = time + self.alone[step]
-        memory = self.memory[step]
-        if memory:
-            served = self.memory_free[rank]
-            served = (served if served > time else time) + memory
-            self.memory_free[rank] = served
-            if served > done:
-                done = served
+        if self.memory[step]:
+            done = max(done, self.serve(self.memory_of[worker], time, self.memory[step]))
         computed = done
         busy = time  # with one transfer after the other, at the worker's own rate
         for k in range(self.moves[step], self.moves[step + 1]):
@@ -191,30 +168,25 @@ class _Engine:
         """When the worker may go on after a transfer that begins now, and which it is busy with until then at least:
         once it has what it pulls, once it has sent what it pushes; that has arrived later, which notifications wait
         for."""
-        free, out, into = self.free, self.out[k], self.into[k]
-        served = free[out]
-        sent = (served if served > time else time) + self.leaving[k]
-        free[out] = sent
-        arrived = sent
-        if into != out:
-            served = free[into]
-            arrived = (served if served > time else time) + self.entering[k]
-            free[into] = arrived
+        out, into = self.out[k], self.into[k]
+        sent = self.serve(out, time, self.leaving[k])
+        arrived = self.serve(into, time, self.entering[k]) if into != out else sent
         sent = max(sent, busy)
         arrived = max(arrived, sent) + self.setup[k]
-        memory_free, memory = self.memory_free, self.through[k]
-        for rank in (self.source[k], self.target[k]):
-            served = memory_free[rank]
-            served = (served if served > time else time) + memory
-            memory_free[rank] = served
-            if served > arrived:
-                arrived = served
+        for memory in (self.source[k], self.target[k]):
+            arrived = max(arrived, self.serve(memory, time, self.through[k]))
         self.began[k], self.ended[k] = time, arrived
         if self.waited_for[k]:
             return arrived
         if arrived > self.stored[worker]:
             self.stored[worker] = arrived
         return sent
+
+    def serve(self, server: int, time: float, takes: float) -> float:
+        """When a server is done with what comes now, behind all that came before."""
+        free = self.free[server]
+        self.free[server] = done = (free if free > time else time) + takes
+        return done
 
     def result(self) -> Run:
         waits = np.array(self.waits, float).reshape(-1, 4)
@@ -227,18 +199,11 @@ class _Engine:
     def stuck(self) -> None:
         """Names the first worker that can't go on."""
         worker = next(k for k, (n, m) in enumerate(zip(self.next, self.last, strict=True)) if n < m)
-        step = self.next[worker]
-        events = self.steps.events
-        event = int(self.steps.tile_event[self.tile[step]])
-        same = np.flatnonzero(
-            (events.rank == events.rank[event]) & (events.worker == events.worker[event])
-            & (events.role == events.role[event]) & (events.tile == events.tile[event])
-            & (events.expected == self.expected[step]) & (events.cell >= 0)
-        )  # fmt: skip
-        site = events.sites[events.site[same[0]]] if len(same) else None
-        what = events.describe(int(same[0])) if len(same) else events.describe(event)
+        events, step = self.steps.events, self.next[worker]
+        event = int(self.steps.event[step])
+        observed = events.expected[event] - self.missing[self.cell[step]]
         raise StuckError(
-            f"no rank can go on: {what}, observed {self.given[self.cell[step]]}. Let roles that share workers be "
+            f"no rank can go on: {events.describe(event)}, observed {observed}. Let roles that share workers be "
             "launched in the order in which they wait for each other",
-            site,
+            events.sites[events.site[event]],
         )

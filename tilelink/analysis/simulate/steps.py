@@ -8,15 +8,14 @@ here.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE, Events
 
 WORK, WAITING, NOTIFYING = range(3)
-PER_STEP = (
-    "kind", "event", "tile", "cell", "expected", "far", "operations", "read", "written", "fetched",
-)  # fmt: skip
+PER_STEP = ("kind", "event", "tile", "cell", "far", "operations", "read", "written", "fetched")
 PER_TRANSFER = ("transfer_step", "source", "target", "size", "pushed")
 
 
@@ -25,12 +24,12 @@ class Steps:
     """Steps in columns, in the order in which each worker goes through them.
 
     Of a step: `kind` (WORK, WAITING or NOTIFYING), `event` (the first of its events), `tile` (index of the tiles
-    below), `cell` (flat number over all ranks; of a wait and a notification), `expected`, `far` (a notification of
-    another rank). Of work: `operations`,
-    `read` and `written` (bytes of own memory), `fetched` (bytes of `read` that the L2 cache does not hold).
+    below), `cell` (flat number over all ranks; of a wait and a notification), `far` (a notification of another rank).
+    Of work: `operations`, `read` and `written` (bytes of own memory), `fetched` (bytes of `read` that the L2 cache does
+    not hold).
     Of a transfer: `transfer_step`, `source`, `target` (ranks), `size` in bytes, `pushed` (the target's peer stores).
-    Of a tile: `tile_rank`, `tile_worker`, `tile_role`, `tile_number`, and `tile_event`, the first of its events.
-    `first` and `last`: steps of worker k are first[k]:last[k]; `worker_rank`, `worker_number`: which worker that is.
+    Of a tile: `tile_event`, the first of its events.
+    `first` and `last`: steps of worker k are first[k]:last[k]; `worker_rank`: the rank that it is of.
     """
 
     events: Events
@@ -38,7 +37,6 @@ class Steps:
     event: np.ndarray
     tile: np.ndarray
     cell: np.ndarray
-    expected: np.ndarray
     far: np.ndarray
     operations: np.ndarray
     read: np.ndarray
@@ -49,19 +47,28 @@ class Steps:
     target: np.ndarray
     size: np.ndarray
     pushed: np.ndarray
-    tile_rank: np.ndarray
-    tile_worker: np.ndarray
-    tile_role: np.ndarray
-    tile_number: np.ndarray
     tile_event: np.ndarray
     first: np.ndarray
     last: np.ndarray
     worker_rank: np.ndarray
-    worker_number: np.ndarray
     cells: int
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    @property
+    def talks(self) -> bool:
+        """Whether ranks have to do with each other."""
+        return bool(len(self.size) or self.far.any())
+
+    @cached_property
+    def multiplies(self) -> np.ndarray:
+        """Which tiles multiply."""
+        return np.bincount(self.tile, weights=self.operations, minlength=len(self.tile_event)) > 0
+
+    def of_tiles(self, column: str) -> np.ndarray:
+        """A column of the events, "rank", "worker", "role" or "tile", with one entry for each tile."""
+        return np.asarray(getattr(self.events, column)[self.tile_event])
 
     def only(self, mask: np.ndarray) -> Steps:
         """Those steps alone, with their transfers."""
@@ -96,41 +103,36 @@ def fold(events: Events, l2: float) -> Steps:
 
     reads, writes = op == READ, op == WRITE
     away = (reads | writes) & ~own
-    moved = _moved(step[away], events.home[away], writes[away], events.amount[away])
-    at = moved[0]
+    key = (step[away] << 17) | (events.home[away].astype(np.int64) << 1) | writes[away]  # summed to one transfer
+    moved, transfer = np.unique(key, return_inverse=True)
+    at, peer, pushed = moved >> 17, (moved >> 1) & 0xFFFF, (moved & 1).astype(bool)
     mover = rank[head][at]
-    source = np.where(moved[2], mover, moved[1])
-    target = np.where(moved[2], moved[1], mover)
-    cell, cells = _cells(events)
-    first = np.flatnonzero(np.concatenate([[True], worker[head][1:] != worker[head][:-1]])) if count else head
+    signals = np.flatnonzero((op == WAIT) | (op == NOTIFY))
+    cell = np.full(len(events), -1)
+    words, cell[signals] = np.unique(events.words(signals), return_inverse=True)
+    first = np.flatnonzero(np.diff(worker[head], prepend=-1))
     kinds = np.where(op[head] == WAIT, WAITING, np.where(op[head] == NOTIFY, NOTIFYING, WORK))
     return Steps(
         events=events,
         kind=kinds,
         event=head,
         tile=tile[head],
-        cell=np.where(kinds == WORK, -1, cell[head]),
-        expected=events.expected[head],
+        cell=cell[head],
         far=(op[head] == NOTIFY) & ~own[head],
         operations=total(op == DOT, events.amount),
         read=total(reads & own, events.amount),
         written=total(writes & own, events.amount),
         fetched=total(reads & own, _fetched(events, reads & own, l2)),
         transfer_step=at,
-        source=source,
-        target=target,
-        size=moved[3],
-        pushed=moved[2],
-        tile_rank=events.rank[tile_head],
-        tile_worker=events.worker[tile_head],
-        tile_role=events.role[tile_head],
-        tile_number=events.tile[tile_head],
+        source=np.where(pushed, mover, peer),
+        target=np.where(pushed, peer, mover),
+        size=np.bincount(transfer, weights=events.amount[away], minlength=len(moved)),
+        pushed=pushed,
         tile_event=tile_head,
         first=first,
-        last=np.concatenate([first[1:], [count]]).astype(np.int64) if count else first,
+        last=np.append(first[1:], count)[: len(first)],
         worker_rank=events.rank[head][first],
-        worker_number=events.worker[head][first],
-        cells=cells,
+        cells=len(words),
     )
 
 
@@ -143,31 +145,6 @@ def _same(*columns: np.ndarray) -> np.ndarray:
 def _before(column: np.ndarray) -> np.ndarray:
     """The value in the row before; False in the first."""
     return np.concatenate([[False], column[:-1]])[: len(column)]
-
-
-def _moved(
-    step: np.ndarray, home: np.ndarray, pushed: np.ndarray, amount: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Bytes to and from peers, summed for each (step, home, direction): step, home, pushed, bytes."""
-    key = (step.astype(np.int64) << 17) | (home.astype(np.int64) << 1) | pushed
-    unique, inverse = np.unique(key, return_inverse=True)
-    size = np.bincount(inverse, weights=amount, minlength=len(unique))
-    return unique >> 17, (unique >> 1) & 0xFFFF, (unique & 1).astype(bool), size
-
-
-def _cells(events: Events) -> tuple[np.ndarray, int]:
-    """Flat number of each event's signal over all tensors and ranks, and how many there are. Who waits polls its own
-    memory; `home` of a notification is who gets it."""
-    signal = (events.op == WAIT) | (events.op == NOTIFY)
-    owner = np.where(events.op == WAIT, events.rank, events.home).astype(np.int64)
-    columns = [events.tensor[signal].astype(np.int64), owner[signal], events.cell[signal].astype(np.int64)]
-    if not signal.any():
-        return np.full(len(events), -1), 0
-    key = (columns[0] << 52) | (columns[1] << 36) | columns[2]
-    unique, inverse = np.unique(key, return_inverse=True)
-    flat = np.full(len(events), -1, np.int64)
-    flat[signal] = inverse
-    return flat, len(unique)
 
 
 def _fetched(events: Events, mask: np.ndarray, l2: float) -> np.ndarray:

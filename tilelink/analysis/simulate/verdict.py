@@ -6,10 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tilelink.analysis.events import Events
-from tilelink.analysis.simulate.alone import bounds
+from tilelink.analysis.simulate.costs import bounds
 from tilelink.errors import StuckError
 from tilelink.frontend.ir import Role
 from tilelink.frontend.schedule import SMs
@@ -38,7 +36,7 @@ class Neighbour:
 def verdict(prediction: Prediction) -> str:
     """Names the role that most of the critical path is made of, and what stands before and after it. Says what its
     transfers cost, which SMs have no tile, what other workers would change, what no schedule can beat, and how the run
-    compares with the unfused form."""
+    compares with the unfused form, if it has one."""
     path, whole = prediction.critical_path, prediction.makespan_us
     shares: dict[str, float] = defaultdict(float)
     for link in path:
@@ -58,9 +56,10 @@ def verdict(prediction: Prediction) -> str:
         _tiles(prediction, longest),
         _workers(prediction, longest),
         f"No schedule takes less than {limits[limit]:,.1f} us, for {limit}.",
-        f"{times_as_fast(prediction.unfused_us / whole).capitalize()}"
-        f" ({prediction.unfused_us / prediction.interval_us[1]:.2f} at the end of the interval).",
     ]
+    if (plain := prediction.unfused_us) is not None:
+        compared = times_as_fast(plain / whole).capitalize()
+        said.append(f"{compared} ({plain / prediction.interval_us[1]:.2f} at the end of the interval).")
     return " ".join(text for text in said if text)
 
 
@@ -123,10 +122,8 @@ def _held(prediction: Prediction, role: str) -> str:
     """How much of the time of tiles that multiply goes to transfers, where it is worth a word: the tiles of a role that
     only moves are that and nothing else."""
     steps, run = prediction.steps, prediction.run
-    multiplies = np.zeros(len(steps.tile_rank), bool)
-    multiplies[steps.tile[steps.operations > 0]] = True
     roles = [r.name for r in steps.events.program.roles]
-    mine = multiplies & (steps.tile_role == roles.index(role))
+    mine = steps.multiplies & (steps.of_tiles("role") == roles.index(role))
     whole = float((run.tile_stop - run.tile_start)[mine].sum())
     share = float(run.tile_moving[mine].sum()) / whole if whole else 0.0
     return f"{share:.0%} of the time of its tiles is moving bytes from and to peers." if share >= WORTH_SAYING else ""

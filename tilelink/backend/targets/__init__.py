@@ -65,7 +65,7 @@ class Target:
             with_network = ", ".join(t.name for t in TARGETS.values() if t.backend in NETWORKS)
             raise TargetError(f"{self.name} has no network to other nodes here; these have: {with_network}")
         name, module = NETWORKS[self.backend]
-        return replace(self, name=f"{self.name}+{name}", module=module, multicast=False, network=True)
+        return replace(self, name=f"{self.name}+{name}", module=module, network=True)
 
 
 PORTABLE, CUDA, AMD = (f"tilelink.backend.targets.{name}" for name in ("portable", "cuda", "amd"))

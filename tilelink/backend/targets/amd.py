@@ -9,12 +9,7 @@ import triton
 import triton.language as tl
 
 from tilelink.backend.targets import portable
-from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, TICKET, drain, enter, peer
-
-__all__ = [
-    "POISON", "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "clock", "credit", "drain", "enter", "entered", "last_out", "leave", "notify", "peer", "wait",
-]  # fmt: skip
+from tilelink.backend.targets.portable import POISON, RUN, SLOT_LEFT, drain, enter, peer  # noqa: F401, kernels import them from here
 
 
 @triton.constexpr_function
@@ -50,26 +45,14 @@ def wait(control, word, expected, scope: tl.constexpr):
     return tl.inline_asm_elementwise(asm, "=s,v,~{scc}", [seen], dtype=tl.int32, is_pure=True, pack=1)
 
 
+entered, credit = portable.over(globals(), portable.entered, portable.credit)
+
+
 @triton.jit
 def notify(signal, scope: tl.constexpr):
     """Counts one up, with release order, once all threads have stored what they had to."""
     _stored()
     portable.notify(signal, scope)
-
-
-@triton.jit
-def entered(control, other, run):
-    """Until a peer has entered this run: its published inputs may be read. Returns 0 as `wait` does."""
-    return wait(control, control + PROGRESS + other, 2 * run + 1, "sys")
-
-
-@triton.jit
-def credit(control, before, world: tl.constexpr):
-    """Until every rank has left the previous run of this slot: nobody reads what lies in it any more, wherever it lies,
-    so it may be written to. (That its home has left is not enough: others may still be reading there.)"""
-    for other in range(world):
-        wait(control, control + PROGRESS + other, before, "sys")
-    tl.debug_barrier()
 
 
 @triton.jit

@@ -9,15 +9,10 @@ moved before the wait. A notification is one thread's release after a barrier of
 import triton
 import triton.language as tl
 
-from tilelink.backend.targets.multimem import multicast_notify, multicast_store
+from tilelink.backend.targets import portable
+from tilelink.backend.targets.multimem import multicast_notify, multicast_store  # noqa: F401, kernels import them from here
 from tilelink.backend.targets.polling import polling
-from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, TICKET, last_out, peer
-
-__all__ = [
-    "POISON", "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "clock", "credit", "drain", "enter", "entered", "last_out", "leave", "notify", "peer", "wait",
-    "multicast_notify", "multicast_store",
-]  # fmt: skip
+from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, last_out, peer  # noqa: F401, kernels import them from here
 
 
 @triton.constexpr_function
@@ -44,7 +39,7 @@ def _until(control, word, expected, scope: tl.constexpr, lanes: tl.constexpr, fe
 
 
 @triton.jit
-def _tell(heaps, rank, progress, world: tl.constexpr):
+def tell(heaps, control, rank, progress, world: tl.constexpr):
     """Tells every peer this rank's progress: released once, then stored to each."""
     release: tl.constexpr = _by_one_thread("fence.acq_rel.sys;")
     tl.inline_asm_elementwise(release, "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
@@ -54,6 +49,9 @@ def _tell(heaps, rank, progress, world: tl.constexpr):
         tl.inline_asm_elementwise(
             store, "=r,l,l,~{memory}", [word, progress], dtype=tl.int32, is_pure=False, pack=1
         )
+
+
+enter, leave = portable.over(globals(), portable.enter, portable.leave)
 
 
 @triton.jit
@@ -70,12 +68,6 @@ def notify(signal, scope: tl.constexpr):
     add: tl.constexpr = "add.u64" if signal.dtype.element_ty.primitive_bitwidth == 64 else "add.s32"
     asm: tl.constexpr = _by_one_thread("red.release." + scope + ".global." + add + " [$1], 1;")
     tl.inline_asm_elementwise(asm, "=r,l,~{memory}", [signal], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def enter(heaps, control, rank, run, world: tl.constexpr):
-    """Tells every peer that all earlier work of this rank is done, so that its inputs may be read."""
-    _tell(heaps, rank, 2 * run + 1, world)
 
 
 @triton.jit
@@ -100,16 +92,6 @@ def drain(control, signals, expected, here, scope: tl.constexpr):
     _until(control, signals, tl.where(here, expected, 0), scope, "all", False)
     tl.debug_barrier()
     tl.store(signals, tl.zeros(signals.shape, tl.int32), mask=here)
-
-
-@triton.jit
-def leave(heaps, control, rank, slot, run, world: tl.constexpr):
-    """Ends a run: all signals of it have come and are zero again; tells the peers."""
-    tl.store(control + TICKET, 0)
-    tl.store(control + SLOT_LEFT + slot, 2 * run + 2)
-    tl.store(control + RUN, run + 1)
-    tl.debug_barrier()
-    _tell(heaps, rank, 2 * run + 2, world)
 
 
 @triton.jit

@@ -1,6 +1,6 @@
-"""Stores and notifications to all ranks at once, for fabrics that multicast: PTX's multimem, from Hopper on.
+"""Stores and notifications to all ranks of a node at once, for fabrics that multicast: PTX's multimem, from Hopper on.
 
-`multicast` is the address at which the heaps of all ranks lie one over the other: what is stored there arrives at the
+`multicast` is the address at which the heaps of these ranks lie one over the other: what is stored there arrives at the
 same place of every heap (CUDA's multicast objects). 16 bytes go in one instruction, whatever the dtype.
 """
 
@@ -13,13 +13,18 @@ _STORE = tl.constexpr("""{
     @%here multimem.st.relaxed.sys.global.v4.f32 [$1], {$2, $3, $4, $5};
     mov.b32 $0, 0;
 }""")
-_NOTIFY = tl.constexpr("""{
+
+
+@triton.constexpr_function
+def _counting(bits):
+    """PTX by which the first thread of a block counts a word of `bits` of every rank one up."""
+    return f"""{{
     .reg .pred %first; .reg .b32 %thread;
     mov.u32 %thread, %tid.x; setp.eq.u32 %first, %thread, 0;
     @%first fence.proxy.alias;
-    @%first multimem.red.release.sys.global.add.u32 [$1], 1;
+    @%first multimem.red.release.sys.global.add.u{bits} [$1], 1;
     mov.b32 $0, 0;
-}""")
+}}"""
 
 
 @triton.jit
@@ -66,9 +71,15 @@ def multicast_store(multicast, at, offsets, block, here):
 
 
 @triton.jit
-def multicast_notify(multicast, at, cell):
-    """Counts a signal of every rank one up, with release order, once all threads have stored what they had to. The
+def count_at_all(word):
+    """Counts a word of every rank one up, with release order, once all threads have stored what they had to. The
     stores went to other addresses of the same memory than those it is read at: hence the fence of the alias proxy."""
     tl.debug_barrier()
-    signal = tl.cast(multicast + at, tl.pointer_type(tl.int32)) + cell
-    tl.inline_asm_elementwise(_NOTIFY, "=r,l,~{memory}", [signal], dtype=tl.int32, is_pure=False, pack=1)
+    asm: tl.constexpr = _counting(word.dtype.element_ty.primitive_bitwidth)
+    tl.inline_asm_elementwise(asm, "=r,l,~{memory}", [word], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def multicast_notify(multicast, at, cell):
+    """Counts a signal of every rank one up; they begin `at` bytes into the heap."""
+    count_at_all(tl.cast(multicast + at, tl.pointer_type(tl.int32)) + cell)

@@ -15,69 +15,43 @@ import triton
 import triton.language as tl
 from triton.language import core
 
-from tilelink.backend.targets.cuda import _by_one_thread, _until, clock, credit, entered, notify
+from tilelink.backend.targets import portable
+from tilelink.backend.targets.cuda import _by_one_thread, _until, clock, credit, entered, notify  # noqa: F401, kernels import them from here
+from tilelink.backend.targets.multimem import count_at_all, multicast_store  # noqa: F401, kernels import it from here
 from tilelink.backend.targets.polling import polling
-from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, TICKET, last_out, peer
-
-__all__ = [
-    "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "clock", "complete_far", "credit", "drain", "enter", "entered", "fetch_far", "is_far", "last_out", "leave",
-    "notify", "notify_far", "peer", "put_far", "put_notify_far", "wait",
-]  # fmt: skip
+from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, last_out, peer  # noqa: F401, kernels import them from here
 
 ADD = tl.constexpr(10)  # NVSHMEM_SIGNAL_ADD
 AT_LEAST = tl.constexpr(5)  # NVSHMEM_CMP_GE
 INT32, INT64 = core.dtype("int32"), core.dtype("int64")
 
 
-def _call(function, arguments, dtypes, semantic):
-    """A call of a C function. Those that return nothing are declared with a result that nobody reads."""
-    symbols = {tuple(dtypes): (function, INT32)}
-    return core.extern_elementwise("", "", arguments, symbols, is_pure=False, _semantic=semantic)
+def _extern(function, *dtypes):
+    """A C function. Those that return nothing are declared with a result that nobody reads."""
+
+    @core.extern
+    def call(*arguments, _semantic=None):
+        symbols = {tuple(dtypes): (function, INT32)}
+        return core.extern_elementwise("", "", list(arguments), symbols, is_pure=False, _semantic=_semantic)
+
+    return call
 
 
-@core.extern
-def putmem_nbi_block(target, source, size, pe, _semantic=None):
-    """Starts a copy of `size` bytes. Called by the block."""
-    return _call("nvshmemx_putmem_nbi_block", [target, source, size, pe], [INT64, INT64, INT64, INT32], _semantic)
+# Called by the block. Copies of `size` bytes: target, source, size, ..., pe. The first two return when one has started,
+# the second counts on a word of the peer when it is there (signal, value, operation); the third when it is here.
+putmem_nbi_block = _extern("nvshmemx_putmem_nbi_block", INT64, INT64, INT64, INT32)
+putmem_signal_nbi_block = _extern(
+    "nvshmemx_putmem_signal_nbi_block", INT64, INT64, INT64, INT64, INT64, INT32, INT32
+)
+getmem_block = _extern("nvshmemx_getmem_block", INT64, INT64, INT64, INT32)
 
-
-@core.extern
-def putmem_signal_nbi_block(target, source, size, signal, value, operation, pe, _semantic=None):
-    """Starts a copy of `size` bytes and, when they are there, of an operation on a word. Called by the block."""
-    dtypes = [INT64, INT64, INT64, INT64, INT64, INT32, INT32]
-    arguments = [target, source, size, signal, value, operation, pe]
-    return _call("nvshmemx_putmem_signal_nbi_block", arguments, dtypes, _semantic)
-
-
-@core.extern
-def getmem_block(target, source, size, pe, _semantic=None):
-    """Copies `size` bytes from a peer, and returns when they are here. Called by the block."""
-    return _call("nvshmemx_getmem_block", [target, source, size, pe], [INT64, INT64, INT64, INT32], _semantic)
-
-
-@core.extern
-def signal_op(signal, value, operation, pe, _semantic=None):
-    """Starts an operation on a word of a peer. Called by a thread."""
-    return _call("nvshmemx_signal_op", [signal, value, operation, pe], [INT64, INT64, INT32, INT32], _semantic)
-
-
-@core.extern
-def uint64_test(word, comparison, value, _semantic=None):
-    """Compares a word; where that holds, what was put before the word was signalled can be read. Called by a thread."""
-    return _call("nvshmem_uint64_test", [word, comparison, value], [INT64, INT32, INT64], _semantic)
-
-
-@core.extern
-def fence(_semantic=None):
-    """What this PE has put to a peer arrives there before all that it puts or signals later. Called by a thread."""
-    return _call("nvshmem_fence", [], [], _semantic)
-
-
-@core.extern
-def quiet(_semantic=None):
-    """Until all that this PE has put has arrived. Called by a thread."""
-    return _call("nvshmem_quiet", [], [], _semantic)
+# Called by a thread. An operation on a word of a peer (signal, value, operation, pe). A comparison of a word: where it
+# holds, what was put before the word was signalled can be read. What this PE has put to a peer arrives there before all
+# that it puts or signals after a fence; after quiet, all that it has put has arrived.
+signal_op = _extern("nvshmemx_signal_op", INT64, INT64, INT32, INT32)
+uint64_test = _extern("nvshmem_uint64_test", INT64, INT32, INT64)
+fence = _extern("nvshmem_fence")
+quiet = _extern("nvshmem_quiet")
 
 
 # ---- who, and how much -------------------------------------------------------------------------------------------
@@ -157,6 +131,12 @@ def notify_far(heaps, other, signal):
 
 
 @triton.jit
+def multicast_notify(multicast, at, cell):
+    """Counts a signal of every rank of the node one up: the first of its words, which near ranks add to."""
+    count_at_all(tl.cast(multicast + at, tl.pointer_type(tl.int64)) + 2 * cell)
+
+
+@triton.jit
 def _until_both(control, signal, expected, scope: tl.constexpr, lanes: tl.constexpr, fence: tl.constexpr):
     """Until near and far ranks together have counted up to `expected`, with acquire order; how often far ones have."""
     asm: tl.constexpr = polling(64, scope, lanes, fence, pair=True)
@@ -194,7 +174,7 @@ def drain(control, signals, expected, here, scope: tl.constexpr):
 
 
 @triton.jit
-def _tell(heaps, control, rank, progress, world: tl.constexpr):
+def tell(heaps, control, rank, progress, world: tl.constexpr):
     """Tells every peer this rank's progress. It grows by one each time, so a far word is counted up: additions give
     the same sum in whatever order a network delivers them, where an older value could land on a newer one."""
     store: tl.constexpr = _by_one_thread("st.relaxed.sys.global.s64 [$1], $2;")
@@ -212,17 +192,4 @@ def _tell(heaps, control, rank, progress, world: tl.constexpr):
             )
 
 
-@triton.jit
-def enter(heaps, control, rank, run, world: tl.constexpr):
-    """Tells every peer that all earlier work of this rank is done, so that its inputs may be read."""
-    _tell(heaps, control, rank, 2 * run + 1, world)
-
-
-@triton.jit
-def leave(heaps, control, rank, slot, run, world: tl.constexpr):
-    """Ends a run: all signals of it have come and are zero again; tells the peers."""
-    tl.store(control + TICKET, 0)
-    tl.store(control + SLOT_LEFT + slot, 2 * run + 2)
-    tl.store(control + RUN, run + 1)
-    tl.debug_barrier()
-    _tell(heaps, control, rank, 2 * run + 2, world)
+enter, leave = portable.over(globals(), portable.enter, portable.leave)

@@ -9,25 +9,9 @@ It poisons the ranks of its node: those of others, whose entries in the table ar
 """
 
 import triton
+import triton.language as tl
 
-from tilelink.backend.targets.portable import (
-    ENTER_NS,
-    EXPECTED,
-    HEAPS,
-    HOST,
-    NEVER_ENTERED,
-    OBSERVED,
-    POISON,
-    PROGRESS,
-    RANK,
-    RANKS,
-    REASON,
-    RUN,
-    STUCK,
-    STUCK_NS,
-    WAITER,
-    WORD,
-)
+from tilelink.backend.targets import portable
 
 
 @triton.constexpr_function
@@ -35,11 +19,9 @@ def polling(bits, scope, lanes, fence, pair=False):
     """PTX that waits until the word of `bits` at $1 is at least $2; $3 is the control block. `lanes`: "one" polls for
     its warp, or "all" for themselves, each another word. The result is the low half of the word. `pair`: two words of
     64 bits are added up, and the result is the low half of the second."""
-    at = {"ENTER_NS": ENTER_NS, "STUCK_NS": STUCK_NS, "HEAPS": HEAPS, "HOST": HOST, "RANKS": RANKS, "RANK": RANK}
-    at |= {"WAITER": WAITER, "WORD": WORD, "EXPECTED": EXPECTED, "OBSERVED": OBSERVED, "REASON": REASON}
-    at |= {"RUN": RUN, "POISON": POISON}
-    own = {name: f"[$3+{8 * number.value}]" for name, number in at.items()}
-    poison, progress = 8 * POISON.value, 8 * PROGRESS.value
+    words = {name: word.value for name, word in vars(portable).items() if isinstance(word, tl.constexpr)}
+    own = {name: f"[$3+{8 * number}]" for name, number in words.items()}
+    poison, progress = 8 * words["POISON"], 8 * words["PROGRESS"]
     leader = "mov.u32 %n, %laneid; setp.ne.u32 %p, %n, 0; @%p bra DONE_${:uid};"
     both = f"ld.relaxed.{scope}.global.s64 %v, [$1+8]; add.s64 %word, %word, %v;"
     widen, narrow = ("mov.b64", "cvt.s32.s64") if bits == 64 else ("cvt.s64.s32", "mov.b32")
@@ -88,14 +70,14 @@ def polling(bits, scope, lanes, fence, pair=False):
         mov.u64 %entered, %now;
         sub.u64 %v, %now, %began;
         ld.global.u64 %limit, {own["ENTER_NS"]};
-        mov.u64 %why, {NEVER_ENTERED.value};
+        mov.u64 %why, {words["NEVER_ENTERED"]};
         sub.u64 %what, %at, $3;
         add.u64 %what, %what, {progress};
         bra LIMIT_${{:uid}};
     ALL_${{:uid}}:
         sub.u64 %v, %now, %entered;
         ld.global.u64 %limit, {own["STUCK_NS"]};
-        mov.u64 %why, {STUCK.value};
+        mov.u64 %why, {words["STUCK"]};
         sub.u64 %what, $1, $3;
         {widen} %due, $2;
         add.s{bits} %word, %word, $2;

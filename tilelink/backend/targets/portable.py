@@ -1,7 +1,8 @@
 """Primitives in Triton's own atomics: what the interpreter runs, and what any GPU that Triton compiles for can run.
 
 A target is a module with these functions. The lowering imports them by name and emits nothing else that depends on a
-vendor: another target (PTX forms for Hopper, AMD's) is another module beside this one with the same names.
+vendor: another target (PTX forms for Hopper, AMD's) is another module beside this one with the same names. It writes
+those that differ, `wait` and `tell` say, and takes those that are written in terms of them from here (`over`).
 
 Words of a rank's control block (int64, at the beginning of its heap), see docs/protocol.md:
 run number, ticket of workers that are done, for each slot the progress that all ranks must have reached before it is
@@ -12,6 +13,9 @@ entered the run, and when all have (0: for ever); the addresses of the table of 
 at (0: none); the number of ranks, and this rank. Last, for ranks on a CPU, the address of the clock that workers read
 who record times, and that clock, which is rank 0's.
 """
+
+from types import FunctionType
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -41,6 +45,15 @@ DIED = tl.constexpr(3)
 FAILED = tl.constexpr(4)
 
 
+def over(target: dict[str, Any], *functions: Any) -> list[Any]:
+    """Functions of this module in terms of the primitives of another one, whose names are `target`. By what they call
+    they mean the function of that name there, where there is one."""
+    made = [FunctionType(f.fn.__code__, globals() | target, f.fn.__name__) for f in functions]
+    for new, old in zip(made, functions, strict=True):
+        new.__annotations__ = old.fn.__annotations__
+    return [triton.jit(new) for new in made]
+
+
 @triton.jit
 def peer(heaps, rank, at, dtype: tl.constexpr):
     """Pointer to what lies `at` bytes into the symmetric heap of a rank."""
@@ -66,10 +79,16 @@ def notify(signal, scope: tl.constexpr):
 
 
 @triton.jit
+def tell(heaps, control, rank, progress, world: tl.constexpr):
+    """Tells every peer this rank's progress, with release order."""
+    for other in range(world):
+        tl.atomic_xchg(peer(heaps, other, 0, tl.int64) + PROGRESS + rank, progress, sem="release", scope="sys")
+
+
+@triton.jit
 def enter(heaps, control, rank, run, world: tl.constexpr):
     """Tells every peer that all earlier work of this rank is done, so that its inputs may be read."""
-    for other in range(world):
-        tl.atomic_xchg(peer(heaps, other, 0, tl.int64) + PROGRESS + rank, 2 * run + 1, sem="release", scope="sys")
+    tell(heaps, control, rank, 2 * run + 1, world)
 
 
 @triton.jit
@@ -112,8 +131,7 @@ def leave(heaps, control, rank, slot, run, world: tl.constexpr):
     tl.store(control + SLOT_LEFT + slot, 2 * run + 2)
     tl.store(control + RUN, run + 1)
     tl.debug_barrier()
-    for other in range(world):
-        tl.atomic_xchg(peer(heaps, other, 0, tl.int64) + PROGRESS + rank, 2 * run + 2, sem="release", scope="sys")
+    tell(heaps, control, rank, 2 * run + 2, world)
 
 
 @triton.jit

@@ -8,11 +8,11 @@ place of the own heap leads to the same place of the peer's, which is how a netw
 import triton
 import triton.language as tl
 
-from tilelink.backend.targets.portable import (
+from tilelink.backend.targets import portable
+from tilelink.backend.targets.portable import (  # noqa: F401, kernels import them from here
     PROGRESS,
     RUN,
     SLOT_LEFT,
-    TICKET,
     clock,
     credit,
     entered,
@@ -20,12 +20,6 @@ from tilelink.backend.targets.portable import (
     notify,
     peer,
 )
-
-__all__ = [
-    "PROGRESS", "RUN", "SLOT_LEFT", "TICKET",
-    "clock", "complete_far", "credit", "drain", "enter", "entered", "fetch_far", "is_far", "last_out", "leave",
-    "notify", "notify_far", "peer", "put_far", "put_notify_far", "wait",
-]  # fmt: skip
 
 FAR = tl.constexpr(2**62)
 CHUNK = tl.constexpr(128)
@@ -121,17 +115,4 @@ def tell(heaps, control, rank, progress, world: tl.constexpr):
             tl.atomic_xchg(peer(heaps, other, 0, tl.int64) + PROGRESS + rank, progress, sem="release", scope="sys")
 
 
-@triton.jit
-def enter(heaps, control, rank, run, world: tl.constexpr):
-    """Tells every peer that all earlier work of this rank is done, so that its inputs may be read."""
-    tell(heaps, control, rank, 2 * run + 1, world)
-
-
-@triton.jit
-def leave(heaps, control, rank, slot, run, world: tl.constexpr):
-    """Ends a run: all signals of it have come and are zero again; tells the peers."""
-    tl.store(control + TICKET, 0)
-    tl.store(control + SLOT_LEFT + slot, 2 * run + 2)
-    tl.store(control + RUN, run + 1)
-    tl.debug_barrier()
-    tell(heaps, control, rank, 2 * run + 2, world)
+enter, leave = portable.over(globals(), portable.enter, portable.leave)

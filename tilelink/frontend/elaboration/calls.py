@@ -21,39 +21,15 @@ from tilelink.errors import (
     TileSizeError,
     ViewError,
 )
-from tilelink.frontend import triton_calls
+from tilelink.frontend import ir
 from tilelink.frontend.elaboration.reading import Expressions
-from tilelink.frontend.expressions import (
-    RANK,
-    WORLD,
-    Expr,
-    node_of,
-    place_of,
-    rank_at,
-    symbol,
-    to_text,
-)
-from tilelink.frontend.ir import (
-    ALL_RANKS,
-    RANKS_DIM,
-    Called,
-    Copy,
-    If,
-    Load,
-    Notify,
-    Range,
-    Store,
-    View,
-    Wait,
-    token_name,
-)
-from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, Block, Static, broadcast
+from tilelink.frontend.elaboration.source import parsed
+from tilelink.frontend.expressions import RANK, WORLD, Expr, node_of, place_of, rank_at, to_text
+from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, TRITON_DTYPES, Block, Static, broadcast, result_of
 from tilelink.language import AxisWord, RanksWord, TensorWord, TileFunction
 
 _TOUCHING = ("load", "store", "make_block_ptr", "advance", "make_tensor_descriptor", "load_tensor_descriptor",
              "store_tensor_descriptor", "gather", "inline_asm_elementwise")  # fmt: skip
-
-
 _DOT = ("input", "other", "acc", "input_precision", "allow_tf32", "max_num_imprecise_acc", "out_dtype")
 
 
@@ -64,12 +40,10 @@ class Calls(Expressions):
         function = self.value(node.func)
         if isinstance(function, Block):  # a method of a block, such as acc.to(tl.float16)
             return self.triton_call(node, ast.unparse(node.func).split(".")[-1], function.node, function)
-        if not isinstance(function, Static):
-            self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} can't be called")
-        called = function.value
+        called = function.value if isinstance(function, Static) else None
         if not callable(called) and not isinstance(called, tuple | RanksWord):
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} can't be called")
-        if isinstance(called, tuple) and isinstance(called[0], View):
+        if isinstance(called, tuple) and isinstance(called[0], ir.View):
             return self.method(node, *called)
         for word, meaning in (
             (language.wait, self.wait), (language.notify, self.notify), (language.copy, self.copy),
@@ -86,8 +60,7 @@ class Calls(Expressions):
             of = node_of if called is language.node else place_of
             return of(*[RANK if a is None else self.integer(a) for a in self.arguments(node, "rank")])
         if called is language.rank_at:
-            places = [self.integer(a) for a in self.arguments(node, "node", "place", needed=2) if a is not None]
-            return rank_at(*places)
+            return rank_at(*map(self.integer, self.arguments(node, "node", "place", needed=2)))
         if called is len:
             return self.length(node)
         if called is min or called is max:
@@ -95,14 +68,11 @@ class Calls(Expressions):
         if called is language.steps or isinstance(called, RanksWord):
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is for loops: for k in {ast.unparse(node)}:")
         if isinstance(called, triton.runtime.JITFunction) and not _is_triton(called):
-            name = called.fn.__name__
-            if self.functions.setdefault(name, called) is not called or name in self.context.reserved:
-                self.fail(NotUnderstoodError, node, f"{name} has another meaning in the kernel: give the function a "
-                          "name of its own")
+            name = self.function_name(called)
             if problem := _misfit(called, node):
                 self.fail(NotUnderstoodError, node, f"{name}({', '.join(called.arg_names)}) does not take this: "
                           f"{problem}")
-            return self.triton_call(node, "", self.hole(Called(name)), None)
+            return self.triton_call(node, "", self.hole(ir.Called(name)), None)
         if _is_triton(called):
             name = called.__name__
             if name in _TOUCHING or name.startswith("atomic") or "descriptor" in name:
@@ -134,7 +104,7 @@ class Calls(Expressions):
             self.fail(NotUnderstoodError, node, "print is Python's, and a tile function is not run by Python: take "
                       "tl.device_print")
         values = [self.value(a) for a in node.args]
-        if any(isinstance(v, Block | View | TensorWord) for v in values):
+        if any(isinstance(v, Block | ir.View | TensorWord) for v in values):
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} is not Triton's: a function that computes "
                       "on blocks needs @triton.jit")
         if node.keywords:
@@ -146,11 +116,11 @@ class Calls(Expressions):
         name = called.__name__
         for module, path in ((tl, "tl"), (triton.language.math, "tl.math")):
             if getattr(module, name, None) is called:
-                return ast.parse(f"{path}.{name}", mode="eval").body
+                return parsed(f"{path}.{name}")
         self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} is neither in tl nor in tl.math: call it in a "
                   "function of your own with @triton.jit")
 
-    def method(self, node: ast.Call, view: View, name: str) -> Any:
+    def method(self, node: ast.Call, view: ir.View, name: str) -> Any:
         if name == "at":
             return self.at(node, view)
         if name == "load":
@@ -158,13 +128,12 @@ class Calls(Expressions):
             self.readable(node, view)
             block = self.as_block(node, view)
             shape = tuple(int(self.extent(node, r)) for r in block.ranges)
-            return Block(self.hole(Load(block)), shape, self.context.dtypes[view.tensor])
+            return Block(self.hole(ir.Load(block)), shape, self.context.dtypes[view.tensor])
         (stored,) = self.arguments(node, "block", needed=1)
-        assert stored is not None
         self.writable(node, view, "store to")
         place = self.as_block(node, view)
         value = self.value(stored)
-        if isinstance(value, View):
+        if isinstance(value, ir.View):
             self.fail(ViewError, node, f"store takes a block in registers; to bring {value} there, use tk.copy")
         number = isinstance(value, Expr) or (isinstance(value, Static) and isinstance(value.value, float | bool))
         if not isinstance(value, Block) and not number:
@@ -174,25 +143,23 @@ class Calls(Expressions):
         self.whole_numbers(node, place, value)
         made = self.node(stored, value)
         made = self.filled(node, place, made) if number else made
-        self.emit(Store(self.function.site(node), place, self.code(made)))
+        self.emit(ir.Store(self.function.site(node), place, self.code(made)))
         self.stored[view] = self.function.site(node)
         return view
 
-    def filled(self, node: ast.Call, place: View, number: ast.expr) -> ast.Call:
+    def filled(self, node: ast.Call, place: ir.View, number: ast.expr) -> ast.Call:
         """A block of a number, as large as the place that it is stored to."""
-        full = ast.parse(f"tl.full((), 0, tl.{triton_calls.TRITON_DTYPES[self.context.dtypes[place.tensor]]})").body[0]
-        assert isinstance(full, ast.Expr) and isinstance(full.value, ast.Call)
+        dtype = parsed(f"tl.{TRITON_DTYPES[self.context.dtypes[place.tensor]]}")
         extents: list[ast.expr] = [ast.Constant(int(self.extent(node, r))) for r in place.ranges]
-        full.value.args[:2] = [ast.Tuple(extents, ast.Load()), number]
-        return full.value
+        return ast.Call(parsed("tl.full"), [ast.Tuple(extents, ast.Load()), number, dtype], [])
 
-    def as_block(self, node: ast.Call, view: View) -> View:
+    def as_block(self, node: ast.Call, view: ir.View) -> ir.View:
         """The view as it is loaded or stored: a block along every range."""
-        return replace(view, index=tuple(self.blocked(node, i) if isinstance(i, Range) else i for i in view.index))
+        return replace(view, index=tuple(self.blocked(node, i) if isinstance(i, ir.Range) else i for i in view.index))
 
-    def copy(self, node: ast.Call, label: str) -> View:
-        source, target = (self.value(a) for a in self.arguments(node, "source", "target", needed=2) if a is not None)
-        if not (isinstance(source, View) and isinstance(target, View)):
+    def copy(self, node: ast.Call, label: str) -> ir.View:
+        source, target = map(self.value, self.arguments(node, "source", "target", needed=2))
+        if not (isinstance(source, ir.View) and isinstance(target, ir.View)):
             self.fail(ViewError, node, f"tk.copy takes two views, from and to, not {self.text(source)} and "
                       f"{self.text(target)}")
         self.readable(node, source)
@@ -207,19 +174,22 @@ class Calls(Expressions):
         if here != there:
             self.fail(DtypeError, node, f"a copy keeps the dtype: {source.tensor} is {here}, {target.tensor} {there}; "
                       f"declare {target.tensor} with dtype={source.tensor}")
-        self.emit(Copy(self.function.site(node), source, target))
+        self.emit(ir.Copy(self.function.site(node), source, target))
         self.stored[target] = self.function.site(node)
         return target
 
     def wait(self, node: ast.Call, label: str) -> Any:
         views = self.views(node)
         for v in views:
-            if v.home is None or v.home == ALL_RANKS:
-                self.fail(HomeError, node, f"wait for {v}: it has more than one home, and a wait looks at one")
+            self.at_one_home(node, v, "wait for")
         name = self.fresh_name(f"{label}_ready" if label else "ready")
-        self.emit(Wait(self.function.site(node), name, tuple(views)))
+        self.emit(ir.Wait(self.function.site(node), name, tuple(views)))
         guarded = tuple(replace(v, guard=name) for v in views)
         return guarded if len(guarded) > 1 else guarded[0]
+
+    def at_one_home(self, node: ast.Call, view: ir.View, what: str) -> None:
+        if view.home is None or view.home == ir.ALL_RANKS:
+            self.fail(HomeError, node, f"{what} {view}: it has more than one home, and a wait looks at one")
 
     def notify(self, node: ast.Call, label: str) -> Any:
         views = self.views(node)
@@ -233,21 +203,20 @@ class Calls(Expressions):
                 did = ", ".join(str(s) for s in self.stored) or "nothing"
                 self.fail(NotifyWithoutStoreError, node, f"notify of {v}, which this tile did not store here; it "
                           f"stored {did}. Notify what store and copy return ({ast.unparse(argument)})")
-        self.emit(Notify(self.function.site(node), tuple(views)))
+        self.emit(ir.Notify(self.function.site(node), tuple(views)))
         return Static(None)
 
-    def claim(self, node: ast.Call, label: str) -> View:
+    def claim(self, node: ast.Call, label: str) -> ir.View:
         """Waits for the release of the entry that was in the buffer before; before the first entries none was."""
         view, token, buffers = self.reused(node)
-        if view.home is None or view.home == ALL_RANKS:
-            self.fail(HomeError, node, f"claim of {view}: it has more than one home, and a wait looks at one")
+        self.at_one_home(node, view, "claim of")
         entry, *rest = token.index
         assert isinstance(entry, Expr)
         site, name = self.function.site(node), self.fresh_name(f"{label}_claimed" if label else "claimed")
-        wait = Wait(site, name, (replace(token, index=(entry - buffers, *rest)),))
+        wait = ir.Wait(site, name, (replace(token, index=(entry - buffers, *rest)),))
         reuses = sympy.Ge(entry, buffers)
         if reuses != sympy.false:
-            self.emit(wait if reuses == sympy.true else If(site, reuses, (wait,), ()))
+            self.emit(wait if reuses == sympy.true else ir.If(site, reuses, (wait,), ()))
         return view
 
     def release(self, node: ast.Call, label: str) -> Any:
@@ -255,10 +224,10 @@ class Calls(Expressions):
         if view.guard is None:
             self.fail(ViewError, node, f"release of {view}, which this tile did not wait for: release what it read, "
                       "and read what tk.wait returns")
-        self.emit(Notify(self.function.site(node), (token,)))
+        self.emit(ir.Notify(self.function.site(node), (token,)))
         return Static(None)
 
-    def reused(self, node: ast.Call) -> tuple[View, View, int]:
+    def reused(self, node: ast.Call) -> tuple[ir.View, ir.View, int]:
         """The argument of tk.claim or tk.release, the same region of its token, and the number of buffers."""
         views, word = self.views(node), ast.unparse(node.func)
         if len(views) > 1:
@@ -268,16 +237,16 @@ class Calls(Expressions):
         if buffers is None:
             self.fail(ViewError, node, f"{word} of {view}: each entry of {view.tensor} has memory of its own; tk.local("
                       "tk.ranks, ..., buffers=2) makes entries that take turns in two")
-        return view, replace(view, tensor=token_name(view.tensor), guard=None), buffers
+        return view, replace(view, tensor=ir.token_name(view.tensor), guard=None), buffers
 
-    def views(self, node: ast.Call) -> list[View]:
+    def views(self, node: ast.Call) -> list[ir.View]:
         """The arguments of a word that takes views alone."""
         values = [self.value(a) for a in node.args]
         for v in values:
-            if not isinstance(v, View):
+            if not isinstance(v, ir.View):
                 self.fail(ViewError, node, f"{ast.unparse(node.func)} takes views, not {self.text(v)}")
             for dim, i in zip(self.context.tensors[v.tensor].dims, v.index, strict=True):
-                if isinstance(i, Expr) and dim != RANKS_DIM:
+                if isinstance(i, Expr) and dim != ir.RANKS_DIM:
                     self.fail(ViewError, node, f"{ast.unparse(node.func)} of {v}: signals belong to tiles, so name a "
                               f"range along {dim}, not the number {to_text(i)}")
         if not values or node.keywords:
@@ -285,14 +254,11 @@ class Calls(Expressions):
         return values
 
     def length(self, node: ast.Call) -> Expr:
-        (of,) = self.arguments(node, "range", needed=1)
-        assert of is not None
-        v = self.value(of)
-        if isinstance(v, Range):
+        v = self.value(*self.arguments(node, "range", needed=1))
+        if isinstance(v, ir.Range):
             return self.extent(node, self.blocked(node, v))
         if isinstance(v, AxisWord):
-            whole = Range(v.dim, sympy.S.Zero, symbol(v.dim), None, whole=True)
-            return self.extent(node, self.blocked(node, whole))
+            return self.extent(node, self.blocked(node, ir.whole_range(v.dim)))
         if isinstance(v, tuple):
             return sympy.Integer(len(v))
         self.fail(NotUnderstoodError, node, f"len() is for ranges; {self.text(v)} is none")
@@ -303,18 +269,19 @@ class Calls(Expressions):
         values = [self.value(a) for a in node.args]
         keywords = {k.arg: self.value(k.value) for k in node.keywords if k.arg}
         try:
-            shape, dtype = triton_calls.result(name, owner, values, keywords)
+            shape, dtype = result_of(name, owner, values, keywords)
         except ValueError as e:
             self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
         arguments = [self.node(n, v) for n, v in zip(node.args, values, strict=True)]
         keys = [ast.keyword(k.arg, self.node(k.value, keywords[k.arg])) for k in node.keywords if k.arg]
         if name == "dot":
-            shape = self.dot(node, values, keywords)
-            keys += self.dot_dtype(node, values, keywords)
+            given = dict(zip(_DOT, values, strict=False)) | keywords
+            shape = self.dot(node, given)
+            keys += self.dot_dtype(node, given)
         return Block(ast.Call(function, arguments, keys), shape, dtype)
 
-    def dot(self, node: ast.Call, values: list[Any], keywords: dict[str, Any]) -> tuple[int, int] | None:
-        given = dict(zip(("input", "other", "acc"), values, strict=False)) | keywords
+    def dot(self, node: ast.Call, given: dict[str, Any]) -> tuple[int, int] | None:
+        """The shape of a dot, whose operands have to go together."""
         a, b, acc = (v if isinstance(v := given.get(n), Block) else None for n in ("input", "other", "acc"))
         if a is None or b is None:
             self.fail(NotUnderstoodError, node, "tl.dot takes two blocks")
@@ -338,10 +305,8 @@ class Calls(Expressions):
         self.dots.append((a.shape[-2], b.shape[-1], a.shape[-1]))
         return a.shape[-2], b.shape[-1]
 
-
-    def dot_dtype(self, node: ast.Call, values: list[Any], keywords: dict[str, Any]) -> list[ast.keyword]:
+    def dot_dtype(self, node: ast.Call, given: dict[str, Any]) -> list[ast.keyword]:
         """out_dtype= of a dot that adds to an accumulator: Triton wants that of the accumulator said."""
-        given = dict(zip(_DOT, values, strict=False)) | keywords
         a, acc = given["input"], given.get("acc")
         if not isinstance(acc, Block) or a.dtype is None or acc.dtype is None:
             return []
@@ -351,7 +316,7 @@ class Calls(Expressions):
                       f"begin with tl.zeros(..., tl.{sums[0]}), or add tl.dot(..., out_dtype=tl.{sums[0]}).to(...)")
         if "out_dtype" in given or acc.dtype == "float32":
             return []
-        return [ast.keyword("out_dtype", ast.parse(f"tl.{acc.dtype}", mode="eval").body)]
+        return [ast.keyword("out_dtype", parsed(f"tl.{acc.dtype}"))]
 
 
 def _fits(shape: tuple[int, ...] | None, place: tuple[int | None, ...]) -> bool:

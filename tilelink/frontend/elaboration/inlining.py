@@ -8,16 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilelink.errors import NotUnderstoodError, TileLinkError
+from tilelink.frontend import ir
 from tilelink.frontend.elaboration.source import VariableName
 from tilelink.frontend.elaboration.statements import Statements
-from tilelink.frontend.ir import Compute
 from tilelink.frontend.values import Block, Static
 from tilelink.language import TileFunction
 
 
 class Elaborator(Statements):
-    """Elaborates one tile function for one role, with the tile functions that it calls. `functions` collects the Triton
-    functions they call, by name."""
+    """Elaborates one tile function for one role, with the tile functions that it calls."""
 
     def inline(self, node: ast.Call, called: TileFunction, label: str) -> Any:
         """What a tile function returns, after its statements. `label`: the name that the result gets, "" for none."""
@@ -56,7 +55,7 @@ class Elaborator(Statements):
         if not isinstance(value, Block) or isinstance(value.node, VariableName):
             return value
         own = self.fresh_name(name)
-        self.emit(Compute(self.function.site(node), self.code(value.node), (own,)))
+        self.emit(ir.Compute(self.function.site(node), self.code(value.node), (own,)))
         return Block(VariableName(own, ast.Load()), value.shape, value.dtype)
 
     def reads(self, values: dict[str, Any], returned: str, label: str) -> bool:

@@ -8,45 +8,28 @@ import operator
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NoReturn
 
 import sympy
 import triton.language as tl
 
-from tilelink.errors import (
-    HomeError,
-    NotUnderstoodError,
-    UndefinedNameError,
-    ViewError,
-    listed,
-    similar,
-)
-from tilelink.frontend import triton_calls
+from tilelink.errors import HomeError, NotUnderstoodError, UndefinedNameError, ViewError, listed, similar
+from tilelink.frontend import ir
 from tilelink.frontend.elaboration.views import Views
-from tilelink.frontend.expressions import (
-    Expr,
-    floor_div,
-    modulo,
-    never_negative,
-    symbol,
-    to_text,
-)
-from tilelink.frontend.ir import (
-    Range,
-    View,
-)
-from tilelink.frontend.values import Block, Static, TileValue
+from tilelink.frontend.expressions import Expr, floor_div, modulo, never_negative, symbol, to_text
+from tilelink.frontend.values import TRITON_DTYPES, Block, Static, TileValue
 from tilelink.language import AxisWord, TensorWord
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: floor_div,
     ast.Mod: modulo,
 }  # fmt: skip
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Lt: sympy.Lt, ast.LtE: sympy.Le, ast.Gt: sympy.Gt, ast.GtE: sympy.Ge, ast.Eq: sympy.Eq, ast.NotEq: sympy.Ne,
+_COMPARISONS: dict[type[ast.cmpop], tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
+    ast.Lt: (sympy.Lt, operator.lt), ast.LtE: (sympy.Le, operator.le), ast.Gt: (sympy.Gt, operator.gt),
+    ast.GtE: (sympy.Ge, operator.ge), ast.Eq: (sympy.Eq, operator.eq), ast.NotEq: (sympy.Ne, operator.ne),
 }  # fmt: skip
-_BOOLEAN = sympy.logic.boolalg.Boolean
+"""Of integers that differ from tile to tile, and of Python's values."""
+BOOLEAN = sympy.logic.boolalg.Boolean
 _OF_BLOCKS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift,
               ast.RShift)  # fmt: skip
 _NOT_OF_BLOCKS: dict[type[ast.AST], tuple[str, str]] = {
@@ -72,9 +55,7 @@ class Expressions(Views):
         return handler(node)
 
     def of_Constant(self, node: ast.Constant) -> Any:
-        if isinstance(node.value, int) and not isinstance(node.value, bool):
-            return sympy.Integer(node.value)
-        return Static(node.value)
+        return self.static(node.value)
 
     def of_Name(self, node: ast.Name) -> Any:
         if node.id in self.env:
@@ -102,14 +83,17 @@ class Expressions(Views):
         if isinstance(owner, TileValue):
             return self.tile_attribute(node, owner)
         if isinstance(owner, TensorWord):
-            if name in ("rows", "cols") or owner.dim(name):
-                return getattr(owner, name)
+            dim = owner.dim(name)
+            found: list[Any] = [owner.axis(dim)] if dim else []
+            found += [getattr(owner, name)] if name in ("rows", "cols") else []
             if name == "dtype":
-                return Static(getattr(tl, triton_calls.TRITON_DTYPES[self.context.dtypes[owner.name]]))
-            known = ", ".join(f".{n}" for n in ("rows", "cols", *owner.dims, "dtype"))
-            self.fail(ViewError, node, f"{owner.name} has {known}; memory is touched through views of it, "
-                      f"{owner.name}[...]{similar(name, ('rows', 'cols', *owner.dims, 'dtype'))}")
-        if isinstance(owner, View):
+                found.append(Static(getattr(tl, TRITON_DTYPES[self.context.dtypes[owner.name]])))
+            if found:
+                return self.one_meaning(node, found)
+            known = ("rows", "cols", *owner.dims, "dtype")
+            self.fail(ViewError, node, f"{owner.name} has {', '.join(f'.{n}' for n in known)}; memory is touched "
+                      f"through views of it, {owner.name}[...]{similar(name, known)}")
+        if isinstance(owner, ir.View):
             if name == "home":
                 if not isinstance(owner.home, Expr):
                     self.fail(HomeError, node, f"{owner} has more than one home")
@@ -117,13 +101,13 @@ class Expressions(Views):
             if name in ("load", "store", "at"):
                 return Static((owner, name))
             self.fail(ViewError, node, f"a view has .load(), .store(), .at() and .home, not .{name}")
-        if isinstance(owner, Range) and name in ("start", "stop"):
+        if isinstance(owner, ir.Range) and name in ("start", "stop"):
             return getattr(owner, name)
         if isinstance(owner, Block):
             if name == "shape" and owner.shape is not None:
                 return tuple(sympy.Integer(n) for n in owner.shape)
             if name == "dtype" and owner.dtype is not None:
-                return Static(getattr(tl, triton_calls.TRITON_DTYPES[owner.dtype]))
+                return Static(getattr(tl, TRITON_DTYPES[owner.dtype]))
             shape = owner.shape[::-1] if name == "T" and owner.shape else owner.shape
             return Block(ast.Attribute(owner.node, name, ast.Load()), shape, owner.dtype)
         if isinstance(owner, AxisWord) and name == "size":
@@ -165,8 +149,8 @@ class Expressions(Views):
             return -v
         if isinstance(node.op, ast.USub) and isinstance(v, Static) and isinstance(v.value, float):
             return Static(-v.value)
-        if isinstance(node.op, ast.Not) and isinstance(v, Static | Expr | _BOOLEAN):
-            return Static(not v.value) if isinstance(v, Static) else sympy.Not(_truth(v))
+        if isinstance(node.op, ast.Not) and isinstance(v, Static | Expr | BOOLEAN):
+            return Static(not v.value) if isinstance(v, Static) else sympy.Not(truth(v))
         self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is not understood")
 
     def of_BoolOp(self, node: ast.BoolOp) -> Any:
@@ -176,8 +160,8 @@ class Expressions(Views):
         if all(isinstance(v, Static) for v in values):
             fold = all if isinstance(node.op, ast.And) else any
             return Static(fold(v.value for v in values))
-        values = [sympy.sympify(bool(v.value)) if isinstance(v, Static) else _truth(v) for v in values]
-        if not all(isinstance(v, _BOOLEAN) for v in values):
+        values = list(map(truth, values))
+        if not all(isinstance(v, BOOLEAN) for v in values):
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is not understood")
         return (sympy.And if isinstance(node.op, ast.And) else sympy.Or)(*values)
 
@@ -196,12 +180,12 @@ class Expressions(Views):
         result: Any = sympy.true
         for a, op, b in zip(terms, node.ops, terms[1:], strict=False):
             if isinstance(op, ast.Is | ast.IsNot):
-                same = _same_object(a, b)
-                result = sympy.And(result, sympy.sympify(same == isinstance(op, ast.Is)))
+                a, b = (v.value if isinstance(v, Static) else v for v in (a, b))
+                result = sympy.And(result, sympy.sympify((a is b) == isinstance(op, ast.Is)))
             elif isinstance(a, Expr) and isinstance(b, Expr) and type(op) in _COMPARISONS:
-                result = sympy.And(result, _COMPARISONS[type(op)](a, b))
+                result = sympy.And(result, _COMPARISONS[type(op)][0](a, b))
             elif isinstance(a, Static | sympy.Integer) and isinstance(b, Static | sympy.Integer):
-                holds = self.python(node, partial(_compare, op), a, b)
+                holds = self.python(node, lambda a, b, op=op: bool(_COMPARISONS[type(op)][1](a, b)), a, b)
                 result = sympy.And(result, sympy.sympify(holds.value))
             else:
                 self.fail(NotUnderstoodError, node, f"{self.text(a)} and {self.text(b)} can't be compared")
@@ -213,10 +197,9 @@ class Expressions(Views):
         self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: blocks do not take {what or word}; write {instead}")
 
     def of_IfExp(self, node: ast.IfExp) -> Any:
-        test = self.value(node.test)
-        truth = sympy.sympify(bool(test.value)) if isinstance(test, Static) else _truth(test)
-        if truth in (sympy.true, sympy.false):
-            return self.value(node.body if truth == sympy.true else node.orelse)
+        test = truth(self.value(node.test))
+        if test in (sympy.true, sympy.false):
+            return self.value(node.body if test == sympy.true else node.orelse)
         self.fail(NotUnderstoodError, node, "a conditional expression needs a condition that is the same for all "
                   "tiles; write an if statement for ranks and coordinates, and tl.where for data")
 
@@ -225,7 +208,7 @@ class Expressions(Views):
         entries = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if isinstance(owner, TensorWord):
             return self.view(node, owner, entries)
-        if isinstance(owner, View):
+        if isinstance(owner, ir.View):
             return self.narrow(node, owner, entries)
         if isinstance(owner, Block):
             if any(ast.unparse(e) not in (":", "None") for e in entries):
@@ -240,21 +223,28 @@ class Expressions(Views):
         self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is not understood")
 
     def tile_attribute(self, node: ast.Attribute, tile: TileValue) -> Any:
+        ranges = [*tile.ranges, *([tile.sent] if tile.sent else [])]
+        found: list[Any] = [r for r in ranges if r.dim == self.context.own.get(node.attr, node.attr)]
+        found += [tile.axes[node.attr]] if node.attr in tile.axes else []
         match node.attr:
             case "rows":
-                return tile.ranges[0]
+                found.append(tile.ranges[0])
             case "cols":
-                return tile.ranges[-1]
+                found.append(tile.ranges[-1])
             case "shape":
-                return tuple(self.extent(node, r) for r in tile.ranges)
-        if node.attr in tile.axes:
-            return tile.axes[node.attr]
-        ranges = [*tile.ranges, *([tile.sent] if tile.sent else [])]
-        for r in ranges:
-            if r.dim == self.context.own.get(node.attr, node.attr):
-                return r
+                found.append(tuple(self.extent(node, r) for r in tile.ranges))
+        if found:
+            return self.one_meaning(node, found)
         known = ["rows", "cols", "shape", *(r.dim for r in ranges), *tile.axes]
         self.fail(UndefinedNameError, node, f"this tile has no {node.attr}; it has {listed(known, node.attr)}")
+
+    def one_meaning(self, node: ast.Attribute, found: list[Any]) -> Any:
+        """What an attribute means. Raises NotUnderstoodError where a dimension or a rank axis is called like a word."""
+        if any(f != found[0] for f in found):
+            meanings = " or ".join(map(self.text, found))
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} could be {meanings}: give the dimension or rank "
+                      f"axis {node.attr} another name")
+        return found[0]
 
     def python(self, node: ast.expr, function: Callable[..., Any], *arguments: Any) -> Any:
         """Ordinary Python on what is known now."""
@@ -280,14 +270,11 @@ class Expressions(Views):
         """The value of a call."""
 
 
-def _truth(value: Any) -> Any:
-    """What an integer is as a condition; anything else is left as it is."""
+def truth(value: Any) -> Any:
+    """What an integer, or a value of Python, is as a condition; anything else is left as it is."""
+    if isinstance(value, Static):
+        return sympy.sympify(bool(value.value))
     return sympy.Ne(value, 0) if isinstance(value, Expr) else value
-
-
-def _same_object(a: Any, b: Any) -> bool:
-    plain = [v.value if isinstance(v, Static) else v for v in (a, b)]
-    return plain[0] is plain[1]
 
 
 def _symbol_of(op: ast.operator) -> str:
@@ -307,9 +294,3 @@ def _indexed(shape: tuple[int, ...] | None, entries: list[ast.expr]) -> tuple[in
         else:
             return None
     return (*made, *sizes)
-
-
-def _compare(op: ast.cmpop, a: Any, b: Any) -> bool:
-    table = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
-             ast.Gt: operator.gt, ast.GtE: operator.ge}  # fmt: skip
-    return bool(table[type(op)](a, b))

@@ -23,31 +23,26 @@ from tilelink.errors import (
     ViewError,
     similar,
 )
-from tilelink.frontend import triton_calls
-from tilelink.frontend.expressions import (
-    Expr,
-    to_text,
+from tilelink.frontend import ir
+from tilelink.frontend.expressions import Expr, to_text
+from tilelink.frontend.values import (
+    TRITON_DTYPES,
+    Block,
+    Static,
+    TileValue,
+    broadcast,
+    dtype_name,
+    is_floating,
+    promote,
 )
-from tilelink.frontend.ir import (
-    Called,
-    Code,
-    Load,
-    Range,
-    Statement,
-    Variable,
-    View,
-)
-from tilelink.frontend.names import Names
-from tilelink.frontend.values import Block, Static, TileValue, broadcast, is_floating, promote
 from tilelink.language import AxisWord, TensorWord, TileFunction
-
-_BOOLEAN = sympy.logic.boolalg.Boolean
 
 
 @dataclass(frozen=True)
 class Context:
     """What a tile function is elaborated for: its program's tensors and its role. `written`: the tensors that tiles
-    write, and where first. `taken`: names of the role that it is folded into; `own`: what the dimensions are called
+    write, and where first; `functions`: the Triton functions that roles call, by name, this one's to be put there.
+    `taken`: names of the role that it is folded into; `own`: what the dimensions are called
     that its member of lists has of its own."""
 
     tensors: dict[str, TensorWord]
@@ -57,7 +52,7 @@ class Context:
     tile: TileValue
     step: int | None
     whole: dict[str, int]
-    reserved: Names
+    functions: dict[str, Any]
     taken: frozenset[str] = frozenset()
     own: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,14 +64,19 @@ class VariableName(ast.Name):
 VariableName.__name__ = ast.Name.__name__  # by which visitors go
 
 
+def parsed(text: str) -> ast.expr:
+    """The expression that a text is."""
+    return ast.parse(text, mode="eval").body
+
+
 class _Holes(ast.NodeTransformer):
     """Puts holes in the place of variables."""
 
-    def __init__(self, hole: Callable[[Variable], ast.expr]) -> None:
+    def __init__(self, hole: Callable[[ir.Variable], ast.expr]) -> None:
         self.hole = hole
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.hole(Variable(node.id)) if isinstance(node, VariableName) else node
+        return self.hole(ir.Variable(node.id)) if isinstance(node, VariableName) else node
 
 
 class Source(ABC):
@@ -87,12 +87,11 @@ class Source(ABC):
         self.names = function.names()
         self.env: dict[str, Any] = {function.parameters[0]: context.tile}
         self.env |= {p: self.argument(a) for p, a in arguments.items()}
-        self.statements: list[Statement] = []
-        self.stored: dict[View, Site] = {}
-        self.stored_inside: dict[View, Site] = {}
-        self.functions: dict[str, Any] = {}
+        self.statements: list[ir.Statement] = []
+        self.stored: dict[ir.View, Site] = {}
+        self.stored_inside: dict[ir.View, Site] = {}
         self.wholes: set[str] = set()
-        self.holes: list[Load | Variable | Called | Expr] = []
+        self.holes: list[ir.Load | ir.Variable | ir.Called | Expr] = []
         self.dots: list[tuple[int, int, int]] = []
         self.nested: set[str] = set()
         self.ended: set[str] = set()
@@ -107,11 +106,12 @@ class Source(ABC):
     def fail(self, kind: type[TileLinkError], node: ast.AST, message: str) -> NoReturn:
         raise kind(message, self.function.site(node))
 
-    def emit(self, s: Statement) -> None:
+    def emit(self, s: ir.Statement) -> None:
         self.statements.append(s)
 
-    def arguments(self, node: ast.Call, *names: str, needed: int = 0) -> list[ast.expr | None]:
-        """The arguments of one of our words, given by position or by name; None for those left out."""
+    def arguments(self, node: ast.Call, *names: str, needed: int = 0) -> list[Any]:
+        """The arguments of one of our words, given by position or by name; None for those left out, behind the first
+        `needed` ones."""
         found: dict[str | None, ast.expr] = dict(zip(names, node.args, strict=False))
         given = [k.arg for k in node.keywords]
         if len(node.args) > len(names) or not set(given) <= set(names[len(node.args) :]) or not set(names[:needed]) <= (
@@ -135,7 +135,7 @@ class Source(ABC):
             return tuple(self.argument(g) for g in given)
         return given if isinstance(given, TensorWord) else self.static(given)
 
-    def hole(self, what: Load | Variable | Called | Expr) -> ast.expr:
+    def hole(self, what: ir.Load | ir.Variable | ir.Called | Expr) -> ast.expr:
         if what not in self.holes:
             self.holes.append(what)
         return ast.Name(f"__hole{self.holes.index(what)}__", ast.Load())
@@ -155,18 +155,17 @@ class Source(ABC):
                 if isinstance(v, bool | float | str | None):
                     return ast.Constant(v)
                 if isinstance(v, tl.dtype):
-                    return ast.parse(f"tl.{triton_calls.language_name(v)}", mode="eval").body
+                    return parsed(f"tl.{TRITON_DTYPES[dtype_name(v.name)]}")
                 if isinstance(v, triton.runtime.JITFunction):
-                    self.functions[v.fn.__name__] = v
-                    return self.hole(Called(v.fn.__name__))
-        if isinstance(value, View | TensorWord):
+                    return self.hole(ir.Called(self.function_name(v)))
+        if isinstance(value, ir.View | TensorWord):
             self.fail(ViewError, node, f"{self.text(value)} is used as if it were a block: memory is touched through "
                       f"views, with .load()")
         hint = "; its number of elements is .size" if isinstance(value, AxisWord) else ""
-        hint = "; it has .start, and len(), the length of the block" if isinstance(value, Range) else hint
+        hint = "; it has .start, and len(), the length of the block" if isinstance(value, ir.Range) else hint
         self.fail(NotUnderstoodError, node, f"{self.text(value)} can't be part of Triton code{hint}")
 
-    def code(self, node: ast.expr) -> Code:
+    def code(self, node: ast.expr) -> ir.Code:
         """The source of an expression with the holes that were made while it was read, and holes for variables."""
         node = _Holes(self.hole).visit(deepcopy(node))
         text = ast.unparse(ast.fix_missing_locations(node)).replace("{", "{{").replace("}", "}}")
@@ -176,7 +175,7 @@ class Source(ABC):
                 text = text.replace(f"__hole{k}__", f"{{{used.index(h)}}}")
         if "__hole" in text:
             raise KernelError(f"a hole of another statement: {text}")
-        made = Code(text, tuple(used), tuple(self.dots))
+        made = ir.Code(text, tuple(used), tuple(self.dots))
         self.holes, self.dots = [], []
         return made
 
@@ -197,10 +196,8 @@ class Source(ABC):
         return Block(made, shape, dtype)
 
     def local_name(self, name: str) -> str:
-        """The name of a variable in the kernel: not one that the kernel has already. A function that is called in
-        another has names that nothing else has."""
-        launched = len(self.callers) == 1
-        if launched and name not in self.context.reserved and name not in self.context.taken:
+        """The name of a variable in the role. A function that is called in another has names that nothing else has."""
+        if len(self.callers) == 1 and name not in self.context.taken:
             return name
         if name not in self.renamed:
             self.renamed[name] = self.fresh_name(name)
@@ -208,14 +205,21 @@ class Source(ABC):
 
     def fresh_name(self, name: str) -> str:
         """The name of something that the tile function does not name itself: not one that it uses either."""
-        while name in self.context.reserved or name in self.taken:
+        while name in self.taken:
             name += "_"
         self.taken.add(name)
         return name
 
+    def function_name(self, called: Any) -> str:
+        """The name of a Triton function of the user's, which no other function has that the program calls."""
+        name = called.fn.__name__
+        while self.context.functions.setdefault(name, called) is not called:
+            name += "_"
+        return str(name)
+
     def text(self, value: Any) -> str:
         match value:
-            case Expr() | _BOOLEAN():
+            case Expr() | sympy.logic.boolalg.Boolean():
                 return to_text(value)
             case Block():
                 text = ast.unparse(value.node)
@@ -232,7 +236,7 @@ class Source(ABC):
                 return repr(value.value)
         return str(value)
 
-    def extent(self, node: ast.AST, r: Range) -> sympy.Integer:
+    def extent(self, node: ast.AST, r: ir.Range) -> sympy.Integer:
         if r.extent is None:
             how = "or go along it with tk.steps"
             if r.whole:
@@ -241,10 +245,10 @@ class Source(ABC):
                       f"registers; give the role a tile size along {r.dim}, {how}")
         return sympy.Integer(r.extent)
 
-    def blocked(self, node: ast.AST, r: Range) -> Range:
+    def blocked(self, node: ast.AST, r: ir.Range) -> ir.Range:
         """The range as one of a block in registers: a whole dimension takes as many elements as the schedule says."""
         if r.whole and r.dim in self.context.whole:
             self.wholes.add(r.dim)
-            r = Range(r.dim, r.start, r.stop, self.context.whole[r.dim])
+            r = ir.Range(r.dim, r.start, r.stop, self.context.whole[r.dim])
         self.extent(node, r)
         return r

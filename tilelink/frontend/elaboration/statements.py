@@ -11,40 +11,16 @@ import sympy
 import triton.language as tl
 
 from tilelink import language
-from tilelink.errors import (
-    DataBranchError,
-    NotUnderstoodError,
-    TileSizeError,
-    ViewError,
-)
+from tilelink.errors import DataBranchError, NotUnderstoodError, TileSizeError, ViewError
+from tilelink.frontend import ir
 from tilelink.frontend.elaboration.calls import Calls
+from tilelink.frontend.elaboration.reading import BOOLEAN, truth
 from tilelink.frontend.elaboration.source import VariableName
-from tilelink.frontend.expressions import (
-    WORLD,
-    Expr,
-    first_of,
-    natural,
-    never_negative,
-    smaller,
-    symbol,
-    to_text,
-)
-from tilelink.frontend.ir import (
-    Compute,
-    DataIf,
-    For,
-    If,
-    Range,
-    Statement,
-    View,
-)
+from tilelink.frontend.expressions import WORLD, Expr, first_of, loop, natural, never_negative, smaller, symbol, to_text
 from tilelink.frontend.schedule import power_of_two
 from tilelink.frontend.values import Block, Static
 from tilelink.frontend.walk import axis_values
 from tilelink.language import AxisWord, RanksWord
-
-_BOOLEAN = sympy.logic.boolalg.Boolean
-
 
 LOOPS = "loops of a tile function run over tk.steps(), tk.ranks(), tk.each() or range()"
 
@@ -52,7 +28,7 @@ LOOPS = "loops of a tile function run over tk.steps(), tk.ranks(), tk.each() or 
 class Statements(Calls):
     """Reads statements, one after the other."""
 
-    def body(self) -> tuple[Statement, ...]:
+    def body(self) -> tuple[ir.Statement, ...]:
         self.run(self.function.node.body)
         return tuple(self.statements)
 
@@ -71,26 +47,22 @@ class Statements(Calls):
             return
         value = self.value(s.value)
         if isinstance(value, Block) and not isinstance(value.node, ast.Name):
-            self.emit(Compute(self.function.site(s), self.code(value.node)))
+            self.emit(ir.Compute(self.function.site(s), self.code(value.node)))
 
     def on_Assign(self, s: ast.Assign) -> None:
         target = s.targets[0]
-        if len(s.targets) > 1 or not isinstance(target, ast.Name | ast.Tuple):
+        left = target.elts if isinstance(target, ast.Tuple) else [target]
+        names = [n.id for n in left if isinstance(n, ast.Name)]
+        if len(s.targets) > 1 or len(names) < len(left):
             self.fail(NotUnderstoodError, s, "an assignment in a tile function has names on its left, once")
-        names = [target] if isinstance(target, ast.Name) else target.elts
-        if not all(isinstance(n, ast.Name) for n in names):
-            self.fail(NotUnderstoodError, s, "an assignment in a tile function has names on its left, once")
-        label = "_".join(n.id for n in names if isinstance(n, ast.Name))
-        value = self.value(s.value, label)
-        if isinstance(target, ast.Name):
-            self.bind(s, [target.id], [value], value)
-            return
-        values = list(value) if isinstance(value, tuple) else None
-        if isinstance(value, Block):  # a function of Triton that returns several
-            values = [Block(value.node)] * len(names)
-        if values is None or len(values) != len(names):
+        value = self.value(s.value, "_".join(names))
+        values = [value]
+        if isinstance(target, ast.Tuple):
+            several = [Block(value.node)] * len(names) if isinstance(value, Block) else []  # of a function of Triton
+            values = list(value) if isinstance(value, tuple) else several
+        if len(values) != len(names):
             self.fail(NotUnderstoodError, s, f"{len(names)} names for {ast.unparse(s.value)}")
-        self.bind(s, [n.id for n in names if isinstance(n, ast.Name)], values, value)
+        self.bind(s, names, values, value)
 
     def bind(self, s: ast.stmt | ast.expr, names: list[str], values: list[Any], whole: Any) -> None:
         """Gives names their values, all at once. Blocks become variables of the kernel; `whole` is right of the =."""
@@ -111,7 +83,7 @@ class Statements(Calls):
             made = whole.node if isinstance(whole, Block) else ast.Tuple([v.node for _, v in blocks], ast.Load())
             right = made.elts[0] if isinstance(made, ast.Tuple) and len(blocks) == 1 else made
             if [ast.unparse(right)] != own:  # what a tile function returns may have its name already
-                self.emit(Compute(self.function.site(s), self.code(right), tuple(own)))
+                self.emit(ir.Compute(self.function.site(s), self.code(right), tuple(own)))
             self.env |= {
                 n: Block(VariableName(o, ast.Load()), v.shape, v.dtype) for (n, v), o in zip(blocks, own, strict=True)
             }
@@ -139,19 +111,23 @@ class Statements(Calls):
         if not isinstance(s.target, ast.Name):
             self.fail(NotUnderstoodError, s, LOOPS)
         name = s.target.id
-        if name in self.env:
-            self.fail(NotUnderstoodError, s, f"{name} is {self.text(self.env[name])} already: a loop's variable has a "
-                      "name of its own")
+        self.check_new(s, name)
         if called is language.steps:
             self.steps(s, name, s.iter)
         elif isinstance(called, RanksWord):
             self.arguments(s.iter)
-            own = self.local_name(name)
-            self.loop(s, own, sympy.S.Zero, axis_values(called)[0], 1, {name: symbol(own)})
+            counter = loop(self.local_name(name))
+            self.loop(s, counter, sympy.S.Zero, axis_values(called)[0], 1, {name: counter})
         elif called is range or called is tl.range or called is tl.static_range:
             self.range(s, name, s.iter)
         else:
             self.fail(NotUnderstoodError, s, f"a loop over {ast.unparse(s.iter.func)} is not understood")
+
+    def check_new(self, s: ast.For, *names: str) -> None:
+        for n in names:
+            if n in self.env:
+                self.fail(NotUnderstoodError, s, f"{n} is {self.text(self.env[n])} already: a loop's variable has a "
+                          "name of its own")
 
     def each(self, s: ast.For, call: ast.Call) -> None:
         """The members of lists, one after the other: written out, since they are known before the run."""
@@ -159,10 +135,7 @@ class Statements(Calls):
         names = [n.id for n in targets if isinstance(n, ast.Name)]
         if len(names) != len(targets) or len(names) != len(call.args) or call.keywords:
             self.fail(NotUnderstoodError, s, "for weight, bias in tk.each(weights, biases): a name for each list")
-        for n in names:
-            if n in self.env:
-                self.fail(NotUnderstoodError, s, f"{n} is {self.text(self.env[n])} already: a loop's variable has a "
-                          "name of its own")
+        self.check_new(s, *names)
         for members in language.lists_of(*[self.value(a) for a in call.args], site=self.function.site(s)):
             self.env |= dict(zip(names, members, strict=True))
             self.run(s.body)
@@ -177,8 +150,8 @@ class Statements(Calls):
             self.fail(NotUnderstoodError, s, f"the step of a range is a positive constant, not {to_text(step)}")
         if not never_negative(start):
             self.fail(NotUnderstoodError, s, f"a range begins at 0 or above; {to_text(start)} may be negative")
-        own = self.local_name(name)
-        self.loop(s, own, start, stop, int(step), {name: symbol(own)})
+        counter = loop(self.local_name(name))
+        self.loop(s, counter, start, stop, int(step), {name: counter})
 
     def steps(self, s: ast.For, name: str, call: ast.Call) -> None:
         if len(call.args) > 1:
@@ -186,38 +159,31 @@ class Statements(Calls):
                       f"stop={ast.unparse(call.args[1])} where the steps end, or by={ast.unparse(call.args[1])} how "
                       "long a step is")
         dimension, end, by = self.arguments(call, "along", "stop", "by", needed=1)
-        assert dimension is not None
         along, stop = self.value(dimension), None if end is None else self.integer(end)
-        if not isinstance(along, AxisWord | Range):
+        if not isinstance(along, AxisWord | ir.Range):
             self.fail(ViewError, call, f"tk.steps goes along a dimension or a range, not {self.text(along)}")
         size = self.context.step if by is None else self.step(call, by)
         if size is None:
             self.fail(TileSizeError, call, "the schedule gives this role's loops no step: add it as the last of tile=, "
                       "or say by= here")
-        own = self.local_name(name)
-        lo = symbol(own)
+        lo = loop(self.local_name(name))
 
-        def walk(begin: Expr, end: Expr, part: Expr | None, before: Expr = sympy.S.Zero) -> None:
-            limit = end if stop is None else smaller(end, stop)
-            within = along.extent if isinstance(along, Range) else None
-            bounded = stop is not None or (isinstance(along, Range) and along.bounded)
-            segment = along.segment if isinstance(along, Range) else None
-            k = Range(
-                along.dim, lo, smaller(lo + size, limit), size, part, before + natural(lo - begin),
-                inside=within, bounded=bounded, segment=segment,
+        def walk(of: ir.Range) -> None:
+            limit = of.stop if stop is None else smaller(of.stop, stop)
+            k = ir.Range(
+                of.dim, lo, smaller(lo + size, limit), size, of.part, of.offset + natural(lo - of.start),
+                inside=of.extent, bounded=of.bounded or stop is not None, segment=of.segment,
             )  # fmt: skip
-            self.loop(s, own, begin, limit, size, {name: k})
+            self.loop(s, lo, of.start, limit, size, {name: k})
 
-        if isinstance(along, Range):
-            walk(along.start, along.stop, along.part, along.offset)
+        if isinstance(along, ir.Range):
+            walk(along)
         elif along.dim not in self.context.cut:
-            walk(sympy.S.Zero, symbol(along.dim), None)
+            walk(ir.whole_range(along.dim))
         else:  # steps never cross the parts of the ranks
-            part = self.fresh_name(f"{name}_part")
-            dim = symbol(along.dim)
-            p = symbol(part)
-            with self.inside(s, part, sympy.S.Zero, WORLD, 1):
-                walk(first_of(dim, p), first_of(dim, p + 1), p)
+            dim, p = symbol(along.dim), loop(self.fresh_name(f"{name}_part"))
+            with self.inside(s, p, sympy.S.Zero, WORLD, 1):
+                walk(ir.Range(along.dim, first_of(dim, p), first_of(dim, p + 1), None, p))
 
     def step(self, call: ast.Call, by: ast.expr) -> int:
         """The length that by= gives the steps of a loop."""
@@ -227,22 +193,24 @@ class Statements(Calls):
                       "two")
         return int(size)
 
-    def loop(self, s: ast.For, own: str, start: Expr, stop: Expr, step: int, names: dict[str, Any]) -> None:
-        with self.inside(s, own, start, stop, step):
+    def loop(
+        self, s: ast.For, counter: sympy.Symbol, start: Expr, stop: Expr, step: int, names: dict[str, Any]
+    ) -> None:
+        with self.inside(s, counter, start, stop, step):
             self.env |= names
             self.run(s.body)
 
     @contextmanager
-    def inside(self, s: ast.stmt, name: str, start: Expr, stop: Expr, step: int) -> Iterator[None]:
+    def inside(self, s: ast.stmt, counter: sympy.Symbol, start: Expr, stop: Expr, step: int) -> Iterator[None]:
         """Statements made in here become the body of a loop."""
         before = dict(self.env)
         with self.nesting() as body:
             yield
         self.leave(before, self.env)  # it may be passed over
-        self.emit(For(self.function.site(s), name, start, stop, step, tuple(body)))
+        self.emit(ir.For(self.function.site(s), counter.name, start, stop, step, tuple(body)))
 
     @contextmanager
-    def nesting(self) -> Iterator[list[Statement]]:
+    def nesting(self) -> Iterator[list[ir.Statement]]:
         """Statements made in here go to the list. What is stored in here may be notified in here only: whether and how
         often it happens is not known outside."""
         outer, nested, stored = self.statements, self.nested, dict(self.stored)
@@ -257,16 +225,12 @@ class Statements(Calls):
         self.ended |= (one.keys() | other.keys()) - self.env.keys()
 
     def on_If(self, s: ast.If) -> None:
-        condition = self.value(s.test)
-        if isinstance(condition, Static):
-            self.run(s.body if condition.value else s.orelse)
-            return
-        condition = _truth(condition)
+        condition = truth(self.value(s.test))
         if condition in (sympy.true, sympy.false):
             self.run(s.body if condition == sympy.true else s.orelse)
             return
         code = self.code(condition.node) if isinstance(condition, Block) else None
-        if code is None and not isinstance(condition, _BOOLEAN):
+        if code is None and not isinstance(condition, BOOLEAN):
             self.fail(NotUnderstoodError, s, f"a branch on {self.text(condition)}")
         before, bodies, after = self.env, [], []
         for body in (s.body, s.orelse):
@@ -278,30 +242,28 @@ class Statements(Calls):
         self.leave(*after)
         site = self.function.site(s)
         if code is None:
-            self.emit(If(site, condition, *bodies))
+            self.emit(ir.If(site, condition, *bodies))
             return
         for inner in (*bodies[0], *bodies[1]):
-            if not isinstance(inner, Compute | DataIf) or inner.loads:
+            if not isinstance(inner, ir.Compute | ir.DataIf) or inner.loads:
                 raise DataBranchError(
                     f"{inner.site.text} stands in a branch on data ({ast.unparse(s.test)}, line {s.lineno}), so nobody "
                     "knows before the run whether it happens; branch on ranks and coordinates, or use tl.where",
                     inner.site,
                 )
-        self.emit(DataIf(site, code, *bodies))
+        self.emit(ir.DataIf(site, code, *bodies))
 
 
 def _holds_block(values: tuple[Any, ...]) -> bool:
     return any(isinstance(v, Block) or (isinstance(v, tuple) and _holds_block(v)) for v in values)
 
 
-def _truth(value: Any) -> Any:
-    """What an integer is as a condition; anything else is left as it is."""
-    return sympy.Ne(value, 0) if isinstance(value, Expr) else value
-
-
 def _agree(one: Any, other: Any) -> bool:
     """Whether a name that is the one on one way and the other on another can be used after both."""
-    return (isinstance(one, Block) and isinstance(other, Block)) or _same(one, other)
+    if isinstance(one, Block) and isinstance(other, Block):
+        return True
+    guards = [v.guard if isinstance(v, ir.View) else None for v in (one, other)]
+    return bool(one == other) and guards[0] == guards[1]
 
 
 def _either(one: Any, other: Any) -> Any:
@@ -311,8 +273,3 @@ def _either(one: Any, other: Any) -> Any:
     shape = one.shape if one.shape == other.shape else None
     return Block(one.node, shape, one.dtype if one.dtype == other.dtype else None)
 
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two values known before the run are the same, with what guards them."""
-    guards = [v.guard if isinstance(v, View) else None for v in (one, other)]
-    return bool(one == other) and guards[0] == guards[1]

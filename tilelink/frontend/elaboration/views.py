@@ -6,8 +6,6 @@ import ast
 from dataclasses import replace
 from typing import Any
 
-import sympy
-
 from tilelink.errors import (
     DimensionError,
     DtypeError,
@@ -17,19 +15,9 @@ from tilelink.errors import (
     UnguardedReadError,
     ViewError,
 )
+from tilelink.frontend import ir
 from tilelink.frontend.elaboration.source import Source
-from tilelink.frontend.expressions import (
-    RANK,
-    Expr,
-    symbol,
-    to_text,
-)
-from tilelink.frontend.ir import (
-    ALL_RANKS,
-    RANKS_DIM,
-    Range,
-    View,
-)
+from tilelink.frontend.expressions import RANK, Expr, to_text
 from tilelink.frontend.values import Block, Static, TileValue, is_floating
 from tilelink.language import AxisWord, TensorWord, ranks
 
@@ -37,21 +25,16 @@ from tilelink.language import AxisWord, TensorWord, ranks
 class Views(Source):
     """Makes views from indices, and says what may be done with them."""
 
-    def view(self, node: ast.expr, tensor: TensorWord, entries: list[ast.expr]) -> View:
-        index: list[Range | Expr] = []
-        for entry in entries:
-            v = self.entry(entry)
-            if isinstance(v, TileValue):
-                index += v.along(tensor.dims)
-            elif v is None:
-                index.append(self.whole(tensor, len(index), node))
-            else:
-                index.append(_whole(v.dim) if isinstance(v, AxisWord) else v)
+    def view(self, node: ast.expr, tensor: TensorWord, entries: list[ast.expr]) -> ir.View:
+        index: list[ir.Range | Expr] = [
+            self.whole(tensor, k, node) if v is None else ir.whole_range(v.dim) if isinstance(v, AxisWord) else v
+            for k, v in enumerate(self.entries(entries, tensor))
+        ]
         if len(index) > len(tensor.dims):
             self.fail(DimensionError, node, f"{tensor.name} has the dimensions {', '.join(tensor.dims)}; "
                       f"{len(index)} indices given: {', '.join(self.text(i) for i in index)}")
         for k, (dim, i) in enumerate(zip(tensor.dims, index, strict=False)):
-            if isinstance(i, Range) and i.dim != dim:
+            if isinstance(i, ir.Range) and i.dim != dim:
                 self.fail(DimensionError, node, f"dimension {k} of {tensor.name} is {dim}; it is given {i}, a range "
                           f"along {i.dim}")
             if isinstance(i, Expr) and k == tensor.sharded:
@@ -61,83 +44,79 @@ class Views(Source):
         home: Expr | str | None = RANK
         if tensor.sharded is not None:
             cut = index[tensor.sharded]
-            home = cut.part if isinstance(cut, Range) else None
-        return View(tensor.name, tuple(index), home)
+            home = cut.part if isinstance(cut, ir.Range) else None
+        return ir.View(tensor.name, tuple(index), home)
 
-    def entry(self, node: ast.expr) -> Any:
-        """One entry of an index: a tile, a range, a dimension, an integer, or None for `:`."""
-        if isinstance(node, ast.Slice):
-            if node.lower or node.upper or node.step:
+    def entries(self, nodes: list[ast.expr], tensor: TensorWord) -> list[Any]:
+        """The entries of an index of a tensor: ranges (a tile has several), dimensions, integers, and None for `:`."""
+        made: list[Any] = []
+        for node in nodes:
+            v = None if isinstance(node, ast.Slice) else self.value(node)
+            if isinstance(node, ast.Slice) and (node.lower or node.upper or node.step):
                 self.fail(ViewError, node, f"{ast.unparse(node)}: views are made of tiles and ranges of the schedule, "
                           "so that what is touched is known; write t.rows, a range of tk.steps, or :")
-            return None
-        v = self.value(node)
-        if not isinstance(v, TileValue | Range | AxisWord | Expr):
-            self.fail(DimensionError, node, f"{self.text(v)} is no index of a view: use the tile, a range or :")
-        return v
+            if not isinstance(v, TileValue | ir.Range | AxisWord | Expr | None):
+                self.fail(DimensionError, node, f"{self.text(v)} is no index of a view: use the tile, a range or :")
+            made += v.along(tensor.dims) if isinstance(v, TileValue) else [v]
+        return made
 
-    def whole(self, tensor: TensorWord, k: int, node: ast.expr) -> Range | Expr:
+    def whole(self, tensor: TensorWord, k: int, node: ast.expr) -> ir.Range | Expr:
         if k >= len(tensor.dims):
             self.fail(DimensionError, node, f"{tensor.name} has the dimensions {', '.join(tensor.dims)}, and no more")
         dim = tensor.dims[k]
-        if dim == RANKS_DIM:
+        if dim == ir.RANKS_DIM:
             self.fail(DimensionError, node, f"dimension {k} of {tensor.name} has an entry a rank: say which")
-        return _whole(dim)
+        return ir.whole_range(dim)
 
-    def narrow(self, node: ast.expr, view: View, entries: list[ast.expr]) -> View:
+    def narrow(self, node: ast.expr, view: ir.View, entries: list[ast.expr]) -> ir.View:
         """A view of a view: ranges take the place of wider ones. The unrolling checks that they lie within."""
-        index, sharded = list(view.index), self.context.tensors[view.tensor].sharded
-        places = [k for k, i in enumerate(index) if isinstance(i, Range)]
-        given: list[Any] = []
-        for entry in entries:
-            v = self.entry(entry)
-            given += v.along(self.context.tensors[view.tensor].dims) if isinstance(v, TileValue) else [v]
+        tensor, index = self.context.tensors[view.tensor], list(view.index)
+        places = [k for k, i in enumerate(index) if isinstance(i, ir.Range)]
+        given = self.entries(entries, tensor)
         if len(given) > len(places):
             self.fail(DimensionError, node, f"{view} has {len(places)} dimensions; {len(given)} indices given")
         for k, v in zip(places, given, strict=False):
             old = index[k]
             if v is None:
                 continue
-            if isinstance(v, Expr) and k != sharded:
+            if isinstance(v, Expr) and k != tensor.sharded:
                 index[k] = v
                 continue
-            if not isinstance(v, Range | AxisWord) or not isinstance(old, Range) or v.dim != old.dim:
+            if not isinstance(v, ir.Range | AxisWord) or not isinstance(old, ir.Range) or v.dim != old.dim:
                 self.fail(DimensionError, node, f"{view} has {old} there; it is given {self.text(v)}")
-            if isinstance(v, Range):
+            if isinstance(v, ir.Range):
                 index[k] = v if v.part is not None or old.part is None else replace(v, part=old.part)
         return replace(view, index=tuple(index))
 
-    def at(self, node: ast.Call, view: View) -> View:
+    def at(self, node: ast.Call, view: ir.View) -> ir.View:
         tensor = self.context.tensors[view.tensor]
         if tensor.sharded is not None:
             self.fail(HomeError, node, f"{view} is sharded, so it has its home already: .at() is for local tensors")
-        (rank,) = self.arguments(node, "rank", needed=1)
-        assert rank is not None
-        where = self.value(rank)
+        where = self.value(*self.arguments(node, "rank", needed=1))
         if isinstance(where, Static) and where.value == ranks:
-            return replace(view, home=ALL_RANKS, guard=None)
+            return replace(view, home=ir.ALL_RANKS, guard=None)
         if not isinstance(where, Expr):
             self.fail(RankError, node, f".at() takes a rank or tk.ranks, not {self.text(where)}")
         if where.is_Integer and where < 0:
             self.fail(RankError, node, f".at({where}): there is no rank {where}; ranks go from 0 to tk.world() - 1")
         return replace(view, home=where, guard=None)  # what was waited for lies elsewhere
 
-    def one_home(self, node: ast.AST, view: View, what: str) -> None:
+    def one_home(self, node: ast.AST, view: ir.View, what: str) -> None:
         if view.home is None:
             tensor = self.context.tensors[view.tensor]
             dim = tensor.dims[tensor.sharded or 0]
             self.fail(HomeError, node, f"{what} {view}: it has more than one home, because {dim} is spread over the "
                       f"ranks and {dim}[0:{dim}] crosses the parts; use a range of the tile, which lies in one part")
-        if view.home == ALL_RANKS and what == "load of":
+        if view.home == ir.ALL_RANKS and what == "load of":
             self.fail(HomeError, node, f"load of {view}: say of which rank, with .at(rank)")
 
-    def writable(self, node: ast.AST, view: View, what: str) -> None:
+    def writable(self, node: ast.AST, view: ir.View, what: str) -> None:
         self.one_home(node, view, what)
         if view.tensor not in self.context.written:  # what programs record goes by the source alone
             self.fail(NotUnderstoodError, node, f"{what} {view}: write it so that the source shows which tensor it "
                       f"is, such as there = {view.tensor}[...]; there.store(...)")
 
-    def whole_numbers(self, node: ast.AST, place: View, value: Any) -> None:
+    def whole_numbers(self, node: ast.AST, place: ir.View, value: Any) -> None:
         """What is stored to integers has to be integers: Triton would cut off fractions without a word."""
         name, into = place.tensor, self.context.dtypes[place.tensor]
         if is_floating(into):
@@ -148,13 +127,10 @@ class Views(Source):
         if isinstance(value, Static) and isinstance(value.value, float) and not value.value.is_integer():
             self.fail(DtypeError, node, f"{value.value} is stored to {name}, which is {into}")
 
-    def readable(self, node: ast.AST, view: View) -> None:
+    def readable(self, node: ast.AST, view: ir.View) -> None:
         self.one_home(node, view, "load of")
         if view.guard is None and view.tensor in self.context.written:
             self.fail(UnguardedReadError, node, f"{view} is written by tiles of this program "
                       f"({self.context.written[view.tensor]}) and read without a wait: read what "
                       f"tk.wait({view.tensor}[...]) returns")
 
-
-def _whole(dim: str) -> Range:
-    return Range(dim, sympy.S.Zero, symbol(dim), None, None, whole=True)

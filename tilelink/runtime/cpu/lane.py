@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
 
+from tilelink.analysis.placement import shape_on
 from tilelink.backend.host import ENOUGH, EngineStep, Fork, Join, LetGo, RegionCopy, SignalWait, SignalWrite
-from tilelink.backend.parameters import STAMPS
+from tilelink.backend.parameters import TIMES
 from tilelink.backend.targets import CPU, Target, portable
 from tilelink.backend.targets.portable_network import FAR
-from tilelink.emulator import Execution, InterpretedKernel, Region, interpreted
+from tilelink.emulator import Execution, InterpretedKernel, Region, Words, interpreted
 from tilelink.emulator.engine import EngineCopy, EngineSignal, EngineWait
 from tilelink.emulator.interpreter import suspended
 from tilelink.emulator.memory import Kind
 from tilelink.emulator.streams import Work
 from tilelink.frontend.ir import Tensor
-from tilelink.frontend.kept import Kept
-from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes
-from tilelink.programs.program import Program
 from tilelink.runtime.arguments import Arguments
+from tilelink.runtime.lane import POISON, Lane, Report
 from tilelink.runtime.launch import Launch, Run
-from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout, shape_on
-from tilelink.runtime.prepare import KEPT_PROGRAMS, Prepared, prepare
+from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
+from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.trace import CONTROL, SIGNALS
 
 LANE = "lane"
@@ -37,42 +35,49 @@ def engine_to(peer: int) -> str:
     return f"engine to rank {peer}"
 
 
-class CpuLane:
-    """The heaps of all ranks as one process sees them (uint8 tensors), and programs prepared for devices of `sms`, on
-    nodes of `per_node` ranks; `check`: what is not safe is refused."""
+class CpuLane(Lane):
+    """Heaps in memory of this machine. `shared_words`: the control words of all ranks, which several processes may
+    change."""
 
     def __init__(
         self,
         layout: HeapLayout,
-        heaps: list[torch.Tensor],
+        heaps: Sequence[torch.Tensor],
         sms: int,
         target: Target = CPU,
         per_node: int | None = None,
         check: bool = True,
     ) -> None:
-        self.layout, self.heaps, self.sms, self.per_node, self.check = layout, heaps, sms, per_node, check
-        self.target = target.across_nodes() if per_node and per_node < layout.world else target
+        target = target.across_nodes() if per_node and per_node < layout.world else target
+        super().__init__(layout, heaps, sms, target, per_node, check)
         self.tables = [self._table(rank) for rank in range(layout.world)]
-        self.prepared: Kept[Any, Prepared] = Kept(KEPT_PROGRAMS)
+        self.shared_words = [Words(self.words(rank)) for rank in range(layout.world)]
         self._kernels: WeakKeyDictionary[Prepared, dict[str, InterpretedKernel]] = WeakKeyDictionary()
 
-    def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
-        """The program with its kernels, made once for a schedule, dtypes and sizes."""
-        dtypes, sizes = tuple(arguments.dtypes.items()), tuple(arguments.sizes.items())
-        key = program, schedule, dtypes, sizes, arguments.absent, arguments.described, arguments.timed
-        prepared = self.prepared.get(key)
-        if prepared is None:
-            with suspended():
-                world = self.layout.world
-                prepared = prepare(
-                    program, arguments, schedule, world, self.sms, self.target, self.per_node, self.check
-                )
-            self.prepared.put(key, prepared)
-        return prepared
+    def prepare_anew(self, arguments: Arguments, sms: int) -> Prepared:
+        with suspended():
+            return super().prepare_anew(arguments, sms)
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An output in which it shows what nobody wrote."""
+        return torch.full(shape, torch.nan, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+
+    def control(self, rank: int) -> list[int]:
+        words: list[int] = self.words(rank).tolist()
+        if words[POISON]:
+            self.shared_words[rank].load(POISON)  # what was written before it is read after it
+        return words
+
+    def poison(self, report: Report) -> None:
+        for word, value in report.mailbox().items():
+            self.shared_words[report.rank].store(word, value)
+        finder = self.shared_words[0].compare_and_swap(POISON, 0, 1 + report.rank) or 1 + report.rank
+        for words in self.shared_words:
+            words.store(POISON, finder)
 
     def launch(self, run: Run, execution: Execution) -> None:
         """Does what the host of a rank does for a run."""
-        rank, regions = run.lane.rank, self._regions(run)
+        rank, regions = run.rank, self._regions(run)
         memory = {(r.name, r.rank): r.tensor for r in regions}
         first = run.prepared.workers
         for step in run.steps:
@@ -104,10 +109,9 @@ class CpuLane:
             case SignalWrite():
                 return EngineSignal(memory[SIGNALS + step.tensor, step.rank][step.cell], 1)
             case SignalWait():
-                return EngineWait(memory[SIGNALS + step.tensor, run.lane.rank][step.cell], step.expected)
+                return EngineWait(memory[SIGNALS + step.tensor, run.rank][step.cell], step.expected)
 
     def clear(self, rank: int) -> None:
-        """Control words and signals of a rank are zero again."""
         heap, layout = self.heaps[rank], self.layout
         control = heap[: layout.control_bytes].view(torch.int64)
         control.zero_()
@@ -144,12 +148,12 @@ class CpuLane:
 
     def _regions(self, run: Run) -> list[Region]:
         """All that a run may touch: its own tensors, and its place in the heaps of all ranks."""
-        layout, rank, prepared = self.layout, run.lane.rank, run.prepared
+        layout, rank, prepared = self.layout, run.rank, run.prepared
         regions = [
-            Region(n, rank, t, "control" if n == STAMPS else "data") for n, t in run.tensors.items() if t.numel()
+            Region(n, rank, t, "control" if n == TIMES else "data") for n, t in run.tensors.items() if t.numel()
         ]
         regions += [Region(n, rank, t, "control") for n, t in run.tables.items()]
-        regions.append(Region("heaps", rank, self.tables[rank], "control"))
+        regions.append(Region("table of heaps", rank, self.tables[rank], "control"))
         for peer in range(layout.world):
             regions.append(self._region(CONTROL, peer, 0, (CONTROL_WORDS + layout.world,), torch.int64, "control"))
             for name, at in run.placement.data:
@@ -158,7 +162,7 @@ class CpuLane:
                     regions.append(self._shard(tensor, prepared.sizes, peer, at + layout.data_at(run.slot)))
             if peer == rank and prepared.stage_bytes:
                 at = layout.data_at(run.slot) + run.placement.stage
-                regions.append(self._region("stage", rank, at, (prepared.stage_bytes,), torch.uint8, "control"))
+                regions.append(self._region("send stage", rank, at, (prepared.stage_bytes,), torch.uint8, "control"))
             for name, at, cells in run.placement.signals:
                 if cells:
                     at += layout.signals_at(run.slot)
@@ -171,8 +175,7 @@ class CpuLane:
         self, name: str, rank: int, at: int, shape: tuple[int, ...], dtype: torch.dtype, kind: Kind = "data"
     ) -> Region:
         """A part of a rank's heap."""
-        size = torch.Size(shape).numel() * dtype.itemsize
-        return Region(name, rank, self.heaps[rank][at : at + size].view(dtype).view(shape), kind)
+        return Region(name, rank, self.memory(rank, at, shape, dtype), kind)
 
     def _shard(self, tensor: Tensor, sizes: Sizes, rank: int, at: int) -> Region:
         """A rank's tensor on its heap, which all ranks lay out for the longest part: a shorter one is the beginning."""
@@ -182,8 +185,3 @@ class CpuLane:
             return whole
         length = shape_on(tensor, sizes, rank)[tensor.sharded]
         return Region(tensor.name, rank, whole.tensor.narrow(tensor.sharded, 0, length))
-
-
-def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An output in which it shows what nobody wrote."""
-    return torch.full(shape, torch.nan, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)

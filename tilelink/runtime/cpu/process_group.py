@@ -4,55 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 import torch.distributed as dist
 
-from tilelink.emulator import DeadlockError, Execution, Words
+from tilelink.emulator import DeadlockError, Execution
 from tilelink.errors import RankDiedError, RankFailedError, Site, StuckError
-from tilelink.frontend.schedule import Schedule
-from tilelink.programs.program import Program
-from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.bounds import Bounds, Stillness, wait_until
-from tilelink.runtime.cpu.lane import CpuLane, poisoned
-from tilelink.runtime.launch import Lane, Record, Run
-from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
-from tilelink.runtime.poison import POISON, Reason, Report, entered, left
-from tilelink.runtime.prepare import Prepared
+from tilelink.runtime.cpu.lane import CpuLane
+from tilelink.runtime.lane import Reason, entered, left
+from tilelink.runtime.launch import Record, Run
 from tilelink.runtime.process_group import ProcessGroup
-from tilelink.runtime.shared import share
 from tilelink.runtime.stuck import explain, first_wait
 
 
 class CpuProcessGroup(ProcessGroup):
     """A call returns when this rank has left the run: then its outputs are complete."""
 
-    def __init__(
-        self,
-        process_group: dist.ProcessGroup,
-        layout: HeapLayout,
-        sms: int,
-        seed: int,
-        bounds: Bounds,
-        per_node: int | None,
-    ) -> None:
-        heaps = share(process_group, layout.heap_bytes)
-        self.cpu, self.seed = CpuLane(layout, heaps, sms, per_node=per_node), seed
-        rank = dist.get_rank(process_group)
-        self.cpu.clear(rank)
-        super().__init__(process_group, Lane(rank, layout.world, layout, self.cpu.tables[rank], heaps[rank]), bounds)
-        self.control = [Words(h[: 8 * (CONTROL_WORDS + layout.world)].view(torch.int64)) for h in heaps]
+    lane: CpuLane
 
-    def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
-        return self.cpu.prepare(program, arguments, schedule)
+    def __init__(self, process_group: dist.ProcessGroup, lane: CpuLane, seed: int, bounds: Bounds) -> None:
+        self.seed = seed
+        lane.clear(dist.get_rank(process_group))
+        super().__init__(process_group, lane, bounds)
 
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return poisoned(shape, dtype)
-
-    def launch(self, run: Run, site: Site) -> None:
+    def launch(self, run: Run) -> None:
         peers = _Peers(self, self.remember(run))
         execution = Execution(self.world, self.seed, races=False, ranks=(self.rank,), elsewhere=peers)
         try:
-            execution.run(lambda rank: self.cpu.launch(run, execution))
+            execution.run(lambda rank: self.lane.launch(run, execution))
         except (StuckError, RankDiedError, RankFailedError):
             raise
         except BaseException as e:
@@ -63,28 +41,6 @@ class CpuProcessGroup(ProcessGroup):
         """Nothing is under way between calls. Raises what ended the lane on another rank."""
         self.site = Site.of_user()
         self.raise_if_poisoned()
-
-    # ---- control words
-
-    def progress(self, rank: int) -> int:
-        return self.control[self.rank].peek(CONTROL_WORDS + rank)
-
-    def report(self) -> Report | None:
-        own = self.control[self.rank]
-        if not own.peek(POISON):
-            return None
-        finder = own.load(POISON) - 1
-        return Report.of(finder, self.control[finder].tensor.tolist())
-
-    def poison(self, report: Report) -> None:
-        for word, value in report.mailbox().items():
-            self.control[self.rank].store(word, value)
-        finder = self.control[0].compare_and_swap(POISON, 0, 1 + self.rank) or 1 + self.rank
-        for control in self.control:
-            control.store(POISON, finder)
-
-    def clear(self) -> None:
-        self.cpu.clear(self.rank)
 
 
 class _Peers:
@@ -109,9 +65,9 @@ class _Peers:
 
         if group.report() is not None:
             group.raise_if_poisoned(here())
-        ranks = range(group.world)
-        group.raise_if_dead([r for r in ranks if group.progress(r) < left(run.number)], f"in {run.label}")
-        late = [r for r in ranks if group.progress(r) < entered(run.number)]
+        progress = dict(enumerate(group.progress()))
+        group.raise_if_dead([r for r, n in progress.items() if n < left(run.number)], f"in {run.label}")
+        late = [r for r, n in progress.items() if n < entered(run.number)]
         if self.still.seconds() > (group.bounds.enter if late else group.bounds.stuck):
             report = group.late(late[0], run.number) if late else first_wait(deadlock(), run, Reason.STUCK)
             group.give_up(report, here())

@@ -14,22 +14,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tilelink.analysis.placement import ALIGNMENT
 from tilelink.analysis.timeline import Timeline
 from tilelink.backend.targets import CPU, Target
 from tilelink.emulator import Admission, DeadlockError, Execution, Operation, PolicyWord, RaceError
 from tilelink.emulator.interpreter import is_running
 from tilelink.errors import ArgumentError, Site, StuckError, WorldError, public
-from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import check_nodes, check_rank, check_world
-from tilelink.programs.program import Program
-from tilelink.runtime.arguments import Arguments, CallLog
-from tilelink.runtime.cpu.lane import LANE, CpuLane, poisoned
+from tilelink.programs.given import Call
+from tilelink.runtime.agreement import CallLog
+from tilelink.runtime.cpu.lane import LANE, CpuLane
 from tilelink.runtime.group import Group
-from tilelink.runtime.launch import Lane, Launch, Run
-from tilelink.runtime.layout import ALIGNMENT, HeapLayout
+from tilelink.runtime.launch import Launch, Run
+from tilelink.runtime.layout import HeapLayout, heap_in
 from tilelink.runtime.prepare import Prepared
-from tilelink.runtime.races import with_tiles
-from tilelink.runtime.stuck import explain, lines_of
+from tilelink.runtime.stuck import explain, lines_of, with_tiles
 from tilelink.runtime.timestamps import timeline_of
 
 T = TypeVar("T")
@@ -84,7 +83,8 @@ class CpuWorld:
         self.layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
         if target == CPU and per_node is not None and per_node < world:
             target = LATE
-        self.lane = CpuLane(self.layout, [_heap(heap_bytes) for _ in range(world)], sms, target, per_node, check)
+        heaps = [heap_in(torch.empty(heap_bytes + ALIGNMENT, dtype=torch.uint8)) for _ in range(world)]
+        self.lane = CpuLane(self.layout, heaps, sms, target, per_node, check)
         for rank in range(world):
             self.lane.clear(rank)
         self.log = CallLog(world)
@@ -109,16 +109,9 @@ class CpuWorld:
                 f"CpuWorld.run({function!r}): it takes a function of a rank's group, run(lambda group: ...)",
                 Site.of_user(),
             )
-        self.execution = self.latest = Execution(
-            self.world,
-            self.seed if seed is None else seed,
-            self.policy,
-            resident=self.resident,
-            admit=self.admit,
-            races=self.races,
-            observer=self.observer,
-            switch=self.switch,
-        )
+        seed = self.seed if seed is None else seed
+        chosen = self.policy, self.resident, self.admit, self.races, self.observer, self.switch
+        self.execution = self.latest = Execution(self.world, seed, *chosen)
         finished, gradients = False, torch.is_grad_enabled()
 
         def host(rank: int) -> T:
@@ -132,7 +125,7 @@ class CpuWorld:
             return results
         except DeadlockError as e:
             lines = lines_of(e, self.launched)
-            raise StuckError(explain(e, self.launched, [g.runs for g in self.groups]), lines=lines) from e
+            raise StuckError(explain(e, self.launched, [g.runs for g in self.groups]), lines=lines) from None
         except RaceError as e:
             raise RaceError(with_tiles(e.races, self.launched)) from None
         finally:
@@ -155,18 +148,14 @@ class CpuWorld:
             self.lane.clear(group.rank)
             group.runs = 0
 
-    def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
-        """See `Group.prepare`."""
-        return self.lane.prepare(program, arguments, schedule)
-
 
 class CpuGroup(Group):
     """A rank of a `CpuWorld`."""
 
     def __init__(self, owner: CpuWorld, rank: int) -> None:
         check_rank(rank, owner.world)
+        super().__init__(owner.lane, rank)
         self.owner = owner
-        self.lane = Lane(rank, owner.world, owner.layout, owner.lane.tables[rank], owner.lane.heaps[rank])
         self.keep: list[Any] = []
         self.forget_tensors()
 
@@ -175,22 +164,14 @@ class CpuGroup(Group):
         self.read: set[int] = set()
         self.written: set[int] = set()
 
-    def call(
-        self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
-    ) -> Any:
-        self.execution(program.name)
-        return super().call(program, tensors, schedule, options)
-
-    def prepare(self, program: Program, arguments: Arguments, schedule: Schedule | str | None) -> Prepared:
-        return self.owner.prepare(program, arguments, schedule)
-
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return poisoned(shape, dtype)
+    def call(self, call: Call) -> Any:
+        self.execution(call.program.name)
+        return super().call(call)
 
     def compare(self, call: dict[str, Any], site: Site) -> None:
         self.owner.log.compare(self.runs, self.rank, call, site)
 
-    def launch(self, run: Run, site: Site) -> None:
+    def launch(self, run: Run) -> None:
         self.keep.append((run.tensors, run.tables))
         for step in run.steps:
             if isinstance(step, Launch):
@@ -243,10 +224,3 @@ def _touch(values: Any, memory: set[int]) -> bool:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _heap(heap_bytes: int) -> torch.Tensor:
-    """A heap with an aligned base. Data is NaN of every dtype, so that what nobody wrote shows."""
-    memory = torch.empty(heap_bytes + ALIGNMENT, dtype=torch.uint8)
-    skip = -memory.data_ptr() % ALIGNMENT
-    return memory[skip : skip + heap_bytes].fill_(0xFF)

@@ -1,18 +1,25 @@
-"""A CUDA device as worlds use it: memory, streams, kernels. Tests put a device in its place that is none."""
+"""A CUDA device as worlds use it: memory, streams, and kernels, which are compiled by Triton for the arguments of a
+launch, loaded, and launched with little host time.
+
+Triton finds out anew at every launch which compiled kernel its arguments need. Here that is asked once: who calls sees
+to it that the same kernel is launched with arguments alike in what Triton looks at, dtypes, values of 1, and multiples
+of 16.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+import triton
 
-from tilelink.backend.targets import TARGETS, Target
-from tilelink.errors import DeviceError, Site
-from tilelink.runtime.cuda.driver import driver
-from tilelink.runtime.cuda.kernels import Kernel, load
+from tilelink.backend.targets import TARGETS
+from tilelink.errors import DeviceError, ResidencyError, ScheduleError, Site
+from tilelink.runtime.cuda.driver import Driver, driver
 from tilelink.runtime.prepare import Prepared
 
 Stream = Any
@@ -21,57 +28,10 @@ DEFAULT_QUEUES = 8
 """Of a CUDA device, where CUDA_DEVICE_MAX_CONNECTIONS says nothing else."""
 
 
-class Device(Protocol):
-    """What a world needs of a device. `place`: where its tensors are. `sms`: its SMs. `queues`: so many streams go on
-    without one waiting for what stands before it on another."""
-
-    place: torch.device
-    target: Target
-    sms: int
-    queues: int
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for which torch's allocator waits, in the order of the current stream."""
-
-    def seen_by_host(self) -> torch.Tensor:
-        """A word (int64, zero) that the host reads and kernels write, at its `data_ptr`."""
-
-    def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
-        """A kernel of a prepared program for arguments like these, compiled, and loaded on the device."""
-
-    def stream(self) -> Stream:
-        """A stream of its own."""
-
-    def current(self) -> Stream:
-        """The stream on which this thread launches."""
-
-    def on(self, stream: Stream) -> AbstractContextManager[Any]:
-        """Makes a stream the current one."""
-
-    def follow(self, stream: Stream, before: Stream) -> None:
-        """What comes on `stream` comes after what is on `before`."""
-
-    def capturing(self) -> bool:
-        """Whether a graph is captured on the current stream."""
-
-    def synchronize(self, stream: Stream) -> None:
-        """Waits until a stream is done."""
-
-    def copy(self, stream: Stream, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies memory to memory, when the stream comes to it; of the same shape, but for dimensions of 1."""
-
-    def write_signal(self, stream: Stream, address: int) -> None:
-        """Writes 1 to a word of 32 bits when the stream comes to it, after all that it did before."""
-
-    def wait_for_signal(self, stream: Stream, address: int, least: int) -> None:
-        """What comes on the stream comes after a word of 32 bits is at least a number, and after what released it."""
-
-    def fill(self, stream: Stream, words: torch.Tensor, value: int) -> None:
-        """Writes a number to words of 32 bits when the stream comes to it. No kernel is loaded for that."""
-
-
 class CudaDevice:
-    """A CUDA device. Raises DeviceError where there is none, or one for which no kernels are lowered."""
+    """A CUDA device. `place`: where its tensors are. `sms`: its SMs. `queues`: so many streams go on without one
+    waiting for what stands before it on another. Raises DeviceError where there is none, or one for which no kernels
+    are lowered. Tests put a device in its place that is none."""
 
     def __init__(self, index: int | None = None) -> None:
         site = Site.of_user()
@@ -92,46 +52,117 @@ class CudaDevice:
         self.queues = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", DEFAULT_QUEUES))
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for which torch's allocator waits, in the order of the current stream."""
         return torch.empty(shape, dtype=dtype, device=self.place)
 
     def seen_by_host(self) -> torch.Tensor:
+        """A word (int64, zero) that the host reads and kernels write, at its `data_ptr`."""
         return torch.zeros(1, dtype=torch.int64, pin_memory=True)  # its address is one of the device, too
 
     def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
+        """A kernel of a prepared program for arguments like these, compiled, and loaded on the device."""
         with torch.cuda.device(self.place):
             return load(getattr(prepared.module, kernel), arguments, driver(), **prepared.lowered.options)
 
     def stream(self) -> Stream:
+        """A stream of its own."""
         with torch.cuda.device(self.place):
             torch.cuda.current_stream()  # so that there is a context
             return torch.cuda.ExternalStream(driver().new_stream(), self.place)
 
     def current(self) -> Stream:
+        """The stream on which this thread launches."""
         return torch.cuda.current_stream(self.place)
 
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
+        """Makes a stream the current one."""
         return torch.cuda.stream(stream)
 
     def follow(self, stream: Stream, before: Stream) -> None:
+        """What comes on `stream` comes after what is on `before`."""
         stream.wait_stream(before)
 
     def capturing(self) -> bool:
+        """Whether a graph is captured on the current stream."""
         return torch.cuda.is_current_stream_capturing()
 
     def synchronize(self, stream: Stream) -> None:
+        """Waits until a stream is done."""
         stream.synchronize()
 
     def copy(self, stream: Stream, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies memory to memory, when the stream comes to it; of the same shape, but for dimensions of 1."""
         with torch.cuda.stream(stream):
             target.copy_(source.view(target.shape), non_blocking=True)
 
     def write_signal(self, stream: Stream, address: int) -> None:
+        """Writes 1 to a word of 32 bits when the stream comes to it, after all that it did before."""
         driver().write_value(stream.cuda_stream, address, 1)
 
     def wait_for_signal(self, stream: Stream, address: int, least: int) -> None:
+        """What comes on the stream comes after a word of 32 bits is at least a number, and after what released it."""
         driver().wait_value(stream.cuda_stream, address, least)
 
     def fill(self, stream: Stream, words: torch.Tensor, value: int) -> None:
+        """Writes a number to words of 32 bits when the stream comes to it. No kernel is loaded for that."""
         driver().fill(stream.cuda_stream, words.data_ptr(), value, words.numel())
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel on a device. `registers` of a thread, `spills` in words of it, `shared_bytes` of a worker, and how many
+    workers an SM holds. `names`: its parameters, in the order in which `launch` takes their values."""
+
+    name: str
+    names: tuple[str, ...]
+    registers: int
+    spills: int
+    shared_bytes: int
+    warps: int
+    workers_per_sm: int
+    compiled: Any
+
+    def launcher(self, workers: int) -> Callable[..., None]:
+        """`launch(*values, stream=handle)` of so many workers. A pointer's value is a tensor, or an address: an address
+        is not looked at."""
+        launch: Callable[..., None] = self.compiled[workers, 1, 1]
+        return launch
+
+    def check_resident(self, workers: int, sms: int, site: Site) -> None:
+        """Raises ResidencyError where so many workers can't be on `sms` SMs at a time: they wait for each other."""
+        most = self.workers_per_sm * sms
+        if workers > most:
+            raise ResidencyError(
+                f"{self.name} has {workers} workers that wait for each other; {most} fit on the {sms} SMs it has: "
+                f"{self.workers_per_sm} on each, with {self.registers} registers of {32 * self.warps} threads and "
+                f"{self.shared_bytes} bytes of shared memory. Use fewer workers, a smaller tile or fewer stages",
+                site,
+            )
+
+
+def load(
+    jit: Any, arguments: Mapping[str, Any], driver: Driver, *, num_warps: int, warp_size: int = 32, **options: Any
+) -> Kernel:
+    """Compiles a `triton.jit` function for arguments like these and loads it on the current device, where it isn't yet.
+
+    CUDA loads code late, and may wait for an idle device then, so this has to be done before a kernel runs that others
+    wait for. Raises ScheduleError for one that no SM has room for, and what Triton raises.
+    """
+    compiled = jit.warmup(*arguments.values(), grid=(1,), num_warps=num_warps, **options)
+    if hasattr(compiled, "result"):  # Triton compiles it on another thread, if it is told to
+        compiled = compiled.result()
+    try:
+        compiled[1, 1, 1]  # this loads it
+    except triton.OutOfResources as e:
+        raise ScheduleError(f"{jit.fn.__name__} fits on no SM: {e}") from None
+    shared = compiled.metadata.shared
+    return Kernel(
+        jit.fn.__name__,
+        tuple(arguments),
+        compiled.n_regs,
+        compiled.n_spills,
+        shared,
+        num_warps,
+        driver.workers_per_sm(compiled.function, num_warps * warp_size, shared),
+        compiled,
+    )

@@ -9,19 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from tilelink.analysis.placement import shape_on
 from tilelink.backend.host import ENOUGH, Fork, Join, LetGo, Place, RegionCopy, SignalWait, SignalWrite
-from tilelink.backend.parameters import STAMPS
 from tilelink.errors import ScheduleError, Site
-from tilelink.runtime.cuda.device import Device, Stream
+from tilelink.runtime.board import Post
+from tilelink.runtime.cuda.device import Stream
 from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.launch import Launch, Record, Run, RunStep
-from tilelink.runtime.layout import shape_on
 
 Tensors = Mapping[str, torch.Tensor]
+Agreement = frozenset[tuple[str, str]]
+
+
+def agreement(call: Mapping[str, Any]) -> Agreement:
+    """What ranks have to agree on in a call, as a key."""
+    return frozenset(Post.of(0, call).values.items())
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class KernelStep:
     tensors: tuple[tuple[int, str], ...]
     described: tuple[tuple[int, str], ...]
 
-    def play(self, tensors: Tensors, streams: Streams) -> None:
+    def __call__(self, tensors: Tensors, streams: Streams) -> None:
         values = list(self.values)
         for at, name in self.tensors:
             values[at] = tensors[name]
@@ -53,149 +60,90 @@ class KernelStep:
         self.launch(*values, stream=streams.lane.cuda_stream)
 
 
-@dataclass(frozen=True)
-class CopyStep:
-    """A copy on the stream of a peer. What is no tensor is a part of the caller's tensor of that name."""
-
-    device: Device
-    peer: int
-    source: torch.Tensor | tuple[str, tuple[slice, ...]]
-    target: torch.Tensor | tuple[str, tuple[slice, ...]]
-
-    def play(self, tensors: Tensors, streams: Streams) -> None:
-        source, target = (
-            p if isinstance(p, torch.Tensor) else tensors[p[0]][p[1]] for p in (self.source, self.target)
-        )
-        self.device.copy(streams.engine[self.peer], source, target)
-
-
-@dataclass(frozen=True)
-class SignalStep:
-    """A write of 1 on the stream of a peer."""
-
-    device: Device
-    peer: int
-    address: int
-
-    def play(self, tensors: Tensors, streams: Streams) -> None:
-        self.device.write_signal(streams.engine[self.peer], self.address)
-
-
-@dataclass(frozen=True)
-class WaitStep:
-    """A wait on the stream of a peer until a signal of this rank is at least `expected`."""
-
-    device: Device
-    peer: int
-    address: int
-    expected: int
-
-    def play(self, tensors: Tensors, streams: Streams) -> None:
-        self.device.wait_for_signal(streams.engine[self.peer], self.address, self.expected)
-
-
-@dataclass(frozen=True)
-class LetGoStep:
-    """A write to all signals of a tensor on this rank, after which nobody waits for one."""
-
-    device: Device
-    signals: torch.Tensor
-
-    def play(self, tensors: Tensors, streams: Streams) -> None:
-        self.device.fill(streams.lane, self.signals, ENOUGH)
-
-
-@dataclass(frozen=True)
-class ForkStep:
-    """The streams of peers go on after the lane's."""
-
-    device: Device
-    peers: tuple[int, ...]
-
-    def play(self, tensors: Tensors, streams: Streams) -> None:
-        for peer in self.peers:
-            self.device.follow(streams.engine[peer], streams.lane)
-
-
-@dataclass(frozen=True)
-class JoinStep:
-    """The lane's stream goes on after those of peers."""
-
-    device: Device
-    peers: tuple[int, ...]
-
-    def play(self, tensors: Tensors, streams: Streams) -> None:
-        for peer in self.peers:
-            self.device.follow(streams.lane, streams.engine[peer])
-
-
-Step = KernelStep | CopyStep | SignalStep | WaitStep | LetGoStep | ForkStep | JoinStep
+Step = Callable[[Tensors, Streams], object]
+"""What the host does: a kernel, or something else on the stream of the lane or on those of peers."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """A run that was made once, in its slot. `outputs`: name, shape and dtype of the results that torch allocates;
-    `returned`: what the call returns; `call`: what ranks have to agree on."""
+    """A run that was made once, in its slot. `call`: what ranks have to agree on; `outputs`: name, shape and dtype of
+    the results that torch allocates; `returned`: what the call returns; `peers`: those whose streams it takes; `waits`:
+    streams wait for tiles of the kernel."""
 
     record: Record
     slot: int
+    slots: int
     call: Mapping[str, Any]
-    outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    outputs: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
     returned: tuple[str, ...]
     steps: tuple[Step, ...]
+    peers: tuple[int, ...]
+    waits: bool
 
     @classmethod
-    def of(cls, lane: CudaLane, run: Run, given: frozenset[str], call: Mapping[str, Any], site: Site) -> Script:
+    def of(cls, lane: CudaLane, run: Run, site: Site) -> Script:
         """The script of a run: its kernels are loaded, which may take a while. Raises ResidencyError."""
-        prepared, rank = run.prepared, run.lane.rank
-        outputs = prepared.program.outputs
-        made = [(t.name, shape_on(t, prepared.sizes, rank), getattr(torch, t.dtype)) for t in outputs]
-        if STAMPS in run.tensors:
-            made.append((STAMPS, tuple(run.tensors[STAMPS].shape), torch.int64))
+        program = run.prepared.program
         return cls(
             run.record(),
             run.slot,
-            call,
-            tuple(output for output in made if output[0] not in given),
-            tuple(t.name for t in outputs),
+            min(program.slots, lane.layout.slots),
+            run.same,
+            run.made,
+            tuple(t.name for t in program.outputs),
             tuple(_step(lane, run, step, site) for step in run.steps),
+            tuple(peer for step in run.steps if isinstance(step, Fork) for peer in step.peers),
+            any(isinstance(step, SignalWait) for step in run.steps),
         )
 
-    @property
-    def waits(self) -> bool:
-        """Whether streams wait for tiles of the kernel."""
-        return any(isinstance(step, WaitStep) for step in self.steps)
+    @cached_property
+    def agreement(self) -> Agreement:
+        """What ranks have to agree on, as a key."""
+        return agreement(self.call)
 
     def play(self, tensors: Tensors, streams: Streams) -> None:
         """Does it again, with other tensors of the caller."""
         for step in self.steps:
-            step.play(tensors, streams)
+            step(tensors, streams)
 
 
 def _step(lane: CudaLane, run: Run, step: RunStep, site: Site) -> Step:
+    device = lane.device
     match step:
         case Launch():
             return _kernel(lane, run, step, site)
-        case RegionCopy():
-            return CopyStep(lane.device, step.peer, _part(lane, run, step.source), _part(lane, run, step.target))
-        case SignalWrite():
-            return SignalStep(lane.device, step.peer, _signals(lane, run, step.tensor, step.rank)[step.cell].data_ptr())
-        case SignalWait():
-            word = _signals(lane, run, step.tensor, run.lane.rank)[step.cell]
-            return WaitStep(lane.device, step.peer, word.data_ptr(), step.expected)
+        case RegionCopy(peer=peer):
+            source, target = (_part(lane, run, place) for place in (step.source, step.target))
+            return lambda tensors, streams: device.copy(streams.engine[peer], source(tensors), target(tensors))
+        case SignalWrite(peer=peer):
+            given = _signals(lane, run, step.tensor, step.rank)[step.cell].data_ptr()
+            return lambda tensors, streams: device.write_signal(streams.engine[peer], given)
+        case SignalWait(peer=peer, expected=least):
+            awaited = _signals(lane, run, step.tensor, run.rank)[step.cell].data_ptr()
+            return lambda tensors, streams: device.wait_for_signal(streams.engine[peer], awaited, least)
         case LetGo():
-            return LetGoStep(lane.device, _signals(lane, run, step.tensor, run.lane.rank))
-        case Fork():
-            return ForkStep(lane.device, step.peers)
-        case Join():
-            return JoinStep(lane.device, step.peers)
+            signals = _signals(lane, run, step.tensor, run.rank)
+            return lambda tensors, streams: device.fill(streams.lane, signals, ENOUGH)
+        case Fork(peers=peers):
+
+            def fork(tensors: Tensors, streams: Streams) -> None:
+                for peer in peers:
+                    device.follow(streams.engine[peer], streams.lane)
+
+            return fork
+        case Join(peers=peers):
+
+            def join(tensors: Tensors, streams: Streams) -> None:
+                for peer in peers:
+                    device.follow(streams.lane, streams.engine[peer])
+
+            return join
 
 
 def _signals(lane: CudaLane, run: Run, tensor: str, rank: int) -> torch.Tensor:
     """The signals of a tensor on a rank of this node, words of 32 bits in the slot of a run."""
-    at = run.signals_at(tensor)
     cells = next(n for name, _, n in run.placement.signals if name == tensor)
-    return lane.heaps[rank][at : at + 4 * cells].view(torch.int32)
+    return lane.memory(rank, run.signals_at(tensor), (cells,), torch.int32)
 
 
 def _kernel(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
@@ -223,13 +171,12 @@ def _kernel(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
     )
 
 
-def _part(lane: CudaLane, run: Run, place: Place) -> torch.Tensor | tuple[str, tuple[slice, ...]]:
+def _part(lane: CudaLane, run: Run, place: Place) -> Callable[[Tensors], torch.Tensor]:
     """Where a region of a copy lies: in the slot on its rank, or in the caller's tensor."""
     part = run.part_of(place)
     if place.tensor not in dict(run.placement.data):
-        return place.tensor, part
+        return lambda tensors: tensors[place.tensor][part]
     tensor = run.prepared.program.tensor(place.tensor)
     shape, dtype = shape_on(tensor, run.prepared.sizes, None), getattr(torch, tensor.dtype)
-    at = run.lane.layout.data_at(run.slot) + run.placement.data_of(place.tensor)
-    memory = lane.heaps[place.rank][at : at + torch.Size(shape).numel() * dtype.itemsize]
-    return memory.view(dtype).view(shape)[part]
+    found = lane.memory(place.rank, run.data_at(place.tensor), shape, dtype)[part]
+    return lambda tensors: found

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tilelink.analysis.placement import ALIGNMENT
 from tilelink.errors import SymmetricMemoryError
-from tilelink.runtime.layout import ALIGNMENT
+from tilelink.runtime.agreement import gathered, together
 
 FIRST_TORCH = (2, 11)
 """The first whose `rendezvous` needs no group to be enabled and whose handle has `offset`."""
@@ -40,20 +41,17 @@ def symmetric_heap(heap_bytes: int, group: dist.ProcessGroup, device: torch.devi
 
     Raises SymmetricMemoryError on every rank, where one of them can't.
     """
-    _agree(group, obstacle(device), "can't have symmetric memory")
-    _agree(group, _unreachable(_places(group, device), group.rank()), "can't reach its peers")
+    _refuse(group, obstacle(device), " can't have symmetric memory")
+    _refuse(group, _unreachable(_places(group, device), group.rank()), " can't reach its peers")
     from torch.distributed import _symmetric_memory as symmetric
 
-    heap, failed = None, None
-    try:
+    def mapped() -> SymmetricHeap:
         memory = symmetric.empty(heap_bytes, dtype=torch.uint8, device=device)
         handle = symmetric.rendezvous(memory, group.group_name)
-        heap = heap_of(handle, memory, group.rank(), group.size())
-    except (RuntimeError, SymmetricMemoryError) as e:
-        failed = str(e)
-    _agree(group, failed, "could not map the heaps")
-    assert heap is not None
-    return heap
+        return heap_of(handle, memory, group.rank(), group.size())
+
+    refused = RuntimeError, SymmetricMemoryError
+    return together(group, " could not map the heaps", mapped, refused=refused, error=SymmetricMemoryError)
 
 
 def heap_of(handle: Any, memory: torch.Tensor, rank: int, world: int) -> SymmetricHeap:
@@ -153,15 +151,11 @@ def _unreachable(places: list[_Place], rank: int) -> str | None:
     return None
 
 
-def gathered(group: dist.ProcessGroup, mine: Any) -> list[Any]:
-    """What every rank of the group gives, by rank."""
-    found: list[Any] = [None] * group.size()
-    dist.all_gather_object(found, mine, group=group)
-    return found
-
-
-def _agree(group: dist.ProcessGroup, mine: str | None, what: str) -> None:
+def _refuse(group: dist.ProcessGroup, why: str | None, what: str) -> None:
     """Raises on every rank, if something is in the way of any."""
-    found = {rank: why for rank, why in enumerate(gathered(group, mine)) if why}
-    if found:
-        raise SymmetricMemoryError("; ".join(f"rank {rank} {what}: {why}" for rank, why in found.items()))
+
+    def check() -> None:
+        if why:
+            raise SymmetricMemoryError(why)
+
+    together(group, what, check, refused=(SymmetricMemoryError,), error=SymmetricMemoryError)

@@ -16,20 +16,20 @@ from typing import Any, TypeVar
 
 import torch
 
+from tilelink.analysis.placement import ALIGNMENT
 from tilelink.analysis.timeline import Timeline
-from tilelink.errors import NeverEnteredError, RankMismatchError, Site, StuckError, WorldError, public
-from tilelink.frontend.schedule import Schedule
+from tilelink.emulator.scheduler import Scheduler, Task
+from tilelink.errors import NeverEnteredError, Site, StuckError, WorldError, public
 from tilelink.frontend.sizes import check_rank, check_world
-from tilelink.programs.program import Program
-from tilelink.runtime.arguments import mismatch
+from tilelink.programs.given import Call
+from tilelink.runtime.agreement import CallLog
 from tilelink.runtime.bounds import Bounds
-from tilelink.runtime.cuda.device import CudaDevice, Device
+from tilelink.runtime.cuda.device import CudaDevice
 from tilelink.runtime.cuda.group import CudaGroup
-from tilelink.runtime.cuda.hosts import Hosts
 from tilelink.runtime.cuda.lane import CudaLane
 from tilelink.runtime.cuda.script import Script, Streams
-from tilelink.runtime.layout import ALIGNMENT, HeapLayout
-from tilelink.runtime.poison import Reason
+from tilelink.runtime.lane import Reason
+from tilelink.runtime.layout import HeapLayout, heap_in
 from tilelink.runtime.process_group import CUDA_HEAP, CUDA_SIGNALS
 from tilelink.runtime.stuck import of_report
 from tilelink.runtime.timestamps import timeline_of
@@ -37,6 +37,10 @@ from tilelink.runtime.timestamps import timeline_of
 T = TypeVar("T")
 DEFAULT_ENTER = 60.0
 DEFAULT_STUCK = 5.0
+STACK_BYTES = 16 << 20
+"""Of a host's thread: Triton compiles there, whose compiler recurses."""
+_LAUNCHED = 0
+"""The key on which hosts are parked that wait for the launches of others."""
 
 
 class VirtualWorld:
@@ -53,7 +57,7 @@ class VirtualWorld:
         self,
         world: int,
         *,
-        device: int | Device | None = None,
+        device: int | CudaDevice | None = None,
         heap_bytes: int = CUDA_HEAP,
         slots: int = 2,
         signal_bytes: int = CUDA_SIGNALS,
@@ -72,10 +76,10 @@ class VirtualWorld:
                 Site.of_user(),
             )
         self.world, self.sms = world, sms
-        self.lane = CudaLane(self.device, layout, [_heap(self.device, heap_bytes) for _ in range(world)], sms, bounds)
+        heaps = [heap_in(self.device.empty((heap_bytes + ALIGNMENT,), torch.uint8)) for _ in range(world)]
+        self.lane = CudaLane(self.device, layout, heaps, sms, bounds)
         self.groups = [VirtualGroup(self, r) for r in range(world)]
-        self.hosts = Hosts(world, self._compare)
-        self.calls: list[Mapping[str, Any]] = [{}] * world
+        self.hosts = Hosts(world)
         self.reset()
 
     @public
@@ -112,8 +116,9 @@ class VirtualWorld:
         bounded waits do."""
         for group in self.groups:
             self.device.synchronize(group.stream)
+        self.log = CallLog(self.world)
         for group in self.groups:
-            self.lane.clear(group.rank, group.flag)
+            self.lane.clear(group.rank)
             group.runs = 0
             group.recent.clear()
         self.device.synchronize(self.device.current())
@@ -123,13 +128,61 @@ class VirtualWorld:
         the device: what one rank waits for another, they take from each other, too. Raises WorldError."""
         return timeline_of([group.timed for group in self.groups])
 
-    def _compare(self, ranks: Sequence[int]) -> None:
-        """Compares what ranks are about to launch."""
-        known = self.calls[ranks[0]]
-        if any(self.calls[r] is not known for r in ranks):
-            number = self.groups[ranks[0]].runs - 1
-            if difference := mismatch(f"call {number} of this group", {r: self.calls[r] for r in ranks}):
-                raise RankMismatchError(difference, Site.of_user())
+
+class Hosts:
+    """The host functions of `world` ranks in one process, without a race between them and without a deadlock.
+
+    One host runs at a time, on a thread of its own, until it comes to a launch. There it waits for the others, and when
+    all have come their launches are made in one go, in the order of their ranks. So nothing stands between the launches
+    of kernels that wait for each other: no operation of torch behind which a launch would queue, no kernel that CUDA
+    loads late (which may wait until the device is idle), and no other thread with the interpreter's lock.
+    """
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._scheduler: Scheduler | None = None
+        self._waiting: dict[int, Callable[[], None]] = {}
+
+    def run(self, body: Callable[[int], T]) -> list[T]:
+        """Runs `body(rank)` for every rank; returns what it returned, by rank. Raises what a body raised first."""
+        results: dict[int, T] = {}
+
+        def host(rank: int) -> None:
+            results[rank] = body(rank)
+
+        self._scheduler = Scheduler(policy="round_robin", on_stall=self._some_never_come, stack_bytes=STACK_BYTES)
+        self._waiting.clear()
+        for rank in range(self.world):
+            self._scheduler.spawn(partial(host, rank), rank, f"host of rank {rank}")
+        try:
+            self._scheduler.run()
+        finally:
+            self._scheduler = None
+        return [results[rank] for rank in range(self.world)]
+
+    @property
+    def running(self) -> bool:
+        return self._scheduler is not None
+
+    def together(self, rank: int, launch: Callable[[], None]) -> None:
+        """Returns once `launch` was called: when every rank has come here, or those that have not can't any more."""
+        assert self._scheduler is not None, "outside of run"
+        self._waiting[rank] = launch
+        if len(self._waiting) == self.world:
+            self._launch()
+        else:
+            self._scheduler.block((_LAUNCHED,))
+
+    def _some_never_come(self, parked: Sequence[Task]) -> None:
+        """All hosts that are left wait, so some rank has made fewer calls: the kernels of the others find that out."""
+        self._launch()
+
+    def _launch(self) -> None:
+        assert self._scheduler is not None
+        launches, self._waiting = self._waiting, {}
+        for rank in sorted(launches):
+            launches[rank]()
+        self._scheduler.wake(_LAUNCHED, _LAUNCHED + 1)
 
 
 class VirtualGroup(CudaGroup):
@@ -141,42 +194,39 @@ class VirtualGroup(CudaGroup):
         self.owner = owner
         self.stream = owner.device.stream()
 
-    def call(
-        self, program: Program, tensors: tuple[Any, ...], schedule: Schedule | str | None, options: dict[str, Any]
-    ) -> Any:
+    def call(self, call: Call) -> Any:
         if not self.owner.hosts.running:
-            outside = f"{program.name} is called outside of VirtualWorld.run, where no rank runs"
+            outside = f"{call.program.name} is called outside of VirtualWorld.run, where no rank runs"
             raise WorldError(outside, Site.of_user())
-        return super().call(program, tensors, schedule, options)
+        return super().call(call)
 
-    def agree(self, call: Mapping[str, Any], site: Site) -> None:
-        """Nothing yet: calls are compared when all ranks have come to launch."""
+    def compare(self, call: dict[str, Any], site: Site) -> None:
+        """Nothing yet: calls are compared when ranks come to launch."""
 
     def play(self, script: Script, tensors: dict[str, torch.Tensor], streams: Streams) -> None:
         """Launches together with the other ranks; while a graph is captured, which runs nothing, at once."""
-        if self.cuda.device.capturing():
+        if self.lane.device.capturing():
             super().play(script, tensors, streams)
-            return
-        self.owner.calls[self.rank] = script.call
-        self.owner.hosts.together(self.rank, partial(super().play, script, tensors, streams))
+        else:
+            self._together(self.runs - 1, script.call, partial(super().play, script, tensors, streams))
 
     def engine(self, peer: int) -> Any:
         """One stream for all peers. It needs a queue of its own on the device: behind the launches of a rank that waits
         for this one, its copies would never begin."""
         needed = 2 * (self.world + 1)
-        if self.cuda.device.queues < needed:
+        if self.lane.device.queues < needed:
             raise WorldError(
                 f"{self.world} ranks that use the copy engine on one device need {needed} queues, it has "
-                f"{self.cuda.device.queues}: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA is used",
+                f"{self.lane.device.queues}: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA is used",
                 Site.of_user(),
             )
-        return next(iter(self._engine.values()), None) or self.cuda.device.stream()
+        return next(iter(self._engine.values()), None) or self.lane.device.stream()
 
     def check(self) -> None:
-        report = self.cuda.report(self.rank)
+        report = self.lane.report(self.rank)
         if report is None:
             return
-        line, bounds = of_report(report, self.lane.layout, self.named(report)), self.cuda.bounds
+        line, bounds = of_report(report, self.lane.layout, self.named(report)), self.lane.bounds
         if report.reason == Reason.NEVER_ENTERED:
             head = f"a rank did not come within {bounds.enter:g} s; its function ended without the call:"
             raise NeverEnteredError(f"{head}\n  {line}", Site.of_user())
@@ -185,18 +235,14 @@ class VirtualGroup(CudaGroup):
     def replay(self, graph: Any) -> None:
         """Replays a graph (`torch.cuda.CUDAGraph`) that was captured on this rank, together with the other ranks. What
         is asked of the graphs of a group is what is asked of its calls: all ranks replay the same."""
-        self.owner.calls[self.rank] = {"call": "replay of a graph"}
         stream = self.in_order()
 
         def launch() -> None:
-            with self.cuda.device.on(stream):
+            with self.lane.device.on(stream):
                 graph.replay()
 
+        self._together(self.runs, {"call": "replay of a graph"}, launch)
+
+    def _together(self, number: int, call: Mapping[str, Any], launch: Callable[[], None]) -> None:
+        self.owner.log.compare(number, self.rank, call, Site.of_user())
         self.owner.hosts.together(self.rank, launch)
-
-
-def _heap(device: Device, heap_bytes: int) -> torch.Tensor:
-    """A heap with an aligned base, NaN of every dtype, so that what nobody wrote shows."""
-    memory = device.empty((heap_bytes + ALIGNMENT,), torch.uint8)
-    skip = -memory.data_ptr() % ALIGNMENT
-    return memory[skip : skip + heap_bytes].fill_(0xFF)

@@ -1,11 +1,11 @@
 """The command line: `tilelink COMMAND TARGET [flags]`, for people, and with --json for programs.
 
-Every command is a module here with a `COMMAND`, a function from its arguments to an `Answer`; `main` alone prints.
+Every command is a `Command` of a module here: its flags, and a function from arguments to an `Answer`; `main` prints.
 With --json stdout holds one object with the keys `schema`, `command`, `status` and those of the command, whatever
 happens. Exit code and status: 0 "ok", what was asked holds; 1 "finding"; 2 "error", bad input, and the key `error`
 says what and where.
 
-TileLink itself is imported in the functions that need it: help and wrong flags don't wait for Triton.
+What imports torch is imported in the functions that need it: it takes seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import tilelink
 from tilelink.errors import Site, TileLinkError, shown, similar
-from tilelink.tools.cli import check, doctor, explore, list_, machine, plan, show, simulate
+from tilelink.tools.cli import check, explore, inventory, plan, show, simulate
 from tilelink.tools.cli.command import Answer, UsageError
 from tilelink.tools.cli.program import split_target
 
@@ -32,8 +32,8 @@ SCHEMA = 1
 EXIT_CODES = {"ok": 0, "finding": 1, "error": 2}
 INTERRUPTED = 130  # as shells have it
 COMMANDS = {
-    "list": list_.COMMAND, "check": check.COMMAND, "show": show.COMMAND, "simulate": simulate.COMMAND,
-    "plan": plan.COMMAND, "explore": explore.COMMAND, "machine": machine.COMMAND, "doctor": doctor.COMMAND,
+    "list": inventory.LIST, "check": check.COMMAND, "show": show.COMMAND, "simulate": simulate.COMMAND,
+    "plan": plan.COMMAND, "explore": explore.COMMAND, "machine": inventory.MACHINE, "doctor": inventory.DOCTOR,
 }  # fmt: skip
 EXAMPLES = """\
 examples:
@@ -70,7 +70,8 @@ def parser() -> argparse.ArgumentParser:
             name, help=re.split("[:;,.]", about)[0], description=about, epilog=f"example:\n  {command.example}",
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        command.flags(sub)
+        for flag in command.flags:
+            sub.add_argument(flag.name, **flag.options)
         sub.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 

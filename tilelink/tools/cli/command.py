@@ -1,13 +1,23 @@
-"""What a command is: from its arguments to an answer; and the error of a command line that can't be carried out."""
+"""What commands are made of: flags, a function from arguments to an answer, errors, progress, and jobs on all cores."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+import os
+import sys
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any, TypeVar
 
 from tilelink.errors import TileLinkError
+
+J = TypeVar("J")
+R = TypeVar("R")
+EVERY = 2.0
+"""Seconds between two lines of progress."""
 
 
 class UsageError(TileLinkError):
@@ -28,10 +38,60 @@ class Answer:
     status: str = "ok"
 
 
+class Flag:
+    """An argument of a command, as `ArgumentParser.add_argument` takes it."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.name, self.options = name, options
+
+
 @dataclass(frozen=True)
 class Command:
-    """A command: `flags` adds its own flags, `example` stands in its help."""
+    """A command: `example` stands in its help."""
 
     run: Callable[[argparse.Namespace], Answer]
     example: str
-    flags: Callable[[argparse.ArgumentParser], None] = field(default=lambda parser: None)
+    flags: Sequence[Flag] = ()
+
+
+def now_and_then(said: Callable[[R], str]) -> Callable[[R], None]:
+    """Tells of progress on stderr, every other second, as `said` puts it."""
+    last = time.monotonic()
+
+    def tell(progress: R) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            sys.stderr.write(f"{said(progress)}\n")
+
+    return tell
+
+
+def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], left: Container[int] = ()) -> list[str]:
+    """The lines of a table under their heads; columns in `left` are flush left, those of numbers right."""
+    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    return [
+        "  ".join(c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True)))
+        for line in [heads, *lines]
+    ]
+
+
+def on_all_cores(run: Callable[[J], R], jobs: Sequence[J]) -> Iterator[tuple[int, R | TileLinkError]]:
+    """The number of each job, and what `run` gave of it or the error of ours that it raised, as they come."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["tilelink.plans"])  # what takes long to import is imported once
+    with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), context) as pool:
+        futures = {pool.submit(tried, run, job): k for k, job in enumerate(jobs)}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)  # of whom nobody wants to hear any more
+
+
+def tried(run: Callable[[J], R], job: J) -> R | TileLinkError:
+    """In a process of its own: errors come back without their place, which is in code of ours."""
+    try:
+        return run(job)
+    except TileLinkError as e:
+        return type(e)(e.message)

@@ -7,15 +7,20 @@ import importlib.util
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilelink.errors import similar
-from tilelink.programs.show import DTYPE, SIZE, WORLD
-from tilelink.tools.cli.command import UsageError
+import triton
 
-if TYPE_CHECKING:
-    from tilelink.programs.program import Program
+from tilelink.errors import ScheduleError, Site, TileSizeError, similar
+from tilelink.frontend.schedule import CopyEngine, Schedule, SMs
+from tilelink.frontend.values import dtype_name
+from tilelink.kernels import operators
+from tilelink.programs import schedule_text as written
+from tilelink.programs.program import Program
+from tilelink.programs.show import DTYPE, SIZE, WORLD, with_defaults
+from tilelink.tools.cli.command import Flag, UsageError
 
 Shape = dict[str, int | Sequence[int]]
 
@@ -27,47 +32,83 @@ class Dtypes(dict[str, str]):
         return ",".join(f"{name}={dtype}" for name, dtype in self.items())
 
 
-def add_program_flags(parser: argparse.ArgumentParser, size: int = SIZE) -> None:
+@dataclass(frozen=True)
+class Question:
+    """What a command is asked: a program, at all of its sizes, in a schedule. `keys`: that, as answers have it."""
+
+    command: str
+    program: Program
+    sizes: Shape
+    schedule: Schedule
+    keys: dict[str, Any]
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, size: int = SIZE, largest: int | None = None) -> Question:
+        """Reads the flags of `program_flags`; `size` and `largest` as there and in `read_schedule`."""
+        program = find(args.program)
+        sizes = with_defaults(program, args.shape, program.absent(args.dtype), size)
+        schedule = read_schedule(program, args.schedule, args.world, sizes, largest, args.dtype)
+        text = written.schedule_text(program, schedule, args.schedule)
+        keys = {"world": args.world, "shape": sizes, "dtype": args.dtype, "schedule": text}
+        return cls(f"tilelink {args.command} {args.program}", program, sizes, schedule, keys)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As methods of programs take it, apart from the schedule."""
+        return {"world": self.keys["world"], "dtypes": self.keys["dtype"], "sizes": self.sizes}
+
+    def line(self, before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None) -> str:
+        """A comment with the command line, all flags written out."""
+        flags = {**(before or {}), **self.keys, "shape": shape_text(self.sizes), **(after or {})}
+        return f"# {' '.join([self.command, *(f'--{flag} {value}' for flag, value in flags.items())])}\n"
+
+
+def program_flags(size: int = SIZE) -> list[Flag]:
     """TARGET, and the flags that say what it is looked at for. `size`: of dimensions that are left out."""
-    parser.add_argument(
-        "program", metavar="TARGET", help="an operator of `tilelink list`, or FILE.py:NAME; FILE.py where it has one"
-    )
-    parser.add_argument("--world", type=int, default=WORLD, metavar="N", help="number of ranks (default: %(default)s)")
-    parser.add_argument(
-        "--shape", type=read_shape, default={}, metavar="M=512,...",
-        help="sizes of the program's dimensions as its tensors declare them: the whole size where the dimension is cut "
-        "over the ranks, also as the parts of the ranks, M=5+0+3; else the size on a rank, also as those of several "
-        "members of lists, N=1024+256+256 for three weights "
-        f"(default: {size} for each that is left out)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--dtype", type=read_dtypes, default=DTYPE, metavar="DTYPE or NAME=DTYPE,...",
-        help="of all tensors, or of each: those that are not named are like the first, optional ones are left out "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--schedule", metavar="NAME,ROLE.FIELD=VALUE,...",
-        help="a schedule that stands beside the program, fitted to the sizes (default: the first); then changes, taken "
-        "as they are: matmul.tile=64x64x32, gather.count=4, matmul.order=ring, matmul.group=8, gather.at=reader, "
-        "matmul.stages=3, matmul.warps=8; none is a value of count, at and in a tile",
+    return [
+        Flag(
+            "program", metavar="TARGET",
+            help="an operator of `tilelink list`, or FILE.py:NAME; FILE.py where it has one",
+        ),
+        Flag("--world", type=int, default=WORLD, metavar="N", help="number of ranks (default: %(default)s)"),
+        Flag(
+            "--shape", type=read_shape, default={}, metavar="M=512,...",
+            help="sizes of the program's dimensions as its tensors declare them: the whole size where the dimension is "
+            "cut over the ranks, also as the parts of the ranks, M=5+0+3; else the size on a rank, also as those of "
+            "several members of lists, N=1024+256+256 for three weights "
+            f"(default: {size} for each that is left out)",
+        ),
+        Flag(
+            "--dtype", type=read_dtypes, default=DTYPE, metavar="DTYPE or NAME=DTYPE,...",
+            help="of all tensors, or of each: those that are not named are like the first, optional ones are left out "
+            "(default: %(default)s)",
+        ),
+        Flag(
+            "--schedule", metavar="NAME,ROLE.FIELD=VALUE,...",
+            help="a schedule that stands beside the program, fitted to the sizes (default: the first); then changes, "
+            "taken as they are: matmul.tile=64x64x32, gather.count=4, matmul.order=ring, matmul.group=8, "
+            "gather.at=reader, matmul.stages=3, matmul.warps=8; none is a value of count, at and in a tile",
+        ),
+    ]  # fmt: skip
+
+
+def machine_flag(default: str | None, what: str = " (default: %(default)s)") -> Flag:
+    """The machine that a command is about."""
+    return Flag(
+        "--machine", default=default, metavar="NAME",
+        help=f"a machine of `tilelink machine list`, or the path of a description{what}",
     )  # fmt: skip
 
 
 def find(target: str) -> Program:
     """The program that a TARGET names. Raises UsageError, and whatever running the user's file raises."""
-    from tilelink.programs.program import Program
-
     file, name = split_target(target)
     if file is None:
-        from tilelink.kernels import operators
-
         known = operators()
         if name not in known:
             meant = similar(name, known)
             raise UsageError(f"there is no operator {name}; there is {', '.join(known)}, or say FILE.py:NAME{meant}")
         return known[name]
-    import triton
-
     names = _run_file(file)
     there = [n for n, v in names.items() if isinstance(v, Program)]
     own = [n for n in there if names[n].file == file]
@@ -151,9 +192,32 @@ def read_dtypes(text: str) -> str | Dtypes:
 
 def read_dtype(text: str) -> str:
     """The full name of a dtype."""
-    from tilelink.frontend.values import dtype_name
-
     try:
         return dtype_name(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from e
+
+
+def read_schedule(
+    program: Program, text: str | None, world: int, sizes: Shape, largest: int | None = None, dtypes: Any = "float32"
+) -> Schedule:
+    """`NAME`, `NAME,ROLE.FIELD=VALUE,...` or `ROLE.FIELD=VALUE,...`, which changes the program's default schedule.
+
+    The named schedule is one of the program with the tensors that `dtypes` names, fitted to the sizes; its tiles are at
+    most `largest` along each dimension where that is given. What is changed is taken as it is; see
+    `tilelink.programs.schedule_text`. Raises ScheduleError or TileSizeError.
+    """
+    name, items = written.split_schedule(text)
+    whole: dict[str, Any] = dict(sizes)
+    schedule = program.fit(name, world=world, dtypes=dtypes, sizes=whole)
+    if largest is not None:
+        tiled = {role: r for role, r in schedule.items() if isinstance(r, SMs | CopyEngine)}
+        smaller = {role: tuple(n and min(n, largest) for n in r.tile) for role, r in tiled.items()}
+        schedule = schedule.changed(**{role: {"tile": tile} for role, tile in smaller.items()})
+    try:
+        schedule = written.read_changes(program, name, schedule, items).changed(schedule)
+    except (ScheduleError, TileSizeError) as e:
+        raise type(e)(f"--schedule {e.message}") from e
+    if items:
+        schedule.site = Site(f"--schedule {text}", 0)
+    return schedule

@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from tilelink.programs.show import with_defaults
+from tilelink.analysis.draw import About, write_page, write_perfetto
+from tilelink.analysis.machine import machine
+from tilelink.analysis.simulate import FUSED, UNFUSED, Prediction
+from tilelink.analysis.simulate.prediction import rounded
 from tilelink.tools.cli import sweep
-from tilelink.tools.cli.command import Answer, Command, UsageError
-from tilelink.tools.cli.program import add_program_flags, find, shape_text
-from tilelink.tools.cli.schedule import read_schedule, schedule_text
+from tilelink.tools.cli.command import Answer, Command, Flag, UsageError
+from tilelink.tools.cli.program import Question, machine_flag, program_flags
 
-if TYPE_CHECKING:
-    from tilelink.analysis.simulate import Prediction
-
-MACHINE = "h100"
 ENDINGS = (".json", ".html")
 
 
@@ -32,43 +29,30 @@ def run(args: argparse.Namespace) -> Answer:
     rows = sweep.rows(args, point) if args.sweep else []
     if rows:
         args = sweep.at(args, rows[0]["point"])
-    prediction, flags = predict(args)
-    keys = {**flags, **prediction.summary()}
+    asked, prediction = predict(args)
+    text, keys = _text(prediction), {"machine": args.machine, **asked.keys, **prediction.summary()}
     if args.trace is not None:
-        write_timeline(prediction, args.trace, str(flags["schedule"]), args.until)
+        write_timeline(prediction, args.trace, asked.keys["schedule"], args.until)
         keys["trace"] = args.trace
-    said = " ".join(f"--{f} {shape_text(v) if f == 'shape' else v}" for f, v in flags.items())
-    text = _text(prediction)
     if rows:
         keys["rows"] = rows
         text = f"{sweep.table(rows)}\nthe fastest:\n{text}"
-    return Answer(keys, text, f"# tilelink simulate {args.program} {said}\n")
+    return Answer(keys, text, asked.line({"machine": args.machine}))
 
 
-def predict(args: argparse.Namespace) -> tuple[Prediction, dict[str, Any]]:
-    """The prediction that a command line asks for, and its flags written out."""
-    from tilelink.analysis.machine import machine
-
-    found = machine(args.machine)
-    program = find(args.program)
-    sizes = with_defaults(program, args.shape, program.absent(args.dtype))
-    schedule = read_schedule(program, args.schedule, args.world, sizes, dtypes=args.dtype)
+def predict(args: argparse.Namespace) -> tuple[Question, Prediction]:
+    """What a command line asks, and the prediction."""
+    found, asked = machine(args.machine), Question.of(args)
     agents = dict(_agent(item) for item in args.agents.split(",")) if args.agents else {}
-    prediction = program.simulate(
-        schedule, machine=found, world=args.world, dtypes=args.dtype, agents=agents, **sizes
-    )
-    return prediction, {
-        "machine": args.machine, "world": args.world, "shape": sizes, "dtype": args.dtype,
-        "schedule": schedule_text(program, schedule, args.schedule),
-    }  # fmt: skip
+    return asked, asked.program.simulate(asked.schedule, machine=found, agents=agents, **asked.options)
 
 
-def point(args: argparse.Namespace) -> dict[str, float]:
+def point(args: argparse.Namespace) -> dict[str, float | None]:
     """What a sweep says of one of its points."""
-    prediction, _ = predict(args)
+    _, prediction = predict(args)
     return {
         "makespan_us": round(prediction.makespan_us, 3), "bound_us": round(prediction.bound_us, 3),
-        "unfused_us": round(prediction.unfused_us, 3), "efficiency": round(prediction.efficiency, 4),
+        "unfused_us": rounded(prediction.unfused_us), "efficiency": round(prediction.efficiency, 4),
     }  # fmt: skip
 
 
@@ -82,34 +66,31 @@ def _agent(item: str) -> tuple[str, str]:
 def write_timeline(prediction: Prediction, path: str, schedule: str, until: float | None = None) -> None:
     """Writes the timeline of a prediction to a file: .json for ui.perfetto.dev, .html a page, whose axis may end at a
     time of `until`."""
-    from tilelink.analysis.draw import About, write_page, write_perfetto
-
     timeline = replace(prediction.timeline, title=f"{prediction.timeline.title} · {schedule}")
     if path.endswith(".json"):
         write_perfetto(timeline, path)
         return
-    facts = {
-        "in truth": " to ".join(map(_us, prediction.interval_us)),
-        "unfused": _us(prediction.unfused_us), "bound": _us(prediction.bound_us),
-        "busiest link": " ".join(_link(prediction)),
-    }  # fmt: skip
     p = prediction
+    plain = {} if p.unfused_us is None else {"unfused": _us(p.unfused_us)}
+    facts = {
+        "in truth": " to ".join(map(_us, p.interval_us)), **plain, "bound": _us(p.bound_us),
+        "busiest link": " ".join(_link(p)),
+    }  # fmt: skip
     about = About(p.makespan_us, p.idle_us, p.critical_path, p.verdict, facts, until)
     write_page(timeline, path, about)
 
 
 def _text(prediction: Prediction) -> str:
     """For people: the answer first, then what it is due to."""
-    from tilelink.analysis.simulate.interval import FUSED, UNFUSED
-
     p = prediction
     rows = [
         ("predicted", p.makespan_us, f"to {_us(p.interval_us[1])} ({FUSED}), on {p.machine.title}"),
         ("bound", p.bound_us, f"no schedule is faster; the run reaches {p.efficiency:.0%} of it"),
         ("products alone", p.compute_us, "on all SMs"),
         ("transfers alone", p.comm_us, "by the workers that make them"),
-        ("unfused", p.unfused_us, f"({UNFUSED}) products, and a collective of the library"),
     ]
+    if p.unfused_us is not None:
+        rows.append(("unfused", p.unfused_us, f"({UNFUSED}) products, and a collective of the library"))
     rate, of = _link(p)
     lines = [f"{name:<16}{_us(time):>12}  {what}" for name, time, what in rows]
     lines += [f"{'busiest link':<16}{rate:>12}  {of}"]
@@ -144,30 +125,26 @@ def _time(text: str) -> float:
     return time
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
-    add_program_flags(parser)
-    parser.add_argument(
-        "--machine", default=MACHINE, metavar="NAME", help="a machine of `tilelink machine list`, or the path of a "
-        "description (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--trace", metavar="FILE", help="write the timeline: .json for ui.perfetto.dev, .html a page")
-    parser.add_argument(
-        "--until", type=_time, metavar="US", help="where the time axis of the page ends, in microseconds, so that two "
-        "pages have one scale (default: where the run does)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--agents", metavar="ROLE=AGENT,...", help="what if another agent than its resource's moved a role's bytes"
-    )
-    parser.add_argument(
-        "--sweep", action="append", type=sweep.read, metavar="KEY=VALUE,...", help="predict every combination of these "
-        "values, on all cores, and tell of the fastest. KEY: machine, world, schedule, a dimension, or ROLE.FIELD of "
-        "the schedule; may be given several times",
-    )  # fmt: skip
-
-
 COMMAND = Command(
     run,
     "tilelink simulate all_gather_matmul --machine h800 --world 8 --shape M=8192,N=1376,K=4096 \\\n"
     "      --schedule push --sweep gather.count=8,16,32",
-    flags,
-)
+    [
+        *program_flags(),
+        machine_flag("h100"),
+        Flag("--trace", metavar="FILE", help="write the timeline: .json for ui.perfetto.dev, .html a page"),
+        Flag(
+            "--until", type=_time, metavar="US", help="where the time axis of the page ends, in microseconds, so that "
+            "two pages have one scale (default: where the run does)",
+        ),
+        Flag(
+            "--agents", metavar="ROLE=AGENT,...",
+            help="what if another agent than its resource's moved a role's bytes",
+        ),
+        Flag(
+            "--sweep", action="append", type=sweep.read, metavar="KEY=VALUE,...", help="predict every combination of "
+            "these values, on all cores, and tell of the fastest. KEY: machine, world, schedule, a dimension, or "
+            "ROLE.FIELD of the schedule; may be given several times",
+        ),
+    ],
+)  # fmt: skip

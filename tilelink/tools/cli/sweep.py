@@ -10,13 +10,13 @@ from itertools import product
 from typing import Any
 
 from tilelink.errors import TileLinkError
-from tilelink.tools.cli.command import UsageError
-from tilelink.tools.cli.cores import on_all_cores
+from tilelink.tools.cli.command import UsageError, columns, on_all_cores
 from tilelink.tools.cli.program import read_shape
 
 Axis = tuple[str, tuple[str, ...]]
 Point = dict[str, str]
 FLAGS = ("machine", "world", "schedule")
+TIMES = ("makespan_us", "bound_us", "unfused_us")
 
 
 def read(text: str) -> Axis:
@@ -28,7 +28,7 @@ def read(text: str) -> Axis:
     return key, found
 
 
-def rows(args: argparse.Namespace, run: Callable[[argparse.Namespace], dict[str, float]]) -> list[dict[str, Any]]:
+def rows(args: argparse.Namespace, run: Callable[[argparse.Namespace], dict[str, Any]]) -> list[dict[str, Any]]:
     """What `run` says of every point: its `point` and its figures, by `makespan_us`; then the points that can't be,
     with `error`. Progress goes to stderr. Raises UsageError where none can be."""
     axes: list[Axis] = args.sweep
@@ -77,12 +77,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     keys = list(rows[0]["point"])
     heads = [*keys, "predicted us", "bound us", "unfused us"]
     lines = [
-        [*r["point"].values(), *(f"{r[k]:,.1f}" for k in ("makespan_us", "bound_us", "unfused_us"))]
+        [*r["point"].values(), *("-" if r[k] is None else f"{r[k]:,.1f}" for k in TIMES)]
         for r in rows
         if "error" not in r
     ]
-    widths = [max(len(h), *(len(line[k]) for line in lines)) for k, h in enumerate(heads)]
-    texts = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in [heads, *lines]]
+    texts = columns(heads, lines)
     texts += [f"{_named(r['point'])}: {r['error']}" for r in rows if "error" in r]
     return "\n".join(texts) + "\n"
 

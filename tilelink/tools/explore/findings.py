@@ -1,18 +1,19 @@
-"""What exploring finds: one thing that went wrong, in one schedule."""
+"""What exploring finds: one thing that went wrong, in one schedule; and what would be right, as the check knows it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from tilelink.emulator import (
-    DeadlockError,
-    KernelError,
-    LivelockError,
-    OutOfBoundsError,
-    Race,
-    RaceError,
-)
+from tilelink import emulator
+from tilelink.analysis.check import check_events
+from tilelink.analysis.check.device import residency
+from tilelink.analysis.check.findings import Finding as Checked
+from tilelink.analysis.events import Events
 from tilelink.errors import Site, StuckError, TileLinkError
+
+CAUSES = {"unequal results": ("race", "written twice"), "race": ("written twice",)}
+"""What is behind a finding, where that has another name."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,18 @@ class Finding:
 def findings_of(error: TileLinkError) -> tuple[Finding, ...]:
     """The findings that an error is which ended a run. Raises it again where it is none, but bad input."""
     match error:
-        case RaceError():
+        case emulator.RaceError():
             return tuple(of_race(race) for race in error.races)
         case StuckError():
             return (_deadlock(error, error.lines),)
-        case DeadlockError():
+        case emulator.DeadlockError():
             sites = dict.fromkeys(wait.site for stuck in error.stuck for wait in stuck.waits)
             return (_deadlock(error, tuple(map(line_of, sites))),)
-        case OutOfBoundsError():
+        case emulator.OutOfBoundsError():
             return (Finding("out of bounds", _lines(error), error.message),)
-        case LivelockError():
+        case emulator.LivelockError():
             return (Finding("livelock", _lines(error), error.message),)
-        case KernelError():
+        case emulator.KernelError():
             return (Finding("kernel error", _lines(error), error.message),)
     raise error
 
@@ -58,7 +59,7 @@ def _deadlock(error: TileLinkError, lines: tuple[str, ...]) -> Finding:
     return Finding("deadlock", lines, error.message.removeprefix("deadlock: "))
 
 
-def of_race(race: Race) -> Finding:
+def of_race(race: emulator.Race) -> Finding:
     """The finding that a race is, whichever side comes first."""
     sides = {line_of(site) for party in (race.first, race.second) for site in party.sites or (party.site,)}
     what = str(race).removesuffix(f"\n    remedy: {race.remedy}")
@@ -72,3 +73,32 @@ def line_of(site: Site) -> str:
 
 def _lines(error: TileLinkError) -> tuple[str, ...]:
     return (line_of(error.site),) if error.site else ()
+
+
+class Advice:
+    """The remedies for findings in the events of a program, of which at most `resident` workers of a rank are under way
+    (None: all)."""
+
+    def __init__(self, events: Events, resident: int | None) -> None:
+        self.events, self.resident = events, resident
+
+    def __call__(self, finding: Finding) -> Finding:
+        """The finding with a remedy: that of what the check finds in these lines, or in the program at all, else its
+        own."""
+        kinds = finding.kind, *CAUSES.get(finding.kind, ())
+        alike = [f for f in self._checked if f.kind in kinds]
+        near = [f for f in alike if set(f.lines) & set(finding.lines)]
+        if finding.kind == "deadlock" and not alike:
+            near = self._not_resident()
+        found = near or (alike if finding.kind == "unequal results" or not finding.lines else [])
+        return replace(finding, remedy=found[0].remedy) if found else finding
+
+    @cached_property
+    def _checked(self) -> tuple[Checked, ...]:
+        return check_events(self.events).findings
+
+    def _not_resident(self) -> list[Checked]:
+        if self.resident is None:
+            return []
+        events = self.events
+        return residency(events.program, events.allotment, events.sms, events.sms - self.resident)

@@ -9,21 +9,22 @@ import numpy as np
 import torch
 
 from tilelink.analysis.events import NOTIFY, WRITE
-from tilelink.analysis.placement import placed
+from tilelink.analysis.placement import placed, shape_on
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
-from tilelink.errors import TileLinkError
+from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.sizes import Sizes
 from tilelink.programs.given import at_sizes
 from tilelink.programs.program import Program
 from tilelink.runtime.cpu.world import CpuGroup, CpuWorld
-from tilelink.tools.explore.advice import Advice
-from tilelink.tools.explore.findings import Finding, findings_of, line_of
-from tilelink.tools.explore.operands import operands
-from tilelink.tools.explore.outcome import Outcome, Result
-from tilelink.tools.explore.residency import Residency
-from tilelink.tools.explore.trial import Trial
+from tilelink.tools.explore.findings import Advice, Finding, line_of
+from tilelink.tools.explore.outcome import Outcome, Result, poison
+from tilelink.tools.explore.trial import Residency, Trial
+from tilelink.tools.explore.worlds import outcome_of
 
 LEAST_HEAP, CONTROL = 1 << 16, 1 << 14
+LOW, HIGH = -2, 3
+"""Small integers, of which sums are exact in any order, so that results can be compared bit for bit."""
 
 
 class Lowered:
@@ -49,7 +50,7 @@ class Lowered:
         per_node: int | None = None,
         resident: int | None = None,
         make_world: Callable[..., CpuWorld] = CpuWorld,
-        **sizes: int | Sequence[int],
+        **sizes: Any,
     ) -> None:
         self.program, flat = at_sizes(program, sizes)
         bound, exact = self.program.bound_at(schedule, world=world, sizes=flat, dtypes=dtypes, per_node=per_node)
@@ -76,16 +77,13 @@ class Lowered:
         world.reset()
         residency = self.residency.under(self.events, trial.seed)
         world.policy, world.resident, world.admit = trial.word, residency.most, residency.admit
-        results: tuple[Result, ...] = ()
-        findings: tuple[Finding, ...] = ()
-        try:
+
+        def run() -> tuple[Sequence[Result], Sequence[Finding]]:
             made = world.run(self._calls, seed=trial.seed)
-            results = tuple(self._result(n, r, k, t) for r, m in enumerate(made) for n, k, t in m)
-            findings = tuple(self._left(*left) for left in world.lane.signals_left())
-        except TileLinkError as error:
-            findings = findings_of(error)
-        assert world.latest is not None
-        return Outcome(world.latest.schedule_hash, world.latest.turns, results, findings)
+            results = [self._result(n, r, k, t) for r, m in enumerate(made) for n, k, t in m]
+            return results, [self._left(*left) for left in world.lane.signals_left()]
+
+        return outcome_of(world, run)
 
     def _calls(self, group: CpuGroup) -> list[tuple[int, str, torch.Tensor]]:
         """All calls of a rank; what comes out, by call and name."""
@@ -114,3 +112,17 @@ class Lowered:
         index = next(k for k, t in enumerate(self.bound.tensors) if t.name == name)
         sites = np.unique(events.site[(events.op == op) & (events.tensor == index)])
         return tuple(line_of(events.sites[s]) for s in sites)
+
+
+def operands(program: TileProgram, sizes: Sizes, rank: int, call: int) -> dict[str, torch.Tensor]:
+    """The tensors of one call of a rank, by name: inputs, others in each call, and outputs that are poisoned."""
+    generator = torch.Generator().manual_seed(1000 * call + rank)
+    made = {}
+    for tensor in program.tensors:
+        if tensor.kind not in ("input", "output"):
+            continue
+        shape, dtype = shape_on(tensor, sizes, rank), getattr(torch, tensor.dtype)
+        low = 0 if dtype in (torch.bool, torch.uint8) else LOW
+        numbers = torch.randint(low, HIGH, shape, generator=generator)
+        made[tensor.name] = poison(torch.empty(shape, dtype=dtype)) if tensor.kind == "output" else numbers.to(dtype)
+    return made

@@ -6,26 +6,23 @@ read so far, and two executions give the same results in every bit exactly if th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tilelink.analysis.events import NOTIFY, READ, WAIT, Events
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
-from tilelink.emulator.alike import Entry, folded
+from tilelink.emulator.errors import Entry, folded
 from tilelink.emulator.policies import Policy, made
 from tilelink.frontend.schedule import Schedule
 from tilelink.programs.program import Program
-from tilelink.tools.explore.advice import Advice
-from tilelink.tools.explore.findings import Finding, line_of
+from tilelink.tools.explore.findings import Advice, Finding, line_of
 from tilelink.tools.explore.outcome import Outcome, Result
-from tilelink.tools.explore.residency import Residency
 from tilelink.tools.explore.steps import Step, Steps, Worker, steps_of
-from tilelink.tools.explore.trial import Trial
+from tilelink.tools.explore.trial import Residency, Trial
 
 _MASK, _PRIME = 0xFFFFFFFFFFFFFFFF, 0x100000001B3
-NOBODY = -1
 SHOWN = 8
 
 
@@ -49,7 +46,7 @@ class Oracle:
         sms: int = DEFAULT_SMS,
         per_node: int | None = None,
         resident: int | None = None,
-        **sizes: int | Sequence[int],
+        **sizes: Any,
     ) -> Oracle:
         """The oracle of a program with a schedule, taken as it is; the arguments are those of `Lowered`."""
         bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
@@ -61,16 +58,17 @@ class Oracle:
         return _Run(self.steps, made(trial.word, trial.seed), residency).outcome()
 
 
+@dataclass(eq=False, slots=True)
 class _State:
     """A worker in a run: where it stands, what it knows of others (by worker, the stretches that came before what it
-    does next), and the versions that its tile has read."""
+    does next), for how many turns it is late, and the versions that its tile has read."""
 
-    __slots__ = ("at", "known", "late", "tile", "version", "worker")
-
-    def __init__(self, worker: Worker, workers: int) -> None:
-        self.worker, self.at, self.late = worker, 0, -1
-        self.known = [0] * workers
-        self.tile, self.version = (-1, -1), 0
+    worker: Worker
+    known: list[int]
+    at: int = 0
+    late: int = -1
+    tile: tuple[int, int] = (-1, -1)
+    version: int = 0
 
 
 class _Run:
@@ -83,11 +81,11 @@ class _Run:
         self.given = [0] * steps.signals
         self.released = [[0] * len(steps.workers) for _ in range(steps.signals)]
         self.waiting: dict[int, list[_State]] = {}
-        self.writer = [NOBODY] * steps.cells
+        self.writer: list[Step | None] = [None] * steps.cells
         self.readers: list[dict[int, Step]] = [{} for _ in range(steps.cells)]
         self.version = [0] * steps.cells
         self.output = {cell for cells in steps.outputs.values() for cell in cells}
-        self.states = [_State(w, len(steps.workers)) for w in steps.workers]
+        self.states = [_State(w, [0] * len(steps.workers)) for w in steps.workers]
         self.ready: list[_State] = []
         self.outside: dict[int, list[_State]] = {}  # by rank, workers that are not resident yet
         for state in self.states:
@@ -183,46 +181,45 @@ class _Run:
             self.stand(other)
 
     def read(self, state: _State, step: Step) -> None:
-        own, version = state.worker.number, state.version
+        said, entry = self.events.describe, self.events.entry
         for cell in step.cells:
-            self.meet(state, step, self.writer[cell])
-            if self.writer[cell] == NOBODY:
-                self.find("unwritten read", f"{self.events.describe(step.event)}: nobody has written it", step.event)
-            elif self.events.entry[self.writer[cell]] != self.events.entry[step.event]:
-                told = f"{self.events.describe(step.event)}: what lies there is of\n    "
-                told += self.events.describe(self.writer[cell])
-                self.find("stale read", told, self.writer[cell], step.event)
-            self.readers[cell][own] = step
-            version = (version * _PRIME ^ self.version[cell]) & _MASK
-        state.version = version
+            writer = self.writer[cell]
+            if writer is None:
+                self.find("unwritten read", f"{said(step.event)}: nobody has written it", step)
+            else:
+                self.meet(state, step, writer)
+                if entry[writer.event] != entry[step.event]:
+                    told = f"{said(step.event)}: what lies there is of\n    {said(writer.event)}"
+                    self.find("stale read", told, writer, step)
+            self.readers[cell][step.worker] = step
+            state.version = (state.version * _PRIME ^ self.version[cell]) & _MASK
 
     def write(self, state: _State, step: Step) -> None:
-        version = hash((step.event, state.version)) & (_MASK >> 1)
+        said, version = self.events.describe, hash((step.event, state.version)) & (_MASK >> 1)
         for cell in step.cells:
-            self.meet(state, step, self.writer[cell])
-            for reader in self.readers[cell].values():
-                self.meet(state, step, reader.event)
-            if cell in self.output and self.writer[cell] != NOBODY:
-                told = f"{self.events.describe(step.event)}: it was written before, by\n    {{}}"
-                other = self.writer[cell]
-                self.find("written twice", told.format(self.events.describe(other)), other, step.event)
+            writer = self.writer[cell]
+            for earlier in (*([] if writer is None else [writer]), *self.readers[cell].values()):
+                self.meet(state, step, earlier)
+            if cell in self.output and writer is not None:
+                told = f"{said(step.event)}: it was written before, by\n    {said(writer.event)}"
+                self.find("written twice", told, writer, step)
             self.readers[cell].clear()
-            self.writer[cell], self.version[cell] = step.event, version
+            self.writer[cell], self.version[cell] = step, version
 
-    def meet(self, state: _State, step: Step, earlier: int) -> None:
+    def meet(self, state: _State, step: Step, earlier: Step) -> None:
         """Two accesses to a piece of memory, one of them a write: a race where nothing orders them."""
-        if earlier == NOBODY:
-            return
-        other = self.steps.worker_of[earlier]
-        if state.known[other.number] < self.steps.stretch_of[earlier]:
-            one, two = self.events.describe(earlier), self.events.describe(step.event)
-            self.find("race", f"{two}\n    vs {one}\n    nothing orders them", earlier, step.event)
+        if state.known[earlier.worker] < earlier.stretch:
+            one, two = self.events.describe(earlier.event), self.events.describe(step.event)
+            self.find("race", f"{two}\n    vs {one}\n    nothing orders them", earlier, step)
 
     # ---- what comes out
 
-    def find(self, kind: str, what: str, *events: int) -> None:
-        lines = tuple(sorted({line_of(self.events.sites[self.events.site[k]]) for k in events}))
+    def find(self, kind: str, what: str, *steps: Step) -> None:
+        lines = tuple(sorted(set(map(self.line, steps))))
         self.found.setdefault((kind, lines), Finding(kind, lines, what))
+
+    def line(self, step: Step) -> str:
+        return line_of(self.events.sites[self.events.site[step.event]])
 
     def stuck(self) -> None:
         stuck = [s.worker.steps[s.at] for states in self.waiting.values() for s in states]
@@ -231,7 +228,7 @@ class _Run:
         for rank, queue in self.outside.items():
             told += [f"rank {rank}: {len(queue)} workers never started, no more may be resident"] if queue else []
         what = "\n    ".join(["nobody can go on:", *told])
-        self.find("deadlock", what, *(s.event for s in stuck))
+        self.find("deadlock", what, *stuck)
 
     def entry(self, step: Step) -> Entry:
         """A worker that stands before a wait for ever."""
@@ -244,12 +241,11 @@ class _Run:
         """The versions of all pieces of outputs; what nobody wrote is a finding."""
         made = []
         for (tensor, rank), cells in self.steps.outputs.items():
-            name, missing = self.events.program.tensors[tensor].name, [c for c in cells if self.writer[c] == NOBODY]
-            if missing:
-                what = f"{len(missing)} of {len(cells)} pieces of {name} on rank {rank}: no tile wrote them"
-                self.find("unwritten output", what)
-            written = {self.writer[c] for c in cells} - {NOBODY}
-            lines = dict.fromkeys(line_of(self.events.sites[self.events.site[k]]) for k in sorted(written))
+            name, written = self.events.program.tensors[tensor].name, [w for c in cells if (w := self.writer[c])]
+            if len(written) < len(cells):
+                missing = f"{len(cells) - len(written)} of {len(cells)} pieces of {name} on rank {rank}"
+                self.find("unwritten output", f"{missing}: no tile wrote them")
+            lines = dict.fromkeys(map(self.line, sorted(written, key=lambda step: step.event)))
             versions = torch.tensor([self.version[c] for c in cells], dtype=torch.int64)
             made.append(Result(f"rank {rank}: pieces of {name}", versions, tuple(lines), versions=True))
         return tuple(made)

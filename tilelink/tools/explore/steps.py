@@ -12,12 +12,13 @@ from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
 
 @dataclass(frozen=True)
 class Step:
-    """What a worker does at once. `event`: its index; `cells`: the pieces of memory that it reads or writes, of those
-    that no step touches in part; `signal`: the one it gives or awaits, `expected` times; `stretch`: how many times its
-    worker synchronised before, and once more; `tile`: a number for its role and tile."""
+    """What a worker does at once. `event`: its index; `worker`: its number; `cells`: the pieces of memory that it reads
+    or writes, of those that no step touches in part; `signal`: the one it gives or awaits, `expected` times; `stretch`:
+    how many times its worker synchronised before, and once more; `tile`: its role and its tile."""
 
     event: int
     op: int
+    worker: int
     stretch: int
     tile: tuple[int, int]
     cells: tuple[int, ...] = ()
@@ -37,13 +38,10 @@ class Worker:
 
 @dataclass(eq=False)
 class Steps:
-    """The steps of a run. `worker_of`: by event; `outputs`: cells of outputs, by tensor and rank; `cells`, `signals`:
-    how many there are."""
+    """The steps of a run. `outputs`: cells of outputs, by tensor and rank; `cells`, `signals`: how many there are."""
 
     events: Events
     workers: list[Worker] = field(default_factory=list)
-    worker_of: dict[int, Worker] = field(default_factory=dict)
-    stretch_of: dict[int, int] = field(default_factory=dict)
     outputs: dict[tuple[int, int], range] = field(default_factory=dict)
     cells: int = 0
     signals: int = 0
@@ -61,18 +59,15 @@ def steps_of(events: Events) -> Steps:
         stretch = 1
         for k in events.of_worker(rank, worker).tolist():
             op, tile = int(events.op[k]), (int(events.role[k]), int(events.tile[k]))
-            if op in (READ, WRITE):
-                if k in touched:
-                    mine.steps.append(Step(k, op, stretch, tile, tuple(touched[k])))
+            if op in (READ, WRITE) and k in touched:
+                mine.steps.append(Step(k, op, number, stretch, tile, tuple(touched[k])))
             elif op in (NOTIFY, WAIT):
                 holder = int(events.home[k]) if op == NOTIFY else rank
                 key = int(events.tensor[k]), holder, int(events.cell[k])
                 signal, expected = signals.setdefault(key, len(signals)), int(events.expected[k])
-                mine.steps.append(Step(k, op, stretch, tile, signal=signal, expected=expected))
+                mine.steps.append(Step(k, op, number, stretch, tile, signal=signal, expected=expected))
                 stretch += 1
         made.workers.append(mine)
-        made.worker_of |= dict.fromkeys((s.event for s in mine.steps), mine)
-        made.stretch_of |= {s.event: s.stretch for s in mine.steps}
     made.signals = len(signals)
     return made
 

@@ -12,8 +12,7 @@ from tilelink.emulator import Execution
 from tilelink.errors import TileLinkError
 from tilelink.tools.explore.findings import Finding, findings_of
 from tilelink.tools.explore.outcome import Outcome, Result, Subject
-from tilelink.tools.explore.residency import Residency
-from tilelink.tools.explore.trial import Trial
+from tilelink.tools.explore.trial import Residency, Trial
 
 
 class World(Protocol):
@@ -27,6 +26,18 @@ class World(Protocol):
 Make = Callable[..., tuple[World, Callable[[Any], Any]]]
 
 
+def outcome_of(world: World, run: Callable[[], tuple[Sequence[Result], Sequence[Finding]]]) -> Outcome:
+    """What a run on a world came to. A finding may end it."""
+    results: Sequence[Result] = ()
+    findings: Sequence[Finding] = ()
+    try:
+        results, findings = run()
+    except TileLinkError as error:
+        findings = findings_of(error)
+    assert world.latest is not None
+    return Outcome(world.latest.schedule_hash, world.latest.turns, tuple(results), tuple(findings))
+
+
 @dataclass(frozen=True)
 class _OfWorld:
     make: Make
@@ -35,15 +46,11 @@ class _OfWorld:
     def run(self, trial: Trial) -> Outcome:
         most, admit = self.residency.most, self.residency.admit
         world, on_rank = self.make(seed=trial.seed, policy=trial.word, switch="memory", resident=most, admit=admit)
-        results: tuple[Result, ...] = ()
-        findings: tuple[Finding, ...] = ()
-        try:
-            made = world.run(on_rank)
-            results = tuple(r for rank, value in enumerate(made) for r in _results(f"rank {rank}", value))
-        except TileLinkError as error:
-            findings = findings_of(error)
-        assert world.latest is not None
-        return Outcome(world.latest.schedule_hash, world.latest.turns, results, findings)
+
+        def run() -> tuple[Sequence[Result], Sequence[Finding]]:
+            return [r for rank, value in enumerate(world.run(on_rank)) for r in _results(f"rank {rank}", value)], ()
+
+        return outcome_of(world, run)
 
     def advise(self, finding: Finding) -> Finding:
         """As it is: only races of kernels written by hand have a remedy that is known, and they say it."""

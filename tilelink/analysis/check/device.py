@@ -1,0 +1,59 @@
+"""What does not fit on a device: workers that have to be resident together, or the heap of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilelink.analysis.check.findings import Finding
+from tilelink.analysis.placement import placed
+from tilelink.frontend.ir import TileProgram, Wait, walk
+from tilelink.frontend.sizes import Sizes
+from tilelink.frontend.workload import Allotment, kernel_workers
+
+
+def residency(program: TileProgram, allotment: Mapping[str, Allotment], sms: int, reserve: int) -> list[Finding]:
+    """A finding where workers wait and not all are resident, so that they may keep out those they wait for. One worker
+    has one SM; `reserve` SMs are kept for other kernels."""
+    workers, resident = kernel_workers(program, allotment), sms - reserve
+    waits = [(r, s) for r in program.in_kernel if allotment[r.name].tiles for s in walk(r.body) if isinstance(s, Wait)]
+    if workers <= resident or not waits:
+        return []
+    places = [allotment[role.name] for role, _ in waits]
+    waiting = len({w for a in places for w in range(a.first, a.first + a.workers)})
+    role, wait = waits[0]
+    return [
+        Finding(
+            kind="residency",
+            tensor=wait.views[0].tensor,
+            what=f"{workers} workers a rank, {waiting} of which wait; {resident} are resident ({sms} SMs, {reserve} of "
+            "them kept for others), so those that are not may be waited for and never start",
+            tiles=(f"{role.name} tile 0",),
+            ranks=(0,),
+            regions=(str(wait.views[0]),),
+            lines=(f"{wait.site}: {wait.site.text}",),
+            remedy=f"launch on {resident} SMs (sms={resident}), or give roles a count, {resident} in all, in the "
+            f"schedule: {program.schedule_site}",
+            site=wait.site,
+        )
+    ]
+
+
+def too_large(program: TileProgram, sizes: Sizes, slot_bytes: int | None) -> list[Finding]:
+    """A finding where a slot of so many bytes, its zone of signals included, does not hold a run
+    (None: it is large enough)."""
+    placement = placed(program, sizes)
+    needed = placement.data_bytes + placement.signal_bytes
+    if slot_bytes is None or needed <= slot_bytes:
+        return []
+    buffers = [f"{n}[{', '.join(program.tensor(n).dims)}]" for n, _ in placement.data]
+    return [
+        Finding(
+            kind="heap",
+            what=f"a slot of the heap holds {slot_bytes} bytes, and the run needs {needed}: {placement.data_bytes} for "
+            f"{', '.join(buffers) or 'no buffer'} and {placement.signal_bytes} for signals",
+            regions=tuple(buffers),
+            lines=(f"{program.site}: {program.site.text}",),
+            remedy=f"make slots of at least {needed} bytes, or tiles that need less",
+            site=program.site,
+        )
+    ]

@@ -1,0 +1,220 @@
+"""What is wrong with the accesses to memory in a run that comes to its end: races, reads of what nobody wrote or of
+another entry, and outputs that are not written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tilelink.analysis.check.before import Before
+from tilelink.analysis.check.cells import Cells, Pairs, conflicts, written_tensors
+from tilelink.analysis.check.findings import SHOWN, Finding, finding, firsts, last_before, line_of, step
+from tilelink.analysis.check.synchronisation import Synchronisation
+from tilelink.analysis.events import NOTIFY, WAIT, WRITE, Events
+from tilelink.frontend.ir import Copy, Store, walk
+
+
+def wrong_accesses(sync: Synchronisation, done: np.ndarray, tell: Callable[[str], None]) -> list[Finding]:
+    """Findings for all tensors on all ranks, those that say the same of the same lines once. `done`: the steps of a
+    whole execution, in order."""
+    events, before = sync.events, Before(sync, done)
+    turns = np.zeros(len(sync.at) + 1, np.int64)  # the last entry: before all steps
+    turns[done] = np.arange(1, len(done) + 1)
+    found: dict[tuple[str, str, frozenset[str]], Finding] = {}
+    for cells in written_tensors(events):
+        tensor = events.program.tensors[cells.tensor]
+        tell(f"accesses to {tensor.name} on rank {cells.home}")
+        pairs, blank = conflicts(cells, turns[sync.after(cells.access)])
+        ordered = before(pairs.one, pairs.other)
+        early = pairs[ordered & pairs.blank]
+        nobody = np.concatenate([cells.access[blank], early.one]), np.concatenate([cells.cell[blank], early.cell])
+        here = [*stale(cells, pairs[ordered]), *unwritten(cells, *nobody)]
+        if tensor.kind == "output":  # two writes are one too many, ordered or not
+            here += [*missing(cells), *twice(cells)]
+        else:
+            here = [*races(cells, pairs[~ordered], before), *here]
+        for f in here:
+            found.setdefault((f.kind, f.tensor, frozenset(f.lines)), f)
+    return list(found.values())
+
+
+# ---- races
+
+
+def races(cells: Cells, bad: Pairs, before: Before) -> list[Finding]:
+    """Findings for the pairs that nothing orders."""
+    events = cells.events
+    kinds = firsts(events.site[bad.one], events.site[bad.other], events.op[bad.one], events.op[bad.other])
+    found = []
+    for k in kinds[:SHOWN]:
+        one, other = int(bad.one[k]), int(bad.other[k])
+        where = cells.box(bad.cell[(bad.one == one) & (bad.other == other)])
+        count = int(((events.site[bad.one] == events.site[one]) & (events.site[bad.other] == events.site[other])).sum())
+        writer, reader = (other, one) if events.op[one] != WRITE else (one, other)
+        words = "two writes" if events.op[reader] == WRITE else "a write and a read"
+        more = f" ({count} such overlaps of these two lines on rank {cells.home})" if count > 1 else ""
+        what = f"{words} of {where}, and nothing orders them{more}"
+        chain, remedy = _chain(before, writer, reader), _remedy(events, writer, reader)
+        found.append(finding(events, "race", [writer, reader], what, chain, remedy))
+    return found
+
+
+def _chain(before: Before, writer: int, reader: int) -> list[str]:
+    """The way of both tiles to their accesses: what the one has waited for, and what the other tells afterwards."""
+    events, chain = before.sync.events, []
+    waits = last_before(events, reader, WAIT)
+    for wait in waits:
+        chain += [step(events, k, "which the next waits for") for k in _notification(before, wait)]
+        chain.append(step(events, wait, "which says nothing of the write"))
+    chain.append(step(events, reader, "" if waits else "no wait of its tile comes before it"))
+    chain.append(step(events, writer, "at the same time"))
+    tells = _tells(events, writer)[:1]
+    return chain + [step(events, k, "which comes too late, or is not waited for") for k in tells]
+
+
+def _tells(events: Events, writer: int) -> list[int]:
+    """The notifications, later in its tile, of what a write wrote."""
+    tensor = events.program.tensors[events.tensor[writer]].name
+    by_home = any(s.by_home for s in events.program.signals if s.tensor == tensor)
+    return [
+        k
+        for k in map(int, events.of_tile(writer, NOTIFY))
+        if k > writer
+        and all((c[k] == c[writer]).all() for c in (events.tensor, events.lo, events.hi))
+        and (by_home or events.home[k] == events.home[writer])
+    ]
+
+
+def _notification(before: Before, wait: int) -> list[int]:
+    """The last notification that ends a wait, in the execution that was made."""
+    sync = before.sync
+    signal = sync.signal[np.searchsorted(sync.at, wait)]
+    given = before.done[sync.notifies[before.done] & (sync.signal[before.done] == signal)]
+    return [int(k) for k in sync.at[given[-1:]]]
+
+
+def _remedy(events: Events, writer: int, reader: int) -> str:
+    turns = events.program.tensors[events.tensor[writer]]
+    tensor = turns.name
+    if turns.buffers:
+        return (
+            f"entries of {tensor} take turns in {turns.buffers} buffers: store to what tk.claim(...) of the entry "
+            "returns, and tk.release(...) what was read, in every tile that reads it"
+        )
+    if events.op[reader] == WRITE:
+        own = "give the second its own buffer or entry"
+        return f"let each element of {tensor} be written by one tile of a run, or {own}"
+    if _overwrites(events, writer, reader):
+        return (
+            f"{line_of(events, writer)} overwrites what others may still read: let the tile that reads "
+            f"({line_of(events, reader)}) notify a buffer after it has read, and the tile that writes wait for that "
+            f"before it writes; or write to another buffer"
+        )
+    if not _tells(events, writer):
+        return f"notify what {line_of(events, writer)} writes, after it: tk.notify(...) of the view that it returns"
+    if not last_before(events, reader, WAIT):
+        return f"read what tk.wait({tensor}[...]) returns"
+    return f"wait for all that is read: {events.region(reader)}, at rank {events.home[reader]}, before it is read"
+
+
+def _overwrites(events: Events, writer: int, reader: int) -> bool:
+    """Whether the tile of a write has waited for what was there before, and another one that reads it has waited for
+    the same."""
+    waits = [last_before(events, k, WAIT) for k in (writer, reader)]
+    return all(waits) and all(
+        events.tensor[w] == events.tensor[writer] and events.home[w] == events.home[writer] and events.meets(w, writer)
+        for (w,) in waits
+    )
+
+
+# ---- reads of what is not there
+
+
+def unwritten(cells: Cells, access: np.ndarray, cell: np.ndarray) -> list[Finding]:
+    """Findings for reads of what nobody has written before; an access may stand here several times, with each cell."""
+    events = cells.events
+    found = []
+    for k in firsts(events.site[access])[:SHOWN]:
+        one = int(access[k])
+        what = f"{cells.box(cell[access == one])} is read, and no tile of the run has written it before"
+        chain = (step(events, j) for j in (*last_before(events, one, WAIT), one))
+        remedy = "let the tiles that write cover all that is read, or read less"
+        found.append(finding(events, "unwritten read", [one], what, chain, remedy))
+    return found
+
+
+def stale(cells: Cells, pairs: Pairs) -> list[Finding]:
+    """Findings for ordered pairs of a write and a read of a buffer whose entries take turns, where the one is not of
+    the entry that the other is of."""
+    events = cells.events
+    reads = (events.op[pairs.one] == WRITE) & (events.op[pairs.other] != WRITE)
+    bad = pairs[reads & (events.entry[pairs.one] != events.entry[pairs.other])]
+    found = []
+    for k in firsts(events.site[bad.one], events.site[bad.other])[:SHOWN]:
+        write, read = int(bad.one[k]), int(bad.other[k])
+        held, meant = int(events.entry[write]), int(events.entry[read])
+        tensor = events.program.tensors[events.tensor[read]]
+        if held > meant:
+            what = f"and entry {held} has taken its place"
+            remedy = (
+                f"read entry {meant} of {tensor.name} before entry {held} may take its place: tk.release(...) what is "
+                f"read after its last read, in every tile that reads it, or give {tensor.name} more buffers"
+            )
+        else:
+            what = f"and the buffer still holds entry {held}"
+            remedy = f"let the tile that notifies entry {meant} of {tensor.name} store all of it, before"
+        what = f"what is read is entry {meant} of {tensor.name} at rank {cells.home}, {what}"
+        chain = [step(events, k) for k in (write, *last_before(events, read, WAIT))]
+        chain.append(step(events, read, f"which finds entry {held}"))
+        found.append(finding(events, "stale read", [write, read], what, chain, remedy))
+    return found
+
+
+# ---- outputs
+
+
+def twice(cells: Cells) -> list[Finding]:
+    """Findings for what of an output is written more than once."""
+    events, tensor = cells.events, cells.events.program.tensors[cells.tensor]
+    writes = events.op[cells.access] == WRITE
+    cell, access = cells.cell[writes], cells.access[writes]
+    times = np.bincount(cell, minlength=int(np.prod(cells.shape)))
+    order = np.lexsort((access, cell))
+    order = order[times[cell[order]] > 1]
+    one, other = order[:-1], order[1:]
+    same = cell[one] == cell[other]
+    one, other = one[same], other[same]
+    found = []
+    for k in firsts(events.site[access[one]], events.site[access[other]])[:SHOWN]:
+        both = [int(access[one[k]]), int(access[other[k]])]
+        where = cells.box(cell[one[(access[one] == both[0]) & (access[other] == both[1])]])
+        what = f"{where} is written {int(times[cell[one[k]]])} times in a run, and an output is written once"
+        remedy = f"let each tile of {tensor.name} be stored by one tile of one role"
+        found.append(finding(events, "written twice", both, what, (step(events, j) for j in both), remedy))
+    return found
+
+
+def missing(cells: Cells) -> list[Finding]:
+    """A finding for what of an output nobody writes."""
+    events, tensor = cells.events, cells.events.program.tensors[cells.tensor]
+    written = np.zeros(int(np.prod(cells.shape)), bool)
+    written[cells.cell[events.op[cells.access] == WRITE]] = True
+    never = np.flatnonzero(~written)
+    if not len(never):
+        return []
+    more = f", nor {len(never) - 1} more such pieces of {cells.box(never)}" if len(never) > 1 else ""
+    stores = [s for role in events.program.roles for s in walk(role.body) if isinstance(s, Store | Copy)]
+    lines = dict.fromkeys(f"{s.site}: {s.site.text}" for s in stores if s.target.tensor == tensor.name)
+    return [
+        Finding(
+            kind="unwritten output",
+            tensor=tensor.name,
+            what=f"no tile writes {cells.box(never[:1])}{more}",
+            ranks=(cells.home,),
+            regions=(cells.box(never),),
+            lines=tuple(lines),
+            remedy=f"launch the role that stores {tensor.name} over tk.tiles({tensor.name}), on every path of its body",
+            site=events.program.site,
+        )
+    ]

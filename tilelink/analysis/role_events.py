@@ -1,0 +1,249 @@
+"""The events of a role: its body is walked once, for all its tiles together.
+
+A loop without synchronisation, whose variable stands in loads only, becomes one event over all it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE, Events
+from tilelink.analysis.lanes import Lanes, PassedOver, Unrolling, outside_of
+from tilelink.errors import GuardError, HomeError, ScheduleError, Site, WaitWithoutNotifyError
+from tilelink.frontend import ir
+from tilelink.frontend.cells import WAITER, recipient
+from tilelink.frontend.expressions import RANK, Expr, own, symbol
+from tilelink.frontend.values import ITEM_SIZE
+from tilelink.frontend.walk import NUMBER
+
+ORDER = ("seq", "tile", "role", "turn", "launch", "worker", "rank")
+"""Columns by which events are put in order, the last one first; `launch`, `turn` and `seq` (inside a tile) say in which
+order a worker does things, and are no columns of events."""
+NOTHING = {"tensor": -1, "home": -1, "lo": 0, "hi": 1, "entry": -1, "cell": -1, "expected": -1, "amount": 0}
+"""What stands in columns of which nothing is said."""
+
+
+def no_events(program: ir.TileProgram) -> dict[str, np.ndarray]:
+    """The columns of no event."""
+    wide = dict.fromkeys(("lo", "hi"), (0, max(len(t.dims) for t in program.tensors)))
+    return {c: np.zeros(wide.get(c, 0), Events.COLUMNS.get(c, np.int32)) for c in (*Events.COLUMNS, *ORDER)}
+
+
+class RoleEvents(Lanes):
+    """The events of one role."""
+
+    def __init__(self, run: Unrolling, index: int) -> None:
+        super().__init__(run, index)
+        self.index, self.peer = index, self.values.get(RANK.name, self.act)
+        self.batches: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []  # lanes, and the columns of their events
+        self.trips: Any = 1
+        self.guards: dict[str, dict[str, list[tuple[np.ndarray, np.ndarray]]]] = {}
+
+    def events(self) -> dict[str, np.ndarray]:
+        """The events of the role, in columns: those of `Events`, and of `ORDER`."""
+        self.body(self.role.body)
+        if not self.batches:
+            return no_events(self.program)
+        lane = np.concatenate([lanes for lanes, _ in self.batches])
+        seq = np.repeat(np.arange(len(self.batches), dtype=np.int32), [len(lanes) for lanes, _ in self.batches])
+        columns = {c: np.concatenate([b[c] for _, b in self.batches]) for c in self.batches[0][1]}
+        rank, tile = self.values[RANK.name], self.values[NUMBER.name]
+        of_lanes = {"rank": rank, "tile": tile, "worker": self.worker(), "turn": self.place.turn(tile)}
+        columns |= {c: v[lane].astype(Events.COLUMNS.get(c, np.int32)) for c, v in of_lanes.items()}
+        of_role = {"role": self.index, "launch": self.place.launch}
+        columns |= {c: np.full(len(lane), v, np.int16) for c, v in of_role.items()}
+        return columns | {"seq": seq}
+
+    def worker(self) -> np.ndarray:
+        """The worker of each tile. On the copy engine it is the stream of the one peer between whose memory and its own
+        a rank's tile copies; or, where all is on one stream, that of the rank itself."""
+        if self.role not in self.program.on_engine:
+            return np.asarray(self.place.worker(self.values[NUMBER.name], self.allotment))
+        one = getattr(self.role.resource, "streams", "") == "one"
+        return self.allotment.first + (self.values[RANK.name] if one else self.peer)
+
+    # ---- statements
+
+    def body(self, statements: tuple[ir.Statement, ...]) -> None:
+        if not len(self.act):
+            return
+        for s in statements:
+            for load in s.loads:
+                self.attempt(partial(self.access, READ, load.view, s.site))
+            match s:
+                case ir.Compute():
+                    self.dots(s.code, s.site)
+                case ir.Store():
+                    self.dots(s.value, s.site)
+                    self.attempt(partial(self.access, WRITE, s.target, s.site))
+                case ir.Copy():
+                    self.attempt(partial(self.access, READ, s.source, s.site))
+                    self.attempt(partial(self.access, WRITE, s.target, s.site))
+                case ir.Wait():
+                    self.guards[s.name] = {}
+                    for view in s.views:
+                        self.attempt(partial(self.wait, s, view))
+                case ir.Notify():
+                    for view in s.views:
+                        self.attempt(partial(self.notify, view, s.site))
+                case ir.For():
+                    self.loop(s)
+                case ir.If():
+                    condition = self.get(s.condition)
+                    self.where(condition, partial(self.body, s.body))
+                    self.where(~condition, partial(self.body, s.orelse))
+                case ir.DataIf():
+                    self.body(s.body)
+                    self.body(s.orelse)
+
+    def attempt(self, action: Callable[[], None]) -> None:
+        """Does it for the lanes for which it is not refused."""
+        done = len(self.batches)
+        try:
+            action()
+        except PassedOver as e:
+            del self.batches[done:]
+            self.where(~e.lanes, partial(self.attempt, action))
+
+    def loop(self, s: ir.For) -> None:
+        start, stop = self.get(s.start), self.get(s.stop)
+        trips = np.maximum(0, -((start - stop) // s.step))
+        if self.run.summarise and _summarisable(s):
+            self.whole[symbol(s.name)] = (s.start, s.stop)
+            outer, self.trips = self.trips, self.trips * trips
+            self.values[s.name] = start
+            self.where(trips > 0, partial(self.body, s.body))
+            self.trips = outer
+            del self.whole[symbol(s.name)]
+            return
+        for n in range(int(trips[self.act].max(initial=0))):
+            self.values[s.name] = np.where(n < trips, start + n * s.step, start)  # no lane looks behind its last step
+            self.where(n < trips, partial(self.body, s.body))
+
+    def dots(self, code: ir.Code, site: Site) -> None:
+        for m, n, k in code.dots:
+            self.emit(DOT, site, amount=2.0 * m * n * k * self.trips)
+
+    def access(self, op: int, view: ir.View, site: Site) -> None:
+        lo, hi = self.box(view, site)
+        if view.guard is not None:
+            self.check_guard(view, lo, hi, site)
+        tensor, entry = self.program.tensor(view.tensor), np.asarray(-1)
+        if tensor.buffers:  # where the entry lies
+            entry = lo[:, 0].copy()
+            lo[:, 0] = entry % tensor.buffers
+            hi[:, 0] = lo[:, 0] + 1
+        size = np.prod(hi - lo, axis=1) * ITEM_SIZE[tensor.dtype]
+        own = op == WRITE and tensor.kind == "output"
+        for home in self.homes(view, site):
+            away = (home != self.values[RANK.name]) & (size > 0)
+            foreign = own & away
+            if (lane := self.first(foreign)) is not None:
+                self.refuse(
+                    HomeError, view, site, lane, "an output is written by its own rank, but this is rank "
+                    f"{home[lane]}'s; let peers write a tk.local buffer, and copy it from there",
+                    self.region(view, lo, hi, lane), foreign,
+                )  # fmt: skip
+            if self.role in self.program.on_engine:
+                self.copy_with(home, away, site)
+            said = {"tensor": view.tensor, "home": home, "lo": lo, "hi": hi, "entry": entry, "amount": size}
+            self.where(size > 0, partial(self.emit, op, site, **said))
+
+    def copy_with(self, home: np.ndarray, away: np.ndarray, site: Site) -> None:
+        """Notes with whom tiles on the copy engine copy. Raises ScheduleError where a tile has two peers."""
+        rank = self.values[RANK.name]
+        lane = self.first(away & (self.peer != rank) & (self.peer != home))
+        if lane is not None:
+            raise ScheduleError(
+                f"tile {self.values[NUMBER.name][lane]} of {self.role.name} on rank {rank[lane]} copies between its "
+                f"rank and two others, {self.peer[lane]} and {home[lane]}: a tile on the copy engine has one peer. "
+                "Give its space a rank axis for them",
+                site,
+            )
+        self.peer = self.peer.copy()
+        self.peer[self.act] = np.where(away, home, self.peer)[self.act]
+
+    def wait(self, s: ir.Wait, view: ir.View) -> None:
+        lo, hi = self.box(view, s.site)
+        self.guards[s.name].setdefault(view.tensor, []).append((lo, hi))
+        signals = self.program.signals_of(view.tensor)
+        some = (hi > lo).all(axis=1)
+        expected, filled = self.known(signals)
+        for home in self.homes(view, s.site):
+            for cell, there in self.cells(signals, signals.index(view)):
+                there = there & some
+                at = self.values[RANK.name], np.where(there, cell, 0)
+                lost = there & (expected[at] == 0) & filled[at]
+                if (lane := self.first(lost)) is not None:
+                    region = self.region(view, lo, hi, lane)
+                    notifies = (n for role in self.program.roles for n in ir.every(ir.Notify, role.body))
+                    others = [n.site for n in notifies if view.tensor in (v.tensor for v in n.views)]
+                    said = (
+                        f"no tile of the run notifies {region} (cell {cell[lane]} on rank {at[0][lane]}), so the wait "
+                        "passes at once, and what is read was not written"
+                    )
+                    self.refuse(WaitWithoutNotifyError, view, s.site, lane, said, region, lost, others)
+                emit = partial(self.emit, WAIT, s.site, tensor=view.tensor, home=home, lo=lo, hi=hi)
+                self.where(there, partial(emit, cell=cell, expected=expected[at]))
+
+    def known(self, signals: ir.Signals) -> tuple[np.ndarray, np.ndarray]:
+        """How often each cell is notified, and whether it holds anything: (world, cells)."""
+        return self.run.counts(signals)
+
+    def notify(self, view: ir.View, site: Site) -> None:
+        lo, hi = self.box(view, site)
+        signals, told = self.program.signals_of(view.tensor), own("notified")
+        to, condition = recipient(signals, view, told)
+        for home in self.homes(view, site):
+            self.values[told.name] = home
+            for rank in [self.get(to)] if to is not None else range(self.sizes.world):
+                self.values[WAITER.name] = rank
+                gets = self.get(condition)
+                for cell, there in self.cells(signals, signals.index(view, told)):
+                    said = {"tensor": view.tensor, "home": rank, "lo": lo, "hi": hi, "cell": cell}
+                    self.where(there & gets, partial(self.emit, NOTIFY, site, **said))
+
+    def check_guard(self, view: ir.View, lo: np.ndarray, hi: np.ndarray, site: Site) -> None:
+        """What is read of a guarded view has to lie in one of the views that were waited for together."""
+        inside, missed = np.zeros(self.lanes, bool), ""
+        for low, high in self.guards[view.guard or ""].get(view.tensor, ()):
+            outside = outside_of(lo, hi, low, high)
+            inside |= ~outside.any(axis=1)
+            for k, dim in enumerate(self.program.tensor(view.tensor).dims):
+                if not missed and (lane := self.first(outside[:, k])) is not None:
+                    a, b, c, d = (bound[lane, k] for bound in (lo, hi, low, high))
+                    missed = f"{dim}[{a}:{b}] is outside of what was waited for, {dim}[{c}:{d}]"
+        lane = self.first(~inside)
+        if lane is not None and missed:  # else the wait itself is refused
+            self.refuse(GuardError, view, site, lane, missed, self.region(view, lo, hi, lane), None)
+
+    def emit(self, op: int, site: Site, tensor: str | None = None, **said: Any) -> None:
+        """One event for each lane that takes part; `said`: its columns, where they are not `NOTHING`."""
+        self.run.tell(f"unrolling {self.role.name}, line {site.line}")
+        if tensor is not None:
+            said["tensor"] = next(k for k, t in enumerate(self.program.tensors) if t.name == tensor)
+        columns = {**NOTHING, **said, "op": op, "site": self.run.sites.setdefault(site, len(self.run.sites))}
+        shapes = dict.fromkeys(("lo", "hi"), (self.lanes, self.dims))
+        self.batches.append((self.act, {
+            c: np.broadcast_to(v, shapes.get(c, (self.lanes,)))[self.act].astype(Events.COLUMNS[c])
+            for c, v in columns.items()
+        }))  # fmt: skip
+
+
+def _summarisable(s: ir.For) -> bool:
+    """No synchronisation or stores inside, and the variable only as where a block of the step's length begins, or as
+    the number of an entry."""
+    name = symbol(s.name)
+
+    def goes_along(i: ir.Range | Expr) -> bool:
+        return (i.start, i.extent) == (name, s.step) if isinstance(i, ir.Range) else (i, s.step) == (name, 1)
+
+    inside = list(ir.walk(s.body))
+    views = (load.view for inner in inside for load in inner.loads)
+    others = (replace(v, index=tuple(i for i in v.index if not goes_along(i))) for v in views)
+    return all(isinstance(inner, ir.Compute) for inner in inside) and not any(name in v.symbols for v in others)

@@ -1,0 +1,270 @@
+"""Ranks of other nodes, which are reached by puts over a network: the third way of `tilelink.backend.reach`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from tilelink.backend.addresses import along, arange
+from tilelink.backend.kernel import ONE, Source, call, converted, joined, name, source
+from tilelink.backend.parameters import HEAPS, WORLD
+from tilelink.backend.parameters import RANK as OWN
+from tilelink.backend.reach import OTHER, All, Near, Reached, home_of
+from tilelink.backend.signals import cell_of
+from tilelink.errors import FarAccessError
+from tilelink.frontend.cells import recipient
+from tilelink.frontend.expressions import PER_NODE, RANK, Expr, Mod, node_of, of_dim
+from tilelink.frontend.ir import ALL_RANKS, Copy, Notify, Range, Role, Statement, Store, TileProgram, View, walk
+from tilelink.frontend.values import ITEM_SIZE
+
+if TYPE_CHECKING:
+    from tilelink.backend.emit import RoleEmitter
+
+STAGE_ALIGNMENT = 128
+
+
+def stage_bytes(program: TileProgram) -> int:
+    """Memory of a worker, on the heap, for a block that it sends to another node from registers."""
+    stores = [s for role in program.roles for s in walk(role.body) if isinstance(s, Store) and s.target.remote]
+    sizes = [prod(_extents(s.target.ranges)) * ITEM_SIZE[program.tensor(s.target.tensor).dtype] for s in stores]
+    return -(-max(sizes, default=0) // STAGE_ALIGNMENT) * STAGE_ALIGNMENT
+
+
+def may_be_far(role: Role, home: Expr | str | None) -> bool:
+    """Whether a rank may be on another node than who executes a role: not where its place is one on the same node."""
+    if not isinstance(home, Expr):
+        return True
+    place = home - node_of(RANK) * PER_NODE
+    place = dict(role.walk.coordinates).get(str(place), place)
+    return home != RANK and not (isinstance(place, Mod) and place.args[1] == PER_NODE)
+
+
+def _extents(ranges: tuple[Range, ...]) -> list[int]:
+    """Of a block that is stored, along each of its dimensions."""
+    return [r.extent for r in ranges if r.extent is not None]
+
+
+@dataclass(frozen=True)
+class CopyNotify(Copy):
+    """A copy whose notification follows it directly: one operation of a network, where the copy is one piece."""
+
+    notify: Notify
+
+
+class Far:
+    """What may go to another node is written twice, as a put for a far rank and in the `near` way for a near one, and
+    the table of heaps decides in the kernel. A put takes what lies in one piece, from the own heap to the same or
+    another place of the peer's. So a copy is one put where its rows are whole, else one a row, and what registers hold
+    is laid out in memory first."""
+
+    def __init__(self, emitter: RoleEmitter) -> None:
+        self.emitter, self.program, self.write, self.text = emitter, emitter.program, emitter.write, emitter.text
+        self.world, self.node = Near(emitter), Near(emitter, of_node=True)
+
+    def may_be(self, home: Expr | str | None) -> bool:
+        """Whether a rank may be on another node."""
+        return may_be_far(self.emitter.role, home)
+
+    def takes(self, s: Reached) -> bool:
+        """Whether a statement may go to another node: a notification may, whoever's memory it is of. Raises
+        FarAccessError for a copy between peers."""
+        if isinstance(s, Notify):
+            return True
+        target = self.may_be(s.target.home)
+        if isinstance(s, Store):
+            return target
+        source = self.may_be(s.source.home)
+        if (source and s.target.remote) or (target and s.source.remote):
+            raise FarAccessError(
+                f"from {s.source} to {s.target}: a network copies from the own memory, or to "
+                "it; let one of the two ranks execute the tile (at=)",
+                s.site,
+            )
+        return source or target
+
+    def near(self, s: Reached) -> Near | All:
+        """The way in which a statement reaches the ranks of the own node."""
+        return self.emitter.all if self.emitter.all and self.emitter.all.takes(s) else self.node
+
+    def check_load(self, s: Statement, view: View) -> None:
+        """Raises FarAccessError for a load from a rank that may be far."""
+        if self.may_be(view.home):
+            raise FarAccessError(
+                f"{view} may be on another node, and no network loads into registers: tk.copy it to a buffer of the "
+                "reader's first, notify that, and read what a wait for it returns",
+                s.site,
+            )
+
+    def with_puts(self, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """The statements, a copy and the notification of what it copied as one."""
+        made: list[Statement] = []
+        for s in statements:
+            before = made[-1] if made else None
+            if isinstance(s, Notify) and type(before) is Copy and self._is_one_put(before, s):
+                made[-1] = CopyNotify(before.site, before.source, before.target, s)
+            else:
+                made.append(s)
+        return tuple(made)
+
+    def _is_one_put(self, copy: Copy, notify: Notify) -> bool:
+        target = copy.target
+        if notify.views != (target,) or not self.may_be(target.home) or self.may_be(copy.source.home):
+            return False
+        return self._contiguous(copy.source, target) == len(target.ranges) and self._told(target) == home_of(target)
+
+    # ---- far, and near
+
+    def if_far(self, home: Source) -> AbstractContextManager[None]:
+        return self.write.branch(call("is_far", HEAPS, home))
+
+    @contextmanager
+    def far_ranks(self) -> Iterator[Source]:
+        """One rank of another node, in a loop over them."""
+        other = name(self.emitter.local(OTHER.name))
+        with self.write.loop(other.text, WORLD), self.if_far(other):
+            yield other
+
+    def store(self, s: Store) -> None:
+        emitter, near, one = self.emitter, self.near(s), replace(s.target, home=home_of(s.target))
+        value = emitter.value(emitter.code(s, s.value))
+        block = converted(value, emitter.dtype(one))
+        stage = self._stage(s.target, value) if s.target.home == ALL_RANKS else None
+        if stage and near is not self.node:
+            with self.far_ranks():
+                self._put_block(one, stage)
+            return near.put(s.target, block)
+        with self.world.homes(s.target):
+            with self.if_far(self.text(home_of(one))):
+                self._put_block(one, stage or self._stage(one, value))
+            with self.write.otherwise():
+                self.node.put(one, block)
+
+    def copy(self, s: Copy) -> None:
+        """To all, far ranks come first, since that takes longest; what near ones get is loaded once."""
+        if s.target.home == ALL_RANKS:
+            with self.far_ranks():
+                self._put(s)
+            return self._near(s)
+        with self.if_far(self.text(home_of(s.target if self.may_be(s.target.home) else s.source))):
+            self._put(s)
+        with self.write.otherwise():
+            self._near(s)
+
+    def _near(self, s: Copy) -> None:
+        near = self.near(s)
+        near.copy(s)
+        if isinstance(s, CopyNotify):
+            near.notify(s.notify)
+
+    def notify(self, s: Notify) -> None:
+        """Who is told may be another than the home that was put to, and a network does not order that by itself."""
+        (view,), near = s.views, self.near(s)
+        if self.may_be(view.home) and self._told(view) != home_of(view):
+            self.write.do(call("complete_far"))
+        if near is not self.node:
+            with self.far_ranks() as other:
+                self._notify(other, self._signal(view))
+            return near.notify(s)
+        with self.world.told(view) as (to, cell):
+            if not self.may_be(to):
+                return self.node.give(view, to, cell)
+            where, word = self.text(to), self._signal(view, cell)
+            with self.if_far(where):
+                self._notify(where, word)
+            with self.write.otherwise():
+                self.node.give(view, to, cell)
+
+    def _notify(self, rank: Source, word: Source) -> None:
+        self.write.do(call("notify_far", HEAPS, rank, word))
+
+    def _told(self, view: View) -> Expr | None:
+        """Who gets a notification of a view, where that is one rank."""
+        return recipient(self.program.signals_of(view.tensor), view, home_of(view))[0]
+
+    def _signal(self, view: View, cell: Expr | None = None) -> Source:
+        """The signal of a view, as a place of the own heap, by which a network names the same place of a peer's."""
+        signals = self.program.signals_of(view.tensor)
+        return self.emitter.signal(signals, OWN, cell_of(signals, view, home_of(view)) if cell is None else cell)
+
+    # ---- puts
+
+    def _put(self, s: Copy) -> None:
+        """Puts or fetches, one a piece."""
+        with self._pieces(s.source.ranges, self._contiguous(s.source, s.target)) as (loops, count):
+            target, origin = self._corner(s.target, loops), self._corner(s.source, loops)
+            token = None if self.emitter.publishing else self.emitter.token(s.source)
+            origin = source("{} + {}", origin, token) if token else origin
+            given = HEAPS, self.text(home_of(s.source if s.source.remote else s.target)), target, origin, count
+            if isinstance(s, CopyNotify):
+                self.write.do(call("put_notify_far", *given, self._signal(s.target)))
+            else:
+                self.write.do(call("fetch_far" if s.source.remote else "put_far", *given))
+
+    @contextmanager
+    def _pieces(self, ranges: tuple[Range, ...], last: int) -> Iterator[tuple[tuple[Range, ...], Source]]:
+        """One piece, of the `last` ranges, in loops over the rows of the others; and how many elements it has."""
+        loops = ranges[: len(ranges) - last]
+        with ExitStack() as opened:
+            for r in loops:
+                bounds = self.text(r.start), self.text(r.stop)
+                opened.enter_context(self.write.loop(self.emitter.local(of_dim(r.dim, "at").name), *bounds))
+            extents = [source("({})", self.text(r.stop - r.start)) for r in ranges[len(loops) :]]
+            yield loops, joined(" * ", extents) if extents else ONE
+
+    def _stage(self, target: View, value: Source) -> Source:
+        """Lays a block out in this worker's part of the stage, once what was sent from there has left; its place."""
+        emitter, dtype = self.emitter, self.emitter.dtype(target)
+        part = source("{} + tl.program_id(0) * {}", emitter.names.of("stage"), stage_bytes(self.program))
+        stage = emitter.addresses.hoist(f"stage_{dtype}", emitter.addresses.peer(OWN, part, dtype))
+        shape = _extents(target.ranges)
+        inside = joined(
+            " + ",
+            [source("{}{} * {}", arange(n), along(k, len(shape)), prod(shape[k + 1 :])) for k, n in enumerate(shape)],
+        )
+        offsets = emitter.addresses.hoist(f"stage_{'_by_'.join(map(str, shape))}", inside)
+        mask = emitter.addresses.block(target, OWN).mask
+        self.write.do(call("complete_far"))
+        self.write.do(call("tl.store", source("{} + {}", stage, offsets), converted(value, dtype), mask=mask))
+        return stage
+
+    def _put_block(self, target: View, stage: Source) -> None:
+        """Sends a block that lies in the stage, a row at a time."""
+        origin, ranges = stage, target.ranges
+        with self._pieces(ranges, min(1, self._contiguous(target))) as (loops, count):
+            for k, r in enumerate(loops):
+                at, row = name(self.emitter.local(of_dim(r.dim, "at").name)), prod(_extents(ranges[k + 1 :]))
+                origin = source("{} + ({} - ({})) * {}", origin, at, self.text(r.start), row)
+            there = self.text(home_of(target))
+            self.write.do(call("put_far", HEAPS, there, self._corner(target, loops), origin, count))
+
+    def _contiguous(self, *views: View) -> int:
+        """How many of their last ranges lie in one piece in all views: one more than are whole rows of memory."""
+        counts = []
+        for view in views:
+            sharded, count = self.program.tensor(view.tensor).sharded, 0
+            for k, i in reversed([*enumerate(view.index)]):
+                if not isinstance(i, Range):
+                    break
+                count += 1
+                if not i.whole or k == sharded:
+                    break
+            counts.append(count)
+        return min(counts)
+
+    def _corner(self, view: View, loops: tuple[Range, ...]) -> Source:
+        """Where a piece of a view begins, as a place of the own heap."""
+        index = tuple(_at(i, loops) if isinstance(i, Range) else i for i in view.index)
+        return self.emitter.addresses.block(replace(view, index=index), OWN).pointer
+
+
+def _at(r: Range, loops: tuple[Range, ...]) -> Expr:
+    """Where loops over the rows of a copy are along a range of either end, or where that begins."""
+    for loop in loops:
+        if loop.dim == r.dim:
+            return of_dim(r.dim, "at")
+        if loop.same_rows(r):
+            return of_dim(loop.dim, "at") - loop.start + r.start
+    return r.start

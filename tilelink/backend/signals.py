@@ -1,0 +1,98 @@
+"""Signals in a kernel: which cell a view is, and how often each is notified."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+import sympy
+
+from tilelink.backend.addresses import Addresses
+from tilelink.backend.kernel import ZERO, Source, Writer, call, joined, source
+from tilelink.frontend.cells import cells_along, cells_in_part, cells_of, of_cell, piece_place, times_notified
+from tilelink.frontend.expressions import Expr, floor_div, of_dim, symbol, with_values
+from tilelink.frontend.ir import RANKS_DIM, Cell, Range, Signals, View
+from tilelink.frontend.routes import EXPERT
+
+
+def cell_of(signals: Signals, view: View, home: Expr) -> Expr:
+    """The number of the signal of a view that a tile notifies."""
+    cell: Expr = sympy.S.Zero
+    for c, i in zip(signals.grid, signals.index(view, home), strict=True):
+        cell = cell * cells_along(c) + cells_of(c, i)[0]
+    return cell
+
+
+def cells_awaited(signals: Signals, view: View) -> tuple[Expr, dict[Expr, Expr], list[tuple[str, Expr, Expr]]]:
+    """The number of the signal that a tile waits for, where it lies in the names of `signals.position`, and the loops
+    over those that a view spans: what counts, from, to."""
+    cell: Expr = sympy.S.Zero
+    known: dict[Expr, Expr] = {}
+    loops: list[tuple[str, Expr, Expr]] = []
+    for k, (c, i) in enumerate(zip(signals.grid, signals.index(view), strict=True)):
+        first, count = cells_of(c, i)
+        if count != 1:
+            counter = of_dim(c.dim, "cell")
+            loops.append((counter.name, first, first + count))
+            first = counter
+        known |= _place(c, k, i, first)
+        cell = cell * cells_along(c) + first
+    return cell, known, loops
+
+
+def write_expected(
+    write: Writer,
+    addresses: Addresses,
+    signals: Signals,
+    known: dict[Expr, Expr],
+    *,
+    inside: bool,
+    start: Source | None = None,
+) -> Source:
+    """How often a cell is notified, in the names of `signals.position` replaced by `known`. Where that is a sum over
+    ranks, a loop that makes it is written first, from `start` on (a block of zeros, for blocks of cells)."""
+    terms, loops, values = [], [], frozenset(known.items())
+    for n in signals.notifiers:
+        times = addresses.text(with_values(times_notified(signals, n, inside=inside), values))
+        condition = addresses.resolve(with_values(n.condition, values))
+        if condition != sympy.true:
+            times = call("tl.where", addresses.text(condition), times, 0)
+        if n.sums:
+            loops.append((n.sums, times))
+        else:
+            terms.append(times)
+    if not loops:
+        return joined(" + ", terms)
+    first = [start, *terms] if start else terms
+    expected = write.set(addresses.made("expected"), joined(" + ", first) if first else ZERO)
+    for sums, times in loops:
+        with ExitStack() as opened:
+            for variable, begin, end in sums:
+                bounds = addresses.text(begin), addresses.text(end)
+                opened.enter_context(write.loop(addresses.local(variable), *bounds))
+            # tables of parts are 64-bit, and a loop keeps its types
+            write.set(expected.text, source("{}.to(tl.int32)", times), operator="+=")
+    return expected
+
+
+def _place(c: Cell, k: int, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
+    """What `part_D`, `cell_D` and `index_k` are for the cell number `at` along a dimension."""
+    if c.dim == RANKS_DIM:
+        return {of_cell("index", k): at}
+    if c.route:
+        return _place_of_rows(c, i, at)
+    if not c.cut or c.local:
+        return {of_cell("cell", c.dim): at}
+    inside = cells_in_part(c)
+    part = i.part if isinstance(i, Range) and i.part is not None else floor_div(at, inside)
+    return {of_cell("part", c.dim): part, of_cell("cell", c.dim): at - part * inside}
+
+
+def _place_of_rows(c: Cell, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
+    """The same for the cells of the rows of a route."""
+    inside = cells_in_part(c)
+    piece = floor_div(at, inside)
+    if isinstance(i, Range) and i.segment and (i.segment.source is not None or c.pieces == EXPERT):
+        piece = cells_of(replace(c, size=None), i)[0]
+    place = {symbol(n): value for n, value in piece_place(c, piece)}
+    return {**place, of_cell("cell", c.dim): at - piece * inside}

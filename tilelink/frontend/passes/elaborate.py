@@ -1,0 +1,82 @@
+"""Launches become roles: the tile function of each is read for the tiles that the schedule gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilelink.errors import NotUnderstoodError, ScheduleError
+from tilelink.frontend.elaboration import Context, Elaborator
+from tilelink.frontend.ir import Role, TileProgram
+from tilelink.frontend.schedule import CopyEngine, Epilogue, Resource, Schedule, SMs
+from tilelink.frontend.values import TileValue
+from tilelink.frontend.walk import make_walk, step_size
+from tilelink.language import Launch, Recording
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a tile program is made of: what its program recorded, and the schedule."""
+
+    recording: Recording
+    schedule: Schedule
+
+    def launch(self, role: str) -> Launch:
+        return next(launch for launch in self.recording.launches if launch.function.name == role)
+
+    def resource(self, launch: Launch) -> Resource:
+        """The resource of a launch; of dimensions that its member has of its own, with their names."""
+        resource = self.schedule.of(launch.scheduled)
+        if isinstance(resource, SMs) and launch.own:
+            return replace(resource, whole=tuple((launch.own.get(d, d), n) for d, n in dict(resource.whole).items()))
+        return resource
+
+
+def elaborate(program: TileProgram, binding: Binding) -> TileProgram:
+    """The program with a role for each launch, but for those in the epilogue of another."""
+    for launch in binding.recording.launches:
+        resource = binding.resource(launch)
+        if not isinstance(resource, Epilogue):
+            program, role = with_role(program, binding, launch, resource)
+            program = replace(program, roles=(*program.roles, role))
+    return program
+
+
+def with_role(
+    program: TileProgram,
+    binding: Binding,
+    launch: Launch,
+    resource: SMs | CopyEngine,
+    taken: frozenset[str] = frozenset(),
+) -> tuple[TileProgram, Role]:
+    """A launch as a role, and the program with the Triton functions that the role calls. `taken`: names that its
+    variables must not have, as it goes into another role."""
+    function, recording, cut = launch.function, binding.recording, frozenset(program.cut)
+    found, axes = make_walk(function.name, launch.space, resource, cut, launch.site)
+    for parameter in launch.arguments:
+        for word in launch.tensors(parameter):
+            if word not in recording.tensors:
+                raise NotUnderstoodError(f"{parameter}: {word.name} is no tensor of this program", launch.site)
+    functions = dict(program.functions)
+    context = Context(
+        tensors={t.name: t for t in recording.tensors},
+        dtypes={t.name: t.dtype for t in program.tensors},
+        cut=cut,
+        written={
+            word.name: site
+            for other in reversed(recording.launches)
+            for p, site in other.function.written_parameters().items()
+            for word in other.tensors(p)
+        },
+        tile=TileValue(found.ranges, axes, found.sent),
+        step=step_size(resource, launch.space),
+        whole=dict(resource.whole),
+        functions=functions,
+        taken=taken,
+        own=launch.own,
+    )
+    elaborator = Elaborator(function, launch.arguments, context)
+    body = elaborator.body()
+    for dim in sorted(set(dict(resource.whole)) - elaborator.wholes) if not taken else ():
+        raise ScheduleError(f"{function.name} takes no block over the whole of {dim}: leave it out", launch.site)
+    role = Role(function.name, resource, found, body, launch.site, scheduled=launch.scheduled)
+    return replace(program, functions=tuple(functions.items())), role

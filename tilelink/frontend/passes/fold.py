@@ -1,0 +1,201 @@
+"""Roles folded into the epilogue of the role that makes what they wait for, as a rewriting of the tile program.
+
+What a producer's tile stores and notifies, the folded role waits for and copies on. Inside one tile the wait is
+superfluous, and the copy is a store of the block that is still in registers, rounded to the dtype of the buffer that it
+would have gone through, so that the bits are the same. The buffer disappears where nobody else waits for it.
+FLUX (arXiv 2406.06858) does so by hand for GEMM-ReduceScatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from tilelink.errors import ScheduleError
+from tilelink.frontend import ir
+from tilelink.frontend.expressions import shown
+from tilelink.frontend.passes.elaborate import Binding, with_role
+from tilelink.frontend.schedule import Epilogue, Schedule, SMs, launched
+from tilelink.frontend.values import TRITON_DTYPES
+from tilelink.frontend.walk import rank_axes
+from tilelink.language import Launch, RouteWord
+
+
+def fold(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
+    """The program with the roles that the schedule puts into epilogues in those of their producers."""
+    made: dict[str, ir.Role] = {}
+    for launch in binding.recording.launches:
+        resource = binding.resource(launch)
+        if isinstance(resource, Epilogue):
+            producer = _producer(launch, resource, binding.schedule, made)
+            program, ways = _ways(program, binding, launch, producer)
+            made[producer.name] = _folded(producer, ways, program.tensors)
+        else:
+            made[launch.function.name] = program.role(launch.function.name)
+    return replace(program, roles=tuple(made.values()))
+
+
+def _producer(launch: Launch, resource: Epilogue, schedule: Schedule, made: Mapping[str, ir.Role]) -> ir.Role:
+    """The role that another is folded into: of members, that of the same member. Raises ScheduleError."""
+    member = launch.scheduled.removeprefix(launched(launch.scheduled))
+    of = next((n for n, r in made.items() if r.scheduled == resource.of + member), resource.of)
+    if of in made and isinstance(made[of].resource, SMs):
+        return made[of]
+    known = ", ".join(made) or "none"
+    why = f"{resource.of} is no role of the program"
+    if resource.of in schedule:
+        folded = isinstance(schedule[resource.of], Epilogue)
+        why = f"{resource.of} is {'in an epilogue itself' if folded else 'launched later'}"
+    if of in made:
+        why = f"{resource.of} is on the copy engine"
+    raise ScheduleError(
+        f"{launch.scheduled}={resource}: {why}; a role is folded into one on SMs that is launched before it: {known}",
+        schedule.site,
+    )
+
+
+def _ways(
+    program: ir.TileProgram, binding: Binding, launch: Launch, producer: ir.Role
+) -> tuple[ir.TileProgram, list[ir.Role]]:
+    """A role in the tiles of a producer, once for each answer to who executes it; and the program with the functions
+    that they call."""
+    space, theirs = launch.space, [r.dim for r in producer.walk.ranges]
+    if list(space.dims) != theirs or isinstance(space.routed, RouteWord):
+        raise ScheduleError(
+            f"{launch.function.name} can't be folded into {producer.name}: it runs over {', '.join(space.dims)}, "
+            f"{producer.name} over {', '.join(theirs)}",
+            launch.site,
+        )
+    taken = binding.launch(producer.name).function.mentioned
+    executors: list[str | None] = list(rank_axes(space, frozenset(program.cut)))
+    ways = []
+    for at in executors or [None]:
+        program, way = with_role(program, binding, launch, replace(producer.resource, at=at), taken)
+        ways.append(way)
+    return program, ways
+
+
+def _folded(producer: ir.Role, ways: Sequence[ir.Role], tensors: Sequence[ir.Tensor]) -> ir.Role:
+    """The producer with a role in its epilogue. `ways`: that role in the producer's tiles, once for each answer to who
+    executes it; it is folded in the way in which it waits for what the producer's tile notifies, on the rank that
+    notifies. Raises ScheduleError."""
+    alike = [way for way in ways if way.walk == producer.walk]
+    if not alike:
+        name, theirs, ours = ways[0].name, _space(ways[0]), _space(producer)
+        raise ScheduleError(
+            f"{name} can't be folded into {producer.name}: it runs over {theirs}, {producer.name} over {ours}; a "
+            "folded role has the same tiles on the same rank, so its space has the same dimensions, and one rank axis "
+            "for whoever makes the tile",
+            ways[0].site,
+        )
+    folded = next((way for way in alike if set(way.awaited) <= set(_notified(producer))), alike[0])
+    _check(producer, folded)
+    dtypes = {t.name: TRITON_DTYPES[t.dtype] for t in tensors}
+    body: list[ir.Statement] = []
+    missing = set(folded.awaited)
+    for s in producer.body:
+        if isinstance(s, ir.Store) and s.target in folded.awaited and not _is_kept(s):
+            kept, text = _kept(s.target), s.value.text if s.value.text == "{0}" else f"({s.value.text})"
+            rounded = replace(s.value, text=f"{text}.to(tl.{dtypes[s.target.tensor]})")
+            body.append(ir.Compute(s.site, rounded, (kept.name,)))
+            s = replace(s, value=_value(kept))
+        body.append(s)
+        if isinstance(s, ir.Notify) and missing:
+            missing -= set(s.views)
+            body += () if missing else _from_registers(folded.body)
+    return replace(producer, body=tuple(body), folded=(*producer.folded, folded.name))
+
+
+def _check(producer: ir.Role, folded: ir.Role) -> None:
+    """Raises ScheduleError for a role that can't be folded into the producer."""
+
+    def fail(where: ir.Statement | ir.Role, why: str) -> NoReturn:
+        raise ScheduleError(f"{folded.name} can't be folded into {producer.name}: {why}", where.site)
+
+    notified = _notified(producer)
+    if not folded.awaited:
+        fail(folded.body[0], f"it waits for nothing that {producer.name} makes; give it SMs of its own")
+    for s in ir.walk(folded.body):
+        if not isinstance(s, ir.Wait | ir.Copy | ir.Notify | ir.For | ir.If):
+            fail(s, f"it computes; a role in an epilogue only copies what {producer.name} made")
+    for wait in ir.every(ir.Wait, folded.body):
+        for v in wait.views:
+            if v not in notified:
+                theirs = ", ".join(map(str, notified)) or "nothing in every tile"
+                fail(wait, f"it waits for {v}, and a tile of {producer.name} notifies {theirs}; wait for exactly what "
+                     "the tile notifies, on the rank that notifies it")
+    for v in folded.awaited:
+        stores = [s for s in producer.body if isinstance(s, ir.Store) and s.target == v]
+        if len(stores) != 1 or notified.count(v) != 1:
+            fail(producer, f"{producer.name} does not store and notify {v} once in each tile: a loop, a branch or a "
+                 "copy is between; store the block and notify it, one after the other")
+    for copy in ir.every(ir.Copy, folded.body):
+        if copy.source.guard is not None and replace(copy.source, guard=None) not in folded.awaited:
+            fail(copy, f"it copies {copy.source}, a part of what it waits for; in registers is the whole block")
+
+
+def _from_registers(body: ir.Body) -> ir.Body:
+    """A folded role's statements without its waits; copies of what is kept are stores."""
+
+    def change(s: ir.Statement) -> ir.Body:
+        match s:
+            case ir.Wait():
+                return ()
+            case ir.Copy() if s.source.guard is not None:
+                return (ir.Store(s.site, s.target, _value(_kept(s.source))),)
+        return (s,)
+
+    return ir.rewritten(body, change)
+
+
+def drop_unread(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
+    """The program without buffers that only the folded roles read: they are neither stored nor notified."""
+    folded = [r for r in program.roles if r.folded]
+    awaited = {v.tensor for r in program.roles for v in r.awaited}
+    kept = {s.target.tensor for r in folded for s in ir.every(ir.Store, r.body) if _is_kept(s)}
+    gone = {t.name for t in program.tensors if t.name in kept - awaited and t.kind == "buffer"}
+    roles = tuple(replace(r, body=_without(r.body, gone)) if r.folded else r for r in program.roles)
+    left = replace(program, tensors=tuple(t for t in program.tensors if t.name not in gone), roles=roles)
+    return replace(left, cut=tuple(d for d in left.dims if d in program.cut))
+
+
+def _is_kept(s: ir.Store) -> bool:
+    """Whether what is stored is kept for a folded role, too."""
+    return s.value == _value(_kept(s.target))
+
+
+def _without(body: ir.Body, gone: set[str]) -> ir.Body:
+    """The statements without stores to, and notifications of, the tensors that are gone."""
+
+    def change(s: ir.Statement) -> ir.Body:
+        match s:
+            case ir.Store() if s.target.tensor in gone:
+                return ()
+            case ir.Notify():
+                views = tuple(v for v in s.views if v.tensor not in gone)
+                return (replace(s, views=views),) if views else ()
+        return (s,)
+
+    return ir.rewritten(body, change)
+
+
+def _kept(view: ir.View) -> ir.Variable:
+    """The block in registers."""
+    return ir.Variable(f"{view.tensor}.kept")
+
+
+def _value(kept: ir.Variable) -> ir.Code:
+    """What is stored of it."""
+    return ir.Code("{0}", (kept,))
+
+
+def _space(role: ir.Role) -> str:
+    ranges = ", ".join(r.dim if r.extent is None else f"{r.dim} by {r.extent}" for r in role.walk.ranges)
+    axes = [shown(n) for n, _ in role.walk.axes]
+    return f"{ranges} ({', '.join(axes)} in turn on each rank)" if axes else ranges
+
+
+def _notified(producer: ir.Role) -> list[ir.View]:
+    """What every tile notifies, once."""
+    return [v for s in producer.body if isinstance(s, ir.Notify) for v in s.views]

@@ -1,0 +1,98 @@
+"""What roles may not do on the resources that their schedule gives them.
+
+A role on the copy engine makes copies between two ranks, each of which is notified, and waits for tiles of its own
+rank's kernel; what depends on sizes is checked when the program is unrolled.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from tilelink.errors import ScheduleError, Site
+from tilelink.frontend.expressions import RANK
+from tilelink.frontend.ir import ALL_RANKS, Copy, For, If, Notify, Role, TileProgram, Wait, walk
+from tilelink.frontend.passes.elaborate import Binding
+from tilelink.frontend.schedule import SMs
+from tilelink.frontend.workload import members, turns
+
+CURE = "Give it SMs, or put it into the epilogue of the role that it waits for"
+
+
+def check_resources(program: TileProgram, _: Binding) -> TileProgram:
+    """The program as it is. Raises ScheduleError for a role on the copy engine that does what an engine can't, and for
+    members that can't take turns."""
+    for together in members(program.roles):
+        turns(together)
+    for role in program.on_engine:
+        for s in walk(role.body):
+            match s:
+                case Wait():
+                    _check_wait(role, s, program)
+                case Copy() if s.target.home == ALL_RANKS:
+                    _fail(role, s.site, "it copies to all ranks at once, and a copy of an engine is between two. Give "
+                          "its space a rank axis, reader=tk.ranks, and copy to .at(t.reader)")
+                case Copy() if s.target not in role.notified:
+                    _fail(role, s.site, f"it notifies nobody of its copy to {s.target}, so nobody would know when that "
+                          "is done. Notify what tk.copy returns")
+                case Copy() | Notify() | For() | If():
+                    pass
+                case _:
+                    _fail(role, s.site, "it computes, and an engine only waits, copies and notifies. Give it SMs")
+    return program
+
+
+def _fail(role: Role, site: Site, why: str) -> NoReturn:
+    raise ScheduleError(f"{role.name} can't be on the copy engine: {why}", site)
+
+
+def _check_wait(role: Role, wait: Wait, program: TileProgram) -> None:
+    """An engine waits for tiles of its own rank's kernel alone: when that has ended, however it did, all their signals
+    are let go. And what has to be done first is done by earlier roles, so that a rank's streams may as well be one."""
+    site, its_own = wait.site, "an engine waits only for what the kernel of its own rank makes"
+    for view in wait.views:
+        if view.home != RANK:
+            _fail(role, site, f"it waits for {view}, which another rank makes, and {its_own}. Give it SMs, or let the "
+                  f"rank that makes {view.tensor} execute it")
+        for other, v in ((r, v) for r in program.roles for v in r.notified if v.tensor == view.tensor):
+            engine = not isinstance(other.resource, SMs)
+            if engine or v.home != RANK:
+                where = "on the copy engine, too" if engine else f"at {v.home_text}, too"
+                _fail(role, site, f"it waits for {view}, which {other.name} brings, {where}, and {its_own}. {CURE}")
+        for other, v in ((r, v) for r in program.roles for v in r.awaited if v.tensor == view.tensor):
+            if v.home != RANK:
+                _fail(role, site, f"it waits for {view}, and {other.name} does for tiles of {view.tensor} at "
+                      f"{v.home_text}: their signals come from other ranks, and {its_own}. {CURE}")
+    order, needed = [r.name for r in program.roles], _needed(role.name, program)
+    if role.name in needed:
+        _fail(role, site, f"it is in a cycle of roles, {' -> '.join([*needed[role.name], role.name])}. {CURE}")
+    for name, way in needed.items():
+        if order.index(name) > order.index(role.name):
+            _fail(role, site, f"it needs {name} ({' -> '.join([*way, role.name])}), which is launched after it, and "
+                  f"what an engine waits for comes before it. Launch {role.name} behind {name}")
+
+
+def _needed(role: str, program: TileProgram) -> dict[str, list[str]]:
+    """The roles that have to do something before a role can go on; with the shortest way from each to it, each role on
+    it waiting for what the one before notifies, or for the SMs that it is on."""
+    roles = program.roles
+    before = {role.name: [other.name for other in roles if _comes_before(other, role, program)] for role in roles}
+    found: dict[str, list[str]] = {}
+    ways: list[list[str]] = [[]]
+    for way in ways:
+        for name in (n for n in before[(way or [role])[0]] if n not in found):
+            found[name] = [name, *way]
+            ways.append(found[name])
+    return found
+
+
+def _comes_before(other: Role, role: Role, program: TileProgram) -> bool:
+    """Whether a role may have to wait for another: for its tiles, or for its SMs, which roles without a number of their
+    own share, as do those that take turns."""
+    if {v.tensor for v in other.notified} & {v.tensor for v in role.awaited}:
+        return True
+    in_kernel = program.in_kernel
+    if role not in in_kernel or other not in in_kernel or role == other:
+        return False
+    shared = all(isinstance(r.resource, SMs) and r.resource.count is None for r in (other, role))
+    in_turns = any(role in alike and other in alike for alike in members(in_kernel))
+    return in_turns or (shared and in_kernel.index(other) < in_kernel.index(role))

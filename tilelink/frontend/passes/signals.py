@@ -1,0 +1,282 @@
+"""The signals of a program, derived: grids, scopes, who notifies and how often. `cells.py` reads what is derived here.
+
+Nothing of this is written by a user. A grid is as fine as the tiles that notify, and as coarse as the waits allow:
+where every wait covers a whole dimension, one cell does. Cells never cross the parts of the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from tilelink.errors import DimensionError, ScheduleError, SignalCountError, Site, WaitWithoutNotifyError
+from tilelink.frontend import ir
+from tilelink.frontend.cells import WAITER, of_cell, piece_equations, piece_place
+from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, ceil_div, own, shown, symbol, to_text
+from tilelink.frontend.passes.elaborate import Binding
+from tilelink.frontend.routes import EXPERT, SEGMENT
+from tilelink.frontend.schedule import Schedule, SMs
+from tilelink.language import RouteWord
+
+_EXECUTOR = own("executor")
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A wait or a notify of a view, with the loops and conditions around it."""
+
+    role: ir.Role
+    view: ir.View
+    site: Site
+    loops: tuple[ir.For, ...]
+    conditions: tuple[sympy.Basic, ...]
+
+
+def _uses(role: ir.Role, kind: type[ir.Wait] | type[ir.Notify]) -> Iterator[_Use]:
+    """All waits, or all notifies, of a role."""
+    for place in ir.places(role.body):
+        if isinstance(place.statement, kind):
+            for view in place.statement.views:
+                yield _Use(role, view, place.statement.site, place.loops, place.conditions)
+
+
+def derive_signals(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
+    """The program with the signals of every tensor that is notified. The schedule may ask for a grid."""
+    waits = [u for r in program.roles for u in _uses(r, ir.Wait)]
+    notifies = [u for r in program.roles for u in _uses(r, ir.Notify)]
+    notified = {u.view.tensor for u in notifies}
+    reused = {ir.token_name(t.name): t.name for t in program.tensors if t.buffers}
+    for u in (u for u in waits if u.view.tensor not in notified):
+        name = reused.get(u.view.tensor)
+        raise WaitWithoutNotifyError(
+            f"{u.role.name} claims entries of {name}, but no tile of the program releases any: the entry before would "
+            f"never be done with. tk.release(...) what tk.wait({name}[...]) returned, after its last read"
+            if name else
+            f"{u.role.name} waits for {u.view}, but no tile of the program notifies {u.view.tensor}: it would wait for "
+            "nothing. Notify what is stored to it",
+            u.site,
+        )
+    for name in binding.schedule.cells:
+        if name not in notified:
+            site = binding.schedule.site
+            raise ScheduleError(f"the schedule gives {name} a signal grid, but nobody notifies it", site)
+    made = []
+    for tensor in (t for t in program.tensors if t.name in notified):
+        theirs, mine = ([u for u in uses if u.view.tensor == tensor.name] for uses in (notifies, waits))
+        made.append(_signals(tensor, theirs, mine, program, binding.schedule))
+    return replace(program, signals=tuple(made))
+
+
+def _signals(
+    tensor: ir.Tensor, notifies: list[_Use], waits: list[_Use], program: ir.TileProgram, schedule: Schedule
+) -> ir.Signals:
+    """The signals of one tensor, with who notifies and who waits for it."""
+    wanted, site = schedule.cells.get(tensor.name), schedule.site
+    grid = _grid(tensor, notifies, waits, frozenset(program.cut), wanted, site)
+    grid = tuple(_of_route(c, k, tensor, notifies, waits, program.routes) for k, c in enumerate(grid))
+    for cell, size in zip(grid, wanted or (), strict=False):
+        if cell.size != size:
+            raise ScheduleError(
+                f"cells of {tensor.name}: tiles wait for rows of several pieces along {cell.dim}, and each has one "
+                "cell then: say None there",
+                site,
+            )
+    by_home = any(u.view.home != RANK for u in waits)
+    if by_home:
+        grid = (ir.Cell(ir.RANKS_DIM, 1, False, False), *grid)
+    waiters = sympy.Or(*[_waiters(u, grid) for u in waits]) if by_home else sympy.true
+    counted = tuple(_notifier(u, grid, by_home, waiters) for u in notifies)
+    on_sms = all(isinstance(u.role.resource, SMs) for u in (*notifies, *waits))
+    near = not by_home and on_sms and all(u.view.home == RANK for u in notifies)
+    return ir.Signals(tensor.name, grid, counted, "gpu" if near else "sys", by_home, waiters)
+
+
+def _grid(
+    tensor: ir.Tensor,
+    notifies: list[_Use],
+    waits: list[_Use],
+    cut: frozenset[str],
+    wanted: tuple[int | None, ...] | None,
+    site: Site,
+) -> tuple[ir.Cell, ...]:
+    if wanted is not None and len(wanted) != len(tensor.dims):
+        raise DimensionError(f"cells of {tensor.name}: {len(tensor.dims)} sizes needed, {len(wanted)} given", site)
+    cells = []
+    for k, dim in enumerate(tensor.dims):
+        if dim == ir.RANKS_DIM:
+            cells.append(ir.Cell(dim, 1, False, False))
+            continue
+        sizes = [_extent(u.view, k) for u in notifies]
+        coarse = any(s is None for s in sizes) or all(_extent(u.view, k) is None for u in waits)
+        size = None if coarse else max(s for s in sizes if s is not None)
+        if wanted is not None and wanted[k] != size:
+            finest = max((s for s in sizes if s is not None), default=None)
+            asked = wanted[k]
+            if asked is not None and (None in sizes or (finest is not None and asked % finest)):
+                raise ScheduleError(
+                    f"cells of {asked} along {dim} of {tensor.name}: a cell has to hold whole notified tiles, of "
+                    f"{finest or 'the whole dimension'}",
+                    site,
+                )
+            size = asked
+        cells.append(ir.Cell(dim, size, dim in cut, k == tensor.sharded))
+    return tuple(cells)
+
+
+def _of_route(
+    cell: ir.Cell, k: int, tensor: ir.Tensor, notifies: list[_Use], waits: list[_Use], routes: Sequence[RouteWord]
+) -> ir.Cell:
+    """The cells along a dimension; of the rows of a route, those that do not cross the pieces that its tiles are cut
+    from, and one a piece where some tile waits for rows of several. Raises SignalCountError."""
+    route = next((r for r in routes if cell.dim in r.sides), None)
+    ranges = [(u, i) for u in notifies if isinstance(i := u.view.index[k], ir.Range)]
+    if route is None or k != tensor.sharded or not any(i.segment for _, i in ranges):
+        return cell
+    pieces = {EXPERT if i.segment and i.segment.source is None else SEGMENT if i.segment else "" for _, i in ranges}
+    if len(pieces) > 1:
+        use = ranges[-1][0]
+        raise SignalCountError(
+            f"notify of {use.view}: others notify {tensor.name} in tiles that are cut from {cell.dim} in another way, "
+            "and a signal belongs to one kind of them; let all run over the route, or all over its experts",
+            use.site,
+        )
+    (piece,) = pieces
+    several = [u for u in waits if not _inside_piece(u.view.index[k], piece)]
+    return replace(cell, size=None if several else cell.size, route=route, pieces=piece)
+
+
+def _inside_piece(rows: ir.Range | Expr, pieces: str) -> bool:
+    """Whether rows that are waited for lie in one piece, whatever the routing."""
+    segment = rows.segment if isinstance(rows, ir.Range) else None
+    return segment is not None and (pieces == EXPERT or segment.source is not None)
+
+
+def _extent(view: ir.View, k: int) -> int | None:
+    i = view.index[k]
+    return i.extent if isinstance(i, ir.Range) else 1
+
+
+Equations = list[tuple[Expr, Expr]]
+Bounds = dict[sympy.Symbol, tuple[Expr, Expr]]
+
+
+def _notifier(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool, waiters: sympy.Basic) -> ir.Notifier:
+    """How often a notify counts: solve "its view is this cell on this rank" for the ranks in it."""
+    _check_regions(use, grid, by_home)
+    swap = {RANK: _EXECUTOR}
+    equations = [(sympy.sympify(e).xreplace(swap), target) for e, target in _place_equations(use, grid, by_home)]
+    variables = {_EXECUTOR: (sympy.S.Zero, WORLD)} | _variables(use, swap)
+    condition, variables = _solve(equations, variables, sympy.And(*use.conditions).xreplace(swap))
+    condition = sympy.And(condition, waiters.xreplace({WAITER: RANK}))
+    own_names = {v: symbol(f"their.{v}") for v in variables if v in condition.free_symbols}
+    free = [stop - start for v, (start, stop) in variables.items() if v not in own_names]
+    times = sympy.sympify(sympy.prod([sympy.Max(0, count) for count in free]))
+    repeats = sympy.sympify(sympy.prod([ceil_div(symbol(r.dim), r.extent) for r in _repeated(use)]))
+    sums = {own_names[v]: b for v, b in variables.items() if v in own_names}
+    bounds = {s for b in sums.values() for e in b for s in e.free_symbols}
+    strange = (condition.free_symbols | times.free_symbols) - _place_names(grid) - set(own_names)
+    strange |= bounds - {WORLD, PER_NODE}
+    if strange:
+        names = ", ".join(sorted(shown(s.name) for s in strange))
+        where = f" (where {to_text(condition)})" if condition != sympy.true else ""
+        raise SignalCountError(
+            f"notify of {use.view} depends on {names}{where}, so how often its signal comes in a run is not the same "
+            "for all tiles; let it depend on ranks only",
+            use.site,
+        )
+    condition = condition.xreplace(own_names)
+    index = (*([RANK] if by_home else []), *use.view.index)
+    tiles = tuple(i.extent if isinstance(i, ir.Range) else 1 for i in index)
+    named = tuple((str(v), start, stop) for v, (start, stop) in sums.items())
+    return ir.Notifier(use.role.name, tiles, times * repeats, named, condition)
+
+
+def _repeated(use: _Use) -> list[ir.Range]:
+    """The ranges of a role's tiles that its notification says nothing of: all tiles along them notify the same."""
+    named = {s for i in use.view.ranges for s in i.start.free_symbols | i.stop.free_symbols}
+    return [
+        r for r in use.role.walk.ranges if r.extent is not None and r.part is None and not r.start.free_symbols & named
+    ]
+
+
+def _check_regions(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool) -> None:
+    """A notification belongs to one cell, and to each cell as often as tiles lie in it."""
+    for cell, i in zip(grid[by_home:], use.view.index, strict=True):
+        if isinstance(i, ir.Range) and i.part is None and cell.cut and not cell.local:
+            raise SignalCountError(
+                f"notify of {use.view} crosses the parts of the ranks along {cell.dim}, and a signal belongs to one "
+                f"part: let the tiles of {use.role.name} run along {cell.dim} too",
+                use.site,
+            )
+    regions = {s for i in use.view.index for s in (i.start if isinstance(i, ir.Range) else i).free_symbols}
+    for loop in use.loops:
+        if loop.step != 1 and symbol(loop.name) not in regions:
+            raise SignalCountError(
+                f"notify of {use.view} comes in every step of a loop that does not go along it ({loop.site}); notify "
+                "once, after the loop, or what the step stored",
+                use.site,
+            )
+
+
+def _waiters(use: _Use, grid: tuple[ir.Cell, ...]) -> sympy.Basic:
+    """Which ranks a wait makes wait for a cell: a condition on `waiter` in the names of the place of the cell. It may
+    hold for ranks that do not wait (conditions around the wait are left out): what they get, they drain."""
+    swap = {RANK: WAITER}
+    equations = [(sympy.sympify(e).xreplace(swap), target) for e, target in _place_equations(use, grid, True)]
+    condition, _ = _solve(equations, _variables(use, swap), sympy.true)
+    known = _place_names(grid) | {WAITER}
+    return sympy.And(*[c for c in sympy.And.make_args(condition) if c.free_symbols <= known])
+
+
+def _place_equations(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool) -> Equations:
+    """What has to hold so that a view lies in the cell that `index_k` and `part_D` name (on the rank `rank`)."""
+    equations: Equations = []
+    index = use.view.index
+    if by_home:
+        index = (of_cell("index", 0) if use.view.home == ir.ALL_RANKS else use.view.home, *index)
+    elif use.view.home != ir.ALL_RANKS:
+        equations.append((use.view.home, RANK))
+    for k, (cell, i) in enumerate(zip(grid, index, strict=True)):
+        if not isinstance(i, ir.Range):
+            equations.append((i, of_cell("index", k)))
+        elif cell.route:
+            equations += piece_equations(cell, i)
+        elif cell.cut and not cell.local and i.part is not None:
+            equations.append((i.part, of_cell("part", cell.dim)))
+    return equations
+
+
+def _place_names(grid: tuple[ir.Cell, ...]) -> set[sympy.Symbol]:
+    names = {of_cell("part", c.dim) for c in grid} | {of_cell("index", k) for k in range(len(grid))}
+    names |= {symbol(n) for c in grid if c.route for n, _ in piece_place(c, sympy.S.Zero)}
+    return {RANK, WORLD, PER_NODE, *names}
+
+
+def _variables(use: _Use, swap: dict[Expr, Expr]) -> Bounds:
+    """The ranks and counters that vary where a wait or notify stands, besides the executing rank, with their bounds
+    (in which `swap` renames that)."""
+    variables: Bounds = {symbol(n): (sympy.S.Zero, count) for n, count in use.role.walk.axes}
+    counters = {symbol(loop.name): (loop.start, loop.stop) for loop in use.loops if loop.step == 1}
+    return variables | {v: (a.xreplace(swap), b.xreplace(swap)) for v, (a, b) in counters.items()}
+
+
+def _solve(equations: Equations, variables: Bounds, condition: sympy.Basic) -> tuple[sympy.Basic, Bounds]:
+    """Takes variables out that an equation gives; the other equations join the condition."""
+    left, variables = list(equations), dict(variables)
+    unsolved: Equations = []
+    while left:
+        e, target = left.pop(0)
+        if e in variables:
+            found = {e: target}
+            start, stop = variables.pop(e)
+            if (start, stop) != (0, WORLD) and not str(target).startswith(f"{EXPERT}."):
+                condition = sympy.And(condition, start <= target, target < stop)
+            variables = {v: (a.xreplace(found), b.xreplace(found)) for v, (a, b) in variables.items()}
+            left = [(a.xreplace(found), t) for a, t in left]
+            unsolved = [(a.xreplace(found), t) for a, t in unsolved]
+            condition = condition.xreplace(found)
+        elif e != target:
+            unsolved.append((e, target))
+    return sympy.And(condition, *[sympy.Eq(e, t) for e, t in unsolved]), variables

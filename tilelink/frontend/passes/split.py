@@ -1,0 +1,116 @@
+"""Loops that wait, split at the boundaries of signals: an outer loop waits for a cell, an inner one goes through it.
+
+    for s in steps:                        for s_cell in cells of the signals:
+        k = wait(keys[s])       becomes        k = wait(keys[s_cell])
+        ... k.load() ...                       for s in steps of s_cell:
+                                                   ... k.load() ...
+
+A loop with a wait in it can't be pipelined: its loads would be issued before the wait. The inner loop can. Nothing is
+waited for earlier than before, so that a tile may notify in such a loop what a later step of another waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import gcd
+
+import sympy
+
+from tilelink.frontend import ir
+from tilelink.frontend.expressions import Expr, symbol
+from tilelink.frontend.passes.elaborate import Binding
+
+Grids = Mapping[str, ir.Signals]
+
+
+def split_waits(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
+    """The program with loops split, where a wait stands before all that the loop's body stores or notifies and the
+    cells it looks at hold whole steps."""
+    grids = {s.tensor: s for s in program.signals}
+    return replace(program, roles=tuple(_split_waits(role, grids) for role in program.roles))
+
+
+def _split_waits(role: ir.Role, grids: Grids) -> ir.Role:
+    """The role with its loops split."""
+
+    def change(s: ir.Statement) -> tuple[ir.Statement]:
+        return (_split(s, grids) if isinstance(s, ir.For) else s,)
+
+    return replace(role, body=ir.rewritten(role.body, change))
+
+
+def _split(s: ir.For, grids: Grids) -> ir.Statement:
+    """One loop, or the two that it becomes."""
+    waits = [w for w in _head(s.body) if isinstance(w, ir.Wait)]
+    if not waits or len(list(ir.every(ir.Wait, s.body))) > len(waits):
+        return s
+    chunks = [_chunk(s, v, grids) for w in waits for v in w.views]
+    if any(c == 0 for c in chunks):
+        return s
+    sizes = [c for c in chunks if c is not None]
+    inner = replace(s, body=tuple(b for b in s.body if b not in waits))
+    if not sizes:  # all steps look at the same cells
+        whole = [_along(w, s, lambda r: replace(r, start=s.start, stop=s.stop, extent=None)) for w in waits]
+        return ir.If(s.site, sympy.Lt(s.start, s.stop), (*whole, inner), ())
+    chunk = gcd(*sizes)
+    if chunk <= s.step:
+        return s
+    lo = symbol(f"{s.name}.cell")
+
+    def cell(r: ir.Range) -> ir.Range:
+        offset = r.offset.xreplace({symbol(s.name): lo})
+        return replace(r, start=lo, stop=sympy.Min(lo + chunk, s.stop), extent=chunk, offset=offset)
+
+    inner = replace(inner, start=lo, stop=sympy.Min(lo + chunk, s.stop))
+    outer = [_along(w, s, cell) for w in waits]
+    return ir.For(s.site, str(lo), s.start, s.stop, chunk, (*outer, inner))
+
+
+def _head(body: ir.Body) -> list[ir.Statement]:
+    """The waits and computations with which a body begins."""
+    made: list[ir.Statement] = []
+    for s in body:
+        if not isinstance(s, ir.Wait | ir.Compute):
+            break
+        made.append(s)
+    return made
+
+
+def _chunk(s: ir.For, view: ir.View, grids: Grids) -> int | None:
+    """How many elements of the loop one cell of a waited view holds: None for all of them, 0 where a cell does not
+    hold whole steps."""
+    name, cells = symbol(s.name), grids[view.tensor].grid[-len(view.index) :]
+    if isinstance(view.home, Expr) and name in view.home.free_symbols:
+        return 0
+    found: int | None = None
+    for cell, i in zip(cells, view.index, strict=True):
+        if not isinstance(i, ir.Range):
+            if name in i.free_symbols:
+                return 0
+        elif i.start == name and i.extent == s.step:
+            if cell.size is None and i.part is None and cell.cut and not cell.local:
+                return 0
+            if cell.size is not None and (cell.size % s.step or not _aligned(s, i, cell.size)):
+                return 0
+            found = cell.size
+        elif name in i.start.free_symbols | i.stop.free_symbols:
+            return 0
+    return found
+
+
+def _aligned(s: ir.For, r: ir.Range, size: int) -> bool:
+    """Whether the loop begins where a cell of this size does, or lies in one."""
+    if r.offset.xreplace({symbol(s.name): s.start}) == 0:
+        return True
+    return r.inside is not None and (r.inside % size == 0 or size % r.inside == 0)
+
+
+def _along(w: ir.Wait, s: ir.For, change: Callable[[ir.Range], ir.Range]) -> ir.Wait:
+    """The wait with the ranges that go with the loop changed."""
+    name = symbol(s.name)
+    views = []
+    for v in w.views:
+        index = tuple(change(i) if isinstance(i, ir.Range) and i.start == name else i for i in v.index)
+        views.append(replace(v, index=index))
+    return replace(w, views=tuple(views))

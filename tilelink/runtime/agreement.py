@@ -1,0 +1,76 @@
+"""The ranks of a group call alike, or all of them raise: what they tell is gathered, or noted, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from tilelink.errors import RankMismatchError, Site, TileLinkError, WorldError
+
+T = TypeVar("T")
+
+
+def mismatch(what: str, calls: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """What ranks have differently, None if nothing. `calls`: what they have to agree on, by rank."""
+    (first, known), *others = calls.items()
+    for rank, call in others:
+        for name, mine in call.items():
+            theirs = known.get(name)
+            if theirs != mine:
+                if isinstance(mine, dict) and isinstance(theirs, dict):
+                    both = [k for k in mine if k in theirs and mine[k] != theirs[k]]
+                    mine, theirs = ({k: d[k] for k in both} or d for d in (mine, theirs))
+                uneven = "; shards of different lengths are told to every rank, by parts=" if name == "sizes" else ""
+                return (
+                    f"{what}: rank {rank} has {name} {mine}, rank {first} {theirs}; the ranks of a group call the "
+                    f"same programs with the same schedules and sizes, in the same order{uneven}"
+                )
+    return None
+
+
+class CallLog:
+    """What ranks in one process called. Compared without a barrier; a call is forgotten once all ranks have made it."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.calls: dict[int, tuple[Mapping[str, Any], list[int]]] = {}
+
+    def compare(self, number: int, rank: int, call: Mapping[str, Any], site: Site) -> None:
+        """Notes or compares the call with this number. Raises RankMismatchError."""
+        known, ranks = self.calls.setdefault(number, (call, []))
+        if ranks and (difference := mismatch(f"call {number} of this group", {ranks[0]: known, rank: call})):
+            raise RankMismatchError(difference, site)
+        ranks.append(rank)
+        if len(ranks) == self.world:
+            del self.calls[number]
+
+
+def gathered(group: dist.ProcessGroup, mine: Any) -> list[Any]:
+    """What every rank gives, by rank. Collective."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group=group)
+    return found
+
+
+def together(
+    group: dist.ProcessGroup,
+    what: str,
+    function: Callable[[], T],
+    *,
+    refused: tuple[type[Exception], ...] = (OSError,),
+    error: type[TileLinkError] = WorldError,
+) -> T:
+    """What `function()` gives. Collective: where it raises what is `refused` on a rank, every rank raises `error`, with
+    `what` that rank can't do."""
+    found: list[T] = []
+    trouble = ""
+    try:
+        found.append(function())
+    except refused as e:
+        trouble = e.message if isinstance(e, TileLinkError) else str(e)
+    wrong = [f"rank {rank}{what}: {theirs}" for rank, theirs in enumerate(gathered(group, trouble)) if theirs]
+    if wrong:
+        raise error("; ".join(wrong), Site.of_user())
+    return found[0]
