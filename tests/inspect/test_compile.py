@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.backend.small_programs import small
 from tilelink.backend.facts import Facts
-from tilelink.backend.lower import lower
+from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.targets import TARGETS
 from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import Compiled, CompileError, compiled, each_compiled
@@ -47,6 +50,19 @@ def test_assembly_of_another_vendor_is_an_error_and_not_the_end() -> None:
     foreign = lower(lowered.program, lowered.facts, replace(lowered.target, module=TARGETS["sm_90"].module))
     with pytest.raises(CompileError, match="all_gather_matmul for gfx942: the compiler ended its process"):
         compiled(foreign, sizes)
+
+
+def test_a_compiler_that_ends_its_process_once_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def ends_once(lowered: Lowered, sizes: Sizes, sass: bool) -> tuple[str, ...]:
+        if not begun.exists():
+            begun.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return (lowered.program.name,)
+
+    monkeypatch.setattr("tilelink.inspect.compile._compiled_here", ends_once)
+    assert compiled(*small()) == ("matmul",)
 
 
 def test_what_triton_refuses_is_an_error_with_all_its_causes() -> None:

@@ -7,6 +7,7 @@ process that compiles it. Nothing is run, and nothing is left behind on disk.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import re
 import tempfile
@@ -170,33 +171,39 @@ def _number(pattern: str, text: str) -> int:
 
 def _in_children(function: Callable[[A], R], arguments: list[A], processes: int) -> Iterator[tuple[R | None, str]]:
     """`function` of each argument, in order, each in a fork of this process: what is there need not be sent, and what
-    the child does to itself stays there. (None, what went wrong) where it raises, or ends its process."""
+    the child does to itself stays there. (None, what went wrong) where it raises, or ends its process twice."""
     forking = multiprocessing.get_context("fork")
     running: dict[Connection, tuple[int, Any]] = {}
     done: dict[int, tuple[R | None, str]] = {}
-    begun = 0
+    to_begin = list(range(len(arguments)))
+    ended: set[int] = set()  # LLVM fails by a signal once in thousands of compilations: only a second time is an answer
     for wanted in range(len(arguments)):
         while wanted not in done:
-            while begun < len(arguments) and len(running) < processes:
+            while to_begin and len(running) < processes:
+                number = to_begin.pop(0)
                 here, there = forking.Pipe(duplex=False)
-                child = forking.Process(target=_send, args=(function, arguments[begun], there))
+                child = forking.Process(target=_send, args=(function, arguments[number], there))
                 child.start()
                 there.close()
-                running[here] = begun, child
-                begun += 1
+                running[here] = number, child
             ready = wait(list(running))
             for here in [h for h in running if h in ready]:
                 number, child = running.pop(here)
                 try:
                     done[number] = here.recv()
+                    child.join()
                 except EOFError:
                     child.join()
-                    done[number] = None, f"the compiler ended its process with {child.exitcode}"
-                child.join()
+                    if number in ended:
+                        done[number] = None, f"the compiler ended its process with {child.exitcode}"
+                    else:
+                        to_begin.insert(0, number)
+                        ended.add(number)
         yield done.pop(wanted)
 
 
 def _send(function: Callable[[A], R], argument: A, there: Connection) -> None:
+    gc.freeze()  # what is garbage of the parent is not finalised here
     try:
         there.send((function(argument), ""))
     except Exception as e:
