@@ -8,11 +8,16 @@ from typing import Any
 from hypothesis import strategies as st
 
 import tilelink as tk
-from tests.frontend import programs
+from tests.programs.attention import gathered_attention
+from tests.programs.gathered import waits_for_two
+from tests.programs.notifying import NOTIFYING, in_steps
+from tests.programs.reducing import ring_reduce_scatter
 from tilelink.analysis.events import Events
 from tilelink.analysis.unroll import unroll
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.programs.program import Program
 
 
@@ -28,18 +33,18 @@ def copying(at: str, tile: tuple[int | None, ...] = (16, 16)) -> tk.SMs:
 
 def notifying(program: Program) -> list[tk.Schedule]:
     (launch,) = program.recorded().launches
-    tile = (16, 16) if launch.function is programs.in_steps else (16, 32)
+    tile = (16, 16) if launch.function is in_steps else (16, 32)
     return [tk.Schedule(**{launch.function.name: copying(at, tile)}) for at in ("home", "reader")]
 
 
 MATMUL = tk.SMs(tile=(16, 32, 16), order=tk.next_rank_first)
 started_first = tk.order(lambda step, rank, world: (rank - step - 1) % world)  # what this rank starts comes first
-RING = tk.Schedule(partial_matmul=MATMUL, ring=tk.SMs(2, tile=(32, 16), order=started_first))
+RING = tk.Schedule(matmul=MATMUL, ring=tk.SMs(2, tile=(32, 16), order=started_first))
 ATTENTION = tk.Schedule(gather_kv=copying("home", (16,)), attend=tk.SMs(tile=(16, 16, 16)))
-SCATTER = tk.Schedule(partial_matmul=MATMUL, send=copying("home", (32, 16)), reduce=tk.SMs(2, tile=(16, 32)))
+SCATTER = tk.Schedule(matmul=MATMUL, send=copying("home", (32, 16)), reduce=tk.SMs(2, tile=(16, 32)))
 BACKWARD = tk.Schedule(
     gather=copying("home"),
-    partial_matmul=MATMUL,
+    input_gradient=MATMUL,
     send=copying("source", (16, 32)),
     reduce=tk.SMs(tile=(16, 16)),
     weight_gradient=tk.SMs(tile=(16, 16, 32)),
@@ -50,14 +55,14 @@ RESULTS = [
         [small("push"), small("pull"), small("push", order=tk.grouped(2)), small("pull", order=tk.ring)],
     ),
     (all_gather_matmul, [small("push", (16, None)), small("push", (None, 32)), small("pull", (None, None))]),
-    (programs.matmul_reduce_scatter, [SCATTER, SCATTER.changed(send={"at": "source"})]),
-    (programs.ring_reduce_scatter, [RING]),
-    (programs.matmul_backward, [BACKWARD]),
-    (programs.waits_for_two, [tk.Schedule(gather=copying("home"), two_at_once=tk.SMs(tile=(16, 16, 16)))]),
-    (programs.gathered_attention, [ATTENTION]),
+    (matmul_reduce_scatter, [SCATTER, SCATTER.changed(send={"at": "source"})]),
+    (ring_reduce_scatter, [RING]),
+    (all_gather_matmul_backward, [BACKWARD]),
+    (waits_for_two, [tk.Schedule(gather=copying("home"), two_at_once=tk.SMs(tile=(16, 16, 16)))]),
+    (gathered_attention, [ATTENTION]),
 ]
 """Programs that make results, with schedules for small sizes."""
-SIGNALS = [(p, notifying(p)) for p in programs.NOTIFYING]
+SIGNALS = [(p, notifying(p)) for p in NOTIFYING]
 """Programs that notify under conditions and in loops."""
 
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilelink as tk
+from tests.programs import gathered as gathering
+from tests.programs.alone import sum_of_peers
+from tests.programs.exchanges import readers_first
+from tests.programs.notifying import moves
 from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import Prediction, predict, steps_of
 from tilelink.analysis.simulate.steps import fold
@@ -52,21 +55,9 @@ def products(m: int, n: int, k: int, on: Machine, tile: tuple[int, int, int] = (
     return matmul.simulate(schedule, machine=on, world=1, M=m, N=n, K=k)
 
 
-@tk.tile
-def move(t, x, full):
-    tk.copy(x[t], full[t].at(t.reader))
-
-
-@tk.program
-def gather(x: tk.Sharded("M", "K")):
-    """Every part to every rank, and nothing else."""
-    full = tk.local("M", "K")
-    move[tk.tiles(x, reader=tk.ranks)](x, full)
-
-
 def gathered(on: Machine, at: str = "reader", count: int = 1, world: int = 2, **options: Any) -> Prediction:
     schedule = tk.Schedule(move=tk.SMs(count, tile=(64, 64), at=at))
-    return gather.simulate(schedule, machine=on, world=world, M=64 * world, K=64, **options)
+    return moves.simulate(schedule, machine=on, world=world, M=64 * world, K=64, **options)
 
 
 SIZE = 64 * 64 * 2  # bytes of the part of a rank in `gathered`
@@ -182,24 +173,10 @@ def test_what_l2_does_not_hold_is_fetched_again() -> None:
     assert fold(events, 2.5 * tile).fetched.sum() == 6 * tile  # rows are read again at once, columns after all others
 
 
-@tk.tile
-def add(t, terms, out):
-    acc = tl.zeros(t.shape, tl.float32)
-    for source in tk.ranks():
-        acc += terms[t].at(source).load()
-    out[t].store(acc)
-
-
-@tk.program
-def sum_of_all(terms: tk.Local("M", "N"), out: tk.Local("M", "N")):
-    """Every rank reads what all ranks have."""
-    add[tk.tiles(out)](terms, out)
-
-
 def test_a_worker_reads_from_one_peer_after_the_other() -> None:
     on = plain(agents__load_store__pull=1.0)
-    schedule = tk.Schedule(add=tk.SMs(1, tile=(64, 64)))
-    assert sum_of_all.simulate(schedule, machine=on, world=4, M=64, N=64).makespan_us == pytest.approx(3 * SIZE / 1e3)
+    schedule = tk.Schedule(add_peers=tk.SMs(1, tile=(64, 64)))
+    assert sum_of_peers.simulate(schedule, machine=on, world=4, M=64, N=64).makespan_us == pytest.approx(3 * SIZE / 1e3)
 
 
 def test_an_epilogue_stores_after_the_products() -> None:
@@ -374,34 +351,16 @@ def test_what_is_not_a_product_and_a_collective_has_no_unfused_form() -> None:
 # ---- bad input ---------------------------------------------------------------------------------------------------
 
 
-@tk.tile
-def makes(t, x, y):
-    tk.notify(y[t].store(x[t].load()))
-
-
-@tk.tile
-def waits(t, y, z):
-    z[t].store(tk.wait(y[t]).load())
-
-
-@tk.program
-def backwards(x: tk.Local("M", "K"), z: tk.Local("M", "K")):
-    """The role that waits is launched before the one that it waits for, on the same workers."""
-    y = tk.local("M", "K")
-    waits[tk.tiles(z)](y, z)
-    makes[tk.tiles(y)](x, y)
-
-
 def test_who_waits_for_ever_is_named() -> None:
-    schedule = tk.Schedule(makes=tk.SMs(tile=(16, 16)), waits=tk.SMs(tile=(16, 16)))
+    schedule = "shared_workers"
     sizes = {"M": 16, "K": 16}
-    with pytest.raises(UnsafeProgramError, match="backwards is not safe to run"):
-        backwards.simulate(schedule, machine="h100", world=1, **sizes)
-    bound = backwards.bind(schedule, "bfloat16")
+    with pytest.raises(UnsafeProgramError, match="readers_first is not safe to run"):
+        readers_first.simulate(schedule, machine="h100", world=1, **sizes)
+    bound = readers_first.bind(schedule, "bfloat16")
     steps = steps_of(bound, Sizes.of(bound, 1, sizes), machine("h100"), {})
-    with pytest.raises(StuckError, match=r"no rank can go on: rank 0 worker 0 waits tile 0: wait y\[M\[0:16\]") as e:
+    with pytest.raises(StuckError, match=r"no rank can go on: rank 0 worker 0 take tile 0: wait full\[M\[0:16\]") as e:
         predict(steps, machine("h100"), {})
-    assert e.value.site is not None and e.value.site.file == __file__
+    assert e.value.site is not None and e.value.site.file == gathering.__file__
 
 
 def test_bad_input_is_refused() -> None:

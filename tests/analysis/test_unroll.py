@@ -21,7 +21,9 @@ from tests.analysis.runs import (
     runs,
     small,
 )
-from tests.frontend import programs
+from tests.programs.attention import gathered_attention
+from tests.programs.gathered import hierarchical_matmul
+from tests.programs.reducing import ring_reduce_scatter
 from tilelink.analysis.counting import expected_counts
 from tilelink.analysis.events import DOT, NOTIFY, OPS, READ, WAIT, WRITE, Events
 from tilelink.frontend.expressions import parts_of
@@ -97,7 +99,7 @@ def test_events_of_a_pull() -> None:
 
 def test_waits_in_a_ring() -> None:
     """A rank adds to the tiles of rank h what the rank before it sent, unless it is the first after h."""
-    events = programs.ring_reduce_scatter.unroll(RING, world=3, M=48, N=32, K=32)
+    events = ring_reduce_scatter.unroll(RING, world=3, M=48, N=32, K=32)
     passed = events.tensor == [t.name for t in events.program.tensors].index("passed")
     sent = passed & (events.op == NOTIFY)
     assert set(pairs(events.rank[sent], events.home[sent])) == {(r, (r + 1) % 3) for r in range(3)}
@@ -108,7 +110,7 @@ def test_waits_in_a_ring() -> None:
 
 def test_causal_gather() -> None:
     """Only later ranks get the keys of a rank, and a tile waits for no key after its rows."""
-    events = programs.gathered_attention.unroll(ATTENTION, world=3, S=[20, 0, 33], D=16)
+    events = gathered_attention.unroll(ATTENTION, world=3, S=[20, 0, 33], D=16)
     sent = (events.op == WRITE) & (events.role == 0)
     assert set(pairs(events.rank[sent], events.home[sent])) == {(0, 0), (0, 1), (0, 2), (2, 2)}
     waits = np.flatnonzero(events.op == WAIT)
@@ -124,7 +126,7 @@ def test_signals_of_another_ranks_memory(world: int, parts: tuple[int, ...]) -> 
     """A relay is waited for by its node: signals go to who waits, not to where the region lies."""
     schedule = tk.Schedule(across=copying("home"), inside=copying("reader", (16, 32)), matmul=tk.SMs(tile=(16, 16, 32)))
     sizes = {"M": [*parts, *parts][:world], "N": 32, "K": 40}
-    events = programs.hierarchical_matmul.unroll(schedule, world=world, **sizes)
+    events = hierarchical_matmul.unroll(schedule, world=world, **sizes)
     check_signals(events)
     waits = events.op == WAIT
     assert (events.home[waits] != events.rank[waits]).any()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backend import awkward_names as awkward
 from tests.kernels.gather_gemm import small_world
+from tests.programs import awkward_names as awkward
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import triton
-import triton.language as tl
 
+from tests.programs.epilogues import gelu
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
@@ -20,12 +19,6 @@ from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backwa
 from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
 from tilelink.programs.given import at_sizes
 from tilelink.programs.program import Program
-
-
-@triton.jit
-def gelu(x):  # type: ignore[no-untyped-def]
-    return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
-
 
 WORLD = 4
 PROGRAMS = {

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backend import blocks
 from tests.kernels.gather_gemm import small_world
+from tests.programs import alone
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.targets import CPU, TARGETS
@@ -118,24 +118,24 @@ def test_corners_of_blocks_are_counted_in_64_bits(schedule: str, sizes: str) -> 
 
 def test_several_loads_of_a_tensor_in_one_statement_are_several_blocks() -> None:
     x = [torch.full((16, 16), float(r + 1)) for r in range(3)]
-    outs = small_world(3).run(lambda g: blocks.three_loads(x[g.rank], schedule=blocks.one_role["add3"], group=g))
+    outs = small_world(3).run(lambda g: alone.three_loads(x[g.rank], group=g))
     assert all((out == 1 + 20 + 300).all() for out in outs)
 
 
 def test_blocks_of_one_shape_along_other_dimensions_lie_elsewhere() -> None:
     """Offsets inside a block have a name of their own for each dimensions that the block goes along."""
     x = torch.randn(16, 32)
-    (out,) = small_world(1).run(lambda g: blocks.row_and_column(x, schedule=blocks.one_role["outer"], group=g))
+    (out,) = small_world(1).run(lambda g: alone.row_and_column(x, group=g))
     torch.testing.assert_close(out, x[:, :1] * x[:1])
     x = torch.randn(16, 32, 16)
-    (out,) = small_world(1).run(lambda g: blocks.two_planes(x, schedule=blocks.one_role["both"], group=g))
+    (out,) = small_world(1).run(lambda g: alone.two_planes(x, group=g))
     torch.testing.assert_close(out, x[:, 0] + x[0].sum(0))
 
 
 @pytest.mark.parametrize(("target", "stages"), [("sm_90", 3), ("sm_100", 1)])
 def test_several_dots_into_one_sum_have_one_stage_where_triton_gets_more_wrong(target: str, stages: int) -> None:
     """triton-lang/triton 10821: compiled for sm_100, a pipelined loop would give a sum before the last dot into it."""
-    bound = blocks.two_dots.bind(blocks.one_role["twice"], "bfloat16")
+    bound = alone.two_dots.bind("gemm", "bfloat16")
     facts = Facts.of(bound, Sizes.of(bound, 1, {"M": 256, "N": 256, "K": 512}))
     source = lower(bound, facts, TARGETS[target]).source
     assert re.findall(r"num_stages=(\d)", source) == [str(stages)]

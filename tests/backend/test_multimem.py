@@ -18,6 +18,7 @@ from tests.backend import multicast_by_loops, multicast_in_nodes
 from tests.backend.edited import replaced
 from tests.backend.small_programs import lowered, verdict
 from tests.kernels.gather_gemm import Call, small_world
+from tests.programs.exchanges import telling
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
 from tilelink.backend.parameters import Parameter
@@ -88,31 +89,10 @@ def test_every_rank_gets_it(parts: tuple[int, ...], K: int, dtype: torch.dtype) 
         call.check(outs)
 
 
-@tk.tile
-def tell(t, told):  # type: ignore[no-untyped-def]
-    """A number of this rank's for each of its rows, to all."""
-    tk.notify(told[tk.rank(), t].at(tk.ranks).store(tl.full((16,), 2.0, tl.float32) * tk.rank()))
-
-
-@tk.tile
-def add(t, told, out):  # type: ignore[no-untyped-def]
-    acc = tl.zeros(t.shape, tl.float32)
-    for source in tk.ranks():
-        acc += tk.wait(told[source, t]).load()
-    out[t].store(acc)
-
-
-@tk.program
-def telling(out: tk.Local("M")):  # type: ignore[valid-type]
-    told = tk.local(tk.ranks, "M", dtype="float32")
-    tell[tk.tiles(out)](told)
-    add[tk.tiles(out)](told, out)
-
-
 @pytest.mark.parametrize(("M", "at_once"), [(20, True), (32, True), (17, False)])
 def test_vectors_with_an_entry_a_rank(M: int, at_once: bool) -> None:
     """A store from registers to views of all ranks, in a role that has no rank axis."""
-    schedule = tk.Schedule(tell=tk.SMs(2, tile=(16,), via="multicast"), add=tk.SMs(tile=(16,)))
+    schedule = tk.Schedule(tell=tk.SMs(2, tile=(16,), via="multicast"), add_told=tk.SMs(tile=(16,)))
     world = with_multicast()
     outs = world.run(lambda group: telling(torch.full((M,), float("nan")), schedule=schedule, group=group))
     assert all(torch.equal(out, torch.full((M,), 6.0)) for out in outs)
@@ -146,7 +126,7 @@ def test_one_kernel_multicasts_in_its_node_and_puts_to_others(tile: tuple[int, i
 
 @pytest.mark.parametrize("M", [20, 17])
 def test_blocks_from_registers_go_to_the_node_at_once_and_to_others_by_way_of_a_stage(M: int) -> None:
-    schedule = tk.Schedule(tell=tk.SMs(2, tile=(16,), via="multicast"), add=tk.SMs(tile=(16,)))
+    schedule = tk.Schedule(tell=tk.SMs(2, tile=(16,), via="multicast"), add_told=tk.SMs(tile=(16,)))
     world = nodes_with_multicast()
     outs = world.run(lambda group: telling(torch.full((M,), float("nan")), schedule=schedule, group=group))
     assert all(torch.equal(out, torch.full((M,), 12.0)) for out in outs)

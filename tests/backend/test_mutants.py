@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from tests.backend.edited import EITHER, WAIT, in_function, own_cache, primitives, replaced, tells_early
-from tests.backend.orphans import lower_rows
 from tests.parameters import some_of
+from tests.programs.gathered import lower_rows
 from tests.verification.mutants.tools import Edit, MutatedWorld, same
 from tilelink.backend.targets import portable
 from tilelink.emulator import RaceError
@@ -190,9 +190,7 @@ def test_what_shows_only_when_a_rank_is_late(
 
 @under_every_seed
 @pytest.mark.parametrize("program", [push, pull, orphans])
-def test_the_seam_itself_changes_nothing(
-    program: Any, primitives: Callable[[Edit], ModuleType], seeds: range
-) -> None:
+def test_the_seam_itself_changes_nothing(program: Any, primitives: Callable[[Edit], ModuleType], seeds: range) -> None:
     edited = primitives(lambda source: source + "\n# a copy\n")
     for seed in seeds:
         world = MutatedWorld(RANKS, kernel=same, primitives=edited, heap_bytes=4 << 20, sms=8, seed=seed, slots=1)

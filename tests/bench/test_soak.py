@@ -13,9 +13,8 @@ import pytest
 from bench import soak
 from bench.lanes import WORLDS, lane, world_of
 from bench.references import REFERENCES
-from tests.bench.mistaken import doubled
 from tests.bench.on_stand_in import OnStandIn
-from tests.runtime.small_worlds import readers_first
+from tests.programs.exchanges import doubled, readers_first
 from tilelink.programs.program import Program
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.emulator import more_kernels as kernels
 from tests.emulator.launches import launch_one, run_one
 from tests.emulator.worlds import GatherMatmul
+from tests.programs import kernels
 from tilelink.emulator import Execution, RaceError, Region, interpreted
 
 

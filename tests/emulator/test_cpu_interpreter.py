@@ -9,8 +9,7 @@ from triton.compiler import ASTSource
 from triton.runtime import interpreter as stock
 from triton.runtime.jit import JITFunction
 
-from tests.emulator import more_kernels as kernels
-from tests.emulator.kernels import gather_matmul
+from tests.programs import kernels
 from tilelink.emulator import Execution, KernelError, Region, interpreted
 
 
@@ -67,7 +66,7 @@ def test_kernels_still_compile_for_gpus_afterwards():
     integers = dict.fromkeys(("M", "N", "K", "rank", "epoch"), "i32")
     constants = dict(WORLD=4, BM=32, BN=32, BK=32, FAULT="")
     signature = pointers | integers | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(gather_matmul, signature, constants)
+    source = ASTSource(kernels.gather_matmul, signature, constants)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
     assert "release.add.u32" in compiled.asm["ptx"]
 

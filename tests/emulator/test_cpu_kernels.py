@@ -6,9 +6,9 @@ import pytest
 import torch
 import triton
 
-from tests.emulator import more_kernels as kernels
 from tests.emulator.launches import launch_one, run_one
 from tests.emulator.worlds import Heap
+from tests.programs import kernels
 from tilelink.emulator import (
     DeadlockError,
     Execution,
@@ -141,13 +141,13 @@ def test_limited_residency_is_a_deadlock():
     flag = torch.zeros(1, dtype=torch.int32)
     execution = Execution(1, resident=3)
     with pytest.raises(DeadlockError) as error:
-        execution.run(lambda rank: launch_one(execution, kernels.producer_last, dict(flag_ptr=flag), 6, programs=6))
+        execution.run(lambda rank: launch_one(execution, kernels.wait_for_one, dict(flag_ptr=flag), 6, giver=5))
     assert [program.program for program in error.value.stuck] == [0, 1, 2]
     (rest,) = error.value.unstarted
-    assert (rest.rank, rest.launch, rest.programs) == (0, "producer_last", range(3, 6))
+    assert (rest.rank, rest.launch, rest.programs) == (0, "wait_for_one", range(3, 6))
     flag.zero_()
     execution = Execution(1, resident=6)
-    execution.run(lambda rank: launch_one(execution, kernels.producer_last, dict(flag_ptr=flag), 6, programs=6))
+    execution.run(lambda rank: launch_one(execution, kernels.wait_for_one, dict(flag_ptr=flag), 6, giver=5))
 
 
 @pytest.mark.parametrize("seed", range(3))

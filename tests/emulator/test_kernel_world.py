@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.runtime import exchanging
+from tests.programs import exchanging
 from tilelink.emulator import DeadlockError, OutOfBoundsError, RaceError
 from tilelink.errors import ArgumentError, DtypeError, RankError, ShapeError, WorldError
 

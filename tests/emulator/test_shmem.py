@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.runtime import transfers
+from tests.programs import transfers
 from tilelink.emulator import KernelError, OutOfBoundsError, RaceError, shmem
 from tilelink.errors import ArgumentError, RankError
 

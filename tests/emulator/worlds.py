@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tests.emulator import kernels
+from tests.programs import kernels
 from tilelink.emulator import Execution, Region, interpreted
 
 

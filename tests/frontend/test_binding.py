@@ -11,18 +11,18 @@ import torch
 import triton.language as tl
 
 import tilelink as tk
-from tests.frontend import programs
-from tests.frontend.programs import scatter
 from tests.frontend.wrong import GATHER, alone, changed, load
 from tilelink.errors import NotUnderstoodError
 from tilelink.frontend.ir import Compute, Wait, walk
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
+from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 
 WITHOUT_BIAS = frozenset(["bias"])
 backward = tk.Schedule(
     gather=tk.SMs(tile=(16, 16), at="home"),
-    partial_matmul=tk.SMs(tile=(16, 16, 16)),
+    input_gradient=tk.SMs(tile=(16, 16, 16)),
     send=tk.SMs(tile=(16, 16), at="home"),
     reduce=tk.SMs(tile=(16, 16)),
     weight_gradient=tk.SMs(tile=(16, 16, 16)),
@@ -37,14 +37,14 @@ def test_what_peers_read_is_published() -> None:
 def test_what_lies_on_the_heap() -> None:
     assert [t.name for t in all_gather_matmul.bind(push).on_heap] == ["full"]
     assert [t.name for t in all_gather_matmul.bind(pull).on_heap] == ["x", "full"]
-    assert [t.name for t in programs.matmul_reduce_scatter.bind(scatter).on_heap] == ["partial", "inbox"]
+    assert [t.name for t in matmul_reduce_scatter.bind("push").on_heap] == ["partial", "inbox"]
 
 
 def test_kinds_of_tensors() -> None:
-    bound = programs.matmul_backward.bind(backward)
-    assert [t.name for t in bound.inputs] == ["dy", "weight_t", "x"]
-    assert [t.name for t in bound.outputs] == ["dx", "dw"]
-    assert [t.name for t in bound.on_heap] == ["partial", "full", "inbox"]
+    bound = all_gather_matmul_backward.bind(backward)
+    assert [t.name for t in bound.inputs] == ["dy", "weight", "x"]
+    assert [t.name for t in bound.outputs] == ["dx", "dweight"]
+    assert [t.name for t in bound.on_heap] == ["full", "partial", "inbox"]
     assert bound.dims == ("M", "N", "K") and bound.cut == ("M",)
     assert bound.tensor("inbox").dims == ("ranks", "M", "K") and bound.tensor("inbox").sharded == 1
 
@@ -192,7 +192,7 @@ out[t].store(a - b)
 
 
 def test_waits_name_their_guards() -> None:
-    """A guard is called after what is waited for; two of one name get two names."""
-    bound = programs.matmul_backward.bind(backward)
+    """A guard is called after the variable that holds what is waited for, if there is one."""
+    bound = all_gather_matmul_backward.bind(backward)
     waits = [s for r in bound.roles for s in walk(r.body) if isinstance(s, Wait)]
-    assert [w.name for w in waits] == ["mine_ready", "ready", "ready"]
+    assert [w.name for w in waits] == ["mine_ready", "rows_ready", "ready"]

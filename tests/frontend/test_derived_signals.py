@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import tilelink as tk
-from tests.frontend import programs
-from tests.frontend.programs import scatter
-from tests.frontend.ring_attention import ring_attention
+from tests.programs.ring_attention import ring_attention
 from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import Cell, TileProgram
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.kernels.matmul_reduce_scatter import push as scatter
 
 
 @pytest.mark.parametrize(("schedule", "scope"), [(push, "sys"), (pull, "gpu")], ids=["push", "pull"])
@@ -27,7 +27,7 @@ def test_scope(schedule: tk.Schedule, scope: str) -> None:
 @pytest.mark.parametrize(("at", "partial", "inbox"), [("source", "gpu", "sys"), ("home", "sys", "gpu")])
 def test_scope_of_each_tensor(at: str, partial: str, inbox: str) -> None:
     """Who sends decides between whom partial sums are handed on, and between whom what was sent is."""
-    bound = programs.matmul_reduce_scatter.bind(scatter.changed(send={"at": at}))
+    bound = matmul_reduce_scatter.bind(scatter.changed(send={"at": at}))
     assert bound.signals_of("partial").scope == partial
     assert bound.signals_of("inbox").scope == inbox
 
@@ -42,7 +42,7 @@ def test_grid_is_coarse_where_waits_cover_a_dimension() -> None:
 
 def test_grid_is_fine_where_waits_are() -> None:
     """send waits for a tile, reduce for a smaller one: cells are the tiles that notify."""
-    bound = programs.matmul_reduce_scatter.bind(scatter)
+    bound = matmul_reduce_scatter.bind(scatter)
     assert [c.size for c in bound.signals_of("partial").grid] == [128, 256]
     assert [c.size for c in bound.signals_of("inbox").grid] == [1, 128, 256]
     assert [c.local for c in bound.signals_of("inbox").grid] == [False, True, False]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import triton
 
 import tilelink as tk
+from tests.programs.alone import copies, keep
+from tests.programs.epilogues import half, twice
 from tilelink.analysis.check import check
 from tilelink.analysis.unroll import unroll
 from tilelink.errors import (
@@ -23,27 +24,6 @@ from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 
 SIZES = {"M": 64, "K": 32}
 TILES = push.changed(gather={"tile": (16, 32), "count": 2}, matmul={"tile": (16, 16, 16)})
-
-
-@triton.jit
-def half(x):  # type: ignore[no-untyped-def]
-    return x / 2
-
-
-@triton.jit
-def twice(x):  # type: ignore[no-untyped-def]
-    return x * 2
-
-
-@tk.tile
-def put(t, x, out):  # type: ignore[no-untyped-def]
-    tk.copy(x[t], out[t])
-
-
-@tk.program
-def doubled(x: tk.Each(tk.Local("N")), out: tk.Each(tk.Local("N"))):  # type: ignore[no-untyped-def, valid-type]
-    for a, b in tk.each(x, out):
-        put[tk.tiles(b)](a, b)
 
 
 @pytest.mark.parametrize("dtypes", ["float32", {"x": "float16", "weight": "float16", "bias": "float16"}])
@@ -125,8 +105,8 @@ def test_dtypes_of_members() -> None:
 
 def test_more_tensors_than_seven_bits_count() -> None:
     members = 65
-    program = doubled.of(members)
-    bound = program.bind(tk.Schedule(put=tk.SMs(4, tile=(16,))))
+    program = copies.of(members)
+    bound = program.bind(tk.Schedule(keep=tk.SMs(4, tile=(16,))))
     report = check(bound, Sizes.of(bound, 1, {f"N_{k}": 16 for k in range(members)}))
     assert (report.verdict, report.proof, report.events) == ("safe", "structural", 2 * members)
 
@@ -208,16 +188,16 @@ def test_members_that_wait_for_each_other_are_no_structure() -> None:
 
 def each_of_one_length(x: tk.Each(tk.Local("M", "N")), out: tk.Local("M", "N")):  # type: ignore[no-untyped-def, valid-type]
     for a, b in tk.each(x, out):
-        put[tk.tiles(b)](a, b)
+        keep[tk.tiles(b)](a, b)
 
 
 def own_dimension_cut(x: tk.Each(tk.Sharded("M", "N")), out: tk.Each(tk.Local("M", "N"))):  # type: ignore[no-untyped-def, valid-type]
     for a, b in tk.each(x, out):
-        put[tk.tiles(b)](a, b)
+        keep[tk.tiles(b)](a, b)
 
 
 def needs_a_function(x: tk.Local("M", "N"), out: tk.Local("M", "N"), function: tk.Function):  # type: ignore[no-untyped-def, valid-type]
-    put[tk.tiles(out)](x, out)
+    keep[tk.tiles(out)](x, out)
 
 
 @pytest.mark.parametrize(
@@ -261,4 +241,3 @@ def test_a_member_has_a_name_in_its_loop_only() -> None:
 
     with pytest.raises(UndefinedNameError, match="x is not defined here: what a loop"):
         tk.program(program).of(2).bind(tk.Schedule(late=tk.SMs(tile=(16, 16))))
-

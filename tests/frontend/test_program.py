@@ -17,10 +17,11 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.frontend import programs
-from tests.frontend.programs import scatter
+from tests.programs.attention import gathered_attention
 from tilelink.frontend.ir import Range, View
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.kernels.matmul_reduce_scatter import push as scatter
 
 EXPECTED = Path(__file__).parent / "expected"
 WITHOUT_BIAS = frozenset(["bias"])
@@ -123,8 +124,8 @@ def test_order_of_roles_is_the_programs() -> None:
     [
         ("all_gather_matmul_push", lambda: all_gather_matmul.bind(push, "bf16")),
         ("all_gather_matmul_pull", lambda: all_gather_matmul.bind(pull, "bf16", WITHOUT_BIAS)),
-        ("matmul_reduce_scatter", lambda: programs.matmul_reduce_scatter.bind(scatter, "fp16")),
-        ("gathered_attention", lambda: programs.gathered_attention.bind(attention)),
+        ("matmul_reduce_scatter", lambda: matmul_reduce_scatter.bind(scatter, "fp16", WITHOUT_BIAS)),
+        ("gathered_attention", lambda: gathered_attention.bind(attention)),
     ],
 )
 def test_text_is_as_expected(name: str, program: Any) -> None:

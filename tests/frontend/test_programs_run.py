@@ -10,7 +10,12 @@ import torch
 
 import tilelink as tk
 from tests.analysis.runs import ATTENTION, BACKWARD, RING, notifying
-from tests.frontend import programs
+from tests.programs import alone
+from tests.programs.attention import gathered_attention
+from tests.programs.gathered import waits_for_two
+from tests.programs.notifying import NOTIFYING
+from tests.programs.reducing import ring_reduce_scatter
+from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
 from tilelink.programs.program import Program
 from tilelink.runtime.cpu.world import CpuWorld
 
@@ -39,7 +44,7 @@ def run(program: Program, schedule: tk.Schedule, operands: list[list[torch.Tenso
 def test_attention() -> None:
     """Each tile of 16 rows attends to all keys up to its last row."""
     q, k, v = ([numbers(n, 16) for n in PARTS] for _ in range(3))
-    got = run(programs.gathered_attention, ATTENTION, [q, k, v], "S")
+    got = run(gathered_attention, ATTENTION, [q, k, v], "S")
     keys, values = torch.cat(k), torch.cat(v)
     begin = 0
     for rows, mine in zip(q, got, strict=True):
@@ -51,10 +56,10 @@ def test_attention() -> None:
 
 def test_backward() -> None:
     world, m = len(PARTS), sum(PARTS)
-    dy, weight_t = [numbers(m, 33) for _ in range(world)], [numbers(33, 40) for _ in range(world)]
+    dy, weight = [numbers(m, 33) for _ in range(world)], [numbers(40, 33) for _ in range(world)]
     x = [numbers(n, 40) for n in PARTS]
-    got = run(programs.matmul_backward, BACKWARD, [dy, weight_t, x])
-    assert torch.equal(torch.cat([dx for dx, _ in got]), sum(a @ b for a, b in zip(dy, weight_t, strict=True)))
+    got = run(all_gather_matmul_backward, BACKWARD, [dy, weight, x])
+    assert torch.equal(torch.cat([dx for dx, _ in got]), sum(a @ b.T for a, b in zip(dy, weight, strict=True)))
     for (_, dw), mine in zip(got, dy, strict=True):
         assert torch.equal(dw, torch.cat(x).T @ mine)
 
@@ -62,28 +67,26 @@ def test_backward() -> None:
 def test_ring() -> None:
     world, m = len(PARTS), sum(PARTS)
     x, weight = [numbers(m, 33) for _ in range(world)], [numbers(33, 40) for _ in range(world)]
-    got = run(programs.ring_reduce_scatter, RING, [x, weight])
+    got = run(ring_reduce_scatter, RING, [x, weight])
     assert torch.equal(torch.cat(got), sum(a @ b for a, b in zip(x, weight, strict=True)))
 
 
 def test_two_views_at_once() -> None:
     x = [numbers(n, 48) for n in PARTS]
     schedule = tk.Schedule(gather=tk.SMs(3, tile=(16, 16), at="home"), two_at_once=tk.SMs(tile=(16, 16, 16)))
-    got = run(programs.waits_for_two, schedule, [x])
+    got = run(waits_for_two, schedule, [x])
     blocks = torch.cat(x).reshape(-1, 3, 16)
     want = (3 * blocks + blocks.sum(1, keepdim=True)).reshape(-1, 48)
     assert all(torch.equal(mine, want) for mine in got)
 
 
 @pytest.mark.parametrize("at", [0, 1], ids=["home", "reader"])
-@pytest.mark.parametrize("program", programs.NOTIFYING, ids=lambda p: p.recorded().launches[0].function.name)
+@pytest.mark.parametrize("program", NOTIFYING, ids=lambda p: p.recorded().launches[0].function.name)
 def test_signals_are_drained(program: Program, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run ends when all its signals have come: one too few or too many would stop it, or the next one. The check is
     off: a tile that notifies twice, which it does not like, is counted as well."""
     monkeypatch.setenv("TILELINK_CHECK", "0")
-    x = [numbers(n, 32) for n in PARTS]
-    unused = [numbers(32) for _ in PARTS]
-    run(program, notifying(program)[at], [x, unused])
+    run(program, notifying(program)[at], [[numbers(n, 32) for n in PARTS]])
 
 
 def test_numbers_are_stored_to_every_element() -> None:
@@ -91,7 +94,7 @@ def test_numbers_are_stored_to_every_element() -> None:
 
     def rank(group: Any) -> Any:
         ranks = torch.zeros(20, 24, dtype=torch.int32)
-        return programs.numbers(x, ranks=ranks, schedule=programs.in_tiles, group=group)
+        return alone.numbers(x, ranks=ranks, group=group)
 
     for number, (halves, ranks, flags, out) in enumerate(CpuWorld(2, heap_bytes=1 << 20).run(rank)):
         assert torch.equal(out, x)

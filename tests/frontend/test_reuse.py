@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.frontend import ring_attention as rings
 from tests.frontend.wrong import Case, alone, check
+from tests.programs import ring_attention as rings
 from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE
 from tilelink.emulator import RaceError
 from tilelink.errors import (

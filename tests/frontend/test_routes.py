@@ -13,6 +13,8 @@ import triton.language as tl
 import tilelink as tk
 from tests.kernels.gather_gemm import small_world
 from tests.kernels.routed import Routed, random_counts
+from tests.programs.gathered import take
+from tests.programs.routed import added_by_experts, by_expert, made_and_added_by_experts, made_by_experts, move
 from tilelink.analysis.events import NOTIFY, WAIT, WRITE
 from tilelink.errors import DimensionError, ScheduleError, ShapeError, SignalCountError, TileLinkError
 from tilelink.frontend.routes import Integers, Routing
@@ -83,7 +85,7 @@ def test_counts_that_are_right_are_not_looked_at_one_by_one(monkeypatch: pytest.
 
 def test_a_number_of_rows_is_dealt_out_evenly() -> None:
     events = dispatch_matmul.unroll("push", world=2, routed=11, **SIZES)
-    (_, routing), = events.sizes.routings
+    ((_, routing),) = events.sizes.routings
     assert sum(map(sum, routing.counts)) == 11 and {n for row in routing.counts for n in row} == {1, 2}
     assert (events.op == NOTIFY).any()
 
@@ -131,27 +133,14 @@ def test_calls_that_are_wrong_are_refused_before_anything_runs() -> None:
 # ---- programs that are refused
 
 
-@tk.tile
-def move(t, x, rows):  # type: ignore[no-untyped-def]
-    tk.notify(tk.copy(x[t], rows[t]))
-
-
-@tk.tile
-def by_expert(t, x, rows):  # type: ignore[no-untyped-def]
-    tk.notify(tk.copy(x[t.rows], rows[t.rows]))
-
-
-@tk.tile
-def take(t, rows, out):  # type: ignore[no-untyped-def]
-    out[t].store(tk.wait(rows[t]).load())
-
-
 def bound(body: Any, **schedule: Any) -> None:
     """Binds a program of two tensors, of rows on either side, with a weight."""
 
     @tk.program
     def routed(
-        x: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), out: tk.Sharded("R", "K")  # type: ignore[valid-type]
+        x: tk.Sharded("S", "K"),
+        weight: tk.Local("E", "K"),
+        out: tk.Sharded("R", "K"),  # type: ignore[valid-type]
     ) -> None:
         body(x, weight, out)
 
@@ -167,50 +156,6 @@ def whole(x: Any, weight: Any, out: Any) -> None:
 
 def test_tiles_of_a_rank_may_wait_for_rows_of_any_segments() -> None:
     bound(whole)
-
-
-ROWS = tk.Sharded("R", "K")
-
-
-@tk.tile
-def make(t, x, rows):  # type: ignore[no-untyped-def]
-    tk.notify(rows[t].store(x[t].load()))
-
-
-@tk.tile
-def add_up(t, rows, out):  # type: ignore[no-untyped-def]
-    """In each row of a tile, the sum of its rows."""
-    total = tl.zeros(t.shape, tl.float32)
-    for step in tk.steps(t.rows):
-        total += tl.sum(tk.wait(rows[step, t.cols]).load(), 0)[None, :]
-    out[t].store(total)
-
-
-@tk.program
-def made_by_experts(
-    x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), out: ROWS  # type: ignore[valid-type]
-) -> None:
-    route, rows = tk.route("S", "R", "E"), tk.sharded("R", "K")
-    make[tk.tiles(route.experts, x.cols)](x, rows)
-    take[tk.tiles(out)](rows, out)
-
-
-@tk.program
-def added_by_experts(
-    x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), out: ROWS  # type: ignore[valid-type]
-) -> None:
-    route, rows = tk.route("S", "R", "E"), tk.sharded("R", "K")
-    make[tk.tiles(x)](x, rows)
-    add_up[tk.tiles(route.experts, x.cols)](rows, out)
-
-
-@tk.program
-def made_and_added_by_experts(
-    x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), out: ROWS  # type: ignore[valid-type]
-) -> None:
-    route, rows = tk.route("S", "R", "E"), tk.sharded("R", "K")
-    make[tk.tiles(route.experts, x.cols)](x, rows)
-    add_up[tk.tiles(route.experts, x.cols)](rows, out)
 
 
 MIXED: dict[Any, Any] = {

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-import triton.language as tl
 
 import tilelink as tk
 from tests.analysis.runs import ATTENTION
-from tests.frontend.programs import gathered_attention
+from tests.programs.attention import gathered_attention
+from tests.programs.gathered import notifies_in_each_step, waits_in_each_step
 from tilelink.analysis.events import WAIT
-from tilelink.kernels.all_gather_matmul import gather
 from tilelink.programs.program import Program
 
 SIZES = {"M": 128, "K": 64, "N": 32}
@@ -47,49 +46,19 @@ def test_a_wait_in_every_step_is_not_pipelined(tile: int) -> None:
     assert stages(gathered_attention, kept, S=256, D=16) == [("s", "1")]
 
 
-@tk.tile
-def whole_rows(t, full, weight, out):
-    """Each step waits for what the first has waited for: the cell holds whole rows."""
-    acc = tl.zeros(t.shape, tl.float32)
-    for k in tk.steps(full.cols):
-        rows = tk.wait(full[t.rows])
-        acc = tl.dot(rows[:, k].load(), weight[k, t.cols].load(), acc)
-    out[t].store(acc)
-
-
-@tk.tile
-def passes_on(t, full, weight, out, told):
-    """Notifies before it waits, in every step: nothing may be waited for earlier than it says."""
-    acc = tl.zeros(t.shape, tl.float32)
-    for k in tk.steps(full.cols):
-        tk.notify(told[t.rows, k].store(weight[k, t.cols].load()))
-        acc = tl.dot(tk.wait(full[t.rows, k]).load(), weight[k, t.cols].load(), acc)
-    out[t].store(acc)
-
-
-def program(function: tk.Program) -> Program:
-    @tk.program
-    def made(x: tk.Sharded("M", "K"), weight: tk.Local("K", "N"), out: tk.Local("M", "N")):
-        full, told = tk.local("M", "K"), tk.local("M", "K")
-        gather[tk.tiles(x, reader=tk.ranks)](x, full)
-        function[tk.tiles(out)](full, weight, out, *([told] if function is passes_on else []))
-
-    return made
-
-
 def schedule(role: str) -> tk.Schedule:
     roles = {"gather": tk.SMs(2, tile=(16, 32), at="home"), role: tk.SMs(tile=(16, 16, 16))}
     return tk.Schedule(**roles)
 
 
 def test_a_wait_that_no_step_changes_comes_first() -> None:
-    made, plan = program(whole_rows), schedule("whole_rows")
+    made, plan = waits_in_each_step, schedule("whole_rows")
     assert loops(made, plan, "whole_rows") == ["if 0 < K:", "wait", "for k"]
     assert stages(made, plan) == [("k", "3")]
 
 
 def test_nothing_is_waited_for_before_what_is_notified() -> None:
-    made, plan = program(passes_on), schedule("passes_on")
+    made, plan = notifies_in_each_step, schedule("passes_on")
     assert loops(made, plan, "passes_on") == ["for k", "notify", "wait"]
     assert stages(made, plan) == [("k", "1")]
 

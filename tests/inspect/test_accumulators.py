@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import triton
 
-from tests.backend import blocks
 from tests.backend.edited import own_cache
 from tests.backend.small_programs import verdict
+from tests.programs.alone import gemm, two_dots
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
 from tilelink.backend.targets import TARGETS
@@ -83,7 +83,7 @@ def test_what_triton_compiles_wrongly(one_dot_a_sum: bool) -> None:
     """triton-lang/triton 10821, where nothing is done about it: two dots into one sum in a pipelined loop."""
     if not one_dot_a_sum and triton.__version__ >= "3.9":
         pytest.skip("mended in Triton 3.9")
-    bound = blocks.two_dots.bind(blocks.one_role["twice"].changed(twice={"tile": (128, 64, 64)}), "bfloat16")
+    bound = two_dots.bind(gemm.changed(twice={"tile": (128, 64, 64)}), "bfloat16")
     sizes = Sizes.of(bound, 1, {"M": 256, "N": 256, "K": 512})
     target = replace(TARGETS["sm_100"], one_dot_a_sum=one_dot_a_sum)
     findings = verdict((lower(bound, Facts.of(bound, sizes), target), sizes)).findings

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import tilelink as tk
-from tests.analysis.check.unsafe import causal
-from tests.backend import blocks
 from tests.backend.edited import in_function, own_cache, replaced, written_out
 from tests.backend.small_programs import Made, lowered, verdict
+from tests.programs.attention import gathered_attention
+from tests.programs.gathered import corner
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
@@ -82,7 +82,7 @@ def test_one_call_less_is_found(what: str, schedule: str, edit: Edit, kind: str,
 def test_a_read_depends_on_each_of_the_words_that_guard_it() -> None:
     """Of two signals that one wait is for."""
     tiles = tk.Schedule(gather_kv=tk.SMs(2, tile=(16,), at="home"), attend=tk.SMs(tile=(16, 16, 16)))
-    bound = causal.bind(tiles, "float32")
+    bound = gathered_attention.bind(tiles, "float32")
     sizes = Sizes.of(bound, 2, {"S": (32, 32), "D": 16})
     made = lower(bound, Facts.of(bound, sizes), TARGETS["sm_90"]), sizes
     assert not [f for f in verdict(made).findings if f.startswith("guarded")]
@@ -92,7 +92,8 @@ def test_a_read_depends_on_each_of_the_words_that_guard_it() -> None:
 
 @pytest.mark.parametrize("target", GPUS)
 def test_a_read_of_one_element_depends_on_its_wait(target: str) -> None:
-    bound = blocks.corner.bind(blocks.two_roles, "float32")
+    tiles = tk.Schedule(gather=tk.SMs(1, tile=(16, 16), at="home"), add_corner=tk.SMs(1, tile=(16, 16)))
+    bound = corner.bind(tiles, "float32")
     sizes = Sizes.of(bound, 2, {"M": 32, "K": 16})
     made = lower(bound, Facts.of(bound, sizes), TARGETS[target]), sizes
     found = verdict(made)

@@ -12,6 +12,7 @@ import torch
 
 import tilelink as tk
 from tests.kernels.gather_gemm import NAMED, Call
+from tests.programs.alone import sum_of_peers
 from tilelink.backend.targets import CPU, TARGETS
 from tilelink.emulator import Operation
 from tilelink.errors import FarAccessError, ScheduleError, StuckError, TargetError, WorldError
@@ -117,26 +118,10 @@ def test_trace_is_the_unrolled_program(name: str, tile: tuple[int | None, ...]) 
         assert o.box[1] == (far, far + 1), "near ranks count in the first word, far ones in the second"
 
 
-@tk.tile
-def add(t, x, out):
-    acc = x[t].at(0).load()
-    for r in range(1, tk.world()):
-        acc += x[t].at(r).load()
-    out[t].store(acc)
-
-
-@tk.program
-def sum_of_peers(x: tk.Local("M", "N"), out: tk.Local("M", "N")):
-    add[tk.tiles(out)](x, out)
-
-
-peers = tk.Schedule(add=tk.SMs(tile=(16, 16)))
-
-
 def test_a_load_from_another_node_has_to_be_a_copy_first() -> None:
     x = [torch.ones(16, 16) for _ in range(4)]
     assert all((out == 4).all() for out in World(4).run(lambda g: sum_of_peers(x[g.rank], group=g)))
-    with pytest.raises(FarAccessError, match=r"test_across_nodes\.py:\d+: .*tk\.copy it to a buffer of the reader's"):
+    with pytest.raises(FarAccessError, match=r"alone\.py:\d+: .*tk\.copy it to a buffer of the reader's"):
         nodes(4, 2).run(lambda g: sum_of_peers(x[g.rank], group=g))
 
 

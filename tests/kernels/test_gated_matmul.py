@@ -6,18 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 
 from tests.kernels.gather_gemm import LIMITS, relative_rms, small_world
+from tests.programs.epilogues import difference
 from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 
 SCHEDULES = list(all_gather_gated_matmul.schedules)
 K, N = 40, 24
-
-
-@triton.jit
-def difference(gate, up):  # type: ignore[no-untyped-def]
-    return gate - 2 * up
 
 
 def silu_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -49,9 +44,7 @@ def run(parts: tuple[int, ...], schedule: str, dtype: torch.dtype, integers: boo
         return made
 
     full = torch.cat(x).double()
-    products = [
-        (full @ g.double(), full @ u.double() + b.double()) for g, u, b in zip(gates, ups, biases, strict=True)
-    ]
+    products = [(full @ g.double(), full @ u.double() + b.double()) for g, u, b in zip(gates, ups, biases, strict=True)]
     return small_world(len(parts)).run(on), products
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.kernels.gather_gemm import LIMITS, Call, relative_rms, run, run_and_check
-from tests.kernels.low_precision import all_gather_matmul_low
+from tests.programs.low_precision import all_gather_matmul_low
 from tilelink.emulator import arithmetic
 
 TILES: dict[str, dict[str, Any]] = {"gather": {"tile": (32, 64)}, "matmul": {"tile": (32, 32, 16)}}

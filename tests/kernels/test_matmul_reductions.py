@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import gelu
@@ -19,6 +17,7 @@ from tests.kernels.drawing import SLOW, TILES, lengths
 from tests.kernels.gather_gemm import LIMITS, relative_rms, run, run_and_check, small_world
 from tests.kernels.gemm_reduce import FORMS, PROGRAMS, Sum, form_name
 from tests.parameters import each_once
+from tests.programs.epilogues import quartered_gelu
 from tilelink.emulator import Operation
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 from tilelink.runtime.trace import align
@@ -92,11 +91,6 @@ def test_nothing_to_multiply_leaves_the_bias(form: tuple[Any, str], bias: bool) 
 def test_no_rows_at_all_and_no_columns(form: tuple[Any, str]) -> None:
     run_and_check(*[Sum((0, 0), bias=True).by(form)] * 2)
     run_and_check(*[Sum((4, 1), N=n, integers=True).by(form) for n in (0, 1)])
-
-
-@triton.jit
-def quartered_gelu(x):  # type: ignore[no-untyped-def]
-    return 0.5 * (x / 4) * (1 + tl.erf(x / 4 * 0.7071067811865476))
 
 
 @of_each_program

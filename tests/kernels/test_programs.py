@@ -13,9 +13,11 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.kernels import exchanges
 from tests.kernels.gather_gemm import LIMITS, NAMED, Call, in_tiles, relative_rms, small_world
 from tests.parameters import each_once
+from tests.programs.alone import all_to_all, from_the_right, vector_from_the_right
+from tests.programs.exchanges import broadcast
+from tests.programs.reducing import rounded_reduce_scatter
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather import pull as gather_all
 from tilelink.kernels.all_reduce import all_reduce
@@ -62,9 +64,7 @@ class ReduceScatter:
 @each_once("dtype, parts", [torch.float32, torch.bfloat16, torch.int8], UNEVEN)
 def test_all_gather(parts: tuple[int, ...], dtype: torch.dtype) -> None:
     x = [torch.randint(-100, 100, (m, 37)).to(dtype) for m in parts]
-    outs = small_world(len(parts)).run(
-        lambda g: [all_gather(x[g.rank], group=g, parts={"M": parts}) for _ in range(3)]
-    )
+    outs = small_world(len(parts)).run(lambda g: [all_gather(x[g.rank], group=g, parts={"M": parts}) for _ in range(3)])
     assert all(torch.equal(out, torch.cat(x)) for of_rank in outs for out in of_rank)
 
 
@@ -117,7 +117,7 @@ def test_fused_and_unfused_have_the_same_bits(schedule: str, dtype: torch.dtype)
 
 def test_inputs_with_an_entry_a_rank_are_published() -> None:
     x = torch.randn(3, 3, 20, 24)
-    outs = small_world(3).run(lambda g: [exchanges.all_to_all(x[g.rank], group=g) for _ in range(3)])
+    outs = small_world(3).run(lambda g: [all_to_all(x[g.rank], group=g) for _ in range(3)])
     assert all(torch.equal(out, x[:, r]) for r, of_rank in enumerate(outs) for out in of_rank)
 
 
@@ -125,8 +125,8 @@ def test_inputs_of_one_and_three_dimensions_are_published() -> None:
     cubes, vectors = torch.randn(3, 3, 20, 24), torch.randn(3, 200)
     outs = small_world(3).run(
         lambda g: (
-            exchanges.from_the_right(cubes[g.rank], group=g),
-            exchanges.vector_from_the_right(vectors[g.rank], group=g),
+            from_the_right(cubes[g.rank], group=g),
+            vector_from_the_right(vectors[g.rank], group=g),
         )
     )
     for r, (cube, vector) in enumerate(outs):
@@ -137,16 +137,14 @@ def test_inputs_of_one_and_three_dimensions_are_published() -> None:
 @pytest.mark.parametrize("parts", UNEVEN, ids=str)
 def test_columns_are_sent_to_all_ranks(parts: tuple[int, ...]) -> None:
     x = [torch.randn(20, n) for n in parts]
-    outs = small_world(len(parts)).run(
-        lambda g: [exchanges.broadcast(x[g.rank], group=g, parts={"B": parts}) for _ in range(3)]
-    )
+    outs = small_world(len(parts)).run(lambda g: [broadcast(x[g.rank], group=g, parts={"B": parts}) for _ in range(3)])
     assert all(torch.equal(out, torch.cat(x, 1)) for of_rank in outs for out in of_rank)
 
 
 @pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
 def test_a_role_in_an_epilogue_gives_the_bits_of_one_of_its_own(dtype: torch.dtype) -> None:
     """Also where the buffer that it would go through rounds."""
-    program, case = exchanges.rounded_reduce_scatter, ReduceScatter((20, 3, 9), 20, 40, dtype)
+    program, case = rounded_reduce_scatter, ReduceScatter((20, 3, 9), 20, 40, dtype)
     push = small_world(3).run(lambda g: case.on(program, "push", g))
     fused = small_world(3, slots=1).run(lambda g: [case.on(program, "fused", g) for _ in range(2)])
     assert all(torch.equal(a, b) for a, of_rank in zip(push, fused, strict=True) for b in of_rank)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from tests.kernels.gather_gemm import LIMITS, in_tiles, relative_rms, small_world
+from tests.programs.epilogues import gelu, half
 from tilelink import Schedule
 from tilelink.errors import ArgumentError, DtypeError, RankMismatchError, ShapeError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -18,17 +17,7 @@ from tilelink.kernels.all_gather_matmul import all_gather_matmul
 Tensors = list[torch.Tensor]
 
 
-@triton.jit
-def quarters(x):  # type: ignore[no-untyped-def]
-    return x * 0.25
-
-
-@triton.jit
-def gelu(x):  # type: ignore[no-untyped-def]
-    return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
-
-
-EPILOGUES = {None: lambda x: x, quarters: lambda x: x * 0.25, gelu: torch.nn.functional.gelu}
+EPILOGUES = {None: lambda x: x, half: lambda x: x / 2, gelu: torch.nn.functional.gelu}
 """Functions of a user, and what they are in torch."""
 
 
@@ -113,7 +102,7 @@ def test_dtypes(schedule: str, dtype: torch.dtype) -> None:
     call((18, 7), (33, 16), dtype=dtype, schedule=schedule, biases=True, transposed=True)
 
 
-@pytest.mark.parametrize(("epilogue", "dtype"), list(zip((gelu, quarters, gelu), LIMITS, strict=True)))
+@pytest.mark.parametrize(("epilogue", "dtype"), list(zip((gelu, half, gelu), LIMITS, strict=True)))
 def test_epilogues(epilogue: Any, dtype: torch.dtype) -> None:
     call((18, 0, 7), (20, 16), dtype=dtype, epilogue=epilogue, biases=True, times=1)
 

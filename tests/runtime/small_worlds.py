@@ -1,4 +1,4 @@
-"""Small worlds on the CPU: calls of all ranks with what has to come out, and a program whose readers come first."""
+"""Small worlds on the CPU: calls of all ranks with what has to come out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-import tilelink as tk
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 from tilelink.runtime.cpu.world import CpuWorld
@@ -16,36 +15,6 @@ from tilelink.runtime.group import Group
 
 K, N = 16, 24
 SMALL = push.changed(gather={"count": 2, "tile": (16, 16)}, matmul={"tile": (16, 16, 16)})
-
-
-# ---- A program whose readers come first: with too few workers nobody is left to give.
-
-
-@tk.tile
-def take(t, full, out):  # type: ignore[no-untyped-def]
-    """Waits for a tile."""
-    out[t].store(tk.wait(full[t]).load())  # the wait
-
-
-@tk.tile
-def give(t, x, full):  # type: ignore[no-untyped-def]
-    """Brings a tile to a reader."""
-    tk.notify(tk.copy(x[t], full[t].at(t.reader)))
-
-
-@tk.program
-def readers_first(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):  # type: ignore[no-untyped-def, valid-type]
-    """out = all rows of x, by workers that take before they give."""
-    full = tk.local("M", "K")
-    take[tk.tiles(out)](full, out)
-    give[tk.tiles(x, reader=tk.ranks)](x, full)
-
-
-shared_workers = tk.Schedule(take=tk.SMs(tile=(16, 16)), give=tk.SMs(tile=(16, 16), at="home"))
-own_workers = tk.Schedule(take=tk.SMs(1, tile=(16, 16)), give=tk.SMs(1, tile=(16, 16), at="home"))
-
-
-# ---- Calls of all ranks, and what has to come out.
 
 
 class Call:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tilelink as tk
+from tests.programs.alone import forgotten, kept_inside
 from tilelink.errors import (
     ArgumentError,
     DeviceError,
@@ -26,24 +27,6 @@ from tilelink.errors import (
 from tilelink.kernels import all_gather_matmul as module
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 from tilelink.runtime.cpu.world import CpuWorld, Group
-
-# mypy: disable-error-code="no-untyped-def, valid-type, name-defined"
-
-
-@tk.tile
-def keep(t, x, there):
-    tk.copy(x[t], there[t])
-
-
-@tk.program
-def forgotten(x: tk.Local("M", "K"), out: tk.Local("M", "N")):
-    keep[tk.tiles(x)](x, tk.local("M", "K"))
-
-
-@tk.program
-def kept_inside(x: tk.Local("M", "K")):
-    keep[tk.tiles(x)](x, tk.local("M", "K"))
-
 
 alone = tk.Schedule(keep=tk.SMs(tile=(16, 16)))
 WORLD, ROWS, K, N = 2, 8, 16, 24

@@ -9,21 +9,14 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.runtime import small_worlds
-from tests.runtime.small_worlds import (
-    K,
-    check_usable,
-    gathered,
-    line_of,
-    own_workers,
-    readers_first,
-    shared_workers,
-    small_world,
-)
+from tests.programs.exchanges import own_workers, readers_first, shared_workers
+from tests.programs.gathered import gather, take
+from tests.programs.lines import line_of
+from tests.runtime.small_worlds import K, check_usable, gathered, small_world
 from tilelink.errors import StuckError, UnsafeProgramError, shown
 from tilelink.runtime.group import Group
 
-WAIT = line_of(small_worlds.__file__, "the wait")
+WAIT, NOTIFY = line_of(take, "tk.wait("), line_of(gather, "tk.notify(")
 
 
 def gather_readers_first(schedule: tk.Schedule, calls: int = 1, **options: Any) -> list[torch.Tensor]:
@@ -51,8 +44,8 @@ def test_unsafe_programs_are_not_launched() -> None:
     for _ in range(2):
         with pytest.raises(UnsafeProgramError, match="deadlock: 2 workers wait for ever") as e:
             gather_readers_first(shared_workers, sms=1)
-        assert e.value.site is not None and e.value.site.line in (WAIT, WAIT + 6)
-        assert f"{shown(small_worlds.__file__)}:{WAIT}: tk.wait(full[t])" in str(e.value)
+        assert e.value.site is not None and e.value.site.line in (WAIT, NOTIFY)
+        assert f"{shown(take.file)}:{WAIT}: tk.wait(full[t])" in str(e.value)
 
 
 @pytest.fixture
@@ -75,7 +68,7 @@ def waiting(rank: int) -> str:
     return (
         f"  rank {rank} worker 0 of readers_first run 0: role take, tile 0, waits for "
         f"full[M[{8 * rank}:{8 * rank + 8}], K[0:16]] of rank {rank} (signal {rank}): expected 1, observed 0 "
-        f"({shown(small_worlds.__file__)}:{WAIT}: tk.wait(full[t]))"
+        f"({shown(take.file)}:{WAIT}: tk.wait(full[t]))"
     )
 
 
@@ -85,7 +78,7 @@ def test_worker_that_takes_before_it_gives() -> None:
 
 
 def test_workers_that_can_not_all_be_resident() -> None:
-    never = "of readers_first run 0: never started, because no more workers may be resident (of role give)"
+    never = "of readers_first run 0: never started, because no more workers may be resident (of role gather)"
     assert stuck(own_workers, resident=1) == [
         waiting(0),
         f"  rank 0 worker 1 {never}",
@@ -111,7 +104,5 @@ def test_a_rank_that_does_not_call_is_waited_for() -> None:
         world.run(lambda group: gathered(group) if group.rank else None)
     waits = r"rank 1 worker \d+ of all_gather run 0: waits for rank 0 to go on, which has not entered any run"
     assert re.search(waits, str(e.value))
-    assert str(e.value).endswith(
-        "1 call was made by rank 1; rank 0 made 0: the ranks of a group make the same calls"
-    )
+    assert str(e.value).endswith("1 call was made by rank 1; rank 0 made 0: the ranks of a group make the same calls")
     check_usable(world)

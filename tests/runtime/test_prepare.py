@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.analysis.check.test_structure import scaled_by_rank
 from tests.kernels.routed import Routed, run_and_check
+from tests.programs.alone import scaled_by_rank
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.inputs import SMALL, Inputs
 from tilelink.analysis.events import Events

@@ -17,9 +17,9 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
+from tests.programs.exchanges import own_workers, readers_first
 from tests.runtime.processes import SMALL, Pool, members
 from tests.runtime.ranks import TILED, WORLD, K, N, everybody, gathered, in_processes, lane, operands, three_calls
-from tests.runtime.small_worlds import own_workers, readers_first
 from tilelink.emulator import Execution, Region, Words, interpreted
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.board import share

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import tilelink as tk
-from tests.backend.orphans import lower_rows
+from tests.programs.gathered import lower_rows
 from tests.runtime.processes import SMALL, Pool, members
 from tests.runtime.ranks import WORLD, check_usable, everybody, gathered, operands, use
 from tilelink.backend import cache as kernels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tests.verification.signalling import at
+from tests.programs.signalling import at
 from tilelink.emulator import shmem
 
 

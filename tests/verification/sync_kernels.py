@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tests.verification.signalling import (
+from tests.programs.signalling import (
     at,
     barrier,
     clear_lock,

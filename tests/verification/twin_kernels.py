@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tests.verification.signalling import at, barrier, notify, wait, wait_until
+from tests.programs.signalling import at, barrier, notify, wait, wait_until
 from tilelink.emulator import shmem
 
 N = tl.constexpr(16)

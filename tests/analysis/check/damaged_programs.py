@@ -8,13 +8,16 @@ from typing import Any
 
 import tilelink as tk
 from tests.analysis.check.damage import damaged, tangled
-from tests.backend.orphans import lower_rows
-from tests.frontend import programs
-from tests.frontend.ring_attention import ring_attention
+from tests.programs.attention import gathered_attention
+from tests.programs.gathered import lower_rows
+from tests.programs.notifying import NOTIFYING
+from tests.programs.reducing import ring_reduce_scatter
+from tests.programs.ring_attention import ring_attention
 from tilelink.analysis.events import Events
 from tilelink.analysis.unroll import unroll
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.programs.program import Program
 
 backwards = tk.order(lambda step, rank, world: (rank - step - 1) % world)
@@ -36,25 +39,25 @@ SMALL: tuple[tuple[Program, tk.Schedule, dict[str, Any]], ...] = (
         {"M": (16, 9), "K": 32, "N": 16},
     ),
     (
-        programs.matmul_reduce_scatter,
+        matmul_reduce_scatter,
         tk.Schedule(
-            partial_matmul=one((16, 16, 16)), send=one((16, 16), "source"), reduce=one((16, 16))
+            matmul=one((16, 16, 16)), send=one((16, 16), "source"), reduce=one((16, 16))
         ),
         {"M": 32, "K": 16, "N": 16},
     ),
     (
-        programs.ring_reduce_scatter,
-        tk.Schedule(partial_matmul=one((16, 16, 16)), ring=one((16, 16), order=backwards)),
+        ring_reduce_scatter,
+        tk.Schedule(matmul=one((16, 16, 16)), ring=one((16, 16), order=backwards)),
         {"M": 32, "K": 16, "N": 16},
     ),
     (
-        programs.gathered_attention,
+        gathered_attention,
         tk.Schedule(gather_kv=one((16,), "home"), attend=one((16, 16, 16))),
         {"S": 32, "D": 16},
     ),
     (
-        programs.ring_reduce_scatter,
-        tk.Schedule(partial_matmul=tk.SMs(tile=(16, 16, 16)), ring=tk.SMs(tile=(16, 16), order=backwards)),
+        ring_reduce_scatter,
+        tk.Schedule(matmul=tk.SMs(tile=(16, 16, 16)), ring=tk.SMs(tile=(16, 16), order=backwards)),
         {"M": 32, "K": 16, "N": 16},
     ),
     (
@@ -75,7 +78,7 @@ def small(k: int, world: int) -> Events:
     return unroll(bound, Sizes.of(bound, world, sizes), sms=8)
 
 
-BUFFER = programs.NOTIFYING[0].unroll(tk.Schedule(later=one((16, 16), "home")), world=2, M=48, K=16)
+BUFFER = NOTIFYING[0].unroll(tk.Schedule(later=one((16, 16), "home")), world=2, M=48, K=16)
 """A run without outputs, whose columns are replaced."""
 
 

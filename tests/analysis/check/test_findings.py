@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 import tilelink as tk
-from tests.analysis.check import unsafe
 from tests.analysis.check.damage import rows_of, without
-from tests.frontend import programs
-from tests.frontend.ring_attention import (
+from tests.programs import alone, reducing, unsafe
+from tests.programs.attention import gathered_attention
+from tests.programs.exchanges import readers_first
+from tests.programs.lines import line_of
+from tests.programs.notifying import NOTIFYING
+from tests.programs.reducing import ring_reduce_scatter
+from tests.programs.ring_attention import (
     ring_attention,
     ring_attention_unasked,
     ring_in_one_buffer,
@@ -30,7 +34,7 @@ from tilelink.programs.program import Program
 started_first = tk.order(lambda step, rank, world: (rank - step - 1) % world)
 TWO = tk.SMs(2, tile=(16, 16))
 HOME = tk.SMs(2, tile=(16, 16), at="home")
-SHARED = tk.Schedule(gather=tk.SMs(tile=(16, 16), at="home"), use=tk.SMs(tile=(16, 16)))
+SHARED = tk.Schedule(gather=tk.SMs(tile=(16, 16), at="home"), take=tk.SMs(tile=(16, 16)))
 
 
 def find(program: Program, schedule: tk.Schedule, kind: str, **options: Any) -> Finding:
@@ -45,9 +49,7 @@ def find(program: Program, schedule: tk.Schedule, kind: str, **options: Any) -> 
 def line(program: Program, role: str, text: str) -> int:
     """The number of the first line with a text in a role's function."""
     function = next(launch.function for launch in program.recorded().launches if launch.function.name == role)
-    with open(function.file) as file:
-        lines = file.read().splitlines()
-    return next(n for n, s in enumerate(lines[function.first_line - 1 :], function.first_line) if text in s)
+    return line_of(function, text)
 
 
 def lines(finding: Finding) -> list[int]:
@@ -59,25 +61,25 @@ def lines(finding: Finding) -> list[int]:
 
 def test_store_after_the_notification() -> None:
     program = unsafe.stores_after_notify
-    found = find(program, tk.Schedule(store_after_notify=HOME, use=TWO), "race")
+    found = find(program, tk.Schedule(store_after_notify=HOME, take=TWO), "race")
     assert found.tensor == "full"
-    assert found.tiles == ("store_after_notify tile 0", "use tile 0")
+    assert found.tiles == ("store_after_notify tile 0", "take tile 0")
     assert found.ranks == (0, 0)
     assert found.regions == ("full[M[0:16], K[0:16]] at rank 0",) * 2
-    assert lines(found) == [line(program, "store_after_notify", "* 2"), line(program, "use", "tk.wait")]
+    assert lines(found) == [line(program, "store_after_notify", "* 2"), line(program, "take", "tk.wait")]
     assert [step.split(": ")[1].split(" ")[0] for step in found.chain] == ["notify", "wait", "read", "write"]
     assert found.remedy.startswith("notify what") and "there.store(x[t].load() * 2)" in found.remedy
 
 
 def test_store_that_is_not_notified() -> None:
-    found = find(unsafe.stores_without_notify, tk.Schedule(store_without_notify=HOME, use=TWO), "race")
-    assert found.tiles == ("store_without_notify tile 4", "use tile 0")
+    found = find(unsafe.stores_without_notify, tk.Schedule(store_without_notify=HOME, take=TWO), "race")
+    assert found.tiles == ("store_without_notify tile 4", "take tile 0")
     assert found.remedy.startswith("notify what") and "(t.reader + 1)" in found.remedy
 
 
 def test_two_ranks_store_to_one_place() -> None:
-    found = find(unsafe.one_place_for_all, tk.Schedule(partial=TWO, read_sum=TWO), "race")
-    assert "two writes of sum[M[0:16], K[0:16]] at rank 0" in found.what
+    found = find(reducing.one_place_for_all, tk.Schedule(add_here=TWO, take_sum=TWO), "race")
+    assert "two writes of sums[M[0:16], K[0:16]] at rank 0" in found.what
     assert found.ranks == (0, 1) and "written by one tile" in found.remedy
 
 
@@ -94,8 +96,8 @@ def test_read_beyond_what_was_waited_for() -> None:
 def test_what_is_read_is_overwritten() -> None:
     """The writer has waited for the readers' own signal, so it is the readers that have to tell."""
     program = unsafe.overwrites_what_is_read
-    found = find(program, tk.Schedule(gather=HOME, use=TWO, add_in_place=TWO), "race")
-    assert found.tiles[0].startswith("add_in_place") and found.tiles[1].startswith("use")
+    found = find(program, tk.Schedule(gather=HOME, take=TWO, add_in_place=TWO), "race")
+    assert found.tiles[0].startswith("add_in_place") and found.tiles[1].startswith("take")
     read, write = found.lines[1], found.lines[0]
     assert write.endswith("full[t].store(tk.wait(full[t]).load() + 1)") and read.endswith("tk.wait(full[t]).load())")
     assert found.remedy == (
@@ -108,13 +110,13 @@ def test_what_is_read_is_overwritten() -> None:
 
 
 def test_a_worker_waits_for_itself() -> None:
-    found = find(unsafe.consumer_first, SHARED, "deadlock")
-    assert found.tiles == ("use tile 0", "gather tile 0")
+    found = find(readers_first, SHARED, "deadlock")
+    assert found.tiles == ("take tile 0", "gather tile 0")
     launches = [f"{launch.function.name} ({launch.site}: {launch.site.text})" for launch in
-                unsafe.consumer_first.recorded().launches]  # fmt: skip
+                readers_first.recorded().launches]  # fmt: skip
     assert found.remedy == f"launch {launches[1]} before {launches[0]}, or give one of them SMs of its own"
     apart = SHARED.changed(gather={"count": 2})
-    assert unsafe.consumer_first.check(apart, world=2, sms=8, M=40, K=32).verdict == "safe"
+    assert readers_first.check(apart, world=2, sms=8, M=40, K=32).verdict == "safe"
 
 
 @pytest.mark.parametrize(
@@ -134,10 +136,11 @@ def test_no_order_of_tiles_helps(program: Program, role: str, whose: str) -> Non
 def test_an_entry_is_claimed_while_another_is_held() -> None:
     """With one buffer, each rank holds the entry that its neighbour's claim waits for."""
     program = ring_in_one_buffer
-    found = find(program, tk.Schedule(pass_rows=TWO, own_rows_released=TWO), "deadlock", world=3, M=16, K=16)
+    found = find(program, tk.Schedule(pass_on=TWO, own_rows_released=TWO), "deadlock", world=3, M=16, K=16)
     assert re.fullmatch(
         r"more buffers: a tile claims an entry \(.*: tk.claim\(.*\) before it releases the one it holds \(.*: "
-        r"tk.release\(here\)\)", found.remedy,
+        r"tk.release\(here\)\)",
+        found.remedy,
     )
 
 
@@ -152,15 +155,15 @@ def test_waits_do_not_run_ahead() -> None:
 def test_a_ring_in_the_wrong_order() -> None:
     """Each rank comes to what it starts last, and nobody starts."""
     schedule = tk.Schedule(
-        partial_matmul=tk.SMs(2, tile=(16, 16, 16)),
+        matmul=tk.SMs(2, tile=(16, 16, 16)),
         ring=tk.SMs(1, tile=(16, 16), order=tk.own_rank_first),
     )
     options: dict[str, Any] = {"M": 48, "N": 16, "K": 16}
-    found = find(programs.ring_reduce_scatter, schedule, "deadlock", world=3, **options)
+    found = find(ring_reduce_scatter, schedule, "deadlock", world=3, **options)
     assert len(found.chain) == 7  # a wait and a notification of each of three ranks, and round again
     assert len(set(found.ranks)) == 2 and "an order for ring" in found.remedy
     right = schedule.changed(ring={"order": started_first})
-    assert programs.ring_reduce_scatter.check(right, world=3, **options).verdict == "safe"
+    assert ring_reduce_scatter.check(right, world=3, **options).verdict == "safe"
 
 
 def test_a_signal_that_is_lost() -> None:
@@ -186,7 +189,7 @@ def test_the_heap_is_too_small() -> None:
 
 
 def test_signals_that_are_not_given_as_often_as_derived() -> None:
-    schedule = tk.Schedule(half=tk.SMs(2, tile=(16, 16), at="home"), use=tk.SMs(2, tile=(16, 32)))
+    schedule = tk.Schedule(half=tk.SMs(2, tile=(16, 16), at="home"), take=tk.SMs(2, tile=(16, 32)))
     found = find(unsafe.half_of_it, schedule, "signal count")
     assert lines(found) == [line(unsafe.half_of_it, "half", "tk.notify")]
 
@@ -222,11 +225,11 @@ def test_all_that_is_refused_is_reported_and_the_first_is_raised() -> None:
 
 def test_a_wrong_rank_is_one_finding_and_a_lost_signal_names_who_notifies() -> None:
     """What goes to no rank is lost where it is waited for: that is no second finding."""
-    schedule = tk.Schedule(to_the_next=TWO, use=TWO)
+    schedule = tk.Schedule(to_the_next=TWO, take=TWO)
     found = find(unsafe.beyond_the_last_rank, schedule, "no such rank", M=32)
     assert lines(found) == [line(unsafe.beyond_the_last_rank, "to_the_next", "tk.copy")]
-    found = find(unsafe.to_itself, tk.Schedule(to_own=HOME, use=TWO), "lost signal")
-    assert lines(found) == [line(unsafe.to_itself, "use", "tk.wait")]
+    found = find(unsafe.to_itself, tk.Schedule(to_own=HOME, take=TWO), "lost signal")
+    assert lines(found) == [line(unsafe.to_itself, "take", "tk.wait")]
     notifies = line(unsafe.to_itself, "to_own", "tk.notify")
     assert found.what.endswith(f"unsafe.py:{notifies}") and "; full is notified: " in found.what
 
@@ -246,7 +249,7 @@ def test_read_of_what_nobody_writes() -> None:
 def test_read_before_the_write() -> None:
     """Ordered, but the wrong way: the reader tells the writer that it has read."""
     schedule = tk.Schedule(later=tk.SMs(1, tile=(16, 16), at="home"))
-    like = programs.NOTIFYING[0].unroll(schedule, world=2, M=48, K=16)
+    like = NOTIFYING[0].unroll(schedule, world=2, M=48, K=16)
     tells = (0, 0, NOTIFY, {"home": 1})
     asks, writes = (1, 1, WAIT, {}), (1, 1, WRITE, {"hi": 16})
     right = rows_of(like, [(1, 1, WRITE, {"hi": 16}), (1, 1, NOTIFY, {}), (0, 0, WAIT, {}), (0, 0, READ, {"hi": 16})])
@@ -261,10 +264,10 @@ def test_part_of_an_output() -> None:
 
 
 def test_an_output_twice() -> None:
-    schedule = tk.Schedule(gather=HOME, use=TWO, use_again=TWO)
+    schedule = tk.Schedule(gather=HOME, take=TWO, use_again=TWO)
     report = unsafe.output_written_twice.check(schedule, world=2, sms=8, M=40, K=32)
     assert [f.kind for f in report.findings] == ["written twice"]
-    assert report.findings[0].tiles == ("use tile 0", "use_again tile 0")
+    assert report.findings[0].tiles == ("take tile 0", "use_again tile 0")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +275,7 @@ def test_an_output_twice() -> None:
     [(unsafe.notifies_twice, "tell_twice", "notify"), (unsafe.notifies_in_a_loop, "tell_in_a_loop", "notify")],
 )
 def test_a_region_is_notified_once(program: Program, role: str, text: str) -> None:
-    found = find(program, tk.Schedule(**{role: HOME}, use=TWO), "notified twice")
+    found = find(program, tk.Schedule(**{role: HOME}, take=TWO), "notified twice")
     first = line(program, role, text)
     assert lines(found) == [first, first + (role == "tell_twice")]
     assert found.tiles == (f"{role} tile 0",) * 2 and found.remedy.startswith("notify a region once")
@@ -281,9 +284,9 @@ def test_a_region_is_notified_once(program: Program, role: str, text: str) -> No
 def test_outputs_are_not_added_to() -> None:
     """So an element of one is reduced once: in registers, from what was waited for."""
     with pytest.raises(UnguardedReadError, match="out\\[M"):
-        unsafe.adds_to_its_output.unroll(tk.Schedule(add=TWO), world=2, M=40, K=32)
+        alone.adds_to_its_output.unroll(tk.Schedule(add=TWO), world=2, M=40, K=32)
     schedule = tk.Schedule(store_each_step=tk.SMs(2, tile=(16, 16)))
-    report = unsafe.sum_in_its_output.check(schedule, world=2, M=40, K=32)
+    report = alone.sum_in_its_output.check(schedule, world=2, M=40, K=32)
     assert [(f.kind, f.tensor) for f in report.findings] == [("written twice", "out")]
 
 
@@ -319,16 +322,16 @@ def test_a_ring_without_claims(world: int) -> None:
 )
 def test_an_entry_whose_place_another_has_taken(program: Program, role: str) -> None:
     """Ordered, so no race: the reader has waited for entry 2, too."""
-    schedule, sizes = tk.Schedule(**{"pass_rows": TWO, role: TWO}), {"M": 16, "K": 16}
+    schedule, sizes = tk.Schedule(**{"pass_on": TWO, role: TWO}), {"M": 16, "K": 16}
     assert program.check(schedule, world=2, sms=8, **sizes).verdict == "safe"
     found = find(program, schedule, "stale read", **sizes, world=3)
     assert found.what == "what is read is entry 0 of ring at rank 0, and entry 2 has taken its place"
-    assert found.tiles == ("pass_rows tile 0", f"{role} tile 0") and found.ranks == (2, 0)
+    assert found.tiles == ("pass_on tile 0", f"{role} tile 0") and found.ranks == (2, 0)
     assert found.regions == (
         "ring[entry 2 in buffer 0, M[0:16], K[0:16]] at rank 0",
         "ring[entry 0 in buffer 0, M[0:16], K[0:16]] at rank 0",
     )
-    assert lines(found) == [line(program, "pass_rows", "copy(here"), line(program, role, "first.load()")]
+    assert lines(found) == [line(program, "pass_on", "copy(here"), line(program, role, "first.load()")]
     assert found.remedy == (
         "read entry 0 of ring before entry 2 may take its place: tk.release(...) what is read after its last read, in "
         "every tile that reads it, or give ring more buffers"
@@ -387,7 +390,7 @@ def test_what_has_to_be_unrolled_is_refused_beyond_the_budget() -> None:
 
 def test_what_the_structure_does_not_show() -> None:
     schedule = tk.Schedule(gather_kv=tk.SMs(2, tile=(16,), at="home"), attend=tk.SMs(tile=(16, 16, 16)))
-    report = unsafe.causal.check(schedule, world=3, S=[20, 0, 33], D=16)
+    report = gathered_attention.check(schedule, world=3, S=[20, 0, 33], D=16)
     assert (report.verdict, report.proof, report.findings) == ("safe", "unrolled", ())
     assert "depends on a condition" in report.because
 

@@ -7,13 +7,23 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import triton.language as tl
 from hypothesis import given, settings
 
 import tilelink as tk
 from tests.analysis.runs import RESULTS, SIGNALS, Run, runs
 from tests.differential.comparing import loaded
 from tests.differential.generator import Case, damaged, drawn
+from tests.programs.alone import (
+    first_of_a_row_writes,
+    reads_next_rank,
+    reads_rank_1,
+    scaled_by_all_entries,
+    scaled_by_all_ranks,
+    scaled_by_rank,
+    scaled_by_three_entries,
+    second_of_a_row_writes,
+)
+from tests.programs.unsafe import notifies_twice, output_of_a_reader
 from tilelink.analysis.check import check as check_program
 from tilelink.analysis.check import check_events
 from tilelink.analysis.check.structure import why_not_structural
@@ -31,7 +41,7 @@ def test_programs_are_safe_at_random_sizes(run: Run) -> None:
     several = not {"one_or_two", "as_often_as_the_reader_says"}.isdisjoint(run.schedule)
     twice = {"notified twice"} if several else set()
     assert {finding.kind for finding in report.findings} <= twice, report
-    structural = {"all_gather_matmul", "matmul_reduce_scatter", "matmul_backward", "waits_for_two"}
+    structural = {"all_gather_matmul", "matmul_reduce_scatter", "all_gather_matmul_backward", "waits_for_two"}
     suffices = run.program.name in structural or "in_steps" in run.schedule
     assert report.proof == ("structural" if suffices else "unrolled")
 
@@ -39,137 +49,17 @@ def test_programs_are_safe_at_random_sizes(run: Run) -> None:
 # ---- what the structure does not show, one program for each of its rules
 
 
-@tk.tile
-def gather(t, x, full):
-    tk.notify(tk.copy(x[t], full[t].at(t.reader)))
-
-
-@tk.tile
-def twice(t, x, full):
-    there = tk.copy(x[t], full[t].at(t.reader))
-    tk.notify(there)
-    tk.notify(there)
-
-
-@tk.tile
-def keep(t, full, out):
-    out[t].store(tk.wait(full[t]).load())
-
-
-@tk.tile
-def to_reader(t, x, out):
-    tk.copy(x[t], out[t].at(t.reader))
-
-
-@tk.tile
-def from_rank_1(t, x, out):
-    out[t].store(x[t].at(1).load())
-
-
-@tk.tile
-def from_next_rank(t, x, out):
-    out[t].store(x[t].at((t.reader + 1) % tk.world()).load())
-
-
-@tk.tile
-def scaled(t, x, scale, out):
-    acc = x[t].load()
-    for rank in tk.ranks():
-        acc = acc * scale[rank].load()
-    out[t].store(acc)
-
-
-@tk.tile
-def scaled_by_three(t, x, scale, out):
-    acc = x[t].load()
-    for k in range(3):
-        acc = acc * scale[k].load()
-    out[t].store(acc)
-
-
-@tk.tile
-def scaled_by_all(t, x, scale, out):
-    acc = x[t].load()
-    for k in range(scale.S.size):
-        acc = acc * scale[k].load()
-    out[t].store(acc)
-
-
-@tk.tile
-def and_keep_rows(t, x, out, total):
-    out[t].store(x[t].load())
-    if t.cols.start == 0:
-        total[t.rows].store(tl.sum(x[t].load(), 1))
-
-
-@tk.tile
-def and_keep_some_rows(t, x, out, total):
-    out[t].store(x[t].load())
-    if t.cols.start == 16:
-        total[t.rows].store(tl.sum(x[t].load(), 1))
-
-
-@tk.program
-def notified_twice(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
-    full = tk.local("M", "K")
-    twice[tk.tiles(x, reader=tk.ranks)](x, full)
-    keep[tk.tiles(out)](full, out)
-
-
-@tk.program
-def output_of_a_reader(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
-    to_reader[tk.tiles(x, reader=tk.ranks)](x, out)
-
-
-@tk.program
-def reads_rank_1(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
-    from_rank_1[tk.tiles(out)](x, out)
-
-
-@tk.program
-def reads_next_rank(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
-    from_next_rank[tk.tiles(out, reader=tk.ranks)](x, out)
-
-
-@tk.program
-def scaled_by_rank(x: tk.Local("M", "K"), scale: tk.Local("S"), out: tk.Local("M", "K")):
-    scaled[tk.tiles(out)](x, scale, out)
-
-
-@tk.program
-def scaled_by_all_ranks(x: tk.Local("M", "K"), scale: tk.Local(tk.ranks), out: tk.Local("M", "K")):
-    scaled[tk.tiles(out)](x, scale, out)
-
-
-@tk.program
-def scaled_by_three_entries(x: tk.Local("M", "K"), scale: tk.Local("S"), out: tk.Local("M", "K")):
-    scaled_by_three[tk.tiles(out)](x, scale, out)
-
-
-@tk.program
-def scaled_by_all_entries(x: tk.Local("M", "K"), scale: tk.Local("S"), out: tk.Local("M", "K")):
-    scaled_by_all[tk.tiles(out)](x, scale, out)
-
-
-@tk.program
-def first_of_a_row_writes(x: tk.Local("M", "K"), out: tk.Local("M", "K"), total: tk.Local("M")):
-    and_keep_rows[tk.tiles(out)](x, out, total)
-
-
-@tk.program
-def second_of_a_row_writes(x: tk.Local("M", "K"), out: tk.Local("M", "K"), total: tk.Local("M")):
-    and_keep_some_rows[tk.tiles(out)](x, out, total)
-
-
 SMALL = tk.SMs(2, tile=(16, 16))
 HOME, READER = (tk.SMs(2, tile=(16, 16), at=at) for at in ("home", "reader"))
 OUTSIDE = [
-    (notified_twice, {"twice": HOME, "keep": SMALL}, "full is notified in another place", {}),
+    (notifies_twice, {"tell_twice": HOME, "take": SMALL}, "full is notified in another place", {}),
     (output_of_a_reader, {"to_reader": HOME}, ".at(reader) is memory of the rank that stores it", {1: "safe"}),
     (reads_rank_1, {"from_rank_1": SMALL}, ".at(1) is memory of a rank of the world", {2: "safe", 3: "safe"}),
     (scaled_by_rank, {"scaled": SMALL}, "that scale[rank] lies in scale along S", {1: "safe", 2: "safe"}),
     (
-        second_of_a_row_writes, {"and_keep_some_rows": SMALL}, "whether total[M[M_lo:+16]] is written depends on a",
+        second_of_a_row_writes,
+        {"and_keep_some_rows": SMALL},
+        "whether total[M[M_lo:+16]] is written depends on a",
         {1: "safe", 2: "safe", 3: "safe"},
     ),
     (scaled_by_three_entries, {"scaled_by_three": SMALL}, "that scale[k] lies in scale along S", {}),

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import unsafe
+from tests.programs.lines import line_of
 from tests.tools.cli.command_lines import ROOT, Run
+from tilelink.errors import shown
 
 QUICKLY = ["--world", "2", "--shape", "M=20,K=16,N=16"]
 
@@ -56,43 +59,20 @@ def test_explore_repeats_a_seed(run: Run) -> None:
     assert again[0]["schedule_hash"] == again[1]["schedule_hash"] != again[2]["schedule_hash"]
 
 
-RACE = """\
-import tilelink as tk
-
-@tk.tile
-def gather(t, x, full):
-    there = tk.copy(x[t], full[t].at(t.reader))
-    tk.notify(there)
-    there.store(x[t].load() * 2)
-
-@tk.tile
-def use(t, full, out):
-    out[t].store(tk.wait(full[t]).load())
-
-@tk.program
-def late(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
-    full = tk.local("M", "K")
-    gather[tk.tiles(x, reader=tk.ranks)](x, full)
-    use[tk.tiles(out)](full, out)
-
-few = tk.Schedule(gather=tk.SMs(1, tile=(16, 16)), use=tk.SMs(1, tile=(16, 16)))
-"""
-
-
-def test_explore_finds(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "late.py"
-    file.write_text(RACE)
-    asked = ["explore", f"{file}:late", "--world", "2", "--shape", "M=20,K=16", "--dtype", "float32"]
+def test_explore_finds(run: Run) -> None:
+    file = shown(unsafe.__file__)
+    where = f"{file}:{line_of(unsafe.store_after_notify, 'there.store(')}"
+    asked = ["explore", f"{file}:stores_after_notify", "--world", "2", "--shape", "M=20,K=16", "--dtype", "float32"]
     code, found = run(*asked, "--seeds", "6")
     assert code == 1
     race = next(f for f in found["findings"] if f["kind"] == "race")
     assert list(race) == ["seed", "kind", "lines", "what", "remedy"]
     assert race["remedy"].startswith("notify what") and "remedy" not in race["what"]
-    assert f"{file}:7: there.store(x[t].load() * 2)" in race["lines"]
+    assert f"{where}: there.store(x[t].load() * 2)" in race["lines"]
     code, again = run(*asked, "--replay", str(race["seed"]))
     assert code == 1 and race in again["findings"]
     code, out, _ = run.text(*asked, "--seeds", "6")
-    assert code == 1 and f"race (seed {race['seed']}): " in out and f"{file}:7" in out
+    assert code == 1 and f"race (seed {race['seed']}): " in out and where in out
     assert out.count("    remedy: notify what") == 1
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 import tilelink as tk
-from tests.runtime.exchanging import push, take
+from tests.programs.exchanging import push, take
+from tests.programs.kernels import last_wins, wait_for_one
 from tilelink.tools.explore import Subject, explore, of_world
 
 
@@ -52,11 +51,6 @@ def test_a_signal_that_never_comes() -> None:
     assert found.kind == "deadlock" and "while tl.atomic_add(signal, 0" in found.lines[0]
 
 
-@triton.jit
-def last_wins(word):
-    tl.atomic_xchg(word, tl.program_id(0), sem="acq_rel", scope="gpu")
-
-
 def test_results_that_depend_on_the_schedule_are_told_where_nothing_races() -> None:
     def make(**schedule: Any) -> Any:
         world = tk.KernelWorld(1, **schedule)
@@ -73,25 +67,14 @@ def test_results_that_depend_on_the_schedule_are_told_where_nothing_races() -> N
     assert found.what == "rank 0[0]: it is 0, and 1 in the first schedule"
 
 
-@triton.jit
-def waits_for_the_first(flag, out):
-    """The first program lets the others go on."""
-    if tl.program_id(0) == 0:
-        tl.atomic_add(flag, 1, sem="release", scope="gpu")
-    else:
-        while tl.atomic_add(flag, 0, sem="acquire", scope="gpu") < 1:
-            pass
-        tl.store(out + tl.program_id(0), 1)
-
-
 def grid_of_four(resident: int | None) -> Subject:
     def make(**schedule: Any) -> Any:
         world = tk.KernelWorld(1, **schedule)
 
         def on_rank(rank: Any) -> torch.Tensor:
-            flag, out = torch.zeros(1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-            rank.launch(waits_for_the_first, 4, flag, out)
-            return out
+            flag = torch.zeros(1, dtype=torch.int32)
+            rank.launch(wait_for_one, 4, flag, 0)
+            return flag
 
         return world, on_rank
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import tilelink as tk
-from tests.analysis.check.unsafe import consumer_first, part_of_the_output, stores_after_notify
 from tests.backend.edited import in_function, own_cache, primitives, replaced
-from tests.backend.orphans import lower_rows
+from tests.programs.exchanges import readers_first
+from tests.programs.gathered import lower_rows
+from tests.programs.unsafe import part_of_the_output, stores_after_notify
 from tests.verification.mutants.tools import MutatedWorld
 from tilelink.backend.targets import portable
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -79,25 +80,25 @@ def test_what_is_reused_too_early_shows_in_the_second_call() -> None:
 
 @pytest.mark.parametrize("policy", ["random", "pct"])
 def test_what_the_check_refuses_can_be_explored(policy: str) -> None:
-    schedule = tk.Schedule(store_after_notify=moved, use=moved)
+    schedule = tk.Schedule(store_after_notify=moved, take=moved)
     subject = Lowered(stores_after_notify, schedule, world=2, M=32, K=16)
     explored = explore(subject, range(6), policy)
     assert "race" in kinds(explored)
     assert all(f.remedy.startswith("notify what") for f in explored.findings if f.kind == "race")
-    shared = tk.Schedule(use=tk.SMs(tile=(16, 16)), gather=tk.SMs(tile=(16, 16)))
-    subject = Lowered(consumer_first, shared, world=2, sms=1, M=32, K=16)
+    shared = tk.Schedule(take=tk.SMs(tile=(16, 16)), gather=tk.SMs(tile=(16, 16)))
+    subject = Lowered(readers_first, shared, world=2, sms=1, M=32, K=16)
     (deadlock,) = explore(subject, range(2), policy).findings
     assert deadlock.kind == "deadlock" and any("tk.wait(full[t])" in line for line in deadlock.lines)
     assert deadlock.remedy.startswith("launch gather (") and not deadlock.what.startswith("deadlock")
 
 
 def test_workers_that_are_stuck_alike_are_told_once() -> None:
-    shared = tk.Schedule(use=tk.SMs(tile=(16, 16)), gather=tk.SMs(tile=(16, 16)))
-    subject = Lowered(consumer_first, shared, world=2, sms=4, M=64, K=32)
+    shared = tk.Schedule(take=tk.SMs(tile=(16, 16)), gather=tk.SMs(tile=(16, 16)))
+    subject = Lowered(readers_first, shared, world=2, sms=4, M=64, K=32)
     (deadlock,) = explore(subject, [0]).findings
     told = [line.strip() for line in deadlock.what.splitlines()]
-    assert sum("role use, tile" in line for line in told) == 2  # one of a rank
-    assert told.count("and 3 more workers of use") == 2
+    assert sum("role take, tile" in line for line in told) == 2  # one of a rank
+    assert told.count("and 3 more workers of take") == 2
 
 
 def test_too_few_resident_workers_are_told_with_what_would_do() -> None:

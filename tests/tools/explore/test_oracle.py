@@ -10,9 +10,10 @@ import pytest
 
 import tilelink as tk
 from tests.analysis.check.damage import without
-from tests.analysis.check.unsafe import consumer_first, output_written_twice, part_of_the_output, stores_after_notify
-from tests.frontend import programs
-from tests.frontend.ring_attention import stale_entry
+from tests.programs.exchanges import readers_first
+from tests.programs.reducing import ring_reduce_scatter
+from tests.programs.ring_attention import stale_entry
+from tests.programs.unsafe import output_written_twice, part_of_the_output, stores_after_notify
 from tilelink.analysis.events import NOTIFY, WAIT, Events
 from tilelink.errors import WorldError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -50,7 +51,7 @@ def test_a_seed_repeats_its_schedule() -> None:
 
 
 def test_a_race_has_both_lines_and_shows_under_every_schedule() -> None:
-    subject = Oracle.of(stores_after_notify, tk.Schedule(store_after_notify=moved, use=moved), world=2, M=32, K=16)
+    subject = Oracle.of(stores_after_notify, tk.Schedule(store_after_notify=moved, take=moved), world=2, M=32, K=16)
     explored = explore(subject, range(6))
     race = next(f for f in explored.findings if f.kind == "race")
     assert any("there.store(x[t].load() * 2)" in line for line in race.lines)
@@ -59,7 +60,7 @@ def test_a_race_has_both_lines_and_shows_under_every_schedule() -> None:
 
 
 def test_an_entry_whose_place_another_has_taken() -> None:
-    schedule = tk.Schedule(pass_rows=moved, own_rows_last=moved)
+    schedule = tk.Schedule(pass_on=moved, own_rows_last=moved)
     subject = Oracle.of(stale_entry, schedule, world=3, M=16, K=16)
     (found,) = explore(subject, range(3)).findings
     assert found.kind == "stale read" and any("out[t].store(first.load())" in line for line in found.lines)
@@ -67,7 +68,7 @@ def test_an_entry_whose_place_another_has_taken() -> None:
 
 
 def test_results_of_a_race_differ_from_schedule_to_schedule() -> None:
-    subject = Oracle.of(stores_after_notify, tk.Schedule(store_after_notify=moved, use=moved), world=2, M=32, K=16)
+    subject = Oracle.of(stores_after_notify, tk.Schedule(store_after_notify=moved, take=moved), world=2, M=32, K=16)
     explored = explore(subject, range(20))
     assert kinds(explored) == {"race", "unequal results"}
     assert "it is made of other versions of what its tile read than in the first schedule" in str(explored)
@@ -75,11 +76,11 @@ def test_results_of_a_race_differ_from_schedule_to_schedule() -> None:
 
 
 def test_a_deadlock_says_who_waits_for_what() -> None:
-    shared = tk.Schedule(use=tk.SMs(tile=(16, 16)), gather=tk.SMs(tile=(16, 16)))
-    subject = Oracle.of(consumer_first, shared, world=2, sms=1, M=32, K=16)
+    shared = tk.Schedule(take=tk.SMs(tile=(16, 16)), gather=tk.SMs(tile=(16, 16)))
+    subject = Oracle.of(readers_first, shared, world=2, sms=1, M=32, K=16)
     (found,) = explore(subject, range(3)).findings
     assert found.kind == "deadlock" and "tk.wait(full[t])" in found.lines[0]
-    assert "rank 0 worker 0 use tile 0: wait full[M[0:16], K[0:16]] at rank 0, cell 0 until 1, given 0" in found.what
+    assert "rank 0 worker 0 take tile 0: wait full[M[0:16], K[0:16]] at rank 0, cell 0 until 1, given 0" in found.what
     assert found.remedy.startswith("launch gather (") and "and 1 more" not in found.what
     assert not found.what.startswith("deadlock")
 
@@ -112,7 +113,7 @@ def test_outputs_that_nobody_writes_or_two_tiles_do() -> None:
     schedule = tk.Schedule(gather=moved, use_own=moved)
     (found,) = explore(Oracle.of(part_of_the_output, schedule, world=2, M=32, K=16), range(2)).findings
     assert found.kind == "unwritten output" and found.remedy.startswith("launch the role that stores out")
-    schedule = tk.Schedule(gather=moved, use=moved, use_again=moved)
+    schedule = tk.Schedule(gather=moved, take=moved, use_again=moved)
     subject = Oracle.of(output_written_twice, schedule, world=2, M=32, K=16)
     explored = explore(subject, range(4))
     assert kinds(explored) >= {"race", "written twice"}
@@ -134,6 +135,6 @@ def test_a_ring_that_goes_the_wrong_way_round_gets_stuck() -> None:
     backwards = tk.order(lambda step, rank, world: (rank - step - 1) % world)
     one = tk.SMs(1, tile=(16, 16, 16))
     for order, found in ((backwards, set()), (forwards, {"deadlock"})):
-        schedule = tk.Schedule(partial_matmul=one, ring=tk.SMs(1, tile=(16, 16), order=order))
-        subject = Oracle.of(programs.ring_reduce_scatter, schedule, world=3, M=48, N=16, K=16)
+        schedule = tk.Schedule(matmul=one, ring=tk.SMs(1, tile=(16, 16), order=order))
+        subject = Oracle.of(ring_reduce_scatter, schedule, world=3, M=48, N=16, K=16)
         assert kinds(explore(subject, range(5), "pct")) == found

@@ -20,7 +20,7 @@ from tilelink.language import RanksWord
 from tilelink.programs.program import Program
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-FURTHER = ("tests.frontend.ring_attention:ring_attention", "tests.backend.orphans:lower_rows")
+FURTHER = ("tests.programs.ring_attention:ring_attention", "tests.programs.gathered:lower_rows")
 """Programs of the tests that use words which no operator uses (claim, release), or notify in vain."""
 OWN_SCHEDULES = {"ring_attention": tk.Schedule(pass_on=tk.SMs(2, tile=(16, 16)), attend=tk.SMs(2, tile=(16, 16, 16)))}
 """Of programs that have none beside them."""

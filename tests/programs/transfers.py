@@ -3,15 +3,10 @@
 import triton
 import triton.language as tl
 
+from tests.programs.signalling import wait
 from tilelink.emulator import shmem
 
 N = tl.constexpr(8)
-
-
-@triton.jit
-def wait(signal, value):
-    while tl.atomic_add(signal, 0, sem="acquire", scope="sys") < value:
-        pass
 
 
 @triton.jit

@@ -1,7 +1,9 @@
-"""Small kernels, each for one thing that the interpreter has to do."""
+"""Kernels written by hand, each for one thing that the interpreter has to do, and one GEMM that gathers rows."""
 
 import triton
 import triton.language as tl
+
+from tests.programs.signalling import at, clear_lock, notify, set_lock, wait
 
 
 @triton.jit
@@ -81,7 +83,7 @@ def barrier(signal_ptrs, rank, WORLD: tl.constexpr):
     peers = tl.arange(0, WORLD)
     theirs = tl.load(signal_ptrs + peers).to(tl.pointer_type(tl.int32)) + rank
     tl.atomic_xchg(theirs, 1, sem="release", scope="sys")
-    mine = tl.load(signal_ptrs + rank).to(tl.pointer_type(tl.int32)) + peers
+    mine = at(signal_ptrs, rank) + peers
     while tl.sum(tl.atomic_add(mine, 0, sem="acquire", scope="sys")) < WORLD:
         pass
 
@@ -100,22 +102,26 @@ def exchange(slot_ptrs, signal_ptrs, out_ptr, rank, WORLD: tl.constexpr, N: tl.c
 @triton.jit
 def lock(word_ptrs, rounds):
     """A lock of all ranks around a plain counter."""
-    word = tl.load(word_ptrs).to(tl.pointer_type(tl.int32))
+    word = at(word_ptrs, 0)
     for _ in range(rounds):
-        while tl.atomic_cas(word, 0, 1, sem="acquire", scope="sys") != 0:
-            pass
+        set_lock(word)
         tl.store(word + 1, tl.load(word + 1) + 1)
-        tl.atomic_xchg(word, 0, sem="release", scope="sys")
+        clear_lock(word)
 
 
 @triton.jit
-def producer_last(flag_ptr, programs):
-    """Every program waits for the last one."""
-    if tl.program_id(0) == programs - 1:
+def wait_for_one(flag_ptr, giver):
+    """Every program waits for one of them."""
+    if tl.program_id(0) == giver:
         tl.atomic_xchg(flag_ptr, 1, sem="release", scope="gpu")
     else:
         while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="gpu") == 0:
             pass
+
+
+@triton.jit
+def last_wins(word):
+    tl.atomic_xchg(word, tl.program_id(0), sem="acq_rel", scope="gpu")
 
 
 @triton.jit
@@ -163,3 +169,85 @@ def poll_39(flag_ptr, data_ptr, out_ptr):
     else:
         tl.atomic_poll(flag_ptr + tl.arange(0, 2), 1, sem="acquire", scope="gpu")
         tl.store(out_ptr, tl.load(data_ptr) + tl.atomic_load(flag_ptr, sem="acquire", scope="gpu"))
+
+
+@triton.jit
+def gather_matmul(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    gathered_ptrs,
+    signal_ptrs,
+    M,
+    N,
+    K,
+    rank,
+    epoch,
+    WORLD: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    FAULT: tl.constexpr,
+):
+    """C = gather(A) @ B: the first programs push the rank's rows to all ranks, the others wait and multiply."""
+    pid = tl.program_id(0)
+    rows_per_rank = M // WORLD
+    pushers = rows_per_rank // BM
+    if pid < pushers:
+        rm = tl.arange(0, BM)
+        rk = tl.arange(0, BK)
+        for step in range(WORLD):
+            peer = (rank + step) % WORLD
+            gathered = tl.load(gathered_ptrs + peer).to(a_ptr.dtype)
+            signal = at(signal_ptrs, peer) + rank * pushers + pid
+            if FAULT == "notify early":
+                notify(signal)
+            row = rank * rows_per_rank + pid * BM
+            if FAULT == "out of bounds":
+                row = row + rows_per_rank
+            if FAULT == "overlap":
+                row = tl.maximum(row - 1, 0)
+            for k in range(0, K, BK):
+                tile = tl.load(a_ptr + (pid * BM + rm)[:, None] * K + (k + rk)[None, :])
+                tl.store(gathered + (row + rm)[:, None] * K + (k + rk)[None, :], tile)
+            if FAULT == "plain notify":
+                tl.store(signal, epoch)
+            elif FAULT == "relaxed notify":
+                tl.atomic_add(signal, 1, sem="relaxed", scope="sys")
+            elif FAULT == "gpu notify":
+                tl.atomic_add(signal, 1, sem="release", scope="gpu")
+            elif FAULT == "lost notify":
+                if step + 1 < WORLD:
+                    notify(signal)
+            elif FAULT == "wrong signal":
+                notify(signal - pid - rank * pushers)
+            elif FAULT != "notify early":
+                tl.debug_barrier()
+                notify(signal)
+    else:
+        tile_id = pid - pushers
+        columns = N // BN
+        m = (tile_id // columns + rank * pushers) % (M // BM)
+        n = tile_id % columns
+        gathered = tl.load(gathered_ptrs + rank).to(a_ptr.dtype)
+        signal = at(signal_ptrs, rank) + m
+        if FAULT == "relaxed wait":
+            while tl.atomic_add(signal, 0, sem="relaxed", scope="sys") < epoch:
+                pass
+        elif FAULT == "gpu wait":
+            while tl.atomic_add(signal, 0, sem="acquire", scope="gpu") < epoch:
+                pass
+        elif FAULT == "plain wait":
+            while tl.load(signal) < epoch:
+                pass
+        elif FAULT != "no wait":
+            wait(signal, epoch)
+        rm = m * BM + tl.arange(0, BM)
+        rn = n * BN + tl.arange(0, BN)
+        rk = tl.arange(0, BK)
+        acc = tl.zeros((BM, BN), dtype=tl.float32)
+        for k in range(0, K, BK):
+            a = tl.load(gathered + rm[:, None] * K + (k + rk)[None, :])
+            b = tl.load(b_ptr + (k + rk)[:, None] * N + rn[None, :])
+            acc = tl.dot(a, b, acc)
+        tl.store(c_ptr + rm[:, None] * N + rn[None, :], acc.to(c_ptr.dtype.element_ty))

@@ -70,17 +70,6 @@ def ring_attention_unasked(q: tk.Local("Q", "D"), k: tk.Local("T", "D"), out: tk
 
 
 @tk.tile
-def pass_rows(t, x, ring):
-    """As `pass_on`."""
-    tk.notify(tk.copy(x[t], ring[0, t]))
-    for s in range(tk.world() - 1):
-        here = tk.wait(ring[s, t])
-        there = tk.claim(ring[s + 1, t].at((tk.rank() + 1) % tk.world()))
-        tk.notify(tk.copy(here, there))
-        tk.release(here)
-
-
-@tk.tile
 def own_rows_last(t, ring, out):
     first = tk.wait(ring[0, t])
     for s in range(1, tk.world()):
@@ -100,21 +89,21 @@ def own_rows_released(t, ring, out):
 @tk.program
 def stale_entry(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
     ring = tk.local(tk.ranks, "M", "K", buffers=2)
-    pass_rows[tk.tiles(x)](x, ring)
+    pass_on[tk.tiles(x)](x, ring)
     own_rows_last[tk.tiles(out)](ring, out)
 
 
 @tk.program
 def stale_after_release(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
     ring = tk.local(tk.ranks, "M", "K", buffers=2)
-    pass_rows[tk.tiles(x)](x, ring)
+    pass_on[tk.tiles(x)](x, ring)
     own_rows_released[tk.tiles(out)](ring, out)
 
 
 @tk.program
 def ring_in_one_buffer(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
     ring = tk.local(tk.ranks, "M", "K", buffers=1)
-    pass_rows[tk.tiles(x)](x, ring)
+    pass_on[tk.tiles(x)](x, ring)
     own_rows_released[tk.tiles(out)](ring, out)
 
 

@@ -1,20 +1,9 @@
-"""Programs that are not safe, one for each thing that the check finds; and their twins that are."""
+"""Programs that are not safe, one for each thing that the check finds."""
 
 import triton.language as tl
 
 import tilelink as tk
-from tests.frontend.programs import gather_kv
-
-
-@tk.tile
-def gather(t, x, full):
-    tk.notify(tk.copy(x[t], full[t].at(t.reader)))
-
-
-@tk.tile
-def use(t, full, out):
-    out[t].store(tk.wait(full[t]).load())
-
+from tests.programs.gathered import gather, gathering, take
 
 # ---- races
 
@@ -38,32 +27,11 @@ def store_without_notify(t, x, full):
 def stores_after_notify(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
     full = tk.local("M", "K")
     store_after_notify[tk.tiles(x, reader=tk.ranks)](x, full)
-    use[tk.tiles(out)](full, out)
+    take[tk.tiles(out)](full, out)
 
 
-@tk.program
-def stores_without_notify(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
-    full = tk.local("M", "K")
-    store_without_notify[tk.tiles(x, reader=tk.ranks)](x, full)
-    use[tk.tiles(out)](full, out)
-
-
-@tk.tile
-def partial(t, x, sum):
-    """All ranks store to one place: the one that comes last wins."""
-    tk.notify(sum[t].store(x[t].load()))
-
-
-@tk.tile
-def read_sum(t, sum, out):
-    out[t].store(tk.wait(sum[t]).load())
-
-
-@tk.program
-def one_place_for_all(x: tk.Local("M", "K"), out: tk.Sharded("M", "K")):
-    sum = tk.sharded("M", "K")
-    partial[tk.tiles(x)](x, sum)
-    read_sum[tk.tiles(out)](sum, out)
+few = tk.Schedule(store_after_notify=tk.SMs(1, tile=(16, 16)), take=tk.SMs(1, tile=(16, 16)))
+stores_without_notify = gathering("stores_without_notify", store_without_notify)
 
 
 # ---- reads of too much
@@ -80,11 +48,7 @@ def below(t, full, out):
     out[t].store(acc)
 
 
-@tk.program
-def one_row_too_many(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
-    full = tk.local("M", "K")
-    gather[tk.tiles(x, reader=tk.ranks)](x, full)
-    below[tk.tiles(out)](full, out)
+one_row_too_many = gathering("one_row_too_many", gather, below)
 
 
 # ---- what nobody writes, or several do
@@ -101,7 +65,7 @@ def half(t, x, full):
 def half_of_it(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
     full = tk.local("M", "K")
     half[tk.tiles(x.rows, reader=tk.ranks)](x, full)
-    use[tk.tiles(out)](full, out)
+    take[tk.tiles(out)](full, out)
 
 
 @tk.tile
@@ -110,11 +74,7 @@ def use_own(t, full, out):
         out[t].store(tk.wait(full[t]).load())
 
 
-@tk.program
-def part_of_the_output(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
-    full = tk.local("M", "K")
-    gather[tk.tiles(x, reader=tk.ranks)](x, full)
-    use_own[tk.tiles(out)](full, out)
+part_of_the_output = gathering("part_of_the_output", gather, use_own)
 
 
 @tk.tile
@@ -122,12 +82,7 @@ def use_again(t, full, out):
     out[t].store(tk.wait(full[t]).load() * 2)
 
 
-@tk.program
-def output_written_twice(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
-    full = tk.local("M", "K")
-    gather[tk.tiles(x, reader=tk.ranks)](x, full)
-    use[tk.tiles(out)](full, out)
-    use_again[tk.tiles(out)](full, out)
+output_written_twice = gathering("output_written_twice", gather, take, use_again)
 
 
 # ---- what a tile says twice
@@ -148,53 +103,21 @@ def tell_in_a_loop(t, x, full):
         tk.notify(there)
 
 
-@tk.program
-def notifies_twice(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
-    full = tk.local("M", "K")
-    tell_twice[tk.tiles(x, reader=tk.ranks)](x, full)
-    use[tk.tiles(out)](full, out)
-
-
-@tk.program
-def notifies_in_a_loop(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
-    full = tk.local("M", "K")
-    tell_in_a_loop[tk.tiles(x, reader=tk.ranks)](x, full)
-    use[tk.tiles(out)](full, out)
-
-
-# ---- what adds to an output
+notifies_twice = gathering("notifies_twice", tell_twice)
+notifies_in_a_loop = gathering("notifies_in_a_loop", tell_in_a_loop)
 
 
 @tk.tile
-def add(t, x, out):
-    out[t].store(out[t].load() + x[t].load())
+def to_reader(t, x, out):
+    tk.copy(x[t], out[t].at(t.reader))
 
 
 @tk.program
-def adds_to_its_output(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
-    add[tk.tiles(out)](x, out)
-
-
-@tk.tile
-def store_each_step(t, x, out):
-    for k in tk.steps(x.cols):
-        out[t.rows].store(tl.sum(x[t.rows, k].load(), 1))
-
-
-@tk.program
-def sum_in_its_output(x: tk.Local("M", "K"), out: tk.Local("M")):
-    store_each_step[tk.tiles(out)](x, out)
+def output_of_a_reader(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
+    to_reader[tk.tiles(x, reader=tk.ranks)](x, out)
 
 
 # ---- waits that never end, or would if they ran ahead
-
-
-@tk.program
-def consumer_first(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
-    """On shared workers the tiles of the first role come first, and wait for those of the second."""
-    full = tk.local("M", "K")
-    use[tk.tiles(out)](full, out)
-    gather[tk.tiles(x, reader=tk.ranks)](x, full)
 
 
 @tk.tile
@@ -255,7 +178,7 @@ def add_in_place(t, x, full):
 def overwrites_what_is_read(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
     full = tk.local("M", "K")
     gather[tk.tiles(x, reader=tk.ranks)](x, full)
-    use[tk.tiles(out)](full, out)
+    take[tk.tiles(out)](full, out)
     add_in_place[tk.tiles(full)](x, full)
 
 
@@ -285,7 +208,7 @@ def to_the_next(t, x, full):
 def beyond_the_last_rank(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
     full = tk.local("M", "K")
     to_the_next[tk.tiles(x)](x, full)
-    use[tk.tiles(out)](full, out)
+    take[tk.tiles(out)](full, out)
 
 
 @tk.tile
@@ -293,28 +216,4 @@ def to_own(t, x, full):
     tk.notify(tk.copy(x[t], full[t].at(t.home)))
 
 
-@tk.program
-def to_itself(x: tk.Sharded("M", "K"), out: tk.Local("M", "K")):
-    full = tk.local("M", "K")
-    to_own[tk.tiles(x, reader=tk.ranks)](x, full)
-    use[tk.tiles(out)](full, out)
-
-
-# ---- safe, but not by its structure
-
-
-@tk.tile
-def attend(t, q, keys, values, out):
-    mine = q[t].load()
-    acc = tl.zeros(t.shape, tl.float32)
-    for s in tk.steps(keys.rows, stop=t.rows.stop):
-        k, v = tk.wait(keys[s], values[s])
-        acc = tl.dot(tl.dot(mine, tl.trans(k[:, t.cols].load())), v[:, t.cols].load(), acc)
-    out[t].store(acc)
-
-
-@tk.program
-def causal(q: tk.Sharded("S", "D"), k: tk.Sharded("S", "D"), v: tk.Sharded("S", "D"), out: tk.Sharded("S", "D")):
-    keys, values = tk.local("S", "D"), tk.local("S", "D")
-    gather_kv[tk.tiles(k.rows, reader=tk.ranks)](k, v, keys, values)
-    attend[tk.tiles(q)](q, keys, values, out)
+to_itself = gathering("to_itself", to_own)
