@@ -198,6 +198,4 @@ class Timeline:
         for indexes in self.by_worker(kind).values():
             for before, after in pairwise(indexes):
                 if self.spans[after].start < self.spans[before].stop:
-                    raise ValueError(
-                        f"spans of one worker overlap: {self.spans[before]} and {self.spans[after]}"
-                    )
+                    raise ValueError(f"spans of one worker overlap: {self.spans[before]} and {self.spans[after]}")

@@ -6,14 +6,12 @@ What comes out is exact: regions, homes, signals with the counts they are waited
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 import numpy as np
 
 from tilelink.analysis.counting import Counts, check_engine_signals, miscounted
 from tilelink.analysis.events import Events
-from tilelink.analysis.lanes import Refusal, Unrolling
-from tilelink.analysis.role_events import ORDER, RoleEvents, no_events
+from tilelink.analysis.role_events import ORDER, Refusal, RoleEvents, Unrolling, no_events
 from tilelink.errors import BudgetError, RankError, WaitWithoutNotifyError
 from tilelink.frontend.cells import cell_count
 from tilelink.frontend.expressions import evaluate
@@ -59,7 +57,8 @@ def unrolled(
     """As `unroll`, with what is refused, one of a kind for each line, instead of an error. The events are those of what
     is left: without what leaves its tensor, world or own output. `tell` is told now and then how far it is."""
     wanted = program.roles if roles is None else roles
-    run = _run(program, sizes, sms, summarise, tell)
+    counts = Counts(program, sizes)
+    run = Unrolling(program, sizes, allot(program, sizes, sms), places(program, sizes), counts, summarise, tell=tell)
     batches = [RoleEvents(run, k).events() for k, role in enumerate(program.roles) if role in wanted]
     batches = batches or [no_events(program)]
     columns = {c: np.concatenate([b[c] for b in batches]) for c in batches[0]}
@@ -70,7 +69,7 @@ def unrolled(
     lost = [k for k, r in run.refused.items() if r.tensor in away and isinstance(r.error, WaitWithoutNotifyError)]
     refused = [r for k, r in run.refused.items() if k not in lost]  # they are lost since they went to no rank
     if not refused:
-        wrong = miscounted(events, run.counts, {role.name for role in wanted})
+        wrong = miscounted(events, counts, {role.name for role in wanted})
         if wrong is not None:
             refused.append(Refusal(wrong))
         else:
@@ -80,8 +79,13 @@ def unrolled(
 
 def estimated(program: TileProgram, sizes: Sizes, *, sms: int = DEFAULT_SMS) -> int:
     """How many events `unroll` would make, estimated from some tiles of each role; exact where there are few."""
-    run = _run(program, sizes, sms, True, lambda _: None)
-    return sum(_Estimator(run, k).estimate() for k in range(len(program.roles)))
+
+    def once(signals: Signals) -> tuple[np.ndarray, np.ndarray]:  # numbers of events do not depend on counts
+        shape = sizes.world, int(evaluate(cell_count(signals), sizes.values))
+        return np.broadcast_to(1, shape), np.broadcast_to(False, shape)
+
+    run = Unrolling(program, sizes, allot(program, sizes, sms), places(program, sizes), once, sample=SAMPLE)
+    return sum(RoleEvents(run, k).estimate() for k in range(len(program.roles)))
 
 
 def check_budget(program: TileProgram, sizes: Sizes, because: str, *, sms: int, budget: int) -> None:
@@ -95,34 +99,3 @@ def check_budget(program: TileProgram, sizes: Sizes, because: str, *, sms: int, 
             "check(budget=...), tilelink check --budget, TILELINK_CHECK_BUDGET for calls (TILELINK_CHECK=0: unchecked)",
             program.site,
         )
-
-
-def _run(
-    program: TileProgram, sizes: Sizes, sms: int, summarise: bool, tell: Callable[[str], None]
-) -> Unrolling:
-    allotment = allot(program, sizes, sms)
-    return Unrolling(program, sizes, allotment, places(program, sizes), Counts(program, sizes), summarise, tell)
-
-
-class _Estimator(RoleEvents):
-    """Counts the events of some tiles of a role."""
-
-    def estimate(self) -> int:
-        """How many events all its tiles have."""
-        self.counted = 0
-        self.body(self.role.body)
-        return self.counted * self.allotment.tiles * self.sizes.world // max(1, len(self.tiles()[0]))
-
-    def tiles(self) -> tuple[np.ndarray, np.ndarray]:
-        everything = self.allotment.tiles * self.sizes.world
-        if everything <= SAMPLE:
-            return super().tiles()
-        some = np.sort(np.random.default_rng(0).integers(everything, size=SAMPLE))
-        return some // self.allotment.tiles, some % self.allotment.tiles
-
-    def known(self, signals: Signals) -> tuple[np.ndarray, np.ndarray]:
-        shape = self.sizes.world, int(evaluate(cell_count(signals), self.sizes.values))
-        return np.broadcast_to(1, shape), np.broadcast_to(False, shape)
-
-    def emit(self, *event: Any, **columns: Any) -> None:
-        self.counted += len(self.act)

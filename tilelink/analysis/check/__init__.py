@@ -9,12 +9,11 @@ import resource
 import time
 from collections.abc import Callable
 
-from tilelink.analysis.check.deadlocks import deadlocks
 from tilelink.analysis.check.device import residency, too_large
 from tilelink.analysis.check.findings import Finding, Report
 from tilelink.analysis.check.memory import wrong_accesses
 from tilelink.analysis.check.refusals import refusals
-from tilelink.analysis.check.signals import miscounts, repeated, unheard
+from tilelink.analysis.check.signals import deadlocks, miscounts, repeated, unheard
 from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.check.synchronisation import Synchronisation, execute
 from tilelink.analysis.events import Events
@@ -73,7 +72,7 @@ def check_events(
     began = time.perf_counter() if began is None else began
     program, sync = events.program, Synchronisation(events)
     found = residency(program, events.allotment, events.sms, reserve) + too_large(program, events.sizes, slot_bytes)
-    found += miscounts(sync) + repeated(events)
+    found += [*miscounts(sync), *repeated(events)]
     tell(f"one execution of {len(sync.at):,} waits and notifications")
     execution = execute(sync)
     found += deadlocks(sync, execution)

@@ -3,7 +3,7 @@ another entry, and outputs that are not written once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -42,11 +42,10 @@ def wrong_accesses(sync: Synchronisation, done: np.ndarray, tell: Callable[[str]
 # ---- races
 
 
-def races(cells: Cells, bad: Pairs, before: Before) -> list[Finding]:
+def races(cells: Cells, bad: Pairs, before: Before) -> Iterator[Finding]:
     """Findings for the pairs that nothing orders."""
     events = cells.events
     kinds = firsts(events.site[bad.one], events.site[bad.other], events.op[bad.one], events.op[bad.other])
-    found = []
     for k in kinds[:SHOWN]:
         one, other = int(bad.one[k]), int(bad.other[k])
         where = cells.box(bad.cell[(bad.one == one) & (bad.other == other)])
@@ -56,8 +55,7 @@ def races(cells: Cells, bad: Pairs, before: Before) -> list[Finding]:
         more = f" ({count} such overlaps of these two lines on rank {cells.home})" if count > 1 else ""
         what = f"{words} of {where}, and nothing orders them{more}"
         chain, remedy = _chain(before, writer, reader), _remedy(events, writer, reader)
-        found.append(finding(events, "race", [writer, reader], what, chain, remedy))
-    return found
+        yield finding(events, "race", [writer, reader], what, chain, remedy)
 
 
 def _chain(before: Before, writer: int, reader: int) -> list[str]:
@@ -131,26 +129,23 @@ def _overwrites(events: Events, writer: int, reader: int) -> bool:
 # ---- reads of what is not there
 
 
-def unwritten(cells: Cells, access: np.ndarray, cell: np.ndarray) -> list[Finding]:
+def unwritten(cells: Cells, access: np.ndarray, cell: np.ndarray) -> Iterator[Finding]:
     """Findings for reads of what nobody has written before; an access may stand here several times, with each cell."""
     events = cells.events
-    found = []
     for k in firsts(events.site[access])[:SHOWN]:
         one = int(access[k])
         what = f"{cells.box(cell[access == one])} is read, and no tile of the run has written it before"
         chain = (step(events, j) for j in (*last_before(events, one, WAIT), one))
         remedy = "let the tiles that write cover all that is read, or read less"
-        found.append(finding(events, "unwritten read", [one], what, chain, remedy))
-    return found
+        yield finding(events, "unwritten read", [one], what, chain, remedy)
 
 
-def stale(cells: Cells, pairs: Pairs) -> list[Finding]:
+def stale(cells: Cells, pairs: Pairs) -> Iterator[Finding]:
     """Findings for ordered pairs of a write and a read of a buffer whose entries take turns, where the one is not of
     the entry that the other is of."""
     events = cells.events
     reads = (events.op[pairs.one] == WRITE) & (events.op[pairs.other] != WRITE)
     bad = pairs[reads & (events.entry[pairs.one] != events.entry[pairs.other])]
-    found = []
     for k in firsts(events.site[bad.one], events.site[bad.other])[:SHOWN]:
         write, read = int(bad.one[k]), int(bad.other[k])
         held, meant = int(events.entry[write]), int(events.entry[read])
@@ -167,14 +162,13 @@ def stale(cells: Cells, pairs: Pairs) -> list[Finding]:
         what = f"what is read is entry {meant} of {tensor.name} at rank {cells.home}, {what}"
         chain = [step(events, k) for k in (write, *last_before(events, read, WAIT))]
         chain.append(step(events, read, f"which finds entry {held}"))
-        found.append(finding(events, "stale read", [write, read], what, chain, remedy))
-    return found
+        yield finding(events, "stale read", [write, read], what, chain, remedy)
 
 
 # ---- outputs
 
 
-def twice(cells: Cells) -> list[Finding]:
+def twice(cells: Cells) -> Iterator[Finding]:
     """Findings for what of an output is written more than once."""
     events, tensor = cells.events, cells.events.program.tensors[cells.tensor]
     writes = events.op[cells.access] == WRITE
@@ -185,36 +179,32 @@ def twice(cells: Cells) -> list[Finding]:
     one, other = order[:-1], order[1:]
     same = cell[one] == cell[other]
     one, other = one[same], other[same]
-    found = []
     for k in firsts(events.site[access[one]], events.site[access[other]])[:SHOWN]:
         both = [int(access[one[k]]), int(access[other[k]])]
         where = cells.box(cell[one[(access[one] == both[0]) & (access[other] == both[1])]])
         what = f"{where} is written {int(times[cell[one[k]]])} times in a run, and an output is written once"
         remedy = f"let each tile of {tensor.name} be stored by one tile of one role"
-        found.append(finding(events, "written twice", both, what, (step(events, j) for j in both), remedy))
-    return found
+        yield finding(events, "written twice", both, what, (step(events, j) for j in both), remedy)
 
 
-def missing(cells: Cells) -> list[Finding]:
+def missing(cells: Cells) -> Iterator[Finding]:
     """A finding for what of an output nobody writes."""
     events, tensor = cells.events, cells.events.program.tensors[cells.tensor]
     written = np.zeros(int(np.prod(cells.shape)), bool)
     written[cells.cell[events.op[cells.access] == WRITE]] = True
     never = np.flatnonzero(~written)
     if not len(never):
-        return []
+        return
     more = f", nor {len(never) - 1} more such pieces of {cells.box(never)}" if len(never) > 1 else ""
     stores = [s for role in events.program.roles for s in walk(role.body) if isinstance(s, Store | Copy)]
     lines = dict.fromkeys(f"{s.site}: {s.site.text}" for s in stores if s.target.tensor == tensor.name)
-    return [
-        Finding(
-            kind="unwritten output",
-            tensor=tensor.name,
-            what=f"no tile writes {cells.box(never[:1])}{more}",
-            ranks=(cells.home,),
-            regions=(cells.box(never),),
-            lines=tuple(lines),
-            remedy=f"launch the role that stores {tensor.name} over tk.tiles({tensor.name}), on every path of its body",
-            site=events.program.site,
-        )
-    ]
+    yield Finding(
+        kind="unwritten output",
+        tensor=tensor.name,
+        what=f"no tile writes {cells.box(never[:1])}{more}",
+        ranks=(cells.home,),
+        regions=(cells.box(never),),
+        lines=tuple(lines),
+        remedy=f"launch the role that stores {tensor.name} over tk.tiles({tensor.name}), on every path of its body",
+        site=events.program.site,
+    )

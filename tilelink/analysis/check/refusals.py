@@ -6,7 +6,7 @@ import numpy as np
 
 from tilelink.analysis.check.findings import COUNT_ALIKE, TELL_ALL, Finding, finding, line_of, region_of, step, tile_of
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
-from tilelink.analysis.lanes import Refusal
+from tilelink.analysis.role_events import Refusal
 from tilelink.errors import (
     GuardError,
     HomeError,

@@ -87,9 +87,7 @@ def _why_not(program: ir.TileProgram) -> str:
         views = [load.view for load in p.statement.loads]
         views += [p.statement.source] if isinstance(p.statement, ir.Copy) else []
         for view in views:
-            if view.guard is not None and not any(
-                _contained(view, w, p) for w in waits[p.role.name, view.guard].views
-            ):
+            if view.guard is not None and not any(_contained(view, w, p) for w in waits[p.role.name, view.guard].views):
                 return f"{ir.Load(view)} may read more than was waited for ({p.statement.site})"
     return ""
 
