@@ -69,6 +69,36 @@ class Events:
     def __len__(self) -> int:
         return len(self.op)
 
+    @property
+    def title(self) -> str:
+        """The program, its sizes and its world, for a person."""
+        shape = ", ".join(f"{d}={n}" for d, n in self.sizes.dims)
+        return f"{self.program.name} · {shape} · {self.sizes.world} ranks"
+
+    @cached_property
+    def heads(self) -> np.ndarray:
+        """The first event of each tile; those of a tile come one after the other."""
+        tiles = np.stack([self.rank, self.worker, self.role, self.tile])
+        return np.flatnonzero(np.diff(tiles, prepend=-1).any(axis=0))
+
+    @cached_property
+    def tile_at(self) -> np.ndarray:
+        """Of each event, its tile, as an index of `heads`."""
+        return np.repeat(np.arange(len(self.heads)), np.diff(self.heads, append=len(self)))
+
+    @cached_property
+    def made(self) -> np.ndarray:
+        """Of each tile its first write, or its first event where it writes nothing."""
+        writes = np.flatnonzero(self.op == WRITE)[::-1]
+        made = self.heads.copy()
+        made[self.tile_at[writes]] = writes
+        return made
+
+    def way(self, k: int) -> tuple[int, int]:
+        """The ranks from which and to which a read or write moves bytes."""
+        own, other = int(self.rank[k]), int(self.home[k])
+        return (own, other) if self.op[k] == WRITE else (other, own)
+
     @cached_property
     def kernel_workers(self) -> int:
         """Workers of the persistent kernel on each rank."""

@@ -8,10 +8,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal
+
+import numpy as np
+
+from tilelink.analysis.events import Events
 
 MICROSECONDS = "us"
 MEMORY_OPERATIONS = "memory operations"
@@ -199,3 +204,48 @@ class Timeline:
             for before, after in pairwise(indexes):
                 if self.spans[after].start < self.spans[before].stop:
                     raise ValueError(f"spans of one worker overlap: {self.spans[before]} and {self.spans[after]}")
+
+
+# ---- of the events of a run
+
+
+Wait = tuple[int, float, float, int | None]
+"""The event of a wait, its begin and end, and the tile (an index of `Events.heads`) that notified."""
+
+
+def of_tiles(
+    events: Events,
+    heading: tuple[str, str, str],
+    times: tuple[np.ndarray, np.ndarray],
+    waits: Iterable[Wait],
+    transfers: Iterable[Transfer],
+    labels: Sequence[str] | None = None,
+) -> Timeline:
+    """The timeline of a run of these events. `heading`: its title, unit and source; `times`: when each tile starts and
+    stops, NaN for those that are left out; `labels`: of all tiles, by default what they make."""
+    (start, stop), labels = times, _labels(events) if labels is None else labels
+    drawn = np.flatnonzero(~np.isnan(start))
+    place = {tile: number for number, tile in enumerate(drawn.tolist())}
+    heads, roles = events.heads[drawn], [role.name for role in events.program.roles]
+    columns = (c.tolist() for c in (events.rank[heads], events.worker[heads], events.role[heads], drawn))
+    spans = [
+        Span(rank, worker, roles[role], "tile", labels[tile], a, b)
+        for rank, worker, role, tile, a, b in zip(*columns, start[drawn].tolist(), stop[drawn].tolist(), strict=True)
+    ]
+    for k, a, b, cause in waits:
+        of = spans[place[int(events.tile_at[k])]]
+        by = None if cause is None else place[cause]
+        spans.append(Span(of.rank, of.worker, of.role, "wait", events.region(k), a, b, by))
+    agents = events.kernel_workers if events.program.on_engine else None
+    return Timeline(*heading, tuple(spans), agents, tuple(transfers))
+
+
+def _labels(events: Events) -> list[str]:
+    """What each tile makes: the region it writes, and where."""
+    columns = (events.tensor, events.lo, events.hi, events.home, events.rank)
+    texts = []
+    for tensor, lo, hi, home, rank in zip(*(c[events.made].tolist() for c in columns), strict=True):
+        dims = events.program.tensors[tensor].dims if tensor >= 0 else ()
+        spans = [f"{d}[{a}:{b}]" for d, a, b in zip(dims, lo, hi, strict=False)]
+        texts.append(" ".join(spans) + (f" at rank {home}" if home not in (rank, -1) else ""))
+    return texts

@@ -7,7 +7,7 @@ and when (tilelink/backend/targets/shared.py), one behind the other for each wor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,14 +15,11 @@ import numpy as np
 import torch
 
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
-from tilelink.analysis.timeline import EXECUTED, MEASURED, MICROSECONDS, RECORDS, Span, Timeline, Transfer
+from tilelink.analysis.timeline import EXECUTED, MEASURED, MICROSECONDS, RECORDS, Timeline, Transfer, of_tiles
 from tilelink.backend.targets.shared import TILE_ENDS, WAIT_BEGINS, WAIT_ENDS
 from tilelink.errors import Site, TraceMismatchError, WorldError
 from tilelink.frontend.workload import places
 from tilelink.runtime.prepare import Prepared
-
-Tile = tuple[int, int, int]
-"""A tile's rank, role and number."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +29,6 @@ class TimedRun:
     prepared: Prepared
     rank: int
     stamps: torch.Tensor
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """A tile, its worker, and the beginning and end of it and of its waits, in ticks."""
-
-    worker: int
-    start: int
-    stop: int
-    waits: tuple[tuple[int, int], ...]
-
-    def earlier(self, ticks: int) -> _Timed:
-        waits = tuple((a - ticks, b - ticks) for a, b in self.waits)
-        return _Timed(self.worker, self.start - ticks, self.stop - ticks, waits)
 
 
 def stamps_shape(events: Events) -> tuple[int, int, int]:
@@ -87,21 +70,30 @@ def timeline_of(runs: Sequence[TimedRun | None], *, clocks: Literal["one", "each
     if missing or not timed:
         raise WorldError(f"rank {missing} has recorded no times: call the program with timed=True", Site.of_user())
     events, tick = timed[0].prepared.events, timed[0].prepared.lowered.target.tick_ns
-    tiles = {key: tile for run in timed for key, tile in _read(events, run)}
-    awaited = _awaited(events, tiles)
+    recorded = events.worker < events.kernel_workers  # copy engines record nothing
+    waits, rank = np.flatnonzero((events.op == WAIT) & recorded), events.rank[events.heads]
+    tiles, woken = np.zeros((len(rank), 2), np.int64), np.zeros((len(waits), 2), np.int64)  # begin and end of each
+    for run in timed:
+        _read(events, run, waits, tiles, woken)
+    givers = _givers(events, waits, tiles[:, 1])
     if clocks == "each":
-        tiles = _set_clocks(tiles, awaited, events.sizes.world)
-    scale = 1.0 if tick is None else tick / 1e3
-    spans, place = _spans(events, tiles, awaited, scale)
-    shape = ", ".join(f"{d}={n}" for d, n in events.sizes.dims)
-    title = f"{events.program.name} · {shape} · {events.sizes.world} ranks"
-    unit, source = (RECORDS, EXECUTED) if tick is None else (MICROSECONDS, MEASURED)
-    return Timeline(title, unit, source, tuple(spans), transfers=tuple(_transfers(events, spans, place)))
+        ahead = _ahead(events, waits, givers, tiles[:, 1], woken[:, 1])
+        tiles, woken = tiles - ahead[rank, None], woken - ahead[events.rank[waits], None]
+    drawn = recorded[events.heads]
+    begin, scale = tiles[drawn, 0].min(initial=np.iinfo(np.int64).max), 1.0 if tick is None else tick / 1e3
+    times, awaited = np.where(drawn[:, None], (tiles - begin) * scale, np.nan), (woken - begin) * scale
+    heading = (events.title, *((RECORDS, EXECUTED) if tick is None else (MICROSECONDS, MEASURED)))
+    ended = zip(waits.tolist(), *awaited.T.tolist(), givers, strict=True)
+    labels = [events.region(k) for k in events.made.tolist()]
+    return of_tiles(events, heading, (times[:, 0], times[:, 1]), ended, _transfers(events, times), labels)
 
 
-def _read(events: Events, run: TimedRun) -> Iterator[tuple[Tile, _Timed]]:
-    """The tiles that the workers of a rank recorded, and that do anything. Raises TraceMismatchError."""
-    words = run.stamps.cpu()
+def _read(events: Events, run: TimedRun, waits: np.ndarray, tiles: np.ndarray, woken: np.ndarray) -> None:
+    """Fills in the begin and end of the tiles of a rank, and of their waits. Raises TraceMismatchError."""
+    words, mine = run.stamps.cpu(), np.flatnonzero(events.rank[events.heads] == run.rank)
+    columns = (c[events.heads[mine]].tolist() for c in (events.role, events.tile))
+    index = dict(zip(zip(*columns, strict=True), mine.tolist(), strict=True))
+    first = np.searchsorted(events.tile_at[waits], np.arange(len(events.heads)))
     for worker, expected in enumerate(_expected(events, run.rank)):
         what, when = (words[worker, : len(expected), k].tolist() for k in range(2))
         if what != expected:
@@ -112,47 +104,34 @@ def _read(events: Events, run: TimedRun) -> Iterator[tuple[Tile, _Timed]]:
             )
         ends = [k for k, w in enumerate(expected) if w == TILE_ENDS.value]
         for begin, end in zip([0, *(k + 1 for k in ends)], ends, strict=False):
-            role, tile = expected[begin] >> 32, expected[begin] & 0xFFFFFFFF
-            waits = tuple(zip(when[begin + 1 : end : 2], when[begin + 2 : end : 2], strict=True))
-            yield (run.rank, role, tile), _Timed(worker, when[begin], when[end], waits)
+            tile = index.get((expected[begin] >> 32, expected[begin] & 0xFFFFFFFF))
+            if tile is not None:  # tiles that do nothing have no events
+                tiles[tile] = when[begin], when[end]
+                inside = np.reshape(when[begin + 1 : end], (-1, 2))
+                woken[first[tile] : first[tile] + len(inside)] = inside
 
 
-def _awaited(events: Events, tiles: Mapping[Tile, _Timed]) -> dict[tuple[Tile, int], tuple[int, Tile | None]]:
-    """For each wait, by its tile and number there: its event, and the tile that ended last of those that give its
-    signal. A signal is the last that a tile does, or nearly; a copy engine's is given by none."""
-    given: dict[tuple[int, int, int], Tile] = {}
-    for k in np.flatnonzero(events.op == NOTIFY).tolist():
-        signal, tile = (int(events.tensor[k]), int(events.home[k]), int(events.cell[k])), _tile(events, k)
-        if tile in tiles and (signal not in given or tiles[given[signal]].stop < tiles[tile].stop):
-            given[signal] = tile
-    found: dict[tuple[Tile, int], tuple[int, Tile | None]] = {}
-    numbers: Counter[Tile] = Counter()
-    for rank, worker in events.workers:
-        mine = events.of_worker(rank, worker)
-        for k in mine[events.op[mine] == WAIT].tolist():
-            tile = _tile(events, k)
-            found[tile, numbers[tile]] = k, given.get((int(events.tensor[k]), rank, int(events.cell[k])))
-            numbers[tile] += 1
-    return found
+def _givers(events: Events, waits: np.ndarray, stop: np.ndarray) -> list[int | None]:
+    """For each wait the tile that ended last of those that give its signal. A signal is the last that a tile does, or
+    nearly; a copy engine's is given by none."""
+    given = np.flatnonzero((events.op == NOTIFY) & (events.worker < events.kernel_workers))
+    given = given[np.lexsort((-given, stop[events.tile_at[given]]))]
+    last = dict(zip(events.words(given).tolist(), events.tile_at[given].tolist(), strict=True))
+    return [last.get(word) for word in events.words(waits).tolist()]
 
 
-def _tile(events: Events, k: int) -> Tile:
-    return int(events.rank[k]), int(events.role[k]), int(events.tile[k])
-
-
-def _set_clocks(
-    tiles: Mapping[Tile, _Timed], awaited: Mapping[tuple[Tile, int], tuple[int, Tile | None]], world: int
-) -> dict[Tile, _Timed]:
-    """The same by one clock, as far as signals tell: between two ranks the shortest way of a signal is as long in one
-    direction as in the other. Ranks are set one after the other, each by those before it, rank 0 first."""
+def _ahead(
+    events: Events, waits: np.ndarray, givers: Sequence[int | None], sent: np.ndarray, woken: np.ndarray
+) -> np.ndarray:
+    """By how much the clock of each rank is ahead of that of rank 0, as far as signals tell: between two ranks the
+    shortest way of a signal is as long in one direction as in the other. Ranks are set one after the other, each by
+    those before it."""
     shortest: dict[tuple[int, int], int] = {}
-    for (tile, number), (_, cause) in awaited.items():
-        if cause is not None and cause[0] != tile[0]:
-            took = tiles[tile].waits[number][1] - tiles[cause].stop
-            way = cause[0], tile[0]
+    for k, giver, end in zip(waits.tolist(), givers, woken.tolist(), strict=True):
+        if giver is not None:
+            way, took = (int(events.rank[events.heads[giver]]), int(events.rank[k])), end - int(sent[giver])
             shortest[way] = min(took, shortest.get(way, took))
-    ahead = {0: 0}
-    left = set(range(1, world))
+    ahead, left = {0: 0}, set(range(1, events.sizes.world))
     while left:
         pairs = [(a, b) for a in ahead for b in left if (a, b) in shortest and (b, a) in shortest]
         if not pairs:  # ranks that exchange no signals with these are left as they are
@@ -161,43 +140,12 @@ def _set_clocks(
         a, b = pairs[0]
         ahead[b] = ahead[a] + (shortest[a, b] - shortest[b, a]) // 2
         left.remove(b)
-    return {key: tile.earlier(ahead[key[0]]) for key, tile in tiles.items()}
+    return np.array([ahead[rank] for rank in range(events.sizes.world)])
 
 
-def _spans(
-    events: Events,
-    tiles: Mapping[Tile, _Timed],
-    awaited: Mapping[tuple[Tile, int], tuple[int, Tile | None]],
-    scale: float,
-) -> tuple[list[Span], dict[Tile, int]]:
-    """Spans from 0 on, and where each tile's is among them. Tiles that do nothing have none."""
-    first: dict[Tile, int] = {}
-    for k in range(len(events)):
-        tile = _tile(events, k)
-        if tile in tiles and (tile not in first or events.op[first[tile]] != WRITE):
-            first[tile] = k
-    begin = min((tiles[t].start for t in first), default=0)
-    names = [role.name for role in events.program.roles]
-    place = {tile: number for number, tile in enumerate(first)}
-    spans: list[Span] = []
-    for tile, k in first.items():
-        t = tiles[tile].earlier(begin)
-        spans.append(Span(tile[0], t.worker, names[tile[1]], "tile", events.region(k), t.start * scale, t.stop * scale))
-    waits: list[Span] = []
-    for (tile, number), (k, cause) in awaited.items():
-        t = tiles[tile].earlier(begin)
-        a, b = t.waits[number]
-        by = None if cause is None else place[cause]
-        waits.append(Span(tile[0], t.worker, names[tile[1]], "wait", events.region(k), a * scale, b * scale, by))
-    return spans + waits, place
-
-
-def _transfers(events: Events, spans: Sequence[Span], place: Mapping[Tile, int]) -> Iterator[Transfer]:
+def _transfers(events: Events, times: np.ndarray) -> Iterator[Transfer]:
     """Bytes between ranks. When they moved inside of their tile is not recorded: they are spread over it."""
-    for k in np.flatnonzero(((events.op == READ) | (events.op == WRITE)) & (events.home != events.rank)).tolist():
-        tile = _tile(events, k)
-        if tile in place:
-            ranks = int(events.rank[k]), int(events.home[k])
-            source, target = ranks if events.op[k] == WRITE else ranks[::-1]
-            span = spans[place[tile]]
-            yield Transfer(source, target, float(events.amount[k]), span.start, span.stop)
+    of_events = times[events.tile_at]
+    away = ((events.op == READ) | (events.op == WRITE)) & (events.home != events.rank) & ~np.isnan(of_events[:, 0])
+    for k in np.flatnonzero(away).tolist():
+        yield Transfer(*events.way(k), float(events.amount[k]), *of_events[k].tolist())

@@ -8,12 +8,14 @@ belongs to a tile, which gives the timeline of a run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import NoReturn
 
+import numpy as np
+
 from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE, Events
-from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, Span, Timeline, Transfer
+from tilelink.analysis.timeline import EXECUTED, MEMORY_OPERATIONS, Timeline, Transfer, of_tiles
 from tilelink.backend.targets.portable import PROGRESS
 from tilelink.emulator import Box, Operation
 from tilelink.errors import TraceMismatchError
@@ -198,56 +200,33 @@ def timeline(trace: Trace, title: str) -> Timeline:
     """The timeline of an executed run, in logical time: every memory operation of a worker costs one, and a wait ends
     no earlier than the notification that it saw. What overlaps what is real; how long it takes is not."""
     events = trace.events
-    tiles: dict[tuple[int, int, int, int], list[tuple[int, tuple[Operation, ...]]]] = {}
-    for k, operations in trace.done:
-        if operations:
-            key = int(events.rank[k]), int(events.worker[k]), int(events.role[k]), int(events.tile[k])
-            tiles.setdefault(key, []).append((k, operations))
-    order = sorted(tiles, key=lambda key: (key[0], key[1], tiles[key][0][1][0].sequence))
-    spans: list[Span] = []
-    notifiers: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
-    waits: list[tuple[int, int, Operation]] = []
+    start, stop = (np.full(len(events.heads), np.nan) for _ in range(2))
+    clock: dict[tuple[int, int], float] = {}  # of workers: when their last tile stopped
+    notified: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
+    waits: list[tuple[int, float, Operation]] = []
     transfers: list[Transfer] = []
-    clock: dict[tuple[int, int], float] = {}
-    for key in order:
-        rank, worker, role, _ = key
-        steps = tiles[key]
-        start = max(clock.get((rank, worker), 0), 0) or steps[0][1][0].time - 1
-        now: float = start
-        own = len(spans)
-        spans.append(Span(rank, worker, events.program.roles[role].name, "tile", _label(events, steps), start, start))
-        for k, operations in steps:
-            last = operations[-1]
-            if events.op[k] == WAIT:
-                waits.append((len(spans), k, last))
-                label = events.region(k)
-                spans.append(Span(rank, worker, spans[own].role, "wait", label, now, float(last.time)))
-            elif events.op[k] == NOTIFY:
-                cell = last.region.name, last.region.rank, last.box[0][0]
-                notifiers.setdefault(cell, []).append((last.sequence, own))
-            elif events.home[k] != rank:
-                transfers.append(_transfer(events, k, operations))
-            now = max(now, *(float(o.time) for o in operations))
-        spans[own] = replace(spans[own], stop=now)
-        clock[rank, worker] = now
-    for index, _, poll in waits:
-        cell = poll.region.name, poll.region.rank, poll.box[0][0]
-        before = [own for sequence, own in notifiers.get(cell, []) if sequence < poll.sequence]
-        spans[index] = replace(spans[index], cause=before[-1] if before else None)
-    agents = events.kernel_workers if events.program.on_engine else None
-    return Timeline(title, MEMORY_OPERATIONS, EXECUTED, tuple(spans), agents, tuple(transfers))
+    for k, operations in trace.done:
+        if not operations:
+            continue
+        tile, worker, last = int(events.tile_at[k]), (int(events.rank[k]), int(events.worker[k])), operations[-1]
+        if np.isnan(start[tile]):
+            start[tile] = clock[worker] = clock.get(worker) or operations[0].time - 1
+        if events.op[k] == WAIT:
+            waits.append((k, clock[worker], last))
+        elif events.op[k] == NOTIFY:
+            notified.setdefault(_signal(last), []).append((last.sequence, tile))
+        elif events.home[k] != events.rank[k]:
+            times = operations[0].time - 1.0, float(last.time)
+            transfers.append(Transfer(*events.way(k), float(events.amount[k]), *times))
+        stop[tile] = clock[worker] = max(clock[worker], *(o.time for o in operations))
+
+    def giver(poll: Operation) -> int | None:
+        before = [tile for sequence, tile in notified.get(_signal(poll), ()) if sequence < poll.sequence]
+        return before[-1] if before else None
+
+    ended = ((k, since, float(poll.time), giver(poll)) for k, since, poll in waits)
+    return of_tiles(events, (title, MEMORY_OPERATIONS, EXECUTED), (start, stop), ended, transfers)
 
 
-def _transfer(events: Events, k: int, operations: tuple[Operation, ...]) -> Transfer:
-    """The bytes of a read from, or a write to, a peer's memory."""
-    ranks = int(events.rank[k]), int(events.home[k])
-    source, target = ranks if events.op[k] == WRITE else ranks[::-1]
-    return Transfer(source, target, float(events.amount[k]), operations[0].time - 1.0, float(operations[-1].time))
-
-
-def _label(events: Events, steps: list[tuple[int, tuple[Operation, ...]]]) -> str:
-    """What a tile makes: the region it writes, and where."""
-    k = next((k for k, _ in steps if events.op[k] == WRITE), steps[0][0])
-    there = f" at rank {events.home[k]}" if events.home[k] != events.rank[k] else ""
-    dims = events.program.tensors[events.tensor[k]].dims
-    return " ".join(f"{d}[{a}:{b}]" for d, a, b in zip(dims, events.lo[k], events.hi[k], strict=False)) + there
+def _signal(o: Operation) -> tuple[str, int, int]:
+    return o.region.name, o.region.rank, o.box[0][0]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilelink.analysis.check import check_events
-from tilelink.analysis.events import WRITE, Events
+from tilelink.analysis.events import Events
 from tilelink.analysis.machine import Machine
 from tilelink.analysis.paths import Link, critical_path, idle
 from tilelink.analysis.placement import bytes_on
@@ -29,7 +29,7 @@ from tilelink.analysis.simulate.costs import (
 from tilelink.analysis.simulate.engine import Run, run
 from tilelink.analysis.simulate.steps import Steps, fold
 from tilelink.analysis.simulate.verdict import verdict
-from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Span, Timeline, Transfer
+from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Timeline, Transfer, of_tiles
 from tilelink.analysis.unroll import unroll
 from tilelink.errors import MachineError, MachineMemoryError, ScheduleWithoutRoleError, Site, similar
 from tilelink.frontend.ir import TileProgram
@@ -176,28 +176,12 @@ class Prediction:
     def timeline(self) -> Timeline:
         """What every worker did when."""
         events, steps, run = self.steps.events, self.steps, self.run
-        program = events.program
-        roles = [r.name for r in program.roles]
-        labels = _labels(steps)
-        columns = zip(
-            *(steps.of_tiles(c).tolist() for c in ("rank", "worker", "role")), labels,
-            run.tile_start.tolist(), run.tile_stop.tolist(), strict=True,
-        )  # fmt: skip
-        spans = [Span(rank, worker, roles[role], "tile", label, a, b) for rank, worker, role, label, a, b in columns]
-        waits = (run.wait_step, run.wait_start, run.wait_stop, run.wait_cause)
-        for step, a, b, cause in zip(*(c.tolist() for c in waits), strict=True):
-            of = spans[steps.tile[step]]
-            label = events.region(int(steps.event[step]))
-            spans.append(Span(of.rank, of.worker, of.role, "wait", label, a, b, cause))
-        moved = zip(
-            steps.source.tolist(), steps.target.tolist(), steps.size.tolist(), run.transfer_start.tolist(),
-            run.transfer_stop.tolist(), strict=True,
-        )  # fmt: skip
-        transfers = tuple(Transfer(*m) for m in moved)
-        shape = ", ".join(f"{d}={n}" for d, n in events.sizes.dims)
-        title = f"{program.name} · {shape} · {events.sizes.world} ranks · {self.machine.title}"
-        agents = events.kernel_workers if program.on_engine else None
-        return Timeline(title, MICROSECONDS, PREDICTED, tuple(spans), agents, transfers)
+        heading = f"{events.title} · {self.machine.title}", MICROSECONDS, PREDICTED
+        waits = (steps.event[run.wait_step], run.wait_start, run.wait_stop, run.wait_cause)
+        moved = (steps.source, steps.target, steps.size, run.transfer_start, run.transfer_stop)
+        transfers = (Transfer(*m) for m in zip(*(c.tolist() for c in moved), strict=True))
+        times, ended = (run.tile_start, run.tile_stop), zip(*(c.tolist() for c in waits), strict=True)
+        return of_tiles(events, heading, times, ended, transfers)
 
     def summary(self) -> dict[str, Any]:
         """The keys of `tilelink simulate`."""
@@ -282,25 +266,3 @@ def _check_memory(program: TileProgram, sizes: Sizes, machine: Machine) -> None:
             + (f" in {program.slots} slots" if largest in copies else ""),
             Site.of_user(),
         ).because_of("the schedule", program.schedule_site)
-
-
-def _labels(steps: Steps) -> list[str]:
-    """What each tile makes: the region it writes, and where."""
-    events = steps.events
-    writes = np.flatnonzero(events.op == WRITE)
-    tile = np.searchsorted(steps.tile_event, writes, side="right") - 1
-    made = steps.tile_event.copy()
-    made[tile[::-1]] = writes[::-1]
-    cache: dict[tuple[Any, ...], str] = {}
-    texts = []
-    columns = zip(
-        events.tensor[made].tolist(), events.lo[made].tolist(), events.hi[made].tolist(), events.home[made].tolist(),
-        events.rank[made].tolist(), strict=True,
-    )  # fmt: skip
-    for tensor, lo, hi, home, rank in columns:
-        key = (tensor, *lo, *hi)
-        if key not in cache:
-            dims = events.program.tensors[tensor].dims if tensor >= 0 else ()
-            cache[key] = " ".join(f"{d}[{a}:{b}]" for d, a, b in zip(dims, lo, hi, strict=False))
-        texts.append(cache[key] + (f" at rank {home}" if home not in (rank, -1) else ""))
-    return texts

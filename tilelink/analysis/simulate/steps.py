@@ -23,12 +23,11 @@ PER_TRANSFER = ("transfer_step", "source", "target", "size", "pushed")
 class Steps:
     """Steps in columns, in the order in which each worker goes through them.
 
-    Of a step: `kind` (WORK, WAITING or NOTIFYING), `event` (the first of its events), `tile` (index of the tiles
-    below), `cell` (flat number over all ranks; of a wait and a notification), `far` (a notification of another rank).
+    Of a step: `kind` (WORK, WAITING or NOTIFYING), `event` (the first of its events), `tile` (index of `Events.heads`),
+    `cell` (flat number over all ranks; of a wait and a notification), `far` (a notification of another rank).
     Of work: `operations`, `read` and `written` (bytes of own memory), `fetched` (bytes of `read` that the L2 cache does
     not hold).
     Of a transfer: `transfer_step`, `source`, `target` (ranks), `size` in bytes, `pushed` (the target's peer stores).
-    Of a tile: `tile_event`, the first of its events.
     `first` and `last`: steps of worker k are first[k]:last[k]; `worker_rank`: the rank that it is of.
     """
 
@@ -47,7 +46,6 @@ class Steps:
     target: np.ndarray
     size: np.ndarray
     pushed: np.ndarray
-    tile_event: np.ndarray
     first: np.ndarray
     last: np.ndarray
     worker_rank: np.ndarray
@@ -64,11 +62,11 @@ class Steps:
     @cached_property
     def multiplies(self) -> np.ndarray:
         """Which tiles multiply."""
-        return np.bincount(self.tile, weights=self.operations, minlength=len(self.tile_event)) > 0
+        return np.bincount(self.tile, weights=self.operations, minlength=len(self.events.heads)) > 0
 
     def of_tiles(self, column: str) -> np.ndarray:
         """A column of the events, "rank", "worker", "role" or "tile", with one entry for each tile."""
-        return np.asarray(getattr(self.events, column)[self.tile_event])
+        return np.asarray(getattr(self.events, column)[self.events.heads])
 
     def only(self, mask: np.ndarray) -> Steps:
         """Those steps alone, with their transfers."""
@@ -85,15 +83,14 @@ def fold(events: Events, l2: float) -> Steps:
     """The steps of a run on ranks with L2 caches of `l2` bytes."""
     op, rank = events.op, events.rank.astype(np.int64)
     worker = rank << 32 | events.worker
-    same_tile = _same(worker, events.role, events.tile)
+    tile = events.tile_at
     work = (op == READ) | (op == WRITE) | (op == DOT)
-    tile = np.cumsum(~same_tile) - 1
-    tile_head = np.flatnonzero(~same_tile)
     own = events.home == events.rank
-    multiplies = np.zeros(len(tile_head), bool)
+    multiplies = np.zeros(len(events.heads), bool)
     multiplies[tile[op == DOT]] = True
     sends = (op == WRITE) & ~own & multiplies[tile]  # what an epilogue stores leaves after the products
-    begins = ~same_tile | ~work | ~_before(work) | (sends != _before(sends))
+    begins = ~work | ~_before(work) | (sends != _before(sends))
+    begins[events.heads] = True
     step = np.cumsum(begins) - 1
     head = np.flatnonzero(begins)
     count = len(head)
@@ -128,18 +125,11 @@ def fold(events: Events, l2: float) -> Steps:
         target=np.where(pushed, peer, mover),
         size=np.bincount(transfer, weights=events.amount[away], minlength=len(moved)),
         pushed=pushed,
-        tile_event=tile_head,
         first=first,
         last=np.append(first[1:], count)[: len(first)],
         worker_rank=events.rank[head][first],
         cells=len(words),
     )
-
-
-def _same(*columns: np.ndarray) -> np.ndarray:
-    """Whether a row equals the one before it."""
-    same = np.logical_and.reduce([c[1:] == c[:-1] for c in columns])
-    return np.concatenate([[False], same]) if len(columns[0]) else np.zeros(0, bool)
 
 
 def _before(column: np.ndarray) -> np.ndarray:
