@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from tilelink.analysis.check.cells import written_tensors
 from tilelink.analysis.events import NOTIFY, READ, WAIT, Events
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
 from tilelink.emulator.errors import Entry, folded
@@ -19,7 +21,6 @@ from tilelink.frontend.schedule import Schedule
 from tilelink.programs.program import Program
 from tilelink.tools.explore.findings import Advice, Finding, line_of
 from tilelink.tools.explore.outcome import Outcome, Result
-from tilelink.tools.explore.steps import Step, Steps, Worker, steps_of
 from tilelink.tools.explore.trial import Residency, Trial
 
 _MASK, _PRIME = 0xFFFFFFFFFFFFFFFF, 0x100000001B3
@@ -29,11 +30,36 @@ SHOWN = 8
 class Oracle:
     """The events of one run, as `tilelink.tools.explore` takes them. `resident`: at most so many workers of a rank
     at a time, the last first; by default all, or where any number will do, one that is part of the schedule. Raises
-    WorldError for fewer than 1."""
+    WorldError for fewer than 1.
+
+    Of the events, by index: `cells`, the pieces of memory that an access touches, of those that none touches in part
+    (inputs, which nobody writes, have none); `signal` and `worker`, by numbers; `stretch`, how many times its worker
+    synchronised before, and once more. `outputs`: the pieces of outputs, by tensor and rank.
+    """
 
     def __init__(self, events: Events, resident: int | None = None) -> None:
         self.events, self.residency = events, Residency.asked(resident)
-        self.steps, self.advise = steps_of(events), Advice(events, resident)
+        self.advise = Advice(events, resident)
+        self.cells: dict[int, list[int]] = {}
+        self.outputs: dict[tuple[int, int], range] = {}
+        self.pieces = 0
+        for cells in written_tensors(events):
+            first, self.pieces = self.pieces, self.pieces + int(np.prod(cells.shape))
+            if events.program.tensors[cells.tensor].kind == "output":
+                self.outputs[cells.tensor, cells.home] = range(first, self.pieces)
+            for access, cell in zip(cells.access.tolist(), cells.cell.tolist(), strict=True):
+                self.cells.setdefault(access, []).append(first + cell)
+        self.op, self.tile, self.expected = events.op.tolist(), events.tile_at.tolist(), events.expected.tolist()
+        synchronises, signal = np.isin(events.op, (NOTIFY, WAIT)), np.full(len(events), -1)
+        words, signal[synchronises] = np.unique(events.words(np.flatnonzero(synchronises)), return_inverse=True)
+        self.signal, self.signals = signal.tolist(), len(words)
+        self.worker, self.stretch = [0] * len(events), [0] * len(events)
+        self.steps: list[list[int]] = []  # of each worker
+        for number, (rank, worker) in enumerate(events.workers):
+            mine = events.of_worker(rank, worker)
+            self.steps.append([k for k in mine.tolist() if synchronises[k] or k in self.cells])
+            for k, before in zip(mine.tolist(), np.cumsum(synchronises[mine]) - synchronises[mine], strict=True):
+                self.worker[k], self.stretch[k] = number, int(before) + 1
 
     @classmethod
     def of(
@@ -55,44 +81,52 @@ class Oracle:
     def run(self, trial: Trial) -> Outcome:
         """One execution."""
         residency = self.residency.under(self.events, trial.seed)
-        return _Run(self.steps, made(trial.word, trial.seed), residency).outcome()
+        return _Run(self, made(trial.word, trial.seed), residency).outcome()
 
 
 @dataclass(eq=False, slots=True)
 class _State:
-    """A worker in a run: where it stands, what it knows of others (by worker, the stretches that came before what it
-    does next), for how many turns it is late, and the versions that its tile has read."""
+    """A worker in a run, or an agent of a copy engine: where it stands among its steps, what it knows of others (by
+    worker, the stretches that came before what it does next), for how many turns it is late, and the versions that its
+    tile has read."""
 
-    worker: Worker
+    number: int
+    rank: int
+    agent: bool
+    steps: list[int]
     known: list[int]
     at: int = 0
     late: int = -1
-    tile: tuple[int, int] = (-1, -1)
+    tile: int = -1
     version: int = 0
 
 
 class _Run:
     """One execution of all steps, one at a time."""
 
-    def __init__(self, steps: Steps, policy: Policy, residency: Residency) -> None:
-        self.steps, self.events, self.policy = steps, steps.events, policy
+    def __init__(self, oracle: Oracle, policy: Policy, residency: Residency) -> None:
+        self.oracle, self.events, self.policy = oracle, oracle.events, policy
         self.found: dict[tuple[str, tuple[str, ...]], Finding] = {}
         self.hash = self.turns = 0
-        self.given = [0] * steps.signals
-        self.released = [[0] * len(steps.workers) for _ in range(steps.signals)]
+        workers = self.events.workers
+        self.given = [0] * oracle.signals
+        self.released = [[0] * len(workers) for _ in range(oracle.signals)]
         self.waiting: dict[int, list[_State]] = {}
-        self.writer: list[Step | None] = [None] * steps.cells
-        self.readers: list[dict[int, Step]] = [{} for _ in range(steps.cells)]
-        self.version = [0] * steps.cells
-        self.output = {cell for cells in steps.outputs.values() for cell in cells}
-        self.states = [_State(w, [0] * len(steps.workers)) for w in steps.workers]
+        self.writer: list[int | None] = [None] * oracle.pieces
+        self.readers: list[dict[int, int]] = [{} for _ in range(oracle.pieces)]
+        self.version = [0] * oracle.pieces
+        self.output = {cell for cells in oracle.outputs.values() for cell in cells}
+        self.states = [
+            _State(n, rank, worker >= self.events.kernel_workers, oracle.steps[n], [0] * len(workers))
+            for n, (rank, worker) in enumerate(workers)
+        ]
         self.ready: list[_State] = []
         self.outside: dict[int, list[_State]] = {}  # by rank, workers that are not resident yet
         for state in self.states:
-            if state.worker.agent or residency.most is None:
+            if state.agent or residency.most is None:
                 self.begin(state)
             else:
-                self.outside.setdefault(state.worker.rank, []).append(state)
+                self.outside.setdefault(state.rank, []).append(state)
         for queue in self.outside.values():
             if residency.admit == "in order":
                 queue.reverse()
@@ -104,10 +138,10 @@ class _Run:
             self.turns += 1
             chosen = self.policy.choose(self.ready)
             state = self.ready[chosen]
-            self.hash = ((self.hash ^ state.worker.number) * _PRIME + 1) & _MASK
+            self.hash = ((self.hash ^ state.number) * _PRIME + 1) & _MASK
             if not self.is_late(state):
                 self.do(state, chosen)
-        if any(s.at < len(s.worker.steps) for s in self.states):
+        if any(s.at < len(s.steps) for s in self.states):
             self.stuck()
             return Outcome(self.hash, self.turns, findings=tuple(self.found.values()))
         return Outcome(self.hash, self.turns, self.results(), tuple(self.found.values()))
@@ -116,29 +150,32 @@ class _Run:
 
     def begin(self, state: _State) -> None:
         self.policy.arrive(state)
-        if state.worker.steps:
+        if state.steps:
             self.stand(state)
         else:
             self.leave(state)
 
+    def waits(self, state: _State) -> bool:
+        """Whether the next step of a worker is a wait that is not over yet."""
+        k = state.steps[state.at]
+        return self.oracle.op[k] == WAIT and self.given[self.oracle.signal[k]] < self.oracle.expected[k]
+
     def stand(self, state: _State) -> None:
         """The worker stands before its next step: ready, or waiting."""
-        step = state.worker.steps[state.at]
-        if step.op == WAIT and self.given[step.signal] < step.expected:
-            self.waiting.setdefault(step.signal, []).append(state)
+        if self.waits(state):
+            self.waiting.setdefault(self.oracle.signal[state.steps[state.at]], []).append(state)
         else:
             self.ready.append(state)
 
     def leave(self, state: _State) -> None:
         """The worker is done: another of its rank may begin."""
-        queue = self.outside.get(state.worker.rank)
-        if queue and not state.worker.agent:
+        queue = self.outside.get(state.rank)
+        if queue and not state.agent:
             self.begin(queue.pop())
 
     def is_late(self, state: _State) -> bool:
         """Whether an agent lets this turn pass before it begins a copy."""
-        step = state.worker.steps[state.at]
-        if not state.worker.agent or step.op in (NOTIFY, WAIT):
+        if not state.agent or self.oracle.signal[state.steps[state.at]] >= 0:
             return False
         if state.late < 0:
             state.late = self.policy.delay()
@@ -147,105 +184,100 @@ class _Run:
 
     def do(self, state: _State, chosen: int) -> None:
         """The worker does its next step."""
-        step = state.worker.steps[state.at]
+        k = state.steps[state.at]
         state.at += 1
-        if step.tile != state.tile:
-            state.tile, state.version = step.tile, 0
-        if step.op in (NOTIFY, WAIT):
-            self.synchronise(state, step)
-        elif step.op == READ:
-            self.read(state, step)
+        if self.oracle.tile[k] != state.tile:
+            state.tile, state.version = self.oracle.tile[k], 0
+        if self.oracle.signal[k] >= 0:
+            self.synchronise(state, k)
+        elif self.oracle.op[k] == READ:
+            self.read(state, k)
         else:
-            self.write(state, step)
-        if state.at < len(state.worker.steps):
-            after = state.worker.steps[state.at]
-            if after.op == WAIT and self.given[after.signal] < after.expected:
-                self.ready.pop(chosen)
-                self.stand(state)
-        else:
+            self.write(state, k)
+        if state.at == len(state.steps):
             self.ready.pop(chosen)
             self.leave(state)
+        elif self.waits(state):
+            self.ready.pop(chosen)
+            self.stand(state)
 
     # ---- steps
 
-    def synchronise(self, state: _State, step: Step) -> None:
-        own = state.worker.number
-        state.known[own] += 1
-        if step.op == WAIT:
-            state.known = list(map(max, state.known, self.released[step.signal]))
+    def synchronise(self, state: _State, k: int) -> None:
+        signal = self.oracle.signal[k]
+        state.known[state.number] += 1
+        if self.oracle.op[k] == WAIT:
+            state.known = list(map(max, state.known, self.released[signal]))
             return
-        self.released[step.signal] = list(map(max, state.known, self.released[step.signal]))
-        self.given[step.signal] += 1
-        waiting = self.waiting.pop(step.signal, None)
-        for other in waiting or ():
+        self.released[signal] = list(map(max, state.known, self.released[signal]))
+        self.given[signal] += 1
+        for other in self.waiting.pop(signal, ()):
             self.stand(other)
 
-    def read(self, state: _State, step: Step) -> None:
+    def read(self, state: _State, k: int) -> None:
         said, entry = self.events.describe, self.events.entry
-        for cell in step.cells:
+        for cell in self.oracle.cells[k]:
             writer = self.writer[cell]
             if writer is None:
-                self.find("unwritten read", f"{said(step.event)}: nobody has written it", step)
+                self.find("unwritten read", f"{said(k)}: nobody has written it", k)
             else:
-                self.meet(state, step, writer)
-                if entry[writer.event] != entry[step.event]:
-                    told = f"{said(step.event)}: what lies there is of\n    {said(writer.event)}"
-                    self.find("stale read", told, writer, step)
-            self.readers[cell][step.worker] = step
+                self.meet(state, k, writer)
+                if entry[writer] != entry[k]:
+                    self.find("stale read", f"{said(k)}: what lies there is of\n    {said(writer)}", writer, k)
+            self.readers[cell][state.number] = k
             state.version = (state.version * _PRIME ^ self.version[cell]) & _MASK
 
-    def write(self, state: _State, step: Step) -> None:
-        said, version = self.events.describe, hash((step.event, state.version)) & (_MASK >> 1)
-        for cell in step.cells:
+    def write(self, state: _State, k: int) -> None:
+        said, version = self.events.describe, hash((k, state.version)) & (_MASK >> 1)
+        for cell in self.oracle.cells[k]:
             writer = self.writer[cell]
             for earlier in (*([] if writer is None else [writer]), *self.readers[cell].values()):
-                self.meet(state, step, earlier)
+                self.meet(state, k, earlier)
             if cell in self.output and writer is not None:
-                told = f"{said(step.event)}: it was written before, by\n    {said(writer.event)}"
-                self.find("written twice", told, writer, step)
+                told = f"{said(k)}: it was written before, by\n    {said(writer)}"
+                self.find("written twice", told, writer, k)
             self.readers[cell].clear()
-            self.writer[cell], self.version[cell] = step, version
+            self.writer[cell], self.version[cell] = k, version
 
-    def meet(self, state: _State, step: Step, earlier: Step) -> None:
+    def meet(self, state: _State, k: int, earlier: int) -> None:
         """Two accesses to a piece of memory, one of them a write: a race where nothing orders them."""
-        if state.known[earlier.worker] < earlier.stretch:
-            one, two = self.events.describe(earlier.event), self.events.describe(step.event)
-            self.find("race", f"{two}\n    vs {one}\n    nothing orders them", earlier, step)
+        if state.known[self.oracle.worker[earlier]] < self.oracle.stretch[earlier]:
+            one, two = self.events.describe(earlier), self.events.describe(k)
+            self.find("race", f"{two}\n    vs {one}\n    nothing orders them", earlier, k)
 
     # ---- what comes out
 
-    def find(self, kind: str, what: str, *steps: Step) -> None:
+    def find(self, kind: str, what: str, *steps: int) -> None:
         lines = tuple(sorted(set(map(self.line, steps))))
         self.found.setdefault((kind, lines), Finding(kind, lines, what))
 
-    def line(self, step: Step) -> str:
-        return line_of(self.events.sites[self.events.site[step.event]])
+    def line(self, k: int) -> str:
+        return line_of(self.events.sites[self.events.site[k]])
 
     def stuck(self) -> None:
-        stuck = [s.worker.steps[s.at] for states in self.waiting.values() for s in states]
-        stuck.sort(key=lambda step: step.event)
+        stuck = sorted(s.steps[s.at] for states in self.waiting.values() for s in states)
         told = folded(map(self.entry, stuck), SHOWN)
         for rank, queue in self.outside.items():
             told += [f"rank {rank}: {len(queue)} workers never started, no more may be resident"] if queue else []
-        what = "\n    ".join(["nobody can go on:", *told])
-        self.find("deadlock", what, *stuck)
+        self.find("deadlock", "\n    ".join(["nobody can go on:", *told]), *stuck)
 
-    def entry(self, step: Step) -> Entry:
+    def entry(self, k: int) -> Entry:
         """A worker that stands before a wait for ever."""
-        events, k = self.events, step.event
+        events = self.events
         role, site = events.program.roles[events.role[k]].name, int(events.site[k])
-        text = f"{events.describe(k)}, given {self.given[step.signal]} times"
+        text = f"{events.describe(k)}, given {self.given[self.oracle.signal[k]]} times"
         return Entry(int(events.rank[k]), (role, site), f"worker of {role}", text)
 
     def results(self) -> tuple[Result, ...]:
         """The versions of all pieces of outputs; what nobody wrote is a finding."""
         made = []
-        for (tensor, rank), cells in self.steps.outputs.items():
-            name, written = self.events.program.tensors[tensor].name, [w for c in cells if (w := self.writer[c])]
+        for (tensor, rank), cells in self.oracle.outputs.items():
+            name = self.events.program.tensors[tensor].name
+            written = [w for c in cells if (w := self.writer[c]) is not None]
             if len(written) < len(cells):
                 missing = f"{len(cells) - len(written)} of {len(cells)} pieces of {name} on rank {rank}"
                 self.find("unwritten output", f"{missing}: no tile wrote them")
-            lines = dict.fromkeys(map(self.line, sorted(written, key=lambda step: step.event)))
+            lines = dict.fromkeys(map(self.line, sorted(written)))
             versions = torch.tensor([self.version[c] for c in cells], dtype=torch.int64)
             made.append(Result(f"rank {rank}: pieces of {name}", versions, tuple(lines), versions=True))
         return tuple(made)
