@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilelink.analysis.machine import Machine
 from tilelink.analysis.machine import machine as described
 from tilelink.analysis.simulate import Prediction
 from tilelink.analysis.simulate.verdict import times_as_fast
@@ -102,20 +101,17 @@ def _choose(operator: str, machine: str, dtype: str, world: int, M: int, N: int 
     if world <= found.ranks_per_node < found.ranks:
         within = f"a world of {world} lies within a node of {found.name}, whose collectives are described between nodes"
         raise MachineError(f"{within}: ask for a machine of one node", Site.of_user())
-    plain, forms = unfused(operator, found, world, dtype, shape), Question(operator, found, world, dtype, shape).forms()
-    return chosen(operator, found, world, dtype, shape, plain, forms)
+    asked = Question(operator, found, world, dtype, shape)
+    return chosen(asked, unfused(operator, found, world, dtype, shape), asked.forms())
 
 
-def chosen(
-    operator: str, machine: Machine, world: int, dtype: str, shape: Shape, plain: Unfused, forms: Forms
-) -> Choice:
+def chosen(asked: Question, plain: Unfused, forms: Forms) -> Choice:
     """The choice between the unfused form and the fused ones."""
     fastest, bound = forms.fastest, None if forms.prediction is None else forms.prediction.bound_us
     wins = fastest is not None and fastest.us is not None and plain.total_us >= (1 + MARGIN) * fastest.us
-    return Choice(
-        operator, machine.name, world, dtype, shape, fastest.by if wins and fastest else None,
-        reason(plain, forms), plain, fastest, bound, forms.all,
-    )  # fmt: skip
+    by = fastest.by if wins and fastest else None
+    of = (asked.operator, asked.machine.name, asked.world, asked.dtype, asked.shape)
+    return Choice(*of, by, reason(plain, forms), plain, fastest, bound, forms.all)
 
 
 def reason(plain: Unfused, forms: Forms) -> str:
@@ -145,7 +141,7 @@ def _path(prediction: Prediction) -> str:
     """What the critical path is made of, by role, members of a list as one."""
     roles = {r.name: r.launched for r in prediction.steps.events.program.roles}
     shares: dict[str, float] = defaultdict(float)
-    for link in prediction.critical_path:
-        shares[roles[link.role] if link.kind == "tiles" else "launch and signals"] += link.duration
+    for name, us in prediction.shares_us.items():
+        shares[roles.get(name, name)] += us
     largest = [s for s in sorted(shares.items(), key=lambda share: -share[1])[:NAMED] if s[1] >= LEAST]
     return ", ".join(f"{us:,.1f} {name}" for name, us in largest)

@@ -13,7 +13,7 @@ from tilelink.analysis.simulate.costs import GB_S, TFLOP_S, collective
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.kernels import operators
 from tilelink.plans.choose import Choice, chosen
-from tilelink.plans.forms import Forms, tried
+from tilelink.plans.forms import Question, tried
 from tilelink.plans.model import Experts
 from tilelink.plans.names import Plan
 from tilelink.plans.unfused import Unfused
@@ -38,12 +38,11 @@ def choose_experts(experts: Experts, machine: Machine, dtype: str, tokens: int) 
     shape |= {"K": experts.depth, "N": experts.columns}
     on = {"machine": machine, "world": experts.spread, "dtypes": dtype, **shape}
     known = [Plan(name, program, NamedSchedule(name)) for name in program.schedules]
-    found, best = tried(known, lambda plan, beaten: program.simulate(plan.name, **on))
-    if best is None:
+    forms = tried(known, lambda plan, beaten: program.simulate(plan.name, **on))
+    if (best := forms.prediction) is None:
         return None
-    fastest, prediction = best
-    plain = Unfused(prediction.compute_us, collective(prediction.steps, machine), machine.launch_us)
-    return chosen(experts.name, machine, experts.spread, dtype, shape, plain, Forms(found, fastest, prediction))
+    plain = Unfused(best.compute_us, collective(best.steps, machine), machine.launch_us)
+    return chosen(Question(experts.name, machine, experts.spread, dtype, shape), plain, forms)
 
 
 def experts_bound_us(experts: Experts, machine: Machine, dtype: str, tokens: int) -> float:

@@ -3,7 +3,7 @@ fastest one with narrower tiles, too. Predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from tilelink.frontend.ir import Role
 from tilelink.plans.names import Plan, plans
 from tilelink.plans.unfused import Shape, narrowed
 from tilelink.programs.program import Program
+from tilelink.programs.schedule_text import NamedSchedule
 
 LEFT_OUT = ("bias", "dbias", "gathered", "epilogue")
 """Parameters of programs that predictions are made without."""
@@ -58,25 +59,23 @@ class Forms:
     prediction: Prediction | None = None
 
 
-def tried(
-    known: Iterable[Plan], predicted: Callable[[Plan, float | None], Prediction | str]
-) -> tuple[tuple[Form, ...], tuple[Form, Prediction] | None]:
-    """The form of each plan, and the fastest with its prediction. `predicted` is given a plan and the time of the
-    fastest so far; it returns a prediction, or why the plan is not the fastest, and what it raises but
-    MachineMemoryError says why the plan can't be."""
+def tried(known: Iterable[Plan], predicted: Callable[[Plan, float | None], Prediction | str]) -> Forms:
+    """The forms of plans. `predicted` is given a plan and the time of the fastest so far; it returns a prediction, or
+    why the plan is not the fastest, and what it raises but MachineMemoryError says why the plan can't be."""
     found: list[Form] = []
-    best: tuple[Form, Prediction] | None = None
+    fastest: Form | None = None
+    best: Prediction | None = None
     for plan in known:
         try:
-            made = predicted(plan, best[1].makespan_us if best else None)
+            made = predicted(plan, best.makespan_us if best else None)
         except MachineMemoryError:
             raise
         except TileLinkError as e:
             made = e.message
         found.append(Form(plan, None, made) if isinstance(made, str) else Form(plan, made.makespan_us))
-        if not isinstance(made, str) and (best is None or made.makespan_us < best[1].makespan_us):
-            best = found[-1], made
-    return tuple(found), best
+        if not isinstance(made, str) and (best is None or made.makespan_us < best.makespan_us):
+            fastest, best = found[-1], made
+    return Forms(tuple(found), fastest, best)
 
 
 @dataclass(frozen=True)
@@ -102,32 +101,28 @@ class Question:
                 return f"its bytes between ranks alone take {least[program.name]:,.1f} us"
             return self._predict(plan, beaten)
 
-        found, best = tried(plans(self.operator).values(), predicted)
-        if best is None:
-            return Forms(found)
-        fastest, prediction = self._narrowed(*best)
+        found = tried(plans(self.operator).values(), predicted)
+        if found.fastest is None or found.prediction is None:
+            return found
+        fastest, prediction = self._narrowed(found.fastest, found.prediction)
         check_events(prediction.steps.events).raise_if_unsafe()
-        return Forms((*found, *([] if fastest is best[0] else [fastest])), fastest, prediction)
+        return Forms((*found.all, *([] if fastest is found.fastest else [fastest])), fastest, prediction)
 
     def _predict(self, plan: Plan, beaten: float | None = None) -> Prediction | str:
         """The prediction of a plan; or why no run of it takes less than `beaten` us, where its steps say so."""
-        steps = self._steps(plan)
+        steps = self._steps(plan.program, plan.schedule)
         if beaten is not None:
             least = workers_least(steps, costs(steps, self.machine, {}), self.machine)
             if least >= beaten:
                 return f"its busiest workers alone take {least:,.1f} us"
         return predict(steps, self.machine, {})
 
-    def _steps(self, plan: Plan) -> Steps:
-        bound, exact = plan.program.bound_at(
-            plan.schedule, world=self.world, sizes=dict(self.shape), dtypes=self._dtypes(plan.program),
-            per_node=self.machine.nodes_of(self.world),
-        )  # fmt: skip
-        return steps_of(bound, exact, self.machine, {})
-
-    def _dtypes(self, program: Program) -> Mapping[str, str]:
-        """Those of the tensors that there are in predictions."""
-        return dict.fromkeys((n for n in program.declared if n not in LEFT_OUT), self.dtype)
+    def _steps(self, program: Program, schedule: NamedSchedule | None = None, **sizes: int) -> Steps:
+        """Those of a run with the tensors that there are in predictions; `sizes`: instead of those asked for."""
+        dtypes = dict.fromkeys((n for n in program.declared if n not in LEFT_OUT), self.dtype)
+        nodes, size = self.machine.nodes_of(self.world), {**self.shape, **sizes}
+        bound = program.bound_at(schedule, world=self.world, sizes=size, dtypes=dtypes, per_node=nodes)
+        return steps_of(*bound, self.machine, {})
 
     def _least_us(self, program: Program) -> float:
         """What a program can't be faster than, for its bytes between ranks: they grow with the rows, so that one row a
@@ -135,11 +130,7 @@ class Question:
         few, rows = self.world, self.shape["M"]
         if not isinstance(rows, int) or rows <= few:
             return 0.0
-        bound, exact = program.bound_at(
-            world=self.world, sizes={**self.shape, "M": few}, dtypes=self._dtypes(program),
-            per_node=self.machine.nodes_of(self.world),
-        )  # fmt: skip
-        moved = most_moved(steps_of(bound, exact, self.machine, {})) * rows / few
+        moved = most_moved(self._steps(program, M=few)) * rows / few
         return moved / (usable(self.machine, self.world) * GB_S)
 
     def _narrowed(self, form: Form, prediction: Prediction) -> tuple[Form, Prediction]:
@@ -151,7 +142,7 @@ class Question:
 
         def took(tile: tuple[int, ...]) -> float:
             plan = form.by.and_changed(roles[0].launched, "tile", tile)
-            made[tile] = plan, predict(self._steps(plan), self.machine, {})
+            made[tile] = plan, predict(self._steps(plan.program, plan.schedule), self.machine, {})
             return made[tile][1].makespan_us
 
         tiles = [tuple(int(n or 0) for n in r.resource.tile) for r in roles]

@@ -143,7 +143,7 @@ def _again(steps: Steps, multicast: np.ndarray) -> np.ndarray:
 
 def compute(steps: Steps, costs: Costs, machine: Machine) -> float:
     """The tiles that multiply, dealt out to all SMs in order, as if everything they wait for were there."""
-    ranks, size, slowest = steps.of_tiles("rank"), len(steps.events.heads), 0.0
+    ranks, size, slowest = steps.of_tiles("rank"), len(steps.tile_event), 0.0
     took = np.bincount(steps.tile, weights=costs.alone, minlength=size)
     moved = np.bincount(steps.tile, weights=costs.memory, minlength=size) / (machine.memory_rate * GB_S)
     for rank in np.unique(ranks[steps.multiplies]):

@@ -90,7 +90,7 @@ class _Engine:
         self.parked: dict[int, list[tuple[int, float]]] = defaultdict(list)
         self.heap: list[tuple[float, int]] = []
 
-        tiles = len(steps.events.heads)
+        tiles = len(steps.tile_event)
         self.start, self.stop = array("d", [-1.0]) * tiles, array("d", [0.0]) * tiles
         self.moving = array("d", [0.0]) * tiles
         self.waits = array("d")  # step, begin, end and cause of each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,7 +29,7 @@ from tilelink.analysis.simulate.costs import (
 )
 from tilelink.analysis.simulate.engine import Run, run
 from tilelink.analysis.simulate.steps import Steps, fold
-from tilelink.analysis.simulate.verdict import verdict
+from tilelink.analysis.simulate.verdict import OTHER, verdict
 from tilelink.analysis.timeline import MICROSECONDS, PREDICTED, Timeline, Transfer, of_tiles
 from tilelink.analysis.unroll import unroll
 from tilelink.errors import MachineError, MachineMemoryError, ScheduleWithoutRoleError, Site, similar
@@ -153,6 +154,14 @@ class Prediction:
         launch = Link("launch", first.rank, first.worker, "", "launch, and ranks that are late", 0.0, first.start, 0)
         leave = Link("leave", last.rank, last.worker, "", "the last rank leaves", last.stop, self.makespan_us, 0)
         return tuple(link for link in (launch, *path, leave) if link.duration > 0)
+
+    @cached_property
+    def shares_us(self) -> Mapping[str, float]:
+        """What the critical path is made of: the tiles of each role, and `OTHER`."""
+        shares: dict[str, float] = defaultdict(float)
+        for link in self.critical_path:
+            shares[link.role if link.kind == "tiles" else OTHER] += link.duration
+        return MappingProxyType(shares)
 
     def with_workers(self, role: str, count: int) -> Prediction:
         """The same run with another number of workers for a role, by its name in schedules. Raises ScheduleError

@@ -23,11 +23,12 @@ PER_TRANSFER = ("transfer_step", "source", "target", "size", "pushed")
 class Steps:
     """Steps in columns, in the order in which each worker goes through them.
 
-    Of a step: `kind` (WORK, WAITING or NOTIFYING), `event` (the first of its events), `tile` (index of `Events.heads`),
-    `cell` (flat number over all ranks; of a wait and a notification), `far` (a notification of another rank).
+    Of a step: `kind` (WORK, WAITING or NOTIFYING), `event` (the first of its events), `tile` (index of the tiles
+    below), `cell` (flat number over all ranks; of a wait and a notification), `far` (a notification of another rank).
     Of work: `operations`, `read` and `written` (bytes of own memory), `fetched` (bytes of `read` that the L2 cache does
     not hold).
     Of a transfer: `transfer_step`, `source`, `target` (ranks), `size` in bytes, `pushed` (the target's peer stores).
+    Of a tile: `tile_event`, the first of its events.
     `first` and `last`: steps of worker k are first[k]:last[k]; `worker_rank`: the rank that it is of.
     """
 
@@ -46,6 +47,7 @@ class Steps:
     target: np.ndarray
     size: np.ndarray
     pushed: np.ndarray
+    tile_event: np.ndarray
     first: np.ndarray
     last: np.ndarray
     worker_rank: np.ndarray
@@ -62,11 +64,11 @@ class Steps:
     @cached_property
     def multiplies(self) -> np.ndarray:
         """Which tiles multiply."""
-        return np.bincount(self.tile, weights=self.operations, minlength=len(self.events.heads)) > 0
+        return np.bincount(self.tile, weights=self.operations, minlength=len(self.tile_event)) > 0
 
     def of_tiles(self, column: str) -> np.ndarray:
         """A column of the events, "rank", "worker", "role" or "tile", with one entry for each tile."""
-        return np.asarray(getattr(self.events, column)[self.events.heads])
+        return np.asarray(getattr(self.events, column)[self.tile_event])
 
     def only(self, mask: np.ndarray) -> Steps:
         """Those steps alone, with their transfers."""
@@ -125,6 +127,7 @@ def fold(events: Events, l2: float) -> Steps:
         target=np.where(pushed, peer, mover),
         size=np.bincount(transfer, weights=events.amount[away], minlength=len(moved)),
         pushed=pushed,
+        tile_event=events.heads,
         first=first,
         last=np.append(first[1:], count)[: len(first)],
         worker_rank=events.rank[head][first],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,8 @@ from tilelink.frontend.schedule import SMs
 if TYPE_CHECKING:
     from tilelink.analysis.simulate.prediction import Prediction
 
+OTHER = "launch and signals"
+"""What of a critical path is no tile of a role."""
 WORTH_SAYING = 0.01
 """A share of a time that is worth a word; by as much a run has to get faster for a change to be called a help."""
 SHORT = 0.8
@@ -37,11 +38,8 @@ def verdict(prediction: Prediction) -> str:
     """Names the role that most of the critical path is made of, and what stands before and after it. Says what its
     transfers cost, which SMs have no tile, what other workers would change, what no schedule can beat, and how the run
     compares with the unfused form, if it has one."""
-    path, whole = prediction.critical_path, prediction.makespan_us
-    shares: dict[str, float] = defaultdict(float)
-    for link in path:
-        shares[link.role if link.kind == "tiles" else "launch and signals"] += link.duration
-    order = [link.role for link in path if link.kind == "tiles"]
+    shares, whole = prediction.shares_us, prediction.makespan_us
+    order = [link.role for link in prediction.critical_path if link.kind == "tiles"]
     if not order:
         return "No rank has a tile."
     longest = deciding(prediction)
@@ -65,11 +63,8 @@ def verdict(prediction: Prediction) -> str:
 
 def deciding(prediction: Prediction) -> str:
     """The role whose tiles are most of the critical path, which has some."""
-    shares: dict[str, float] = defaultdict(float)
-    for link in prediction.critical_path:
-        if link.kind == "tiles":
-            shares[link.role] += link.duration
-    return max(shares, key=lambda role: shares[role])
+    shares = prediction.shares_us
+    return max((role for role in shares if role != OTHER), key=lambda role: shares[role])
 
 
 def times_as_fast(ratio: float) -> str:
