@@ -85,17 +85,10 @@ def _data(timeline: Timeline, about: About) -> dict[str, Any]:
         "labels": list(labels),
         "path": path,
         "idle": dict(idle(timeline) if about.idle is None else about.idle),
-        "busy": {r: _short(_busy(timeline, r)) for r in roles},
+        "busy": {r: _short(sum(timeline.busy(rank, r) for rank in timeline.ranks) / max(1, len(rows))) for r in roles},
         "bytes": _under_way(timeline, origin),
         "facts": dict(about.facts),
     }
-
-
-def _busy(timeline: Timeline, role: str) -> float:
-    """Time in tiles of a role, less their waits, the mean over all workers."""
-    workers = sum(len(timeline.workers(rank)) for rank in timeline.ranks)
-    spans = [s for s in timeline.spans if s.role == role]
-    return sum(s.duration if s.kind == "tile" else -s.duration for s in spans) / max(1, workers)
 
 
 def _under_way(timeline: Timeline, origin: float) -> dict[str, list[float]]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import chain, zip_longest
 from os import PathLike
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from tilelink.analysis.draw.arrows import draw_arrows
-from tilelink.analysis.draw.layout import FAINT, IDLE, INK, Layout, luminance, waiting
+import numpy as np
+
+from tilelink.analysis.draw.layout import Layout
 from tilelink.analysis.timeline import MEMORY_OPERATIONS, Span, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+INK, FAINT, IDLE = "#222222", "#7d7d7d", "#eceef1"
 SMALLEST_TEXT = 5.0
+MOST_ARROWS = 40
 
 
 def png(timeline: Timeline, path: str | PathLike[str]) -> None:
@@ -57,6 +62,21 @@ def png(timeline: Timeline, path: str | PathLike[str]) -> None:
     # A palette makes the file less than half as large, and nothing looks different.
     image = Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
     image.quantize(256, dither=Image.Dither.NONE).save(path, "png", optimize=True)
+
+
+def waiting(colour: str) -> dict[str, Any]:
+    """How a wait looks: pale and hatched."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    red, green, blue = (1 - 0.18 * (1 - part) for part in to_rgb(colour))
+    return {"facecolor": to_hex((red, green, blue)), "edgecolor": colour, "hatch": "/////", "linewidth": 0}
+
+
+def luminance(colour: str) -> float:
+    """How light a colour looks, from 0 to 1."""
+    from matplotlib.colors import to_rgb
+
+    return float(np.power(to_rgb(colour), 2.2) @ (0.2126, 0.7152, 0.0722))
 
 
 def draw_frame(axes: Axes, layout: Layout) -> None:
@@ -111,15 +131,8 @@ def draw_head(figure: Figure, layout: Layout, arrows: str) -> None:
 
 def note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **style: Any) -> None:
     """Text at a fraction of the width and a row, moved by points."""
-    axes.annotate(
-        text,
-        at,
-        xycoords=("axes fraction", "data"),
-        xytext=offset,
-        textcoords="offset points",
-        annotation_clip=False,
-        **style,
-    )
+    where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    axes.annotate(text, at, xytext=offset, annotation_clip=False, **where, **style)
 
 
 def draw_tiles(axes: Axes, layout: Layout) -> None:
@@ -160,24 +173,16 @@ def draw_labels(axes: Axes, layout: Layout) -> None:
             texts = [timeline.spans[i].label.replace(" ", between) for i in tiles]
             sizes[between] = min(layout.text_size(text, most) for text in texts)
         between = max(sizes, key=lambda b: sizes[b])
-        size = sizes[between]
+        size, ink = sizes[between], "white" if luminance(colour) < 0.35 else INK
         if size < SMALLEST_TEXT:
             continue
+        style: dict[str, Any] = {"ha": "center", "va": "center", "linespacing": 1.1, "fontsize": size, "color": ink}
         for index in tiles:
             tile = timeline.spans[index]
             text = tile.label.replace(" ", between)
             if layout.text_size(text, rooms[index]) >= size:
-                axes.text(
-                    layout.time((free[index] + tile.stop) / 2),
-                    layout.rows[tile.rank, tile.worker],
-                    text,
-                    ha="center",
-                    va="center",
-                    fontsize=size,
-                    linespacing=1.1,
-                    color="white" if luminance(colour) < 0.35 else INK,
-                    zorder=5,
-                )
+                middle = layout.time((free[index] + tile.stop) / 2)
+                axes.text(middle, layout.rows[tile.rank, tile.worker], text, zorder=5, **style)
 
 
 def draw_shares(axes: Axes, layout: Layout) -> None:
@@ -211,12 +216,85 @@ def draw_shares(axes: Axes, layout: Layout) -> None:
         if high > 0.75:
             # A role may run on few workers, so its waits look small among all.
             each = [f"{role} {waits[role] / tiles[role]:.0%}" for role in timeline.roles if tiles[role]]
-            note(
-                axes,
-                fill("by role: " + ", ".join(each), 42),
-                (0, middle),
-                (0, -above[1]),
-                fontsize=7,
-                va="top",
-                color=FAINT,
-            )
+            by_role = fill("by role: " + ", ".join(each), 42)
+            note(axes, by_role, (0, middle), (0, -above[1]), fontsize=7, va="top", color=FAINT)
+
+
+# ---- arrows, from tiles that notified to the waits they ended
+
+
+def draw_arrows(axes: Axes, layout: Layout) -> str:
+    """Draw arrows; what the legend says about them."""
+    from matplotlib.patches import FancyArrowPatch
+
+    waits, between = candidates(layout.timeline)
+    chosen = choose(layout, waits)
+    style: dict[str, Any] = {"arrowstyle": "-|>,head_length=4,head_width=1.8", "shrinkA": 0, "shrinkB": 0}
+    for x, y, to_x, to_y in chosen:
+        for colour, width, order in (("white", 2.0, 7), (INK, 0.8, 8)):  # a halo keeps it off the hatching
+            look: dict[str, Any] = {"color": colour, "linewidth": width, "zorder": order}
+            axes.add_patch(FancyArrowPatch((x, y), (to_x, to_y), **style, **look))
+        edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.6}
+        axes.plot(x, y, marker="o", markersize=3.6, color=INK, zorder=9, **edge)
+    if not chosen:
+        return ""
+    some = f" ({len(chosen)} of {len(waits)})" if len(chosen) < len(waits) else ""
+    return f"ends a wait of another {between}{some}"
+
+
+def candidates(timeline: Timeline) -> tuple[list[Span], str]:
+    """The waits that arrows could show, the longest first, and between what they go: a rank or a worker.
+
+    Of each tile, the last that really had to wait: what ended it came after it began.
+    """
+    last: dict[int, tuple[Span, Span]] = {}
+    for index, tile in timeline.tile_of.items():
+        wait = timeline.spans[index]
+        notification = timeline.notification(wait)
+        if notification is None:
+            continue
+        notifying, sent = notification
+        if sent > wait.start and (tile not in last or wait.stop > last[tile][0].stop):
+            last[tile] = wait, notifying
+    found: dict[str, list[Span]] = {"rank": [], "worker": []}
+    for wait, notifying in last.values():
+        if notifying.rank != wait.rank:
+            found["rank"].append(wait)
+        elif notifying.worker != wait.worker:
+            found["worker"].append(wait)
+    between = "rank" if found["rank"] else "worker"
+    return sorted(found[between], key=lambda w: (-w.duration, w.start, w.rank, w.worker)), between
+
+
+def choose(layout: Layout, waits: list[Span]) -> list[tuple[float, float, float, float]]:
+    """Arrows to draw, as (x, y) of start and stop: as many as can be told apart.
+
+    They go to the longest waits of each stretch of time, as the longest of all may be all at the start.
+    A tile may end the waits of many workers of a rank, and one arrow to each rank says so.
+    """
+    timeline = layout.timeline
+    chosen: list[tuple[float, float, float, float]] = []
+    shown: set[tuple[int | None, int]] = set()
+    apart = 0.1 * layout.per_inch
+    stretches: dict[int, list[Span]] = defaultdict(list)
+    for wait in waits:
+        stretches[int(layout.time(wait.stop) / layout.whole * MOST_ARROWS / 2)].append(wait)
+    turns = chain.from_iterable(zip_longest(*(stretches[k] for k in sorted(stretches))))
+    for wait in filter(None, turns):
+        notification = timeline.notification(wait)
+        if notification is None:
+            continue
+        tile, sent = notification
+        x, y = layout.time(sent), layout.rows[tile.rank, tile.worker]
+        to_x, to_y = layout.time(wait.stop), layout.rows[wait.rank, wait.worker]
+        crowded = any(
+            max(min(y, to_y), min(b, d)) <= min(max(y, to_y), max(b, d))
+            and (abs(x - a) < apart or abs(to_x - c) < apart)
+            for a, b, c, d in chosen
+        )
+        if (wait.cause, wait.rank) not in shown and not crowded:
+            shown.add((wait.cause, wait.rank))
+            chosen.append((x, y, to_x, to_y))
+        if len(chosen) == MOST_ARROWS:
+            break
+    return chosen

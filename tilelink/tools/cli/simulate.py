@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from copy import deepcopy
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from tilelink.analysis.draw import About, write_page, write_perfetto
 from tilelink.analysis.machine import machine
 from tilelink.analysis.simulate import FUSED, UNFUSED, Prediction
 from tilelink.analysis.simulate.prediction import rounded
-from tilelink.tools.cli import sweep
-from tilelink.tools.cli.command import Answer, Command, Flag, UsageError
-from tilelink.tools.cli.program import Question, machine_flag, program_flags
+from tilelink.errors import TileLinkError
+from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, columns, on_all_cores
+from tilelink.tools.cli.program import Question, machine_flag, program_flags, read_shape
 
 ENDINGS = (".json", ".html")
+Axis = tuple[str, tuple[str, ...]]
+Point = dict[str, str]
+FLAGS = ("machine", "world", "schedule")
+TIMES = ("makespan_us", "bound_us", "unfused_us")
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -26,9 +34,9 @@ def run(args: argparse.Namespace) -> Answer:
         raise UsageError("--until is of a page: say --trace FILE.html, too")
     if args.trace is not None and not Path(args.trace).resolve().parent.is_dir():
         raise UsageError(f"--trace {args.trace}: there is no folder {Path(args.trace).parent}")
-    rows = sweep.rows(args, point) if args.sweep else []
+    rows = _swept(args) if args.sweep else []
     if rows:
-        args = sweep.at(args, rows[0]["point"])
+        args = _at(args, rows[0]["point"])
     asked, prediction = predict(args)
     text, keys = _text(prediction), {"machine": args.machine, **asked.keys, **prediction.summary()}
     if args.trace is not None:
@@ -36,7 +44,7 @@ def run(args: argparse.Namespace) -> Answer:
         keys["trace"] = args.trace
     if rows:
         keys["rows"] = rows
-        text = f"{sweep.table(rows)}\nthe fastest:\n{text}"
+        text = f"{_table(rows)}\nthe fastest:\n{text}"
     return Answer(keys, text, asked.line({"machine": args.machine}))
 
 
@@ -125,6 +133,80 @@ def _time(text: str) -> float:
     return time
 
 
+# ---- sweeps: one command line at every combination of some values, on all cores, the fastest first
+
+
+def _axis(text: str) -> Axis:
+    """`gather.count=4,8,16`: what is varied, and its values."""
+    key, _, values = (s.strip() for s in text.partition("="))
+    found = tuple(v.strip() for v in values.split(","))
+    if not key or not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE,VALUE,...; try gather.count=4,8,16 or M=1024,8192")
+    return key, found
+
+
+def _swept(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What is predicted at every point: its `point` and its figures, by `makespan_us`; then the points that can't be,
+    with `error`. Progress goes to stderr. Raises UsageError where none can be."""
+    axes: list[Axis] = args.sweep
+    twice = {key for key, _ in axes if sum(key == other for other, _ in axes) > 1}
+    if twice:
+        raise UsageError(f"--sweep {', '.join(sorted(twice))}: given twice; all values of a key go into one --sweep")
+    points = [dict(zip([key for key, _ in axes], values, strict=True)) for values in product(*(v for _, v in axes))]
+    jobs = [_at(args, p) for p in points]  # bad keys are found before anything runs
+    found: dict[int, dict[str, Any]] = {}
+    for done, (k, made) in enumerate(on_all_cores(point, jobs), start=1):
+        what = {"error": f"{type(made).__name__}: {made.message}"} if isinstance(made, TileLinkError) else made
+        found[k] = {"point": points[k], **what}
+        said = found[k].get("error") or f"{found[k]['makespan_us']:,.1f} us"
+        print(f"[{done}/{len(jobs)}] {_named(points[k])}: {said}", file=sys.stderr, flush=True)
+    fine = sorted((r for r in found.values() if "error" not in r), key=lambda r: r["makespan_us"])
+    if not fine:
+        raise UsageError(f"no point of the sweep can be; {_named(points[0])}: {found[0]['error']}")
+    return fine + [found[k] for k in sorted(found) if "error" in found[k]]
+
+
+def _at(args: argparse.Namespace, where: Point) -> argparse.Namespace:
+    """The command line at a point. Raises UsageError for a value that its key can't have."""
+    made = argparse.Namespace(**{**vars(args), "sweep": None})
+    made.shape = deepcopy(args.shape)
+    changes: list[str] = []
+    for key, value in where.items():
+        if key == "world":
+            if not value.isdecimal():
+                raise UsageError(f"--sweep world={value}: a natural number")
+            made.world = int(value)
+        elif key in FLAGS:
+            setattr(made, key, value)
+        elif "." in key:
+            changes.append(f"{key}={value}")
+        else:
+            try:
+                made.shape |= read_shape(f"{key}={value}")
+            except argparse.ArgumentTypeError as e:
+                raise UsageError(f"--sweep {key}={value}: {e}") from None
+    made.schedule = ",".join([*([made.schedule] if made.schedule else []), *changes]) or None
+    return made
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    """The rows for people: the fastest first."""
+    keys = list(rows[0]["point"])
+    heads = [*keys, "predicted us", "bound us", "unfused us"]
+    lines = [
+        [*r["point"].values(), *("-" if r[k] is None else f"{r[k]:,.1f}" for k in TIMES)]
+        for r in rows
+        if "error" not in r
+    ]
+    texts = columns(heads, lines)
+    texts += [f"{_named(r['point'])}: {r['error']}" for r in rows if "error" in r]
+    return "\n".join(texts) + "\n"
+
+
+def _named(where: Point) -> str:
+    return " ".join(f"{key}={value}" for key, value in where.items())
+
+
 COMMAND = Command(
     run,
     "tilelink simulate all_gather_matmul --machine h800 --world 8 --shape M=8192,N=1376,K=4096 \\\n"
@@ -142,7 +224,7 @@ COMMAND = Command(
             help="what if another agent than its resource's moved a role's bytes",
         ),
         Flag(
-            "--sweep", action="append", type=sweep.read, metavar="KEY=VALUE,...", help="predict every combination of "
+            "--sweep", action="append", type=_axis, metavar="KEY=VALUE,...", help="predict every combination of "
             "these values, on all cores, and tell of the fastest. KEY: machine, world, schedule, a dimension, or "
             "ROLE.FIELD of the schedule; may be given several times",
         ),
