@@ -29,6 +29,9 @@ MEASURED = "measured"
 
 KINDS = ("tile", "wait")
 
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+
 
 @dataclass(frozen=True)
 class Span:
@@ -132,6 +135,10 @@ class Timeline:
     def roles(self) -> tuple[str, ...]:
         """By name, so that a role has the same place (and colour) in every timeline of a program."""
         return tuple(sorted({s.role for s in self.spans}))
+
+    def colours(self, palette: Sequence[str] = PALETTE) -> dict[str, str]:
+        """The colour of each role; after the last of the palette it starts again."""
+        return {role: palette[k % len(palette)] for k, role in enumerate(self.roles)}
 
     @property
     def start(self) -> float:

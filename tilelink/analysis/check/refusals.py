@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilelink import errors
 from tilelink.analysis.check.findings import COUNT_ALIKE, TELL_ALL, Finding, finding, line_of, region_of, step, tile_of
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.analysis.role_events import Refusal
-from tilelink.errors import (
-    GuardError,
-    HomeError,
-    RankError,
-    SignalCountError,
-    TileLinkError,
-    ViewError,
-    WaitWithoutNotifyError,
-)
 
-KINDS: dict[type[TileLinkError], tuple[str, str]] = {
-    GuardError: ("unguarded read", "wait for all that is read, or read no more than was waited for"),
-    ViewError: (
+KINDS: dict[type[errors.TileLinkError], tuple[str, str]] = {
+    errors.GuardError: ("unguarded read", "wait for all that is read, or read no more than was waited for"),
+    errors.ViewError: (
         "out of bounds",
         "let views end where their tensor, or its part on a rank, does: tk.steps(..., stop=...), a condition",
     ),
-    RankError: ("no such rank", "take the rank modulo tk.world(), or put the statement under a condition on ranks"),
-    HomeError: (
+    errors.RankError: (
+        "no such rank",
+        "take the rank modulo tk.world(), or put the statement under a condition on ranks",
+    ),
+    errors.HomeError: (
         "foreign output",
         "store it to a buffer of the rank that the output is of, notify it, and let that rank wait for it",
     ),
-    WaitWithoutNotifyError: ("lost signal", TELL_ALL),
-    SignalCountError: ("signal count", COUNT_ALIKE),
+    errors.WaitWithoutNotifyError: ("lost signal", TELL_ALL),
+    errors.SignalCountError: ("signal count", COUNT_ALIKE),
 }
 """What findings are called and what would be right, by the error that the unrolling refuses with."""
 
@@ -56,9 +51,9 @@ def _refusal(refused: Refusal) -> Finding:
     )
 
 
-def _unguarded(events: Events, error: TileLinkError) -> Finding | None:
+def _unguarded(events: Events, error: errors.TileLinkError) -> Finding | None:
     """The read that goes beyond its wait, and the tile that writes what lies beyond; None where none writes it."""
-    if not isinstance(error, GuardError) or error.tile is None:
+    if not isinstance(error, errors.GuardError) or error.tile is None:
         return None
     role, number, rank = error.tile
     index = next(k for k, r in enumerate(events.program.roles) if r.name == role)
@@ -94,4 +89,4 @@ def _read_beyond(events: Events, write: int, read: int, wait: int) -> Finding:
         f"read no further than {events.region(wait)}, or let this tile wait for {events.region(read)}, too: "
         f"{line_of(events, wait)}"
     )
-    return finding(events, KINDS[GuardError][0], [write, read], what, chain, remedy)
+    return finding(events, KINDS[errors.GuardError][0], [write, read], what, chain, remedy)

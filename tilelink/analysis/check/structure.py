@@ -17,7 +17,6 @@ notifications of a cell is that of the tiles in it, as derived. By 6 and 7 unrol
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import sympy
@@ -48,9 +47,9 @@ class RolePlace(ir.Place):
     role: ir.Role
 
 
-def role_places(role: ir.Role) -> Iterator[RolePlace]:
-    """All statements of a role, in order of the source."""
-    return (RolePlace(p.statement, p.outer, p.rest, role) for p in ir.places(role.body))
+def role_places(program: ir.TileProgram) -> list[RolePlace]:
+    """All statements of all roles, in order of the source."""
+    return [RolePlace(p.statement, p.outer, p.rest, r) for r in program.roles for p in ir.places(r.body)]
 
 
 def why_not_structural(program: ir.TileProgram, sizes: Sizes | None = None) -> str:
@@ -59,20 +58,18 @@ def why_not_structural(program: ir.TileProgram, sizes: Sizes | None = None) -> s
     reason = _why_not(program)
     if reason or sizes is None:
         return reason
-    places = (p for role in program.roles for p in role_places(role) if isinstance(p.statement, ir.Store | ir.Copy))
+    places = (p for p in role_places(program) if isinstance(p.statement, ir.Store | ir.Copy))
     empty = [r.dim for p in places for r in _only_first(p) or () if not sizes.values[r.dim]]
     return f"the first tile along {empty[0]} writes an output, and {empty[0]} is 0" if empty else ""
 
 
 @kept()
 def _why_not(program: ir.TileProgram) -> str:
-    found = [p for role in program.roles for p in role_places(role)]
+    found = role_places(program)
     awaited = {v.tensor for p in found if isinstance(p.statement, ir.Wait) for v in p.statement.views}
     for tensor in program.tensors:
-        if tensor.kind in ("buffer", "output"):
-            reason = _written_once(tensor, found, tensor.name in awaited)
-            if reason:
-                return reason
+        if tensor.kind in ("buffer", "output") and (reason := _written_once(tensor, found, tensor.name in awaited)):
+            return reason
     numbers = {role.name: n for n, together in enumerate(members(program.roles)) for role in together}
     writers = {p.statement.target.tensor: p for p in found if isinstance(p.statement, ir.Store | ir.Copy)}
     waits = {(p.role.name, p.statement.name): p.statement for p in found if isinstance(p.statement, ir.Wait)}
@@ -180,11 +177,11 @@ def _contained(view: ir.View, waited: ir.View, place: RolePlace) -> bool:
     if view.tensor != waited.tensor or view.home != waited.home:
         return False
     pairs = zip(view.index, waited.index, strict=True)
-    return all(i == w or (_ranges(i, w) and (w.whole or _lies(i, w.start, w.stop, place))) for i, w in pairs)
-
-
-def _ranges(*entries: ir.Range | Expr) -> bool:
-    return all(isinstance(i, ir.Range) for i in entries)
+    return all(
+        i == w
+        or (isinstance(i, ir.Range) and isinstance(w, ir.Range) and (w.whole or _lies(i, w.start, w.stop, place)))
+        for i, w in pairs
+    )
 
 
 def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:

@@ -14,7 +14,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from tilelink.analysis.draw.layout import colours_of
 from tilelink.analysis.paths import Link, critical_path, idle
 from tilelink.analysis.timeline import MEASURED, MICROSECONDS, PREDICTED, Timeline
 
@@ -79,7 +78,7 @@ def _data(timeline: Timeline, about: About) -> dict[str, Any]:
         "until": about.until,
         "verdict": about.verdict,
         "roles": roles,
-        "colours": list(colours_of(roles).values()),
+        "colours": list(timeline.colours().values()),
         "rows": [[rank, worker, str(worker) if peer is None else f"e{peer}"] for (rank, worker), peer in peers.items()],
         "spans": spans,
         "labels": list(labels),

@@ -8,7 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from tilelink.analysis.draw.layout import colours_of
 from tilelink.analysis.timeline import MEMORY_OPERATIONS, Span, Timeline
 
 Event = dict[str, Any]
@@ -27,7 +26,7 @@ def perfetto(timeline: Timeline) -> dict[str, Any]:
     and the names of the processes say what they are.
     """
     processes, threads = _identifiers(timeline)
-    colours = colours_of(timeline.roles, TRACE_COLOURS)
+    colours = timeline.colours(TRACE_COLOURS)
     about = timeline.source
     if timeline.unit == MEMORY_OPERATIONS:
         about += ": 1 us drawn is 1 memory operation, not performance"
