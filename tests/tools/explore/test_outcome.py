@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tilelink.tools.explore import Finding, Outcome, Result, Trial, explore
-from tilelink.tools.explore.outcome import differences, poison, unwritten
+from tilelink.tools.explore.trial import differences, poison, unwritten
 
 
 def what(now: torch.Tensor, first: torch.Tensor) -> list[str]:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tilelink.analysis.check.before import Before
 from tilelink.analysis.check.cells import Cells, Pairs, conflicts, written_tensors
 from tilelink.analysis.check.findings import SHOWN, Finding, finding, firsts, last_before, line_of, step
-from tilelink.analysis.check.synchronisation import Synchronisation
+from tilelink.analysis.check.synchronisation import Before, Synchronisation
 from tilelink.analysis.events import NOTIFY, WAIT, WRITE, Events
 from tilelink.frontend.ir import Copy, Store, walk
 

@@ -2,6 +2,11 @@
 
 Signals only grow and every wait is for all that its signal is given in a run. So whatever order the workers are run in,
 the same steps are reached in the end: if one execution comes to an end, each does (all workers being resident).
+
+Which event comes before another in every execution ("happens-before") is program order (across a wait or a
+notification, where the threads of a worker meet), from each notification to all waits for its signal, and what follows.
+Most pairs that matter are ordered by one notification and one wait, which are looked up. For the rest there are vector
+clocks, with a component for each worker whose event has to come first.
 """
 
 from __future__ import annotations
@@ -11,7 +16,11 @@ from functools import cached_property
 
 import numpy as np
 
-from tilelink.analysis.events import NOTIFY, WAIT, Events
+from tilelink.analysis.events import NOTIFY, WAIT, Events, word
+from tilelink.frontend.ir import token_name
+
+COLUMNS = 256
+"""Components of clocks that are computed at a time, which bounds their memory."""
 
 
 class Synchronisation:
@@ -97,3 +106,145 @@ def execute(sync: Synchronisation) -> Execution:
         position[worker] = k
     waiting = sorted(w for workers in blocked.values() for w in workers)
     return Execution(np.array(done, np.int64), {w: position[w] for w in waiting})
+
+
+# ---- happens-before
+
+
+class Before:
+    """`Before(sync, done)(x, y)`: whether events x come before events y, elementwise; `done`: the steps of a whole
+    execution, in order. Waits have to be for all that their signals are given."""
+
+    def __init__(self, sync: Synchronisation, done: np.ndarray) -> None:
+        self.sync, self.done = sync, done
+        count = len(sync.codes)
+        steps = np.arange(len(sync.at))
+        pair = sync.worker * count + sync.signal
+        self.gives, last = np.unique(pair[sync.notifies][::-1], return_index=True)
+        self.gives_last = steps[sync.notifies][::-1][last]
+        self.awaits, first = np.unique(pair[~sync.notifies], return_index=True)
+        self.awaits_first = steps[~sync.notifies][first]
+        tensors = sync.events.tensor[sync.at]
+        self.by_tensor = {
+            int(t): tuple(steps[(tensors == t) & kind] for kind in (sync.notifies, ~sync.notifies))
+            for t in np.unique(tensors)
+        }
+
+    def __call__(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        ordered = self.directly(x, y)
+        left = np.flatnonzero(~ordered)
+        if len(left):
+            ordered[left] = self._by_clocks(x[left], y[left])
+        return ordered
+
+    def directly(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Whether x comes before y by program order, or by one signal of a tensor related to theirs."""
+        sync, events = self.sync, self.sync.events
+        same = sync.worker_of[x] == sync.worker_of[y]
+        ordered = same & (sync.after(x) < sync.after(y))
+        for tensor in np.unique(events.tensor[x]):
+            for name in related(sync, int(tensor)):
+                notifies, waits = self.by_tensor.get(name, (np.zeros(0, int), np.zeros(0, int)))
+                mine = np.flatnonzero((events.tensor[x] == tensor) & ~ordered)
+                if len(notifies) and len(waits) and len(mine):
+                    ordered[mine] = self._by_signal(x[mine], y[mine], notifies, waits)
+        return ordered
+
+    def _by_signal(self, x: np.ndarray, y: np.ndarray, notifies: np.ndarray, waits: np.ndarray) -> np.ndarray:
+        """Two guesses at the signal: that of the notification after x, on the rank of y; that of the wait before y."""
+        sync, events = self.sync, self.sync.events
+        next_one = notifies[np.minimum(np.searchsorted(notifies, sync.until(x)), len(notifies) - 1)]
+        at = sync.at[next_one]
+        code = word(events.tensor[at], events.rank[y], events.cell[at])
+        one = np.minimum(np.searchsorted(sync.codes, code), len(sync.codes) - 1)
+        ordered = self._through(x, y, one) & (sync.codes[one] == code)
+        last_one = waits[np.maximum(np.searchsorted(waits, sync.until(y)) - 1, 0)]
+        return ordered | self._through(x, y, sync.signal[last_one])
+
+    def _through(self, x: np.ndarray, y: np.ndarray, signal: np.ndarray) -> np.ndarray:
+        """Whether the worker of x gives the signal after x, and the worker of y waits for it before y."""
+        sync, count = self.sync, len(self.sync.codes)
+        given, step = _look_up(self.gives, self.gives_last, sync.worker_of[x] * count + signal)
+        given &= step >= sync.until(x)
+        awaited, step = _look_up(self.awaits, self.awaits_first, sync.worker_of[y] * count + signal)
+        return given & awaited & (step < sync.until(y))
+
+    # ---- clocks
+
+    def _by_clocks(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Whether x comes before y: y has heard of the first notification of the worker of x after x."""
+        sync = self.sync
+        worker, until = sync.worker_of[x], sync.until(x)
+        more = until < sync.first[worker + 1]
+        number = np.where(more, sync.notified[until] + 1, np.iinfo(np.int32).max)
+        at = sync.after(y)
+        heard = np.zeros(len(x), np.int64)
+        known = np.flatnonzero((at >= 0) & (worker != sync.worker_of[y]))
+        sources = np.unique(worker[known])
+        for k in range(0, len(sources), COLUMNS):
+            some = sources[k : k + COLUMNS]
+            here = known[np.isin(worker[known], some)]
+            heard[here] = self._clocks(some, at[here], np.searchsorted(some, worker[here]))
+        return heard >= number
+
+    def _clocks(self, sources: np.ndarray, steps: np.ndarray, column: np.ndarray) -> np.ndarray:
+        """How many notifications of sources[column] a worker has heard of after a step, elementwise."""
+        sync = self.sync
+        columns = {int(w): c for c, w in enumerate(sources)}
+        rows = [np.zeros(len(sources), np.int32)]
+        known = {rows[0].tobytes(): 0}
+        joined: dict[tuple[int, int], int] = {}
+
+        def intern(row: np.ndarray) -> int:
+            key = row.tobytes()
+            if key not in known:
+                known[key] = len(rows)
+                rows.append(row)
+            return known[key]
+
+        clock = [0] * sync.workers
+        told: dict[int, list[tuple[int, int, int]]] = {}
+        arrived: dict[int, int] = {}
+        wanted = np.zeros(len(sync.at), bool)
+        wanted[steps] = True
+        row_of = np.zeros(len(sync.at), np.int64)
+        worker_of, signal, notifies = sync.worker.tolist(), sync.signal.tolist(), sync.notifies.tolist()
+        counts = (sync.notified[:-1] + 1).tolist()
+        for k in self.done.tolist():
+            worker, s = worker_of[k], signal[k]
+            if notifies[k]:
+                told.setdefault(s, []).append((clock[worker], columns.get(worker, -1), counts[k]))
+            else:
+                if s not in arrived:
+                    arrived[s] = intern(_join(rows, told.pop(s, [])))
+                pair = clock[worker], arrived[s]
+                if pair not in joined:
+                    joined[pair] = intern(np.maximum(rows[pair[0]], rows[pair[1]]))
+                clock[worker] = joined[pair]
+            if wanted[k]:
+                row_of[k] = clock[worker]
+        return np.array([rows[r][c] for r, c in zip(row_of[steps].tolist(), column.tolist(), strict=True)])
+
+
+def related(sync: Synchronisation, tensor: int) -> tuple[int, ...]:
+    """Tensors whose signals tell of accesses to a tensor: itself, and the token with which its entries are released."""
+    tensors = sync.events.program.tensors
+    name = token_name(tensors[tensor].name)
+    return (tensor, *(k for k, t in enumerate(tensors) if t.kind == "token" and t.name == name))
+
+
+def _join(rows: list[np.ndarray], told: list[tuple[int, int, int]]) -> np.ndarray:
+    """What is known once all of these notifications have come: (clock of the notifier, its component, its count)."""
+    known = np.maximum.reduce([rows[r] for r in {r for r, _, _ in told} | {0}]).copy()
+    own = [(c, n) for _, c, n in told if c >= 0]
+    if own:
+        np.maximum.at(known, [c for c, _ in own], [n for _, n in own])
+    return known
+
+
+def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(whether there is an entry, its value)."""
+    if not len(keys):
+        return np.zeros(len(wanted), bool), np.zeros(len(wanted), np.int64)
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return keys[at] == wanted, values[at]

@@ -2,11 +2,9 @@
 
 from tilelink.tools.explore.explorer import Exploration, explore
 from tilelink.tools.explore.findings import Finding
-from tilelink.tools.explore.lowered import Lowered
 from tilelink.tools.explore.oracle import Oracle
-from tilelink.tools.explore.outcome import Outcome, Result, Subject
-from tilelink.tools.explore.trial import Trial
-from tilelink.tools.explore.worlds import of_world
+from tilelink.tools.explore.trial import Outcome, Result, Subject, Trial
+from tilelink.tools.explore.worlds import Lowered, of_world
 
 __all__ = [
     "Exploration", "Finding", "Lowered", "Oracle", "Outcome", "Result", "Subject", "Trial", "explore", "of_world",

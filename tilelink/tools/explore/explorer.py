@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tilelink.errors import listed
 from tilelink.tools.explore.findings import Finding
-from tilelink.tools.explore.outcome import Outcome, Subject, differences, unwritten
-from tilelink.tools.explore.trial import FIRST, POLICIES, Trial
+from tilelink.tools.explore.trial import FIRST, POLICIES, Outcome, Subject, Trial, differences, unwritten
 
 
 @dataclass

@@ -20,8 +20,7 @@ from tilelink.emulator.policies import Policy, made
 from tilelink.frontend.schedule import Schedule
 from tilelink.programs.program import Program
 from tilelink.tools.explore.findings import Advice, Finding, line_of
-from tilelink.tools.explore.outcome import Outcome, Result
-from tilelink.tools.explore.trial import Residency, Trial
+from tilelink.tools.explore.trial import Outcome, Residency, Result, Trial
 
 _MASK, _PRIME = 0xFFFFFFFFFFFFFFFF, 0x100000001B3
 SHOWN = 8

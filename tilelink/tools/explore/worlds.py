@@ -1,4 +1,5 @@
-"""Exploring anything that ranks of a world run: hand-written kernels, and calls of programs one after the other."""
+"""Exploring what ranks of a world run: lowered programs, in Triton's interpreter, several calls in a row; or anything
+else, such as hand-written kernels, and calls of programs one after the other."""
 
 from __future__ import annotations
 
@@ -6,13 +7,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
+from tilelink.analysis.events import NOTIFY, WRITE
+from tilelink.analysis.placement import placed, shape_on
+from tilelink.analysis.unroll import DEFAULT_SMS, unroll
 from tilelink.emulator import Execution
 from tilelink.errors import TileLinkError
-from tilelink.tools.explore.findings import Finding, findings_of
-from tilelink.tools.explore.outcome import Outcome, Result, Subject
-from tilelink.tools.explore.trial import Residency, Trial
+from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.sizes import Sizes
+from tilelink.programs.given import at_sizes
+from tilelink.programs.program import Program
+from tilelink.runtime.cpu.world import CpuGroup, CpuWorld
+from tilelink.tools.explore.findings import Advice, Finding, findings_of, line_of
+from tilelink.tools.explore.trial import Outcome, Residency, Result, Subject, Trial, poison
+
+LEAST_HEAP, CONTROL = 1 << 16, 1 << 14
+LOW, HIGH = -2, 3
+"""Small integers, of which sums are exact in any order, so that results can be compared bit for bit."""
 
 
 class World(Protocol):
@@ -36,6 +50,110 @@ def outcome_of(world: World, run: Callable[[], tuple[Sequence[Result], Sequence[
         findings = findings_of(error)
     assert world.latest is not None
     return Outcome(world.latest.schedule_hash, world.latest.turns, tuple(results), tuple(findings))
+
+
+class Lowered:
+    """A program with a schedule (taken as it is), as `tilelink.tools.explore` takes it: every rank makes one call
+    more than there are `slots`, with other operands each time, and none waits between them. `sizes` and `dtypes` as in
+    `Program.bound_at`.
+
+    `resident`: at most so many workers of a rank at a time, the last first; by default all, or where any number will
+    do, one that is part of the schedule. `make_world` makes the world, for kernels that are not as
+    they were lowered. Raises the errors of the frontend and of the unrolling, and WorldError for fewer
+    than 1 resident; what the check finds is not asked.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        *,
+        world: int,
+        dtypes: Any = "float32",
+        slots: int = 1,
+        sms: int = DEFAULT_SMS,
+        per_node: int | None = None,
+        resident: int | None = None,
+        make_world: Callable[..., CpuWorld] = CpuWorld,
+        **sizes: Any,
+    ) -> None:
+        self.program, flat = at_sizes(program, sizes)
+        bound, exact = self.program.bound_at(schedule, world=world, sizes=flat, dtypes=dtypes, per_node=per_node)
+        self.schedule, self.bound, self.sizes = schedule, bound, exact
+        self.events = unroll(bound, self.sizes, sms=sms)
+        self.calls, self.residency = slots + 1, Residency.asked(resident)
+        self.advise = Advice(self.events, resident)
+        room = placed(bound, self.sizes)
+        self.world = make_world(
+            world, heap_bytes=CONTROL + slots * max(LEAST_HEAP, 4 * (room.data_bytes + room.signal_bytes)), slots=slots,
+            signal_bytes=max(1 << 12, 4 * room.signal_bytes), sms=sms, per_node=per_node, switch="memory", check=False,
+        )  # fmt: skip
+        self.given = [[operands(bound, self.sizes, r, n) for n in range(self.calls)] for r in range(world)]
+        self.outputs = [t.name for t in bound.outputs]
+        cut = {t.dims[t.sharded] for t in bound.tensors if t.sharded is not None and t.kind in ("input", "output")}
+        cut |= {route.rows for route in bound.routes}
+        self.parts = {d: said for d, said in self.sizes.said.items() if d in cut}
+
+    def run(self, trial: Trial) -> Outcome:
+        """One run, from a heap that holds nothing."""
+        world = self.world
+        for heap in world.lane.heaps:
+            heap.fill_(0xFF)
+        world.reset()
+        residency = self.residency.under(self.events, trial.seed)
+        world.policy, world.resident, world.admit = trial.word, residency.most, residency.admit
+
+        def run() -> tuple[Sequence[Result], Sequence[Finding]]:
+            made = world.run(self._calls, seed=trial.seed)
+            results = [self._result(n, r, k, t) for r, m in enumerate(made) for n, k, t in m]
+            return results, [self._left(*left) for left in world.lane.signals_left()]
+
+        return outcome_of(world, run)
+
+    def _calls(self, group: CpuGroup) -> list[tuple[int, str, torch.Tensor]]:
+        """All calls of a rank; what comes out, by call and name."""
+        made = []
+        for n, given in enumerate(self.given[group.rank]):
+            outs = {name: given[name].clone() for name in self.outputs}
+            self.program(schedule=self.schedule, group=group, parts=self.parts, **given | outs)
+            made += [(n, name, out) for name, out in outs.items()]
+        return made
+
+    def _result(self, call: int, rank: int, name: str, tensor: torch.Tensor) -> Result:
+        return Result(f"call {call}, rank {rank}: {name}", tensor, self._lines(WRITE, name))
+
+    def _left(self, rank: int, slot: int, at: int) -> Finding:
+        """The finding that the signals of a slot are not zero after all runs, `at` so many bytes from the first."""
+        signals = placed(self.bound, self.sizes, word=self.world.lane.target.signal_bytes).signals
+        name = next(name for name, first, _ in reversed(signals) if first <= at)
+        what = (
+            f"rank {rank}, slot {slot}: signals of {name} are not zero after the last run: the next counts from there"
+        )
+        return Finding("signals left", self._lines(NOTIFY, name), what)
+
+    def _lines(self, op: int, name: str) -> tuple[str, ...]:
+        """Where in the source something is done to a tensor."""
+        events = self.events
+        index = next(k for k, t in enumerate(self.bound.tensors) if t.name == name)
+        sites = np.unique(events.site[(events.op == op) & (events.tensor == index)])
+        return tuple(line_of(events.sites[s]) for s in sites)
+
+
+def operands(program: TileProgram, sizes: Sizes, rank: int, call: int) -> dict[str, torch.Tensor]:
+    """The tensors of one call of a rank, by name: inputs, others in each call, and outputs that are poisoned."""
+    generator = torch.Generator().manual_seed(1000 * call + rank)
+    made = {}
+    for tensor in program.tensors:
+        if tensor.kind not in ("input", "output"):
+            continue
+        shape, dtype = shape_on(tensor, sizes, rank), getattr(torch, tensor.dtype)
+        low = 0 if dtype in (torch.bool, torch.uint8) else LOW
+        numbers = torch.randint(low, HIGH, shape, generator=generator)
+        made[tensor.name] = poison(torch.empty(shape, dtype=dtype)) if tensor.kind == "output" else numbers.to(dtype)
+    return made
+
+
+# ---- anything that ranks of a world run
 
 
 @dataclass(frozen=True)
