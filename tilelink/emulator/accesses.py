@@ -65,14 +65,11 @@ class Accesses:
         mode = VOLATILE_LOAD if volatile else LOAD
         me = self._begin(self._switch_always or volatile)
         accesses = self._locate(me, mode, pointers, mask, dtype.itemsize)
-        if len(accesses) == 1 and accesses[0].lanes is None:
-            data = accesses[0].values(dtype).copy()
-        else:
-            data = np.zeros(pointers.shape, dtype)
-            if other is not None:
-                data[...] = other
-            for access in accesses:
-                access.read_into(data)
+        data = np.zeros(pointers.shape, dtype)
+        if other is not None:
+            data[...] = other
+        for access in accesses:
+            data.reshape(-1)[access.lanes] = access.values(dtype)
         if not accesses:
             return data
         polling = volatile or (data.size == 1 and accesses[0].region.kind == "signal")
@@ -81,7 +78,7 @@ class Accesses:
         site = me.site or sites.current()
         poll = _poll(site, accesses, data) if polling else None
         if poll is None and me.polls:
-            me.load(site, accesses[0].start)
+            me.load(site, int(accesses[0].addresses[0]))
         self._record(me, mode, accesses, site, poll)
         if poll is not None:
             self._park(me, poll)
@@ -94,7 +91,7 @@ class Accesses:
         if not accesses:
             return
         for access in accesses:
-            access.write(access.part_of(values))
+            access.write(values.reshape(-1)[access.lanes])
         if self.ordering:
             self._record(me, STORE, accesses, me.site or sites.current(), None, writes=True)
         self._effect(me, accesses, only_signals=False)
@@ -113,7 +110,7 @@ class Accesses:
         old = apply()
         if not accesses:
             return old
-        parts = [(access.part_of(old), access.values(dtype)) for access in accesses]
+        parts = [(old.reshape(-1)[access.lanes], access.values(dtype)) for access in accesses]
         changed = any(bool((before != after).any()) for before, after in parts)
         # What changes nothing only looks, such as adding 0; but nobody waits with a mere release.
         writes = changed or mode.semantic == "release" or mode.kind == "atomic_store"
@@ -174,7 +171,8 @@ class Accesses:
             self._quiet = 0
         me.progress()
         for access in accesses:
-            self.scheduler.wake(access.low - 7, access.high)  # a word that is polled has at most 8 bytes
+            low, high = access.reach
+            self.scheduler.wake(low - 7, high)  # a word that is polled has at most 8 bytes
 
     def progress(self) -> None:
         """A program has ended, or another process wrote what one polls."""
@@ -240,4 +238,4 @@ class Accesses:
 
 
 def _poll(site: KernelSite, accesses: list[Access], tile: Array) -> Poll:
-    return Poll(site, tuple((access, access.part_of(tile).reshape(-1).copy()) for access in accesses))
+    return Poll(site, tuple((access, tile.reshape(-1)[access.lanes]) for access in accesses))

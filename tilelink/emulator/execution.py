@@ -207,8 +207,7 @@ class Execution:
                 start = launch.start.join(stream.end)
                 program = Program(launch, self._ordering.strand(who, (rank, stream.name, who.program), start))
                 body = partial(self._execute, program, stream)
-                program.task = self._scheduler.spawn(body, rank, f"{launch.name}[{who.program}]")
-                self._programs[program.task] = program
+                self._programs[self._scheduler.spawn(body, rank, f"{launch.name}[{who.program}]")] = program
                 launch.started += 1
                 self._under_way[rank] += launch.agent is None
 
@@ -235,8 +234,8 @@ class Execution:
             raise
         except Exception as error:
             raise errors.KernelError(program.who, sites.of_traceback(error.__traceback__), error) from error
-        assert program.task is not None
-        del self._programs[program.task]
+        assert self._scheduler.current is not None
+        del self._programs[self._scheduler.current]
         self._accesses.progress()
         self._under_way[launch.rank] -= launch.agent is None
         launch.finished += 1

@@ -6,16 +6,12 @@ import ctypes
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
-from math import prod
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from tilelink.frontend.kept import kept
 
 Kind = Literal["data", "signal", "control"]
 Box = tuple[tuple[int, int], ...]
@@ -62,36 +58,11 @@ class Region:
         inside = (addresses >= self.base) & (addresses <= self.end - itemsize)
         return inside if self.dense else inside & self._are_elements(addresses)
 
-    def holds(self, access: Access) -> bool:
-        """Whether every element of an access between base and end is the region's, and not in a gap."""
-        return self.dense or bool(self._are_elements(access.all_addresses()).all())
-
-    def box(self, access: Access) -> Box:
-        """The smallest box that holds an access."""
-        if access.addresses is None:
-            low = self._digits((access.low - self.base) // self.itemsize)
-            high = self._digits((access.high - 1 - self.base) // self.itemsize)
-            if self._is_box(access, low, high):
-                return tuple((lo, hi + 1) for lo, hi in zip(low, high, strict=True))
-        return self.box_of(access.all_addresses(), access.itemsize)
-
     def box_of(self, addresses: Array, itemsize: int = 1) -> Box:
         """The smallest box that holds what is at some addresses."""
         low = self._digits((addresses - self.base) // self.itemsize)
         high = self._digits((addresses + (itemsize - 1) - self.base) // self.itemsize)
         return tuple((int(lo.min()), int(hi.max()) + 1) for lo, hi in zip(low, high, strict=True))
-
-    def _is_box(self, access: Access, low: list[int], high: list[int]) -> bool:
-        """Whether an affine access reaches no index beyond those of its first and last element."""
-        reach = list(low)
-        for count, stride in zip(access.counts, access.strides, strict=True):
-            step = self._digits(abs(stride) // self.itemsize)
-            span = self._digits(abs(stride) * (count - 1) // self.itemsize)
-            if any(whole != one * (count - 1) for whole, one in zip(span, step, strict=True)):
-                return False
-            reach = [r + s for r, s in zip(reach, span, strict=True)]
-        wide = self._digits((access.itemsize - 1) // self.itemsize)
-        return high == [r + w for r, w in zip(reach, wide, strict=True)]
 
     def _are_elements(self, addresses: Array) -> Array:
         offsets = (addresses - self.base) // self.itemsize
@@ -109,66 +80,43 @@ class Region:
         return digits
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Access:
-    """Elements of one region that one operation touches.
-
-    Either affine: element (i, j, ...) of `counts` lies at `start` + i * strides[0] + j * strides[1] + ..., and `lanes`
-    are the slices of the tile that it stands for (None: all of it). Or scattered: `addresses` has one entry per
-    element, and `lanes` their positions in the flattened tile."""
+    """Elements of one region that one operation touches: where they are in memory, and their positions in the flattened
+    tile (`lanes`)."""
 
     region: Region
     itemsize: int
-    low: int
-    high: int
-    start: int
-    counts: tuple[int, ...]
-    strides: tuple[int, ...]
-    lanes: tuple[slice, ...] | Array | None = None
-    addresses: Array | None = None
+    addresses: Array
+    lanes: Array
 
-    @cached_property
+    @property
     def box(self) -> Box:
         """The smallest box of the region that holds the access."""
-        return self.region.box(self)
-
-    def view(self, dtype: np.dtype[Any]) -> Array:
-        """The memory of an affine access as an array that shares it."""
-        region = self.region
-        return np.ndarray(self.counts, dtype, region.bytes, self.start - region.base, self.strides)
+        return self.region.box_of(self.addresses, self.itemsize)
 
     def values(self, dtype: np.dtype[Any]) -> Array:
-        """What is in memory now, an entry per element; of an affine access it is the memory itself."""
-        return self.view(dtype) if self.addresses is None else self._anywhere(dtype)[self.addresses - self.region.base]
+        """What is in memory now, an entry per element."""
+        elements, numbers = self._in_memory(dtype)
+        return elements[numbers]
 
     def write(self, values: Array) -> None:
         """Stores a value per element."""
-        if self.addresses is None:
-            self.view(values.dtype)[...] = values
-        else:
-            self._anywhere(values.dtype)[self.addresses - self.region.base] = values
+        elements, numbers = self._in_memory(values.dtype)
+        elements[numbers] = values
 
-    def _anywhere(self, dtype: np.dtype[Any]) -> Array:
-        """The elements that begin at every byte of the region."""
-        memory = self.region.bytes
-        return np.ndarray((len(memory) - dtype.itemsize + 1,), dtype, memory, 0, (1,))
+    def _in_memory(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        """The region as elements of a dtype, and the numbers of those that are accessed. They overlap only where some
+        access is not aligned: numpy takes three times as long for them."""
+        memory, offsets = self.region.bytes, self.addresses - self.region.base
+        apart = common_step(offsets, dtype.itemsize)
+        elements = np.ndarray(((len(memory) - dtype.itemsize) // apart + 1,), dtype, memory, 0, (apart,))
+        return elements, offsets // apart
 
-    def part_of(self, tile: Array) -> Array:
-        """The elements of a tile that the access stands for."""
-        if self.addresses is not None:
-            return tile.reshape(-1)[self.lanes]
-        return tile if self.lanes is None else tile[self.lanes]
-
-    def read_into(self, tile: Array) -> None:
-        """Reads these elements of a tile, which lies in one piece, from memory."""
-        flat = tile if self.addresses is None else tile.reshape(-1)
-        flat[... if self.lanes is None else self.lanes] = self.values(tile.dtype)
-
-    def all_addresses(self) -> Array:
-        """The address of every element."""
-        if self.addresses is not None:
-            return self.addresses
-        return (self.start + affine_offsets(self.counts, self.strides)).reshape(-1)
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The bytes from the first to the last element, a half-open range."""
+        return int(self.addresses.min()), int(self.addresses.max()) + self.itemsize
 
 
 @dataclass(frozen=True)
@@ -197,7 +145,9 @@ class Place:
 
     def pointers(self) -> Array:
         """The address of every element."""
-        return (self.address + affine_offsets(self.counts, self.strides)).view(np.uint64)
+        indices = np.indices(self.counts, sparse=True)
+        offsets = sum((i * s for i, s in zip(indices, self.strides, strict=True)), np.zeros(self.counts, np.int64))
+        return (self.address + offsets).view(np.uint64)
 
 
 class Outside(Exception):
@@ -231,96 +181,37 @@ class RegionMap:
 
     def locate(self, pointers: Array, mask: Array | None, itemsize: int) -> list[Access]:
         """Where a tile of pointers falls: an access per region, none if nothing is selected; or `Outside`."""
-        addresses = pointers.view(np.int64)
-        if mask is not None and mask.all():
-            mask = None
-        if mask is not None:
-            if not mask.any():
-                return []
-            mask = np.broadcast_to(mask, addresses.shape)
-        access = self._affine(addresses, mask, itemsize)
-        if access is not None:
-            return [access]
-        chosen = np.arange(addresses.size) if mask is None else np.nonzero(mask.reshape(-1))[0]
-        return self._scattered(addresses.reshape(-1)[chosen], chosen, itemsize)
-
-    def _affine(self, addresses: Array, mask: Array | None, itemsize: int) -> Access | None:
-        """The one affine access that a tile is, None if it is not."""
-        form, lanes = _affine_form(addresses, itemsize), None
-        if form is None:
-            return None
-        start, counts, strides = form
-        if mask is not None:
-            lanes = _rectangle(mask)
-            if lanes is None:
-                return None
-            start += sum(lane.start * stride for lane, stride in zip(lanes, strides, strict=True))
-            counts = tuple(lane.stop - lane.start for lane in lanes)
-        low = high = start
-        for count, stride in zip(counts, strides, strict=True):
-            if stride > 0:
-                high += (count - 1) * stride
-            else:
-                low += (count - 1) * stride
-        high += itemsize
-        for region in self._spanning(low, high):
-            access = Access(region, itemsize, low, high, start, counts, strides, lanes)
-            if region.holds(access):
-                return access
-        return None
-
-    def _scattered(self, addresses: Array, lanes: Array, itemsize: int) -> list[Access]:
-        accesses = []
+        addresses = pointers.view(np.int64).reshape(-1)
+        if mask is None or mask.all():
+            lanes = np.arange(addresses.size)
+        else:
+            lanes = np.flatnonzero(np.broadcast_to(mask, pointers.shape))
+            addresses = addresses[lanes]
+        accesses: list[Access] = []
         while addresses.size:
-            first = int(addresses[0])
-            for region in self._spanning(first, first + itemsize):
-                inside = region.contains(addresses, itemsize)
-                if inside[0]:
-                    break
-            else:
-                raise Outside(first)
-            own, own_lanes = addresses[inside], lanes[inside]
-            low, high = int(own.min()), int(own.max()) + itemsize
-            accesses.append(Access(region, itemsize, low, high, low, own.shape, (itemsize,), own_lanes, own))
+            region, inside = self._around(addresses, itemsize)
+            if inside.all():
+                return [*accesses, Access(region, itemsize, addresses, lanes)]
+            accesses.append(Access(region, itemsize, addresses[inside], lanes[inside]))
             addresses, lanes = addresses[~inside], lanes[~inside]
         return accesses
 
-
-def _affine_form(addresses: Array, itemsize: int) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
-    """First address, counts and strides, if the addresses are an affine function of their index."""
-    first = (0,) * addresses.ndim
-    start = int(addresses[first])
-    strides = []
-    for dimension, count in enumerate(addresses.shape):
-        second = (*first[:dimension], 1, *first[dimension + 1 :])
-        strides.append(itemsize if count == 1 else int(addresses[second]) - start)
-    form = start, addresses.shape, tuple(strides)
-    if addresses.size == 1 or (addresses - start == affine_offsets(*form[1:])).all():
-        return form
-    return None
+    def _around(self, addresses: Array, itemsize: int) -> tuple[Region, Array]:
+        """The region of the first element, and which of the others it has, too; of several, the one with the most."""
+        first = int(addresses[0])
+        spanning = [(r, r.contains(addresses, itemsize)) for r in self._spanning(first, first + itemsize)]
+        found = [(region, inside) for region, inside in spanning if inside[0]]
+        if not found:
+            raise Outside(first)
+        return max(found, key=lambda entry: np.count_nonzero(entry[1]))
 
 
-def _rectangle(mask: Array) -> tuple[slice, ...] | None:
-    """The part of a tile that a mask selects, if that is a rectangle."""
-    lanes = []
-    for dimension in range(mask.ndim):
-        others = tuple(d for d in range(mask.ndim) if d != dimension)
-        (chosen,) = np.nonzero(mask.any(axis=others))
-        lanes.append(slice(int(chosen[0]), int(chosen[-1]) + 1))
-    return tuple(lanes) if prod(lane.stop - lane.start for lane in lanes) == np.count_nonzero(mask) else None
+def common_step(offsets: Array, size: int) -> int:
+    """The largest power of two that divides all offsets and a size."""
+    bits = int(np.bitwise_or.reduce(offsets)) | size
+    return bits & -bits
 
 
 def bytes_at(address: int, size: int) -> Array:
     """Memory that the caller keeps alive."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
-
-
-@kept(64)
-def affine_offsets(counts: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """The offset of every element of an affine tile from its first."""
-    offsets = np.zeros(counts, np.int64)
-    for dimension, (count, stride) in enumerate(zip(counts, strides, strict=True)):
-        shape = [1] * len(counts)
-        shape[dimension] = count
-        offsets += (np.arange(count) * stride).reshape(shape)
-    return offsets

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from tilelink.emulator.errors import Wait
 from tilelink.emulator.memory import Access, Array
 from tilelink.emulator.ordering import Strand
-from tilelink.emulator.scheduler import Task
 from tilelink.emulator.sites import KernelSite
 
 if TYPE_CHECKING:
     from tilelink.emulator.streams import Launch
 
-PollKey = tuple[KernelSite, tuple[tuple[int, ...], ...]]
+PollKey = tuple[KernelSite, bytes]
 """The line and the addresses of a poll."""
 
 
@@ -30,15 +29,10 @@ class Poll:
     @cached_property
     def key(self) -> PollKey:
         """What makes two polls the same."""
-        return self.site, tuple(
-            (access.start, *access.counts, *access.strides)
-            if access.addresses is None
-            else tuple(access.addresses.tolist())
-            for access, _ in self.seen
-        )
+        return self.site, b"".join(access.addresses.tobytes() for access, _ in self.seen)
 
     def addresses(self) -> list[int]:
-        return [int(address) for access, _ in self.seen for address in access.all_addresses()]
+        return [address for access, _ in self.seen for address in access.addresses.tolist()]
 
     def differs(self, other: Poll) -> bool:
         """Whether another poll of these addresses saw something else."""
@@ -46,14 +40,14 @@ class Poll:
 
     def is_current(self) -> bool:
         """Whether memory still holds the values."""
-        return all(bool((access.values(values.dtype).reshape(-1) == values).all()) for access, values in self.seen)
+        return all(bool((access.values(values.dtype) == values).all()) for access, values in self.seen)
 
     def waits(self) -> list[Wait]:
         """One entry per address."""
         return [
-            Wait(access.region.name, access.region.rank, access.region.index(int(address)), value.item(), self.site)
+            Wait(access.region.name, access.region.rank, access.region.index(address), value, self.site)
             for access, values in self.seen
-            for address, value in zip(access.all_addresses(), values, strict=True)
+            for address, value in zip(access.addresses.tolist(), values.tolist(), strict=True)
         ]
 
 
@@ -64,7 +58,6 @@ class Program:
     def __init__(self, launch: Launch, strand: Strand, site: KernelSite | None = None) -> None:
         self.launch, self.who, self.strand, self.site = launch, strand.who, strand, site
         self.fenced = int(strand.clock[strand.slot]) - 1
-        self.task: Task | None = None
         self.quiet = 0  # operations since the last one with an effect
         self._polls: dict[PollKey, Poll] = {}  # the latest comes last
         self._looks = 0

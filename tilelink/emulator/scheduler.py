@@ -1,7 +1,7 @@
 """A deterministic scheduler of cooperative tasks.
 
-Tasks are threads that pass a baton: exactly one runs, until it switches, blocks or ends. Which task runs next depends
-on the seed and on nothing else, so a run can be repeated exactly.
+Each task has a thread while it is under way. The threads pass a baton: exactly one runs, until its task switches,
+blocks or ends. Which task runs next depends on the seed and on nothing else, so a run can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import threading
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from tilelink.emulator.errors import DeadlockError
 from tilelink.emulator.policies import PolicyWord, made
 
 STACK_BYTES = 1 << 20
 """Stack of a task's thread. Only pages that are touched cost memory."""
+MOST_THREADS = 1 << 20
+"""More than there are tasks: a task that waited for a thread would never come to its turn."""
 
 
 class _Stopped(BaseException):
@@ -23,28 +26,20 @@ class _Stopped(BaseException):
 
 
 class Task:
-    """One body that runs in turns with others. `keys`: the keys it is parked on, () when it isn't."""
+    """One body that runs in turns with others. `keys`: the keys it is parked on, () when it isn't. `begun`: it has a
+    thread, which waits for the `baton` whenever it is not its turn."""
 
-    __slots__ = ("body", "index", "keys", "name", "rank", "worker")
+    __slots__ = ("baton", "begun", "body", "index", "keys", "name", "rank")
 
     def __init__(self, index: int, rank: int, name: str, body: Callable[[], None]) -> None:
         self.index, self.rank, self.name, self.body = index, rank, name, body
         self.keys: tuple[int, ...] = ()
-        self.worker: _Worker | None = None
+        self.begun = False
+        self.baton = threading.Lock()
+        self.baton.acquire()
 
     def __repr__(self) -> str:
         return f"<Task {self.name} of rank {self.rank}>"
-
-
-class _Worker:
-    """A thread that runs tasks, one after the other. It waits for its baton whenever it is not its turn."""
-
-    def __init__(self, scheduler: Scheduler, task: Task) -> None:
-        self.task: Task | None = task
-        self.baton = threading.Lock()
-        self.baton.acquire()
-        self.thread = threading.Thread(target=scheduler._work, args=(self,), daemon=True)
-        self.thread.start()
 
 
 class Scheduler:
@@ -68,9 +63,8 @@ class Scheduler:
         self._keys: list[int] = []  # of _parked, sorted
         self._alive: dict[int, Task] = {}
         self._spawned = 0
-        self._workers: list[_Worker] = []
-        self._idle: list[_Worker] = []
-        self._main = threading.Lock()
+        self._threads = ThreadPoolExecutor(MOST_THREADS)
+        self._over = threading.Semaphore(0)
         self._error: BaseException | None = None
         self.current: Task | None = None
         self.turns = 0
@@ -90,21 +84,24 @@ class Scheduler:
 
     def run(self) -> None:
         """Runs all tasks. Raises what one of them raised, or `DeadlockError`; no thread is left behind."""
-        self._main.acquire()
         stack_before = threading.stack_size(self._stack_bytes)
         try:
-            first = self._next()
-            if first is not None:
-                self._hand_over(first)
-                self._main.acquire()
+            self._hand_over(self._next())
+            self._over.acquire()
         finally:
             self.stopping.set()
-            for worker in self._workers:
-                worker.baton.release()
-                worker.thread.join()
+            for task in tuple(self._alive.values()):  # one after the other: what they undo is not for several threads
+                if task.begun:
+                    task.baton.release()
+                    self._over.acquire()
+            self._threads.shutdown()
             threading.stack_size(stack_before)
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback holds this frame
 
     def switch(self) -> None:
         """A point where another task may run before the current one goes on."""
@@ -167,13 +164,8 @@ class Scheduler:
         following = self._next()
         if following is me:
             return
-        worker = me.worker
-        assert worker is not None
-        if following is None:
-            self._main.release()
-        else:
-            self._hand_over(following)
-        worker.baton.acquire()
+        self._hand_over(following)
+        me.baton.acquire()
         if self.stopping.is_set():
             raise _Stopped
 
@@ -202,41 +194,28 @@ class Scheduler:
         except Exception as error:  # it belongs to the run, not to the task that happens to be the last
             self._error = error
 
-    def _hand_over(self, task: Task) -> None:
+    def _hand_over(self, task: Task | None) -> None:
+        """Gives the turn to a task; None ends the run."""
+        if task is None:
+            self._over.release()
+            return
         self.current = task
-        if task.worker is None:
-            if self._idle:
-                task.worker = self._idle.pop()
-                task.worker.task = task
-            else:
-                task.worker = _Worker(self, task)
-                self._workers.append(task.worker)
-        task.worker.baton.release()
+        if task.begun:
+            task.baton.release()
+        else:
+            task.begun = True
+            self._threads.submit(self._live, task)
 
-    def _work(self, worker: _Worker) -> None:
-        """The life of a worker's thread."""
-        worker.baton.acquire()
-        while not self.stopping.is_set():
-            task = worker.task
-            assert task is not None
-            try:
-                task.body()
-            except _Stopped:
-                return
-            except BaseException as error:  # whatever it is, run() raises it
-                self._error = self._error or error
-            if self.stopping.is_set():
-                return
-            task.worker = worker.task = None
+    def _live(self, task: Task) -> None:
+        """The life of a task, on a thread."""
+        try:
+            task.body()
+        except _Stopped:
+            pass
+        except BaseException as error:  # whatever it is, run() raises it
+            self._error = self._error or error
+        if self.stopping.is_set():
+            self._over.release()
+        else:
             del self._alive[task.index]
-            following = self._next()
-            if following is None:
-                self._main.release()
-            elif following.worker is None:
-                # A task that has not started yet needs no other thread.
-                following.worker, worker.task, self.current = worker, following, following
-                continue
-            else:
-                self._idle.append(worker)
-                self._hand_over(following)
-            worker.baton.acquire()
+            self._hand_over(self._next())

@@ -5,11 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from math import gcd
-from typing import Any
 
 import numpy as np
 
-from tilelink.emulator.memory import Access, Array, Region, affine_offsets
+from tilelink.emulator.memory import Access, Array, Region, common_step
 
 CHUNK = 1 << 16
 """Cells that are copied at once: what was never touched stays unallocated."""
@@ -55,34 +54,18 @@ class Shadow:
 
 
 class Cells:
-    """The cells of one access."""
+    """The cells of one access: the `numbers` of those in its shadow."""
 
-    __slots__ = ("access", "chosen", "counts", "shadow", "start", "strides")
-
-    def __init__(self, shadow: Shadow, access: Access) -> None:
-        grain = shadow.grain
-        self.access, self.shadow = access, shadow
-        width = access.itemsize // grain
-        self.chosen: Array | None = None
-        if access.addresses is not None:
-            cells = (access.addresses - shadow.base) // grain
-            self.chosen = cells if width == 1 else (cells[:, None] + np.arange(width)).reshape(-1)
-            return
-        self.start = (access.start - shadow.base) // grain
-        self.counts, strides = access.counts, access.strides
-        if width > 1:
-            self.counts, strides = (*self.counts, width), (*strides, grain)
-        self.strides = tuple(stride // grain for stride in strides)
+    def __init__(self, shadow: Shadow, access: Access, numbers: Array) -> None:
+        self.shadow, self.access, self.numbers = shadow, access, numbers
 
     def get(self, layer: str) -> Array:
-        """The numbers in the cells."""
-        cells, chosen = self._in(layer)
-        return cells[chosen]
+        """What is in the cells."""
+        return self.shadow.layer(layer)[self.numbers]
 
     def fill(self, layer: str, value: int) -> None:
         """Writes one number to all cells."""
-        cells, chosen = self._in(layer)
-        cells[chosen] = value
+        self.shadow.layer(layer)[self.numbers] = value
 
     def distinct(self, layer: str) -> list[int]:
         """The different numbers in the cells."""
@@ -90,25 +73,14 @@ class Cells:
 
     def update(self, layer: str, function: Callable[[int], int]) -> None:
         """Replaces every number by a function of it, which is called once for each different one."""
-        cells, chosen = self._in(layer)
-        before = cells[chosen]
+        before = self.get(layer)
         values = _distinct(before)
-        after = [function(value) for value in values]
-        cells[chosen] = after[0] if len(values) == 1 else np.array(after, np.int32)[np.searchsorted(values, before)]
+        after = np.array([function(value) for value in values], np.int32)
+        self.shadow.layer(layer)[self.numbers] = after[np.searchsorted(values, before)] if len(values) > 1 else after[0]
 
     def addresses(self, layer: str, value: int) -> Array:
         """Where in memory the cells are that hold a number."""
-        chosen = self.chosen
-        cells = self.start + affine_offsets(self.counts, self.strides) if chosen is None else chosen
-        return self.shadow.base + self.shadow.grain * cells[self.get(layer) == value].reshape(-1)
-
-    def _in(self, layer: str) -> tuple[Array, Any]:
-        """An array in a layer, and which of its elements the cells are."""
-        cells = self.shadow.layer(layer)
-        if self.chosen is not None:
-            return cells, self.chosen
-        strides = tuple(stride * cells.itemsize for stride in self.strides)
-        return np.ndarray(self.counts, cells.dtype, cells, self.start * cells.itemsize, strides), ...
+        return self.shadow.base + self.shadow.grain * self.numbers[self.get(layer) == value]
 
 
 class ShadowMemory:
@@ -142,15 +114,14 @@ class ShadowMemory:
 
     def cells(self, access: Access) -> Cells:
         """The cells of an access, after the grain was made fine enough for it."""
-        shadow = self._covering(access.low)
-        assert shadow is not None and access.high <= shadow.end, "a region that was not added"
-        grain = shadow.grain
-        offset = access.start - shadow.base
-        if access.itemsize % grain or offset % grain or any(stride % grain for stride in access.strides):
-            shadow.refine(gcd(grain, access.itemsize, offset, *access.strides))
-        if access.addresses is not None and ((access.addresses - shadow.base) % shadow.grain).any():
-            shadow.refine(1)
-        return Cells(shadow, access)
+        shadow = self._covering(access.region.base)
+        assert shadow is not None, "a region that was not added"
+        offsets = access.addresses - shadow.base
+        grain = common_step(offsets, access.itemsize)
+        if grain < shadow.grain:
+            shadow.refine(grain)
+        numbers, width = offsets // shadow.grain, access.itemsize // shadow.grain
+        return Cells(shadow, access, numbers if width == 1 else (numbers[:, None] + np.arange(width)).reshape(-1))
 
     def _covering(self, address: int) -> Shadow | None:
         position = bisect_right(self._bases, address) - 1
@@ -160,7 +131,6 @@ class ShadowMemory:
 
 
 def _distinct(values: Array) -> list[int]:
-    first = values[(0,) * values.ndim]
-    if (values == first).all():
-        return [int(first)]
+    if (values == values[0]).all():
+        return [int(values[0])]
     return [int(value) for value in np.unique(values)]
