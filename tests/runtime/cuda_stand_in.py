@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from tilelink.backend.targets import CPU
-from tilelink.emulator import DeadlockError, Execution, InterpretedKernel, Region, interpreted
-from tilelink.emulator.engine import EngineCopy, EngineSignal, EngineWait
-from tilelink.emulator.interpreter import suspended
+from tilelink.emulator import DeadlockError, Execution, InterpretedKernel, Region, engine, interpreted
+from tilelink.emulator.accesses import Accesses
 from tilelink.runtime.cpu.lane import CpuLane
 from tilelink.runtime.cuda.device import Kernel
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
@@ -56,8 +56,7 @@ class StandIn:
         return torch.zeros(1, dtype=torch.int64)
 
     def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
-        with suspended():
-            code = _Code(self, prepared, interpreted(getattr(prepared.module, kernel)), tuple(arguments))
+        code = _Code(self, prepared, interpreted(getattr(prepared.module, kernel)), tuple(arguments))
         self.loads.append(kernel)
         return Kernel(kernel, tuple(arguments), 64, 0, 1024, 4, self.workers_per_sm, code)
 
@@ -81,17 +80,17 @@ class StandIn:
         return self.graph is not None
 
     def copy(self, stream: StandInStream, source: torch.Tensor, target: torch.Tensor) -> None:
-        self._enqueue(_Engine(stream.cuda_stream, EngineCopy(source, target)))
+        self._enqueue(_Engine(stream.cuda_stream, partial(engine.copy, source, target)))
 
     def write_signal(self, stream: StandInStream, address: int) -> None:
-        self._enqueue(_Engine(stream.cuda_stream, EngineSignal(self._word(address), 1)))
+        self._enqueue(_Engine(stream.cuda_stream, partial(engine.signal, self._word(address), 1)))
 
     def wait_for_signal(self, stream: StandInStream, address: int, least: int) -> None:
-        self._enqueue(_Engine(stream.cuda_stream, EngineWait(self._word(address), least)))
+        self._enqueue(_Engine(stream.cuda_stream, partial(engine.wait, self._word(address), least)))
 
     def fill(self, stream: StandInStream, words: torch.Tensor, value: int) -> None:
         for word in words:
-            self._enqueue(_Engine(stream.cuda_stream, EngineSignal(word, value)))
+            self._enqueue(_Engine(stream.cuda_stream, partial(engine.signal, word, value)))
 
     def _word(self, address: int) -> torch.Tensor:
         assert self.world is not None
@@ -188,7 +187,7 @@ class _Follow:
 @dataclass(frozen=True, eq=False)
 class _Engine:
     stream: int
-    work: EngineCopy | EngineSignal | EngineWait
+    work: Callable[[Accesses], None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -153,14 +153,13 @@ def bits(seed: int = 0, sms: int = 20) -> tuple[list[torch.Tensor], int]:
     numbers = torch.Generator().manual_seed(1)
     x, weight = torch.randn(2, 20, 40, generator=numbers), torch.randn(2, 40, N, generator=numbers)
     world = small_world(2, sms=sms)
-    executions: list[Any] = []
 
     def rank(group: Group) -> torch.Tensor:
-        executions.append(world.execution)
         return all_gather_matmul(x[group.rank], weight[group.rank], schedule=SMALL, group=group)
 
     outs = world.run(rank, seed=seed)
-    return outs, executions[0].schedule_hash
+    assert world.latest is not None
+    return outs, world.latest.schedule_hash
 
 
 def test_the_seed_fixes_the_order_and_no_order_changes_a_bit() -> None:

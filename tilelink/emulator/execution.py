@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from tilelink.emulator import errors, sites
 from tilelink.emulator.accesses import Accesses
 from tilelink.emulator.errors import DeadlockError
-from tilelink.emulator.interpreter import installed
+from tilelink.emulator.interpreter import InterpretedKernel, installed
 from tilelink.emulator.memory import Array, Region, RegionMap
 from tilelink.emulator.network import Network
 from tilelink.emulator.operation import Operation
@@ -19,7 +19,7 @@ from tilelink.emulator.policies import PolicyWord
 from tilelink.emulator.programs import Program
 from tilelink.emulator.races import Race, RaceDetector
 from tilelink.emulator.scheduler import Scheduler, Task
-from tilelink.emulator.streams import Launch, Mark, Stream, Work
+from tilelink.emulator.streams import Launch, Mark, Stream
 from tilelink.errors import TileLinkError
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Execution:
     def _start_anew(self) -> None:
         """The state of a run, in which nothing has happened."""
         elsewhere = self._elsewhere
-        self._scheduler = Scheduler(self._seed, self._policy, self._await_others if elsewhere else self._stalled)
+        self._scheduler = Scheduler(self._seed, self._policy)
         self._detector = RaceDetector() if self._find_races else None
         self._ordering = Ordering()
         self._accesses = Accesses(
@@ -93,7 +93,6 @@ class Execution:
             livelock=self._livelock,
             heartbeat=elsewhere.heartbeat if elsewhere else None,
         )
-        self._accesses.network = Network(self._accesses, self._ordering, self.world)
         self._hosts: dict[Task, Strand] = {}
         self._programs: dict[Task, Program] = {}
         self._streams: dict[tuple[int, object], Stream] = {}
@@ -118,6 +117,8 @@ class Execution:
                 raise
             self.synchronize(rank)
 
+        self._scheduler.on_stall = self._await_others if self._elsewhere else self._stalled
+        self._accesses.network = Network(self._accesses, self._ordering, self.world)
         try:
             with installed(self._accesses):
                 for rank in self._ranks:
@@ -128,6 +129,7 @@ class Execution:
             self.schedule_hash, self.turns = self._scheduler.schedule_hash, self._scheduler.turns
             self.operations = self._accesses.operations
             self.races = self._detector.races if self._detector else []
+            vars(self._accesses).clear()  # all of a run hold it, and it all of them: this frees memory at once
             self._start_anew()
         if self.races and self._find_races is True:
             raise errors.RaceError(self.races)
@@ -137,7 +139,7 @@ class Execution:
 
     def launch(
         self,
-        work: Work,
+        work: InterpretedKernel | Callable[[Accesses], object],
         grid: int | tuple[int, ...],
         arguments: Mapping[str, Any],
         regions: Sequence[Region],
@@ -146,8 +148,9 @@ class Execution:
         name: str | None = None,
         agent: int | None = None,
     ) -> None:
-        """Puts a launch of `grid` programs (up to three axes) on a stream of a rank. `agent`: the number of the
-        program, where it is an agent of the copy engine, which is resident on no SM.
+        """Puts a launch of `grid` programs (up to three axes) on a stream of a rank: of a kernel, or of something that
+        the copy engine does. `agent`: the number of the program, where it is an agent of the copy engine, which is
+        resident on no SM.
 
         `arguments`: tensors, numbers, and values of constexpr parameters, by name. The launch may touch `regions` and
         nothing else. Raises `TypeError` for arguments that do not fit the kernel."""
@@ -155,10 +158,12 @@ class Execution:
             self._accesses.shadows.add(region)
         start = self._host().publish()
         shape = grid if isinstance(grid, tuple) else (grid,)
-        body, number = work.bind(self._accesses, arguments), self._launched[rank]
-        launch = Launch(
-            body, shape, RegionMap(regions), rank, name or work.name, number, start, agent, self._last_first
-        )
+        if isinstance(work, InterpretedKernel):
+            body, name = work.bind(arguments), name or work.name
+        else:
+            body, name = partial(work, self._accesses), name or "copy engine"
+        number = self._launched[rank]
+        launch = Launch(body, shape, RegionMap(regions), rank, name, number, start, agent, self._last_first)
         self._launched[rank] += 1
         self._accesses.effects += 1
         if launch.grid > 0:

@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from inspect import Signature
 from threading import Lock
 from types import CellType, CodeType, FunctionType, SimpleNamespace
 from typing import Any
@@ -41,23 +42,22 @@ _one_run = Lock()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InterpretedKernel:
-    """What `interpreted` makes of a kernel."""
+    """What `interpreted` makes of a kernel: its Python function, and what the kernel takes."""
 
-    kernel: Any
     name: str
     function: FunctionType
-    parameters: tuple[str, ...]
+    signature: Signature
     constexprs: frozenset[str]
 
-    def bind(self, memory: Accesses, arguments: Mapping[str, Any]) -> Callable[[], object]:
+    def bind(self, arguments: Mapping[str, Any]) -> Callable[[], object]:
         """One program, whose accesses go to the memory that is `installed`. Raises `TypeError` for arguments that do
         not fit."""
-        unknown = arguments.keys() - set(self.parameters)
+        unknown = arguments.keys() - set(self.signature.parameters)
         if unknown:
             raise TypeError(f"{self.name} has no parameter {', '.join(sorted(unknown))}")
-        signature = self.kernel.signature.bind(**arguments)
-        signature.apply_defaults()
-        values = {name: unwrapped(value) for name, value in signature.arguments.items()}
+        bound = self.signature.bind(**arguments)
+        bound.apply_defaults()
+        values = {name: unwrapped(value) for name, value in bound.arguments.items()}
         for name in values.keys() - self.constexprs:
             values[name] = stock._implicit_cvt(values[name])
         return partial(self.function, **values)
@@ -65,10 +65,20 @@ class InterpretedKernel:
 
 def interpreted(kernel: Any) -> InterpretedKernel:
     """The twin of a `triton.jit` function that `Execution.launch` takes. The kernel itself stays as it is."""
-    kernel = _jit_function(kernel)
-    constexprs = frozenset(parameter.name for parameter in kernel.params if parameter.is_constexpr)
-    names = tuple(kernel.signature.parameters)
-    return InterpretedKernel(kernel, kernel.__name__, _python_function(kernel), names, constexprs)
+    twin: InterpretedKernel | None = getattr(kernel.fn, _TWIN, None)
+    if twin is None:
+        # With TRITON_INTERPRET set, triton.jit makes an InterpretedFunction.
+        kernel = kernel if isinstance(kernel, JITFunction) else JITFunction(kernel.fn)
+        names = {"interpreter_semantic": stock.interpreter_semantic}
+        if hasattr(stock, "_InterpreterComparison"):
+            names["_InterpreterComparison"] = stock._InterpreterComparison
+        function = _rewritten(kernel, names)
+        constexprs = frozenset(parameter.name for parameter in kernel.params if parameter.is_constexpr)
+        twin = InterpretedKernel(kernel.__name__, function, kernel.signature, constexprs)
+        setattr(kernel.fn, _TWIN, twin)  # a table would keep generated kernels alive
+        if not function.__code__.co_filename.startswith(_TRITON):
+            sites.files.add(function.__code__.co_filename)
+    return twin
 
 
 def is_running() -> bool:
@@ -146,26 +156,6 @@ def _replace(patches: ExitStack, owner: Any, name: str, value: Any) -> None:
         patches.callback(setattr, owner, name, before)
 
 
-def _jit_function(kernel: Any) -> Any:
-    # With TRITON_INTERPRET set, triton.jit makes an InterpretedFunction.
-    return kernel if isinstance(kernel, JITFunction) else JITFunction(kernel.fn)
-
-
-def _python_function(kernel: Any) -> FunctionType:
-    """The Python function that the interpreter runs for a jitted one."""
-    function: FunctionType | None = getattr(kernel.fn, _TWIN, None)
-    if function is None:
-        kernel = _jit_function(kernel)
-        names = {"interpreter_semantic": stock.interpreter_semantic}
-        if hasattr(stock, "_InterpreterComparison"):
-            names["_InterpreterComparison"] = stock._InterpreterComparison
-        function = _rewritten(kernel, names)
-        setattr(kernel.fn, _TWIN, function)  # a table would keep generated kernels alive
-        if not function.__code__.co_filename.startswith(_TRITON):
-            sites.files.add(function.__code__.co_filename)
-    return function
-
-
 def _rewritten(kernel: Any, names: Mapping[str, Any]) -> FunctionType:
     """The function of a kernel as Triton's transformer changes it, which also knows `names`.
 
@@ -191,7 +181,7 @@ def _rewritten(kernel: Any, names: Mapping[str, Any]) -> FunctionType:
 
 
 def _call(kernel: Any, *arguments: Any, **named: Any) -> Any:
-    return _python_function(kernel)(*arguments, **named)
+    return interpreted(kernel).function(*arguments, **named)
 
 
 def _bound(kernel: Any, instance: Any, owner: type | None = None) -> Any:

@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from tilelink.emulator import Admission, Execution, InterpretedKernel, Operation, PolicyWord, Region, interpreted
-from tilelink.emulator.interpreter import suspended
 from tilelink.emulator.memory import Kind
 from tilelink.emulator.policies import made
 from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, WorldError, public
@@ -196,14 +195,14 @@ def _bound(
     """A kernel as the interpreter takes it, and its arguments by name. Raises ArgumentError."""
     if not hasattr(kernel, "fn") or not hasattr(kernel, "signature"):
         raise ArgumentError(f"{kernel!r} is no kernel: a function with @triton.jit", site)
-    with suspended():
-        twin = interpreted(kernel)
-    if len(arguments) > len(twin.parameters):
-        raise ArgumentError(f"{twin.name} takes {len(twin.parameters)} arguments, not {len(arguments)}", site)
-    values = dict(zip(twin.parameters, arguments, strict=False))
+    twin = interpreted(kernel)
+    parameters = twin.signature.parameters
+    if len(arguments) > len(parameters):
+        raise ArgumentError(f"{twin.name} takes {len(parameters)} arguments, not {len(arguments)}", site)
+    values = dict(zip(parameters, arguments, strict=False))
     if twice := sorted(values.keys() & named.keys()):
         raise ArgumentError(f"{twin.name} is given {', '.join(twice)} twice", site)
-    values |= {name: value for name, value in named.items() if name in twin.parameters or name not in COMPILER_OPTIONS}
+    values |= {name: value for name, value in named.items() if name in parameters or name not in COMPILER_OPTIONS}
     for name, value in values.items():
         if isinstance(value, Symmetric):
             raise ArgumentError(

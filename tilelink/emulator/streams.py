@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
-from typing import Any, Protocol
 
-from tilelink.emulator.accesses import Accesses
 from tilelink.emulator.memory import RegionMap
 from tilelink.emulator.ordering import Moment
-
-
-class Work(Protocol):
-    """What can be launched: an interpreted kernel, or what a copy engine does."""
-
-    @property
-    def name(self) -> str:
-        """What it is called where a launch has no name."""
-
-    def bind(self, memory: Accesses, arguments: Mapping[str, Any]) -> Callable[[], object]:
-        """The work of one program, whose accesses go through `memory`. Raises `TypeError` for arguments that do not
-        fit."""
 
 
 class Entry:

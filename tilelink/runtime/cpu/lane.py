@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from tilelink.analysis.placement import shape_on
-from tilelink.backend.host import ENOUGH, EngineStep, Fork, Join, LetGo, RegionCopy, SignalWait, SignalWrite
+from tilelink.backend.host import ENOUGH, Fork, Join, LetGo, RegionCopy, SignalWait, SignalWrite
 from tilelink.backend.parameters import TIMES
 from tilelink.backend.targets import CPU, Target, portable
 from tilelink.backend.targets.portable_network import FAR
-from tilelink.emulator import Execution, InterpretedKernel, Region, Words, interpreted
-from tilelink.emulator.engine import EngineCopy, EngineSignal, EngineWait
+from tilelink.emulator import Execution, Region, Words, engine, interpreted
+from tilelink.emulator.accesses import Accesses
 from tilelink.emulator.interpreter import suspended
 from tilelink.emulator.memory import Kind
-from tilelink.emulator.streams import Work
 from tilelink.frontend.ir import Tensor
 from tilelink.frontend.sizes import Sizes
 from tilelink.runtime.arguments import Arguments
@@ -52,7 +51,6 @@ class CpuLane(Lane):
         super().__init__(layout, heaps, sms, target, per_node, check)
         self.tables = [self._table(rank) for rank in range(layout.world)]
         self.shared_words = [Words(self.words(rank)) for rank in range(layout.world)]
-        self._kernels: WeakKeyDictionary[Prepared, dict[str, InterpretedKernel]] = WeakKeyDictionary()
 
     def prepare_anew(self, arguments: Arguments, sms: int) -> Prepared:
         with suspended():
@@ -79,37 +77,34 @@ class CpuLane(Lane):
         """Does what the host of a rank does for a run."""
         rank, regions = run.rank, self._regions(run)
         memory = {(r.name, r.rank): r.tensor for r in regions}
-        first = run.prepared.workers
+        agent = run.prepared.workers
+
+        def on_engine(work: Callable[[Accesses], None], peer: int) -> None:
+            execution.launch(work, 1, {}, regions, rank, engine_to(peer), run.label, agent + peer)
+
         for step in run.steps:
             match step:
                 case Launch():
-                    kernel: Work = self._kernel(run.prepared, step.kernel)
+                    kernel = interpreted(getattr(run.prepared.module, step.kernel))
                     execution.launch(kernel, step.workers, step.arguments, regions, rank, LANE, step.label)
                 case Fork():
                     for peer in step.peers:
                         execution.follow(rank, engine_to(peer), [LANE])
                 case Join():
                     execution.follow(rank, LANE, [engine_to(peer) for peer in step.peers])
-                case RegionCopy() | SignalWrite() | SignalWait():
-                    work = self._engine_work(run, step, memory)
-                    execution.launch(work, 1, {}, regions, rank, engine_to(step.peer), run.label, first + step.peer)
+                case RegionCopy():
+                    source, target = (memory[p.tensor, p.rank][run.part_of(p)] for p in (step.source, step.target))
+                    on_engine(partial(engine.copy, source, target), step.peer)
+                case SignalWrite():
+                    word = memory[SIGNALS + step.tensor, step.rank][step.cell]
+                    on_engine(partial(engine.signal, word, 1), step.peer)
+                case SignalWait():
+                    word = memory[SIGNALS + step.tensor, rank][step.cell]
+                    on_engine(partial(engine.wait, word, step.expected), step.peer)
                 case LetGo():
                     for word in memory.get((SIGNALS + step.tensor, rank), ()):
-                        work = EngineSignal(word, ENOUGH)
+                        work = partial(engine.signal, word, ENOUGH)
                         execution.launch(work, 1, {}, regions, rank, LANE, f"{run.label}, ended")
-
-    def _engine_work(
-        self, run: Run, step: EngineStep, memory: Mapping[tuple[str, int], torch.Tensor]
-    ) -> EngineCopy | EngineSignal | EngineWait:
-        """A step of the copy engine. `memory`: by the name of a region and its rank."""
-        match step:
-            case RegionCopy():
-                source, target = (memory[p.tensor, p.rank][run.part_of(p)] for p in (step.source, step.target))
-                return EngineCopy(source, target)
-            case SignalWrite():
-                return EngineSignal(memory[SIGNALS + step.tensor, step.rank][step.cell], 1)
-            case SignalWait():
-                return EngineWait(memory[SIGNALS + step.tensor, run.rank][step.cell], step.expected)
 
     def clear(self, rank: int) -> None:
         heap, layout = self.heaps[rank], self.layout
@@ -129,13 +124,6 @@ class CpuLane(Lane):
                 found += [(rank, slot, int(left[0]))] if len(left) else []
         return found
 
-    def _kernel(self, prepared: Prepared, name: str) -> InterpretedKernel:
-        known = self._kernels.setdefault(prepared, {})
-        if name not in known:
-            with suspended():
-                known[name] = interpreted(getattr(prepared.module, name))
-        return known[name]
-
     def _table(self, rank: int) -> torch.Tensor:
         """Where all heaps lie, for the kernels of a rank: those of other nodes as `portable_network` finds them."""
         bases = [h.data_ptr() for h in self.heaps]
@@ -149,9 +137,7 @@ class CpuLane(Lane):
     def _regions(self, run: Run) -> list[Region]:
         """All that a run may touch: its own tensors, and its place in the heaps of all ranks."""
         layout, rank, prepared = self.layout, run.rank, run.prepared
-        regions = [
-            Region(n, rank, t, "control" if n == TIMES else "data") for n, t in run.tensors.items() if t.numel()
-        ]
+        regions = [Region(n, rank, t, "control" if n == TIMES else "data") for n, t in run.tensors.items() if t.numel()]
         regions += [Region(n, rank, t, "control") for n, t in run.tables.items()]
         regions.append(Region("table of heaps", rank, self.tables[rank], "control"))
         for peer in range(layout.world):

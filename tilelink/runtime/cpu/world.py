@@ -1,13 +1,13 @@
 """N ranks in one process on the CPU: generated kernels under a deterministic, seeded scheduler.
 
-    world = CpuWorld(4)
-    outs = world.run(lambda group: all_gather_matmul(x[group.rank], weight[group.rank], schedule="push", group=group))
+world = CpuWorld(4)
+outs = world.run(lambda group: all_gather_matmul(x[group.rank], weight[group.rank], schedule="push", group=group))
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -20,7 +20,7 @@ from tilelink.backend.targets import CPU, Target
 from tilelink.emulator import Admission, DeadlockError, Execution, Operation, PolicyWord, RaceError
 from tilelink.emulator.interpreter import is_running
 from tilelink.errors import ArgumentError, Site, StuckError, WorldError, public
-from tilelink.frontend.sizes import check_nodes, check_rank, check_world
+from tilelink.frontend.sizes import check_nodes, check_world
 from tilelink.programs.given import Call
 from tilelink.runtime.agreement import CallLog
 from tilelink.runtime.cpu.lane import LANE, CpuLane
@@ -88,9 +88,7 @@ class CpuWorld:
         for rank in range(world):
             self.lane.clear(rank)
         self.log = CallLog(world)
-        self.groups = [CpuGroup(self, r) for r in range(world)]
-        self.launched: dict[tuple[int, str], Prepared] = {}
-        self.execution: Execution | None = None
+        self.groups = [CpuGroup(self.lane, r) for r in range(world)]
         self.latest: Execution | None = None
         """Of the run that was made last: its schedule, races and number of operations."""
 
@@ -99,7 +97,7 @@ class CpuWorld:
         """Runs `function(group)` on every rank, each with its own group handle, and all that it launches; returns what
         it returned, by rank. Raises what a rank raises, StuckError, and what the execution finds (races, accesses out
         of bounds). After an error the world is as new, apart from results."""
-        if self.execution is not None or is_running():
+        if is_running():
             raise WorldError(
                 "a CpuWorld runs already in this process, one at a time: run the other one before it or behind it",
                 Site.of_user(),
@@ -111,7 +109,10 @@ class CpuWorld:
             )
         seed = self.seed if seed is None else seed
         chosen = self.policy, self.resident, self.admit, self.races, self.observer, self.switch
-        self.execution = self.latest = Execution(self.world, seed, *chosen)
+        self.latest = Execution(self.world, seed, *chosen)
+        session = _Session(self.latest, self.log)
+        for group in self.groups:
+            group.session = session
         finished, gradients = False, torch.is_grad_enabled()
 
         def host(rank: int) -> T:
@@ -120,19 +121,17 @@ class CpuWorld:
                 return function(group)
 
         try:
-            results = self.execution.run(host)
+            results = session.execution.run(host)
             finished = True
             return results
         except DeadlockError as e:
-            lines = lines_of(e, self.launched)
-            raise StuckError(explain(e, self.launched, [g.runs for g in self.groups]), lines=lines) from None
+            lines = lines_of(e, session.launched)
+            raise StuckError(explain(e, session.launched, [g.runs for g in self.groups]), lines=lines) from None
         except RaceError as e:
-            raise RaceError(with_tiles(e.races, self.launched)) from None
+            raise RaceError(with_tiles(e.races, session.launched)) from None
         finally:
-            self.execution = None
-            self.launched.clear()
             for group in self.groups:
-                group.keep.clear()
+                group.session = None
                 group.forget_tensors()
             if not finished:
                 self.reset()
@@ -149,14 +148,25 @@ class CpuWorld:
             group.runs = 0
 
 
-class CpuGroup(Group):
-    """A rank of a `CpuWorld`."""
+@dataclass
+class _Session:
+    """What the ranks of a world share in `run`. `launched`: by rank and label, what it launched; `keep`: the tensors of
+    all runs, which may be under way until the end."""
 
-    def __init__(self, owner: CpuWorld, rank: int) -> None:
-        check_rank(rank, owner.world)
-        super().__init__(owner.lane, rank)
-        self.owner = owner
-        self.keep: list[Any] = []
+    execution: Execution
+    log: CallLog
+    launched: dict[tuple[int, str], Prepared] = field(default_factory=dict)
+    keep: list[Any] = field(default_factory=list)
+
+
+class CpuGroup(Group):
+    """A rank of a `CpuWorld`, which it does not hold: so a world that is dropped frees its memory at once."""
+
+    lane: CpuLane
+
+    def __init__(self, lane: CpuLane, rank: int) -> None:
+        super().__init__(lane, rank)
+        self.session: _Session | None = None
         self.forget_tensors()
 
     def forget_tensors(self) -> None:
@@ -165,35 +175,36 @@ class CpuGroup(Group):
         self.written: set[int] = set()
 
     def call(self, call: Call) -> Any:
-        self.execution(call.program.name)
+        self._running(call.program.name)
         return super().call(call)
 
     def compare(self, call: dict[str, Any], site: Site) -> None:
-        self.owner.log.compare(self.runs, self.rank, call, site)
+        self._running("call").log.compare(self.runs, self.rank, call, site)
 
     def launch(self, run: Run) -> None:
-        self.keep.append((run.tensors, run.tables))
+        session = self._running("launch")
+        session.keep.append((run.tensors, run.tables))
         for step in run.steps:
             if isinstance(step, Launch):
-                self.owner.launched[self.rank, step.label] = run.prepared
+                session.launched[self.rank, step.label] = run.prepared
         outputs = {t.name for t in run.prepared.program.outputs}
         for name, tensor in run.tensors.items():
             if tensor.numel():
                 (self.written if name in outputs else self.read).add(_memory(tensor))
         with torch._C._DisableTorchDispatch():
-            self.owner.lane.launch(run, self.execution("launch"))
+            self.lane.launch(run, session.execution)
 
     def synchronize(self) -> None:
-        self.execution("synchronize").synchronize(self.rank, LANE)
+        self._running("synchronize").execution.synchronize(self.rank, LANE)
         self.forget_tensors()
 
-    def execution(self, caller: str) -> Execution:
-        """The execution that runs this rank. Raises WorldError."""
-        if self.owner.execution is None:
+    def _running(self, caller: str) -> _Session:
+        """What runs this rank. Raises WorldError."""
+        if self.session is None:
             where = "on a group of another world than the one that runs: take the group that the function is given"
             where = where if is_running() else "outside of CpuWorld.run, where no rank runs"
             raise WorldError(f"{caller} is called {where}", Site.of_user())
-        return self.owner.execution
+        return self.session
 
 
 class _OnStream(TorchDispatchMode):
