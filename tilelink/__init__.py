@@ -1,4 +1,5 @@
 """TileLink: a tile-centric compiler for kernels that overlap communication with computation."""
+# ruff: noqa: F405  # names in `_LATER` are in `__all__`, too
 
 import importlib
 from typing import Any
@@ -16,41 +17,17 @@ from tilelink.frontend.schedule import (
     own_rank_first,
     ring,
 )
-from tilelink.language import (
-    Each,
-    Function,
-    Local,
-    Sharded,
-    claim,
-    copy,
-    each,
-    local,
-    locals,
-    node,
-    nodes,
-    notify,
-    place,
-    rank,
-    rank_at,
-    ranks,
-    release,
-    route,
-    sharded,
-    steps,
-    tile,
-    tiles,
-    wait,
-    world,
-)
+from tilelink.language import Each, Function, Local, Sharded, locals, nodes, ranks, tile, words
+from tilelink.language.words import *  # noqa: F403
 from tilelink.programs.program import Program, program
 
 __version__ = "0.1.0"
 __all__ = [
     "CopyEngine", "CpuWorld", "Each", "Epilogue", "Function", "KernelRank", "KernelWorld", "Local", "Order", "Program",
-    "SMs", "Schedule", "Sharded", "TileLinkError", "VirtualWorld", "claim", "copy", "each", "group", "grouped", "local",
-    "locals", "next_rank_first", "node", "nodes", "notify", "order", "own_rank_first", "place", "program", "rank",
-    "rank_at", "ranks", "release", "ring", "route", "sharded", "steps", "tile", "tiles", "wait", "world",
+    "SMs", "Schedule", "Sharded", "TileLinkError", "VirtualWorld", "group", "grouped", "locals", "next_rank_first",
+    "nodes", "order", "own_rank_first", "program", "ranks", "ring", "tile",
 ]  # fmt: skip
+__all__ += words.__all__
 
 
 _LATER = {

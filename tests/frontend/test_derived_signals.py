@@ -9,7 +9,7 @@ import pytest
 
 import tilelink as tk
 from tests.programs.ring_attention import ring_attention
-from tilelink.frontend.expressions import evaluate
+from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.ir import Cell, TileProgram
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push

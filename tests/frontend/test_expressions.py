@@ -17,12 +17,12 @@ import sympy
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tilelink.frontend.arithmetic import evaluate, to_text, to_triton
 from tilelink.frontend.expressions import (
     RANK,
     WORLD,
     Expr,
     ceil_div,
-    evaluate,
     first_of,
     floor_div,
     least,
@@ -31,8 +31,6 @@ from tilelink.frontend.expressions import (
     never_negative,
     parts_of,
     symbol,
-    to_text,
-    to_triton,
 )
 
 WORDS = {"rank": RANK, "world": WORLD}

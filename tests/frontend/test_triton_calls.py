@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.frontend.wrong import alone, changed, load
-from tilelink.frontend.elaboration import Elaborator
+from tilelink.frontend.elaboration.statements import Elaborator
 from tilelink.frontend.values import Block
 
 USER = """

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import tilelink as tk
 from tilelink.errors import Site
-from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, evaluate, of_dim, parts_of, shown
+from tilelink.frontend.arithmetic import evaluate
+from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, of_dim, parts_of, shown
 from tilelink.frontend.ir import Walk
 from tilelink.frontend.sizes import even_parts
 from tilelink.frontend.walk import NUMBER, longest_part, make_walk

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tilelink.analysis.placement import ALIGNMENT, Placement, aligned, shape_on
 from tilelink.backend.targets import portable
 from tilelink.errors import HeapError
+from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.cells import cell_count
-from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.values import ITEM_SIZE

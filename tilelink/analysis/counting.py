@@ -12,8 +12,9 @@ import sympy
 
 from tilelink.analysis.events import NOTIFY, Events
 from tilelink.errors import ScheduleError, SignalCountError
+from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.cells import CELL, cell_count, cell_filled, position, times_notified
-from tilelink.frontend.expressions import RANK, evaluate
+from tilelink.frontend.expressions import RANK
 from tilelink.frontend.ir import Notifier, Notify, Signals, TileProgram, every
 from tilelink.frontend.sizes import Sizes
 

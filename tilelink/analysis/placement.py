@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.cells import cell_count
-from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import RANKS_DIM, Tensor, TileProgram
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.values import ITEM_SIZE

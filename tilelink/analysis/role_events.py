@@ -25,8 +25,9 @@ from tilelink.errors import (
     WaitWithoutNotifyError,
 )
 from tilelink.frontend import ir
+from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.cells import WAITER, cells_along, cells_of, recipient
-from tilelink.frontend.expressions import RANK, Expr, evaluate, own, parts_of, shown, symbol
+from tilelink.frontend.expressions import RANK, Expr, own, parts_of, shown, symbol
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.frontend.walk import NUMBER, TILE

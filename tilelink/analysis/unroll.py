@@ -13,8 +13,8 @@ from tilelink.analysis.counting import Counts, check_engine_signals, miscounted
 from tilelink.analysis.events import Events
 from tilelink.analysis.role_events import ORDER, Refusal, RoleEvents, Unrolling, no_events
 from tilelink.errors import BudgetError, RankError, WaitWithoutNotifyError
+from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.cells import cell_count
-from tilelink.frontend.expressions import evaluate
 from tilelink.frontend.ir import Role, Signals, TileProgram
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.workload import allot, places

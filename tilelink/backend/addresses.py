@@ -11,18 +11,8 @@ from tilelink.backend.facts import fills
 from tilelink.backend.kernel import ONE, ZERO, Part, Scope, Source, call, joined, name, source
 from tilelink.backend.parameters import HEAPS, SEGMENT_OF, Names
 from tilelink.backend.parameters import RANK as OWN
-from tilelink.frontend.expressions import (
-    RANK,
-    WORLD,
-    Expr,
-    first_of,
-    modulo,
-    of_dim,
-    segment_of,
-    shown,
-    symbol,
-    to_triton,
-)
+from tilelink.frontend.arithmetic import to_triton
+from tilelink.frontend.expressions import RANK, WORLD, Expr, first_of, modulo, of_dim, segment_of, shown, symbol
 from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, View
 from tilelink.frontend.values import TRITON_DTYPES
 from tilelink.frontend.walk import longest_part

@@ -6,14 +6,21 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tilelink.errors import DtypeError, RoleWithoutScheduleError, ScheduleError, ScheduleWithoutRoleError, Site, similar
+from tilelink.errors import DtypeError, RoleWithoutScheduleError, ScheduleError, ScheduleWithoutRoleError, Site, listed
 from tilelink.frontend.ir import Tensor, TileProgram
-from tilelink.frontend.passes import PASSES
-from tilelink.frontend.passes.elaborate import Binding
+from tilelink.frontend.passes.elaborate import Binding, elaborate
+from tilelink.frontend.passes.fold import drop_unread, fold
+from tilelink.frontend.passes.multicast import multicast
+from tilelink.frontend.passes.publish import publish
+from tilelink.frontend.passes.resources import check_resources
+from tilelink.frontend.passes.signals import derive_signals
+from tilelink.frontend.passes.split import split_waits
 from tilelink.frontend.schedule import Schedule, SMs, launched
 from tilelink.frontend.values import dtype_name
 from tilelink.frontend.verify import verify
 from tilelink.language import Recording, TensorWord
+
+PASSES = (elaborate, multicast, fold, drop_unread, check_resources, publish, derive_signals, split_waits)
 
 
 def bind(
@@ -49,9 +56,8 @@ def _dtypes(
     """The dtype of every tensor: what is given, or declared, or else that of the first tensor that has one."""
     for name in given:
         if all(t.name != name for t in recording.tensors) and name not in parameters:
-            known = ", ".join(t.name for t in recording.tensors)
-            meant = similar(name, [t.name for t in recording.tensors])
-            raise DtypeError(f"a dtype for {name}, which is no tensor of {recording.name}; it has {known}{meant}", site)
+            known = listed([t.name for t in recording.tensors], name)
+            raise DtypeError(f"a dtype for {name}, which is no tensor of {recording.name}; it has {known}", site)
     dtypes: dict[str, str] = {}
     first = next((given[t.name] for t in recording.tensors if t.name in given), "float32")
     for t in recording.tensors:
@@ -69,9 +75,8 @@ def _dtypes(
 def _check_roles(recording: Recording, schedule: Schedule, site: Site) -> None:
     roles = [launch.scheduled for launch in recording.launches]
     for launch in recording.launches:
-        name = launched(launch.scheduled)
-        if name not in schedule:
-            known = (", ".join(schedule) or "no role") + similar(name, schedule)
+        if (name := launched(launch.scheduled)) not in schedule:
+            known = listed(schedule, name) or "no role"
             raise RoleWithoutScheduleError(f"the schedule says nothing of role {name}; it names {known}", launch.site)
     sms = {r: s for r in roles if isinstance(s := schedule.of(r), SMs)}
     if len({s.warps for s in sms.values()}) > 1:
@@ -84,5 +89,5 @@ def _check_roles(recording: Recording, schedule: Schedule, site: Site) -> None:
             raise ScheduleError(f"the members of {name} share SMs, so their number is one: {said}", schedule.site)
     for name in schedule:
         if name not in roles and name not in map(launched, roles):
-            known = ", ".join(roles) + similar(name, roles)
+            known = listed(roles, name)
             raise ScheduleWithoutRoleError(f"{recording.name} has no role {name}; its roles are {known}", schedule.site)

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Self, TypeVar
 import sympy
 
 from tilelink.errors import Site
-from tilelink.frontend.expressions import Expr, shown, to_text
+from tilelink.frontend.arithmetic import to_text
+from tilelink.frontend.expressions import Expr, shown
 from tilelink.frontend.views import View
 
 

@@ -4,6 +4,7 @@ and how often it is notified. All in symbols, of sizes, parts and ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import sympy
@@ -29,6 +30,7 @@ from tilelink.frontend.kept import kept
 from tilelink.frontend.routes import EXPERT, SEGMENT, Segment, segments_of_rank
 from tilelink.frontend.walk import longest_part
 
+Equations = list[tuple[Expr, Expr]]
 CELL, WAITER = own("cell"), own("waiter")
 """The flat number of a cell on its rank; and a rank that waits, in the condition of which ranks do."""
 
@@ -134,11 +136,9 @@ def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
         if along != 1:
             if c.dim == RANKS_DIM:
                 made.append((of_cell("index", k).name, here))
-            elif c.route:
-                made += piece_place(c, floor_div(here, cells_in_part(c)))
-                made.append((of_cell("cell", c.dim).name, modulo(here, cells_in_part(c))))
-            elif c.cut and not c.local:
-                made.append((of_cell("part", c.dim).name, floor_div(here, cells_in_part(c))))
+            elif c.route or (c.cut and not c.local):
+                piece = floor_div(here, cells_in_part(c))
+                made += piece_place(c, piece) if c.route else [(of_cell("part", c.dim).name, piece)]
                 made.append((of_cell("cell", c.dim).name, modulo(here, cells_in_part(c))))
             else:
                 made.append((of_cell("cell", c.dim).name, here))
@@ -172,15 +172,21 @@ def piece_of(cell: Cell, rank: Expr) -> Segment:
     return Segment(cell.route, rank, expert, of_cell("source", cell.dim) if cell.pieces == SEGMENT else None)
 
 
-def piece_equations(cell: Cell, rows: Range) -> list[tuple[Expr, Expr]]:
-    """What has to hold so that rows of a route lie in the piece that the names of the place of a cell say."""
-    segment, piece = rows.segment, piece_of(cell, RANK)
-    if segment is None:
-        return []
-    equations = [(segment.expert, piece.expert)]
-    if cell.pieces == SEGMENT and segment.source is not None:
-        of_rows = cell.route is not None and cell.dim == cell.route.rows
-        equations.append((segment.source, piece.source) if of_rows else (segment.home, piece.home))
+def place_equations(grid: Sequence[Cell], index: Sequence[Range | Expr]) -> Equations:
+    """What has to hold so that a view of this index lies in the cell that the names of `position` say: values of the
+    view with the names that they equal."""
+    equations: Equations = []
+    for k, (cell, i) in enumerate(zip(grid, index, strict=True)):
+        if not isinstance(i, Range):
+            equations.append((i, of_cell("index", k)))
+        elif cell.route and i.segment is not None:
+            piece = piece_of(cell, RANK)
+            equations.append((i.segment.expert, piece.expert))
+            if cell.pieces == SEGMENT and i.segment.source is not None:
+                of_rows = cell.dim == cell.route.rows
+                equations.append((i.segment.source, piece.source) if of_rows else (i.segment.home, piece.home))
+        elif not cell.route and cell.cut and not cell.local and i.part is not None:
+            equations.append((i.part, of_cell("part", cell.dim)))
     return equations
 
 
@@ -189,15 +195,8 @@ def recipient(signals: Signals, view: View, home: Expr) -> tuple[Expr | None, sy
     """Who gets a notification of a view at `home`: a rank, or every rank `waiter` for which the condition holds."""
     if not signals.by_home:
         return home, sympy.true
-    place: dict[Expr, Expr] = {}
-    for k, (cell, i) in enumerate(zip(signals.grid, signals.index(view, home), strict=True)):
-        if not isinstance(i, Range):
-            place[of_cell("index", k)] = i
-        elif cell.route:
-            place |= {name: value for value, name in piece_equations(cell, i)}
-        elif i.part is not None:
-            place[of_cell("part", cell.dim)] = i.part
-    condition = signals.waiters.xreplace(place)
+    equations = place_equations(signals.grid, signals.index(view, home))
+    condition = signals.waiters.xreplace({name: value for value, name in equations})
     if isinstance(condition, sympy.Eq) and WAITER in condition.args:
         other = condition.rhs if condition.lhs == WAITER else condition.lhs
         if WAITER not in other.free_symbols:

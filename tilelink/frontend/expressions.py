@@ -1,19 +1,16 @@
-"""Integer expressions: sympy in, arithmetic of Triton or numpy out.
+"""Integer expressions: symbols, all of them integers that are not negative, and functions of sympy for what it lacks.
 
-All symbols are integers and not negative. `//` and `%` of a tile function mean what they mean in Python, also for
-negative numbers; Triton's truncate, so the printer emits the corrected form unless the sign is known.
+`//` and `%` of a tile function mean what they mean in Python, also for negative numbers. `arithmetic.py` prints and
+evaluates expressions.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import sympy
 from sympy import Expr as Expr
-from sympy.printing.str import StrPrinter
 
 from tilelink.frontend.kept import kept
 
@@ -63,15 +60,13 @@ _KIND = re.compile(r":[a-z]*")
 class _Integer(sympy.Function):
     """A function whose values are integers."""
 
-    def _eval_is_integer(self) -> bool:
-        return True
+    is_integer = True
 
 
 class _Natural(_Integer):
     """A function whose values are integers and not negative."""
 
-    def _eval_is_nonnegative(self) -> bool:
-        return True
+    is_nonnegative = True
 
 
 class first_of(_Natural):  # noqa: N801 - reads as a function in printed expressions
@@ -194,17 +189,11 @@ def _remainder(term: Expr, b: Expr) -> Expr:
     return term
 
 
-def floor_div(a: Any, b: Any) -> Expr:
-    return floor(sympy.sympify(a), sympy.sympify(b))
-
-
-def modulo(a: Any, b: Any) -> Expr:
-    return Mod(sympy.sympify(a), sympy.sympify(b))
+floor_div, modulo = floor, Mod
 
 
 def ceil_div(a: Any, b: Any) -> Expr:
-    a, b = sympy.sympify(a), sympy.sympify(b)
-    return a if b == 1 else floor(a + b - 1, b)
+    return sympy.sympify(a) if b == 1 else floor(sympy.sympify(a) + b - 1, b)
 
 
 def without_fractions(e: Any) -> Any:
@@ -215,16 +204,8 @@ def without_fractions(e: Any) -> Any:
     return made.replace(sympy.Mod, modulo)
 
 
-@kept(4096)
-def smaller(a: Any, b: Any) -> Expr:
-    """The smaller of two. Kept: sympy factors their difference to tell which it may be."""
-    return sympy.Min(a, b)
-
-
-@kept(4096)
-def larger(a: Any, b: Any) -> Expr:
-    """The larger of two."""
-    return sympy.Max(a, b)
+smaller, larger = kept(4096)(sympy.Min), kept(4096)(sympy.Max)
+"""The smaller and the larger of two. Kept: sympy factors their difference to tell which it may be."""
 
 
 @kept(4096)
@@ -287,127 +268,3 @@ def whole(e: Expr) -> bool:
         case sympy.Pow():
             return bool(e.exp.is_Integer and e.exp >= 0) and whole(e.base)
     return all(map(whole, e.args))
-
-
-def _enclosed(text: str) -> bool:
-    """Whether one pair of parentheses holds the whole text."""
-    depth = 0
-    for k, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if depth == 0 and k < len(text) - 1:
-            return False
-    return text.startswith("(")
-
-
-def _bare(text: str) -> str:
-    return text[1:-1] if _enclosed(text) else text
-
-
-class _Printer(StrPrinter):
-    """Prints integer expressions as source text. `templates`: of functions, by their names in sympy; `name`: what
-    symbols are called there; `table`: what tables are."""
-
-    def __init__(
-        self, templates: Mapping[str, str], name: Callable[[str], str] = str, table: Callable[[str], str] = str
-    ) -> None:
-        super().__init__()
-        self.templates, self.name, self.table = templates, name, table
-
-    def _atom(self, e: Expr) -> str:
-        text = str(self._print(e))
-        return text if e.is_Atom or _enclosed(text) else f"({text})"
-
-    def parenthesize(self, item: Expr, level: int, strict: bool = False) -> str:
-        text = str(self._print(item))
-        return text if _enclosed(text) else str(super().parenthesize(item, level, strict))
-
-    def _print_Symbol(self, e: sympy.Symbol) -> str:
-        return self.name(e.name)
-
-    def _print_floor(self, e: Expr) -> str:
-        above, below = e.args
-        a, b = self._atom(above), self._atom(below)
-        if never_negative(above) and never_negative(below):
-            return f"({a} // {b})"
-        return f"(({a} - ({a} % {b} + {b}) % {b}) // {b})"
-
-    def _print_Pow(self, e: Expr, rational: bool = False) -> str:
-        """A power of an integer as a product: Triton has no `**`."""
-        base, exponent = e.as_base_exp()
-        assert exponent.is_Integer and exponent > 0, e
-        return f"({' * '.join([self._atom(base)] * int(exponent))})"
-
-    def _print_Mod(self, e: Expr) -> str:
-        assert isinstance(e, Mod), e
-        a, b = self._atom(e.args[0]), self._atom(e.args[1])
-        return f"({a} % {b})" if all(map(never_negative, e.args)) else f"(({a} % {b} + {b}) % {b})"
-
-    def _print_Min(self, e: Expr) -> str:
-        first, *rest = sorted(e.args, key=str)
-        text = str(self._print(first))
-        for a in rest:
-            text = self.templates[type(e).__name__].format(text, self._print(a))
-        return text
-
-    def _print_Max(self, e: Expr) -> str:
-        return self._print_Min(e)
-
-    def _print_first_of(self, e: Expr) -> str:
-        table = (parts_of if isinstance(e, first_of) else segments_of)(e.args[0])
-        return self.templates[type(e).__name__].format(self.table(table), *map(self._print, e.args[1:]))
-
-    _print_begin_of = _print_segment_of = _print_first_of
-
-    def _print_natural(self, e: Expr) -> str:
-        text = self._atom(e.args[0])
-        return text if _enclosed(text) or e.args[0].is_Atom else f"({text})"
-
-    def _print_Relational(self, e: Expr) -> str:
-        return f"({self._print(e.lhs)} {e.rel_op} {self._print(e.rhs)})"
-
-    def _print_And(self, e: Expr) -> str:
-        return f"({(' & ' if isinstance(e, sympy.And) else ' | ').join(map(self._print, sorted(e.args, key=str)))})"
-
-    def _print_Or(self, e: Expr) -> str:
-        return self._print_And(e)
-
-    def _print_Not(self, e: Expr) -> str:
-        return f"({self._print(e.args[0])} == 0)"
-
-
-_TRITON = {
-    "Min": "tl.minimum({}, {})", "Max": "tl.maximum({}, {})", "first_of": "tl.load({} + {})",
-    "begin_of": "tl.load({} + {})", "segment_of": "segment_of({}, {}, {}, {})",
-}  # fmt: skip
-_NUMPY = _Printer({
-    "Min": "np.minimum({}, {})", "Max": "np.maximum({}, {})", "first_of": "{}[{}]", "begin_of": "{}[{}]",
-    "segment_of": "(np.searchsorted({0}, {1}, 'right') - 1 - ({2}))",
-}, *["values[{!r}]".format] * 2)  # fmt: skip
-_PLAIN = _Printer({
-    "Min": "min({}, {})", "Max": "max({}, {})", "first_of": "first_of({}, {})", "begin_of": "begin_of({}, {})",
-    "segment_of": "segment_of({}, {}, {}, {})",
-}, shown, lambda table: table.rpartition(".")[0])  # fmt: skip
-
-
-def to_triton(e: Any, name: Callable[[str], str] = shown) -> str:
-    """The expression in the arithmetic of a Triton kernel. `name`: what symbols and tables are called, by key."""
-    return _bare(str(_Printer(_TRITON, name, name).doprint(sympy.sympify(e))))
-
-
-def to_text(e: Any) -> str:
-    """The expression for a person."""
-    return _bare(str(_PLAIN.doprint(sympy.sympify(e))))
-
-
-def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
-    """The expression's value, elementwise over numpy arrays in `values` (by keys of symbols and tables)."""
-    if isinstance(e, int | np.ndarray):
-        return e
-    return _compiled(e)(values)
-
-
-@kept(1 << 14)
-def _compiled(e: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """An expression as a function of Python."""
-    made: Callable[[Mapping[str, Any]], Any] = eval(f"lambda values: {_NUMPY.doprint(sympy.sympify(e))}", {"np": np})
-    return made

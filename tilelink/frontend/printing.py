@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import sympy
 
+from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.cells import cell_count
-from tilelink.frontend.expressions import shown, to_text
+from tilelink.frontend.expressions import shown
 from tilelink.frontend.ir import Body, Role, Signals, TileProgram
 
 

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Self, SupportsIndex
 import numpy as np
 
 from tilelink.errors import ScheduleError, Site, TileSizeError, listed, similar
-from tilelink.frontend.expressions import RANK, WORLD, Expr, evaluate, own, to_text, without_fractions
+from tilelink.frontend.arithmetic import evaluate, to_text
+from tilelink.frontend.expressions import RANK, WORLD, Expr, own, without_fractions
 from tilelink.frontend.kept import kept
 
 STEP = own("step")

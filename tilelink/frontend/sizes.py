@@ -12,7 +12,8 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError, listed
-from tilelink.frontend.expressions import PER_NODE, WORLD, evaluate, of_dim, parts_of
+from tilelink.frontend.arithmetic import evaluate
+from tilelink.frontend.expressions import PER_NODE, WORLD, of_dim, parts_of
 from tilelink.frontend.ir import For, Role, TileProgram, walk
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.routes import Routing
@@ -104,7 +105,7 @@ class Sizes:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Values of sizes and tables by key, for `expressions.evaluate`."""
+        """Values of sizes and tables by key, for `arithmetic.evaluate`."""
         values: dict[str, Any] = {WORLD.name: self.world, PER_NODE.name: self.per_node, **dict(self.dims)}
         for d, lengths in self.parts:
             values[of_dim(d, "part").name] = max(lengths)

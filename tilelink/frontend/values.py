@@ -93,6 +93,9 @@ class Static:
 
     value: Any
 
+    def __str__(self) -> str:
+        return repr(self.value)
+
 
 @dataclass(frozen=True)
 class TileValue:
@@ -101,6 +104,9 @@ class TileValue:
     ranges: tuple[Range, ...]
     axes: Mapping[str, Expr]
     sent: Range | None = None
+
+    def __str__(self) -> str:
+        return "the tile"
 
     def along(self, dims: Sequence[str]) -> tuple[Range, ...]:
         """Its ranges, for a tensor of these dimensions: rows of a route on the side that the tensor has."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import sympy
 
-from tilelink.frontend.expressions import RANK, Expr, symbol, to_text
+from tilelink.frontend.arithmetic import to_text
+from tilelink.frontend.expressions import RANK, Expr, symbol
 from tilelink.frontend.routes import Segment
 
 ALL_RANKS = "all ranks"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sympy
 
 from tilelink.errors import NotUnderstoodError, ScheduleError, Site, TileSizeError, similar
+from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.expressions import (
     PER_NODE,
     RANK,
@@ -28,7 +29,6 @@ from tilelink.frontend.expressions import (
     place_of,
     smaller,
     symbol,
-    to_text,
     whole,
 )
 from tilelink.frontend.ir import Range, Walk
@@ -71,28 +71,20 @@ def make_walk(
     ranges, sent = [], None
     for d, t in sizes.items():
         number = of_dim(d, "tile")
-        if isinstance(space.routed, RouteWord) and d == space.routed.rows:
-            made = [_segment(space.routed, side, axes, t) for side in space.routed.sides]
-            coordinates += [(number.name, indices[d])] if t else []
-            coordinates += [c for more, _ in reversed(made) for c in more]
-            sent, rows = (side for _, side in made)
-            ranges.append(rows)
-            continue
+        part = axes[homes[d]] if d in spread else None
         if isinstance(space.routed, ExpertsWord) and d == space.routed.route.rows:
             first = _part_at(resource, sympy.S.Zero, RANK, WORLD, site)
             more, rows = _rows_of_expert(space.routed.route, axes, indices.get(d), t, first)
-            coordinates += more
-            ranges.append(rows)
-            continue
-        coordinates += [(number.name, indices[d])] if t else []
-        part = axes[homes[d]] if d in spread else None
-        begin, end = _bounds(d, part)
-        if t is None:
-            ranges.append(Range(d, begin, end, None, part, whole=part is None))
-            continue
-        lo = of_dim(d, "lo")
-        coordinates.append((lo.name, begin + number * t))
-        ranges.append(Range(d, lo, smaller(lo + t, end), t, part, number * t))
+        elif isinstance(space.routed, RouteWord) and d == space.routed.rows:
+            segment = Segment(space.routed, axes["home"], axes[EXPERT], axes["source"])
+            more, rows = _rows(d, number, t, part, segment)
+            there, sent = _rows(space.routed.sent, number, t, axes["source"], segment)
+            more += there
+        else:
+            more, rows = _tile(d, *_bounds(d, part), number, t, part)
+        by_turns = rows.segment is not None and rows.segment.source is None
+        coordinates += more if t is None or by_turns else [(number.name, indices[d]), *more]
+        ranges.append(rows)
     lengths = {d: _longest(space, d) if d in spread else symbol(d) for d in tiled}
     walk = Walk(
         sizes=tuple((count.name, ceil_div(lengths[d], sizes[d])) for d, count in counts.items()),
@@ -111,11 +103,23 @@ def make_walk(
 Coordinates = list[tuple[str, Expr]]
 
 
-def _segment(route: RouteWord, dim: str, axes: dict[str, Expr], t: int | None) -> tuple[Coordinates, Range]:
-    """The rows of a tile of a route on one of its sides, and the coordinates that say where they are."""
-    segment = Segment(route, axes["home"], axes[EXPERT], axes["source"])
-    part = axes["home"] if dim == route.rows else axes["source"]
-    return _piece(dim, _ends(dim, segment), of_dim(route.rows, "tile"), t, part, segment)
+def _tile(
+    dim: str, begin: Expr, end: Expr, number: Expr, t: int | None, part: Expr | None, segment: Segment | None = None
+) -> tuple[Coordinates, Range]:
+    """A tile of a piece of a dimension, or the whole of the piece, and the coordinate that says where the tile is."""
+    if t is None:
+        return [], Range(dim, begin, end, None, part, whole=part is None, segment=segment)
+    lo = of_dim(dim, "lo")
+    return [(lo.name, begin + number * t)], Range(dim, lo, smaller(lo + t, end), t, part, number * t, segment=segment)
+
+
+def _rows(dim: str, number: Expr, t: int | None, part: Expr | None, segment: Segment) -> tuple[Coordinates, Range]:
+    """A tile of rows of a route on one of its sides; its coordinates begin with where the rows of the piece do, and
+    where they end."""
+    begin, end = of_dim(dim, "from"), of_dim(dim, "to")
+    ends = zip((begin.name, end.name), segment.bounds(dim), strict=True)
+    lo, rows = _tile(dim, begin, end, number, t, part, segment)
+    return [*ends, *lo], rows
 
 
 def _rows_of_expert(
@@ -124,29 +128,13 @@ def _rows_of_expert(
     """The rows of a tile of an expert, and the coordinates that say where they are. A worker begins where the rows from
     source `first` do, and goes round: COMET (arXiv 2502.19811, section 3) has those of the own rank first."""
     dim, segment = route.rows, Segment(route, axes["home"], axes[EXPERT], None)
-    coordinates, number = _ends(dim, segment), of_dim(dim, "tile")
+    begin, end, count, number = (of_dim(dim, name) for name in ("from", "to", "turn", "tile"))
+    coordinates, rows = _rows(dim, number, t, axes["home"], segment)
     if turn is not None and t is not None:
-        begin, end, count = (of_dim(dim, name) for name in ("from", "to", "turn"))
         start = natural(begin_of(symbol(dim), segment.number(dim) + first) - begin)
         tiles = larger(1, ceil_div(natural(end - begin), t))
-        coordinates += [(count.name, turn), (number.name, modulo(count + floor_div(start, t), tiles))]
-    return _piece(dim, coordinates, number, t, axes["home"], segment)
-
-
-def _ends(dim: str, segment: Segment) -> Coordinates:
-    """The coordinates that say where the rows of a piece begin and end."""
-    return [(of_dim(dim, name).name, e) for name, e in zip(("from", "to"), segment.bounds(dim), strict=True)]
-
-
-def _piece(
-    dim: str, coordinates: Coordinates, number: Expr, t: int | None, part: Expr, segment: Segment
-) -> tuple[Coordinates, Range]:
-    """A tile of a piece of the rows of a route, or the whole of it."""
-    begin, end, lo = (of_dim(dim, name) for name in ("from", "to", "lo"))
-    if t is None:
-        return coordinates, Range(dim, begin, end, None, part, segment=segment)
-    rows = Range(dim, lo, smaller(lo + t, end), t, part, number * t, segment=segment)
-    return [*coordinates, (lo.name, begin + number * t)], rows
+        coordinates[2:2] = [(count.name, turn), (number.name, modulo(count + floor_div(start, t), tiles))]
+    return coordinates, rows
 
 
 def _longest(space: Space, dim: str) -> sympy.Symbol:

@@ -18,7 +18,8 @@ from typing import Any
 import sympy
 
 from tilelink.errors import ScheduleError, TileSizeError
-from tilelink.frontend.expressions import Expr, evaluate, symbol
+from tilelink.frontend.arithmetic import evaluate
+from tilelink.frontend.expressions import Expr, symbol
 from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import MAX_COUNT, Sizes

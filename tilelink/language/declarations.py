@@ -73,6 +73,9 @@ class AxisWord:
     dim: str
     sharded: bool = False
 
+    def __str__(self) -> str:
+        return self.dim
+
 
 @dataclass(eq=False)
 class TensorWord:

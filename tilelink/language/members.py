@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import triton
+
 from tilelink.errors import ArgumentError, DimensionError, NotUnderstoodError, Site, similar
 from tilelink.language.declarations import Declared
 
@@ -51,11 +53,17 @@ class Variant:
         if self.members > 1 and not any(isinstance(p, Each) for p in parameters.values()):
             raise ArgumentError(f"{program} takes no lists", site)
         self._check_names(program, parameters, site)
-        for name, _ in self.functions:
+        for name, function in self.functions:
             if parameters.get(name) != Function:
                 known = ", ".join(n for n, p in parameters.items() if p == Function) or "none"
                 known += similar(name, parameters)
                 raise ArgumentError(f"{program} takes no function {name}; it takes {known}", site)
+            if not isinstance(function, triton.runtime.JITFunction | None):
+                raise ArgumentError(
+                    f"{name} is of type {type(function).__name__}, not a function that computes on blocks: those have "
+                    "@triton.jit",
+                    site,
+                )
 
     def _check_names(self, program: str, parameters: Parameters, site: Site) -> None:
         """Raises ArgumentError where a member, or a dimension of its own, is called as something else is."""

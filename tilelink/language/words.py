@@ -20,6 +20,11 @@ from tilelink.language.declarations import (
 )
 from tilelink.language.recording import program_of
 
+__all__ = [
+    "claim", "copy", "each", "local", "node", "notify", "place", "rank", "rank_at", "release", "route", "sharded",
+    "steps", "tiles", "wait", "world",
+]  # fmt: skip
+
 
 def tiles(*of: TensorWord | AxisWord | RouteWord | ExpertsWord, **axes: RanksWord) -> Space:
     """The tile space of a tensor (all its dimensions) or of single dimensions; `reader=tk.ranks` adds a rank axis.

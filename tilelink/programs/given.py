@@ -87,17 +87,11 @@ def _variant(
         raise ArgumentError(f"{program.name} takes lists of one length, of 1 member or more: {said}", site)
     count = next(iter(counts.values()), program.variant.members)
     made = program.of(count, **{n: v for n, v in given.items() if declared[n] == Function})
-
-    def values(name: str) -> Sequence[Any]:
-        if isinstance(declared[name], Each):
-            return members.get(name, [None] * count)
-        return [] if declared[name] == Function else [given[name]]
-
-    flat = tuple(v for n in by_position for v in values(n)) + tensors[len(names) :]
+    members |= {n: [None] * count if isinstance(declared[n], Each) else [v] for n, v in given.items() if n not in lists}
+    flat = tuple(v for n in by_position if n in made.flattened for v in members[n]) + tensors[len(names) :]
     more = {n: v for n, v in named.items() if n not in declared}
-    for name in given:  # in the order of the call, on every rank
-        if name not in by_position and declared[name] != Function:
-            more |= dict(zip([n for n, _ in made.flattened[name]], values(name), strict=True))
+    for name in (n for n in named if n in made.flattened):  # in the order of the call, on every rank
+        more |= dict(zip([n for n, _ in made.flattened[name]], members[name], strict=True))
     return made, flat, more, any(isinstance(v, list | tuple) for v in lists.values())
 
 

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import triton
-
-from tilelink.errors import (
-    ArgumentError,
-    NotUnderstoodError,
-    ScheduleError,
-    Site,
-    TileSizeError,
-    listed,
-    public,
-    similar,
-)
+from tilelink.errors import ArgumentError, NotUnderstoodError, ScheduleError, Site, TileSizeError, listed, public
 from tilelink.frontend.binding import bind
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import Kept
@@ -28,7 +17,7 @@ from tilelink.frontend.sizes import Sizes, check_world
 from tilelink.language import Declared, Function, Parameters, Recording, Variant, check_lists, declarations, record
 from tilelink.programs.fitting import fitted
 from tilelink.programs.given import CALL_OPTIONS, Call, at_sizes
-from tilelink.programs.schedule_text import NamedSchedule, read_schedule
+from tilelink.programs.schedule_text import NamedSchedule, nearly, read_schedule
 
 if TYPE_CHECKING:
     from tilelink.analysis.check import Report
@@ -54,7 +43,13 @@ class Program:
         self.__doc__ = function.__doc__
         self.file = inspect.getsourcefile(function) or "<unknown>"
         self.site = Site(self.file, function.__code__.co_firstlineno, f"def {self.name}")
-        _check_parameters(self.name, inspect.signature(function).parameters, self.site)
+        for name in (n for n in inspect.signature(function).parameters if n in CALL_OPTIONS):
+            options = ", ".join(f"{n}=" for n in CALL_OPTIONS)
+            raise NotUnderstoodError(
+                f"{self.name} has a tensor {name}, but {name}= is an option of every call ({options}): give the tensor "
+                "another name",
+                self.site,
+            )
         self._recorded: Kept[frozenset[str], Recording] = Kept(KEPT_SCHEDULES)
         self._bound: Kept[Any, TileProgram] = Kept(KEPT_SCHEDULES)
         self._variants: Kept[Variant, Program] = Kept(KEPT_SCHEDULES)
@@ -104,7 +99,6 @@ class Program:
         made = self._variants.get(wanted)
         if made is None:
             wanted.check(self.name, self.declared, Site.of_user())
-            _check_functions(functions)
             made = Program(self.function, wanted)
             made._variants = self._variants
             self._variants.put(wanted, made)
@@ -152,28 +146,13 @@ class Program:
             return wanted
         known = self.schedules if absent is None else self.schedules_without(absent)
         if not known and wanted is None:
-            raise ScheduleError(f"{self.name} has no schedule beside it: {self._nearly(absent)}", self.site)
+            raise ScheduleError(f"{self.name} has no schedule beside it: {nearly(self, absent)}", self.site)
         if wanted is not None and wanted not in known:
             other = self.function.__globals__.get(wanted)
             if isinstance(other, Schedule):  # its roles are not the program's: binding says which
                 return other
             raise ScheduleError(f"{self.name} has no schedule {wanted}; it has {listed(known, wanted)}", self.site)
         return known[wanted] if wanted is not None else next(iter(known.values()))
-
-    def _nearly(self, absent: frozenset[str] | None) -> str:
-        """Why none of the schedules in its file is this program's: what those name that name some of its roles, or
-        roles that are called much like one of them."""
-        roles = {launched(launch.scheduled): None for launch in self.recorded(absent or frozenset()).launches}
-        near = []
-        for name, schedule in self.function.__globals__.items():
-            if not isinstance(schedule, Schedule):
-                continue
-            strange = {r: similar(r, roles).removeprefix("; ") for r in sorted(schedule.launched - roles.keys())}
-            if schedule.launched & roles.keys() or any(strange.values()):
-                more = [f"{r} ({meant})" if meant else f"{r} too" for r, meant in strange.items()]
-                less = [f"no {r}" for r in roles if r not in schedule.launched]
-                near.append(f"{name} names {', '.join(more + less)}")
-        return f"its roles are {', '.join(roles)}; " + ("; ".join(near) or "write one, tk.Schedule(...)")
 
     # ---- binding
 
@@ -327,8 +306,7 @@ class Program:
         """Runs the program on the calling rank of `group`. Options: tensors by name, `parts` (by dimension, lengths of
         the shards of each rank), `slot` (which copy of buffers and signals; by default they take turns), `timed`
         (whether workers record times; on all ranks or on none: see `timeline` of the kinds of worlds)."""
-        self._check_call(schedule, group)
-        call = Call.of(self, tensors, schedule, options)
+        call = self._call(tensors, schedule, group, options)
         return call.results(group.call(call))
 
     @public
@@ -337,10 +315,9 @@ class Program:
     ) -> None:
         """Does all that a call like this one needs once, on every rank of `group`, and launches nothing; see
         `tilelink.runtime.group.Group.prepare_call`. Afterwards such a call may be captured in a CUDA graph."""
-        self._check_call(schedule, group)
-        group.prepare_call(Call.of(self, tensors, schedule, options))
+        group.prepare_call(self._call(tensors, schedule, group, options))
 
-    def _check_call(self, schedule: Any, group: Any) -> None:
+    def _call(self, tensors: tuple[Any, ...], schedule: Any, group: Any, options: Mapping[str, Any]) -> Call:
         """Raises ScheduleError or ArgumentError for what is no schedule or no group."""
         _check_schedule(schedule)
         if not hasattr(group, "call"):
@@ -350,21 +327,10 @@ class Program:
                 "it; of a group of torch.distributed, tilelink.group(process_group) makes one",
                 Site.of_user(),
             )
+        return Call.of(self, tensors, schedule, options)
 
     def __repr__(self) -> str:
         return f"<program {self.name} of {self.file}>"
-
-
-def _check_parameters(program: str, names: Iterable[str], site: Site) -> None:
-    """Raises NotUnderstoodError for a parameter that could not be told from an option of the call."""
-    for name in names:
-        if name in CALL_OPTIONS:
-            options = ", ".join(f"{n}=" for n in CALL_OPTIONS)
-            raise NotUnderstoodError(
-                f"{program} has a tensor {name}, but {name}= is an option of every call ({options}): give the tensor "
-                "another name",
-                site,
-            )
 
 
 def _check_schedule(wanted: Any) -> None:
@@ -374,17 +340,6 @@ def _check_schedule(wanted: Any) -> None:
         raise ScheduleError(
             f"{what}: write tk.Schedule(role=tk.SMs(...)), or the name of one in the program's file", Site.of_user()
         )
-
-
-def _check_functions(functions: Mapping[str, Any]) -> None:
-    """Raises ArgumentError for what can't compute on blocks."""
-    for name, function in functions.items():
-        if function is not None and not isinstance(function, triton.runtime.JITFunction):
-            raise ArgumentError(
-                f"{name} is of type {type(function).__name__}, not a function that computes on blocks: those have "
-                "@triton.jit",
-                Site.of_user(),
-            )
 
 
 def program(function: Callable[..., None]) -> Program:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tilelink.errors import ScheduleError, TileLinkError, listed
+from tilelink.errors import ScheduleError, TileLinkError, listed, similar
 from tilelink.frontend import schedule as words
 from tilelink.frontend.schedule import Epilogue, Order, Resource, Schedule, launched
 
@@ -23,15 +23,8 @@ class Change(NamedTuple):
     value: Any
 
     def __str__(self) -> str:
-        value: Any = self.value
-        match self.field:
-            case "tile":
-                value = "x".join(map(_word, value))
-            case "whole":
-                value = "+".join(f"{dim}:{size}" for dim, size in value) or _word(None)
-            case "order":
-                return f"{self.role}.order={value.name},{self.role}.group={value.group}"
-        return f"{self.role}.{self.field}={_word(value)}"
+        group = f",{self.role}.group={self.value.group}" if self.field == "order" else ""
+        return f"{self.role}.{self.field}={_text(self.field, self.value)}{group}"
 
 
 @dataclass(frozen=True)
@@ -145,16 +138,37 @@ def schedule_text(program: Program, schedule: Schedule, asked: str | None) -> st
 
 def _field_texts(program: Program, resource: Resource) -> dict[str, str]:
     """The fields of a resource as `_read_field` reads them."""
-    texts = {f.name: _word(getattr(resource, f.name)) for f in fields(resource)}
+    texts = {f.name: _text(f.name, getattr(resource, f.name)) for f in fields(resource)}
     if isinstance(resource, Epilogue):
         return texts
-    if "whole" in texts:
-        texts["whole"] = "+".join(f"{d}:{n}" for d, n in dict(resource.whole).items()) or "none"
-    tile = "x".join(map(_word, resource.tile))
     order = resource.order
     called = next((n for n, o in orders(program).items() if o.parts is order.parts), order.name)
-    return {**texts, "tile": tile, "order": called, "group": str(order.group)}
+    return {**texts, "order": called, "group": str(order.group)}
 
 
-def _word(value: Any) -> str:
+def _text(field: str, value: Any) -> str:
+    """The value of a field as `_read_field` reads it."""
+    match field:
+        case "tile":
+            return "x".join(_text("size", size) for size in value)
+        case "whole":
+            return "+".join(f"{dim}:{size}" for dim, size in dict(value).items()) or "none"
+        case "order":
+            return str(value.name)
     return "none" if value is None else str(value)
+
+
+def nearly(program: Program, absent: frozenset[str] | None) -> str:
+    """Why none of the schedules in its file is this program's: what those name that name some of its roles, or
+    roles that are called much like one of them."""
+    roles = {launched(launch.scheduled): None for launch in program.recorded(absent or frozenset()).launches}
+    near = []
+    for name, schedule in program.function.__globals__.items():
+        if not isinstance(schedule, Schedule):
+            continue
+        strange = {r: similar(r, roles).removeprefix("; ") for r in sorted(schedule.launched - roles.keys())}
+        if schedule.launched & roles.keys() or any(strange.values()):
+            more = [f"{r} ({meant})" if meant else f"{r} too" for r, meant in strange.items()]
+            less = [f"no {r}" for r in roles if r not in schedule.launched]
+            near.append(f"{name} names {', '.join(more + less)}")
+    return f"its roles are {', '.join(roles)}; " + ("; ".join(near) or "write one, tk.Schedule(...)")

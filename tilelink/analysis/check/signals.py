@@ -12,8 +12,9 @@ from tilelink.analysis.check.findings import COUNT_ALIKE, SHOWN, TELL_ALL, Findi
 from tilelink.analysis.check.synchronisation import Execution, Synchronisation
 from tilelink.analysis.counting import filled
 from tilelink.analysis.events import NOTIFY, Events
+from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.cells import CELL, cell_count
-from tilelink.frontend.expressions import RANK, evaluate
+from tilelink.frontend.expressions import RANK
 from tilelink.frontend.ir import Notify, Role, places
 
 

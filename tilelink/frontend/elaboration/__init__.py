@@ -4,11 +4,5 @@ The one reader of tile functions: unrolling and lowering both start from what co
 Expressions fall into two kinds. What TileLink knows before the run (tiles, views, ranges, integers, ranks) becomes
 values of `values.py` and sympy; what Triton computes stays source text, with holes for loads and integers.
 
-One class in layers, a file each, because reading is recursive: `source`, `views`, `reading`, `calls`, `statements`,
-`inlining`.
+One class in layers, a file each, because reading is recursive: `source`, `views`, `reading`, `calls`, `statements`.
 """
-
-from tilelink.frontend.elaboration.inlining import Elaborator
-from tilelink.frontend.elaboration.source import Context
-
-__all__ = ["Context", "Elaborator"]

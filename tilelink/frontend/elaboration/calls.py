@@ -22,9 +22,10 @@ from tilelink.errors import (
     ViewError,
 )
 from tilelink.frontend import ir
+from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.reading import Expressions
 from tilelink.frontend.elaboration.source import parsed
-from tilelink.frontend.expressions import RANK, WORLD, Expr, node_of, place_of, rank_at, to_text
+from tilelink.frontend.expressions import RANK, WORLD, Expr, node_of, place_of, rank_at
 from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, TRITON_DTYPES, Block, Static, broadcast, result_of
 from tilelink.language import AxisWord, RanksWord, TensorWord, TileFunction
 

@@ -15,8 +15,9 @@ import triton.language as tl
 
 from tilelink.errors import HomeError, NotUnderstoodError, UndefinedNameError, ViewError, listed, similar
 from tilelink.frontend import ir
+from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.views import Views
-from tilelink.frontend.expressions import Expr, floor_div, modulo, never_negative, symbol, to_text
+from tilelink.frontend.expressions import Expr, floor_div, modulo, never_negative, symbol
 from tilelink.frontend.values import TRITON_DTYPES, Block, Static, TileValue
 from tilelink.language import AxisWord, TensorWord
 

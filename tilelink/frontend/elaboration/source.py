@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from copy import deepcopy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -13,18 +13,10 @@ import sympy
 import triton
 import triton.language as tl
 
-from tilelink.errors import (
-    DimensionError,
-    KernelError,
-    NotUnderstoodError,
-    Site,
-    TileLinkError,
-    TileSizeError,
-    ViewError,
-    similar,
-)
+from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, TileSizeError, ViewError, similar
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import Expr, to_text
+from tilelink.frontend.arithmetic import to_text
+from tilelink.frontend.expressions import Expr
 from tilelink.frontend.values import (
     TRITON_DTYPES,
     Block,
@@ -57,26 +49,12 @@ class Context:
     own: Mapping[str, str] = field(default_factory=dict)
 
 
-class VariableName(ast.Name):
-    """A block in registers where an expression names it."""
-
-
-VariableName.__name__ = ast.Name.__name__  # by which visitors go
+_HOLE = re.compile(r"__hole(\d+)__")
 
 
 def parsed(text: str) -> ast.expr:
     """The expression that a text is."""
     return ast.parse(text, mode="eval").body
-
-
-class _Holes(ast.NodeTransformer):
-    """Puts holes in the place of variables."""
-
-    def __init__(self, hole: Callable[[ir.Variable], ast.expr]) -> None:
-        self.hole = hole
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.hole(ir.Variable(node.id)) if isinstance(node, VariableName) else node
 
 
 class Source(ABC):
@@ -91,7 +69,8 @@ class Source(ABC):
         self.stored: dict[ir.View, Site] = {}
         self.stored_inside: dict[ir.View, Site] = {}
         self.wholes: set[str] = set()
-        self.holes: list[ir.Load | ir.Variable | ir.Called | Expr] = []
+        self.holes: dict[ir.Load | ir.Variable | ir.Called | Expr, int] = {}
+        self.open = False
         self.dots: list[tuple[int, int, int]] = []
         self.nested: set[str] = set()
         self.ended: set[str] = set()
@@ -136,9 +115,9 @@ class Source(ABC):
         return given if isinstance(given, TensorWord) else self.static(given)
 
     def hole(self, what: ir.Load | ir.Variable | ir.Called | Expr) -> ast.expr:
-        if what not in self.holes:
-            self.holes.append(what)
-        return ast.Name(f"__hole{self.holes.index(what)}__", ast.Load())
+        """What stands for it in source; `open` until a statement has it, but for variables, which stay the same."""
+        self.open |= not isinstance(what, ir.Variable)
+        return ast.Name(f"__hole{self.holes.setdefault(what, len(self.holes))}__", ast.Load())
 
     def node(self, node: ast.expr, value: Any) -> ast.expr:
         """The source of a value, as it stands in Triton code."""
@@ -165,18 +144,16 @@ class Source(ABC):
         hint = "; it has .start, and len(), the length of the block" if isinstance(value, ir.Range) else hint
         self.fail(NotUnderstoodError, node, f"{self.text(value)} can't be part of Triton code{hint}")
 
+    def source(self, node: ast.expr) -> ir.Code:
+        """The source of an expression, with what is in its holes, variables last."""
+        text, filled = ast.unparse(node).replace("{", "{{").replace("}", "}}"), list(self.holes)
+        used = sorted(dict.fromkeys(_HOLE.findall(text)), key=lambda k: isinstance(filled[int(k)], ir.Variable))
+        numbered = _HOLE.sub(lambda hole: f"{{{used.index(hole[1])}}}", text)
+        return ir.Code(numbered, tuple(filled[int(k)] for k in used), tuple(self.dots))
+
     def code(self, node: ast.expr) -> ir.Code:
-        """The source of an expression with the holes that were made while it was read, and holes for variables."""
-        node = _Holes(self.hole).visit(deepcopy(node))
-        text = ast.unparse(ast.fix_missing_locations(node)).replace("{", "{{").replace("}", "}}")
-        used = [h for k, h in enumerate(self.holes) if f"__hole{k}__" in text]
-        for k, h in enumerate(self.holes):
-            if h in used:
-                text = text.replace(f"__hole{k}__", f"{{{used.index(h)}}}")
-        if "__hole" in text:
-            raise KernelError(f"a hole of another statement: {text}")
-        made = ir.Code(text, tuple(used), tuple(self.dots))
-        self.holes, self.dots = [], []
+        """The source of an expression, for a statement."""
+        made, self.open, self.dots = self.source(node), False, []
         return made
 
     def elementwise(self, node: ast.expr, made: ast.expr, *operands: Any) -> Block:
@@ -218,23 +195,9 @@ class Source(ABC):
         return str(name)
 
     def text(self, value: Any) -> str:
-        match value:
-            case Expr() | sympy.logic.boolalg.Boolean():
-                return to_text(value)
-            case Block():
-                text = ast.unparse(value.node)
-                for k, h in enumerate(self.holes):
-                    text = text.replace(f"__hole{k}__", to_text(h) if isinstance(h, Expr) else str(h))
-                return text
-            case TensorWord():
-                return value.name
-            case AxisWord():
-                return value.dim
-            case TileValue():
-                return "the tile"
-            case Static():
-                return repr(value.value)
-        return str(value)
+        """A value for a person."""
+        value = self.source(value.node) if isinstance(value, Block) else value
+        return to_text(value) if isinstance(value, sympy.Basic) else str(value)
 
     def extent(self, node: ast.AST, r: ir.Range) -> sympy.Integer:
         if r.extent is None:

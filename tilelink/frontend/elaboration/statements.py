@@ -1,4 +1,4 @@
-"""Statements of tile functions: assignments, loops, branches."""
+"""Statements of tile functions: assignments, loops, branches, and calls of other tile functions."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import sympy
 import triton.language as tl
 
 from tilelink import language
-from tilelink.errors import DataBranchError, NotUnderstoodError, TileSizeError, ViewError
+from tilelink.errors import DataBranchError, NotUnderstoodError, TileLinkError, TileSizeError, ViewError
 from tilelink.frontend import ir
+from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.calls import Calls
 from tilelink.frontend.elaboration.reading import BOOLEAN, truth
-from tilelink.frontend.elaboration.source import VariableName
-from tilelink.frontend.expressions import WORLD, Expr, first_of, loop, natural, never_negative, smaller, symbol, to_text
+from tilelink.frontend.expressions import WORLD, Expr, first_of, loop, natural, never_negative, smaller, symbol
 from tilelink.frontend.schedule import power_of_two
 from tilelink.frontend.values import Block, Static
 from tilelink.frontend.walk import axis_values
-from tilelink.language import AxisWord, RanksWord
+from tilelink.language import AxisWord, RanksWord, TileFunction
 
 LOOPS = "loops of a tile function run over tk.steps(), tk.ranks(), tk.each() or range()"
 
 
-class Statements(Calls):
-    """Reads statements, one after the other."""
+class Elaborator(Calls):
+    """Elaborates one tile function for one role: its statements, one after the other, and those of the tile functions
+    that it calls."""
 
     def body(self) -> tuple[ir.Statement, ...]:
         self.run(self.function.node.body)
@@ -82,11 +83,10 @@ class Statements(Calls):
             own = [self.local_name(n) for n, _ in blocks]
             made = whole.node if isinstance(whole, Block) else ast.Tuple([v.node for _, v in blocks], ast.Load())
             right = made.elts[0] if isinstance(made, ast.Tuple) and len(blocks) == 1 else made
-            if [ast.unparse(right)] != own:  # what a tile function returns may have its name already
+            variables = [self.hole(ir.Variable(o)) for o in own]
+            if [ast.unparse(right)] != [ast.unparse(v) for v in variables]:  # what a call returns may have its name
                 self.emit(ir.Compute(self.function.site(s), self.code(right), tuple(own)))
-            self.env |= {
-                n: Block(VariableName(o, ast.Load()), v.shape, v.dtype) for (n, v), o in zip(blocks, own, strict=True)
-            }
+            self.env |= {n: Block(o, v.shape, v.dtype) for (n, v), o in zip(blocks, variables, strict=True)}
         self.env |= {n: v for n, v in zip(names, values, strict=True) if not isinstance(v, Block)}
 
     def on_Return(self, s: ast.Return) -> None:
@@ -252,6 +252,76 @@ class Statements(Calls):
                     inner.site,
                 )
         self.emit(ir.DataIf(site, code, *bodies))
+
+    # ---- tile functions that are called: their statements stand where they are called
+
+    def inline(self, node: ast.Call, called: TileFunction, label: str) -> Any:
+        """What a tile function returns, after its statements. `label`: the name that the result gets, "" for none."""
+        if called.function in (f.function for f in self.callers):
+            way = " -> ".join(f.name for f in (*self.callers, called))
+            self.fail(NotUnderstoodError, node, f"{way}: a tile function that calls itself has no end")
+        if self.open or self.dots:
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} is a tile function, called behind others in "
+                      f"one expression: give its result a name first, result = {ast.unparse(node)}")
+        values = self.given(node, called)
+        *statements, last = called.node.body
+        returned = last.value if isinstance(last, ast.Return) else None
+        renamed = {}
+        if isinstance(returned, ast.Name) and label and not self.reads(values, returned.id, label):
+            renamed[returned.id] = self.local_name(label)
+        try:
+            with self.frame(called, values, renamed):
+                for p in called.assigned & values.keys():
+                    self.own_variable(node, p)
+                self.run(statements if returned is not None else called.node.body)
+                return Static(None) if returned is None else self.value(returned)
+        except TileLinkError as e:
+            raise e.because_of("called", self.function.site(node)) from None
+
+    def given(self, node: ast.Call, called: TileFunction) -> dict[str, Any]:
+        """The values of a tile function's parameters in a call; a block that is an expression gets a name at once."""
+        found = self.arguments(node, *called.parameters, needed=len(called.parameters) - len(called.defaults))
+        defaults = dict(zip(reversed(called.parameters), reversed(called.defaults), strict=False))
+        return {
+            p: self.argument(defaults[p]) if a is None else self.named_block(node, self.value(a), f"{called.name}_{p}")
+            for p, a in zip(called.parameters, found, strict=True)
+        }
+
+    def named_block(self, node: ast.Call, value: Any, name: str) -> Any:
+        """A block that is an expression as a variable of the kernel; anything else as it is."""
+        if not isinstance(value, Block) or self.is_variable(value.node):
+            return value
+        own = self.fresh_name(name)
+        self.emit(ir.Compute(self.function.site(node), self.code(value.node), (own,)))
+        return Block(self.hole(ir.Variable(own)), value.shape, value.dtype)
+
+    def is_variable(self, node: ast.expr) -> bool:
+        return [type(h) for h in self.source(node).holes] == [ir.Variable] and isinstance(node, ast.Name)
+
+    def reads(self, values: dict[str, Any], returned: str, label: str) -> bool:
+        """Whether a call reads the variable that gets its result, other than as the parameter that it returns."""
+        old = self.env.get(label)
+        return isinstance(old, Block) and any(
+            isinstance(v, Block) and ast.dump(v.node) == ast.dump(old.node) for p, v in values.items() if p != returned
+        )
+
+    def own_variable(self, node: ast.Call, parameter: str) -> None:
+        """Gives a parameter that is assigned to a variable of its own, so that the caller's keeps its value."""
+        value = self.env[parameter]
+        if isinstance(value, Block):
+            self.bind(node, [parameter], [value], value)
+
+    @contextmanager
+    def frame(self, called: TileFunction, values: dict[str, Any], renamed: dict[str, str]) -> Iterator[None]:
+        """Reads what a function says with its own names; those of its variables are new in the kernel."""
+        kept = self.function, self.names, self.env, self.renamed, self.nested, self.ended, self.callers
+        self.callers = (*self.callers, called)
+        self.function, self.names, self.env, self.renamed = called, called.names(), values, renamed
+        self.nested, self.ended = set(), set()
+        try:
+            yield
+        finally:
+            self.function, self.names, self.env, self.renamed, self.nested, self.ended, self.callers = kept
 
 
 def _holds_block(values: tuple[Any, ...]) -> bool:

@@ -16,8 +16,9 @@ from tilelink.errors import (
     ViewError,
 )
 from tilelink.frontend import ir
+from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.source import Source
-from tilelink.frontend.expressions import RANK, Expr, to_text
+from tilelink.frontend.expressions import RANK, Expr
 from tilelink.frontend.values import Block, Static, TileValue, is_floating
 from tilelink.language import AxisWord, TensorWord, ranks
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilelink.errors import NotUnderstoodError, ScheduleError
-from tilelink.frontend.elaboration import Context, Elaborator
+from tilelink.frontend.elaboration.source import Context
+from tilelink.frontend.elaboration.statements import Elaborator
 from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Resource, Schedule, SMs
 from tilelink.frontend.values import TileValue

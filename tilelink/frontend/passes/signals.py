@@ -6,15 +6,16 @@ where every wait covers a whole dimension, one cell does. Cells never cross the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import sympy
 
 from tilelink.errors import DimensionError, ScheduleError, SignalCountError, Site, WaitWithoutNotifyError
 from tilelink.frontend import ir
-from tilelink.frontend.cells import WAITER, of_cell, piece_equations, piece_place
-from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, ceil_div, own, shown, symbol, to_text
+from tilelink.frontend.arithmetic import to_text
+from tilelink.frontend.cells import WAITER, Equations, of_cell, piece_place, place_equations
+from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, ceil_div, own, shown, symbol
 from tilelink.frontend.passes.elaborate import Binding
 from tilelink.frontend.routes import EXPERT, SEGMENT
 from tilelink.frontend.schedule import Schedule, SMs
@@ -25,27 +26,26 @@ _EXECUTOR = own("executor")
 
 @dataclass(frozen=True)
 class _Use:
-    """A wait or a notify of a view, with the loops and conditions around it."""
+    """A wait or a notify of a view, and where it stands."""
 
     role: ir.Role
     view: ir.View
-    site: Site
-    loops: tuple[ir.For, ...]
-    conditions: tuple[sympy.Basic, ...]
+    place: ir.Place
+
+    @property
+    def site(self) -> Site:
+        return self.place.statement.site
 
 
-def _uses(role: ir.Role, kind: type[ir.Wait] | type[ir.Notify]) -> Iterator[_Use]:
-    """All waits, or all notifies, of a role."""
-    for place in ir.places(role.body):
-        if isinstance(place.statement, kind):
-            for view in place.statement.views:
-                yield _Use(role, view, place.statement.site, place.loops, place.conditions)
+def _uses(program: ir.TileProgram, kind: type[ir.Wait] | type[ir.Notify]) -> list[_Use]:
+    """All waits, or all notifies, of a program."""
+    stand = ((r, p, p.statement) for r in program.roles for p in ir.places(r.body))
+    return [_Use(r, view, p) for r, p, s in stand if isinstance(s, kind) for view in s.views]
 
 
 def derive_signals(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
     """The program with the signals of every tensor that is notified. The schedule may ask for a grid."""
-    waits = [u for r in program.roles for u in _uses(r, ir.Wait)]
-    notifies = [u for r in program.roles for u in _uses(r, ir.Notify)]
+    waits, notifies = _uses(program, ir.Wait), _uses(program, ir.Notify)
     notified = {u.view.tensor for u in notifies}
     reused = {ir.token_name(t.name): t.name for t in program.tensors if t.buffers}
     for u in (u for u in waits if u.view.tensor not in notified):
@@ -158,7 +158,6 @@ def _extent(view: ir.View, k: int) -> int | None:
     return i.extent if isinstance(i, ir.Range) else 1
 
 
-Equations = list[tuple[Expr, Expr]]
 Bounds = dict[sympy.Symbol, tuple[Expr, Expr]]
 
 
@@ -168,7 +167,7 @@ def _notifier(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool, waiters: symp
     swap = {RANK: _EXECUTOR}
     equations = [(sympy.sympify(e).xreplace(swap), target) for e, target in _place_equations(use, grid, by_home)]
     variables = {_EXECUTOR: (sympy.S.Zero, WORLD)} | _variables(use, swap)
-    condition, variables = _solve(equations, variables, sympy.And(*use.conditions).xreplace(swap))
+    condition, variables = _solve(equations, variables, sympy.And(*use.place.conditions).xreplace(swap))
     condition = sympy.And(condition, waiters.xreplace({WAITER: RANK}))
     own_names = {v: symbol(f"their.{v}") for v in variables if v in condition.free_symbols}
     free = [stop - start for v, (start, stop) in variables.items() if v not in own_names]
@@ -211,7 +210,7 @@ def _check_regions(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool) -> None:
                 use.site,
             )
     regions = {s for i in use.view.index for s in (i.start if isinstance(i, ir.Range) else i).free_symbols}
-    for loop in use.loops:
+    for loop in use.place.loops:
         if loop.step != 1 and symbol(loop.name) not in regions:
             raise SignalCountError(
                 f"notify of {use.view} comes in every step of a loop that does not go along it ({loop.site}); notify "
@@ -232,20 +231,10 @@ def _waiters(use: _Use, grid: tuple[ir.Cell, ...]) -> sympy.Basic:
 
 def _place_equations(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool) -> Equations:
     """What has to hold so that a view lies in the cell that `index_k` and `part_D` name (on the rank `rank`)."""
-    equations: Equations = []
-    index = use.view.index
+    home, index = use.view.home, use.view.index
     if by_home:
-        index = (of_cell("index", 0) if use.view.home == ir.ALL_RANKS else use.view.home, *index)
-    elif use.view.home != ir.ALL_RANKS:
-        equations.append((use.view.home, RANK))
-    for k, (cell, i) in enumerate(zip(grid, index, strict=True)):
-        if not isinstance(i, ir.Range):
-            equations.append((i, of_cell("index", k)))
-        elif cell.route:
-            equations += piece_equations(cell, i)
-        elif cell.cut and not cell.local and i.part is not None:
-            equations.append((i.part, of_cell("part", cell.dim)))
-    return equations
+        return place_equations(grid, (of_cell("index", 0) if home == ir.ALL_RANKS else home, *index))
+    return [*([] if home == ir.ALL_RANKS else [(home, RANK)]), *place_equations(grid, index)]
 
 
 def _place_names(grid: tuple[ir.Cell, ...]) -> set[sympy.Symbol]:
@@ -258,7 +247,7 @@ def _variables(use: _Use, swap: dict[Expr, Expr]) -> Bounds:
     """The ranks and counters that vary where a wait or notify stands, besides the executing rank, with their bounds
     (in which `swap` renames that)."""
     variables: Bounds = {symbol(n): (sympy.S.Zero, count) for n, count in use.role.walk.axes}
-    counters = {symbol(loop.name): (loop.start, loop.stop) for loop in use.loops if loop.step == 1}
+    counters = {symbol(loop.name): (loop.start, loop.stop) for loop in use.place.loops if loop.step == 1}
     return variables | {v: (a.xreplace(swap), b.xreplace(swap)) for v, (a, b) in counters.items()}
 
 

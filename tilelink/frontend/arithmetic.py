@@ -1,0 +1,130 @@
+"""Integer expressions as arithmetic: of Triton, of numpy, and for a person.
+
+Triton's `//` and `%` truncate, so the printer emits the corrected form unless the sign is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import sympy
+from sympy.printing.str import StrPrinter
+
+from tilelink.frontend.expressions import Expr, Mod, first_of, never_negative, parts_of, segments_of, shown
+from tilelink.frontend.kept import kept
+
+
+def _enclosed(text: str) -> bool:
+    """Whether one pair of parentheses holds the whole text."""
+    depth = 0
+    for k, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and k < len(text) - 1:
+            return False
+    return text.startswith("(")
+
+
+def _bare(text: str) -> str:
+    return text[1:-1] if _enclosed(text) else text
+
+
+class _Printer(StrPrinter):
+    """Prints integer expressions as source text. `templates`: of functions, by their names in sympy; `name`: what
+    symbols are called there; `table`: what tables are."""
+
+    def __init__(
+        self, templates: Mapping[str, str], name: Callable[[str], str] = str, table: Callable[[str], str] = str
+    ) -> None:
+        super().__init__()
+        self.templates, self.name, self.table = templates, name, table
+
+    def _atom(self, e: Expr) -> str:
+        text = str(self._print(e))
+        return text if e.is_Atom or _enclosed(text) else f"({text})"
+
+    def parenthesize(self, item: Expr, level: int, strict: bool = False) -> str:
+        text = str(self._print(item))
+        return text if _enclosed(text) else str(super().parenthesize(item, level, strict))
+
+    def _print_Symbol(self, e: sympy.Symbol) -> str:
+        return self.name(e.name)
+
+    def _print_floor(self, e: Expr) -> str:
+        a, b = map(self._atom, e.args)
+        return f"({a} // {b})" if all(map(never_negative, e.args)) else f"(({a} - ({a} % {b} + {b}) % {b}) // {b})"
+
+    def _print_Pow(self, e: Expr, rational: bool = False) -> str:
+        """A power of an integer as a product: Triton has no `**`."""
+        base, exponent = e.as_base_exp()
+        assert exponent.is_Integer and exponent > 0, e
+        return f"({' * '.join([self._atom(base)] * int(exponent))})"
+
+    def _print_Mod(self, e: Expr) -> str:
+        assert isinstance(e, Mod), e
+        a, b = map(self._atom, e.args)
+        return f"({a} % {b})" if all(map(never_negative, e.args)) else f"(({a} % {b} + {b}) % {b})"
+
+    def _print_LatticeOp(self, e: Expr) -> str:
+        return reduce(self.templates[type(e).__name__].format, map(self._print, sorted(e.args, key=str)))
+
+    def _print_first_of(self, e: Expr) -> str:
+        table = (parts_of if isinstance(e, first_of) else segments_of)(e.args[0])
+        return self.templates[type(e).__name__].format(self.table(table), *map(self._print, e.args[1:]))
+
+    _print_begin_of = _print_segment_of = _print_first_of
+
+    def _print_natural(self, e: Expr) -> str:
+        return self._atom(e.args[0])
+
+    def _print_Relational(self, e: Expr) -> str:
+        return f"({self._print(e.lhs)} {e.rel_op} {self._print(e.rhs)})"
+
+    def _print_And(self, e: Expr) -> str:
+        return f"({(' & ' if isinstance(e, sympy.And) else ' | ').join(map(self._print, sorted(e.args, key=str)))})"
+
+    def _print_Or(self, e: Expr) -> str:
+        return self._print_And(e)
+
+    def _print_Not(self, e: Expr) -> str:
+        return f"({self._print(e.args[0])} == 0)"
+
+
+_TRITON = {
+    "Min": "tl.minimum({}, {})", "Max": "tl.maximum({}, {})", "first_of": "tl.load({} + {})",
+    "begin_of": "tl.load({} + {})", "segment_of": "segment_of({}, {}, {}, {})",
+}  # fmt: skip
+_NUMPY = _Printer({
+    "Min": "np.minimum({}, {})", "Max": "np.maximum({}, {})", "first_of": "{}[{}]", "begin_of": "{}[{}]",
+    "segment_of": "(np.searchsorted({0}, {1}, 'right') - 1 - ({2}))",
+}, *["values[{!r}]".format] * 2)  # fmt: skip
+_PLAIN = _Printer({
+    "Min": "min({}, {})", "Max": "max({}, {})", "first_of": "first_of({}, {})", "begin_of": "begin_of({}, {})",
+    "segment_of": "segment_of({}, {}, {}, {})",
+}, shown, lambda table: table.rpartition(".")[0])  # fmt: skip
+
+
+def to_triton(e: Any, name: Callable[[str], str] = shown) -> str:
+    """The expression in the arithmetic of a Triton kernel. `name`: what symbols and tables are called, by key."""
+    return _bare(str(_Printer(_TRITON, name, name).doprint(sympy.sympify(e))))
+
+
+def to_text(e: Any) -> str:
+    """The expression for a person."""
+    return _bare(str(_PLAIN.doprint(sympy.sympify(e))))
+
+
+def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
+    """The expression's value, elementwise over numpy arrays in `values` (by keys of symbols and tables)."""
+    if isinstance(e, int | np.ndarray):
+        return e
+    return _compiled(e)(values)
+
+
+@kept(1 << 14)
+def _compiled(e: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """An expression as a function of Python."""
+    made: Callable[[Mapping[str, Any]], Any] = eval(f"lambda values: {_NUMPY.doprint(sympy.sympify(e))}", {"np": np})
+    return made
