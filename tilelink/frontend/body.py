@@ -277,10 +277,7 @@ def places(body: Body, outer: tuple[tuple[Statement, int], ...] = ()) -> Iterato
 
 def walk(body: Body) -> Iterator[Statement]:
     """All statements, in order of the source."""
-    for s in body:
-        yield s
-        for block in s.blocks:
-            yield from walk(block)
+    return (place.statement for place in places(body))
 
 
 def every(kind: type[S], body: Body) -> Iterator[S]:

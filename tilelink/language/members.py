@@ -92,7 +92,9 @@ class Variant:
         made: dict[str, tuple[tuple[str, Declared], ...]] = {}
         for name, parameter in parameters.items():
             if isinstance(parameter, Each):
-                each = [_member(parameter.declared, own, self, k) for k in range(self.members)]
+                declared = parameter.declared
+                dims = [self.names(str(d)) if d in own else (d,) * self.members for d in declared.dims]
+                each = [replace(declared, dims=tuple(names[k] for names in dims)) for k in range(self.members)]
                 made[name] = tuple(zip(self.names(name), each, strict=True))
             elif isinstance(parameter, Declared):
                 made[name] = ((name, parameter),)
@@ -109,11 +111,6 @@ def own_dims(parameters: Parameters) -> frozenset[str]:
     shared = {d for p in parameters.values() if isinstance(p, Declared) for d in p.dims}
     lists = {d for p in parameters.values() if isinstance(p, Each) for d in p.declared.dims}
     return frozenset(d for d in lists - shared if isinstance(d, str))
-
-
-def _member(declared: Declared, own: frozenset[str], variant: Variant, k: int) -> Declared:
-    dims = tuple(variant.names(d)[k] if isinstance(d, str) and d in own else d for d in declared.dims)
-    return replace(declared, dims=dims)
 
 
 def check_lists(program: str, parameters: Parameters, site: Site) -> None:

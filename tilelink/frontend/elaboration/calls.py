@@ -129,7 +129,7 @@ class Calls(Expressions):
             self.readable(node, view)
             block = self.as_block(node, view)
             shape = tuple(int(self.extent(node, r)) for r in block.ranges)
-            return Block(self.hole(ir.Load(block)), shape, self.context.dtypes[view.tensor])
+            return Block(self.hole(ir.Load(block)), shape, self.dtypes[view.tensor])
         (stored,) = self.arguments(node, "block", needed=1)
         self.writable(node, view, "store to")
         place = self.as_block(node, view)
@@ -150,7 +150,7 @@ class Calls(Expressions):
 
     def filled(self, node: ast.Call, place: ir.View, number: ast.expr) -> ast.Call:
         """A block of a number, as large as the place that it is stored to."""
-        dtype = parsed(f"tl.{TRITON_DTYPES[self.context.dtypes[place.tensor]]}")
+        dtype = parsed(f"tl.{TRITON_DTYPES[self.dtypes[place.tensor]]}")
         extents: list[ast.expr] = [ast.Constant(int(self.extent(node, r))) for r in place.ranges]
         return ast.Call(parsed("tl.full"), [ast.Tuple(extents, ast.Load()), number, dtype], [])
 
@@ -171,7 +171,7 @@ class Calls(Expressions):
         for a, b in pairs:
             if (a.start, a.stop) != (b.start, b.stop) and not a.same_rows(b):
                 self.fail(DimensionError, node, f"{a} is copied to {b}: a copy keeps coordinates")
-        here, there = (self.context.dtypes[v.tensor] for v in (source, target))
+        here, there = (self.dtypes[v.tensor] for v in (source, target))
         if here != there:
             self.fail(DtypeError, node, f"a copy keeps the dtype: {source.tensor} is {here}, {target.tensor} {there}; "
                       f"declare {target.tensor} with dtype={source.tensor}")
@@ -234,7 +234,7 @@ class Calls(Expressions):
         if len(views) > 1:
             self.fail(ViewError, node, f"{word} takes one view")
         view = views[0]
-        buffers = self.context.tensors[view.tensor].buffers
+        buffers = self.tensors[view.tensor].buffers
         if buffers is None:
             self.fail(ViewError, node, f"{word} of {view}: each entry of {view.tensor} has memory of its own; tk.local("
                       "tk.ranks, ..., buffers=2) makes entries that take turns in two")
@@ -246,7 +246,7 @@ class Calls(Expressions):
         for v in values:
             if not isinstance(v, ir.View):
                 self.fail(ViewError, node, f"{ast.unparse(node.func)} takes views, not {self.text(v)}")
-            for dim, i in zip(self.context.tensors[v.tensor].dims, v.index, strict=True):
+            for dim, i in zip(self.tensors[v.tensor].dims, v.index, strict=True):
                 if isinstance(i, Expr) and dim != ir.RANKS_DIM:
                     self.fail(ViewError, node, f"{ast.unparse(node.func)} of {v}: signals belong to tiles, so name a "
                               f"range along {dim}, not the number {to_text(i)}")

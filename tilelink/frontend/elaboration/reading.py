@@ -88,7 +88,7 @@ class Expressions(Views):
             found: list[Any] = [owner.axis(dim)] if dim else []
             found += [getattr(owner, name)] if name in ("rows", "cols") else []
             if name == "dtype":
-                found.append(Static(getattr(tl, TRITON_DTYPES[self.context.dtypes[owner.name]])))
+                found.append(Static(getattr(tl, TRITON_DTYPES[self.dtypes[owner.name]])))
             if found:
                 return self.one_meaning(node, found)
             known = ("rows", "cols", *owner.dims, "dtype")
@@ -136,7 +136,8 @@ class Expressions(Views):
         if isinstance(node.op, ast.Pow) and isinstance(left, Expr) and isinstance(right, sympy.Integer) and right >= 0:
             return left**right
         if isinstance(left, Static | Expr) and isinstance(right, Static | Expr):
-            return self.python(node, lambda a, b: eval("a" + _symbol_of(node.op) + "b", {"a": a, "b": b}), left, right)
+            applied = ast.unparse(ast.BinOp(ast.Name("a"), node.op, ast.Name("b")))
+            return self.python(node, lambda a, b: eval(applied, {"a": a, "b": b}), left, right)
         self.fail(ViewError, node, f"{self.text(left)} and {self.text(right)}: memory is touched through .load() of a "
                   "view; a tensor or view is no address")
 
@@ -225,7 +226,7 @@ class Expressions(Views):
 
     def tile_attribute(self, node: ast.Attribute, tile: TileValue) -> Any:
         ranges = [*tile.ranges, *([tile.sent] if tile.sent else [])]
-        found: list[Any] = [r for r in ranges if r.dim == self.context.own.get(node.attr, node.attr)]
+        found: list[Any] = [r for r in ranges if r.dim == self.own.get(node.attr, node.attr)]
         found += [tile.axes[node.attr]] if node.attr in tile.axes else []
         match node.attr:
             case "rows":
@@ -276,10 +277,6 @@ def truth(value: Any) -> Any:
     if isinstance(value, Static):
         return sympy.sympify(bool(value.value))
     return sympy.Ne(value, 0) if isinstance(value, Expr) else value
-
-
-def _symbol_of(op: ast.operator) -> str:
-    return ast.unparse(ast.BinOp(ast.Name("a"), op, ast.Name("b")))[1:-1]
 
 
 def _indexed(shape: tuple[int, ...] | None, entries: list[ast.expr]) -> tuple[int, ...] | None:

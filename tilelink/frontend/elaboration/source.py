@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import sympy
@@ -17,6 +15,7 @@ from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkEr
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.expressions import Expr
+from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.frontend.values import (
     TRITON_DTYPES,
     Block,
@@ -27,27 +26,8 @@ from tilelink.frontend.values import (
     is_floating,
     promote,
 )
-from tilelink.language import AxisWord, TensorWord, TileFunction
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a tile function is elaborated for: its program's tensors and its role. `written`: the tensors that tiles
-    write, and where first; `functions`: the Triton functions that roles call, by name, this one's to be put there.
-    `taken`: names of the role that it is folded into; `own`: what the dimensions are called
-    that its member of lists has of its own."""
-
-    tensors: dict[str, TensorWord]
-    dtypes: dict[str, str]
-    cut: frozenset[str]
-    written: dict[str, Site]
-    tile: TileValue
-    step: int | None
-    whole: dict[str, int]
-    functions: dict[str, Any]
-    taken: frozenset[str] = frozenset()
-    own: Mapping[str, str] = field(default_factory=dict)
-
+from tilelink.frontend.walk import step_size
+from tilelink.language import AxisWord, Launch, Recording, TensorWord, TileFunction
 
 _HOLE = re.compile(r"__hole(\d+)__")
 
@@ -58,13 +38,31 @@ def parsed(text: str) -> ast.expr:
 
 
 class Source(ABC):
-    """What all parts of the elaborator share: the names in scope, and source text with holes for Triton's part."""
+    """What all parts of the elaborator share: the names in scope, and source text with holes for Triton's part.
 
-    def __init__(self, function: TileFunction, arguments: dict[str, Any], context: Context) -> None:
-        self.function, self.context = function, context
+    `written`: the tensors that tiles write, and where first; `step`: the length of steps that the schedule gives;
+    `functions`: the Triton functions that roles call, by name; `own`: what the dimensions are called that the launch's
+    member of lists has of its own; `reserved`: names of the role that this one is folded into.
+    """
+
+    def __init__(
+        self, program: ir.TileProgram, recording: Recording, launch: Launch, resource: SMs | CopyEngine,
+        tile: TileValue, reserved: frozenset[str],
+    ) -> None:  # fmt: skip
+        self.function = function = launch.function
+        self.tensors, self.cut, self.own = {t.name: t for t in recording.tensors}, program.cut, launch.own
+        self.dtypes = {t.name: t.dtype for t in program.tensors}
+        self.written = {
+            word.name: site
+            for other in reversed(recording.launches)
+            for p, site in other.function.written_parameters().items()
+            for word in other.tensors(p)
+        }
+        self.step, self.sizes = step_size(resource, launch.space), dict(resource.whole)
+        self.functions, self.reserved = dict(program.functions), reserved
         self.names = function.names()
-        self.env: dict[str, Any] = {function.parameters[0]: context.tile}
-        self.env |= {p: self.argument(a) for p, a in arguments.items()}
+        self.env: dict[str, Any] = {function.parameters[0]: tile}
+        self.env |= {p: self.argument(a) for p, a in launch.arguments.items()}
         self.statements: list[ir.Statement] = []
         self.stored: dict[ir.View, Site] = {}
         self.stored_inside: dict[ir.View, Site] = {}
@@ -76,7 +74,7 @@ class Source(ABC):
         self.ended: set[str] = set()
         self.renamed: dict[str, str] = {}
         self.callers: tuple[TileFunction, ...] = (function,)
-        self.taken = {n.id for n in ast.walk(function.node) if isinstance(n, ast.Name)} | context.taken
+        self.taken = {n.id for n in ast.walk(function.node) if isinstance(n, ast.Name)} | reserved
 
     @abstractmethod
     def value(self, node: ast.expr, label: str = "") -> Any:
@@ -174,7 +172,7 @@ class Source(ABC):
 
     def local_name(self, name: str) -> str:
         """The name of a variable in the role. A function that is called in another has names that nothing else has."""
-        if len(self.callers) == 1 and name not in self.context.taken:
+        if len(self.callers) == 1 and name not in self.reserved:
             return name
         if name not in self.renamed:
             self.renamed[name] = self.fresh_name(name)
@@ -190,7 +188,7 @@ class Source(ABC):
     def function_name(self, called: Any) -> str:
         """The name of a Triton function of the user's, which no other function has that the program calls."""
         name = called.fn.__name__
-        while self.context.functions.setdefault(name, called) is not called:
+        while self.functions.setdefault(name, called) is not called:
             name += "_"
         return str(name)
 
@@ -210,8 +208,8 @@ class Source(ABC):
 
     def blocked(self, node: ast.AST, r: ir.Range) -> ir.Range:
         """The range as one of a block in registers: a whole dimension takes as many elements as the schedule says."""
-        if r.whole and r.dim in self.context.whole:
+        if r.whole and r.dim in self.sizes:
             self.wholes.add(r.dim)
-            r = ir.Range(r.dim, r.start, r.stop, self.context.whole[r.dim])
+            r = ir.Range(r.dim, r.start, r.stop, self.sizes[r.dim])
         self.extent(node, r)
         return r

@@ -162,7 +162,7 @@ class Elaborator(Calls):
         along, stop = self.value(dimension), None if end is None else self.integer(end)
         if not isinstance(along, AxisWord | ir.Range):
             self.fail(ViewError, call, f"tk.steps goes along a dimension or a range, not {self.text(along)}")
-        size = self.context.step if by is None else self.step(call, by)
+        size = self.step if by is None else self.length_of_step(call, by)
         if size is None:
             self.fail(TileSizeError, call, "the schedule gives this role's loops no step: add it as the last of tile=, "
                       "or say by= here")
@@ -178,14 +178,14 @@ class Elaborator(Calls):
 
         if isinstance(along, ir.Range):
             walk(along)
-        elif along.dim not in self.context.cut:
+        elif along.dim not in self.cut:
             walk(ir.whole_range(along.dim))
         else:  # steps never cross the parts of the ranks
             dim, p = symbol(along.dim), loop(self.fresh_name(f"{name}_part"))
             with self.inside(s, p, sympy.S.Zero, WORLD, 1):
                 walk(ir.Range(along.dim, first_of(dim, p), first_of(dim, p + 1), None, p))
 
-    def step(self, call: ast.Call, by: ast.expr) -> int:
+    def length_of_step(self, call: ast.Call, by: ast.expr) -> int:
         """The length that by= gives the steps of a loop."""
         size = self.integer(by)
         if not size.is_Integer or not power_of_two(int(size)):

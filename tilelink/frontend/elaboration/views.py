@@ -71,7 +71,7 @@ class Views(Source):
 
     def narrow(self, node: ast.expr, view: ir.View, entries: list[ast.expr]) -> ir.View:
         """A view of a view: ranges take the place of wider ones. The unrolling checks that they lie within."""
-        tensor, index = self.context.tensors[view.tensor], list(view.index)
+        tensor, index = self.tensors[view.tensor], list(view.index)
         places = [k for k, i in enumerate(index) if isinstance(i, ir.Range)]
         given = self.entries(entries, tensor)
         if len(given) > len(places):
@@ -90,7 +90,7 @@ class Views(Source):
         return replace(view, index=tuple(index))
 
     def at(self, node: ast.Call, view: ir.View) -> ir.View:
-        tensor = self.context.tensors[view.tensor]
+        tensor = self.tensors[view.tensor]
         if tensor.sharded is not None:
             self.fail(HomeError, node, f"{view} is sharded, so it has its home already: .at() is for local tensors")
         where = self.value(*self.arguments(node, "rank", needed=1))
@@ -104,7 +104,7 @@ class Views(Source):
 
     def one_home(self, node: ast.AST, view: ir.View, what: str) -> None:
         if view.home is None:
-            tensor = self.context.tensors[view.tensor]
+            tensor = self.tensors[view.tensor]
             dim = tensor.dims[tensor.sharded or 0]
             self.fail(HomeError, node, f"{what} {view}: it has more than one home, because {dim} is spread over the "
                       f"ranks and {dim}[0:{dim}] crosses the parts; use a range of the tile, which lies in one part")
@@ -113,13 +113,13 @@ class Views(Source):
 
     def writable(self, node: ast.AST, view: ir.View, what: str) -> None:
         self.one_home(node, view, what)
-        if view.tensor not in self.context.written:  # what programs record goes by the source alone
+        if view.tensor not in self.written:  # what programs record goes by the source alone
             self.fail(NotUnderstoodError, node, f"{what} {view}: write it so that the source shows which tensor it "
                       f"is, such as there = {view.tensor}[...]; there.store(...)")
 
     def whole_numbers(self, node: ast.AST, place: ir.View, value: Any) -> None:
         """What is stored to integers has to be integers: Triton would cut off fractions without a word."""
-        name, into = place.tensor, self.context.dtypes[place.tensor]
+        name, into = place.tensor, self.dtypes[place.tensor]
         if is_floating(into):
             return
         if isinstance(value, Block) and value.dtype is not None and is_floating(value.dtype):
@@ -130,8 +130,8 @@ class Views(Source):
 
     def readable(self, node: ast.AST, view: ir.View) -> None:
         self.one_home(node, view, "load of")
-        if view.guard is None and view.tensor in self.context.written:
+        if view.guard is None and view.tensor in self.written:
             self.fail(UnguardedReadError, node, f"{view} is written by tiles of this program "
-                      f"({self.context.written[view.tensor]}) and read without a wait: read what "
+                      f"({self.written[view.tensor]}) and read without a wait: read what "
                       f"tk.wait({view.tensor}[...]) returns")
 

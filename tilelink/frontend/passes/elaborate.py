@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilelink.errors import NotUnderstoodError, ScheduleError
-from tilelink.frontend.elaboration.source import Context
 from tilelink.frontend.elaboration.statements import Elaborator
 from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Resource, Schedule, SMs
 from tilelink.frontend.values import TileValue
-from tilelink.frontend.walk import make_walk, step_size
+from tilelink.frontend.walk import make_walk
 from tilelink.language import Launch, Recording
 
 
@@ -57,27 +56,10 @@ def with_role(
         for word in launch.tensors(parameter):
             if word not in recording.tensors:
                 raise NotUnderstoodError(f"{parameter}: {word.name} is no tensor of this program", launch.site)
-    functions = dict(program.functions)
-    context = Context(
-        tensors={t.name: t for t in recording.tensors},
-        dtypes={t.name: t.dtype for t in program.tensors},
-        cut=cut,
-        written={
-            word.name: site
-            for other in reversed(recording.launches)
-            for p, site in other.function.written_parameters().items()
-            for word in other.tensors(p)
-        },
-        tile=TileValue(found.ranges, axes, found.sent),
-        step=step_size(resource, launch.space),
-        whole=dict(resource.whole),
-        functions=functions,
-        taken=taken,
-        own=launch.own,
-    )
-    elaborator = Elaborator(function, launch.arguments, context)
+    tile = TileValue(found.ranges, axes, found.sent)
+    elaborator = Elaborator(program, recording, launch, resource, tile, taken)
     body = elaborator.body()
     for dim in sorted(set(dict(resource.whole)) - elaborator.wholes) if not taken else ():
         raise ScheduleError(f"{function.name} takes no block over the whole of {dim}: leave it out", launch.site)
     role = Role(function.name, resource, found, body, launch.site, scheduled=launch.scheduled)
-    return replace(program, functions=tuple(functions.items())), role
+    return replace(program, functions=tuple(elaborator.functions.items())), role

@@ -95,11 +95,11 @@ def _folded(producer: ir.Role, ways: Sequence[ir.Role], tensors: Sequence[ir.Ten
     body: list[ir.Statement] = []
     missing = set(folded.awaited)
     for s in producer.body:
-        if isinstance(s, ir.Store) and s.target in folded.awaited and not _is_kept(s):
-            kept, text = _kept(s.target), s.value.text if s.value.text == "{0}" else f"({s.value.text})"
+        if isinstance(s, ir.Store) and s.target in folded.awaited and s.value != _kept(s.target):
+            text = s.value.text if s.value.text == "{0}" else f"({s.value.text})"
             rounded = replace(s.value, text=f"{text}.to(tl.{dtypes[s.target.tensor]})")
-            body.append(ir.Compute(s.site, rounded, (kept.name,)))
-            s = replace(s, value=_value(kept))
+            body.append(ir.Compute(s.site, rounded, (_register(s.target),)))
+            s = replace(s, value=_kept(s.target))
         body.append(s)
         if isinstance(s, ir.Notify) and missing:
             missing -= set(s.views)
@@ -143,7 +143,7 @@ def _from_registers(body: ir.Body) -> ir.Body:
             case ir.Wait():
                 return ()
             case ir.Copy() if s.source.guard is not None:
-                return (ir.Store(s.site, s.target, _value(_kept(s.source))),)
+                return (ir.Store(s.site, s.target, _kept(s.source)),)
         return (s,)
 
     return ir.rewritten(body, change)
@@ -153,16 +153,11 @@ def drop_unread(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
     """The program without buffers that only the folded roles read: they are neither stored nor notified."""
     folded = [r for r in program.roles if r.folded]
     awaited = {v.tensor for r in program.roles for v in r.awaited}
-    kept = {s.target.tensor for r in folded for s in ir.every(ir.Store, r.body) if _is_kept(s)}
+    kept = {s.target.tensor for r in folded for s in ir.every(ir.Store, r.body) if s.value == _kept(s.target)}
     gone = {t.name for t in program.tensors if t.name in kept - awaited and t.kind == "buffer"}
     roles = tuple(replace(r, body=_without(r.body, gone)) if r.folded else r for r in program.roles)
     left = replace(program, tensors=tuple(t for t in program.tensors if t.name not in gone), roles=roles)
     return replace(left, cut=tuple(d for d in left.dims if d in program.cut))
-
-
-def _is_kept(s: ir.Store) -> bool:
-    """Whether what is stored is kept for a folded role, too."""
-    return s.value == _value(_kept(s.target))
 
 
 def _without(body: ir.Body, gone: set[str]) -> ir.Body:
@@ -180,14 +175,14 @@ def _without(body: ir.Body, gone: set[str]) -> ir.Body:
     return ir.rewritten(body, change)
 
 
-def _kept(view: ir.View) -> ir.Variable:
-    """The block in registers."""
-    return ir.Variable(f"{view.tensor}.kept")
+def _register(view: ir.View) -> str:
+    """The name of the block in registers."""
+    return f"{view.tensor}.kept"
 
 
-def _value(kept: ir.Variable) -> ir.Code:
-    """What is stored of it."""
-    return ir.Code("{0}", (kept,))
+def _kept(view: ir.View) -> ir.Code:
+    """The block in registers, as it is stored."""
+    return ir.Code("{0}", (ir.Variable(_register(view)),))
 
 
 def _space(role: ir.Role) -> str:

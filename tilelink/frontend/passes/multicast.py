@@ -13,7 +13,7 @@ import sympy
 
 from tilelink.errors import ScheduleError
 from tilelink.frontend.expressions import axis
-from tilelink.frontend.ir import ALL_RANKS, Body, Role, TileProgram, View, rewritten, walk
+from tilelink.frontend.ir import ALL_RANKS, Body, Role, TileProgram, rewritten, walk
 from tilelink.frontend.passes.elaborate import Binding
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.walk import make_walk
@@ -53,8 +53,4 @@ def _multicast(role: Role, space: Space, cut: frozenset[str]) -> Role:
 
 def _to_all(body: Body, reader: sympy.Symbol) -> Body:
     """The statements with what goes to the rank `reader` going to all ranks."""
-
-    def to_all(view: View) -> View:
-        return replace(view, home=ALL_RANKS) if view.home == reader else view
-
-    return rewritten(body, lambda s: (s.giving(to_all),))
+    return rewritten(body, lambda s: (s.giving(lambda v: replace(v, home=ALL_RANKS) if v.home == reader else v),))

@@ -73,16 +73,7 @@ def _signals(
     tensor: ir.Tensor, notifies: list[_Use], waits: list[_Use], program: ir.TileProgram, schedule: Schedule
 ) -> ir.Signals:
     """The signals of one tensor, with who notifies and who waits for it."""
-    wanted, site = schedule.cells.get(tensor.name), schedule.site
-    grid = _grid(tensor, notifies, waits, frozenset(program.cut), wanted, site)
-    grid = tuple(_of_route(c, k, tensor, notifies, waits, program.routes) for k, c in enumerate(grid))
-    for cell, size in zip(grid, wanted or (), strict=False):
-        if cell.size != size:
-            raise ScheduleError(
-                f"cells of {tensor.name}: tiles wait for rows of several pieces along {cell.dim}, and each has one "
-                "cell then: say None there",
-                site,
-            )
+    grid = _grid(tensor, notifies, waits, program, schedule)
     by_home = any(u.view.home != RANK for u in waits)
     if by_home:
         grid = (ir.Cell(ir.RANKS_DIM, 1, False, False), *grid)
@@ -94,13 +85,10 @@ def _signals(
 
 
 def _grid(
-    tensor: ir.Tensor,
-    notifies: list[_Use],
-    waits: list[_Use],
-    cut: frozenset[str],
-    wanted: tuple[int | None, ...] | None,
-    site: Site,
+    tensor: ir.Tensor, notifies: list[_Use], waits: list[_Use], program: ir.TileProgram, schedule: Schedule
 ) -> tuple[ir.Cell, ...]:
+    """The grid that the tiles and the waits allow, or that the schedule asks for."""
+    wanted, site = schedule.cells.get(tensor.name), schedule.site
     if wanted is not None and len(wanted) != len(tensor.dims):
         raise DimensionError(f"cells of {tensor.name}: {len(tensor.dims)} sizes needed, {len(wanted)} given", site)
     cells = []
@@ -111,9 +99,8 @@ def _grid(
         sizes = [_extent(u.view, k) for u in notifies]
         coarse = any(s is None for s in sizes) or all(_extent(u.view, k) is None for u in waits)
         size = None if coarse else max(s for s in sizes if s is not None)
-        if wanted is not None and wanted[k] != size:
+        if wanted is not None and (asked := wanted[k]) != size:
             finest = max((s for s in sizes if s is not None), default=None)
-            asked = wanted[k]
             if asked is not None and (None in sizes or (finest is not None and asked % finest)):
                 raise ScheduleError(
                     f"cells of {asked} along {dim} of {tensor.name}: a cell has to hold whole notified tiles, of "
@@ -121,7 +108,15 @@ def _grid(
                     site,
                 )
             size = asked
-        cells.append(ir.Cell(dim, size, dim in cut, k == tensor.sharded))
+        cell = ir.Cell(dim, size, dim in program.cut, k == tensor.sharded)
+        cells.append(_of_route(cell, k, tensor, notifies, waits, program.routes))
+    for cell, size in zip(cells, wanted or (), strict=False):
+        if cell.size != size:
+            raise ScheduleError(
+                f"cells of {tensor.name}: tiles wait for rows of several pieces along {cell.dim}, and each has one "
+                "cell then: say None there",
+                site,
+            )
     return tuple(cells)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import takewhile
 from math import gcd
 
 import sympy
@@ -28,21 +29,17 @@ def split_waits(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
     """The program with loops split, where a wait stands before all that the loop's body stores or notifies and the
     cells it looks at hold whole steps."""
     grids = {s.tensor: s for s in program.signals}
-    return replace(program, roles=tuple(_split_waits(role, grids) for role in program.roles))
 
-
-def _split_waits(role: ir.Role, grids: Grids) -> ir.Role:
-    """The role with its loops split."""
-
-    def change(s: ir.Statement) -> tuple[ir.Statement]:
+    def change(s: ir.Statement) -> ir.Body:
         return (_split(s, grids) if isinstance(s, ir.For) else s,)
 
-    return replace(role, body=ir.rewritten(role.body, change))
+    return replace(program, roles=tuple(replace(r, body=ir.rewritten(r.body, change)) for r in program.roles))
 
 
 def _split(s: ir.For, grids: Grids) -> ir.Statement:
     """One loop, or the two that it becomes."""
-    waits = [w for w in _head(s.body) if isinstance(w, ir.Wait)]
+    head = takewhile(lambda b: isinstance(b, ir.Wait | ir.Compute), s.body)
+    waits = [w for w in head if isinstance(w, ir.Wait)]
     if not waits or len(list(ir.every(ir.Wait, s.body))) > len(waits):
         return s
     chunks = [_chunk(s, v, grids) for w in waits for v in w.views]
@@ -65,16 +62,6 @@ def _split(s: ir.For, grids: Grids) -> ir.Statement:
     inner = replace(inner, start=lo, stop=sympy.Min(lo + chunk, s.stop))
     outer = [_along(w, s, cell) for w in waits]
     return ir.For(s.site, str(lo), s.start, s.stop, chunk, (*outer, inner))
-
-
-def _head(body: ir.Body) -> list[ir.Statement]:
-    """The waits and computations with which a body begins."""
-    made: list[ir.Statement] = []
-    for s in body:
-        if not isinstance(s, ir.Wait | ir.Compute):
-            break
-        made.append(s)
-    return made
 
 
 def _chunk(s: ir.For, view: ir.View, grids: Grids) -> int | None:
