@@ -15,7 +15,7 @@ import tilelink.ops as ops
 from tests.ops.on_ranks import computed_by, noted, wrong
 from tests.ops.sharded import Call
 from tilelink.errors import ShapeError, TileLinkError
-from tilelink.ops import agreement, auto, plain
+from tilelink.ops import agreement, operator, plain
 from tilelink.ops.agreement import agree, agreed_machine
 from tilelink.ops.collectives import Members
 from tilelink.plans.names import TORCH, planned
@@ -24,28 +24,28 @@ from tilelink.plans.names import TORCH, planned
 @contextmanager
 def on_machine(name: str | None) -> Iterator[None]:
     """Inside, TILELINK_MACHINE is this."""
-    os.environ[auto.MACHINE] = name or ""
+    os.environ[agreement.MACHINE] = name or ""
     try:
         yield
     finally:
-        del os.environ[auto.MACHINE]
+        del os.environ[agreement.MACHINE]
 
 
 @contextmanager
 def predicting(plan_of: Callable[[int, str], str]) -> Iterator[list[tuple[str, int]]]:
     """Inside, the plan with so many rows on a machine is this one; operators and rows that were asked for."""
-    choose, asked = auto.choose, list[tuple[str, int]]()
+    choose, asked = operator.choose, list[tuple[str, int]]()
 
     def noting(operator: str, *, M: int, machine: str, **_: Any) -> SimpleNamespace:
         asked.append((operator, M))
         plan = plan_of(M, machine)
         return SimpleNamespace(by=None if plan == TORCH else planned(operator, plan))
 
-    auto.choose = noting  # type: ignore[assignment]
+    operator.choose = noting  # type: ignore[assignment]
     try:
         yield asked
     finally:
-        auto.choose = choose
+        operator.choose = choose
 
 
 def ran(group: dist.ProcessGroup, call: Call, machine: str | None) -> tuple[list[str], list[str]]:

@@ -13,7 +13,8 @@ from tests.ops import auto_on_ranks, on_ranks
 from tests.ops.sharded import EACH, GATHER, REDUCE, SCATTER, Call
 from tests.runtime.processes import Pool
 from tilelink.errors import ArgumentError, UnknownMachineError
-from tilelink.ops.auto import Asked, fastest, machine_name
+from tilelink.ops.agreement import machine_name
+from tilelink.ops.operator import Asked, fastest
 from tilelink.plans import choose
 from tilelink.plans.names import planned
 from tilelink.plans.unfused import unfused

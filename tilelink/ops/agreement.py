@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,15 +11,16 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from tilelink.analysis.machine import machine
+from tilelink.analysis.machine import machine, machine_of_device
 from tilelink.errors import RankFailedError, RankMismatchError, Site, TileLinkError
-from tilelink.ops.auto import MACHINE, machine_name
 from tilelink.ops.checks import check_devices
 from tilelink.ops.collectives import Members
 from tilelink.ops.plain import Maybe, Plain, Tensors
 from tilelink.ops.programs import path_of
 from tilelink.runtime.agreement import gathered, mismatch
 
+MACHINE = "TILELINK_MACHINE"
+"""The environment variable that names the machine: one of `tilelink machine list`, or the path of a description."""
 _machines: WeakKeyDictionary[dist.ProcessGroup, list[dict[str, str]]] = WeakKeyDictionary()
 """Of groups that have agreed on a call on CUDA devices, what the ranks said of their machines."""
 
@@ -82,6 +84,16 @@ def agreed_machine(members: Members, device: torch.device) -> str | None:
                 Site.of_user(),
             )
     return machine_name(device)
+
+
+def machine_name(device: torch.device) -> str | None:
+    """The machine of which `TILELINK_MACHINE` says that this is one, or whose description names the GPU. Raises
+    UnknownMachineError and MachineError for machines that are not known."""
+    said = os.environ.get(MACHINE)
+    if said:
+        machine(said)
+        return said
+    return machine_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
 def _by_programs(device: torch.device) -> bool:

@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError, public
-from tilelink.ops.auto import Asked
 from tilelink.ops.checks import check_dim, check_lengths, check_tensors, check_weights
 from tilelink.ops.collectives import Later
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
-from tilelink.ops.operator import Call, Operator
+from tilelink.ops.operator import Asked, Call, Operator
 from tilelink.ops.plain import Maybe, Plain, Tensors, side_by_side
 from tilelink.ops.programs import Programs
 from tilelink.plans.names import AUTO, TORCH, check_plan

@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import public
-from tilelink.ops.auto import Asked
 from tilelink.ops.checks import check_dim, check_reduce_op, check_tensors, check_weights
 from tilelink.ops.matrices import as_rows
-from tilelink.ops.operator import Call, Operator
+from tilelink.ops.operator import Asked, Call, Operator
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs
 from tilelink.plans.names import check_plan

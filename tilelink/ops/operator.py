@@ -7,20 +7,21 @@ call has to be, what ranks have to agree on, which plan it needs, what a path co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from tilelink.errors import ArgumentError, MachineError, MachineMemoryError
 from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, told_of_machine
-from tilelink.ops.auto import Asked, fastest
 from tilelink.ops.checks import cast_for, no_autocast
 from tilelink.ops.collectives import Members, Traced, name_of_group
 from tilelink.ops.plain import Maybe, Plain, Tensors
 from tilelink.ops.programs import Programs, path_of
-from tilelink.plans.names import AUTO, TORCH, planned
+from tilelink.plans import choose
+from tilelink.plans.names import AUTO, TORCH, Plan, planned
 
 SCHEMA = {
     "torch.Tensor": "Tensor", "torch.Tensor | None": "Tensor?", "Tensors": "Tensor[]", "Maybe": "Tensor?[]",
@@ -28,6 +29,38 @@ SCHEMA = {
     "bool": "bool", "str": "str", "str | None": "str?",
 }  # fmt: skip
 """What annotations of fields are in the schema of an operator. A field that may be None beside a list is left out."""
+
+
+class Asked(NamedTuple):
+    """What a call needs a plan of: an operator (or its backward) with its sizes, as `choose` takes them."""
+
+    operator: str
+    M: int
+    N: int | Sequence[int]
+    K: int
+
+    @property
+    def empty(self) -> bool:
+        """Whether one of its matrices is."""
+        return not self.M * self.K * min(self.N if isinstance(self.N, Sequence) else [self.N])
+
+
+def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype) -> Plan | None:
+    """The plan that is predicted to be the fastest on a machine, None for plain torch; the first where the machine is
+    not known, too small, or described without products of this dtype, or the operator is not predicted. Nothing is
+    timed.
+
+    Predictions are those of the largest power of two of rows that a call has, and are kept: numbers of rows between two
+    powers of two share a plan.
+    """
+    operator, M, N, K = asked
+    if name is None:
+        return planned(operator, None)
+    rows, of_dtype = 1 << (M.bit_length() - 1), str(dtype).removeprefix("torch.")
+    try:
+        return choose(operator, M=rows, N=N, K=K, world=world, machine=name, dtype=of_dtype).by
+    except (ArgumentError, MachineError, MachineMemoryError):
+        return planned(operator, None)
 
 
 class Call:
