@@ -308,6 +308,19 @@ def test_modulo_of_a_multiple_of_the_divisor() -> None:
     assert modulo(7, 4) == 3 and modulo(-7, 4) == 1
 
 
+@pytest.mark.parametrize(
+    "source", ["(world - 1) % (2 * world)", "(3 * world - 1) % (2 * world)", "(a - 3 * world) % (2 * world)"]
+)
+def test_modulo_of_a_share_of_the_divisor(source: str) -> None:
+    """A term that is a rational multiple of the divisor: it once went up by the divisor for ever."""
+    e = elaborated(source)
+    assert e is not None
+    for v in SMALL:
+        with contextlib.suppress(ZeroDivisionError):
+            assert eval(source, {}, dict(v)) == valued(e, v), (source, to_text(e), v)
+    assert modulo(modulo(symbol("n"), WORLD), 2 * WORLD).xreplace({symbol("n"): WORLD - 1}) == WORLD - 1
+
+
 def test_beginnings_of_parts() -> None:
     m = symbol("M")
     assert first_of(m, 0) == 0

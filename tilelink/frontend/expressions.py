@@ -158,7 +158,7 @@ class Mod(_Integer):
         if rest == 1 and factor != 1:
             return factor * cls(above, below)
         left = sympy.Add(*[_remainder(t, b) for t in sympy.Add.make_args(a)])
-        if not b.is_Add and 0 < -left.as_coeff_Add()[0] <= (least(b) or 0):
+        if not b.is_Add and not never_negative(left) and 0 < -left.as_coeff_Add()[0] <= (least(b) or 0):
             left += b  # which is not negative then, if the rest is not
         if left != a:
             return cls(left, b)
@@ -182,11 +182,10 @@ def _remainder(term: Expr, b: Expr) -> Expr:
     """A term of a sum of which the remainder is taken, or a simpler one with the same remainder."""
     factors = sympy.Mul.make_args(term)
     term = sympy.Mul(*[f.args[0] if isinstance(f, Mod) and _reduced(f.args[1], b)[1] == 1 else f for f in factors])
-    if _reduced(term, b)[1] == 1:
+    above, below = _reduced(term, b)
+    if below == 1:
         return sympy.S.Zero
-    if term.is_Integer and b.is_Integer:
-        return term % b
-    return term
+    return b * (above % below) / below if above.is_Integer and below.is_Integer else term
 
 
 floor_div, modulo = floor, Mod
