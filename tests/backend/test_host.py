@@ -27,7 +27,7 @@ def plan(schedule: tk.Schedule | str, rank: int) -> tuple[Step, ...]:
     events = unroll(bound, sizes)
     lowered = lower(bound, Facts.of(bound, sizes), CPU)
     made = host_plan(lowered, sizes, events.sms, events.kernel_workers, lambda: events, rank)
-    alone = unroll(bound, sizes, roles=bound.on_engine)
+    alone = unroll(bound, sizes, roles=bound.on_engine, ranks=[rank])
     assert made == host_plan(lowered, sizes, events.sms, events.kernel_workers, lambda: alone, rank)  # all it takes
     return made
 

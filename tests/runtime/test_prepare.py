@@ -93,7 +93,7 @@ def test_programs_on_engines_and_those_that_the_structure_does_not_show_are_unro
         with nullcontext() if safe else pytest.raises(ViewError, match=r"scale\[rank\]: S\[0:3\] is outside S\[0:2\]"):
             outs = world.run(lambda group: scaled_by_rank(x, scale, schedule=schedule, group=group))  # noqa: B023
             assert all((out == 6).all() for out in outs)
-    assert [sizes["M"] for sizes in unrolled] == [32, 16, 16]
+    assert [sizes["M"] for sizes in unrolled] == [32, 32, 16, 16], "the engines of each rank alone, and all there is"
 
 
 def test_a_call_after_its_script_went() -> None:

@@ -58,8 +58,8 @@ class Refusal:
 @dataclass(frozen=True)
 class Unrolling:
     """What all roles of an unrolling share. `counts`: how often each cell of a tensor is notified, and whether it holds
-    anything, both (world, cells). `sample`: how many tiles of a role are unrolled (None: all). `refused`: by kind and
-    line; `sites`: their numbers."""
+    anything, both (world, cells). `ranks`: whose tiles are unrolled, and `sample`: how many of a role (None: all).
+    `refused`: by kind and line; `sites`: their numbers."""
 
     program: ir.TileProgram
     sizes: Sizes
@@ -67,6 +67,7 @@ class Unrolling:
     places: dict[str, Place]
     counts: Callable[[ir.Signals], tuple[np.ndarray, np.ndarray]]
     summarise: bool = True
+    ranks: Sequence[int] | None = None
     sample: int | None = None
     tell: Callable[[str], None] = lambda _: None
     refused: dict[tuple[type, str, int], Refusal] = field(default_factory=dict)
@@ -115,7 +116,8 @@ class RoleEvents:
     def tiles(self) -> tuple[np.ndarray, np.ndarray]:
         """Rank and number of each tile, or of a sample of them."""
         count = self.allotment.tiles
-        number = np.arange(count * self.sizes.world, dtype=np.int64)
+        ranks = np.array(range(self.sizes.world) if self.run.ranks is None else self.run.ranks, np.int64)
+        number = np.add.outer(count * ranks, np.arange(count)).reshape(-1)
         if self.run.sample is not None and self.run.sample < len(number):
             number = np.sort(np.random.default_rng(0).integers(len(number), size=self.run.sample))
         return number // count, number % count

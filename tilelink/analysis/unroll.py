@@ -5,7 +5,7 @@ What comes out is exact: regions, homes, signals with the counts they are waited
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -35,11 +35,12 @@ def unroll(
     sms: int = DEFAULT_SMS,
     summarise: bool = True,
     roles: Collection[Role] | None = None,
+    ranks: Sequence[int] | None = None,
 ) -> Events:
-    """The events of a run. `summarise`: loops without synchronisation as one event; `roles`: those whose events are
-    wanted, by default all. Raises ViewError, GuardError, RankError, HomeError, WaitWithoutNotifyError or
+    """The events of a run. `summarise`: loops without synchronisation as one event; `roles`, `ranks`: those that are
+    unrolled, by default all. Raises ViewError, GuardError, RankError, HomeError, WaitWithoutNotifyError or
     SignalCountError where a tile would do what it must not, with the values; ScheduleError where an engine would."""
-    events, refused = unrolled(program, sizes, sms=sms, summarise=summarise, roles=roles)
+    events, refused = unrolled(program, sizes, sms=sms, summarise=summarise, roles=roles, ranks=ranks)
     if refused:
         raise refused[0].error
     return events
@@ -52,13 +53,14 @@ def unrolled(
     sms: int = DEFAULT_SMS,
     summarise: bool = True,
     roles: Collection[Role] | None = None,
+    ranks: Sequence[int] | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[Events, list[Refusal]]:
     """As `unroll`, with what is refused, one of a kind for each line, instead of an error. The events are those of what
     is left: without what leaves its tensor, world or own output. `tell` is told now and then how far it is."""
     wanted = program.roles if roles is None else roles
-    counts = Counts(program, sizes)
-    run = Unrolling(program, sizes, allot(program, sizes, sms), places(program, sizes), counts, summarise, tell=tell)
+    counts, allotment, at = Counts(program, sizes), allot(program, sizes, sms), places(program, sizes)
+    run = Unrolling(program, sizes, allotment, at, counts, summarise, ranks, tell=tell)
     batches = [RoleEvents(run, k).events() for k, role in enumerate(program.roles) if role in wanted]
     batches = batches or [no_events(program)]
     columns = {c: np.concatenate([b[c] for b in batches]) for c in batches[0]}
@@ -69,7 +71,7 @@ def unrolled(
     lost = [k for k, r in run.refused.items() if r.tensor in away and isinstance(r.error, WaitWithoutNotifyError)]
     refused = [r for k, r in run.refused.items() if k not in lost]  # they are lost since they went to no rank
     if not refused:
-        wrong = miscounted(events, counts, {role.name for role in wanted})
+        wrong = miscounted(events, counts, {role.name for role in wanted}) if ranks is None else None
         if wrong is not None:
             refused.append(Refusal(wrong))
         else:

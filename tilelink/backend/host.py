@@ -147,27 +147,22 @@ def _publishers(lowered: Lowered, sizes: Sizes, sms: int) -> int:
 def _engine_steps(events: Events, rank: int) -> Iterator[EngineStep]:
     """What goes to the copy engine, tile by tile in the order of the roles."""
     mine = np.flatnonzero((events.rank == rank) & (events.worker >= events.kernel_workers))
+    mine = mine[np.lexsort((mine, events.tile[mine], events.role[mine]))]
+    names = "op", "worker", "tensor", "home", "lo", "hi", "cell", "expected"
+    columns = (getattr(events, n)[mine].tolist() for n in names)
     source = None
-    for k in map(int, mine[np.lexsort((mine, events.tile[mine], events.role[mine]))]):
-        peer = int(events.worker[k]) - events.kernel_workers
-        match int(events.op[k]):
-            case op if op == READ:
-                source = _place(events, k)
-            case op if op == WRITE:
-                assert source is not None
-                yield RegionCopy(peer, source, _place(events, k))
-            case op if op == WAIT:
-                tensor = events.program.tensors[events.tensor[k]].name
-                yield SignalWait(peer, tensor, int(events.cell[k]), int(events.expected[k]))
-            case op if op == NOTIFY:
-                tensor = events.program.tensors[events.tensor[k]].name
-                yield SignalWrite(peer, tensor, int(events.home[k]), int(events.cell[k]))
-
-
-def _place(events: Events, k: int) -> Place:
-    tensor = events.program.tensors[events.tensor[k]]
-    box = tuple((int(a), int(b)) for a, b in zip(events.lo[k], events.hi[k], strict=True))[: len(tensor.dims)]
-    return Place(tensor.name, int(events.home[k]), tensor.dims, box)
+    for op, worker, number, home, lo, hi, cell, expected in zip(*columns, strict=True):
+        peer, tensor = worker - events.kernel_workers, events.program.tensors[number]
+        place = Place(tensor.name, home, tensor.dims, tuple(zip(lo, hi, strict=True))[: len(tensor.dims)])
+        if op == READ:
+            source = place
+        elif op == WRITE:
+            assert source is not None
+            yield RegionCopy(peer, source, place)
+        elif op == WAIT:
+            yield SignalWait(peer, tensor.name, cell, expected)
+        elif op == NOTIFY:
+            yield SignalWrite(peer, tensor.name, home, cell)
 
 
 # ---- for a person ------------------------------------------------------------------------------------------------

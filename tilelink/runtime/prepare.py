@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -22,7 +22,8 @@ from tilelink.backend.host import Step, host_plan
 from tilelink.backend.lower import Lowered, lower, publishing_roles
 from tilelink.backend.targets import Target
 from tilelink.errors import ArgumentError, Site, StrideError
-from tilelink.frontend.ir import Range, TileProgram, walk
+from tilelink.frontend.expressions import RANK
+from tilelink.frontend.ir import For, Range, Role, TileProgram, walk
 from tilelink.frontend.kept import kept
 from tilelink.frontend.passes.publish import publish_sources
 from tilelink.frontend.schedule import Schedule
@@ -48,6 +49,7 @@ class Prepared:
     allotment: dict[str, Allotment]
     lowered: Lowered
     module: ModuleType
+    plans: dict[int, tuple[Step, ...]] = field(default_factory=dict)
 
     @cached_property
     def workers(self) -> int:
@@ -60,10 +62,13 @@ class Prepared:
         return unroll(self.program, self.sizes, sms=self.sms)
 
     @cached_property
-    def on_engines(self) -> Events:
-        """What roles on copy engines do, and all others where the structure does not show that a run is safe."""
+    def every_engine(self) -> Events | None:
+        """What roles on copy engines do on all ranks, where unrolling them may refuse a tile, on every rank alike; None
+        where the structure shows that it does not."""
         if why_not_structural(self.program, self.sizes):
             return self.events
+        if engines_are_structural(self.program):
+            return None
         return unroll(self.program, self.sizes, sms=self.sms, roles=self.program.on_engine)
 
     @cached_property
@@ -78,7 +83,16 @@ class Prepared:
 
     def plan(self, rank: int) -> tuple[Step, ...]:
         """What the host of a rank does for a run."""
-        return host_plan(self.lowered, self.sizes, self.sms, self.workers, lambda: self.on_engines, rank)
+
+        def events() -> Events:
+            every = self.every_engine
+            if every is None:
+                return unroll(self.program, self.sizes, sms=self.sms, roles=self.program.on_engine, ranks=[rank])
+            return every
+
+        if rank not in self.plans:
+            self.plans[rank] = host_plan(self.lowered, self.sizes, self.sms, self.workers, events, rank)
+        return self.plans[rank]
 
     def check_strides(self, tensors: Mapping[str, torch.Tensor], site: Site) -> None:
         """Raises StrideError where a block would reach farther than its kernel counts."""
@@ -92,6 +106,21 @@ class Prepared:
                         f"far, {FARTHEST} is the most; use a smaller tile, or a copy of {name} that is contiguous",
                         site,
                     )
+
+
+@kept()
+def engines_are_structural(program: TileProgram) -> bool:
+    """Whether no tile on a copy engine can have two peers or give a signal that others give, at any sizes, where the
+    structure shows that a run is safe: it copies from or to its own rank, and a cell of its signals is one tile."""
+
+    def one_peer(role: Role) -> bool:
+        views = {v for s in walk(role.body) for v in s.touched}
+        return len({v.home for v in views} - {RANK}) <= 1 and not any(isinstance(s, For) for s in walk(role.body))
+
+    names = {role.name for role in program.on_engine}
+    given = ((n, signals) for signals in program.signals for n in signals.notifiers if n.role in names)
+    a_tile_a_cell = all(n.tiles == tuple(c.size for c in signals.grid) for n, signals in given)
+    return a_tile_a_cell and all(map(one_peer, program.on_engine))
 
 
 @kept()
@@ -135,7 +164,7 @@ def prepare(
     if because and budget is not None:
         prepared.report.raise_if_unsafe()
     elif program.on_engine or (because and estimated(program, sizes, sms=sms) <= BUDGET):
-        _ = prepared.on_engines  # what the unrolling refuses is refused now
+        _ = prepared.every_engine  # what the unrolling refuses is refused now
     return prepared
 
 
