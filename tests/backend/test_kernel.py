@@ -14,9 +14,7 @@ from tilelink.backend.kernel import (
     Scope,
     Writer,
     call,
-    name,
     names_in,
-    source,
     verify,
 )
 from tilelink.errors import KernelError
@@ -36,16 +34,16 @@ def refused(body: Body, *parameters: str) -> str:
 
 def test_a_function_is_printed_with_its_parameters() -> None:
     write = Writer()
-    base = write.set("base", source("tl.load({})", name("heaps")), Kind.FIXED)
-    with write.loop("k", 0, name("K"), 2):
-        with write.branch(source("{} == 0", name("k"))):
+    base = write.set("base", "tl.load(heaps)", Kind.FIXED)
+    with write.loop("k", 0, "K", 2):
+        with write.branch("k == 0"):
             write.do(call("notify", base, '"sys"'))
         with write.otherwise():
             pass
-    with write.branch(name("K")):
+    with write.branch("K"):
         pass
     with write.otherwise():
-        write.do(name("base"))
+        write.do("base")
     made = function(write.body, "heaps", "K", "world")
     verify(made, MODULE)
     assert names_in(made.body) == {"heaps", "K", "k", "base", "notify"}
@@ -76,16 +74,16 @@ def test_a_scope_gives_every_meaning_a_name_and_no_name_twice() -> None:
 
 def test_what_was_not_assigned_is_not_read() -> None:
     write = Writer()
-    write.do(call("wait", name("word")))
+    write.do(call("wait", "word"))
     assert "word is read and was not assigned" in refused(write.body)
     verify(function(write.body, "word"), MODULE)
 
 
 def test_what_one_way_of_a_branch_assigns_is_not_read_after_it() -> None:
     write = Writer()
-    with write.branch(name("rank")):
-        write.set("a", source("1"))
-    write.do(name("a"))
+    with write.branch("rank"):
+        write.set("a", "1")
+    write.do("a")
     assert "a is read and was not assigned" in refused(write.body, "rank")
 
 
@@ -93,25 +91,25 @@ def test_what_one_way_of_a_branch_assigns_is_not_read_after_it() -> None:
 def test_a_name_has_one_meaning(kinds: tuple[Kind, Kind]) -> None:
     write = Writer()
     for kind in kinds:
-        write.set("x_16_by_16", source("1"), kind)
+        write.set("x_16_by_16", "1", kind)
     assert "x_16_by_16 has two meanings" in refused(write.body)
 
 
 def test_a_block_is_read_before_another_takes_its_name() -> None:
     """As three loads of a statement were not once."""
     write = Writer()
-    first = write.set("x_block", source("1"), Kind.TEMPORARY)
+    first = write.set("x_block", "1", Kind.TEMPORARY)
     write.do(first)
-    write.set("x_block", source("2"), Kind.TEMPORARY)
+    write.set("x_block", "2", Kind.TEMPORARY)
     verify(function(write.body), MODULE)
-    write.set("x_block", source("3"), Kind.TEMPORARY)
+    write.set("x_block", "3", Kind.TEMPORARY)
     assert "x_block is assigned again before it was read" in refused(write.body)
 
 
 @pytest.mark.parametrize("taken", ["wait", "heaps"])
 def test_what_the_module_or_the_caller_gives_is_not_assigned(taken: str) -> None:
     write = Writer()
-    write.set(taken, source("1"))
+    write.set(taken, "1")
     assert f"{taken} is assigned, and is a parameter or a name of the module" in refused(write.body, "heaps")
 
 
@@ -129,7 +127,7 @@ def test_the_verifier_needs_no_assert() -> None:
     code = (
         "from tilelink.backend.kernel import *\n"
         "from tilelink.errors import KernelError\n"
-        "try: verify(Function('f', (), [name('x')]), [])\n"
+        "try: verify(Function('f', (), [Assign((), 'x')]), [])\n"
         "except KernelError: print('refused')\n"
     )
     found = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)

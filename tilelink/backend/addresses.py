@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import sympy
 
 from tilelink.backend.facts import fills
-from tilelink.backend.kernel import ONE, ZERO, Part, Scope, Source, call, joined, name, source
-from tilelink.backend.parameters import HEAPS, SEGMENT_OF, Names
+from tilelink.backend.kernel import ONE, ZERO, Scope, Source, call, grouped
+from tilelink.backend.parameters import HEAPS, Names
 from tilelink.backend.parameters import RANK as OWN
 from tilelink.frontend.arithmetic import to_triton
-from tilelink.frontend.expressions import RANK, WORLD, Expr, first_of, modulo, of_dim, segment_of, shown, symbol
+from tilelink.frontend.expressions import RANK, WORLD, Expr, first_of, modulo, of_dim, shown, symbol
 from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, View
 from tilelink.frontend.values import TRITON_DTYPES
 from tilelink.frontend.walk import longest_part
@@ -57,29 +57,19 @@ class Addresses:
 
     def hoist(self, like: str, value: Source) -> Source:
         """The name of a value that is made before the loop over tiles."""
-        made = self.made(like, "before", like, value.text)
+        made = self.made(like, "before", like, value)
         self.hoisted[made] = value
-        return name(made)
+        return made
 
     def per_tile(self, like: str, value: Source) -> Source:
         """The name of a value that is made once a tile."""
-        made = self.made(like, "tile", value.text)
+        made = self.made(like, "tile", value)
         self.of_tile[made] = value
-        return name(made)
+        return made
 
     def text(self, e: Expr) -> Source:
         """An integer in the kernel's arithmetic."""
-        return self.printed(self.resolve(e))
-
-    def printed(self, e: Expr) -> Source:
-        """An integer as it is."""
-        found = {SEGMENT_OF} if e.has(segment_of) else set()
-
-        def named(key: str) -> str:
-            found.add(self.local(key))
-            return self.local(key)
-
-        return Source(to_triton(e, named), frozenset(found))
+        return to_triton(self.resolve(e), self.local)
 
     def resolve(self, e: Expr) -> Expr:
         """Beginnings of parts of one length become products; those of the role's own part have names."""
@@ -91,7 +81,7 @@ class Addresses:
             home = self.homes.get(str(dim))
             if home is not None and part in (home, home + 1):
                 bound = of_dim(str(dim), "first" if part == home else "end")
-                self.bounds[self.local(bound.name)] = self.printed(first_of(dim, part))
+                self.bounds[self.local(bound.name)] = to_triton(first_of(dim, part), self.local)
                 return bound
             return first_of(dim, part)
 
@@ -100,7 +90,7 @@ class Addresses:
             return e.func(*map(self.resolve, e.args))
         return sympy.expand_mul(e.replace(first_of, begin)) if e.has(first_of) else e
 
-    def peer(self, home: Part, at: Part, dtype: str) -> Source:
+    def peer(self, home: Source, at: Source, dtype: str) -> Source:
         """What lies at a place of a rank's heap."""
         return call("peer", HEAPS, home, at, f"tl.{dtype}")
 
@@ -141,18 +131,18 @@ class Addresses:
             spread, elements = along(ranges.index(i), len(ranges)), arange(i.extent)
             if hoisted:
                 corner += [self.offset(at, strides[k])] if at != ZERO else []
-                inside.append(_times(source("{}{}", elements, spread), strides[k]))
+                inside.append(_times(elements + spread, strides[k]))
             else:
-                at = elements if at == ZERO else source("{} + {}", at, elements)
-                corner.append(_times(source("tl.cast({}, tl.int64){}", at, spread), strides[k]))
+                at = elements if at == ZERO else f"{at} + {elements}"
+                corner.append(_times(f"tl.cast({at}, tl.int64){spread}", strides[k]))
             if not fills(i, self.facts):
                 masks.append(self.mask(i, spread))
         pointer = [self.base(view, home, published=published), *corner]
         if inside:
             shape = "_by_".join(str(r.extent) for r in ranges)
             own = "" if self.on_heap(tensor, published) or tensor.name not in self.heap else "own_"
-            pointer.append(self.hoist(f"{tensor.name}_{own}{shape}", joined(" + ", inside)))
-        return Address(joined(" + ", pointer), joined(" & ", masks) if masks else None)
+            pointer.append(self.hoist(f"{tensor.name}_{own}{shape}", " + ".join(inside)))
+        return Address(" + ".join(pointer), " & ".join(masks) if masks else None)
 
     def corner(self, view: View, token: Source | None) -> list[Source]:
         """Where a view begins in the memory of its home, along each dimension. The first range takes the token, or the
@@ -167,7 +157,7 @@ class Addresses:
             if k == tensor.sharded:
                 start = start - first_of(symbol(tensor.dims[k]), view.home if isinstance(view.home, Expr) else RANK)
             at = self.text(start)
-            corner.append(source("{} + {}", at, token) if token and k == takes_token else at)
+            corner.append(f"{at} + {token}" if token and k == takes_token else at)
         return corner
 
     def strides(self, tensor: Tensor, published: bool = True) -> list[Stride]:
@@ -179,23 +169,23 @@ class Addresses:
         for k, d in enumerate(tensor.dims):
             lengths.append(WORLD if d == RANKS_DIM else longest_part(d) if k == tensor.sharded else symbol(d))
         products = [sympy.sympify(sympy.prod(lengths[k + 1 :])) for k in range(len(lengths))]
-        return [Stride(self.text(p), joined(" * ", map(self.text, p.as_ordered_factors()))) for p in products]
+        return [Stride(self.text(p), " * ".join(map(self.text, p.as_ordered_factors()))) for p in products]
 
     def offset(self, at: Source, stride: Stride) -> Source:
         """A corner's offset, in 64 bits: tensors may have more than 2**31 elements, a row or a tile does not."""
-        return at if stride.whole == ONE else source("tl.cast({}, tl.int64) * {}", at, stride.factors)
+        return at if stride.whole == ONE else f"tl.cast({at}, tl.int64) * {stride.factors}"
 
     def mask(self, r: Range, spread: str) -> Source:
         """Which elements of a block exist along one dimension."""
-        holds = source("{} + {} < {}", self.text(r.start), arange(r.extent), self.text(r.limit))
+        holds = f"{self.text(r.start)} + {arange(r.extent)} < {self.text(r.limit)}"
         if r.start == of_dim(r.dim, "lo"):
-            return source("{}{}", self.per_tile(f"{r.dim}_inside", holds), spread)
-        return source("({}){}", holds, spread)
+            return self.per_tile(f"{r.dim}_inside", holds) + spread
+        return f"({holds}){spread}"
 
 
 def arange(extent: int | None) -> Source:
     """The elements of a block along one dimension."""
-    return source("tl.arange(0, {})", str(extent))
+    return f"tl.arange(0, {extent})"
 
 
 def along(k: int, n: int) -> str:
@@ -204,4 +194,4 @@ def along(k: int, n: int) -> str:
 
 
 def _times(a: Source, stride: Stride) -> Source:
-    return a if stride.whole == ONE else source("{} * {}", a, stride.whole.grouped)
+    return a if stride.whole == ONE else f"{a} * {grouped(stride.whole)}"

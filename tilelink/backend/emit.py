@@ -16,7 +16,7 @@ from tilelink.backend import pipelining
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.facts import copied_chunks
 from tilelink.backend.far import Far
-from tilelink.backend.kernel import ZERO, Body, Comment, Kind, Source, Writer, call, joined, name, source
+from tilelink.backend.kernel import ZERO, Body, Comment, Kind, Source, Writer, call, grouped
 from tilelink.backend.parameters import BEFORE, CONTROL, RANK, RUN, STAMPS, WORLD, Names
 from tilelink.backend.reach import All, Near, Reach, Reached, home_of
 from tilelink.backend.signals import cells_awaited, write_expected
@@ -59,7 +59,7 @@ class RoleEmitter:
             self.statements(self.role.body)
         if self.timed:
             number = self.program.roles.index(self.role)
-            self.record(source("tl.cast({}, tl.int64) + ({} << 32)", name(self.local(NUMBER.name)), number))
+            self.record(f"tl.cast({self.local(NUMBER.name)}, tl.int64) + ({number} << 32)")
         coordinates = [(self.local(n), self.text(v)) for n, v in walk.coordinates]
         known = [n for n, _ in walk.coordinates]
         place = max((known.index(str(h)) + 1 for _, h in walk.homes if str(h) in known), default=0)
@@ -135,10 +135,7 @@ class RoleEmitter:
 
     def compute(self, s: ir.Compute) -> None:
         value = self.code(s, s.code)
-        if s.targets:
-            self.write.assign(tuple(self.variable(n) for n in s.targets), value)
-        else:
-            self.write.do(value)
+        self.write.assign(tuple(self.variable(n) for n in s.targets), value)
 
     def variable(self, n: str) -> str:
         """What a variable of the tile function is called."""
@@ -154,12 +151,12 @@ class RoleEmitter:
                     filled.append(self.block(s, view, loads[view.tensor]))
                     loads[view.tensor] += 1
                 case ir.Variable():
-                    filled.append(name(self.variable(h.name)))
+                    filled.append(self.variable(h.name))
                 case ir.Called():
-                    filled.append(name(self.names.function(h.name)))
+                    filled.append(self.names.function(h.name))
                 case _:
-                    filled.append(self.text(h).grouped)
-        return source(code.text, *filled)
+                    filled.append(grouped(self.text(h)))
+        return code.text.format(*filled)
 
     def block(self, s: Statement, view: View, number: int) -> Source:
         """A load of a block, one of those of its tensor in a statement; its name."""
@@ -176,7 +173,7 @@ class RoleEmitter:
         token = self.token(view)
         if block is not None:
             described = self.names.of("blocks", view.tensor, block=block)
-            return source("{}.load([{}])", described, joined(", ", self.addresses.corner(view, token)))
+            return f"{described}.load([{', '.join(self.addresses.corner(view, token))}])"
         at = self.addresses.block(view, token=token)
         narrow = self.dtype(view).startswith("float8")  # Triton makes none of an integer
         other = ("0.0" if narrow else "0") if at.mask else None
@@ -223,7 +220,7 @@ class RoleEmitter:
         base = self.addresses.peer(home, at, self.target.signal_dtype)
         if home == RANK:
             base = self.addresses.hoist(f"{signals.tensor}_signals_here", base)
-        return base if cell == 0 else source("{} + {}", base, self.text(self.target.signal_words * cell))
+        return base if cell == 0 else f"{base} + {self.text(self.target.signal_words * cell)}"
 
     def wait(self, s: ir.Wait) -> None:
         """One poll where the views lie in one cell each; else a loop over the cells. All tokens are summed."""
@@ -231,7 +228,7 @@ class RoleEmitter:
             self.tokens[s.name] = self.wait_view(s.name, s.views[0])
             return
         each = [self.wait_view(f"{s.name}_{n}", view) for n, view in enumerate(s.views)]
-        self.tokens[s.name] = self.write.set(self.made(s.name, "tokens", s.name), joined(" + ", each), Kind.FIXED)
+        self.tokens[s.name] = self.write.set(self.made(s.name, "tokens", s.name), " + ".join(each), Kind.FIXED)
 
     def wait_view(self, guard: str, view: View) -> Source:
         token = self.made(guard, "token", guard)
@@ -248,15 +245,15 @@ class RoleEmitter:
             waited = call("wait", CONTROL, where, expected, f'"{signals.scope}"')
             self.write.set(token, waited, *((Kind.VARIABLE, "+=") if loops else (Kind.FIXED, "=")))
             self.stamp("WAIT_ENDS")
-        return name(token)
+        return token
 
     def stamp(self, what: str) -> None:
         """Records the time, where times are recorded."""
         if self.timed:
-            self.record(name(what))
+            self.record(what)
 
     def record(self, what: Source) -> None:
-        self.write.set(STAMPS, call("stamp", name(STAMPS), what, call("clock", CONTROL)))
+        self.write.set(STAMPS, call("stamp", STAMPS, what, call("clock", CONTROL)))
 
 
 def _with_range(view: View, old: Range, new: Range) -> View:

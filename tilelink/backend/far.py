@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tilelink.backend.addresses import along, arange
-from tilelink.backend.kernel import ONE, Source, call, converted, joined, name, source
+from tilelink.backend.kernel import ONE, Source, call, converted
 from tilelink.backend.parameters import HEAPS, WORLD
 from tilelink.backend.parameters import RANK as OWN
 from tilelink.backend.reach import OTHER, All, Near, Reached, home_of
@@ -123,8 +123,8 @@ class Far:
     @contextmanager
     def far_ranks(self) -> Iterator[Source]:
         """One rank of another node, in a loop over them."""
-        other = name(self.emitter.local(OTHER.name))
-        with self.write.loop(other.text, WORLD), self.if_far(other):
+        other = self.emitter.local(OTHER.name)
+        with self.write.loop(other, WORLD), self.if_far(other):
             yield other
 
     def store(self, s: Store) -> None:
@@ -196,7 +196,7 @@ class Far:
         with self._pieces(s.source.ranges, self._contiguous(s.source, s.target)) as (loops, count):
             target, origin = self._corner(s.target, loops), self._corner(s.source, loops)
             token = None if self.emitter.publishing else self.emitter.token(s.source)
-            origin = source("{} + {}", origin, token) if token else origin
+            origin = f"{origin} + {token}" if token else origin
             given = HEAPS, self.text(home_of(s.source if s.source.remote else s.target)), target, origin, count
             if isinstance(s, CopyNotify):
                 self.write.do(call("put_notify_far", *given, self._signal(s.target)))
@@ -211,23 +211,22 @@ class Far:
             for r in loops:
                 bounds = self.text(r.start), self.text(r.stop)
                 opened.enter_context(self.write.loop(self.emitter.local(of_dim(r.dim, "at").name), *bounds))
-            extents = [source("({})", self.text(r.stop - r.start)) for r in ranges[len(loops) :]]
-            yield loops, joined(" * ", extents) if extents else ONE
+            extents = [f"({self.text(r.stop - r.start)})" for r in ranges[len(loops) :]]
+            yield loops, " * ".join(extents) if extents else ONE
 
     def _stage(self, target: View, value: Source) -> Source:
         """Lays a block out in this worker's part of the stage, once what was sent from there has left; its place."""
         emitter, dtype = self.emitter, self.emitter.dtype(target)
-        part = source("{} + tl.program_id(0) * {}", emitter.names.of("stage"), stage_bytes(self.program))
+        part = f"{emitter.names.of('stage')} + tl.program_id(0) * {stage_bytes(self.program)}"
         stage = emitter.addresses.hoist(f"stage_{dtype}", emitter.addresses.peer(OWN, part, dtype))
         shape = _extents(target.ranges)
-        inside = joined(
-            " + ",
-            [source("{}{} * {}", arange(n), along(k, len(shape)), prod(shape[k + 1 :])) for k, n in enumerate(shape)],
+        inside = " + ".join(
+            [f"{arange(n)}{along(k, len(shape))} * {prod(shape[k + 1 :])}" for k, n in enumerate(shape)]
         )
         offsets = emitter.addresses.hoist(f"stage_{'_by_'.join(map(str, shape))}", inside)
         mask = emitter.addresses.block(target, OWN).mask
         self.write.do(call("complete_far"))
-        self.write.do(call("tl.store", source("{} + {}", stage, offsets), converted(value, dtype), mask=mask))
+        self.write.do(call("tl.store", f"{stage} + {offsets}", converted(value, dtype), mask=mask))
         return stage
 
     def _put_block(self, target: View, stage: Source) -> None:
@@ -235,8 +234,8 @@ class Far:
         origin, ranges = stage, target.ranges
         with self._pieces(ranges, min(1, self._contiguous(target))) as (loops, count):
             for k, r in enumerate(loops):
-                at, row = name(self.emitter.local(of_dim(r.dim, "at").name)), prod(_extents(ranges[k + 1 :]))
-                origin = source("{} + ({} - ({})) * {}", origin, at, self.text(r.start), row)
+                at, row = self.emitter.local(of_dim(r.dim, "at").name), prod(_extents(ranges[k + 1 :]))
+                origin = f"{origin} + ({at} - ({self.text(r.start)})) * {row}"
             there = self.text(home_of(target))
             self.write.do(call("put_far", HEAPS, there, self._corner(target, loops), origin, count))
 

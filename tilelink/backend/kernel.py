@@ -1,11 +1,12 @@
 """Kernels as objects, printed once, at the end: functions, assignments, calls, loops and branches.
 
-An expression is text with the names that stand in it. All else follows from these names: which parameters a function
-takes, which primitives a module imports, and whether every name has one meaning (`verify`). A scope makes the names.
+An expression is text. All else follows from the names that Python finds in it: which parameters a function takes, which
+primitives a module imports, and whether every name has one meaning (`verify`). A scope makes the names.
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
 import keyword
 import unicodedata
@@ -16,57 +17,37 @@ from enum import Enum
 from itertools import count
 
 from tilelink.errors import KernelError
+from tilelink.frontend.kept import kept
+
+Source = str
+"""An expression."""
+ZERO, ONE = "0", "1"
+NOT_OURS = frozenset({"tl", "triton", *keyword.kwlist, *dir(builtins)})
+"""Names of Triton and Python."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """An expression: its text, and all names in it but those of Triton and Python."""
-
-    text: str
-    names: frozenset[str] = frozenset()
-
-    def __str__(self) -> str:
-        return self.text
-
-    @property
-    def grouped(self) -> Source:
-        """In parentheses, where it is more than a name or a number."""
-        return self if self.text.isidentifier() or self.text.isdigit() else source("({})", self)
+@kept(1 << 16)
+def names_of(code: Source) -> frozenset[str]:
+    """The names that an expression reads, but those of Triton and Python."""
+    found = (n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    return frozenset(n.id for n in found) - NOT_OURS
 
 
-Part = Source | str | int
-"""What stands in an expression; a str has no names in it."""
+def grouped(value: Source) -> Source:
+    """In parentheses, where it is more than a name or a number."""
+    return value if value.isidentifier() or value.isdigit() else f"({value})"
 
 
-def name(text: str) -> Source:
-    """A name."""
-    return Source(text, frozenset([text]))
-
-
-def source(template: str, *parts: Part) -> Source:
-    """An expression from a template with a {} for each part. The text between is of Triton and Python."""
-    found = (p.names for p in parts if isinstance(p, Source))
-    return Source(template.format(*map(str, parts)), frozenset().union(*found))
-
-
-def joined(between: str, parts: Iterable[Part]) -> Source:
-    """An expression from parts with a text between them."""
-    parts = list(parts)
-    return source(between.join(["{}"] * len(parts)), *parts)
-
-
-def call(function: Source | str, *arguments: Part, **keywords: Part | None) -> Source:
-    """A call of a function of the module, by its name, or of Triton, such as `tl.load`; without keywords of None."""
-    called = name(function) if isinstance(function, str) and "." not in function else function
-    given = [*arguments, *(source(k + "={}", v) for k, v in keywords.items() if v is not None)]
-    return source("{}({})", called, joined(", ", given))
+def call(function: str, *arguments: Source | int, **keywords: Source | int | None) -> Source:
+    """A call of a function of the module, or of Triton, such as `tl.load`; without keywords of None."""
+    given = [*map(str, arguments), *(f"{k}={v}" for k, v in keywords.items() if v is not None)]
+    return f"{function}({', '.join(given)})"
 
 
 def converted(value: Source, dtype: str) -> Source:
-    return source("{}.to(tl.{})", value.grouped, dtype)
+    return f"{grouped(value)}.to(tl.{dtype})"
 
 
-ZERO, ONE = Source("0"), Source("1")
 CONSTANTS = frozenset(["world"])
 """Parameters that kernels are compiled for, whatever function takes them."""
 
@@ -81,17 +62,19 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Assign:
+    """An assignment; without targets, an expression that stands there for what it does."""
+
     targets: tuple[str, ...]
     value: Source
-    kind: Kind
+    kind: Kind = Kind.VARIABLE
     operator: str = "="
 
     def __str__(self) -> str:
-        return f"{', '.join(self.targets)} {self.operator} {self.value}"
+        return f"{', '.join(self.targets)} {self.operator} {self.value}" if self.targets else self.value
 
     @property
     def names(self) -> frozenset[str]:
-        return self.value.names | (frozenset() if self.operator == "=" else frozenset(self.targets))
+        return names_of(self.value) | (frozenset() if self.operator == "=" else frozenset(self.targets))
 
 
 @dataclass(frozen=True)
@@ -105,10 +88,12 @@ class Comment:
 
 @dataclass(frozen=True)
 class Block:
-    """What stands below a line such as `if worker == 0`. `counter`: what a loop assigns."""
+    """What stands below a line such as `if worker == 0`. `reads`: its condition, or what its loop goes over; `counter`:
+    what a loop assigns."""
 
-    header: Source
+    header: str
     body: Body
+    reads: Source = ""
     counter: str = ""
 
     def __str__(self) -> str:
@@ -116,11 +101,11 @@ class Block:
 
     @property
     def names(self) -> frozenset[str]:
-        return self.header.names - {self.counter}
+        return names_of(self.reads)
 
 
-Node = Source | Assign | Comment | Block
-"""A line of a function, with the names that it reads. An expression alone stands there for what it does."""
+Node = Assign | Comment | Block
+"""A line of a function, with the names that it reads."""
 Body = list[Node]
 
 
@@ -140,7 +125,7 @@ class Function:
 
     def call(self, *first: Source) -> Source:
         """A call of it that gives `first`, and then what the caller has under the names of the other parameters."""
-        return call(self.name, *first, *map(name, self.parameters[len(first) :]))
+        return call(self.name, *first, *self.parameters[len(first) :])
 
 
 class Scope:
@@ -149,7 +134,7 @@ class Scope:
     def __init__(self, outer: Scope | None = None, taken: Iterable[str] = ()) -> None:
         self.outer = outer
         self.names: dict[Hashable, str] = {}
-        self.taken = {*taken, "tl", "triton", *keyword.kwlist, *dir(builtins)} if outer is None else set(taken)
+        self.taken = {*taken, *NOT_OURS} if outer is None else set(taken)
 
     def __contains__(self, name: str) -> bool:
         return name in self.taken or (self.outer is not None and name in self.outer)
@@ -180,13 +165,13 @@ class Writer:
     def set(self, target: str, value: Source, kind: Kind = Kind.VARIABLE, operator: str = "=") -> Source:
         """Assigns; returns the name."""
         self.body.append(Assign((target,), value, kind, operator))
-        return name(target)
+        return target
 
     def assign(self, targets: tuple[str, ...], value: Source) -> None:
-        self.body.append(Assign(targets, value, Kind.VARIABLE))
+        self.body.append(Assign(targets, value))
 
     def do(self, value: Source) -> None:
-        self.body.append(value)
+        self.assign((), value)
 
     @contextmanager
     def inside(self, body: Body) -> Iterator[Body]:
@@ -196,27 +181,29 @@ class Writer:
         self.body = outer
 
     @contextmanager
-    def block(self, header: Source, counter: str = "") -> Iterator[None]:
+    def block(self, header: str, reads: Source = "", counter: str = "") -> Iterator[None]:
         """with writer.block(header): what stands below a line. Nothing is written of an else with nothing below."""
         with self.inside([]) as body:
             yield
-        if body or header.text != "else":
-            self.body.append(Block(header, body, counter))
+        if body or header != "else":
+            self.body.append(Block(header, body, reads, counter))
 
-    def loop(self, counter: str, *bounds: Part, of: str = "range", **keywords: Part) -> AbstractContextManager[None]:
+    def loop(
+        self, counter: str, *bounds: Source | int, of: str = "range", **keywords: int
+    ) -> AbstractContextManager[None]:
         """A loop of Python, or `of` tl.range."""
-        over = call(Source(of), *bounds, **keywords)
-        return self.block(source("for {} in {}", name(counter), over), counter)
+        over = call(of, *bounds, **keywords)
+        return self.block(f"for {counter} in {over}", over, counter)
 
     def branch(self, condition: Source, word: str = "if") -> AbstractContextManager[None]:
-        return self.block(source(f"{word} {{}}", condition))
+        return self.block(f"{word} {condition}", condition)
 
     def otherwise(self) -> AbstractContextManager[None]:
         """What is done where the branch that was last written is not taken."""
         last = self.body[-1] if self.body else None
-        if not isinstance(last, Block) or not last.header.text.startswith(("if ", "elif ")):
+        if not isinstance(last, Block) or not last.header.startswith(("if ", "elif ")):
             raise KernelError("an else stands behind no branch")
-        return self.block(Source("else"))
+        return self.block("else")
 
 
 def names_in(body: Iterable[Node]) -> frozenset[str]:

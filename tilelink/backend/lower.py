@@ -21,7 +21,7 @@ from tilelink.backend.addresses import Addresses, arange
 from tilelink.backend.emit import RoleEmitter
 from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.far import stage_bytes
-from tilelink.backend.kernel import Body, Function, Kind, Source, Writer, call, joined, name, names_in, source, verify
+from tilelink.backend.kernel import Assign, Body, Function, Kind, Source, Writer, call, grouped, names_in, verify
 from tilelink.backend.nvshmem import libraries
 from tilelink.backend.parameters import BEFORE, CONTROL, HEAPS, RANK, RUN, SLOT, STAMPS, WORKER, WORKERS, WORLD, Names
 from tilelink.backend.reach import OTHER
@@ -45,8 +45,8 @@ NUMBER, ALL = call("tl.program_id", 0), call("tl.num_programs", 0)
 _STABLE = ("at", "signals", "stage", "workers")
 """Parameters that a kernel is not specialised for, whatever their values divide."""
 _READ = {
-    RUN: call("tl.load", source("{} + {}", CONTROL, name("RUN"))),
-    BEFORE: call("tl.load", source("{} + {} + {}", CONTROL, name("SLOT_LEFT"), SLOT)),
+    RUN: f"tl.load({CONTROL} + RUN)",
+    BEFORE: f"tl.load({CONTROL} + SLOT_LEFT + {SLOT})",
 }
 """What kernels read of the control block first: the number of the run, the progress before it."""
 
@@ -142,7 +142,7 @@ class _Lowering:
     def module(self) -> Lowered:
         program = self.program
         roles = {r.name: self.role(r, self.names.role(r.name)) for r in program.in_kernel}
-        ends: Body = [*(self.drain(signals).call() for signals in program.signals), LEAVES]
+        ends: Body = [Assign((), end) for end in (*(self.drain(s).call() for s in program.signals), LEAVES)]
         main = self.main(roles, [] if program.awaited_by_engines else ends)
         publish = self.publish() if program.published else None
         enter = self.enter() if program.on_engine else None
@@ -190,15 +190,15 @@ class _Lowering:
         takes_turns = any(len(roles) > 1 and role in roles for roles in members(self.program.in_kernel))
         first, last = WORKER, emitter.text(role.walk.count)
         if takes_turns:
-            first, last = (name(emitter.made(n, n, "of a turn")) for n in ("first", "last"))
+            first, last = (emitter.made(n, n, "of a turn") for n in ("first", "last"))
         write = Writer()
         write.body += emitter.before
         with write.loop(emitter.local(walk.NUMBER.name), first, last, WORKERS):
             write.body += emitter.body
         if emitter.timed:
-            write.do(source("return {}", name(STAMPS)))
-        given = (first.text, last.text) if takes_turns else (first.text,)
-        return self.function(called, write.body, (*given, WORKERS.text))
+            write.do(f"return {STAMPS}")
+        given = (first, last) if takes_turns else (first,)
+        return self.function(called, write.body, (*given, WORKERS))
 
     def drain(self, signals: ir.Signals) -> Function:
         """A function that waits for every notification of a tensor on this rank, and zeroes the signals."""
@@ -207,37 +207,37 @@ class _Lowering:
         made, fixed = addresses.made, Kind.FIXED
         words = write.set(made("signals"), addresses.peer(RANK, at, target.signal_dtype), fixed)
         cells = write.set(made("cells"), addresses.text(cell_count(signals)), fixed)
-        first = name(made("first"))
-        with write.loop(first.text, 0, cells, DRAIN_BLOCK):
-            numbers = source("{} + {}", first, arange(DRAIN_BLOCK))
-            write.set(addresses.local(CELL.name), source("tl.minimum({}, {} - 1)", numbers, cells), fixed)
-            here = write.set(made("here"), source("{} < {}", numbers, cells), fixed)
+        first = made("first")
+        with write.loop(first, 0, cells, DRAIN_BLOCK):
+            numbers = f"{first} + {arange(DRAIN_BLOCK)}"
+            write.set(addresses.local(CELL.name), f"tl.minimum({numbers}, {cells} - 1)", fixed)
+            here = write.set(made("here"), f"{numbers} < {cells}", fixed)
             known: dict[Expr, Expr] = {}
             for n, value in position(signals):
                 write.set(addresses.local(n), addresses.text(value), fixed)
                 known[symbol(n)] = symbol(n)
-            start = source("tl.zeros([{}], tl.int32)", DRAIN_BLOCK)
+            start = f"tl.zeros([{DRAIN_BLOCK}], tl.int32)"
             expected = write_expected(write, addresses, signals, known, inside=False, start=start)
-            pointers = source("{} + {}", words, addresses.text(target.signal_words * CELL))
+            pointers = f"{words} + {addresses.text(target.signal_words * CELL)}"
             write.do(call("drain", CONTROL, pointers, expected, here, f'"{signals.scope}"'))
         return self.function(self.names.drain(signals.tensor), write.body)
 
     def main(self, roles: dict[str, Function], ends: Body) -> Kernel:
         """The persistent kernel. `ends`: what its last worker does."""
         write, addresses = Writer(), Addresses(self.names)
-        write.set(WORKER.text, NUMBER, Kind.FIXED)
+        write.set(WORKER, NUMBER, Kind.FIXED)
         self.begin(write, RUN, BEFORE)
         if self.facts.timed:
             of_worker = self.names.of("records", parameters.TIMES)
-            write.set(STAMPS, source("tl.cast({}, tl.int64) * {}", WORKER, of_worker), operator="+=")
+            write.set(STAMPS, f"tl.cast({WORKER}, tl.int64) * {of_worker}", operator="+=")
         if not self.program.on_engine:
-            with write.branch(source("{} == 0", WORKER)):
+            with write.branch(f"{WORKER} == 0"):
                 write.do(ENTERS)
         groups, first = members(self.program.in_kernel), list[Source]()
         for together in (g for g in groups if parameters.counted(g[0])):
             here, workers = less(WORKER, first), self.names.of("workers", together[0].name)
             first.append(workers)
-            with write.branch(source("{} < {}", WORKER, joined(" + ", first)), "elif" if len(first) > 1 else "if"):
+            with write.branch(f"{WORKER} < {' + '.join(first)}", "elif" if len(first) > 1 else "if"):
                 self.tiles(write, addresses, together, roles, here, workers)
         with write.otherwise() if first else nullcontext():
             for together in (g for g in groups if not parameters.counted(g[0])):
@@ -249,9 +249,9 @@ class _Lowering:
 
     def begin(self, write: Writer, *reads: Source) -> None:
         """The control block, and what a kernel reads of it first."""
-        write.set(CONTROL.text, call("peer", HEAPS, RANK, 0, "tl.int64"), Kind.FIXED)
+        write.set(CONTROL, call("peer", HEAPS, RANK, 0, "tl.int64"), Kind.FIXED)
         for word in reads:
-            write.set(word.text, _READ[word], Kind.FIXED)
+            write.set(word, _READ[word], Kind.FIXED)
 
     def work(self, write: Writer, made: Source) -> None:
         """A call of the function of a role."""
@@ -268,26 +268,26 @@ class _Lowering:
         `workers`."""
         if len(together) == 1:
             return self.work(write, functions[together[0].name].call(here, workers))
-        own, turn, first = (name(addresses.made(n)) for n in ("here", "turn", "first"))
-        write.assign((own.text, WORKERS.text), joined(", ", [here, workers]))
+        own, turn, first = (addresses.made(n) for n in ("here", "turn", "first"))
+        write.assign((own, WORKERS), ", ".join([here, workers]))
         counts = []
         for role in together:
             own_tiles = addresses.made(f"{role.name}_tiles", "tiles", role.name)
             counts.append(write.set(own_tiles, addresses.text(tiles_in_turn(role)), Kind.FIXED))
-        with write.loop(turn.text, addresses.text(turns(together))):
-            write.set(first.text, source("{} * ({})", turn, joined(" + ", counts)))
+        with write.loop(turn, addresses.text(turns(together))):
+            write.set(first, f"{turn} * ({' + '.join(counts)})")
             for k, (role, tiles) in enumerate(zip(together, counts, strict=True)):
                 if k:
-                    write.set(first.text, counts[k - 1], operator="+=")
-                number = source("({} + {} - {} % {}) % {}", own, WORKERS, first, WORKERS, WORKERS)
-                begin = source("{} * {} + {}", turn, tiles, number)
-                end = source("({} + 1) * {}", turn, tiles)
+                    write.set(first, counts[k - 1], operator="+=")
+                number = f"({own} + {WORKERS} - {first} % {WORKERS}) % {WORKERS}"
+                begin = f"{turn} * {tiles} + {number}"
+                end = f"({turn} + 1) * {tiles}"
                 self.work(write, functions[role.name].call(begin, end, WORKERS))
 
     def publish(self) -> Kernel:
         """A kernel that copies inputs to the heap, once the peers have left the previous run of the slot."""
         write = Writer()
-        write.set(WORKER.text, NUMBER, Kind.FIXED)
+        write.set(WORKER, NUMBER, Kind.FIXED)
         self.begin(write, BEFORE)
         for role in publishing_roles(self.program):
             write.do(self.role(role, self.names.role(role.name), publishing=True).call(WORKER, ALL))
@@ -304,7 +304,7 @@ class _Lowering:
         if {s.source.tensor for s in copies if s.source.remote} & set(program.published):
             other = Addresses(self.names).local(OTHER.name)
             with write.loop(other, WORLD):
-                write.do(call("entered", CONTROL, name(other), RUN))
+                write.do(call("entered", CONTROL, other, RUN))
         return self.kernel("_enter", write.body)
 
     def leave(self, ends: Body) -> Kernel:
@@ -312,15 +312,14 @@ class _Lowering:
         the slot. Where a wait of the lane has ended in vain nothing is told."""
         write = Writer()
         self.begin(write, RUN)
-        with write.branch(source("{} == 0", call("tl.load", source("{} + {}", CONTROL, name("POISON"))))):
+        with write.branch(f"tl.load({CONTROL} + POISON) == 0"):
             write.body += ends
         return self.kernel("_leave", write.body)
 
 
 def less(number: Source, first: list[Source]) -> Source:
     """A number less a sum, as short as it can be written."""
-    template = "{} - ({})" if len(first) > 1 else "{} - {}"
-    return source(template, number, joined(" + ", first)) if first else number
+    return f"{number} - {grouped(' + '.join(first))}" if first else number
 
 
 @kept()

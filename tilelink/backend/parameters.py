@@ -9,7 +9,7 @@ from typing import Any
 
 from tilelink.backend import pipelining
 from tilelink.backend.facts import Facts
-from tilelink.backend.kernel import Scope, Source, name
+from tilelink.backend.kernel import Scope, Source
 from tilelink.errors import KernelError
 from tilelink.frontend import expressions
 from tilelink.frontend.expressions import PER_NODE, of_dim, parts_of, segments_of, symbol
@@ -31,8 +31,8 @@ that memory is called beside tensors, whose names have no spaces."""
 
 OF_RUN = ("heaps", "multicast", "rank", "slot", "world")
 WORKING = ("worker", "workers", "control", "run", "before")
-HEAPS, MULTICAST, RANK, SLOT, WORLD = map(name, OF_RUN)
-WORKER, WORKERS, CONTROL, RUN, BEFORE = map(name, WORKING)
+HEAPS, MULTICAST, RANK, SLOT, WORLD = OF_RUN
+WORKER, WORKERS, CONTROL, RUN, BEFORE = WORKING
 """What all kernels call alike."""
 
 
@@ -64,7 +64,7 @@ class Names:
             self.function(function)
         for role in program.in_kernel:
             self.role(role.name)
-        self.module.names |= {expressions.RANK.name: RANK.text, expressions.WORLD.name: WORLD.text}
+        self.module.names |= {expressions.RANK.name: RANK, expressions.WORLD.name: WORLD}
         self.parameters = tuple(self._made())
 
     def kernel(self, suffix: str = "") -> str:
@@ -92,7 +92,7 @@ class Names:
         made = self.module.known((kind, of, dim, block))
         if made is None:
             raise KernelError(f"{self.program.name} has no parameter {kind} of {of} {dim}")
-        return name(made)
+        return made
 
     def _made(self) -> Iterator[Parameter]:
         """Everything a kernel of this program may need, in the order in which it takes it."""

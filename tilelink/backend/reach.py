@@ -14,7 +14,7 @@ import sympy
 
 from tilelink.backend.addresses import along, arange
 from tilelink.backend.facts import fills, vector_of
-from tilelink.backend.kernel import Source, call, converted, joined, name, source
+from tilelink.backend.kernel import Source, call, converted
 from tilelink.backend.parameters import HEAPS, MULTICAST, WORLD
 from tilelink.backend.signals import cell_of
 from tilelink.frontend.cells import WAITER, recipient
@@ -93,8 +93,8 @@ class Near:
         other = self.emitter.local(OTHER.name)
         with self.write.loop(other, WORLD), ExitStack() as near:
             if self.of_node:
-                near.enter_context(self.write.branch(source("not {}", call("is_far", HEAPS, name(other)))))
-            yield name(other)
+                near.enter_context(self.write.branch(f"not {call('is_far', HEAPS, other)}"))
+            yield other
 
     @contextmanager
     def told(self, view: View) -> Iterator[tuple[Expr, Expr]]:
@@ -166,12 +166,12 @@ class All:
                 k = ranges.index(i)
                 spread, wide = along(k, len(ranges)), width if k == len(ranges) - 1 else 1
                 elements = arange(i.extent // wide)
-                elements = source("{} * {}", elements, wide) if wide > 1 else elements
-                at = elements if start == 0 else source("{} + {}", at, elements)
+                elements = f"{elements} * {wide}" if wide > 1 else elements
+                at = elements if start == 0 else f"{at} + {elements}"
                 if not fills(i, self.facts):
-                    here.append(source("({} < {}){}", at, text(i.limit), spread))
-                at = source("({}){}", at, spread) if spread else at
+                    here.append(f"({at} < {text(i.limit)}){spread}")
+                at = f"({at}){spread}" if spread else at
             elif start == 0:
                 continue
             offsets.append(self.emitter.addresses.offset(at, stride))
-        return joined(" + ", offsets), joined(" & ", here) if here else source("True")
+        return " + ".join(offsets), " & ".join(here) if here else "True"

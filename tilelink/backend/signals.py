@@ -8,7 +8,7 @@ from dataclasses import replace
 import sympy
 
 from tilelink.backend.addresses import Addresses
-from tilelink.backend.kernel import ZERO, Source, Writer, call, joined, source
+from tilelink.backend.kernel import ZERO, Source, Writer, call
 from tilelink.frontend.cells import cells_along, cells_in_part, cells_of, of_cell, piece_place, times_notified
 from tilelink.frontend.expressions import Expr, floor_div, of_dim, symbol, with_values
 from tilelink.frontend.ir import RANKS_DIM, Cell, Range, Signals, View
@@ -62,16 +62,16 @@ def write_expected(
         else:
             terms.append(times)
     if not loops:
-        return joined(" + ", terms)
+        return " + ".join(terms)
     first = [start, *terms] if start else terms
-    expected = write.set(addresses.made("expected"), joined(" + ", first) if first else ZERO)
+    expected = write.set(addresses.made("expected"), " + ".join(first) if first else ZERO)
     for sums, times in loops:
         with ExitStack() as opened:
             for variable, begin, end in sums:
                 bounds = addresses.text(begin), addresses.text(end)
                 opened.enter_context(write.loop(addresses.local(variable), *bounds))
             # tables of parts are 64-bit, and a loop keeps its types
-            write.set(expected.text, source("{}.to(tl.int32)", times), operator="+=")
+            write.set(expected, f"{times}.to(tl.int32)", operator="+=")
     return expected
 
 
