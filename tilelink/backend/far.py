@@ -12,7 +12,7 @@ from tilelink.backend.addresses import along, arange
 from tilelink.backend.kernel import ONE, Source, call, converted
 from tilelink.backend.parameters import HEAPS, WORLD
 from tilelink.backend.parameters import RANK as OWN
-from tilelink.backend.reach import OTHER, All, Near, Reached, home_of
+from tilelink.backend.reach import OTHER, All, Near, Reach, Reached, home_of
 from tilelink.backend.signals import cell_of
 from tilelink.errors import FarAccessError
 from tilelink.frontend.cells import recipient
@@ -54,14 +54,14 @@ class CopyNotify(Copy):
     notify: Notify
 
 
-class Far:
+class Far(Reach):
     """What may go to another node is written twice, as a put for a far rank and in the `near` way for a near one, and
     the table of heaps decides in the kernel. A put takes what lies in one piece, from the own heap to the same or
     another place of the peer's. So a copy is one put where its rows are whole, else one a row, and what registers hold
     is laid out in memory first."""
 
     def __init__(self, emitter: RoleEmitter) -> None:
-        self.emitter, self.program, self.write, self.text = emitter, emitter.program, emitter.write, emitter.text
+        super().__init__(emitter)
         self.world, self.node = Near(emitter), Near(emitter, of_node=True)
 
     def may_be(self, home: Expr | str | None) -> bool:
@@ -134,11 +134,11 @@ class Far:
         stage = self._stage(s.target, value) if s.target.home == ALL_RANKS else None
         if stage and near is not self.node:
             with self.far_ranks():
-                self._put_block(one, stage)
+                self.put(one, stage)
             return near.put(s.target, block)
         with self.world.homes(s.target):
             with self.if_far(self.text(home_of(one))):
-                self._put_block(one, stage or self._stage(one, value))
+                self.put(one, stage or self._stage(one, value))
             with self.write.otherwise():
                 self.node.put(one, block)
 
@@ -229,15 +229,15 @@ class Far:
         self.write.do(call("tl.store", f"{stage} + {offsets}", converted(value, dtype), mask=mask))
         return stage
 
-    def _put_block(self, target: View, stage: Source) -> None:
+    def put(self, view: View, block: Source) -> None:
         """Sends a block that lies in the stage, a row at a time."""
-        origin, ranges = stage, target.ranges
-        with self._pieces(ranges, min(1, self._contiguous(target))) as (loops, count):
+        origin, ranges = block, view.ranges
+        with self._pieces(ranges, min(1, self._contiguous(view))) as (loops, count):
             for k, r in enumerate(loops):
                 at, row = self.emitter.local(of_dim(r.dim, "at").name), prod(_extents(ranges[k + 1 :]))
                 origin = f"{origin} + ({at} - ({self.text(r.start)})) * {row}"
-            there = self.text(home_of(target))
-            self.write.do(call("put_far", HEAPS, there, self._corner(target, loops), origin, count))
+            there = self.text(home_of(view))
+            self.write.do(call("put_far", HEAPS, there, self._corner(view, loops), origin, count))
 
     def _contiguous(self, *views: View) -> int:
         """How many of their last ranges lie in one piece in all views: one more than are whole rows of memory."""

@@ -179,7 +179,7 @@ class _Lowering:
         read = names_in(body)
         taken = tuple(p for p in self.names.parameters if p.name in read)
         stable = [p.name for p in taken if p.kind in _STABLE or p.name in ("rank", "slot")]
-        made = Kernel(self.names.kernel(suffix), taken)
+        made = Kernel(self.names.module.name(("kernel", suffix), self.program.name + suffix), taken)
         decorator, parameters = f"triton.jit(do_not_specialize={stable!r})", tuple(p.name for p in taken)
         self.functions.append(Function(made.name, parameters, body, decorator, frozenset([STAMPS])))
         return made
@@ -220,7 +220,7 @@ class _Lowering:
             expected = write_expected(write, addresses, signals, known, inside=False, start=start)
             pointers = f"{words} + {addresses.text(target.signal_words * CELL)}"
             write.do(call("drain", CONTROL, pointers, expected, here, f'"{signals.scope}"'))
-        return self.function(self.names.drain(signals.tensor), write.body)
+        return self.function(self.names.module.name(("drain", signals.tensor), f"drain_{signals.tensor}"), write.body)
 
     def main(self, roles: dict[str, Function], ends: Body) -> Kernel:
         """The persistent kernel. `ends`: what its last worker does."""

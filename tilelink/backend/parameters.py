@@ -67,16 +67,9 @@ class Names:
         self.module.names |= {expressions.RANK.name: RANK, expressions.WORLD.name: WORLD}
         self.parameters = tuple(self._made())
 
-    def kernel(self, suffix: str = "") -> str:
-        return self.module.name(("kernel", suffix), self.program.name + suffix)
-
     def role(self, role: str) -> str:
         """What the function of a role is called."""
         return self.module.name(("role", role), role)
-
-    def drain(self, tensor: str) -> str:
-        """What the function is called that drains the signals of a tensor."""
-        return self.module.name(("drain", tensor), f"drain_{tensor}")
 
     def function(self, of_user: str) -> str:
         """What a Triton function of the user is called."""

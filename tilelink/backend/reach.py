@@ -6,9 +6,10 @@ put to those of other nodes, and multicast, or stored to one after the other, in
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import sympy
 
@@ -30,16 +31,29 @@ OTHER = own("other")
 Reached = Store | Copy | Notify
 
 
-class Reach(Protocol):
+class Reach(ABC):
     """A way to reach memory. The emitter asks each whether it takes a statement (a notification has one view)."""
 
+    def __init__(self, emitter: RoleEmitter) -> None:
+        self.emitter, self.program, self.write, self.text = emitter, emitter.program, emitter.write, emitter.text
+
+    @abstractmethod
     def takes(self, s: Reached) -> bool: ...
 
-    def store(self, s: Store) -> None: ...
+    @abstractmethod
+    def put(self, view: View, block: Source) -> None:
+        """A block that registers hold, to where a view is."""
 
-    def copy(self, s: Copy) -> None: ...
-
+    @abstractmethod
     def notify(self, s: Notify) -> None: ...
+
+    def store(self, s: Store) -> None:
+        value = self.emitter.code(s, s.value)
+        value = self.emitter.value(value) if s.target.home == ALL_RANKS else value
+        self.put(s.target, converted(value, self.emitter.dtype(s.target)))
+
+    def copy(self, s: Copy) -> None:
+        self.emitter.through_registers(s, self.put)
 
 
 def home_of(view: View) -> Expr:
@@ -50,29 +64,21 @@ def home_of(view: View) -> Expr:
     return view.home
 
 
-class Near:
+class Near(Reach):
     """Memory that is mapped: stores, and atomic additions to signals. A view of all ranks is a loop over them; if it is
     `of_node`, over those of the own node."""
 
     def __init__(self, emitter: RoleEmitter, *, of_node: bool = False) -> None:
-        self.emitter, self.program, self.write, self.text = emitter, emitter.program, emitter.write, emitter.text
+        super().__init__(emitter)
         self.of_node = of_node
 
     def takes(self, s: Reached) -> bool:
         return True
 
-    def store(self, s: Store) -> None:
-        value = self.emitter.code(s, s.value)
-        value = self.emitter.value(value) if s.target.home == ALL_RANKS else value
-        self.put(s.target, converted(value, self.emitter.dtype(s.target)))
-
     def put(self, view: View, block: Source) -> None:
         with self.homes(view) as home:
             at = self.emitter.addresses.block(view, home, hoisted=not self.emitter.accumulates)
             self.write.do(call("tl.store", at.pointer, block, mask=at.mask))
-
-    def copy(self, s: Copy) -> None:
-        self.emitter.through_registers(s, self.put)
 
     def notify(self, s: Notify) -> None:
         (view,) = s.views
@@ -111,56 +117,46 @@ class Near:
             yield to, cell_of(signals, view, home)
 
 
-class All:
+class All(Reach):
     """What the schedule sends to all ranks by `via="multicast"` is stored, and notified, once, at an address where the
     heaps of all ranks of a node lie one over the other. A store takes 16 bytes, so this needs rows of whole 16 bytes;
     for others, and for all roles of other schedules, a loop over the ranks stays."""
 
-    def __init__(self, emitter: RoleEmitter) -> None:
-        self.emitter, self.program, self.facts, self.role = emitter, emitter.program, emitter.facts, emitter.role
-
     def takes(self, s: Reached) -> bool:
         """Whether a statement goes to all ranks at once: each of them waits for its own."""
-        view, resource = s.views[0] if isinstance(s, Notify) else s.target, self.role.resource
+        view, resource = s.views[0] if isinstance(s, Notify) else s.target, self.emitter.role.resource
         if view.home != ALL_RANKS or not isinstance(resource, SMs) or resource.via != "multicast":
             return False
         last, width = view.index[-1], vector_of(self.program.tensor(view.tensor))
         if not isinstance(last, Range) or last.bounded or len(view.ranges) > 2:
             return False
-        if width is None or (last.dim, width) not in self.facts.exact or (last.extent or width) % width:
+        if width is None or (last.dim, width) not in self.emitter.facts.exact or (last.extent or width) % width:
             return False
         if view.tensor not in {s.tensor for s in self.program.signals}:
             return True
         return recipient(self.program.signals_of(view.tensor), view, home_of(view)) == (home_of(view), sympy.true)
 
-    def store(self, s: Store) -> None:
-        value = self.emitter.value(self.emitter.code(s, s.value))
-        self.put(s.target, converted(value, self.emitter.dtype(s.target)))
-
     def put(self, view: View, block: Source) -> None:
         offsets, here = self.vectors(view)
         at = self.emitter.names.of("at", view.tensor)
-        self.emitter.write.do(call("multicast_store", MULTICAST, at, offsets, block, here))
-
-    def copy(self, s: Copy) -> None:
-        self.emitter.through_registers(s, self.put)
+        self.write.do(call("multicast_store", MULTICAST, at, offsets, block, here))
 
     def notify(self, s: Notify) -> None:
         (view,) = s.views
-        cell = self.emitter.text(cell_of(self.program.signals_of(view.tensor), view, home_of(view)))
+        cell = self.text(cell_of(self.program.signals_of(view.tensor), view, home_of(view)))
         at = self.emitter.names.of("signals", view.tensor)
-        self.emitter.write.do(call("multicast_notify", MULTICAST, at, cell))
+        self.write.do(call("multicast_notify", MULTICAST, at, cell))
 
     def vectors(self, view: View) -> tuple[Source, Source]:
         """Where each 16 bytes of a block lie, in elements from the beginning of the tensor, and which of them exist."""
-        tensor, ranges, text = self.program.tensor(view.tensor), view.ranges, self.emitter.text
+        tensor, ranges = self.program.tensor(view.tensor), view.ranges
         width, strides = vector_of(tensor), self.emitter.addresses.strides(tensor)
         assert width is not None
         offsets: list[Source] = []
         here: list[Source] = []
         for i, stride in zip(view.index, strides, strict=True):
             start = i.start if isinstance(i, Range) else i
-            at = text(start)
+            at = self.text(start)
             if isinstance(i, Range):
                 assert i.extent is not None
                 k = ranges.index(i)
@@ -168,8 +164,8 @@ class All:
                 elements = arange(i.extent // wide)
                 elements = f"{elements} * {wide}" if wide > 1 else elements
                 at = elements if start == 0 else f"{at} + {elements}"
-                if not fills(i, self.facts):
-                    here.append(f"({at} < {text(i.limit)}){spread}")
+                if not fills(i, self.emitter.facts):
+                    here.append(f"({at} < {self.text(i.limit)}){spread}")
                 at = f"({at}){spread}" if spread else at
             elif start == 0:
                 continue

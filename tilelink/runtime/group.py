@@ -14,14 +14,17 @@ from tilelink.errors import DtypeError, ScheduleError, Site
 from tilelink.programs.given import Call
 from tilelink.runtime.arguments import Arguments, check_arguments
 from tilelink.runtime.lane import Lane
-from tilelink.runtime.launch import Run
+from tilelink.runtime.launch import Record, Run
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.timestamps import TimedRun
 
+KEPT_RUNS = 64
+"""So many of the last runs can be named in a report."""
+
 
 class Group(ABC):
-    """A rank of a lane, and the way to call programs. `runs`: how many it has launched; `timed`: what its workers
-    recorded in the last run that was timed.
+    """A rank of a lane, and the way to call programs. `runs`: how many it has launched; `recent`: the last of them;
+    `timed`: what its workers recorded in the last run that was timed.
 
     A kind of world is a subclass with the three methods below (one that keeps what it made for a call has a `call` of
     its own in place of `launch`), and a kind of `Lane`; values of parameters and outputs come from
@@ -30,6 +33,7 @@ class Group(ABC):
 
     def __init__(self, lane: Lane, rank: int) -> None:
         self.lane, self.rank, self.runs = lane, rank, 0
+        self.recent: dict[int, Record] = {}
         self.timed: TimedRun | None = None
 
     @property
@@ -72,13 +76,14 @@ class Group(ABC):
         self.compare(run.same, site)
         return run
 
-    def prepare(self, arguments: Arguments) -> Prepared:
-        """The program of a call for this world and its target."""
-        return self.lane.prepare(arguments)
-
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory for an output."""
         return self.lane.allocate(shape, dtype)
+
+    def remember(self, number: int, record: Record) -> None:
+        """Keeps what reports need of a run."""
+        self.recent[number] = record
+        self.recent.pop(number - KEPT_RUNS, None)
 
     def remember_times(self, prepared: Prepared, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keeps what the workers of a timed run record."""
@@ -89,7 +94,7 @@ class Group(ABC):
         """The arguments of a call, and the program prepared for them."""
         arguments = check_arguments(call, world=self.world, rank=self.rank, device=self.lane.place, site=site)
         try:
-            prepared = self.prepare(arguments)
+            prepared = self.lane.prepare(arguments)
         except DtypeError as e:  # the line is that of a tile function; what has the dtypes stands in the call
             given = ", ".join(f"{n} is {d}" for n, d in arguments.dtypes.items())
             raise DtypeError(f"{given}: {e.message} ({e.site})", site) from None

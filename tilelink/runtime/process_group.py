@@ -36,8 +36,6 @@ CUDA_HEAP = 512 << 20
 CUDA_SIGNALS = 1 << 20
 DEFAULT_ENTER = 300.0
 DEFAULT_STUCK = 30.0
-KEPT_RUNS = 8
-"""So many of the last runs can be named in a report."""
 
 
 @public
@@ -120,7 +118,6 @@ class ProcessGroup(Group):
         pids = gathered(process_group, os.getpid())
         self.processes = together(process_group, " can't watch the processes of its peers", lambda: Processes(pids))
         self.calls = self.phase = 0
-        self.recent: dict[int, Record] = {}
         self.site = Site.of_user()
         weakref.finalize(self, _end, os.getpid(), self.board, self.processes)
 
@@ -168,12 +165,6 @@ class ProcessGroup(Group):
         number, self.calls = self.calls, self.calls + 1
         self.board.post(Post.of(number, call))
         return number
-
-    def remember(self, run: Run) -> Record:
-        """Keeps what reports need of a run."""
-        record = self.recent[run.number] = run.record()
-        self.recent.pop(run.number - KEPT_RUNS, None)
-        return record
 
     def _check_call(self, number: int, still: Stillness) -> None:
         """Raises where not all ranks will make the call."""

@@ -27,7 +27,9 @@ class CpuProcessGroup(ProcessGroup):
         super().__init__(process_group, lane, bounds)
 
     def launch(self, run: Run) -> None:
-        peers = _Peers(self, self.remember(run))
+        record = run.record()
+        self.remember(run.number, record)
+        peers = _Peers(self, record)
         execution = Execution(self.world, self.seed, races=False, ranks=(self.rank,), elsewhere=peers)
         try:
             execution.run(lambda rank: self.lane.launch(run, execution))

@@ -23,8 +23,6 @@ from tilelink.runtime.launch import Record
 
 KEPT_CALLS = 512
 """So many kinds of calls are kept as scripts by a rank: those that were made last, and all that are in a graph."""
-KEPT_RUNS = 64
-"""So many of the last runs can be named in a report."""
 
 
 class CudaGroup(Group):
@@ -37,7 +35,6 @@ class CudaGroup(Group):
         Group.__init__(self, lane, rank)
         self.flag = lane.flags[rank] = lane.device.seen_by_host()
         self._flag = self.flag.numpy()
-        self.recent: dict[int, Record] = {}
         self._known: Kept[Any, dict[int, Script]] = Kept(KEPT_CALLS)  # by what calls have in common, then by slot
         self._captured: dict[int, Script] = {}
         self._stream: Any = None
@@ -62,8 +59,7 @@ class CudaGroup(Group):
             tensors[name] = self.allocate(shape, dtype)
         number, self.runs = self.runs, self.runs + 1
         stream = self.in_order()
-        self.recent[number] = script.record
-        self.recent.pop(number - KEPT_RUNS, None)
+        self.remember(number, script.record)
         if capturing:  # a replay needs its tables and kernels for as long as there may be one
             self._captured[id(script)] = script
         self.play(script, tensors, Streams(stream, self._engine))

@@ -124,20 +124,14 @@ def _step(lane: CudaLane, run: Run, step: RunStep, site: Site) -> Step:
         case LetGo():
             signals = _signals(lane, run, step.tensor, run.rank)
             return lambda tensors, streams: device.fill(streams.lane, signals, ENOUGH)
-        case Fork(peers=peers):
+        case Fork(peers=peers) | Join(peers=peers):
 
-            def fork(tensors: Tensors, streams: Streams) -> None:
+            def follow(tensors: Tensors, streams: Streams) -> None:
                 for peer in peers:
-                    device.follow(streams.engine[peer], streams.lane)
+                    lane, engine = streams.lane, streams.engine[peer]
+                    device.follow(*((engine, lane) if isinstance(step, Fork) else (lane, engine)))
 
-            return fork
-        case Join(peers=peers):
-
-            def join(tensors: Tensors, streams: Streams) -> None:
-                for peer in peers:
-                    device.follow(streams.lane, streams.engine[peer])
-
-            return join
+            return follow
 
 
 def _signals(lane: CudaLane, run: Run, tensor: str, rank: int) -> torch.Tensor:
