@@ -47,7 +47,7 @@ class Group(ABC):
         """Compares a call with those of the other ranks, before anything is launched. Raises RankMismatchError."""
 
     def launch(self, run: Run) -> None:
-        """Does what the host does for a run (`run.steps`): kernels on this rank's stream, copies on those of peers."""
+        """Does what the host does for a run (`run.plan`): kernels on this rank's stream, copies on those of peers."""
         raise NotImplementedError
 
     @abstractmethod

@@ -10,7 +10,8 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilelink.analysis.placement import Placement, shape_on
-from tilelink.backend.host import EngineStep, Fork, Join, KernelLaunch, LetGo, Place, Step
+from tilelink.backend.host import KernelLaunch, Place, Step
+from tilelink.backend.lower import Kernel
 from tilelink.backend.parameters import TIMES, Parameter
 from tilelink.frontend.expressions import parts_of
 from tilelink.runtime.arguments import Arguments
@@ -21,16 +22,6 @@ from tilelink.runtime.timestamps import stamps_shape
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A kernel to be launched: its name in the module, what messages call it, its workers, its arguments by name."""
-
-    kernel: str
-    label: str
-    workers: int
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Record:
     """What reports need of a run. `signals`: by tensor, bytes from a heap's beginning to its cells, their number."""
 
@@ -38,10 +29,6 @@ class Record:
     label: str
     prepared: Prepared
     signals: tuple[tuple[str, int, int], ...]
-
-
-RunStep = Launch | Fork | EngineStep | LetGo | Join
-"""What a host does for a run, `tilelink.backend.host`, with the values that kernels get."""
 
 
 class Run:
@@ -95,13 +82,8 @@ class Run:
 
     @cached_property
     def plan(self) -> tuple[Step, ...]:
-        """What the host does, in order, without values."""
+        """What the host does, in order; `arguments` are those of its kernels."""
         return self.prepared.plan(self.rank)
-
-    @cached_property
-    def steps(self) -> tuple[RunStep, ...]:
-        """What the host does, in order."""
-        return tuple(self._launch(s) if isinstance(s, KernelLaunch) else s for s in self.plan)
 
     def record(self) -> Record:
         """What is kept of the run."""
@@ -119,14 +101,15 @@ class Run:
     @property
     def label(self) -> str:
         """What messages call the persistent kernel, and the copies of the copy engine beside it."""
-        return self._label(self.prepared.lowered.main.name)
+        return self.label_of(self.prepared.lowered.main)
 
-    def _label(self, kernel: str) -> str:
-        return f"{kernel} run {self.number}"
+    def label_of(self, kernel: Kernel) -> str:
+        """What messages call a kernel."""
+        return f"{kernel.name} run {self.number}"
 
-    def _launch(self, step: KernelLaunch) -> Launch:
-        values = {p.name: self.value(p) for p in step.kernel.parameters}
-        return Launch(step.kernel.name, self._label(step.kernel.name), step.workers, values)
+    def arguments(self, kernel: Kernel) -> dict[str, Any]:
+        """The values of a kernel's parameters, by name."""
+        return {p.name: self.value(p) for p in kernel.parameters}
 
     def part_of(self, place: Place) -> tuple[slice, ...]:
         """Where a region lies in the tensor that its rank has."""

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from tilelink.analysis.placement import shape_on
-from tilelink.backend.host import ENOUGH, Fork, Join, LetGo, RegionCopy, SignalWait, SignalWrite
+from tilelink.backend.host import ENOUGH, Fork, Join, KernelLaunch, LetGo, RegionCopy, SignalWait, SignalWrite
 from tilelink.backend.parameters import TIMES
 from tilelink.backend.targets import CPU, Target, portable
 from tilelink.backend.targets.portable_network import FAR
@@ -20,7 +20,7 @@ from tilelink.frontend.ir import Tensor
 from tilelink.frontend.sizes import Sizes
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.lane import POISON, Lane, Report
-from tilelink.runtime.launch import Launch, Run
+from tilelink.runtime.launch import Run
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.trace import CONTROL, SIGNALS
@@ -82,11 +82,12 @@ class CpuLane(Lane):
         def on_engine(work: Callable[[Accesses], None], peer: int) -> None:
             execution.launch(work, 1, {}, regions, rank, engine_to(peer), run.label, agent + peer)
 
-        for step in run.steps:
+        for step in run.plan:
             match step:
-                case Launch():
-                    kernel = interpreted(getattr(run.prepared.module, step.kernel))
-                    execution.launch(kernel, step.workers, step.arguments, regions, rank, LANE, step.label)
+                case KernelLaunch(kernel=kernel):
+                    made = interpreted(getattr(run.prepared.module, kernel.name))
+                    given, label = run.arguments(kernel), run.label_of(kernel)
+                    execution.launch(made, step.workers, given, regions, rank, LANE, label)
                 case Fork():
                     for peer in step.peers:
                         execution.follow(rank, engine_to(peer), [LANE])

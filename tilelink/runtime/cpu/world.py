@@ -25,7 +25,7 @@ from tilelink.programs.given import Call
 from tilelink.runtime.agreement import CallLog
 from tilelink.runtime.cpu.lane import LANE, CpuLane
 from tilelink.runtime.group import Group
-from tilelink.runtime.launch import Launch, Run
+from tilelink.runtime.launch import Run
 from tilelink.runtime.layout import HeapLayout, heap_in
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.stuck import explain, lines_of, with_tiles
@@ -184,9 +184,8 @@ class CpuGroup(Group):
     def launch(self, run: Run) -> None:
         session = self._running("launch")
         session.keep.append((run.tensors, run.tables))
-        for step in run.steps:
-            if isinstance(step, Launch):
-                session.launched[self.rank, step.label] = run.prepared
+        for kernel in run.prepared.lowered.kernels:
+            session.launched[self.rank, run.label_of(kernel)] = run.prepared
         outputs = {t.name for t in run.prepared.program.outputs}
         for name, tensor in run.tensors.items():
             if tensor.numel():

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from tilelink.analysis.placement import shape_on
-from tilelink.backend.host import ENOUGH, Fork, Join, LetGo, Place, RegionCopy, SignalWait, SignalWrite
+from tilelink.backend.host import ENOUGH, Fork, Join, KernelLaunch, LetGo, Place, RegionCopy, SignalWait, SignalWrite
+from tilelink.backend.host import Step as Planned
 from tilelink.errors import ScheduleError, Site
 from tilelink.runtime.board import Post
 from tilelink.runtime.cuda.device import Stream
 from tilelink.runtime.cuda.lane import CudaLane
-from tilelink.runtime.launch import Launch, Record, Run, RunStep
+from tilelink.runtime.launch import Record, Run
 
 Tensors = Mapping[str, torch.Tensor]
 Agreement = frozenset[tuple[str, str]]
@@ -91,9 +92,9 @@ class Script:
             run.same,
             run.made,
             tuple(t.name for t in program.outputs),
-            tuple(_step(lane, run, step, site) for step in run.steps),
-            tuple(peer for step in run.steps if isinstance(step, Fork) for peer in step.peers),
-            any(isinstance(step, SignalWait) for step in run.steps),
+            tuple(_step(lane, run, step, site) for step in run.plan),
+            tuple(peer for step in run.plan if isinstance(step, Fork) for peer in step.peers),
+            any(isinstance(step, SignalWait) for step in run.plan),
         )
 
     @cached_property
@@ -107,10 +108,10 @@ class Script:
             step(tensors, streams)
 
 
-def _step(lane: CudaLane, run: Run, step: RunStep, site: Site) -> Step:
+def _step(lane: CudaLane, run: Run, step: Planned, site: Site) -> Step:
     device = lane.device
     match step:
-        case Launch():
+        case KernelLaunch():
             return _kernel(lane, run, step, site)
         case RegionCopy(peer=peer):
             source, target = (_part(lane, run, place) for place in (step.source, step.target))
@@ -140,29 +141,27 @@ def _signals(lane: CudaLane, run: Run, tensor: str, rank: int) -> torch.Tensor:
     return lane.memory(rank, run.signals_at(tensor), (cells,), torch.int32)
 
 
-def _kernel(lane: CudaLane, run: Run, launch: Launch, site: Site) -> KernelStep:
-    lowered = run.prepared.lowered
+def _kernel(lane: CudaLane, run: Run, step: KernelLaunch, site: Site) -> KernelStep:
+    lowered, named, arguments = run.prepared.lowered, step.kernel.name, run.arguments(step.kernel)
     try:
-        kernel = lane.device.load(run.prepared, launch.kernel, launch.arguments)
-        kernel.check_resident(launch.workers, lane.sms, site)
+        kernel = lane.device.load(run.prepared, named, arguments)
+        kernel.check_resident(step.workers, lane.sms, site)
     except ScheduleError as e:
         raise type(e)(e.message, site).because_of("the schedule", lowered.program.schedule_site) from None
-    lane.loaded[launch.kernel] = kernel
+    lane.loaded[named] = kernel
     of = {
         p.name: p.of for p in lowered.parameters if p.kind in ("tensor", "blocks", "stamps") and p.of in run.tensors
     }
-    mine = [(at, name, value) for at, (name, value) in enumerate(launch.arguments.items()) if name in of]
+    mine = [(at, name, value) for at, (name, value) in enumerate(arguments.items()) if name in of]
     tensors = tuple((at, of[name]) for at, name, value in mine if isinstance(value, torch.Tensor))
     described = tuple((at, of[name]) for at, name, value in mine if hasattr(value, "block_shape"))
-    values = list(launch.arguments.values())
+    values = list(arguments.values())
     for at, _ in tensors:
         values[at] = None
     for at, _ in described:
         values[at] = copy(values[at])
         values[at].base = None
-    return KernelStep(
-        kernel.launcher(launch.workers), tuple(launch.arguments), tuple(values), tensors, described
-    )
+    return KernelStep(kernel.launcher(step.workers), tuple(arguments), tuple(values), tensors, described)
 
 
 def _part(lane: CudaLane, run: Run, place: Place) -> Callable[[Tensors], torch.Tensor]:
