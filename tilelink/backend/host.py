@@ -1,13 +1,9 @@
 """What a rank's host does for a run, in order: it launches kernels, and enqueues the copies of the copy engine.
 
-Taken from the unrolled events, so that the copies are those that were checked. Without such roles it is one kernel, or
-two where peers read an input. With them, a kernel of one worker enters the run first; then each peer has a stream, on
-which a copy, or several, are followed by a write of 1 to their signals; then comes the kernel that waits for those,
-so that no consumer holds up its producer in a queue; and what comes after the run comes after the copies, too.
-
-Where a stream waits for tiles of the kernel, that is launched before the stream goes on, for the same reason. When the
-kernel has ended, also in vain, nobody gives their signals any more: then all of them are given, and no stream is held.
-A last kernel, of one worker, ends the run after the copies, since they read what lies in the slot.
+Taken from the unrolled events, so that the copies are those that were checked. Each peer has a stream for the copies
+from and to it. What a stream or a kernel waits for is launched before it, so that no consumer holds up its producer in
+a queue. When the kernel has ended, also in vain, nobody gives the signals any more that streams wait for: then all of
+them are given.
 """
 
 from __future__ import annotations
@@ -108,8 +104,7 @@ def host_plan(
     lowered: Lowered, sizes: Sizes, sms: int, workers: int, events: Callable[[], Events], rank: int
 ) -> tuple[Step, ...]:
     """What the host of a rank does for a run on devices of `sms` SMs, with so many workers of the persistent kernel.
-    `events` are asked for where roles are on the copy engine, those of
-    these roles."""
+    `events()`: those of the roles on the copy engine, asked for where there are some."""
     plan: list[Step] = []
     if lowered.publish is not None:
         plan.append(KernelLaunch(lowered.publish, _publishers(lowered, sizes, sms)))

@@ -138,6 +138,7 @@ class _Lowering:
         self.program, self.facts, self.target = program, facts, target
         self.names = Names(program, facts)
         self.functions: list[Function] = []
+        self.stamps = (STAMPS,) if facts.timed else ()
 
     def module(self) -> Lowered:
         program = self.program
@@ -253,13 +254,6 @@ class _Lowering:
         for word in reads:
             write.set(word, _READ[word], Kind.FIXED)
 
-    def work(self, write: Writer, made: Source) -> None:
-        """A call of the function of a role."""
-        if self.facts.timed:
-            write.set(STAMPS, made)
-        else:
-            write.do(made)
-
     def tiles(
         self, write: Writer, addresses: Addresses, together: list[Role], functions: dict[str, Function],
         here: Source, workers: Source,
@@ -267,7 +261,7 @@ class _Lowering:
         """The call of a role, or those of several that take turns (see `frontend/workload.py`), for worker `here` of
         `workers`."""
         if len(together) == 1:
-            return self.work(write, functions[together[0].name].call(here, workers))
+            return write.assign(self.stamps, functions[together[0].name].call(here, workers))
         own, turn, first = (addresses.made(n) for n in ("here", "turn", "first"))
         write.assign((own, WORKERS), ", ".join([here, workers]))
         counts = []
@@ -282,7 +276,7 @@ class _Lowering:
                 number = f"({own} + {WORKERS} - {first} % {WORKERS}) % {WORKERS}"
                 begin = f"{turn} * {tiles} + {number}"
                 end = f"({turn} + 1) * {tiles}"
-                self.work(write, functions[role.name].call(begin, end, WORKERS))
+                write.assign(self.stamps, functions[role.name].call(begin, end, WORKERS))
 
     def publish(self) -> Kernel:
         """A kernel that copies inputs to the heap, once the peers have left the previous run of the slot."""

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 _VALUE = re.compile(r"%[\w-]+(?:#\d+)?")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -72,7 +72,7 @@ class Kernel:
 
     def __init__(self, text: str) -> None:
         self._locations = dict(re.findall(r"^(#loc\d*) = loc\((.*)\)$", text, re.MULTILINE))
-        self._known: dict[str, tuple[tuple[str, int, int], ...]] = {}
+        self._where = cache(self._resolved)
         self.layouts = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", text, re.MULTILINE))
         self.operations: list[Operation] = []
         self.body = Region(None, [], [])
@@ -202,14 +202,9 @@ class Kernel:
         where = self._where(location[1] if location else "")
         return Operation(name, body, assembly, results, operands, operands[:leading], where)
 
-    def _where(self, location: str) -> tuple[tuple[str, int, int], ...]:
-        """A location, resolved."""
-        location = location.strip()
-        if location not in self._known:
-            self._known[location] = self._resolved(location)
-        return self._known[location]
-
     def _resolved(self, location: str) -> tuple[tuple[str, int, int], ...]:
+        """A location, the innermost call first."""
+        location = location.strip()
         if location in self._locations:
             return self._where(self._locations[location])
         if found := re.fullmatch(r'"([^"]*)":(\d+):(\d+)(?: to .*)?', location):

@@ -70,7 +70,12 @@ def together(
         found.append(function())
     except refused as e:
         trouble = e.message if isinstance(e, TileLinkError) else str(e)
+    refuse(group, what, trouble, error)
+    return found[0]
+
+
+def refuse(group: dist.ProcessGroup, what: str, trouble: str | None, error: type[TileLinkError]) -> None:
+    """Collective: where one rank has trouble, every rank raises `error`, with `what` that rank can't do."""
     wrong = [f"rank {rank}{what}: {theirs}" for rank, theirs in enumerate(gathered(group, trouble)) if theirs]
     if wrong:
         raise error("; ".join(wrong), Site.of_user())
-    return found[0]

@@ -13,7 +13,7 @@ from tilelink.backend.parameters import TIMES
 from tilelink.errors import DtypeError, ScheduleError, Site
 from tilelink.programs.given import Call
 from tilelink.runtime.arguments import Arguments, check_arguments
-from tilelink.runtime.lane import Lane
+from tilelink.runtime.lane import Lane, Report
 from tilelink.runtime.launch import Record, Run
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.timestamps import TimedRun
@@ -84,6 +84,10 @@ class Group(ABC):
         """Keeps what reports need of a run."""
         self.recent[number] = record
         self.recent.pop(number - KEPT_RUNS, None)
+
+    def named(self, report: Report) -> Record | None:
+        """The run that a report is about, if this rank still knows it."""
+        return self.recent.get(report.run)
 
     def remember_times(self, prepared: Prepared, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keeps what the workers of a timed run record."""

@@ -27,7 +27,7 @@ from tilelink.runtime.bounds import Bounds, Processes, Stillness, wait_until
 from tilelink.runtime.cpu.world import DEFAULT_HEAP, DEFAULT_SIGNALS, DEFAULT_SMS
 from tilelink.runtime.group import Group
 from tilelink.runtime.lane import HOST, Lane, Reason, Report, entered
-from tilelink.runtime.launch import Record, Run
+from tilelink.runtime.launch import Run
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
 from tilelink.runtime.stuck import of_report
 from tilelink.runtime.timestamps import timeline_of
@@ -214,10 +214,6 @@ class ProcessGroup(Group):
         """Ends a run of the lane with an error of this rank."""
         self.board.note(f"{type(error).__name__}: {error}")
         self.lane.poison(Report(self.rank, run, HOST, 0, 0, 0, Reason.FAILED))
-
-    def named(self, report: Report) -> Record | None:
-        """The run that a report is about, if this rank still knows it."""
-        return self.recent.get(report.run)
 
     def raise_if_poisoned(self, here: Iterable[str] = ()) -> None:
         """Raises what the report of the lane says. `here`: lines about the workers of this rank."""

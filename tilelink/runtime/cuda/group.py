@@ -146,7 +146,7 @@ class CudaGroup(Group):
             if any(at <= report.word < at + size * cells for _, at, cells in record.signals):
                 label = f"{record.prepared.program.name} run {report.run}"
                 return replace(record, number=report.run, label=label)
-        return self.recent.get(report.run)
+        return super().named(report)
 
     @abstractmethod
     def check(self) -> None:

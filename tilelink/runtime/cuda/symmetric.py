@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tilelink.analysis.placement import ALIGNMENT
 from tilelink.errors import SymmetricMemoryError
-from tilelink.runtime.agreement import gathered, together
+from tilelink.runtime.agreement import gathered, refuse, together
 
 FIRST_TORCH = (2, 11)
 """The first whose `rendezvous` needs no group to be enabled and whose handle has `offset`."""
@@ -41,8 +41,9 @@ def symmetric_heap(heap_bytes: int, group: dist.ProcessGroup, device: torch.devi
 
     Raises SymmetricMemoryError on every rank, where one of them can't.
     """
-    _refuse(group, obstacle(device), " can't have symmetric memory")
-    _refuse(group, _unreachable(_places(group, device), group.rank()), " can't reach its peers")
+    refuse(group, " can't have symmetric memory", obstacle(device), SymmetricMemoryError)
+    unreachable = _unreachable(_places(group, device), group.rank())
+    refuse(group, " can't reach its peers", unreachable, SymmetricMemoryError)
     from torch.distributed import _symmetric_memory as symmetric
 
     def mapped() -> SymmetricHeap:
@@ -149,13 +150,3 @@ def _unreachable(places: list[_Place], rank: int) -> str | None:
         elif place.device != mine.device and not torch.cuda.can_device_access_peer(mine.device, place.device):
             return f"cuda:{mine.device} can't access the memory of cuda:{place.device}, where rank {peer} is"
     return None
-
-
-def _refuse(group: dist.ProcessGroup, why: str | None, what: str) -> None:
-    """Raises on every rank, if something is in the way of any."""
-
-    def check() -> None:
-        if why:
-            raise SymmetricMemoryError(why)
-
-    together(group, what, check, refused=(SymmetricMemoryError,), error=SymmetricMemoryError)

@@ -150,7 +150,7 @@ class Hosts:
         def host(rank: int) -> None:
             results[rank] = body(rank)
 
-        self._scheduler = Scheduler(policy="round_robin", on_stall=self._some_never_come, stack_bytes=STACK_BYTES)
+        self._scheduler = Scheduler(policy="round_robin", on_stall=self._launch, stack_bytes=STACK_BYTES)
         self._waiting.clear()
         for rank in range(self.world):
             self._scheduler.spawn(partial(host, rank), rank, f"host of rank {rank}")
@@ -173,11 +173,9 @@ class Hosts:
         else:
             self._scheduler.block((_LAUNCHED,))
 
-    def _some_never_come(self, parked: Sequence[Task]) -> None:
-        """All hosts that are left wait, so some rank has made fewer calls: the kernels of the others find that out."""
-        self._launch()
-
-    def _launch(self) -> None:
+    def _launch(self, parked: Sequence[Task] = ()) -> None:
+        """Launches what waits: of all ranks; or, where all hosts that are left are `parked`, since some rank has made
+        fewer calls, which the kernels of the others find out."""
         assert self._scheduler is not None
         launches, self._waiting = self._waiting, {}
         for rank in sorted(launches):
