@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
+from tilelink.analysis.events import NOTIFY, WAIT, WRITE, Events
 from tilelink.backend.lower import Kernel, Lowered, publishing_roles
 from tilelink.backend.parameters import Parameter
 from tilelink.frontend.sizes import Sizes
@@ -145,19 +145,19 @@ def _engine_steps(events: Events, rank: int) -> Iterator[EngineStep]:
     mine = mine[np.lexsort((mine, events.tile[mine], events.role[mine]))]
     names = "op", "worker", "tensor", "home", "lo", "hi", "cell", "expected"
     columns = (getattr(events, n)[mine].tolist() for n in names)
-    source = None
+    place: Place | None = None
     for op, worker, number, home, lo, hi, cell, expected in zip(*columns, strict=True):
         peer, tensor = worker - events.kernel_workers, events.program.tensors[number]
-        place = Place(tensor.name, home, tensor.dims, tuple(zip(lo, hi, strict=True))[: len(tensor.dims)])
-        if op == READ:
-            source = place
-        elif op == WRITE:
-            assert source is not None
-            yield RegionCopy(peer, source, place)
-        elif op == WAIT:
+        if op == WAIT:
             yield SignalWait(peer, tensor.name, cell, expected)
         elif op == NOTIFY:
             yield SignalWrite(peer, tensor.name, home, cell)
+        else:  # a copy reads, then writes
+            box = tuple(zip(lo, hi, strict=True))[: len(tensor.dims)]
+            source, place = place, Place(tensor.name, home, tensor.dims, box)
+            if op == WRITE:
+                assert source is not None
+                yield RegionCopy(peer, source, place)
 
 
 # ---- for a person ------------------------------------------------------------------------------------------------
