@@ -10,20 +10,9 @@ import triton
 import triton.language as tl
 
 from tilelink.backend.targets import portable
-from tilelink.backend.targets.multimem import multicast_notify, multicast_store  # noqa: F401, kernels import them from here
+from tilelink.backend.targets.multimem import by_one_thread, multicast_notify, multicast_store  # noqa: F401, kernels import them from here
 from tilelink.backend.targets.polling import polling
 from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, last_out, peer  # noqa: F401, kernels import them from here
-
-
-@triton.constexpr_function
-def _by_one_thread(instruction):
-    """PTX by which the first thread of a block carries out an instruction, while the others go on."""
-    return f"""{{
-        .reg .pred %first; .reg .b32 %thread;
-        mov.u32 %thread, %tid.x; setp.eq.u32 %first, %thread, 0;
-        @%first {instruction}
-        mov.b32 $0, 0;
-    }}"""
 
 
 @triton.jit
@@ -41,9 +30,9 @@ def _until(control, word, expected, scope: tl.constexpr, lanes: tl.constexpr, fe
 @triton.jit
 def tell(heaps, control, rank, progress, world: tl.constexpr):
     """Tells every peer this rank's progress: released once, then stored to each."""
-    release: tl.constexpr = _by_one_thread("fence.acq_rel.sys;")
+    release: tl.constexpr = by_one_thread("fence.acq_rel.sys;")
     tl.inline_asm_elementwise(release, "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
-    store: tl.constexpr = _by_one_thread("st.relaxed.sys.global.s64 [$1], $2;")
+    store: tl.constexpr = by_one_thread("st.relaxed.sys.global.s64 [$1], $2;")
     for other in range(world):
         word = peer(heaps, other, 0, tl.int64) + PROGRESS + rank
         tl.inline_asm_elementwise(
@@ -66,7 +55,7 @@ def notify(signal, scope: tl.constexpr):
     """Counts one up, with release order, once all threads have stored what they had to."""
     tl.debug_barrier()
     add: tl.constexpr = "add.u64" if signal.dtype.element_ty.primitive_bitwidth == 64 else "add.s32"
-    asm: tl.constexpr = _by_one_thread("red.release." + scope + ".global." + add + " [$1], 1;")
+    asm: tl.constexpr = by_one_thread("red.release." + scope + ".global." + add + " [$1], 1;")
     tl.inline_asm_elementwise(asm, "=r,l,~{memory}", [signal], dtype=tl.int32, is_pure=False, pack=1)
 
 

@@ -16,15 +16,14 @@ _STORE = tl.constexpr("""{
 
 
 @triton.constexpr_function
-def _counting(bits):
-    """PTX by which the first thread of a block counts a word of `bits` of every rank one up."""
+def by_one_thread(instruction):
+    """PTX by which the first thread of a block carries out an instruction, while the others go on."""
     return f"""{{
-    .reg .pred %first; .reg .b32 %thread;
-    mov.u32 %thread, %tid.x; setp.eq.u32 %first, %thread, 0;
-    @%first fence.proxy.alias;
-    @%first multimem.red.release.sys.global.add.u{bits} [$1], 1;
-    mov.b32 $0, 0;
-}}"""
+        .reg .pred %first; .reg .b32 %thread;
+        mov.u32 %thread, %tid.x; setp.eq.u32 %first, %thread, 0;
+        @%first {instruction}
+        mov.b32 $0, 0;
+    }}"""
 
 
 @triton.jit
@@ -75,7 +74,9 @@ def count_at_all(word):
     """Counts a word of every rank one up, with release order, once all threads have stored what they had to. The
     stores went to other addresses of the same memory than those it is read at: hence the fence of the alias proxy."""
     tl.debug_barrier()
-    asm: tl.constexpr = _counting(word.dtype.element_ty.primitive_bitwidth)
+    bits: tl.constexpr = "u64" if word.dtype.element_ty.primitive_bitwidth == 64 else "u32"
+    add: tl.constexpr = "@%first multimem.red.release.sys.global.add." + bits + " [$1], 1;"
+    asm: tl.constexpr = by_one_thread("fence.proxy.alias;\n" + add)
     tl.inline_asm_elementwise(asm, "=r,l,~{memory}", [word], dtype=tl.int32, is_pure=False, pack=1)
 
 

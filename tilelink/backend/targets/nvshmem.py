@@ -16,8 +16,8 @@ import triton.language as tl
 from triton.language import core
 
 from tilelink.backend.targets import portable
-from tilelink.backend.targets.cuda import _by_one_thread, _until, clock, credit, entered, notify  # noqa: F401, kernels import them from here
-from tilelink.backend.targets.multimem import count_at_all, multicast_store  # noqa: F401, kernels import it from here
+from tilelink.backend.targets.cuda import _until, clock, credit, entered, notify  # noqa: F401, kernels import them from here
+from tilelink.backend.targets.multimem import by_one_thread, count_at_all, multicast_store  # noqa: F401, kernels import it from here
 from tilelink.backend.targets.polling import polling
 from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, last_out, peer  # noqa: F401, kernels import them from here
 
@@ -177,7 +177,7 @@ def drain(control, signals, expected, here, scope: tl.constexpr):
 def tell(heaps, control, rank, progress, world: tl.constexpr):
     """Tells every peer this rank's progress. It grows by one each time, so a far word is counted up: additions give
     the same sum in whatever order a network delivers them, where an older value could land on a newer one."""
-    store: tl.constexpr = _by_one_thread("st.relaxed.sys.global.s64 [$1], $2;")
+    store: tl.constexpr = by_one_thread("st.relaxed.sys.global.s64 [$1], $2;")
     if leader():
         fence()  # of the whole GPU's stores too, which releases what near peers are told
     for other in range(world):
