@@ -125,10 +125,6 @@ class Sizes:
         lengths = {d: n for d, n in self.parts if d not in self.routed}
         return lengths | {route.rows: routing for route, routing in self.routings}
 
-    def part(self, dim: str, rank: int) -> int:
-        """The length of a rank's part."""
-        return dict(self.parts)[dim][rank]
-
     def lengths(self, dim: str) -> tuple[int, ...]:
         """The lengths of a dimension on the ranks; one, where all ranks have the whole."""
         return dict(self.parts).get(dim, (dict(self.dims)[dim],))

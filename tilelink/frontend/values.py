@@ -6,7 +6,7 @@ Integers are sympy expressions, views are `ir.View`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import triton.language as tl
 from tilelink.errors import listed
 from tilelink.frontend.expressions import Expr
 from tilelink.frontend.ir import Range
-from tilelink.frontend.views import on_side
 
 DOT_DTYPES = ("float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2")
 SUM_DTYPES = {"float16": ("float32", "float16"), "int8": ("int32",)}
@@ -107,10 +106,6 @@ class TileValue:
 
     def __str__(self) -> str:
         return "the tile"
-
-    def along(self, dims: Sequence[str]) -> tuple[Range, ...]:
-        """Its ranges, for a tensor of these dimensions: rows of a route on the side that the tensor has."""
-        return on_side(self.ranges, self.sent, dims)
 
 
 def result_of(

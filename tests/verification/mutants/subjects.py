@@ -98,7 +98,7 @@ class Subject:
         exact = Sizes.of(bound, self.world, self.sizes(program))
         whole = {"ranks": self.world, **dict(exact.dims)}
         for n, tensor in enumerate(bound.inputs):
-            shape = [exact.part(d, rank) if k == tensor.sharded else whole[d] for k, d in enumerate(tensor.dims)]
+            shape = [exact.lengths(d)[rank] if k == tensor.sharded else whole[d] for k, d in enumerate(tensor.dims)]
             generator = torch.Generator().manual_seed(100 * rank + n)
             made[tensor.name] = torch.randint(-3, 4, shape, generator=generator).to(getattr(torch, tensor.dtype))
         return made

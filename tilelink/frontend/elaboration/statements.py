@@ -271,8 +271,9 @@ class Elaborator(Calls):
             renamed[returned.id] = self.local_name(label)
         try:
             with self.frame(called, values, renamed):
-                for p in called.assigned & values.keys():
-                    self.own_variable(node, p)
+                for p, value in list(values.items()):  # what is assigned to gets its own variable: the caller's stays
+                    if p in called.assigned and isinstance(value, Block):
+                        self.bind(node, [p], [value], value)
                 self.run(statements if returned is not None else called.node.body)
                 return Static(None) if returned is None else self.value(returned)
         except TileLinkError as e:
@@ -289,14 +290,13 @@ class Elaborator(Calls):
 
     def named_block(self, node: ast.Call, value: Any, name: str) -> Any:
         """A block that is an expression as a variable of the kernel; anything else as it is."""
-        if not isinstance(value, Block) or self.is_variable(value.node):
+        if not isinstance(value, Block):
+            return value
+        if isinstance(value.node, ast.Name) and isinstance(self.source(value.node).holes[0], ir.Variable):
             return value
         own = self.fresh_name(name)
         self.emit(ir.Compute(self.function.site(node), self.code(value.node), (own,)))
         return Block(self.hole(ir.Variable(own)), value.shape, value.dtype)
-
-    def is_variable(self, node: ast.expr) -> bool:
-        return [type(h) for h in self.source(node).holes] == [ir.Variable] and isinstance(node, ast.Name)
 
     def reads(self, values: dict[str, Any], returned: str, label: str) -> bool:
         """Whether a call reads the variable that gets its result, other than as the parameter that it returns."""
@@ -304,12 +304,6 @@ class Elaborator(Calls):
         return isinstance(old, Block) and any(
             isinstance(v, Block) and ast.dump(v.node) == ast.dump(old.node) for p, v in values.items() if p != returned
         )
-
-    def own_variable(self, node: ast.Call, parameter: str) -> None:
-        """Gives a parameter that is assigned to a variable of its own, so that the caller's keeps its value."""
-        value = self.env[parameter]
-        if isinstance(value, Block):
-            self.bind(node, [parameter], [value], value)
 
     @contextmanager
     def frame(self, called: TileFunction, values: dict[str, Any], renamed: dict[str, str]) -> Iterator[None]:

@@ -20,6 +20,7 @@ from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.source import Source
 from tilelink.frontend.expressions import RANK, Expr
 from tilelink.frontend.values import Block, Static, TileValue, is_floating
+from tilelink.frontend.views import on_side
 from tilelink.language import AxisWord, TensorWord, ranks
 
 
@@ -58,7 +59,7 @@ class Views(Source):
                           "so that what is touched is known; write t.rows, a range of tk.steps, or :")
             if not isinstance(v, TileValue | ir.Range | AxisWord | Expr | None):
                 self.fail(DimensionError, node, f"{self.text(v)} is no index of a view: use the tile, a range or :")
-            made += v.along(tensor.dims) if isinstance(v, TileValue) else [v]
+            made += on_side(v.ranges, v.sent, tensor.dims) if isinstance(v, TileValue) else [v]
         return made
 
     def whole(self, tensor: TensorWord, k: int, node: ast.expr) -> ir.Range | Expr:
