@@ -10,7 +10,7 @@ import numpy as np
 from tilelink.emulator import sites
 from tilelink.emulator.errors import LivelockError, OutOfBoundsError
 from tilelink.emulator.kernel_values import set_program
-from tilelink.emulator.memory import Access, Array, Outside
+from tilelink.emulator.memory import Access, Array, Outside, Place
 from tilelink.emulator.operation import LOAD, STORE, VOLATILE_LOAD, Mode, Operation
 from tilelink.emulator.ordering import Ordering
 from tilelink.emulator.programs import Poll, Program
@@ -124,6 +124,23 @@ class Accesses:
             self._park(me, poll)
         return old
 
+    # ---- what an engine or a network does, which no program's code keeps on time
+
+    def read(self, place: Place) -> Array:
+        """Lets others run, then returns what is in memory."""
+        self.pause()
+        return self.load(place.pointers(), place.dtype)
+
+    def write(self, place: Place, values: Array) -> None:
+        """Lets others run, then stores values."""
+        self.pause()
+        self.store(place.pointers(), values)
+
+    def delay(self) -> None:
+        """Lets others run for as long as the schedule says: what an engine or a network does begins when it pleases."""
+        for _ in range(self.scheduler.delay()):
+            self.pause()
+
     # ---- turns
 
     def enter(self, program: Program) -> None:
@@ -137,11 +154,6 @@ class Accesses:
         assert me is not None, "a pause outside of a program"
         self.scheduler.switch()
         self.enter(me)
-
-    def delay(self) -> None:
-        """Lets others run for as long as the schedule says: what an engine or a network does begins when it pleases."""
-        for _ in range(self.scheduler.delay()):
-            self.pause()
 
     def _begin(self, switch: bool) -> Program:
         me = self.program

@@ -27,10 +27,8 @@ def copy(source: torch.Tensor, target: torch.Tensor, memory: Accesses) -> None:
     memory.delay()
     sources, targets = Place.of(source.view(target.shape)), Place.of(target)
     for here, there in zip(sources.pieces(PIECES), targets.pieces(PIECES), strict=True):
-        memory.pause()
-        block = memory.load(here.pointers(), here.dtype)
-        memory.pause()
-        memory.store(there.pointers(), block)
+        block = memory.read(here)
+        memory.write(there, block)
 
 
 def signal(word: torch.Tensor, value: int, memory: Accesses) -> None:

@@ -70,17 +70,12 @@ class Transfer:
 
     def read(self, source: Place) -> list[Array]:
         """What is in memory, in pieces."""
-        return [self._read(piece) for piece in source.pieces(PIECES)]
-
-    def _read(self, piece: Place) -> Array:
-        self.accesses.pause()
-        return self.accesses.load(piece.pointers(), piece.dtype)
+        return [self.accesses.read(piece) for piece in source.pieces(PIECES)]
 
     def write(self, target: Place, values: list[Array]) -> None:
         """Stores pieces."""
         for piece, block in zip(target.pieces(PIECES), values, strict=True):
-            self.accesses.pause()
-            self.accesses.store(piece.pointers(), block)
+            self.accesses.write(piece, block)
 
     def do(self, atomic: Atomic) -> Array:
         """Does an atomic; the old value."""
@@ -103,9 +98,8 @@ class Network:
 
     def __init__(self, accesses: Accesses, ordering: Ordering, world: int) -> None:
         self.accesses, self.ordering, self.world = accesses, ordering, world
-        # By rank: all transfers, those that a fence stands behind, and those whose lane no other one has taken.
+        # By rank: all transfers, and those whose lane no other one has taken.
         self._transfers: list[list[Transfer]] = [[] for _ in range(world)]
-        self._fenced: list[list[Transfer]] = [[] for _ in range(world)]
         self._with_lane: list[list[Transfer]] = [[] for _ in range(world)]
         self._started = 0
 
@@ -170,8 +164,6 @@ class Network:
         now = strand.slot, int(strand.publish().clock[strand.slot])
         self.program.fenced = now[1]
         for transfer in started:
-            if not transfer.fences:
-                self._fenced[self.program.who.rank].append(transfer)
             if not any(strand.after(*fence) for fence in transfer.fences):
                 transfer.fences.append(now)
 
@@ -195,8 +187,8 @@ class Network:
     def _start(self, name: str, pe: int, context: int, delivers: bool, work: Callable[[Transfer], None]) -> Transfer:
         me, accesses = self.program, self.accesses
         rank, strand = me.who.rank, me.strand
-        fenced = [t for t in self._fenced[rank] if (t.pe, t.context) == (pe, context) and delivers]
-        before = [t for t in fenced if any(strand.after(*fence) for fence in t.fences)]
+        same = [t for t in self._transfers[rank] if (t.pe, t.context) == (pe, context) and delivers]
+        before = [t for t in same if any(strand.after(*fence) for fence in t.fences)]
         issued = strand.publish()
         distant = Moment(issued.clock.copy(), issued.time)
         distant.clock[strand.slot] = me.fenced

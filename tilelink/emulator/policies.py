@@ -18,6 +18,9 @@ class Policy:
     """Decides a schedule, turn by turn. Unless it decides otherwise, tasks take turns in the order in which they became
     ready, and nothing is late."""
 
+    def __init__(self, seed: int = 0) -> None:
+        """A policy that the seed decides; here there is nothing to decide."""
+
     def arrive(self, task: Task) -> None:
         """A task is new."""
 
@@ -36,9 +39,6 @@ class Policy:
 
 class RoundRobin(Policy):
     """Tasks take turns."""
-
-    def __init__(self, seed: int = 0) -> None:
-        pass
 
 
 class Random(Policy):

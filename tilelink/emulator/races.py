@@ -11,9 +11,6 @@ from tilelink.emulator.ordering import Strand
 from tilelink.emulator.shadow import Cells
 from tilelink.errors import Site
 
-LONGEST_CHAIN = 256
-"""Reads of an element that are kept one by one before those that can't matter any more are dropped."""
-
 
 @dataclass(frozen=True)
 class Party:
@@ -82,12 +79,8 @@ class _Event(NamedTuple):
     site: Site
 
 
-class _Chain(NamedTuple):
-    """Reads since the last write: the latest, and the chain of those before."""
-
-    event: int
-    before: int
-    length: int
+Reads = tuple[int, ...]
+"""Reads of an element since the last write, by the numbers of their events: of each strand the latest of every way."""
 
 
 class RaceDetector:
@@ -96,8 +89,9 @@ class RaceDetector:
     def __init__(self) -> None:
         self._events: list[_Event | None] = [None]
         self._event_numbers: dict[tuple[int, int, Mode, bool, int, int, int], int] = {}
-        self._chains: list[_Chain] = [_Chain(0, 0, 0)]
-        self._chain_numbers: dict[tuple[int, int], int] = {(0, 0): 0}
+        self._reads: list[Reads] = [()]
+        self._reads_numbers: dict[Reads, int] = {(): 0}
+        self._with_read: dict[tuple[int, int], int] = {}
         self._found: dict[tuple[object, ...], Race] = {}
 
     @property
@@ -111,15 +105,12 @@ class RaceDetector:
         for written in cells.distinct("written"):
             self._check(written, event, cells, "written", written)
         if not writes:
-            cells.update("read", lambda chain: self._extended(chain, event))
+            cells.update("read", lambda reads: self._extended(reads, event))
             return
         readers = cells.distinct("read")
-        for chain in readers:
-            number = chain
-            while number:
-                link = self._chains[number]
-                self._check(link.event, event, cells, "read", chain)
-                number = link.before
+        for reads in readers:
+            for read in reversed(self._reads[reads]):
+                self._check(read, event, cells, "read", reads)
         cells.fill("written", event)
         if readers != [0]:
             cells.fill("read", 0)
@@ -134,40 +125,21 @@ class RaceDetector:
         return number
 
     def _extended(self, number: int, event: int) -> int:
-        """The chain of reads `number` and the read `event` after them."""
-        while number and self._outdated(self._chains[number].event, event):
-            number = self._chains[number].before
-        extended = self._chain_numbers.get((number, event))
-        if extended is None:
-            if self._chains[number].length >= LONGEST_CHAIN:
-                number = self._compact(number)
-            extended = self._chain_numbers[number, event] = len(self._chains)
-            self._chains.append(_Chain(event, number, self._chains[number].length + 1))
-        return extended
+        """The number of the reads `number` with the read `event`, without those that matter no more."""
+        known = self._with_read.get((number, event))
+        if known is None:
+            before = self._reads[number]
+            reads = before if event in before else (*(r for r in before if not self._outdated(r, event)), event)
+            known = self._with_read[number, event] = self._reads_numbers.setdefault(reads, len(self._reads))
+            if known == len(self._reads):
+                self._reads.append(reads)
+        return known
 
     def _outdated(self, earlier: int, later: int) -> bool:
         """Whether what is ordered after the later of two reads is so after the earlier: by the same strand."""
         a, b = self._events[earlier], self._events[later]
         assert a is not None and b is not None
         return a.strand.slot == b.strand.slot and _way(a) == _way(b)
-
-    def _compact(self, number: int) -> int:
-        """A chain without the reads that a later one of the same strand makes superfluous."""
-        kept: list[int] = []
-        latest: set[tuple[object, ...]] = set()
-        while number:
-            link = self._chains[number]
-            read = self._events[link.event]
-            assert read is not None
-            key = read.strand.slot, *_way(read)
-            if key not in latest:
-                latest.add(key)
-                kept.append(link.event)
-            number = link.before
-        for read_number in reversed(kept):
-            self._chains.append(_Chain(read_number, number, 1))
-            number = len(self._chains) - 1
-        return number
 
     def _check(self, earlier: int, later: int, cells: Cells, layer: str, value: int) -> None:
         """Reports a race between two events, if there is one. The cells hold the earlier as `value`."""

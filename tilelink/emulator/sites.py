@@ -6,6 +6,7 @@ import linecache
 import sys
 from dataclasses import dataclass
 from functools import cache
+from traceback import walk_tb
 from types import FrameType, TracebackType
 
 from tilelink.errors import Site
@@ -38,12 +39,8 @@ def current() -> KernelSite:
 
 def of_traceback(traceback: TracebackType | None) -> KernelSite | None:
     """The line that raised, None if no kernel did."""
-    places: tuple[tuple[str, int], ...] = ()
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if file in files:
-            places = ((file, traceback.tb_lineno), *places)
-        traceback = traceback.tb_next
+    lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(traceback)]
+    places = tuple(place for place in reversed(lines) if place[0] in files)
     return _site(places) if places else None
 
 
