@@ -45,8 +45,9 @@ def test_loads_of_pipelined_loops_go_through_descriptors() -> None:
 def test_ends_inside_a_tensor_and_odd_rows_are_loaded_through_pointers() -> None:
     """A descriptor masks at the tensor's end, not at that of a rank's part; and its rows begin at 16 bytes."""
     assert described(M=[130, 0, 7, 5], N=512, K=512) == {"weight"}
-    assert described(M=512, N=500, K=512) == {"full"}, "500 columns of bf16 are no multiple of 16 bytes"
-    assert described(M=512, N=504, K=512) == {"full", "weight"}, "a rest at the tensor's end is masked"
+    assert described(M=512, N=500, K=512) == {"full", "weight"}, "a rest at the tensor's end is masked"
+    assert described(M=512, N=512, K=504) == {"full", "weight"}
+    assert described(M=512, N=512, K=500) == set(), "lines of 500 elements of bf16 are no multiple of 16 bytes"
     assert described(M=512, N=512, K=0) == set()
 
 
@@ -79,7 +80,36 @@ def test_the_token_of_a_wait_goes_into_the_coordinate() -> None:
     world.run(call.on)
     (prepared,) = world.lane.prepared.values()
     assert re.search(r"full_blocks_16_by_16\.load\(\[M_lo \+ rows_ready, k_\]\)", prepared.lowered.source)
-    assert prepared.lowered.facts.described == {"x", "full", "weight"}
+    assert prepared.lowered.facts.described == {("x", 1), ("full", 1), ("weight", 1)}
+
+
+def loads_of_weight(world: CpuWorld) -> str:
+    """How the one program that a world has prepared loads its weight."""
+    (prepared,) = world.lane.prepared.values()
+    (line,) = re.findall(r"weight_block = (.*)", prepared.lowered.source)
+    return str(line)
+
+
+@pytest.mark.parametrize(("transposed", "loads"), [
+    (False, "weight_blocks_16_by_32.load([k_, N_lo])"),
+    (True, "tl.trans(weight_blocks_32_by_16.load([N_lo, k_]))"),
+], ids=["by rows", "by columns"])  # fmt: skip
+def test_a_weight_is_described_as_it_lies(transposed: bool, loads: str) -> None:
+    """A weight of nn.Linear is given as `weight.T`: its columns are contiguous."""
+    schedule = all_gather_matmul.schedule("push").changed(**TILES)
+    call = Call((48, 48), N=56, K=40, transposed=transposed, integers=True, bias=True, schedule=schedule)
+    world = CpuWorld(2, target=DESCRIBING, heap_bytes=8 << 20, sms=8)
+    for _ in range(2):
+        call.check(world.run(call.on))
+    assert loads_of_weight(world) == loads
+
+
+def test_columns_that_do_not_begin_at_16_bytes_are_loaded_through_pointers() -> None:
+    schedule = all_gather_matmul.schedule("push").changed(**TILES)
+    call = Call((48, 48), N=56, K=42, transposed=True, integers=True, schedule=schedule)
+    world = CpuWorld(2, target=DESCRIBING, heap_bytes=8 << 20, sms=8)
+    call.check(world.run(call.on))
+    assert loads_of_weight(world).startswith("tl.load(")
 
 
 def test_a_block_that_is_asked_for_without_a_wait_is_a_race() -> None:

@@ -74,6 +74,21 @@ def test_names_that_are_none(name: str, tmp_path: Path) -> None:
             load(tmp_path, SOURCE.replace('"M"', f'"{name}"'))
 
 
+def test_results_lie_as_they_are_declared(tmp_path: Path) -> None:
+    module = load(tmp_path, SOURCE.replace('out: tk.Local("M", "K")', 'out: tk.Local("M", "K", contiguous="M")'))
+    x = torch.randn(40, 20)
+    (out,) = small_world(1).run(lambda group: module.program(x, schedule=module.schedule, group=group))
+    assert torch.equal(out, x) and out.stride() == (1, 40)
+    assert "output out: float32[M, K], M contiguous" in str(module.program.bind())
+
+
+def test_what_is_contiguous_is_a_dimension_of_the_tensor(tmp_path: Path) -> None:
+    with pytest.raises(DimensionError, match=r"contiguous='N' is none of the dimensions \('M', 'K'\)"):
+        load(tmp_path, SOURCE.replace('out: tk.Local("M", "K")', 'out: tk.Local("M", "K", contiguous="N")'))
+    with pytest.raises(DimensionError, match=r"contiguous='N' is none of the dimensions \('M', 'K'\)"):
+        load(tmp_path, SOURCE.replace('x: tk.Local("M", "K")', 'x: tk.Sharded("M", "K", contiguous="N")'))
+
+
 @pytest.mark.parametrize(("tensor", "dim"), [("w_1", "K"), ("v", "N_1")])
 def test_what_is_called_like_a_member_is_refused(tensor: str, dim: str, tmp_path: Path) -> None:
     module = load(tmp_path, LISTS.replace("TENSOR", tensor).replace('"K"', f'"{dim}"'))

@@ -87,7 +87,7 @@ def test_floats_of_8_bits_whose_sizes_leave_a_rest(dtype: str) -> None:
     schedule = matmul.fit("gemm", world=1, **sizes)
     bound = matmul.bind(schedule.changed(multiply={"tile": (64, 64, 64), "warps": 4}), dtype, matmul.optional)
     exact = Sizes.of(bound, 1, sizes)
-    lowered = lower(bound, Facts.of(bound, exact, rows=frozenset()), TARGETS["sm_90"])
+    lowered = lower(bound, Facts.of(bound, exact, lying=frozenset()), TARGETS["sm_90"])
     assert "other=0.0" in lowered.source
     (kernel,) = compiled(lowered, exact)
     assert "wgmma.mma_async" in kernel.code

@@ -172,8 +172,10 @@ class RoleEmitter:
         block = pipelining.block_of(view, self.program, self.facts) if self.pipelined else None
         token = self.token(view)
         if block is not None:
-            described = self.names.of("blocks", view.tensor, block=block)
-            return f"{described}.load([{', '.join(self.addresses.corner(view, token))}])"
+            described = self.names.of("blocks", block.tensor, block.contiguous, block.shape)
+            corner = self.addresses.corner(view, token)
+            loaded = f"{described}.load([{', '.join(corner[::-1] if block.turned else corner)}])"
+            return call("tl.trans", loaded) if block.turned else loaded
         at = self.addresses.block(view, token=token)
         narrow = self.dtype(view).startswith("float8")  # Triton makes none of an integer
         other = ("0.0" if narrow else "0") if at.mask else None

@@ -15,6 +15,8 @@ from tilelink.frontend.values import ITEM_SIZE
 COPY_CHUNK = 128
 COPY_BLOCK = 2**15
 """Elements that are copied at a time, at most, if a copy goes along several dimensions that have no tile size."""
+Lying = frozenset[tuple[str, int]]
+"""Matrices by name, each with the dimension along which its elements are contiguous."""
 DESCRIBED_BYTES = 16
 """Addresses and strides that a descriptor takes are multiples of this; it moves so much at least."""
 
@@ -24,26 +26,25 @@ DESCRIBED_BYTES = 16
 class Facts:
     """`equal`: dimensions that are cut into parts of one length, whose beginnings are a product and need no table.
     `exact`: (dimension, block) where blocks leave no rest, in the dimension or in each of its parts: no masks.
-    `described`: tensors whose rows are contiguous and begin at multiples of 16 bytes, as descriptors want it. Only this
-    may differ from rank to rank; source for targets without descriptors does not depend on it. `timed`: workers record
-    when tiles and waits begin and end."""
+    `described`: the matrices that descriptors can describe, each with the dimension along which its elements are
+    contiguous: 1 where it lies by rows, 0 by columns, as a weight of nn.Linear does. Only this may differ from rank to
+    rank; source for targets without descriptors does not depend on it. `timed`: workers record when tiles and waits
+    begin and end."""
 
     equal: frozenset[str]
     exact: frozenset[tuple[str, int]]
-    described: frozenset[str] = frozenset()
+    described: frozenset[tuple[str, int]] = frozenset()
     timed: bool = False
 
     @classmethod
-    def of(
-        cls, program: TileProgram, sizes: Sizes, rows: frozenset[str] | None = None, *, timed: bool = False
-    ) -> Facts:
-        """Facts of a program at these sizes. `rows`: tensors of the caller that can be described, by default those that
-        can be if all lie row by row."""
+    def of(cls, program: TileProgram, sizes: Sizes, lying: Lying | None = None, *, timed: bool = False) -> Facts:
+        """Facts of a program at these sizes. `lying`: the matrices of the caller that can be described, by default
+        those that can be if all lie as they are declared."""
         blocks = _blocks(program)
         return cls(
             equal=frozenset(d for d in program.cut if sizes.equal(d)),
             exact=frozenset((d, n) for d, n in blocks if sizes.exact(d, n)),
-            described=frozenset(t.name for t in program.tensors if _described(t, program, sizes, rows)),
+            described=frozenset(d for t in program.tensors for d in _described(t, program, sizes, lying)),
             timed=timed,
         )
 
@@ -94,14 +95,16 @@ def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:
     return {(t.dims[-1], n) for t in found if (n := vector_of(t)) is not None and t.dims[-1] != RANKS_DIM}
 
 
-def _described(tensor: Tensor, program: TileProgram, sizes: Sizes, rows: frozenset[str] | None) -> bool:
+def _described(tensor: Tensor, program: TileProgram, sizes: Sizes, lying: Lying | None) -> Lying:
+    """A tensor with the dimension along which its elements are contiguous, if a descriptor can describe it."""
     if len(tensor.dims) != 2 or RANKS_DIM in tensor.dims or tensor.buffers:
-        return False
+        return frozenset()
     if any(min(sizes.lengths(d)) == 0 for d in tensor.dims):
-        return False
-    if rows is not None and tensor not in program.on_heap:
-        return tensor.name in rows
-    return max(sizes.lengths(tensor.dims[1])) * ITEM_SIZE[tensor.dtype] % DESCRIBED_BYTES == 0
+        return frozenset()
+    if lying is not None and tensor not in program.on_heap:
+        return frozenset(found for found in lying if found[0] == tensor.name)
+    line = max(sizes.lengths(tensor.dims[tensor.contiguous])) * ITEM_SIZE[tensor.dtype]
+    return frozenset([(tensor.name, tensor.contiguous)] if line % DESCRIBED_BYTES == 0 else [])
 
 
 def _copied_in_chunks(program: TileProgram) -> set[str]:

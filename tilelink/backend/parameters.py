@@ -40,9 +40,9 @@ WORKER, WORKERS, CONTROL, RUN, BEFORE = WORKING
 class Parameter:
     """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (where parts begin), "at" (bytes into the
     heap), "signals" (bytes into the heap), "stage" (bytes into the heap), "blocks" (a descriptor of the rank's own
-    `of`, which loads blocks of the shape `block`), "workers", "stamps" and "records" (where workers record times, words
-    of a worker), or "run" for heaps, multicast, rank, slot and world. `of`: the tensor, the role, or the key of
-    the size or table."""
+    `of`, whose elements are contiguous along `dim`; it loads blocks of the shape `block`, `dim` last), "workers",
+    "stamps" and "records" (where workers record times, words of a worker), or "run" for heaps, multicast, rank, slot
+    and world. `of`: the tensor, the role, or the key of the size or table."""
 
     name: str
     kind: str
@@ -100,8 +100,8 @@ class Names:
                 continue
             yield made(t.name, "tensor", t.name)
             yield from (made(f"{t.name}_stride_{d}", "stride", t.name, d) for d in t.dims)
-        for tensor, b in pipelining.blocks(program, facts):
-            yield made(f"{tensor}_blocks_{b[0]}_by_{b[1]}", "blocks", tensor, block=b)
+        for b in pipelining.blocks(program, facts):
+            yield made(f"{b.tensor}_blocks_{b.shape[0]}_by_{b.shape[1]}", "blocks", b.tensor, b.contiguous, b.shape)
         yield from (Parameter(n, "run") for n in OF_RUN[:-1])
         for d in program.dims:
             yield made(d, "size", symbol(d).name)

@@ -11,6 +11,7 @@ other would take shared memory for nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 
 from tilelink.backend.facts import DESCRIBED_BYTES, Facts, fills
@@ -101,26 +102,38 @@ def statements_of(body: ir.Body) -> Iterator[Statement]:
 # ---- descriptors -------------------------------------------------------------------------------------------------
 
 
-def blocks(program: TileProgram, facts: Facts) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(tensor, block) of every descriptor that the roles may ask for."""
-    found: dict[tuple[str, tuple[int, int]], None] = {}
+@dataclass(frozen=True)
+class DescribedBlock:
+    """What a descriptor loads of a tensor: a block of this shape, as it lies in memory, the contiguous dimension last.
+    `turned`: that is the tensor's first dimension, so that the block has to be transposed."""
+
+    tensor: str
+    contiguous: str
+    shape: tuple[int, int]
+    turned: bool
+
+
+def blocks(program: TileProgram, facts: Facts) -> Iterator[DescribedBlock]:
+    """Every descriptor that the roles may ask for."""
+    found: dict[DescribedBlock, None] = {}
     for role in program.in_kernel:
         for loop in (s for s in walk(role.body) if pipelined(s, role, program)):
             assert isinstance(loop, For)
             for s in statements_of(loop.body):
                 for view in (load.view for load in s.loads):
                     if block := block_of(view, program, facts):
-                        found[view.tensor, block] = None
+                        found[block] = None
     yield from found
 
 
-def block_of(view: View, program: TileProgram, facts: Facts) -> tuple[int, int] | None:
+def block_of(view: View, program: TileProgram, facts: Facts) -> DescribedBlock | None:
     """The block of a view that a descriptor of its tensor can load, None where none can."""
-    if view.tensor not in facts.described or view.home != RANK:
+    contiguous = dict(facts.described).get(view.tensor)
+    if contiguous is None or view.home != RANK:
         return None
     tensor = program.tensor(view.tensor)
     extents = [i.extent for i in view.index if isinstance(i, Range) and i.extent is not None]
-    if len(extents) != 2 or extents[1] * ITEM_SIZE[tensor.dtype] < DESCRIBED_BYTES:
+    if len(extents) != 2 or extents[contiguous] * ITEM_SIZE[tensor.dtype] < DESCRIBED_BYTES:
         return None
     for k, i in enumerate(view.index):
         assert isinstance(i, Range)
@@ -128,4 +141,5 @@ def block_of(view: View, program: TileProgram, facts: Facts) -> tuple[int, int] 
         end = first_of(size, RANK + 1) if k == tensor.sharded else size
         if not fills(i, facts) and i.limit != end:
             return None
-    return extents[0], extents[1]
+    shape = extents[1 - contiguous], extents[contiguous]
+    return DescribedBlock(tensor.name, tensor.dims[contiguous], shape, contiguous == 0)

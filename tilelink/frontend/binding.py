@@ -32,7 +32,9 @@ def bind(
     _check_roles(recording, schedule, site)
     dtypes = _dtypes(recording, given, parameters, site)
     cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
-    tensors = tuple(Tensor(t.name, t.dims, t.sharded, t.kind, dtypes[t.name], t.buffers) for t in recording.tensors)
+    tensors = tuple(
+        Tensor(t.name, t.dims, t.sharded, t.kind, dtypes[t.name], t.buffers, t.contiguous) for t in recording.tensors
+    )
     program = TileProgram(
         name=recording.name,
         tensors=(*tensors, *(t.token for t in tensors if t.buffers)),

@@ -21,7 +21,8 @@ class Tensor:
     `sharded` is the position of the dimension that is cut over the ranks (each element has one home), or None where
     every rank has its own. `kind` is "input", "output" or "buffer"; or "token", of which there are signals only: those
     with which regions of a tensor with `buffers` are released. `buffers`: the entries of the first dimension take turns
-    in so many, entry e in buffer e % buffers.
+    in so many, entry e in buffer e % buffers. `contiguous`: the dimension along which its elements lie side by side,
+    where nothing else is known.
     """
 
     name: str
@@ -30,6 +31,10 @@ class Tensor:
     kind: str
     dtype: str
     buffers: int | None = None
+    contiguous: int = -1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "contiguous", self.contiguous % len(self.dims))
 
     @property
     def token(self) -> Tensor:
@@ -41,7 +46,8 @@ class Tensor:
         if self.kind == "token":
             return f"token {self.name}[{dims}]"
         turns = f" in {self.buffers} buffers" if self.buffers else ""
-        return f"{self.kind} {self.name}: {self.dtype}[{dims}]{turns}"
+        turned = f", {self.dims[self.contiguous]} contiguous" if self.contiguous != len(self.dims) - 1 else ""
+        return f"{self.kind} {self.name}: {self.dtype}[{dims}]{turns}{turned}"
 
 
 def token_name(tensor: str) -> str:

@@ -57,8 +57,8 @@ class Compiled:
 
 
 def compiled(lowered: Lowered, sizes: Sizes, *, sass: bool = False) -> tuple[Compiled, ...]:
-    """The kernels of a lowered program, in the order in which they are launched, as they are compiled for row-major
-    tensors of these sizes. Raises CompileError, and TileSizeError for tiles that are far too large."""
+    """The kernels of a lowered program, in the order in which they are launched, as they are compiled for tensors of
+    these sizes that lie as they are declared. Raises CompileError, and TileSizeError for tiles far too large."""
     check_fits(lowered.program, lowered.target)
     (made,) = each_compiled([(lowered, sizes)], sass=sass)
     if isinstance(made, CompileError):
@@ -80,7 +80,7 @@ def each_compiled(
 
 
 def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -> dict[str, Any]:
-    """Arguments that Triton specialises a kernel for as it does for row-major tensors of these sizes."""
+    """Arguments that Triton specialises a kernel for as it does for tensors of these sizes, as they are declared."""
     import torch
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -90,12 +90,12 @@ def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -
         if p.kind == "tensor":
             values[p.name] = torch.empty(1, dtype=getattr(torch, lowered.program.tensor(p.of).dtype))
         elif p.kind == "stride":
-            values[p.name] = row_major(lowered.program.tensor(p.of), sizes)[p.dim]
+            values[p.name] = strides(lowered.program.tensor(p.of), sizes)[p.dim]
         elif p.kind == "blocks":
             tensor = lowered.program.tensor(p.of)
-            strides = list(row_major(tensor, sizes).values())
+            line = max(strides(tensor, sizes).values())
             base = torch.empty(1, dtype=getattr(torch, tensor.dtype))
-            values[p.name] = TensorDescriptor(base, [strides[0]] * 2, strides, list(p.block))
+            values[p.name] = TensorDescriptor(base, [line, line], [line, 1], list(p.block))
         elif p.kind == "size":
             values[p.name] = sizes.values[p.of]
         elif p.kind in ("table", "stamps"):
@@ -105,13 +105,14 @@ def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -
     return {p.name: values[p.name] for p in parameters}
 
 
-def row_major(tensor: Tensor, sizes: Sizes) -> dict[str, int]:
-    """Strides by dimension, in elements, of a rank's tensor that lies row by row."""
+def strides(tensor: Tensor, sizes: Sizes) -> dict[str, int]:
+    """Strides by dimension, in elements, of a rank's tensor that lies as it is declared."""
     parts = {d: max(lengths) for d, lengths in sizes.parts}
     lengths = {**dict(sizes.dims), RANKS_DIM: sizes.world}
     if tensor.sharded is not None:
         lengths[tensor.dims[tensor.sharded]] = parts[tensor.dims[tensor.sharded]]
-    return {d: prod(lengths[after] for after in tensor.dims[k + 1 :]) for k, d in enumerate(tensor.dims)}
+    lies = [*(d for k, d in enumerate(tensor.dims) if k != tensor.contiguous), tensor.dims[tensor.contiguous]]
+    return {d: prod(lengths[after] for after in lies[lies.index(d) + 1 :]) for d in tensor.dims}
 
 
 # ---- in the child ------------------------------------------------------------------------------------------------

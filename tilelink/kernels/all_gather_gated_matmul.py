@@ -26,8 +26,8 @@ def gated_matmul(t, full, gate, up, out, gate_bias, up_bias, combine):
 @tk.program
 def all_gather_gated_matmul(
     x: tk.Sharded("M", "K"),
-    gate: tk.Local("K", "N"),
-    up: tk.Local("K", "N"),
+    gate: tk.Local("K", "N", contiguous="K"),
+    up: tk.Local("K", "N", contiguous="K"),
     out: tk.Local("M", "N"),
     gate_bias: tk.Local("N") = None,
     up_bias: tk.Local("N") = None,

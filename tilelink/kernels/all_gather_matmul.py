@@ -25,7 +25,7 @@ def matmul(t, full, weight, out, bias=None, epilogue=None, gathered=None):
 @tk.program
 def all_gather_matmul(
     x: tk.Sharded("M", "K"),
-    weight: tk.Each(tk.Local("K", "N")),
+    weight: tk.Each(tk.Local("K", "N", contiguous="K")),
     out: tk.Each(tk.Local("M", "N")),
     bias: tk.Each(tk.Local("N")) = None,
     epilogue: tk.Function = None,

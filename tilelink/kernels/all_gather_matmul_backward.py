@@ -25,10 +25,10 @@ def input_gradient(t, dys, weights, partial):
 @tk.program
 def all_gather_matmul_backward(
     dy: tk.Each(tk.Local("M", "N")),
-    weight: tk.Each(tk.Local("K", "N")),
+    weight: tk.Each(tk.Local("K", "N", contiguous="K")),
     x: tk.Sharded("M", "K"),
     dx: tk.Sharded("M", "K"),
-    dweight: tk.Each(tk.Local("K", "N")),
+    dweight: tk.Each(tk.Local("K", "N", contiguous="K")),
     dbias: tk.Each(tk.Local("N")) = None,
 ):
     """dx = reduce_scatter(dy @ weight^T), dweight = all_gather(x)^T @ dy, dbias = the sum of dy over its rows."""

@@ -27,7 +27,7 @@ def take(t, summed, out):
 @tk.program
 def matmul_all_reduce(
     x: tk.Local("M", "K"),
-    weight: tk.Local("K", "N"),
+    weight: tk.Local("K", "N", contiguous="K"),
     out: tk.Local("M", "N"),
     bias: tk.Local("N") = None,
     epilogue: tk.Function = None,

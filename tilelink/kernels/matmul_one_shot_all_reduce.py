@@ -17,7 +17,7 @@ def send(t, partial, inbox):
 @tk.program
 def matmul_one_shot_all_reduce(
     x: tk.Local("M", "K"),
-    weight: tk.Local("K", "N"),
+    weight: tk.Local("K", "N", contiguous="K"),
     out: tk.Local("M", "N"),
     bias: tk.Local("N") = None,
     epilogue: tk.Function = None,

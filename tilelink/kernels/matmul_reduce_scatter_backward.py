@@ -22,10 +22,10 @@ def input_gradient(t, full, weight, dx):
 @tk.program
 def matmul_reduce_scatter_backward(
     dy: tk.Sharded("M", "N"),
-    weight: tk.Local("K", "N"),
+    weight: tk.Local("K", "N", contiguous="K"),
     x: tk.Local("M", "K"),
     dx: tk.Local("M", "K"),
-    dweight: tk.Local("K", "N"),
+    dweight: tk.Local("K", "N", contiguous="K"),
     dbias: tk.Local("N") = None,
 ):
     """dx = all_gather(dy) @ weight^T, dweight = x^T @ all_gather(dy), dbias = the sum of all rows of dy."""

@@ -33,7 +33,7 @@ def ring(t, partial, passed, out, bias, epilogue):
 @tk.program
 def matmul_ring_reduce_scatter(
     x: tk.Local("M", "K"),
-    weight: tk.Local("K", "N"),
+    weight: tk.Local("K", "N", contiguous="K"),
     out: tk.Sharded("M", "N"),
     bias: tk.Local("N") = None,
     epilogue: tk.Function = None,

@@ -38,23 +38,31 @@ Dim = str | RanksWord
 
 @dataclass(frozen=True)
 class Declared:
-    """The declaration of a parameter: its dimensions by name, and which of them is cut over the ranks, if one is."""
+    """The declaration of a parameter: its dimensions by name, which of them is cut over the ranks, if one is, and along
+    which its elements are contiguous."""
 
     dims: tuple[Dim, ...]
     sharded: int | None
+    contiguous: int = -1
 
 
-def Local(*dims: Dim) -> Declared:
-    """A tensor of which every rank has its own: `tk.Local("K", "N")`."""
-    return declared_dims(dims, None, Site.of_user())
+def Local(*dims: Dim, contiguous: Dim | None = None) -> Declared:
+    """A tensor of which every rank has its own: `tk.Local("K", "N")`.
+
+    `contiguous`: the dimension along which neighbours usually lie side by side in memory, by default the last: a weight
+    of `torch.nn.Linear`, given as `weight.T`, is `tk.Local("K", "N", contiguous="K")`. Calls take any strides; this is
+    how results are allocated, and what is compiled where no tensor is at hand (`tilelink show`, the gates). Raises
+    DimensionError."""
+    return declared_dims(dims, None, Site.of_user(), contiguous)
 
 
-def Sharded(*dims: Dim, axis: int = 0) -> Declared:
-    """A tensor cut along dimension `axis` over the ranks, so that each element has one home."""
-    return declared_dims(dims, axis, Site.of_user())
+def Sharded(*dims: Dim, axis: int = 0, contiguous: Dim | None = None) -> Declared:
+    """A tensor cut along dimension `axis` over the ranks, so that each element has one home. `contiguous` as in
+    `Local`. Raises DimensionError."""
+    return declared_dims(dims, axis, Site.of_user(), contiguous)
 
 
-def declared_dims(dims: tuple[Dim, ...], sharded: int | None, site: Site) -> Declared:
+def declared_dims(dims: tuple[Dim, ...], sharded: int | None, site: Site, contiguous: Dim | None = None) -> Declared:
     """Dimensions, checked. Raises DimensionError."""
     for k, d in enumerate(dims):
         if d != ranks and not (isinstance(d, str) and d.isidentifier() and d != RANKS_DIM):
@@ -63,7 +71,9 @@ def declared_dims(dims: tuple[Dim, ...], sharded: int | None, site: Site) -> Dec
             raise DimensionError(f"the dimensions {dims}: each has a name of its own", site)
     if sharded is not None and (not 0 <= sharded < len(dims) or isinstance(dims[sharded], RanksWord)):
         raise DimensionError(f"axis {sharded} is not a named dimension of {dims}", site)
-    return Declared(dims, sharded)
+    if contiguous is not None and contiguous not in dims:
+        raise DimensionError(f"contiguous={contiguous!r} is none of the dimensions {dims}", site)
+    return Declared(dims, sharded, -1 if contiguous is None else dims.index(contiguous))
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ class AxisWord:
 class TensorWord:
     """A tensor as a program handles it. `kind` is "input", "output" or "buffer"; `site`: where a buffer is made;
     `buffers`: how many of its entries of the first dimension have memory at a time (None: all); `called`: how its
-    dimensions are declared, where these are a member's own."""
+    dimensions are declared, where these are a member's own; `contiguous`: the position of the dimension that is."""
 
     name: str
     dims: tuple[str, ...]
@@ -91,6 +101,7 @@ class TensorWord:
     site: Site | None = None
     buffers: int | None = None
     called: tuple[str, ...] = ()
+    contiguous: int = -1
 
     def dim(self, name: str) -> str | None:
         """The dimension of this name, None where there is none."""

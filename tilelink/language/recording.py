@@ -176,7 +176,9 @@ def record(function: Callable[..., None], absent: frozenset[str], variant: Varia
         parameter = parameters[name]
         called = _names((parameter.declared if isinstance(parameter, Each) else tensors[0][1]).dims)
         words = tuple(
-            None if n in absent else TensorWord(n, _names(d.dims), d.sharded, "input", called=called)
+            None
+            if n in absent
+            else TensorWord(n, _names(d.dims), d.sharded, "input", called=called, contiguous=d.contiguous)
             for n, d in tensors
         )
         given += [w for w in words if w is not None]

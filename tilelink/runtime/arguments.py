@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import torch
 
-from tilelink.backend.facts import DESCRIBED_BYTES
+from tilelink.backend.facts import DESCRIBED_BYTES, Lying
 from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, StrideError, similar
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.routes import Integers, Routing
@@ -34,20 +34,24 @@ class Arguments:
     sizes: dict[str, Any]
 
     @property
-    def described(self) -> frozenset[str]:
-        """Tensors that lie as descriptors want it: rows contiguous, all beginning at multiples of so many bytes."""
-        return frozenset(n for n, t in self.tensors.items() if _describable(t))
+    def lying(self) -> Lying:
+        """The matrices that descriptors can describe: rows or columns contiguous, all beginning at multiples of so many
+        bytes."""
+        return frozenset((n, k) for n, t in self.tensors.items() if (k := _contiguous(t)) is not None)
 
     @property
     def key(self) -> Any:
         """What calls have in common for which a program is prepared once."""
         call, dtypes, sizes = self.call, tuple(self.dtypes.items()), tuple(self.sizes.items())
-        return call.program, call.schedule, call.timed, dtypes, sizes, self.absent, self.described
+        return call.program, call.schedule, call.timed, dtypes, sizes, self.absent, self.lying
 
 
-def _describable(tensor: torch.Tensor) -> bool:
-    rows = [s * tensor.itemsize % DESCRIBED_BYTES for s in tensor.stride()[:-1]]
-    return tensor.stride()[-1:] == (1,) and not any(rows) and tensor.data_ptr() % DESCRIBED_BYTES == 0
+def _contiguous(tensor: torch.Tensor) -> int | None:
+    """The dimension along which the elements of a matrix are contiguous, if a descriptor can describe it."""
+    if tensor.dim() != 2 or tensor.data_ptr() % DESCRIBED_BYTES:
+        return None
+    of_lines = [(k, tensor.stride(1 - k)) for k in (1, 0) if tensor.stride(k) == 1]
+    return next((k for k, stride in of_lines if stride * tensor.itemsize % DESCRIBED_BYTES == 0), None)
 
 
 def check_arguments(call: Call, *, world: int, rank: int, device: torch.device, site: Site) -> Arguments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,21 @@ from tilelink.runtime.timestamps import stamps_shape
 
 
 @dataclass(frozen=True)
+class Result:
+    """A tensor that a run allocates, contiguous along a dimension."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    contiguous: int = -1
+
+    def allocated(self, allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]) -> torch.Tensor:
+        """The tensor, in memory that `allocate` gives for a shape and a dtype."""
+        last = self.contiguous % len(self.shape)
+        lies = (*self.shape[:last], *self.shape[last + 1 :], self.shape[last])
+        return allocate(lies, self.dtype).movedim(-1, last)
+
+
+@dataclass(frozen=True)
 class Record:
     """What reports need of a run. `signals`: by tensor, bytes from a heap's beginning to its cells, their number."""
 
@@ -32,8 +48,8 @@ class Record:
 
 
 class Run:
-    """Run `number` of a lane, in a slot, on one rank. `made`: shape and dtype of the tensors that are not given, which
-    are allocated here. Raises HeapError where the slot is too small."""
+    """Run `number` of a lane, in a slot, on one rank. `made`: the results that are not given, which are allocated
+    here. Raises HeapError where the slot is too small."""
 
     def __init__(
         self, lane: Lane, rank: int, prepared: Prepared, arguments: Arguments, slot: int, number: int
@@ -44,13 +60,13 @@ class Run:
         )
         self.call, given = arguments.call, arguments.tensors
         self.made = {
-            t.name: (shape_on(t, prepared.sizes, rank), getattr(torch, t.dtype))
+            t.name: Result(shape_on(t, prepared.sizes, rank), getattr(torch, t.dtype), t.contiguous)
             for t in prepared.program.outputs
             if t.name not in given
         }
         if prepared.lowered.facts.timed:
-            self.made[TIMES] = stamps_shape(prepared.events), torch.int64
-        self.tensors = given | {name: lane.allocate(shape, dtype) for name, (shape, dtype) in self.made.items()}
+            self.made[TIMES] = Result(stamps_shape(prepared.events), torch.int64)
+        self.tensors = given | {name: made.allocated(lane.allocate) for name, made in self.made.items()}
 
     @cached_property
     def same(self) -> dict[str, Any]:
@@ -142,7 +158,9 @@ class Run:
             case "stage":
                 return self.lane.layout.data_at(self.slot) + self.placement.stage
             case "blocks":
-                return TensorDescriptor.from_tensor(self.own(parameter.of), list(parameter.block))
+                own, dims = self.own(parameter.of), prepared.program.tensor(parameter.of).dims
+                by_lines = own.movedim(dims.index(parameter.dim), -1)
+                return TensorDescriptor.from_tensor(by_lines, list(parameter.block))
             case "workers":
                 return prepared.allotment[parameter.of].workers
         assert parameter.kind == "run", parameter

@@ -159,7 +159,7 @@ def prepare(
     if because and budget is not None:
         check_budget(program, sizes, because, sms=sms, budget=budget)
     allotment = allot(program, sizes, sms)
-    lowered = lower(program, Facts.of(program, sizes, arguments.described, timed=call.timed), target)
+    lowered = lower(program, Facts.of(program, sizes, arguments.lying, timed=call.timed), target)
     prepared = Prepared(program, sizes, sms, allotment, lowered, load(lowered))
     if because and budget is not None:
         prepared.report.raise_if_unsafe()

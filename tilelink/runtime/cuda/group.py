@@ -55,8 +55,8 @@ class CudaGroup(Group):
         tensors |= {n: t for n, t in call.named.items() if t is not None}
         if results := [n for n in script.returned if n in tensors]:
             check_overlap(results, tensors, Site.of_user())
-        for name, (shape, dtype) in script.outputs.items():
-            tensors[name] = self.allocate(shape, dtype)
+        for name, result in script.outputs.items():
+            tensors[name] = result.allocated(self.allocate)
         number, self.runs = self.runs, self.runs + 1
         stream = self.in_order()
         self.remember(number, script.record)

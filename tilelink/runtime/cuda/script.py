@@ -21,7 +21,7 @@ from tilelink.errors import ScheduleError, Site
 from tilelink.runtime.board import Post
 from tilelink.runtime.cuda.device import Stream
 from tilelink.runtime.cuda.lane import CudaLane
-from tilelink.runtime.launch import Record, Run
+from tilelink.runtime.launch import Record, Result, Run
 
 Tensors = Mapping[str, torch.Tensor]
 Agreement = frozenset[tuple[str, str]]
@@ -67,15 +67,15 @@ Step = Callable[[Tensors, Streams], object]
 
 @dataclass(frozen=True)
 class Script:
-    """A run that was made once, in its slot. `call`: what ranks have to agree on; `outputs`: name, shape and dtype of
-    the results that torch allocates; `returned`: what the call returns; `peers`: those whose streams it takes; `waits`:
+    """A run that was made once, in its slot. `call`: what ranks have to agree on; `outputs`: the results that
+    torch allocates, by name; `returned`: what the call returns; `peers`: those whose streams it takes; `waits`:
     streams wait for tiles of the kernel."""
 
     record: Record
     slot: int
     slots: int
     call: Mapping[str, Any]
-    outputs: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    outputs: Mapping[str, Result]
     returned: tuple[str, ...]
     steps: tuple[Step, ...]
     peers: tuple[int, ...]
