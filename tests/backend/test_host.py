@@ -33,7 +33,8 @@ def plan(schedule: tk.Schedule | str, rank: int) -> tuple[Step, ...]:
 
 
 def by_engine(at: str) -> tk.Schedule:
-    return engine.changed(gather={"tile": (32, None), "at": at}, matmul={"tile": (32, 32, 16)})
+    gather = {"tile": (32, None), "at": at, "order": tk.own_rank_first, "streams": "peers"}
+    return engine.changed(gather=gather, matmul={"tile": (32, 32, 16)})
 
 
 def kernels(steps: tuple[Step, ...]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bench.operands import laid_out
+import tilelink as tk
 from tilelink import Schedule
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, multicast, pull, push
 from tilelink.runtime.cpu.world import CpuWorld
@@ -17,8 +18,10 @@ from tilelink.runtime.cpu.world import CpuWorld
 LIMITS = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 2.5e-3}
 """Relative RMS against float64 of the rounded inputs: what rounding once costs, and not much more."""
 NAMED = {"push": push, "pull": pull, "multicast": multicast, "engine": engine}
-ENGINES = {at: engine.changed(gather={"at": at}) for at in ("home", "reader")}
-"""A copy engine of the rank that has the rows, or of the one that reads them."""
+ENGINES = {
+    at: engine.changed(gather={"at": at, "order": tk.own_rank_first, "streams": "peers"}) for at in ("home", "reader")
+}
+"""A copy engine of the rank that has the rows, or of the one that reads them, with a stream for each peer."""
 
 
 def in_tiles(schedule: str, gather: tuple[int, int | None], matmul: tuple[int, int, int]) -> Schedule:

@@ -116,7 +116,8 @@ class StandIn:
                 if isinstance(work, _Launched):
                     regions = work.interpret(execution, lane.layout, lane.heaps)
                 elif isinstance(work, _Engine):
-                    execution.launch(work.work, 1, {}, regions, rank, work.stream, "copy engine", 1000 + work.stream)
+                    mine = [*regions, *work.of_caller(rank, lane.heaps)]
+                    execution.launch(work.work, 1, {}, mine, rank, work.stream, "copy engine", 1000 + work.stream)
                 elif streams.get(work.before) == rank:
                     execution.follow(rank, work.stream, [work.before])
 
@@ -188,6 +189,14 @@ class _Follow:
 class _Engine:
     stream: int
     work: Callable[[Accesses], None]
+
+    def of_caller(self, rank: int, heaps: list[torch.Tensor]) -> list[Region]:
+        """What it reads of the caller's memory: sources that lie on no heap."""
+        if not isinstance(self.work, EngineCopy):
+            return []
+        source = self.work.source
+        on_heap = any(0 <= source.data_ptr() - h.data_ptr() < h.numel() for h in heaps)
+        return [] if on_heap or not source.numel() else [Region("source of a copy", rank, source, "data")]
 
 
 @dataclass(frozen=True, eq=False)

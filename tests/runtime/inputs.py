@@ -15,6 +15,7 @@ SMALL = {
     for s, schedule in {"push": push, "pull": pull, "multicast": multicast}.items()
 }
 SMALL["engine"] = engine.changed(gather={"tile": (16, None)}, matmul={"tile": (16, 16, 16)})
+SMALL["engine at the reader"] = SMALL["engine"].changed(gather={"at": "reader", "streams": "peers"})
 
 
 class Inputs:

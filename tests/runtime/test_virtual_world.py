@@ -32,14 +32,15 @@ from tilelink.runtime.cuda.group import CudaGroup
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
 
 KERNELS = {
-    "push": [""], "pull": ["_publish", ""], "multicast": [""], "engine": ["_publish", "_enter", ""],
+    "push": [""], "pull": ["_publish", ""], "multicast": [""], "engine": ["_enter", ""],
+    "engine at the reader": ["_publish", "_enter", ""],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("schedule", "world"),
     [*(("push", w) for w in (1, 2, 3, 4, 8)), ("pull", 8), ("pull", 3), *(("multicast", w) for w in (1, 4))]
-    + [("engine", w) for w in (1, 3, 4)],
+    + [(s, w) for s in ("engine", "engine at the reader") for w in (1, 3, 4)],
 )
 def test_results_on_worlds_of_all_sizes(schedule: str, world: int) -> None:
     device = StandIn(sms=24)

@@ -19,7 +19,6 @@ from tilelink.backend.parameters import Parameter
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.workload import tile_count
 
-PUBLISHERS = 4
 ENOUGH = 1 << 23
 """More than any signal is given in a run; a drain adds up a block of them in 32 bits."""
 
@@ -134,9 +133,9 @@ def _around_the_kernel(steps: Iterable[EngineStep]) -> tuple[list[EngineStep], l
 
 
 def _publishers(lowered: Lowered, sizes: Sizes, sms: int) -> int:
-    """Workers of the kernel that publishes inputs."""
+    """Workers of the kernel that publishes inputs: it is alone on the device, and the run waits for it."""
     most = max(tile_count(role, sizes) for role in publishing_roles(lowered.program))
-    return max(1, min(PUBLISHERS, sms, most))
+    return max(1, min(sms, most))
 
 
 def _engine_steps(events: Events, rank: int) -> Iterator[EngineStep]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tilelink as tk
-from tilelink.kernels.all_gather_matmul import gather
+from tilelink.kernels.all_gather_matmul import by_engine, gather
 from tilelink.kernels.tiles import gated_product
 
 
@@ -43,4 +43,4 @@ gemm = tk.SMs(tile=(128, 128, 64), order=tk.own_rank_first, stages=3, warps=8)
 push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"), gated_matmul=gemm)
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
 multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast"})
-engine = tk.Schedule(gather=tk.CopyEngine(tile=(512, None), at="reader"), gated_matmul=gemm)
+engine = tk.Schedule(gather=by_engine, gated_matmul=gemm)

@@ -44,5 +44,6 @@ gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)
 push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"), matmul=gemm)
 pull = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), at="reader"), matmul=gemm)
 multicast = tk.Schedule(gather=tk.SMs(8, tile=(128, 256), at="home", via="multicast"), matmul=gemm)
-engine = tk.Schedule(gather=tk.CopyEngine(tile=(512, None), at="reader"), matmul=gemm)
+by_engine = tk.CopyEngine(tile=(512, None), order=tk.ring, at="home", streams="one")
+engine = tk.Schedule(gather=by_engine, matmul=gemm)
 operator = "all_gather_linear"  # of tilelink.ops: these schedules are its plans

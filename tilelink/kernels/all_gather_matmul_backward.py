@@ -8,7 +8,7 @@ sums travel in the dtype of `dx`.
 import triton.language as tl
 
 import tilelink as tk
-from tilelink.kernels.all_gather_matmul import gather
+from tilelink.kernels.all_gather_matmul import by_engine, gather
 from tilelink.kernels.matmul_reduce_scatter import as_they_are_made, reduce, send
 from tilelink.kernels.tiles import product, weight_gradient
 
@@ -56,7 +56,7 @@ pull = push.changed(
 )
 fused = tk.Schedule(gather=around, input_gradient=partial_gemm, send=epilogue, weight_gradient=gemm, reduce=add)
 engine = tk.Schedule(
-    gather=tk.CopyEngine(tile=(512, None), at="reader"), input_gradient=partial_gemm, send=epilogue,
+    gather=by_engine, input_gradient=partial_gemm, send=epilogue,
     weight_gradient=tk.SMs(tile=(128, 128, 64), order=tk.grouped(8), stages=3, warps=8), reduce=add,
 )  # fmt: skip
 operator = "all_gather_linear_backward"

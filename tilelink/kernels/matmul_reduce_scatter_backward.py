@@ -7,7 +7,7 @@ a rank the sum of its own rows of dy, as torch does for replicated parameters; o
 """
 
 import tilelink as tk
-from tilelink.kernels.all_gather_matmul import gather
+from tilelink.kernels.all_gather_matmul import by_engine, gather
 from tilelink.kernels.tiles import product, weight_gradient
 
 
@@ -38,7 +38,6 @@ def matmul_reduce_scatter_backward(
 input_gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)
 weight_gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
 around = tk.SMs(16, tile=(128, 256), order=tk.ring, at="home")
-by_engine = tk.CopyEngine(tile=(512, None), at="reader")
 push = tk.Schedule(gather=around, input_gradient=input_gemm, weight_gradient=weight_gemm)
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
 multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast"})
