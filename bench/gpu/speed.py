@@ -22,6 +22,7 @@ from tilelink.kernels.matmul import matmul
 from tilelink.programs.program import Program
 from tilelink.runtime.cuda.script import Script, Streams
 from tilelink.runtime.cuda.virtual_world import VirtualGroup, VirtualWorld
+from tilelink.runtime.launch import Result
 
 SETS, WARM_UP, CALLS = 3, 5, 2000
 """Sets of inputs that take turns, so that no call finds its own in the cache; and the calls of the host's time."""
@@ -145,9 +146,9 @@ def _script(
 def _play(group: VirtualGroup, script: Script, tensors: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Launches a script on the current stream, past the checks of a call."""
     named = dict(zip(("x", "weight"), tensors, strict=True))
-    out = (len(tensors[0]), tensors[1].shape[1]), torch.bfloat16
-    for name, (shape, dtype) in (script.outputs or {"out": out}).items():
-        named[name] = group.allocate(shape, dtype)
+    out = Result((len(tensors[0]), tensors[1].shape[1]), torch.bfloat16)
+    for name, result in (script.outputs or {"out": out}).items():
+        named[name] = result.allocated(group.allocate)
     device = group.lane.device
     script.play(named, Streams(device.current(), {}))
     return named["out"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from bench.operands import laid_out
 import tilelink as tk
+from bench.operands import laid_out
 from tilelink import Schedule
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, multicast, pull, push
 from tilelink.runtime.cpu.world import CpuWorld
