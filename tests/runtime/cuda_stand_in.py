@@ -80,7 +80,7 @@ class StandIn:
         return self.graph is not None
 
     def copy(self, stream: StandInStream, source: torch.Tensor, target: torch.Tensor) -> None:
-        self._enqueue(_Engine(stream.cuda_stream, partial(engine.copy, source, target)))
+        self._enqueue(_Engine(stream.cuda_stream, partial(engine.copy, source, target), source))
 
     def write_signal(self, stream: StandInStream, address: int) -> None:
         self._enqueue(_Engine(stream.cuda_stream, partial(engine.signal, self._word(address), 1)))
@@ -189,14 +189,14 @@ class _Follow:
 class _Engine:
     stream: int
     work: Callable[[Accesses], None]
+    source: torch.Tensor | None = None
 
     def of_caller(self, rank: int, heaps: list[torch.Tensor]) -> list[Region]:
         """What it reads of the caller's memory: sources that lie on no heap."""
-        if not isinstance(self.work, EngineCopy):
+        read = self.source
+        if read is None or not read.numel() or any(0 <= read.data_ptr() - h.data_ptr() < h.numel() for h in heaps):
             return []
-        source = self.work.source
-        on_heap = any(0 <= source.data_ptr() - h.data_ptr() < h.numel() for h in heaps)
-        return [] if on_heap or not source.numel() else [Region("source of a copy", rank, source, "data")]
+        return [Region("source of a copy", rank, read, "data")]
 
 
 @dataclass(frozen=True, eq=False)
