@@ -9,8 +9,10 @@ NVSHMEM = nvidia-nvshmem-cu12==3.4.5
 TRANSFORMERS = transformers==5.23.0
 # The oldest and the newest supported Triton, which `make versions` runs the marked tests on.
 TRITONS = 3.6.0 3.9.0
-# Those besides the one in .venv that `make gates` compiles all kernels with: every supported minor.
+# Those besides the one in .venv that `make gates` compiles all kernels with: every supported minor; and the targets
+# that they compile for. That of .venv compiles for all.
 GATED = 3.6.0 3.8.0 3.9.0
+GATED_TARGETS = sm_90 sm_100 gfx942
 
 ARGS =#          more arguments for what a target runs: make test ARGS="-k ring"
 JOBS = 2#        processes of make test
@@ -85,7 +87,7 @@ $(READY): pyproject.toml Makefile tools/setup.py
 
 .PHONY: $(GATED:%=gates-%)
 $(GATED:%=gates-%): gates-%: .triton/%/.ready
-	PYTHONPATH=$(CURDIR)/.triton/$* $(RUN) -W ignore::UserWarning -m bench.gates $(ARGS)
+	PYTHONPATH=$(CURDIR)/.triton/$* $(RUN) -W ignore::UserWarning -m bench.gates $(GATED_TARGETS:%=--target %) $(ARGS)
 
 .PHONY: $(TRITONS:%=triton-%)
 .PRECIOUS: .triton/%/.ready

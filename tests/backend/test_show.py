@@ -58,7 +58,7 @@ def test_a_schedule_that_is_given_is_not_fitted() -> None:
 def test_bad_input() -> None:
     with pytest.raises(TargetError, match="no stage obj; there is program, events, triton, host, ptx, sass, amdgcn"):
         all_gather_matmul.show("obj")
-    with pytest.raises(TargetError, match="no target sm_75; there is cpu, sm_90, sm_100, gfx942"):
+    with pytest.raises(TargetError, match="no target sm_75; there is cpu, sm_90, sm_100, gfx942, sm_80"):
         all_gather_matmul.show("triton", target="sm_75")
     with pytest.raises(TargetError, match="sm_90 has no amdgcn; gfx942 has"):
         all_gather_matmul.show("amdgcn", target="sm_90")

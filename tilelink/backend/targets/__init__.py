@@ -74,16 +74,27 @@ NETWORKS = {
     "cuda": ("nvshmem", "tilelink.backend.targets.nvshmem"),
 }
 """By Triton's backend: what the network is called, and the module of primitives that has it too."""
-NARROW = frozenset(["bfloat16", "float16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"])
+AMPERE = frozenset(["bfloat16", "float16", "int8", "uint8"])
+NARROW = AMPERE | {"float8_e4m3fn", "float8_e5m2"}
 
-_hopper = Target(
-    "sm_90", CUDA, "cuda", 90, shared_bytes=232_448, registers=65_536, matrix_dtypes=NARROW, descriptors=True,
-    multicast=True, tick_ns=1,
-)
+_ampere = Target(
+    "sm_80", CUDA, "cuda", 80, shared_bytes=166_912, registers=65_536, matrix_dtypes=AMPERE,
+    stages_in_registers=1, tick_ns=1,
+)  # fmt: skip
+_hopper = replace(
+    _ampere, name="sm_90", arch=90, shared_bytes=232_448, matrix_dtypes=NARROW, stages_in_registers=0,
+    descriptors=True, multicast=True,
+)  # fmt: skip
 _cdna3 = Target(
     "gfx942", AMD, "hip", "gfx942", warp_size=64, shared_bytes=65_536, stages_in_registers=1,
     matrix_dtypes=NARROW | {"float32", "float64"}, tick_ns=10,
 )  # fmt: skip
 _blackwell = replace(_hopper, name="sm_100", arch=100, one_dot_a_sum=True)
-TARGETS = {t.name: t for t in (Target("cpu", PORTABLE), _hopper, _blackwell, _cdna3)}
+_siblings = (
+    _ampere,
+    replace(_blackwell, name="sm_103", arch=103),
+    replace(_hopper, name="sm_120", arch=120, shared_bytes=101_376, stages_in_registers=1, multicast=False),
+)
+TARGETS = {t.name: t for t in (Target("cpu", PORTABLE), _hopper, _blackwell, _cdna3, *_siblings)}
+"""By name; the last are chips that are like one of those before them."""
 CPU = TARGETS["cpu"]

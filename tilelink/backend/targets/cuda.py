@@ -1,13 +1,14 @@
-"""Primitives for NVIDIA GPUs from Hopper on, in PTX: the forms that Triton's passes leave intact (docs/targets.md).
+"""Primitives for NVIDIA GPUs, in PTX: the forms that Triton's passes leave intact (docs/targets.md).
 
 A wait is polled without order by one lane of each warp, acquired once by every lane when the poll has ended, and
-followed by a proxy fence, because what it guards may be read by the TMA, which is another proxy. The zero it returns
-is computed from the word that was acquired, in a way no compiler sees through: what adds it to an address can't be
+followed, from Hopper on, by a proxy fence: what it guards may be read by the TMA, another proxy. The zero it returns is
+computed from the word that was acquired, in a way no compiler sees through: what adds it to an address can't be
 moved before the wait. A notification is one thread's release after a barrier of the block.
 """
 
 import triton
 import triton.language as tl
+from triton.language import target_info
 
 from tilelink.backend.targets import portable
 from tilelink.backend.targets.multimem import by_one_thread, multicast_notify, multicast_store  # noqa: F401, kernels import them from here
@@ -47,7 +48,7 @@ enter, leave = portable.over(globals(), portable.enter, portable.leave)
 def wait(control, word, expected, scope: tl.constexpr):
     """Until the word is at least `expected`, with acquire order, for whoever reads. Returns 0, unknown to the
     compiler: added to an address or a coordinate, it makes the load depend on the wait."""
-    return _until(control, word, expected, scope, "one", True)
+    return _until(control, word, expected, scope, "one", target_info.cuda_capability_geq(9, 0))
 
 
 @triton.jit
