@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench.gates import RECORDS, Figures, forms, instructions, lowered_for, programs, worse
+from bench.gates import RECORDS, WITHIN_BUDGET, Figures, forms, instructions, lowered_for, over, programs, worse
 from tilelink.inspect.compile import Compiled
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -54,6 +54,27 @@ def test_what_is_worse_is_said() -> None:
         "instructions: 1200, it was 1000",
     ]  # fmt: skip
     assert worse(Figures(255, 99, 1, 1), {}) == [], "what is not on record is new"
+
+
+def test_a_step_that_grows_and_loads_that_are_no_longer_described_are_worse() -> None:
+    before = {"registers": 200, "spill_bytes": 0, "shared_bytes": 1000, "instructions": 1000}
+    assert worse(Figures(200, 0, 1000, 1000, 120, 8), before) == [], "a record without them is still a record"
+    before |= {"step": 79, "async_copies": 0}
+    assert worse(Figures(200, 0, 1000, 1000, 86, 0), before) == []
+    assert worse(Figures(200, 0, 1000, 1000, 87, 8), before) == [
+        "step: 87, it was 79", "async_copies: 8, it was 0",
+    ]  # fmt: skip
+
+
+def test_cases_within_the_budget_are_held_to_it() -> None:
+    case = "all_gather_matmul push sm_90"
+    assert case in WITHIN_BUDGET
+    assert {*WITHIN_BUDGET} <= {f"{name} sm_90" for name, *_ in forms()}
+    assert list(over(case, Figures(255, 0, 1000, 1000, 80, 0))) == []
+    assert list(over(case, Figures(255, 4, 1000, 1000, 81, 8))) == [
+        "step: 81, the budget is 80", "async_copies: 8, the budget is 0", "spill_bytes: 4, the budget is 0",
+    ]  # fmt: skip
+    assert list(over("somebody else's sm_90", Figures(255, 4, 1000, 1000, 81, 8))) == []
 
 
 def test_instructions_are_counted_without_what_is_none() -> None:

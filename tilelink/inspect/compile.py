@@ -42,7 +42,7 @@ class Compiled:
     """A kernel as Triton compiled it. `code`: PTX or amdgcn; `sass`: "" where there is none, or nobody asked.
 
     `registers`: of a thread. `spill_bytes`: memory of a thread for what did not fit into them. `shared_bytes`: of a
-    block. `warnings`: what the assembler of the vendor had to say.
+    block. `warnings`: what the assembler of the vendor had to say. `cubin`: the binary, of NVIDIA's.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Compiled:
     spill_bytes: int
     shared_bytes: int
     warnings: tuple[str, ...]
+    cubin: bytes = b""
 
 
 def compiled(lowered: Lowered, sizes: Sizes, *, sass: bool = False) -> tuple[Compiled, ...]:
@@ -156,8 +157,9 @@ def _read(kernel: Any, name: str, target: Target, log: str, version: str, sass: 
     warnings = tuple(line for line in log.splitlines() if "C75" in line or "warning" in line.lower())
     text = asm["sass"] if sass else ""
     return Compiled(
-        name, version, asm["ttgir"], asm["ptx"], text, _number(r"Used (\d+) registers", log), spills, shared, warnings
-    )
+        name, version, asm["ttgir"], asm["ptx"], text, _number(r"Used (\d+) registers", log), spills, shared, warnings,
+        asm["cubin"],
+    )  # fmt: skip
 
 
 def _number(pattern: str, text: str) -> int:

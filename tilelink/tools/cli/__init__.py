@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import tilelink
 from tilelink.errors import Site, TileLinkError, shown, similar
-from tilelink.tools.cli import check, explore, inventory, plan, show, simulate
+from tilelink.tools.cli import check, explore, inspect, inventory, plan, show, simulate
 from tilelink.tools.cli.command import Answer, UsageError
 from tilelink.tools.cli.program import split_target
 
@@ -32,8 +32,9 @@ SCHEMA = 1
 EXIT_CODES = {"ok": 0, "finding": 1, "error": 2}
 INTERRUPTED = 130  # as shells have it
 COMMANDS = {
-    "list": inventory.LIST, "check": check.COMMAND, "show": show.COMMAND, "simulate": simulate.COMMAND,
-    "plan": plan.COMMAND, "explore": explore.COMMAND, "machine": inventory.MACHINE, "doctor": inventory.DOCTOR,
+    "list": inventory.LIST, "check": check.COMMAND, "show": show.COMMAND, "inspect": inspect.COMMAND,
+    "simulate": simulate.COMMAND, "plan": plan.COMMAND, "explore": explore.COMMAND, "machine": inventory.MACHINE,
+    "doctor": inventory.DOCTOR,
 }  # fmt: skip
 EXAMPLES = """\
 examples:

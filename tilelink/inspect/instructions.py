@@ -1,0 +1,186 @@
+"""Machine code as instructions, each with its kind and the function of the source that it comes from, and as loops."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from tilelink.inspect.dialects import ACCESSES, DIALECTS, KINDS, Dialect
+
+NOTABLE = ("matrix", "tma_load", "tma_store", *ACCESSES, "atomic", "barrier", "system_fence", "proxy_fence")
+"""What the order in a tile is told of."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction. `function`: of the emitted module, that its line stands in; "" where that is not known."""
+
+    text: str
+    kind: str
+    function: str
+    predicated: bool
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of machine code. `function`: of the emitted module, most of whose instructions are of that."""
+
+    header: int
+    body: frozenset[int]
+    function: str
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Instructions of a stretch of code, by kind. `widths`: of global accesses, how many move so many bytes."""
+
+    total: int
+    kinds: dict[str, int]
+    widths: dict[str, dict[int, int]]
+
+
+@dataclass(frozen=True)
+class Code:
+    """The instructions of a kernel, in the order of the text, and where each may go next."""
+
+    instructions: tuple[Instruction, ...]
+    after: tuple[tuple[int, ...], ...]
+    slow: int
+    """Where the slow paths begin that the assembler put behind the end of the kernel."""
+
+    @classmethod
+    def read(cls, text: str, backend: str, file: str, functions: dict[int, str]) -> Code:
+        """Reads disassembled text. `functions`: of the lines of the module in `file`."""
+        dialect = DIALECTS[backend]
+        made: list[Instruction] = []
+        labels: dict[str, int] = {}
+        chain: list[tuple[str, str]] = []
+        read = True
+        for line in text.splitlines():
+            if re.match(dialect.about, line):
+                chain = re.findall(dialect.place, line) if read else [*chain, *re.findall(dialect.place, line)]
+                read = False
+            elif found := re.match(dialect.label, line):
+                labels[found[1]] = len(made)
+            elif found := re.match(dialect.instruction, line):
+                here = next((int(n) for path, n in chain if path.rsplit("/", 1)[-1] == file), 0)
+                made.append(_instruction(found[1], functions.get(here, ""), dialect))
+                read = True
+        after = [tuple(_next(k, x, dialect, labels)) for k, x in enumerate(made)]
+        ends = [k for k, x in enumerate(made) if not after[k] and re.match(dialect.last, x.text)]
+        inside = tuple(tuple(k for k in ways if k < len(made)) for ways in after)
+        return cls(tuple(made), inside, max(ends, default=len(made) - 1) + 1)
+
+    @cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """Natural loops: what leads back to an instruction that all ways into it pass. Outer ones come first."""
+        before: list[list[int]] = [[] for _ in self.after]
+        for k, ways in enumerate(self.after):
+            for way in ways:
+                before[way].append(k)
+        reached = _reached([0], self.after) if self.after else set()
+        bodies: dict[int, set[int]] = {}
+        for header in {way for k, ways in enumerate(self.after) for way in ways if way != k + 1}:
+            around = _reached([0], self.after, {header})
+            if back := [k for k in before[header] if k in reached and k not in around]:
+                bodies[header] = _reached(back, before, {header}) | {header}
+        made: list[Loop] = []
+        for header, body in sorted(bodies.items(), key=lambda item: -len(item[1])):
+            here = frozenset(k for k in body if k < self.slow)
+            if header not in here:
+                continue
+            count = Counter(f for k in here if (f := self.instructions[k].function))
+            outer = [x.function for x in made if x.body >= here]
+            made.append(Loop(header, here, max(count, key=lambda f: count[f]) if count else (outer or [""])[-1]))
+        return tuple(made)
+
+    def steady(self, function: str) -> Loop | None:
+        """The innermost loop with matrix instructions, the largest if there are several; where there is none, the one
+        that moves most bytes, apart from what loops in it do."""
+        own = [x for x in self.loops if x.function == function]
+        multiply = [x for x in own if self._count(x.body, "matrix")]
+        inner = [x for x in multiply if not any(y.body < x.body for y in multiply)]
+        if inner:
+            return max(inner, key=lambda x: (self._count(x.body, "matrix"), len(x.body)))
+        alone = {x: x.body - frozenset().union(*(y.body for y in own if y.body < x.body)) for x in own}
+        moved = {x: sum(self.instructions[k].bytes for k in body) for x, body in alone.items()}
+        return max((x for x in own if moved[x]), key=lambda x: moved[x], default=None)
+
+    def stretch(self, where: Iterable[int]) -> Stretch:
+        """Instructions by kind."""
+        here = [self.instructions[k] for k in where]
+        count = Counter(x.kind for x in here)
+        widths = {kind: Counter(x.bytes for x in here if x.kind == kind) for kind in ACCESSES}
+        return Stretch(
+            len(here), {kind: count[kind] for kind in KINDS}, {k: dict(sorted(w.items())) for k, w in widths.items()}
+        )
+
+    def once(self, tile: Loop, steady: Loop) -> frozenset[int]:
+        """What runs in a tile where no wait has to wait: of inner loops, which poll, only the shortest way through, and
+        nothing that is reached from the rest of them."""
+        way = {*self._way([tile.header], steady.header), *self._way([steady.header], steady.header)}
+        way |= {tile.header, *self._way(steady.body, tile.header)}
+        polls = {k for x in self.loops if x.body < tile.body and not x.body & {steady.header} for k in x.body}
+        return frozenset(_reached([tile.header], self.after, polls - way) & tile.body)
+
+    def _way(self, first: Iterable[int], last: int) -> list[int]:
+        """What stands on the shortest way from one of some instructions to another, without both ends."""
+        came = {k: k for k in first}
+        step, there = list(came), -1
+        while step and there < 0:
+            ahead: list[int] = []
+            for k in step:
+                for way in self.after[k]:
+                    if way == last:
+                        there = k
+                    elif way not in came and way < self.slow:
+                        came[way] = k
+                        ahead.append(way)
+            step = ahead
+        found: list[int] = []
+        while there >= 0 and came[there] != there:
+            found.append(there)
+            there = came[there]
+        return found
+
+    def order(self, where: Iterable[int]) -> Iterator[str]:
+        """What is notable, one after the other: "8 global_store"."""
+        for kind, same in groupby(x.kind for k in where if (x := self.instructions[k]).kind in NOTABLE):
+            yield f"{sum(1 for _ in same)} {kind}"
+
+    def _count(self, where: Iterable[int], kind: str) -> int:
+        return sum(self.instructions[k].kind == kind for k in where)
+
+
+def _instruction(text: str, function: str, dialect: Dialect) -> Instruction:
+    bare = re.sub(r"^@!?U?P\w+\s+", "", text)
+    kind = next((kind for kind, pattern in dialect.kinds.items() if re.match(pattern, bare)), "other")
+    wide = re.findall(dialect.width, bare.split()[0])
+    moved = dialect.widths[wide[-1]] if wide else dialect.default_width
+    return Instruction(bare, kind, function, bare != text, moved if kind in ACCESSES else 0)
+
+
+def _next(k: int, x: Instruction, dialect: Dialect, labels: dict[str, int]) -> Iterator[int]:
+    """The instructions that one may go to."""
+    target = re.match(dialect.jump, x.text)
+    if target is not None and target[1] in labels:
+        yield labels[target[1]]
+    if x.predicated or not re.match(f"{dialect.always}|{dialect.end}", x.text):
+        yield k + 1
+
+
+def _reached(first: Iterable[int], ways: Sequence[Iterable[int]], avoiding: Container[int] = ()) -> set[int]:
+    """Instructions that are reached from some, on ways that pass none of those to avoid."""
+    to_do = [k for k in first if k not in avoiding]
+    reached = set(to_do)
+    while to_do:
+        for k in ways[to_do.pop()]:
+            if k not in avoiding and k not in reached:
+                reached.add(k)
+                to_do.append(k)
+    return reached
