@@ -144,9 +144,11 @@ def instructions(kernel: Compiled) -> int:
 
 
 def over(name: str, figures: Figures) -> Iterator[str]:
-    """What a case that is held to the budget has more of."""
+    """What a case that is held to the budget has more of. One whose steady loop is not found holds to nothing."""
     if name in WITHIN_BUDGET:
         now = asdict(figures)
+        if not figures.step:
+            yield "step: no loop with matrix instructions was found"
         yield from (f"{k}: {now[k]}, the budget is {most}" for k, most in BUDGET.items() if now[k] > most)
 
 

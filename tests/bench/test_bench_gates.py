@@ -74,6 +74,7 @@ def test_cases_within_the_budget_are_held_to_it() -> None:
     assert list(over(case, Figures(255, 4, 1000, 1000, 81, 8))) == [
         "step: 81, the budget is 80", "async_copies: 8, the budget is 0", "spill_bytes: 4, the budget is 0",
     ]  # fmt: skip
+    assert list(over(case, Figures(255, 0, 1000, 1000))) == ["step: no loop with matrix instructions was found"]
     assert list(over("somebody else's sm_90", Figures(255, 4, 1000, 1000, 81, 8))) == []
 
 
