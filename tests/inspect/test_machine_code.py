@@ -14,6 +14,7 @@ from tilelink.inspect.dialects import KINDS
 from tilelink.inspect.instructions import Code
 from tilelink.inspect.machine_code import RoleCode, inspected, listing
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 
 SASS = """\
 	.section	.text.k,"ax",@progbits
@@ -43,6 +44,7 @@ k:
         /*00b0*/              @!P1 BRA `(.L_x_slow) ;
 .L_x_came:
         /*00c0*/                   HGMMA.64x256x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*00c8*/               @P5 BRA.U.ANY `(.L_x_came) ;
         /*00d0*/                   LDGSTS.E.BYPASS.LTC128B.128 [R3], desc[UR4][R2.64] ;
         /*00e0*/                   LDGSTS.E [R3], desc[UR4][R2.64] ;
         /*00f0*/                   UIADD3 UR4, UR4, 0x1, URZ ;
@@ -119,11 +121,11 @@ def kinds(code: Code, where: Any) -> dict[str, int]:
 
 def test_sass_is_read_as_loops_of_the_functions_that_its_lines_stand_in() -> None:
     code = read(SASS, "cuda")
-    assert len(code.instructions) == 33
+    assert len(code.instructions) == 34
     assert code.instructions[1].function == "multiply", "a line of primitives is where these are inlined"
     tile, step, poll, copy = code.loops
     assert [x.function for x in code.loops] == ["multiply", "multiply", "multiply", "send"]
-    assert (tile.header, step.header, poll.header, copy.header) == (1, 10, 3, 25)
+    assert (tile.header, step.header, poll.header, copy.header) == (1, 10, 3, 26)
     assert step.body < tile.body and poll.body < tile.body and not copy.body & tile.body
     assert code.steady("multiply") == step and code.steady("send") == copy
     assert code.steady("nobody") is None
@@ -133,7 +135,7 @@ def test_the_parts_of_a_tile_in_sass() -> None:
     code = read(SASS, "cuda")
     tile, step, *_ = code.loops
     assert kinds(code, step.body) == {
-        "matrix": 1, "async_copy": 2, "mbarrier": 1, "uniform": 1, "integer": 1, "floating_point": 1, "branch": 2,
+        "matrix": 1, "async_copy": 2, "mbarrier": 1, "uniform": 1, "integer": 1, "floating_point": 1, "branch": 3,
     }, "without the slow path of the wait, which stands behind the end"  # fmt: skip
     assert code.stretch(step.body).widths["async_copy"] == {4: 1, 16: 1}
     once = code.once(tile, step)
@@ -187,6 +189,15 @@ def test_all_gather_matmul_on_sm_90() -> None:
     assert 0.7 < matmul.exposed_us < 5
     assert gather.stages == 0 and gather.step.kinds["system_fence"] == gather.step.kinds["atomic"] == 1
     assert gather.order[-3:] == ("1 system_fence", "1 atomic", ")")
+
+
+@pytest.mark.verify
+def test_matmul_reduce_scatter_on_sm_100() -> None:
+    """Lanes take turns at a matrix instruction there, which is no loop."""
+    lowered, sizes = lowered_for(matmul_reduce_scatter, "fused", "sm_100")
+    (kernel,) = inspected(lowered, compiled(lowered, sizes))
+    step = kernel.roles[0].step.kinds
+    assert (step["matrix"], step["tma_load"], step["async_copy"]) == (4, 2, 0)
 
 
 @pytest.mark.verify
