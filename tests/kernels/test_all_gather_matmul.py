@@ -14,6 +14,7 @@ import tilelink as tk
 from bench.operands import LAYOUTS
 from tests.kernels.drawing import SLOW, calls
 from tests.kernels.gather_gemm import (
+    ENGINES,
     LIMITS,
     NAMED,
     Call,
@@ -131,8 +132,11 @@ def test_elements_beyond_the_reach_of_32_bits(schedule: str) -> None:
     call.check(small_world(1, races=False).run(lambda g: call.on(g, out=out)))
 
 
-@pytest.mark.parametrize("schedule", list(NAMED))
-def test_a_block_does_not_reach_farther_than_32_bits(schedule: str) -> None:
+PUBLISHING = ENGINES["reader"].changed(gather={"tile": (64, None)}, matmul={"tile": (64, 32, 32)})
+
+
+@pytest.mark.parametrize("schedule", ["push", "pull", "multicast", PUBLISHING], ids=[*list(NAMED)[:3], "engine"])
+def test_a_block_does_not_reach_farther_than_32_bits(schedule: tk.Schedule | str) -> None:
     """Inside a block kernels count in 32 bits: they would go to a wrong place without a word."""
     call = Call((40,), N=24, K=20, dtype=torch.bfloat16, schedule=schedule)
     call.__dict__["x"] = [far_apart(40, 20, 2**28)]

@@ -31,7 +31,7 @@ def withheld(program: str) -> Any:
     """Rank 1 does not tell rank 0 of its rows. All ranks call twice."""
     group = impatient()
     if group.rank == 1:
-        prepare = group.prepare
+        prepare = group.lane.prepare
 
         def mutated(*arguments: Any) -> Any:
             prepared = prepare(*arguments)
@@ -40,7 +40,7 @@ def withheld(program: str) -> Any:
             assert count == 1
             return dataclasses.replace(prepared, module=kernels.load(dataclasses.replace(lowered, source=source)))
 
-        group.prepare = mutated  # type: ignore[method-assign]
+        group.lane.prepare = mutated  # type: ignore[method-assign]
     try:
         x, w = operands((4,) * WORLD, torch.float32, 0)
         for _ in range(2):
@@ -49,7 +49,7 @@ def withheld(program: str) -> Any:
             else:
                 lower_rows(x[group.rank], group=group)
     finally:
-        vars(group).pop("prepare", None)
+        vars(group.lane).pop("prepare", None)
 
 
 def reset(function: Callable[[], Group]) -> None:
