@@ -17,6 +17,7 @@ from tilelink.emulator import DeadlockError, Execution, InterpretedKernel, Regio
 from tilelink.emulator.accesses import Accesses
 from tilelink.runtime.cpu.lane import CpuLane
 from tilelink.runtime.cuda.device import Kernel
+from tilelink.runtime.cuda.probed import Probed
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
 from tilelink.runtime.lane import POISON, Reason, Report, entered
 from tilelink.runtime.layout import CONTROL_WORDS, place
@@ -33,11 +34,11 @@ class StandInStream:
 
 class StandIn:
     """A device of `sms` SMs, of which each holds `workers_per_sm` workers of any kernel. `loads`: kernels that were
-    loaded; `launched`: what was launched, in order, as (stream, kernel, workers)."""
+    loaded; `launched`: what was launched, in order, as (stream, kernel, workers). `probed`: nobody has asked it."""
 
     def __init__(self, sms: int = 12, workers_per_sm: int = 1) -> None:
         self.place, self.target, self.sms = torch.device("cpu"), CPU, sms
-        self.workers_per_sm, self.queues = workers_per_sm, 32
+        self.workers_per_sm, self.queues, self.probed = workers_per_sm, 32, Probed()
         self.loads: list[str] = []
         self.launched: list[tuple[int, str, int]] = []
         self.world: VirtualWorld | None = None

@@ -64,24 +64,41 @@ class TritonDriver:
 
 
 class Library:
-    """Two workers of any kernel fit on an SM."""
+    """Two workers of any kernel fit on an SM; each thread has `local` bytes of local memory, and 1024 on the device."""
+
+    def __init__(self, local: int = 0) -> None:
+        self.local = local
+        self.grown: list[tuple[int, int]] = []
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, found: Any, function: Any, threads: Any, shared: Any) -> int:
         assert function.value > 0x7000 and threads.value == 256
         found._obj.value = 2
         return 0
 
+    def cuFuncGetAttribute(self, found: Any, attribute: Any, function: Any) -> int:
+        assert attribute.value == 3 and function.value > 0x7000, "local memory of a kernel that is loaded"
+        found._obj.value = self.local
+        return 0
+
+    def cuCtxGetLimit(self, found: Any, limit: Any) -> int:
+        found._obj.value = 1024
+        return 0
+
+    def cuCtxSetLimit(self, limit: Any, size: Any) -> int:
+        self.grown.append((limit.value, size.value))
+        return 0
+
 
 class Compiling(StandIn):
     """A device whose kernels are compiled for Hopper."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: Library | None = None) -> None:
         super().__init__(sms=12)
-        self.target = HOPPER
+        self.target, self.library = HOPPER, library or Library()
 
     def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
         self.loads.append(kernel)
-        return load(getattr(prepared.module, kernel), arguments, Driver(Library()), **prepared.lowered.options)
+        return load(getattr(prepared.module, kernel), arguments, Driver(self.library), **prepared.lowered.options)
 
 
 @pytest.fixture
@@ -126,6 +143,15 @@ def test_other_alignments_are_other_kernels(triton: TritonDriver) -> None:
 
     ranks.run(body)
     assert len(device.loads) == 2 and len(triton.launched) == 4
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize(("local", "grown"), [(1024, []), (12_000, [(0, 12_000)])])
+def test_local_memory_grows_when_a_kernel_is_loaded(local: int, grown: list[Any]) -> None:
+    """A launch that lets it grow waits for the device: for the kernels of ranks that wait for this one."""
+    library = Library(local)
+    virtual_world(1, Compiling(library)).run(lambda group: Inputs(1, rows=64).call(group, SCHEDULES["push"]))
+    assert library.grown == grown
 
 
 def test_a_kernel_that_fits_on_no_sm(triton: TritonDriver, monkeypatch: pytest.MonkeyPatch) -> None:

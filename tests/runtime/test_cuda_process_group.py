@@ -185,3 +185,38 @@ def test_reserved_sms(alone: tuple[CudaProcessGroup, StandIn], monkeypatch: pyte
     monkeypatch.setattr(process_group, "CudaDevice", StandIn)
     with pytest.raises(WorldError, match="reserved=12: the device has 12 SMs"):
         tk.group(device="cuda", reserved=12)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_group_made_as_gloo_is_of_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo is its backend for CUDA tensors, too, also where there is a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "cuda:gloo" in dist.get_backend_config()
+    assert tk.group(heap_bytes=HEAP, signal_bytes=SIGNALS).lane.place.type == "cpu"
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("backends", "limits", "reserved"),
+    [
+        ("cpu:gloo,cuda:nccl", {}, 24),
+        ("cpu:gloo,cuda:nccl", {"NCCL_MAX_NCHANNELS": "16"}, 16),
+        ("cpu:gloo,cuda:nccl", {"NCCL_MAX_NCHANNELS": "16", "NCCL_MAX_CTAS": "8"}, 8),
+        ("cpu:gloo,cuda:ucc", {}, 0),
+    ],
+)
+def test_sms_are_left_to_nccl(
+    backends: str, limits: dict[str, str], reserved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(dist, "get_backend_config", lambda members: backends)
+    for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in limits.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(
+        "tilelink.runtime.cuda.process_group.cuda_process_group", lambda m, l, sms, b: given.append(sms)
+    )
+    tk.group(), tk.group(reserved=3)
+    assert given == [reserved, 3]

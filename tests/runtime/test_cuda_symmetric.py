@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from tilelink.errors import SymmetricMemoryError
 from tilelink.runtime.cuda import symmetric
+from tilelink.runtime.cuda.multicast import multicast_address, sum_of_ranks
 from tilelink.runtime.cuda.symmetric import OVERLAPPING, _Place, _unreachable, heap_of, symmetric_heap
 
 MEMORY = torch.empty(4096, dtype=torch.uint8)
@@ -36,7 +40,7 @@ def heap(**changes: Any) -> symmetric.SymmetricHeap:
 def test_addresses_are_bases_and_the_offset() -> None:
     assert addresses(heap()) == [THERE, 0x7000_0000_0400]
     assert heap().multicast == 0
-    assert heap(multicast_ptr=0x7800_0000_0000).multicast == 0x7800_0000_0400
+    assert heap(multicast_ptr=0x7800_0000_0400).multicast == 0x7800_0000_0400, "what it counts from is probed"
 
 
 def test_a_torch_that_counts_from_the_tensor_or_elsewhere() -> None:
@@ -76,6 +80,7 @@ def places(**second: Any) -> list[_Place]:
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: (a, b) != (0, 7))
+    monkeypatch.setattr(symmetric, "driver", lambda: SimpleNamespace(has_native_atomics=lambda a, b: (a, b) != (0, 5)))
     monkeypatch.delenv(OVERLAPPING, raising=False)
 
 
@@ -84,6 +89,7 @@ def test_who_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _unreachable(places(), 0) is None
     assert "rank 1 is on node b, rank 0 on a" in str(_unreachable(places(host="b"), 0))
     assert "cuda:0 can't access the memory of cuda:7, where rank 1 is" in str(_unreachable(places(device=7), 0))
+    assert "atomics of cuda:0 on the memory of cuda:5, where rank 1 is" in str(_unreachable(places(device=5), 0))
     assert _unreachable(places(device=0, uuid="GPU-1"), 0) is None, "each process sees its own GPU as the first"
     assert f"set {OVERLAPPING}=1 to share it" in str(_unreachable(places(uuid="GPU-0"), 1))
     monkeypatch.setenv(OVERLAPPING, "1")
@@ -150,5 +156,56 @@ def test_what_torch_says_is_passed_on(alone: dist.ProcessGroup, monkeypatch: pyt
         raise RuntimeError("CUDA driver error: out of memory")
 
     monkeypatch.setattr(theirs, "empty", empty)
-    with pytest.raises(SymmetricMemoryError, match="rank 0 could not map the heaps: CUDA driver error: out of memory"):
+    with pytest.raises(SymmetricMemoryError, match="rank 0 could not allocate its heap: CUDA driver error: out of m"):
         symmetric_heap(4096, alone, torch.device("cuda", 0))
+
+
+@pytest.mark.usefixtures("torch_with_cuda")
+def test_a_rank_without_memory_leaves_nobody_in_the_rendezvous(
+    alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer tells of its trouble before this rank goes to meet it."""
+    import torch.distributed._symmetric_memory as theirs
+
+    def gathered(group: dist.ProcessGroup, mine: Any) -> list[Any]:
+        return [mine, "CUDA driver error: out of memory"] if mine == "" else [mine, mine]
+
+    monkeypatch.setattr(theirs, "empty", lambda *size, **options: torch.empty(*size, dtype=torch.uint8))
+    monkeypatch.setattr(theirs, "rendezvous", lambda tensor, group: pytest.fail("nobody comes"))
+    monkeypatch.setattr("tilelink.runtime.agreement.gathered", gathered)
+    with pytest.raises(SymmetricMemoryError, match="rank 1 could not allocate its heap: CUDA driver error: out of mem"):
+        symmetric_heap(4096, alone, torch.device("cuda", 0))
+
+
+# ---- the multicast address
+
+
+def found(alone: dist.ProcessGroup, begin: int, given: int, offset: int) -> int:
+    """What is found where the heap of a group of one lies at `begin` of the fabric."""
+    memory = torch.zeros(256, dtype=torch.uint8)
+
+    def read(address: int, place: torch.device) -> int:
+        return int(memory.view(torch.int32)[0]) if address == begin else 77
+
+    return multicast_address(given, offset, memory, alone, read)
+
+
+def test_torch_counts_from_the_heap_or_from_its_allocation(alone: dist.ProcessGroup) -> None:
+    assert found(alone, 0x7800_0000_0400, given=0x7800_0000_0400, offset=0x400) == 0x7800_0000_0400
+    assert found(alone, 0x7800_0000_0400, given=0x7800_0000_0000, offset=0x400) == 0x7800_0000_0400
+    assert found(alone, 0x7800_0000_0000, given=0x7800_0000_0000, offset=0) == 0x7800_0000_0000
+    assert found(alone, 0, given=0, offset=0x400) == 0
+
+
+def test_an_address_at_which_the_heaps_are_not(alone: dist.ProcessGroup) -> None:
+    said = r"no multicast: words whose sum is 1000003 add up to \[\[77\], \[77\]\] at 0x78"
+    with pytest.warns(RuntimeWarning, match=said):
+        assert found(alone, 0x9000_0000_0000, given=0x7800_0000_0000, offset=0x400) == 0
+
+
+def test_the_sum_is_read_by_the_fabric() -> None:
+    signature = {"address": "i64", "found": "*i32"}
+    made = triton.compile(
+        ASTSource(sum_of_ranks, signature), target=GPUTarget("cuda", 90, 32), options={"num_warps": 1}
+    )
+    assert "multimem.ld_reduce.relaxed.sys.global.add.u32" in made.asm["ptx"] and made.asm["cubin"]

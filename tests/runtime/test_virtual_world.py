@@ -6,10 +6,11 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilelink as tk
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
@@ -29,7 +30,9 @@ from tilelink.errors import (
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cuda.group import CudaGroup
+from tilelink.runtime.cuda.probed import Probed
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
+from tilelink.runtime.lane import HOST, Reason, Report
 
 KERNELS = {
     "push": [""], "pull": ["_publish", ""], "multicast": [""], "engine": ["_enter", ""],
@@ -174,12 +177,64 @@ def test_too_few_queues_for_the_copy_engine() -> None:
         ranks.run(lambda group: inputs.call(group, SMALL["engine"]))
 
 
+def test_too_few_queues_for_two_kernels_a_rank() -> None:
+    """As where Megatron has set CUDA_DEVICE_MAX_CONNECTIONS=1; a probe may allow it."""
+    device = StandIn()
+    device.queues = 1
+    ranks, inputs = virtual_world(2, device), Inputs(2)
+    inputs.check(ranks.run(lambda group: inputs.call(group, SMALL["push"])))
+    with pytest.raises(WorldError, match="2 ranks with 2 kernels each on one device need 3 queues, it has 1"):
+        ranks.run(lambda group: inputs.call(group, SMALL["pull"]))
+    device.probed = Probed({"few_queues": True})
+    inputs.check(ranks.run(lambda group: inputs.call(group, SMALL["pull"])))
+
+
+def test_streams_that_can_not_signal() -> None:
+    device = StandIn()
+    device.probed = Probed({"stream_signals": False})
+    inputs = Inputs(1)
+    with pytest.raises(WorldError, match=r"all_gather_matmul uses the copy engine; .* a word for a kernel .*: no"):
+        virtual_world(1, device).run(lambda group: inputs.call(group, SMALL["engine"]))
+
+
+@pytest.mark.parametrize(("answer", "workers"), [(None, 1), (False, 1), (True, 2)])
+def test_copies_beside_all_sms_are_for_a_probe_to_allow(answer: bool | None, workers: int) -> None:
+    device, inputs = StandIn(sms=2), Inputs(1)
+    device.probed = Probed({} if answer is None else {"copies_beside_all_sms": answer})
+    inputs.check(virtual_world(1, device).run(lambda group: inputs.call(group, SMALL["engine"])))
+    assert max(n for _, _, n in device.launched) == workers
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", "1", "CUDA_LAUNCH_BLOCKING is set"),
+        ("CUDA_INJECTION64_PATH", "/opt/libsanitizer-collection.so", "compute-sanitizer runs one kernel at a time"),
+        ("LD_PRELOAD", "/opt/ncu/libcuda-injection.so", "Nsight Compute runs one kernel at a time"),
+    ],
+)
+def test_tools_that_run_one_kernel_at_a_time(name: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(WorldError, match=f"2 virtual ranks wait for each other, and {why}"):
+        virtual_world(2, StandIn())
+    inputs = Inputs(1)
+    inputs.check(virtual_world(1, StandIn()).run(inputs.call))
+
+
+def test_a_gpu_on_which_kernels_were_seen_apart() -> None:
+    device = StandIn()
+    device.probed = Probed({"virtual_ranks": False})
+    with pytest.raises(WorldError, match=r"2 virtual ranks .* kernels of several ranks are on one device together: no"):
+        virtual_world(2, device)
+
+
 # ---- what is prepared may be captured
 
 
 @pytest.mark.parametrize("schedule", ["push", "engine"])
 def test_a_graph_is_replayed_with_other_inputs(schedule: str) -> None:
     device = StandIn()
+    device.probed = Probed({"engines_in_graphs": True})
     ranks, first, second = virtual_world(2, device), Inputs(2, seed=1), Inputs(2, seed=2)
 
     def body(group: CudaGroup) -> list[torch.Tensor]:
@@ -215,6 +270,34 @@ def test_what_was_not_prepared_is_not_captured() -> None:
 
     with pytest.raises(CaptureError, match=r"all_gather_matmul is captured .* by all_gather_matmul.prepare"):
         ranks.run(body)
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        ({}, r"nobody has asked this GPU yet whether a graph runs a branch of copies .* --step probe"),
+        ({"engines_in_graphs": False}, r"bench/gpu/probe.py has asked this GPU whether a graph runs .*: no"),
+    ],
+)
+def test_copy_engines_are_captured_where_a_probe_allows_it(answers: dict[str, bool], why: str) -> None:
+    device = StandIn()
+    device.probed = Probed(answers)
+    ranks, inputs = virtual_world(1, device), Inputs(1)
+
+    def body(group: CudaGroup) -> None:
+        inputs.call(group, SMALL["engine"]), inputs.call(group, SMALL["engine"])
+        with device.capture():
+            inputs.call(group, SMALL["engine"])
+
+    with pytest.raises(CaptureError, match=f"captured in a schedule with a copy engine; {why}; or take another"):
+        ranks.run(body)
+
+
+def test_graphs_that_may_not_wait_for_each_other() -> None:
+    device = StandIn()
+    device.probed = Probed({"graphs_together": False})
+    with pytest.raises(CaptureError, match=r"graphs of 2 ranks wait .* launched one after the other: no"):
+        virtual_world(2, device).run(lambda group: group.replay(None))
 
 
 def test_preparing_launches_nothing() -> None:
@@ -273,6 +356,24 @@ def test_a_signal_that_is_withheld() -> None:
     assert "expected 1, observed 0" in str(error.value)
     device.launch = real  # type: ignore[method-assign]
     inputs.check(ranks.run(inputs.call))
+
+
+def test_poisoning_needs_no_sm() -> None:
+    """All SMs may have workers that wait: words come from the host by copies, and no kernel writes one."""
+
+    class Operations(TorchDispatchMode):
+        seen: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(str(function.overloadpacket))
+            return function(*args, **(kwargs or {}))
+
+    ranks = virtual_world(3, StandIn())
+    with Operations():
+        ranks.lane.poison(Report(1, 0, HOST, 8, 1, 0, Reason.NEVER_ENTERED))
+    views = {"slice", "view", "alias", "select", "_local_scalar_dense", "lift_fresh", "detach", "as_strided"}
+    assert {o.removeprefix("aten.") for o in Operations.seen} - views == {"copy_"}
+    assert [ranks.lane.report(r) for r in range(3)] == [Report(1, 0, HOST, 8, 1, 0, Reason.NEVER_ENTERED)] * 3
 
 
 def test_after_a_wait_in_vain_no_call_is_made() -> None:

@@ -34,6 +34,8 @@ from tilelink.runtime.timestamps import timeline_of
 
 CUDA_HEAP = 512 << 20
 CUDA_SIGNALS = 1 << 20
+NCCL_SMS = 24
+"""Of a collective of NCCL on one node of Hoppers, where nothing limits it."""
 DEFAULT_ENTER = 300.0
 DEFAULT_STUCK = 30.0
 
@@ -47,7 +49,7 @@ def group(
     slots: int = 2,
     signal_bytes: int | None = None,
     sms: int = DEFAULT_SMS,
-    reserved: int = 0,
+    reserved: int | None = None,
     seed: int = 0,
     enter_timeout: float = DEFAULT_ENTER,
     stuck_timeout: float = DEFAULT_STUCK,
@@ -58,8 +60,9 @@ def group(
     process that has more than one calls programs on them in an order that does not make ranks wait in a circle.
 
     `device`: where the ranks are; by default each on its current CUDA device, where the group has a backend for them
-    and this process sees one, and else on the CPU. `heap_bytes`, `slots`, `signal_bytes`: as in `CpuWorld`. `reserved`:
-    SMs that are left to others, on CUDA devices; `sms`, `seed`, `per_node`, on the CPU: as in `CpuWorld`.
+    other than gloo and this process sees one, and else on the CPU. `heap_bytes`, `slots`, `signal_bytes`: as in
+    `CpuWorld`. `reserved`: SMs that are left to others, on CUDA devices; by default those of NCCL, where the group has
+    it (`sms_of_nccl`), else 0. `sms`, `seed`, `per_node`, on the CPU: as in `CpuWorld`.
     `enter_timeout`, `stuck_timeout`: seconds, see `Bounds`. Raises WorldError, RankError, DeviceError, HeapError,
     SymmetricMemoryError, RankMismatchError; on every rank, if one does.
     """
@@ -71,11 +74,14 @@ def group(
     if not isinstance(members, dist.ProcessGroup):
         raise errors.RankError("this process is no rank of the group: only its members make a lane of it", site)
     backends = dist.get_backend_config(members)
-    if device is None:
-        device = "cuda" if "cuda:" in backends and torch.cuda.is_available() else "cpu"
-    if device == "cpu" and "cpu:" not in backends:
+    by_device = dict(one.split(":") for one in backends.split(","))
+    if device is None:  # a group made as "gloo" has it for CUDA tensors, too
+        device = "cuda" if by_device.get("cuda", "gloo") != "gloo" and torch.cuda.is_available() else "cpu"
+    if device == "cpu" and "cpu" not in by_device:
         raise errors.DeviceError(f"the group's backends are {backends}: ranks on the CPU need gloo", site)
     on_cpu = device == "cpu"
+    if reserved is None:
+        reserved = sms_of_nccl() if by_device.get("cuda") == "nccl" and not on_cpu else 0
     if heap_bytes is None:
         heap_bytes = DEFAULT_HEAP if on_cpu else CUDA_HEAP
     if signal_bytes is None:
@@ -102,6 +108,12 @@ def group(
     from tilelink.runtime.cuda.process_group import cuda_process_group
 
     return cuda_process_group(members, layout, reserved, bounds)
+
+
+def sms_of_nccl() -> int:
+    """SMs that a collective of NCCL takes: a block of it fills one. NCCL_MAX_CTAS or NCCL_MAX_NCHANNELS, where set."""
+    said = (os.environ.get(name, "") for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"))
+    return min([int(n) for n in said if n.isdecimal() and int(n)], default=NCCL_SMS)
 
 
 class ProcessGroup(Group):

@@ -19,6 +19,8 @@ import triton
 
 from tilelink.backend.targets import TARGETS
 from tilelink.errors import DeviceError, ResidencyError, ScheduleError, Site
+from tilelink.runtime.cuda import probed
+from tilelink.runtime.cuda.copies import row_copies
 from tilelink.runtime.cuda.driver import Driver, driver
 from tilelink.runtime.prepare import Prepared
 
@@ -30,8 +32,9 @@ DEFAULT_QUEUES = 8
 
 class CudaDevice:
     """A CUDA device. `place`: where its tensors are. `sms`: its SMs. `queues`: so many streams go on without one
-    waiting for what stands before it on another. Raises DeviceError where there is none, or one for which no kernels
-    are lowered. Tests put a device in its place that is none."""
+    waiting for what stands before it on another. `stack`: GPU, driver, torch and Triton; `probed`: what was found out
+    of them. Raises DeviceError where there is none, or one for which no kernels are lowered. Tests put a device in its
+    place that is none."""
 
     def __init__(self, index: int | None = None) -> None:
         site = Site.of_user()
@@ -50,6 +53,9 @@ class CudaDevice:
         self.target = TARGETS[name]
         self.sms: int = properties.multi_processor_count
         self.queues = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", DEFAULT_QUEUES))
+        versions = f"driver of CUDA {driver().version()}, torch {torch.__version__}, Triton {triton.__version__}"
+        self.stack = f"{self.name}, {versions}"
+        self.probed = probed.read(self.stack)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory for which torch's allocator waits, in the order of the current stream."""
@@ -62,13 +68,12 @@ class CudaDevice:
     def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
         """A kernel of a prepared program for arguments like these, compiled, and loaded on the device."""
         with torch.cuda.device(self.place):
-            return load(getattr(prepared.module, kernel), arguments, driver(), **prepared.lowered.options)
+            return load(getattr(prepared.module, kernel), arguments, self._driver(), **prepared.lowered.options)
 
     def stream(self) -> Stream:
         """A stream of its own."""
         with torch.cuda.device(self.place):
-            torch.cuda.current_stream()  # so that there is a context
-            return torch.cuda.ExternalStream(driver().new_stream(), self.place)
+            return torch.cuda.ExternalStream(self._driver().new_stream(), self.place)
 
     def current(self) -> Stream:
         """The stream on which this thread launches."""
@@ -92,20 +97,29 @@ class CudaDevice:
 
     def copy(self, stream: Stream, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies memory to memory, when the stream comes to it; of the same shape, but for dimensions of 1."""
-        with torch.cuda.stream(stream):
-            target.copy_(source.view(target.shape), non_blocking=True)
+        for rows in row_copies(source.view(target.shape), target):
+            if rows.height == 1:
+                self._driver().copy(stream.cuda_stream, rows.source, rows.target, rows.width)
+            else:
+                self._driver().copy_rows(stream.cuda_stream, **vars(rows))
 
     def write_signal(self, stream: Stream, address: int) -> None:
         """Writes 1 to a word of 32 bits when the stream comes to it, after all that it did before."""
-        driver().write_value(stream.cuda_stream, address, 1)
+        self._driver().write_value(stream.cuda_stream, address, 1)
 
     def wait_for_signal(self, stream: Stream, address: int, least: int) -> None:
         """What comes on the stream comes after a word of 32 bits is at least a number, and after what released it."""
-        driver().wait_value(stream.cuda_stream, address, least)
+        self._driver().wait_value(stream.cuda_stream, address, least)
 
     def fill(self, stream: Stream, words: torch.Tensor, value: int) -> None:
         """Writes a number to words of 32 bits when the stream comes to it. No kernel is loaded for that."""
-        driver().fill(stream.cuda_stream, words.data_ptr(), value, words.numel())
+        self._driver().fill(stream.cuda_stream, words.data_ptr(), value, words.numel())
+
+    def _driver(self) -> Driver:
+        """The driver, with a context on this thread."""
+        found = driver()
+        found.have_context(self.place.index)
+        return found
 
 
 @dataclass(frozen=True)
@@ -155,6 +169,7 @@ def load(
         compiled[1, 1, 1]  # this loads it
     except triton.OutOfResources as e:
         raise ScheduleError(f"{jit.fn.__name__} fits on no SM: {e}") from None
+    driver.room_for_stack(compiled.function)
     shared = compiled.metadata.shared
     return Kernel(
         jit.fn.__name__,

@@ -1,11 +1,11 @@
 """The calls of CUDA's driver that torch has no word for: how many workers of a kernel fit on an SM, a word that a
-stream writes or waits for, and streams that are nobody else's (torch hands out 32 in turns, and kernels that wait for
-each other may not stand in one)."""
+stream writes or waits for, copies that need no kernel, and streams that are nobody else's (torch hands out 32 in turns,
+and kernels that wait for each other may not stand in one)."""
 
 from __future__ import annotations
 
-from ctypes import CDLL, byref, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
-from typing import Any
+from ctypes import CDLL, Structure, byref, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from typing import Any, ClassVar
 
 from tilelink.errors import DriverError
 from tilelink.frontend.kept import kept
@@ -14,6 +14,27 @@ LIBRARY = "libcuda.so.1"
 NON_BLOCKING = 1
 AT_LEAST = 0
 """CU_STREAM_WAIT_VALUE_GEQ."""
+UNIFIED = 4
+"""CU_MEMORYTYPE_UNIFIED: an address says itself where it is."""
+STACK_SIZE = 0
+"""CU_LIMIT_STACK_SIZE."""
+LOCAL_BYTES = 3
+"""CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES."""
+NATIVE_ATOMICS = 3
+"""CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED."""
+
+
+class Rows(Structure):
+    """CUDA_MEMCPY2D: `height` rows of `width` bytes, `pitch` bytes apart, from one place to another."""
+
+    _fields_: ClassVar = [
+        (end + name, kind)
+        for end in ("source_", "target_")
+        for name, kind in (
+            ("x", c_size_t), ("y", c_size_t), ("memory", c_uint), ("host", c_void_p), ("device", c_uint64),
+            ("array", c_void_p), ("pitch", c_size_t),
+        )
+    ] + [("width", c_size_t), ("height", c_size_t)]  # fmt: skip
 
 
 class Driver:
@@ -48,6 +69,51 @@ class Driver:
     def wait_value(self, stream: int, address: int, least: int) -> None:
         """Lets a stream go on once a word of 32 bits is at least a number, `(word - least) >= 0` in 32 bits."""
         self._call("cuStreamWaitValue32_v2", c_void_p(stream), c_uint64(address), c_uint32(least), c_uint(AT_LEAST))
+
+    def copy(self, stream: int, source: int, target: int, size: int) -> None:
+        """So many bytes, from address to address."""
+        self._call("cuMemcpyAsync", c_uint64(target), c_uint64(source), c_size_t(size), c_void_p(stream))
+
+    def copy_rows(
+        self, stream: int, source: int, source_pitch: int, target: int, target_pitch: int, width: int, height: int
+    ) -> None:
+        """`height` rows of `width` bytes each; pitches are bytes from row to row."""
+        rows = Rows(width=width, height=height)
+        rows.source_memory = rows.target_memory = UNIFIED
+        rows.source_device, rows.source_pitch = source, source_pitch
+        rows.target_device, rows.target_pitch = target, target_pitch
+        self._call("cuMemcpy2DAsync_v2", byref(rows), c_void_p(stream))
+
+    def have_context(self, device: int) -> None:
+        """Sees to it that the calling thread has a context, by default that of a device, which torch shares. The
+        driver's calls need one; neither torch.cuda.current_stream nor memory that torch's allocator has kept makes it.
+        """
+        context = c_void_p()
+        self._call("cuCtxGetCurrent", byref(context))
+        if not context.value:
+            self._call("cuDevicePrimaryCtxRetain", byref(context), c_int(device))
+            self._call("cuCtxSetCurrent", context)
+
+    def room_for_stack(self, function: int) -> None:
+        """Sees to it that a thread has the local memory that a kernel needs. Where it grows with a launch instead, that
+        launch waits for the device, on which kernels may be that wait for it."""
+        needed, have = c_int(), c_size_t()
+        self._call("cuFuncGetAttribute", byref(needed), c_int(LOCAL_BYTES), c_void_p(function))
+        self._call("cuCtxGetLimit", byref(have), c_int(STACK_SIZE))
+        if needed.value > have.value:
+            self._call("cuCtxSetLimit", c_int(STACK_SIZE), c_size_t(needed.value))
+
+    def has_native_atomics(self, device: int, peer: int) -> bool:
+        """Whether atomics of a device on the memory of a peer are atomic to those of the peer."""
+        found = c_int()
+        self._call("cuDeviceGetP2PAttribute", byref(found), c_int(NATIVE_ATOMICS), c_int(device), c_int(peer))
+        return bool(found.value)
+
+    def version(self) -> int:
+        """The newest CUDA that the driver knows: 12080 for 12.8."""
+        found = c_int()
+        self._call("cuDriverGetVersion", byref(found))
+        return found.value
 
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self.library, name, None)

@@ -48,8 +48,8 @@ class CudaGroup(Group):
         if self._flag[0]:
             self.check()
         script, capturing = self._kept(call), self.lane.device.capturing()
-        if capturing and (script is None or script.waits):
-            raise _not_captured(call.program.name, script)
+        if capturing and (why := self._not_captured(call.program.name, script)):
+            raise CaptureError(f"{call.program.name} is captured {why}", Site.of_user())
         script = script or self._script(call)
         tensors = {n: t for n, t in zip(call.program.parameters, call.tensors, strict=False) if t is not None}
         tensors |= {n: t for n, t in call.named.items() if t is not None}
@@ -87,14 +87,7 @@ class CudaGroup(Group):
         """A new script for a call: checked, compared, compiled and loaded."""
         run, site = self.make(call), Site.of_user()
         script = Script.of(self.lane, run, site)
-        needed, queues = self.world + 2, self.lane.device.queues
-        if script.waits and queues < needed:
-            raise WorldError(
-                f"streams of the copy engine wait for tiles of {run.prepared.program.name}: with those of the run and "
-                f"the host, {self.world} ranks need {needed} queues, lest one waits for what stands before it on "
-                f"another; the device has {queues}: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA is used",
-                site,
-            )
+        self._check_queues(script, site)
         for peer in script.peers:
             self._engine[peer] = self._engine.get(peer) or self.engine(peer)
         if (key := _key(call)) is not None:
@@ -102,6 +95,25 @@ class CudaGroup(Group):
             if gone and self._stream is not None:
                 self.lane.device.synchronize(self._stream)  # kernels may still read memory of what goes
         return script
+
+    def _check_queues(self, script: Script, site: Site) -> None:
+        """Raises WorldError where a stream of the script would wait for what stands before it on another."""
+        device, name = self.lane.device, script.record.prepared.program.name
+        if script.peers and not device.probed.allows("stream_signals"):
+            raise WorldError(f"{name} uses the copy engine; {device.probed.why_not('stream_signals')}", site)
+        needed, streams = self.queues(script)
+        if device.queues < needed:
+            raise WorldError(
+                f"{name}: {streams} need {needed} queues, it has {device.queues}: set "
+                "CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA is used",
+                site,
+            )
+
+    def queues(self, script: Script) -> tuple[int, str]:
+        """How many queues of the device a script needs, and for which streams."""
+        if script.waits:
+            return self.world + 2, f"those of the run, of the host and of {self.world} ranks' copies on one device"
+        return (2, "copies beside a kernel on one device") if script.peers else (1, "its kernels")
 
     def agreed(self, script: Script) -> bool:
         """Whether the ranks need not compare what they call by a script."""
@@ -127,6 +139,23 @@ class CudaGroup(Group):
         """Does what the host does for a run."""
         script.play(tensors, streams)
 
+    def _not_captured(self, program: str, script: Script | None) -> str:
+        """Why a call can't be captured, or "": it has no script, or one whose order a graph might not keep."""
+        if script is None:
+            return (
+                "with sizes, dtypes, strides or a slot that it was not called with before: compile and load it first, "
+                f"by {program}.prepare(...) with arguments like these"
+            )
+        if script.waits:
+            return (
+                "in a schedule in which the copy engine waits for tiles of the kernel, which graphs can't have: take "
+                "another schedule"
+            )
+        probed = self.lane.device.probed
+        if script.peers and not probed.allows("engines_in_graphs"):
+            return f"in a schedule with a copy engine; {probed.why_not('engines_in_graphs')}; or take another schedule"
+        return ""
+
     # ---- the end of a run, and of a lane
 
     def synchronize(self) -> None:
@@ -151,21 +180,6 @@ class CudaGroup(Group):
     @abstractmethod
     def check(self) -> None:
         """Raises what ended the lane, if something did."""
-
-
-def _not_captured(program: str, script: Script | None) -> CaptureError:
-    """Why a call can't be captured: it has no script, or one whose waits a graph would not order behind launches."""
-    if script is None:
-        what = (
-            "with sizes, dtypes, strides or a slot that it was not called with before: compile and load it first, by "
-            f"{program}.prepare(...) with arguments like these"
-        )
-    else:
-        what = (
-            "in a schedule in which the copy engine waits for tiles of the kernel, which graphs can't have: take "
-            "another schedule"
-        )
-    return CaptureError(f"{program} is captured {what}", Site.of_user())
 
 
 @kept()

@@ -44,11 +44,13 @@ class CudaLane(Lane):
         device.synchronize(device.current())  # what makes the heaps is not on that stream
 
     def prepare_anew(self, arguments: Arguments, sms: int) -> Prepared:
-        """Beside a copy engine a program leaves an SM free: a copy inside one device may take one, and the workers that
-        wait for it would not let it begin."""
+        """Beside a copy engine a program leaves an SM free, unless a probe has shown that none is needed: a copy inside
+        one device may take one, and the workers that wait for it would not let it begin."""
         call = arguments.call
         resources = call.program.schedule(call.schedule, arguments.absent).values()
-        return super().prepare_anew(arguments, sms - any(isinstance(r, CopyEngine) for r in resources))
+        engines = any(isinstance(r, CopyEngine) for r in resources)
+        free = engines and not self.device.probed.allows("copies_beside_all_sms")
+        return super().prepare_anew(arguments, sms - free)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return self.device.empty(shape, dtype)
@@ -75,11 +77,16 @@ class CudaLane(Lane):
         return words
 
     def poison(self, report: Report) -> None:
+        """Copies words from the host, since a kernel that writes them would wait for an SM that those have that are to
+        be ended."""
+
+        def put(rank: int, word: int, value: int) -> None:
+            self.words(rank)[word : word + 1].copy_(torch.tensor([value]))
+
         with self.device.on(self.aside):
-            own = self.words(report.rank)
             for word, value in report.mailbox().items():
-                own[word] = value
+                put(report.rank, word, value)
             name = int(self.words(0)[POISON].item()) or 1 + report.rank
             for rank in range(self.layout.world):
-                self.words(rank)[POISON] = name
+                put(rank, POISON, name)
         self.device.synchronize(self.aside)

@@ -97,6 +97,11 @@ class Script:
             any(isinstance(step, SignalWait) for step in run.plan),
         )
 
+    @property
+    def kernels(self) -> int:
+        """How many kernels it launches."""
+        return sum(isinstance(step, KernelStep) for step in self.steps)
+
     @cached_property
     def agreement(self) -> Agreement:
         """What ranks have to agree on, as a key."""

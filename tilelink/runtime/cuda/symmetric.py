@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ import torch.distributed as dist
 from tilelink.analysis.placement import ALIGNMENT
 from tilelink.errors import SymmetricMemoryError
 from tilelink.runtime.agreement import gathered, refuse, together
+from tilelink.runtime.cuda.driver import driver
+from tilelink.runtime.cuda.multicast import multicast_address
 
 FIRST_TORCH = (2, 11)
 """The first whose `rendezvous` needs no group to be enabled and whose handle has `offset`."""
@@ -46,18 +48,25 @@ def symmetric_heap(heap_bytes: int, group: dist.ProcessGroup, device: torch.devi
     refuse(group, " can't reach its peers", unreachable, SymmetricMemoryError)
     from torch.distributed import _symmetric_memory as symmetric
 
+    def allocated() -> torch.Tensor:
+        memory: torch.Tensor = symmetric.empty(heap_bytes, dtype=torch.uint8, device=device)
+        return memory
+
     def mapped() -> SymmetricHeap:
-        memory = symmetric.empty(heap_bytes, dtype=torch.uint8, device=device)
         handle = symmetric.rendezvous(memory, group.group_name)
         return heap_of(handle, memory, group.rank(), group.size())
 
-    refused = RuntimeError, SymmetricMemoryError
-    return together(group, " could not map the heaps", mapped, refused=refused, error=SymmetricMemoryError)
+    # Two steps: a rank without memory would leave the others in the rendezvous.
+    refused, error = (RuntimeError, SymmetricMemoryError), SymmetricMemoryError
+    memory = together(group, " could not allocate its heap", allocated, refused=refused, error=error)
+    heap = together(group, " could not map the heaps", mapped, refused=refused, error=error)
+    return replace(heap, multicast=multicast_address(heap.multicast, int(heap.handle.offset), memory, group))
 
 
 def heap_of(handle: Any, memory: torch.Tensor, rank: int, world: int) -> SymmetricHeap:
     """The heap behind a handle of torch. `buffer_ptrs` are where allocations begin, and `offset` is where the tensor
-    lies in its own; all ranks allocate alike, so it lies there in theirs. Raises SymmetricMemoryError."""
+    lies in its own; all ranks allocate alike, so it lies there in theirs. `multicast` is as torch gives it. Raises
+    SymmetricMemoryError."""
     offset = int(handle.offset)
     addresses = tuple(int(base) + offset for base in handle.buffer_ptrs)
     if len(addresses) != world or int(handle.rank) != rank:
@@ -78,8 +87,7 @@ def heap_of(handle: Any, memory: torch.Tensor, rank: int, world: int) -> Symmetr
                 "set TORCH_SYMMMEM=CUDA where another is chosen"
             )
     memories = [memory if peer == rank else _peer(handle, peer, memory, addresses[peer]) for peer in range(world)]
-    multicast = int(handle.multicast_ptr)
-    return SymmetricHeap(tuple(memories), multicast and multicast + offset, handle)
+    return SymmetricHeap(tuple(memories), int(handle.multicast_ptr), handle)
 
 
 def _peer(handle: Any, peer: int, memory: torch.Tensor, address: int) -> torch.Tensor:
@@ -147,6 +155,13 @@ def _unreachable(places: list[_Place], rank: int) -> str | None:
                     f"rank {peer} is on the GPU of rank {rank}, cuda:{mine.device}: give each its own "
                     f"(torch.cuda.set_device before the first call), or set {OVERLAPPING}=1 to share it for tests"
                 )
-        elif place.device != mine.device and not torch.cuda.can_device_access_peer(mine.device, place.device):
+        elif place.device == mine.device:
+            continue  # each process sees its own GPU alone, and can't be asked
+        elif not torch.cuda.can_device_access_peer(mine.device, place.device):
             return f"cuda:{mine.device} can't access the memory of cuda:{place.device}, where rank {peer} is"
+        elif not driver().has_native_atomics(mine.device, place.device):
+            return (
+                f"atomics of cuda:{mine.device} on the memory of cuda:{place.device}, where rank {peer} is, are not "
+                "atomic there (no native peer atomics: not connected by NVLink), and signals are counted by them"
+            )
     return None

@@ -3,13 +3,15 @@
     world = VirtualWorld(4)
     outs = world.run(lambda group: all_gather_matmul(x[group.rank], weight[group.rank], schedule="push", group=group))
 
-What is right on several GPUs is right here, and the other way round, since kernels know no difference; times are not
-those of several GPUs. The kernels of all ranks are resident together: a worker fits on an SM that is empty, all ranks
-have no more workers at a time than there are SMs, and so, while one is missing, some SM is empty.
+Kernels know no difference to ranks on several GPUs; the device makes two: its one L2 cache shows stores to ranks that
+should have been released to the whole system and were not, and times are not those of several GPUs. The kernels of all
+ranks are resident together: a worker fits on an SM that is empty, all ranks have no more workers at a time than there
+are SMs, and so, while one is missing, some SM is empty.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -19,7 +21,7 @@ import torch
 from tilelink.analysis.placement import ALIGNMENT
 from tilelink.analysis.timeline import Timeline
 from tilelink.emulator.scheduler import Scheduler, Task
-from tilelink.errors import NeverEnteredError, Site, StuckError, WorldError, public
+from tilelink.errors import CaptureError, NeverEnteredError, Site, StuckError, WorldError, public
 from tilelink.frontend.sizes import check_rank, check_world
 from tilelink.programs.given import Call
 from tilelink.runtime.agreement import CallLog
@@ -27,6 +29,7 @@ from tilelink.runtime.bounds import Bounds
 from tilelink.runtime.cuda.device import CudaDevice
 from tilelink.runtime.cuda.group import CudaGroup
 from tilelink.runtime.cuda.lane import CudaLane
+from tilelink.runtime.cuda.probed import Probed
 from tilelink.runtime.cuda.script import Script, Streams
 from tilelink.runtime.lane import Reason
 from tilelink.runtime.layout import HeapLayout, heap_in
@@ -39,6 +42,12 @@ DEFAULT_ENTER = 60.0
 DEFAULT_STUCK = 5.0
 STACK_BYTES = 16 << 20
 """Of a host's thread: Triton compiles there, whose compiler recurses."""
+INJECTED_BY = ("LD_PRELOAD", "CUDA_INJECTION64_PATH")
+SERIALISING = {
+    "libsanitizer-collection": "compute-sanitizer", "libInterceptorInjectionTarget": "compute-sanitizer",
+    "libcuda-injection": "Nsight Compute", "libTreeLauncherTargetInjection": "Nsight Compute or compute-sanitizer",
+}  # fmt: skip
+"""Libraries by which tools that run kernels one after the other get into a process, and the tools."""
 _LAUNCHED = 0
 """The key on which hosts are parked that wait for the launches of others."""
 
@@ -75,6 +84,8 @@ class VirtualWorld:
                 f"{world} ranks on {self.device.sms} SMs, of which {reserved} are reserved: each needs at least one",
                 Site.of_user(),
             )
+        if world > 1 and (why := one_at_a_time(self.device.probed)):
+            raise WorldError(f"{world} virtual ranks wait for each other, and {why}", Site.of_user())
         self.world, self.sms = world, sms
         heaps = [heap_in(self.device.empty((heap_bytes + ALIGNMENT,), torch.uint8)) for _ in range(world)]
         self.lane = CudaLane(self.device, layout, heaps, sms, bounds)
@@ -127,6 +138,16 @@ class VirtualWorld:
         """Of the last run that was called with `timed=True`, measured: microseconds of the device's timer. Ranks share
         the device: what one rank waits for another, they take from each other, too. Raises WorldError."""
         return timeline_of([group.timed for group in self.groups])
+
+
+def one_at_a_time(probed: Probed) -> str:
+    """Why kernels of this process do not run together, or ""."""
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+        return "CUDA_LAUNCH_BLOCKING is set: each launch waits for the kernel to end; unset it, or use one rank"
+    injected = " ".join(os.environ.get(name, "") for name in INJECTED_BY)
+    if tool := next((tool for name, tool in SERIALISING.items() if name in injected), ""):
+        return f"{tool} runs one kernel at a time; use it on a world of one rank"
+    return "" if probed.allows("virtual_ranks") else probed.why_not("virtual_ranks")
 
 
 class Hosts:
@@ -208,16 +229,17 @@ class VirtualGroup(CudaGroup):
         else:
             self._together(self.runs - 1, script.call, partial(super().play, script, tensors, streams))
 
+    def queues(self, script: Script) -> tuple[int, str]:
+        """Behind the launches of a rank that waits for this one, copies would never begin, and maybe no second kernel:
+        both want queues of their own."""
+        if script.peers:
+            return 2 * (self.world + 1), f"{self.world} ranks that use the copy engine on one device"
+        if script.kernels > 1 and self.world > 1 and not self.lane.device.probed.allows("few_queues"):
+            return self.world + 1, f"{self.world} ranks with {script.kernels} kernels each on one device"
+        return super().queues(script)
+
     def engine(self, peer: int) -> Any:
-        """One stream for all peers. It needs a queue of its own on the device: behind the launches of a rank that waits
-        for this one, its copies would never begin."""
-        needed = 2 * (self.world + 1)
-        if self.lane.device.queues < needed:
-            raise WorldError(
-                f"{self.world} ranks that use the copy engine on one device need {needed} queues, it has "
-                f"{self.lane.device.queues}: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA is used",
-                Site.of_user(),
-            )
+        """One stream for all peers."""
         return next(iter(self._engine.values()), None) or self.lane.device.stream()
 
     def check(self) -> None:
@@ -232,7 +254,11 @@ class VirtualGroup(CudaGroup):
 
     def replay(self, graph: Any) -> None:
         """Replays a graph (`torch.cuda.CUDAGraph`) that was captured on this rank, together with the other ranks. What
-        is asked of the graphs of a group is what is asked of its calls: all ranks replay the same."""
+        is asked of the graphs of a group is what is asked of its calls: all ranks replay the same. Raises
+        CaptureError."""
+        probed = self.lane.device.probed
+        if self.world > 1 and not probed.allows("graphs_together"):
+            raise CaptureError(f"graphs of {self.world} ranks wait for each other; {probed.why_not('graphs_together')}")
         stream = self.in_order()
 
         def launch() -> None:
