@@ -36,8 +36,9 @@ from tilelink.frontend.workload import Allotment, Place
 ORDER = ("seq", "tile", "role", "turn", "launch", "worker", "rank")
 """Columns by which events are put in order, the last one first; `launch`, `turn` and `seq` (inside a tile) say in which
 order a worker does things, and are no columns of events."""
-NOTHING = {"tensor": -1, "home": -1, "lo": 0, "hi": 1, "entry": -1, "cell": -1, "expected": -1, "amount": 0}
-"""What stands in columns of which nothing is said."""
+NOTHING = dict.fromkeys(("tensor", "home", "entry", "cell", "expected"), -1)
+NOTHING |= {"lo": 0, "hi": 1, "amount": 0, "late": False}
+"""What stands in columns of which nothing is said. `late`, no column of events: given by the worker's next tile."""
 
 
 def no_events(program: ir.TileProgram) -> dict[str, np.ndarray]:
@@ -95,6 +96,7 @@ class RoleEvents:
         self.trips: Any = 1
         self.guards: dict[str, dict[str, list[tuple[np.ndarray, np.ndarray]]]] = {}
         self.lanes, self.act = 0, np.arange(0)
+        self.owed = 0  # what a tile owes is given before this batch of the next
         if self.allotment.tiles:
             self.enter()
         self.peer = self.values.get(RANK.name, self.act)
@@ -128,14 +130,27 @@ class RoleEvents:
         if not self.batches:
             return no_events(self.program)
         lane = np.concatenate([lanes for lanes, _ in self.batches])
-        seq = np.repeat(np.arange(len(self.batches), dtype=np.int32), [len(lanes) for lanes, _ in self.batches])
+        seq = 2 * np.repeat(np.arange(len(self.batches), dtype=np.int32), [len(lanes) for lanes, _ in self.batches])
         columns = {c: np.concatenate([b[c] for _, b in self.batches]) for c in self.batches[0][1]}
+        if (late := columns.pop("late")).any():
+            next_tile = self.next_tiles()[lane]
+            moves = late & (next_tile >= 0)
+            lane, seq = np.where(moves, next_tile, lane), np.where(moves, 2 * self.owed - 1, seq)
         rank, tile = self.values[RANK.name], self.values[NUMBER.name]
         of_lanes = {"rank": rank, "tile": tile, "worker": self.worker(), "turn": self.place.turn(tile)}
         columns |= {c: v[lane].astype(Events.COLUMNS.get(c, np.int32)) for c, v in of_lanes.items()}
         of_role = {"role": self.index, "launch": self.place.launch}
         columns |= {c: np.full(len(lane), v, np.int16) for c, v in of_role.items()}
         return columns | {"seq": seq}
+
+    def next_tiles(self) -> np.ndarray:
+        """Of each lane that of its worker's next tile of this role in the same turn; -1 where it is the last."""
+        by = self.values[RANK.name], self.worker(), self.place.turn(self.values[NUMBER.name])
+        order = np.lexsort((self.values[NUMBER.name], *by))
+        goes_on = np.all([column[order][1:] == column[order][:-1] for column in by], axis=0)
+        following = np.full(self.lanes, -1)
+        following[order[:-1][goes_on]] = order[1:][goes_on]
+        return following
 
     def estimate(self) -> int:
         """How many events all tiles have, by those of the sample."""
@@ -175,7 +190,9 @@ class RoleEvents:
                         self.attempt(partial(self.wait, s, view))
                 case ir.Notify():
                     for view in s.views:
-                        self.attempt(partial(self.notify, view, s.site))
+                        self.attempt(partial(self.notify, view, s.site, s.late))
+                case ir.Owed():
+                    self.owed = len(self.batches)
                 case ir.For():
                     self.loop(s)
                 case ir.If():
@@ -276,7 +293,7 @@ class RoleEvents:
                 emit = partial(self.emit, WAIT, s.site, tensor=view.tensor, home=home, lo=lo, hi=hi)
                 self.where(there, partial(emit, cell=cell, expected=expected[at]))
 
-    def notify(self, view: ir.View, site: Site) -> None:
+    def notify(self, view: ir.View, site: Site, late: bool) -> None:
         lo, hi = self.box(view, site)
         signals, told = self.program.signals_of(view.tensor), own("notified")
         to, condition = recipient(signals, view, told)
@@ -286,7 +303,7 @@ class RoleEvents:
                 self.values[WAITER.name] = rank
                 gets = self.get(condition)
                 for cell, there in self.cells(signals, signals.index(view, told)):
-                    said = {"tensor": view.tensor, "home": rank, "lo": lo, "hi": hi, "cell": cell}
+                    said = {"tensor": view.tensor, "home": rank, "lo": lo, "hi": hi, "cell": cell, "late": late}
                     self.where(there & gets, partial(self.emit, NOTIFY, site, **said))
 
     def check_guard(self, view: ir.View, lo: np.ndarray, hi: np.ndarray, site: Site) -> None:
@@ -311,7 +328,7 @@ class RoleEvents:
         columns = {**NOTHING, **said, "op": op, "site": self.run.sites.setdefault(site, len(self.run.sites))}
         shapes = dict.fromkeys(("lo", "hi"), (self.lanes, self.dims))
         self.batches.append((self.act, {
-            c: np.broadcast_to(v, shapes.get(c, (self.lanes,)))[self.act].astype(Events.COLUMNS[c])
+            c: np.broadcast_to(v, shapes.get(c, (self.lanes,)))[self.act].astype(Events.COLUMNS.get(c, bool))
             for c, v in columns.items()
         }))  # fmt: skip
 

@@ -16,8 +16,8 @@ from tilelink.backend import pipelining
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.facts import copied_chunks
 from tilelink.backend.far import Far
-from tilelink.backend.kernel import ZERO, Body, Comment, Kind, Source, Writer, call, grouped
-from tilelink.backend.parameters import BEFORE, CONTROL, RANK, RUN, STAMPS, WORLD, Names
+from tilelink.backend.kernel import ZERO, Body, Comment, Function, Kind, Source, Writer, call, grouped
+from tilelink.backend.parameters import CONTROL, RANK, RUN, STAMPS, Names
 from tilelink.backend.reach import All, Near, Reach, Reached, home_of
 from tilelink.backend.signals import cells_awaited, write_expected
 from tilelink.backend.targets import Target
@@ -33,14 +33,17 @@ from tilelink.frontend.walk import NUMBER
 class RoleEmitter:
     """Writes one role: what does not change into `before`, the body of the loop over its tiles into `body`."""
 
-    def __init__(self, names: Names, role: Role, target: Target, *, publishing: bool = False) -> None:
+    def __init__(
+        self, names: Names, role: Role, target: Target, *, publishing: bool = False, timed: bool = False,
+        later: Function | None = None,
+    ) -> None:  # fmt: skip
         if not isinstance(role.resource, SMs):
             raise KernelError(f"{role.name} is not in the kernel", role.site)
         self.names, self.program, self.facts = names, names.program, names.facts
         self.role, self.target, self.publishing = role, target, publishing
         self.stages = role.resource.stages
         self.pipelined = False
-        self.timed = self.facts.timed and not publishing
+        self.timed, self.later = timed, later
         self.accumulates = any(pipelining.pipelined(s, role, self.program) for s in ir.walk(role.body))
         self.addresses = Addresses(names, dict(role.walk.homes))
         self.text, self.local, self.made = self.addresses.text, self.addresses.local, self.addresses.made
@@ -71,8 +74,6 @@ class RoleEmitter:
             write.body += body
         self.stamp("TILE_ENDS")
         before = Writer()
-        if self.fills_slot():
-            before.do(call("credit", CONTROL, BEFORE, WORLD))
         sizes = [(self.local(n), self.text(v)) for n, v in walk.sizes]
         for n, value in [*sizes, *addresses.hoisted.items()]:
             before.set(n, value, Kind.FIXED)
@@ -103,9 +104,12 @@ class RoleEmitter:
                 self.reach(s).store(s)
             case ir.Copy():
                 self.reach(s).copy(s)
-            case ir.Notify():
+            case ir.Notify() if not s.late:
                 for one in (replace(s, views=(view,)) for view in s.views):
                     self.reach(one).notify(one)
+            case ir.Owed():
+                self.give_owed(self.write)
+                self.write.set(self.owed, self.local(NUMBER.name))
             case ir.Wait():
                 self.wait(s)
             case ir.For():
@@ -119,6 +123,17 @@ class RoleEmitter:
                     self.statements(s.body)
                 with self.write.otherwise():
                     self.statements(s.orelse)
+
+    @property
+    def owed(self) -> str:
+        """The name of the number of the tile whose late notifications are not given yet; of -1 if there is none."""
+        return self.made("owed")
+
+    def give_owed(self, write: Writer) -> None:
+        """Gives the late notifications of the tile before, if there was one."""
+        assert self.later is not None
+        with write.branch(f"{self.owed} >= 0"):
+            write.do(self.later.call(self.owed))
 
     def reach(self, s: Reached) -> Reach:
         """The way in which a statement reaches memory."""

@@ -187,19 +187,39 @@ class _Lowering:
 
     def role(self, role: Role, called: str, *, publishing: bool = False) -> Function:
         """A function that does all tiles of one worker."""
-        emitter = RoleEmitter(self.names, role, self.target, publishing=publishing)
+        later = self.later(role) if any(ir.every(ir.Owed, role.body)) else None
+        timed = self.facts.timed and not publishing
+        emitter = RoleEmitter(self.names, role, self.target, publishing=publishing, timed=timed, later=later)
         takes_turns = any(len(roles) > 1 and role in roles for roles in members(self.program.in_kernel))
         first, last = WORKER, emitter.text(role.walk.count)
         if takes_turns:
             first, last = (emitter.made(n, n, "of a turn") for n in ("first", "last"))
         write = Writer()
+        if emitter.fills_slot():
+            write.do(call("credit", CONTROL, BEFORE, WORLD))
         write.body += emitter.before
+        if later:
+            write.set(emitter.owed, "-1")
         with write.loop(emitter.local(walk.NUMBER.name), first, last, WORKERS):
             write.body += emitter.body
-        if emitter.timed:
+        if later:
+            emitter.give_owed(write)
+        if timed:
             write.do(f"return {STAMPS}")
         given = (first, last) if takes_turns else (first,)
         return self.function(called, write.body, (*given, WORKERS))
+
+    def later(self, role: Role) -> Function:
+        """A function that gives the late notifications of one tile, by its number."""
+
+        def change(s: ir.Statement) -> ir.Body:
+            if isinstance(s, ir.Notify) and s.late:
+                return (replace(s, late=False),)
+            return (s,) if any(s.blocks) else ()
+
+        emitter = RoleEmitter(self.names, replace(role, body=ir.rewritten(role.body, change)), self.target)
+        called = self.names.module.name(("later", role.name), f"{role.name}_notify")
+        return self.function(called, [*emitter.before, *emitter.body], (emitter.local(walk.NUMBER.name),))
 
     def drain(self, signals: ir.Signals) -> Function:
         """A function that waits for every notification of a tensor on this rank, and zeroes the signals."""

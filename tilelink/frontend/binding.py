@@ -10,6 +10,7 @@ from tilelink.errors import DtypeError, RoleWithoutScheduleError, ScheduleError,
 from tilelink.frontend.ir import Tensor, TileProgram
 from tilelink.frontend.passes.elaborate import Binding, elaborate
 from tilelink.frontend.passes.fold import drop_unread, fold
+from tilelink.frontend.passes.late_signals import late_signals
 from tilelink.frontend.passes.multicast import multicast
 from tilelink.frontend.passes.publish import publish
 from tilelink.frontend.passes.resources import check_resources
@@ -20,7 +21,7 @@ from tilelink.frontend.values import dtype_name
 from tilelink.frontend.verify import verify
 from tilelink.language import Recording, TensorWord
 
-PASSES = (elaborate, multicast, fold, drop_unread, check_resources, publish, derive_signals, split_waits)
+PASSES = (elaborate, multicast, fold, drop_unread, check_resources, publish, derive_signals, split_waits, late_signals)
 
 
 def bind(

@@ -155,13 +155,23 @@ class Wait(Statement):
 
 @dataclass(frozen=True)
 class Notify(Statement):
-    """This tile's stores to the views are visible where the views live."""
+    """This tile's stores to the views are visible where the views live. `late`: that is told later, where the worker's
+    next tile has its `Owed`, or behind the worker's last tile."""
 
     GIVES = ("views",)
     views: tuple[View, ...]
+    late: bool = False
 
     def __str__(self) -> str:
-        return f"notify({', '.join(map(str, self.views))})"
+        return f"notify({', '.join(map(str, self.views))}){' later' if self.late else ''}"
+
+
+@dataclass(frozen=True)
+class Owed(Statement):
+    """Here the late notifications of the worker's tile before are given."""
+
+    def __str__(self) -> str:
+        return "notify what the tile before left for later"
 
 
 @dataclass(frozen=True)

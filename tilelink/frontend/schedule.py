@@ -85,6 +85,7 @@ def grouped(group: int, parts: Order = own_rank_first) -> Order:
 
 VIAS = ("load-store", "multicast")
 STREAMS = ("peers", "one")
+SIGNALS = ("now", "late")
 
 
 class _Fields:
@@ -116,6 +117,9 @@ class SMs(_Fields):
     default the home of a sharded space, and every rank for a local one.
     `via`: "load-store", or "multicast": a rank axis that only names whose memory copies, stores and notifications go to
     is no axis then, but views of all ranks, which a target whose fabric multicasts stores to at once.
+    `signals`: "now", or "late": a tile's notifications are given behind the main loop of the worker's next tile (of
+    its last tile, behind that). Before a notification the tile's stores have to arrive, which is waited for where they
+    have long done so. For roles that wait for nothing, since a tile that waits would keep others waiting.
     `whole`: elements of a block over a whole dimension, such as {"D": 128} where a tile function loads `q[t.rows]` of a
     tensor with the dimensions S and D. At least the dimension's size; the rest is masked.
     """
@@ -127,6 +131,7 @@ class SMs(_Fields):
     stages: int = 3
     warps: int = 8
     via: str = "load-store"
+    signals: str = SIGNALS[0]
     whole: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -144,6 +149,8 @@ class SMs(_Fields):
             raise ScheduleError(f"{self.stages!r} stages: at least 1", site)
         if self.via not in VIAS:
             raise ScheduleError(f"via={self.via!r}: it is one of {', '.join(map(repr, VIAS))}", site)
+        if self.signals not in SIGNALS:
+            raise ScheduleError(f"signals={self.signals!r}: it is one of {', '.join(map(repr, SIGNALS))}", site)
         if not power_of_two(self.warps):
             raise ScheduleError(f"{self.warps!r} warps: their number is a power of two", site)
 
@@ -151,6 +158,7 @@ class SMs(_Fields):
         parts = [str(self.count)] if self.count else []
         parts += [f"tile={self.tile}", f"order={self.order}"] + ([f"at={self.at!r}"] if self.at else [])
         parts += [f"via={self.via!r}"] if self.via != VIAS[0] else []
+        parts += [f"signals={self.signals!r}"] if self.signals != SIGNALS[0] else []
         parts += [f"whole={dict(self.whole)}"] if self.whole else []
         return f"SMs({', '.join(parts)}, stages={self.stages}, warps={self.warps})"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tilelink.errors import TileProgramError
+from tilelink.frontend.body import Owed
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, of_dim, shown, symbol
 from tilelink.frontend.ir import Copy, For, Notify, Place, Range, Role, Store, Tensor, TileProgram, View, Wait, places
 from tilelink.frontend.routes import EXPERT, SEGMENT
@@ -29,6 +30,7 @@ def _problems(role: Role, tensors: Tensors, signals: set[str]) -> Iterator[tuple
     fixed = {RANK, WORLD, PER_NODE, *sizes, *map(symbol, walked)}
     waits: dict[str, Place] = {}
     written: set[View] = set()
+    owed = False
     for place in places(role.body):
         s = place.statement
         names = fixed | {symbol(loop.name) for loop in place.loops}
@@ -50,6 +52,12 @@ def _problems(role: Role, tensors: Tensors, signals: set[str]) -> Iterator[tuple
                 waits[s.name] = place
             case Store() | Copy():
                 written.add(s.target)
+            case Owed() if owed or place.outer or role.awaited:
+                yield place, "late notifications are given once, in every tile, of a role that waits for nothing"
+            case Owed():
+                owed = True
+            case Notify() if s.late and not owed:
+                yield place, "a late notification is given behind the place where that of the tile before is"
             case Notify():
                 for view in s.views:
                     if tensors[view.tensor].kind != "token" and view not in written:

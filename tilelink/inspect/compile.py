@@ -76,6 +76,7 @@ def each_compiled(
         return _compiled_here(*program, sass)
 
     jobs = [(lowered, sizes) for lowered, sizes in programs if lowered.options]  # which may raise, here and not there
+    _prepare()
     for (lowered, _), (result, problem) in zip(jobs, _in_children(one, jobs, processes), strict=True):
         yield result or CompileError(f"{lowered.program.name} for {lowered.target.name}: {problem}")
 
@@ -104,6 +105,16 @@ def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -
         elif p.kind in ("at", "signals", "stage", "workers", "records"):
             values[p.name] = 16
     return {p.name: values[p.name] for p in parameters}
+
+
+def _prepare() -> None:
+    """Does once, before the forks, what would take each child longer than most kernels take: the imports, and Triton's
+    hash of its own files."""
+    import torch  # noqa: F401
+    import triton.experimental.gluon  # noqa: F401
+    from triton.runtime.cache import triton_key
+
+    triton_key()
 
 
 def strides(tensor: Tensor, sizes: Sizes) -> dict[str, int]:

@@ -104,8 +104,9 @@ def calls(program: TileProgram) -> Counter[tuple[str, str]]:
         fills = False
         for s in walk(role.body):
             if isinstance(s, Wait | Notify):
+                late = isinstance(s, Notify) and s.late  # in a tile, and behind the last one
                 for view in s.views:
-                    made[type(s).__name__.lower(), program.signals_of(view.tensor).scope] += 1
+                    made[type(s).__name__.lower(), program.signals_of(view.tensor).scope] += 1 + late
             fills |= isinstance(s, Notify) or (isinstance(s, Copy | Store) and s.target.tensor in heap)
         made["credit", "sys"] += fills
     return made

@@ -54,7 +54,7 @@ def as_they_are_made(step, rank, world):
 
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
 add = tk.SMs(tile=(64, 256))
-fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), reduce=add)
+fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), reduce=add).changed(matmul={"signals": "late"})
 push = tk.Schedule(matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="source"), reduce=add)
 pull = tk.Schedule(matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=as_they_are_made, at="home"), reduce=add)
 by_rows = tk.CopyEngine(tile=(256, None), order=tk.next_rank_first, at="source")

@@ -1,0 +1,52 @@
+"""Notifications that a worker gives one tile later, behind the main loop of its next tile.
+
+A notification waits until all that the tile has stored is visible to others. At the end of a tile that holds up the
+loads of the next one; behind the next main loop, the stores have long arrived. What is told later is told for certain,
+because tiles of such a role wait for nothing: the next tile comes to its main loop's end, whatever other workers do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilelink.errors import ScheduleError
+from tilelink.frontend import ir
+from tilelink.frontend.passes.elaborate import Binding
+from tilelink.frontend.schedule import SMs
+
+
+def late_signals(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
+    """The program with the notifications of roles whose schedule says signals="late" marked so. Raises ScheduleError
+    for roles that wait, that have no main loop, or that notify nothing behind it."""
+    return replace(program, roles=tuple(_later(r) if _is_late(r) else r for r in program.roles))
+
+
+def _is_late(role: ir.Role) -> bool:
+    return isinstance(role.resource, SMs) and role.resource.signals == "late"
+
+
+def _multiplies(loop: ir.For) -> bool:
+    return any(code.dots for s in ir.walk(loop.body) for code in s.codes)
+
+
+def _later(role: ir.Role) -> ir.Role:
+    def fail(why: str) -> ScheduleError:
+        return ScheduleError(f"{role.name} can't give its signals late: {why}", role.site)
+
+    if role.awaited:
+        raise fail(
+            f"its tiles wait for {role.awaited[0]}, and meanwhile what the tile before has done would not be told. "
+            'Leave out signals="late"'
+        )
+    loops = [k for k, s in enumerate(role.body) if isinstance(s, ir.For) and _multiplies(s)]
+    if not loops:
+        raise fail("it has no main loop, in which something is multiplied, to give them behind")
+    main, behind = role.body[: loops[-1] + 1], role.body[loops[-1] + 1 :]
+    if not any(ir.every(ir.Notify, behind)):
+        raise fail("its tiles notify nothing behind their main loop")
+
+    def change(s: ir.Statement) -> ir.Body:
+        return (replace(s, late=True) if isinstance(s, ir.Notify) else s,)
+
+    owed = ir.Owed(replace(next(ir.every(ir.Notify, behind)).site, text=""))
+    return replace(role, body=(*main, owed, *ir.rewritten(behind, change)))
