@@ -1,4 +1,4 @@
-"""`python -m bench.gpu`: what a machine with a GPU has to say of us, in under 8 minutes.
+"""`python -m bench.gpu`: what a machine with a GPU has to say of us, in under 12 minutes.
 
 Is what runs on virtual ranks of one GPU right, in every dtype and schedule, in graphs, after waits in vain; what does a
 call cost the host; how fast is the GEMM against cuBLAS? Each step is a process of its own, so that one that fails or

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import json
 import os
 import re
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join
 
-from bench.gpu import machine, others, right, speed, timelines, vain
+from bench.gpu import machine, others, probe, right, speed, timelines, vain
 from bench.gpu.place import Place, dry, gpu
 from bench.gpu.report import COMPILED, OutOfTimeError, Report
+from bench.gpu.supervise import FOUND, GRACE, NO_DEVICE, NO_END, RIGHT, Ending, supervised
 from bench.progress import began, begin, say
 from tilelink.errors import DeviceError
 
 Step = tuple[float, Callable[[Place, Report], None]]
 STEPS: dict[str, Step] = {
+    "probe": (60, probe.probe),
     "first": (40, right.first),
     "machine": (35, machine.machine),
     "results": (80, right.results),
@@ -36,17 +35,13 @@ STEPS: dict[str, Step] = {
     "description": (30, machine.description_of),
 }
 """Seconds that each step may take, with the start of its process, and what it does; the most telling first."""
-GRACE = 10.0
-"""Seconds from when a step should end by itself to when it is ended."""
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the steps; returns 0 if all was right, 1 for a finding, 2 where there is no GPU."""
+    """Runs the steps; returns 0 if all was right, 1 for findings, 3 where a step came to no end, 2 without a GPU."""
     argv = list(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(argv)
-    if args.began is not None:
-        begin(args.began)
     out: Path = args.out or Path(os.environ.get("OUT") or RESULTS)
     out.mkdir(parents=True, exist_ok=True)
     command = join(["python3", "-m", "bench.gpu", *argv])
@@ -56,24 +51,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _compiled_only(out, command, e.message)
     name = re.sub(r"[^a-z0-9]+", "-", place.device.lower()).strip("-") if place.on_gpu else "dry"
     path = out / f"gpu-{name}.jsonl"
+    if args.began is not None:
+        begin(args.began)
+        return FOUND if here(place, path, args.step, command) else RIGHT
     if args.step is None:
         path.write_text("")
-    steps = [args.step] if args.step else list(STEPS)
-    if args.step or args.dry:
-        failed = sum(_here(place, path, step, command) for step in steps)
-    else:
-        failed = sum(_in_a_process(path, step, argv) for step in steps)
-    say(f"{failed} findings; all of it is in {path}")
-    return 1 if failed else 0
+    endings = [_in_a_process(place, path, step, argv) for step in ([args.step] if args.step else STEPS)]
+    found, ended = sum(e.code == FOUND for e in endings), [e for e in endings if e.error]
+    say(f"{found} steps with findings, {len(ended)} that came to no end; all of it is in {path}")
+    return NO_END if ended else int(found > 0)
 
 
-def _here(place: Place, path: Path, step: str, command: str) -> int:
+def here(place: Place, path: Path, step: str, command: str) -> int:
     """Runs a step in this process; how many findings it had."""
     seconds, run = STEPS[step]
     report = Report(path, step, place, command, seconds - GRACE)
-    if place.on_gpu:
-        faulthandler.dump_traceback_later(seconds, exit=True)
-    say(f"step {step}")
+    report.begun()
+    faulthandler.dump_traceback_later(seconds)
     try:
         run(place, report)
     except OutOfTimeError:
@@ -83,25 +77,14 @@ def _here(place: Place, path: Path, step: str, command: str) -> int:
     return report.failed
 
 
-def _in_a_process(path: Path, step: str, argv: Sequence[str]) -> int:
-    """Runs a step in a process of its own; 1 if it had findings, or came to no end."""
+def _in_a_process(place: Place, path: Path, step: str, argv: Sequence[str]) -> Ending:
+    """Runs a step in a process of its own; that it came to no end is a finding, too."""
     seconds, _ = STEPS[step]
-    # Each virtual rank needs a queue of its own on the device, beside those of torch.
-    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"} | os.environ
-    command = [sys.executable, "-m", "bench.gpu", *argv, "--step", step, "--began", repr(began())]
-    started = time.monotonic()
-    try:
-        code = subprocess.run(command, env=environment, timeout=seconds + GRACE).returncode
-        ending = f"ended with exit code {code}"
-    except subprocess.TimeoutExpired:
-        code, ending = -1, f"was ended after {seconds + GRACE:.0f} s"
-    took = time.monotonic() - started
-    say(f"step {step}: {took:.0f} s")
-    if code not in (0, 1):
-        with path.open("a") as file:
-            file.write(json.dumps({"step": step, "what": "the step as a whole", "ok": False, "error": ending}) + "\n")
-        say(f"WRONG   step {step} {ending}")
-    return int(code != 0)
+    said = [] if "--step" in argv else ["--step", step]
+    ending = supervised("bench.gpu", [*argv, *said, "--began", repr(began())], step, seconds, path)
+    if ending.error:
+        Report(path, step, place, join(argv), 0).add("the step as a whole", ok=False, error=ending.error)
+    return ending
 
 
 def _compiled_only(out: Path, command: str, why: str) -> int:
@@ -111,7 +94,7 @@ def _compiled_only(out: Path, command: str, why: str) -> int:
     report = Report(path, "none", dry(), command, 60)
     report.add("compiled only: no GPU was at hand, nothing was run", ok=None, kind=COMPILED, error=why)
     say(f"{why}; --dry tries the steps on the CPU")
-    return 2
+    return NO_DEVICE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -119,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python3 -m bench.gpu", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         description=(sys.modules["bench.gpu"].__doc__ or ""),
     )  # fmt: skip
-    parser.add_argument("--step", choices=STEPS, help="one of the steps alone, in this process")
+    parser.add_argument("--step", choices=STEPS, help="one of the steps alone")
     parser.add_argument("--dry", action="store_true", help="on CPU ranks, at tiny sizes: are the steps all right?")
     parser.add_argument("--out", type=Path, help="folder for the results (default: $OUT, or bench/results)")
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)

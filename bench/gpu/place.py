@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 
 from bench.records import cores
 from tilelink.runtime.cpu.world import CpuWorld
+from tilelink.runtime.cuda.clock import device_us
 from tilelink.runtime.cuda.device import CudaDevice
+from tilelink.runtime.cuda.probed import Probed
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
 
 Sizes = Mapping[str, int]
@@ -21,28 +25,33 @@ GEMMS = {
     "Gemma-2-27B": (4608, 36864), "LLaMA-3.1-70B": (8192, 28672), "Qwen-2-72B": (8192, 29568),
 }  # fmt: skip
 """Hidden and intermediate sizes of the six MLPs of the paper (TileLink, MLSys 2025, section 7), whose M is 8192."""
+FLUSHED = 256 << 20
+"""Bytes that are written before a call that is timed: more than the cache of any GPU."""
 
 
 @dataclass(frozen=True)
 class Place:
     """`device`: what records call it. `world(n)` makes a world. `capture()` captures a graph on the current stream;
-    None where there are no graphs. `clock(call)`: microseconds that a call takes on the device. `settle()`
-    waits until the device is idle. `on_gpu`: times say
-    something, and kernels bound their own waits. `sizes`: of the checks; `parts`: uneven ones for so many ranks;
-    `gemms`: M, N and K by name; `repeats`: of what is timed; `compilers`: processes that compile ahead, 0 for none."""
+    None where there are no graphs. `clock(call, before)`: microseconds that a call takes on the device after what
+    `before()` enqueues, with a cache that holds nothing of it. `settle()` waits until the device is idle. `clocks()`:
+    MHz, and what else a time depends on. `probed`: forms that a probe has answered for. `on_gpu`: times say something,
+    and kernels bound their own waits. `sizes`: of the checks; `parts`: uneven ones for so many ranks; `gemms`: M, N and
+    K by name; `repeats`: of what is timed; `compilers`: processes that compile ahead, 0 for none."""
 
     device: str
     place: torch.device
     on_gpu: bool
     world: Callable[..., Any]
     capture: Callable[[], AbstractContextManager[Any]] | None
-    clock: Callable[[Callable[[], Any]], float]
+    clock: Callable[[Callable[[], Any], Callable[[], Any]], float]
     settle: Callable[[], None]
+    clocks: Callable[[], Mapping[str, float]]
     sizes: Sizes
     parts: Mapping[int, tuple[int, ...]]
     gemms: Mapping[str, tuple[int, int, int]]
     repeats: int
     compilers: int = 0
+    probed: Probed = field(default_factory=Probed)
 
 
 def gpu() -> Place:
@@ -56,8 +65,9 @@ def gpu() -> Place:
     layers = {f"{n}, gate": (8192, i // rank, h) for n, (h, i) in GEMMS.items()}
     layers |= {f"{n}, down": (8192, h, i // rank) for n, (h, i) in GEMMS.items()}
     return Place(
-        device.name, device.place, True, world, _capture, _by_events, torch.cuda.synchronize,
+        device.name, device.place, True, world, _capture, _by_events, torch.cuda.synchronize, _clocks,
         {"M": 1024, "N": 768, "K": 512}, {2: (300, 33), 4: (5, 0, 300, 129)}, layers, 30, min(12, cores()),
+        device.probed,
     )  # fmt: skip
 
 
@@ -80,18 +90,34 @@ class _Entered(AbstractContextManager[Any]):
         self.context.__exit__(*error)
 
 
-def _by_events(call: Callable[[], Any]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(200_000)  # so that the host is ahead, and the events stand next to the kernel
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3
+def _by_events(call: Callable[[], Any], before: Callable[[], Any] = lambda: None) -> float:
+    def enqueue() -> None:
+        before()
+        _more_than_the_cache().zero_()
+
+    return device_us(call, enqueue)
 
 
-def by_host(call: Callable[[], Any]) -> float:
+@cache
+def _more_than_the_cache() -> torch.Tensor:
+    return torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
+
+
+def _clocks() -> dict[str, float]:
+    """Of the GPU, now: MHz of its SMs and memory, watts, and degrees Celsius; as far as nvidia-smi says."""
+    asked = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "watts", "temperature.gpu": "celsius"}
+    command = ["nvidia-smi", f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits"]
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    try:
+        said = subprocess.run([*command, f"--id=GPU-{uuid}"], capture_output=True, text=True, timeout=5, check=True)
+        return dict(zip(asked.values(), map(float, said.stdout.split(",")), strict=True))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {}
+
+
+def by_host(call: Callable[[], Any], before: Callable[[], Any] = lambda: None) -> float:
     """Microseconds of the host."""
+    before()
     began = time.perf_counter()
     call()
     return (time.perf_counter() - began) * 1e6
@@ -104,6 +130,6 @@ def dry() -> Place:
         return CpuWorld(n, **{"sms": 24, "heap_bytes": 1 << 20, "signal_bytes": 1 << 12} | options)
 
     return Place(
-        "none: kernels are interpreted", torch.device("cpu"), False, world, None, by_host, lambda: None,
+        "none: kernels are interpreted", torch.device("cpu"), False, world, None, by_host, lambda: None, dict,
         {"M": 64, "N": 256, "K": 32}, {2: (20, 5), 4: (5, 0, 30, 9)}, {"tiny": (64, 32, 32)}, 2,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -16,6 +16,8 @@ from bench.progress import say
 from bench.records import machine, versions
 
 MEASURED, COMPILED = "measured", "compiled"
+BEGUN = "begun"
+"""What the first line of a step says."""
 
 
 class Report:
@@ -26,6 +28,12 @@ class Report:
         self.about = {"versions": versions(), "machine": {**machine(), "gpu": place.device}, "command": command}
         self.until = time.monotonic() + seconds
         self.failed = 0
+        now_of(path).unlink(missing_ok=True)
+
+    def begun(self) -> None:
+        """The first line of a step: one that hangs has a line, too."""
+        say(f"step {self.step}")
+        self._write(BEGUN, None, MEASURED)
 
     @contextmanager
     def case(self, what: str, **about: Any) -> Iterator[dict[str, Any]]:
@@ -36,6 +44,7 @@ class Report:
             self.add(what, ok=None, error="not begun: the time of this step is over", **about)
             raise OutOfTimeError
         began = time.monotonic()
+        now_of(self.path).write_text(f"{what}: {_where(about)}")
         try:
             yield found
         except Exception as e:
@@ -45,20 +54,33 @@ class Report:
 
     def add(self, what: str, *, ok: bool | None, kind: str = MEASURED, **found: Any) -> None:
         """Writes a finding."""
+        self._write(what, ok, kind, **found)
+        self.failed += ok is False
+        word = {True: "ok", False: "WRONG", None: "skipped"}[ok]
+        where = _where(found)
+        ranks = f" on {found['world']} ranks" if found.get("world") else ""
+        figure = f": {found['median_us']:.1f} us" if found.get("median_us") else ""
+        versus = f", {found['speedup']:.3f} of {found['baseline']}" if found.get("speedup") else ""
+        error = f": {found['error']}" if found.get("error") else ""
+        say(f"{word:<7} {what}: {where}{ranks}{figure}{versus}{error}")
+
+    def _write(self, what: str, ok: bool | None, kind: str, **found: Any) -> None:
         kind = kind if self.place.on_gpu or kind == COMPILED else "interpreted"
         keys = ("op", "shape", "dtype", "world", "schedule", "rel_rms", "median_us", "min_us", "max_us", "repeats")
         blank = dict.fromkeys((*keys, "baseline", "speedup", "bound_us", "error"))
         record = {"step": self.step, "kind": kind, "what": what, "ok": ok, **blank, **found, **self.about}
         with self.path.open("a") as file:
             file.write(json.dumps(record, default=str) + "\n")
-        self.failed += ok is False
-        word = {True: "ok", False: "WRONG", None: "skipped"}[ok]
-        where = " ".join(str(found[k]) for k in ("op", "dtype", "schedule", "shape") if found.get(k))
-        ranks = f" on {found['world']} ranks" if found.get("world") else ""
-        figure = f": {found['median_us']:.1f} us" if found.get("median_us") else ""
-        versus = f", {found['speedup']:.3f} of {found['baseline']}" if found.get("speedup") else ""
-        error = f": {found['error']}" if found.get("error") else ""
-        say(f"{word:<7} {what}: {where}{ranks}{figure}{versus}{error}")
+
+
+def now_of(path: Path) -> Path:
+    """The file beside findings that says which case a step is at, for whoever ends it."""
+    return path.with_suffix(".now")
+
+
+def _where(found: Mapping[str, Any]) -> str:
+    """What tells cases of the same kind apart."""
+    return " ".join(str(found[k]) for k in ("op", "dtype", "schedule", "shape") if found.get(k))
 
 
 class OutOfTimeError(Exception):

@@ -12,7 +12,7 @@ import torch
 from bench.check import LIMITS, relative_rms
 from bench.gpu.place import Place, gpu
 from bench.gpu.report import Report
-from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.schedule import CopyEngine, Schedule
 from tilelink.frontend.sizes import even_parts
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -92,6 +92,11 @@ def settle(group: Any) -> None:
 def schedules(place: Place) -> tuple[str, ...]:
     """The schedules beside the program, push and pull first."""
     return tuple(all_gather_matmul.schedules)
+
+
+def by_engine(schedule: str) -> bool:
+    """Whether a schedule of all_gather_matmul uses copy engines."""
+    return any(isinstance(r, CopyEngine) for r in all_gather_matmul.schedules[schedule].values())
 
 
 def first(place: Place, report: Report) -> None:
@@ -186,7 +191,11 @@ def graphs(place: Place, report: Report) -> None:
         return
     for world in WORLDS:
         for schedule in schedules(place):
-            about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": world, "schedule": schedule}
+            about: dict[str, Any] = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": world}
+            about["schedule"] = schedule
+            if by_engine(schedule) and not place.probed.allows("engines_in_graphs"):
+                report.add("graph", ok=None, error=place.probed.why_not("engines_in_graphs"), **about)
+                continue
             with report.case("graph replayed with changing inputs", **about, repeats=REPLAYS) as found:
                 _replays(place, world, schedule, found)
 

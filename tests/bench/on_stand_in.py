@@ -28,8 +28,8 @@ class OnStandIn:
     def settle(self) -> None:
         self.device.synchronize(self.device.current())
 
-    def clock(self, call: Callable[[], Any]) -> float:
-        us = by_host(call)
+    def clock(self, call: Callable[[], Any], before: Callable[[], Any] = lambda: None) -> float:
+        us = by_host(call, before)
         self.settle()
         return us
 

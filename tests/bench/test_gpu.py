@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from bench.gpu import command, others, right, speed, vain
+import bench.gpu.place
+from bench.gpu import command, others, right, speed, supervise, vain
 from bench.gpu.command import STEPS, main
 from bench.gpu.place import Place, by_host, dry
-from bench.gpu.report import OutOfTimeError, Report
+from bench.gpu.report import BEGUN, OutOfTimeError, Report
 from bench.operands import Operands
 from bench.references import ROUNDED
 from tests.bench.on_stand_in import OnStandIn
@@ -31,15 +37,16 @@ def reported(step: Any, tmp_path: Path, place: Place, seconds: float = 300) -> l
 
 @pytest.mark.parametrize("step", ["first", "vain", "graphs", "speed", "host", "kernels", "timelines"])
 def test_steps_on_the_cpu(step: str, tmp_path: Path) -> None:
-    assert main(["--dry", "--step", step, "--out", str(tmp_path)]) == 0
-    found = records(tmp_path / "gpu-dry.jsonl")
+    assert command.here(dry(), tmp_path / "found.jsonl", step, "a command") == 0
+    begun, *found = records(tmp_path / "found.jsonl")
+    assert begun["what"] == BEGUN and begun["ok"] is None
     assert found and all(r["step"] == step and r["kind"] == "interpreted" and r["ok"] is not False for r in found)
-    assert all(r["command"] == f"python3 -m bench.gpu --dry --step {step} --out {tmp_path}" for r in found)
+    assert all(r["command"] == "a command" for r in found)
     assert not any(r["speedup"] for r in found), "an interpreter's time is held against nobody's"
 
 
 def test_every_step_has_its_time() -> None:
-    assert sum(seconds for seconds, _ in STEPS.values()) <= 8 * 60
+    assert sum(seconds for seconds, _ in STEPS.values()) <= 12 * 60
 
 
 def test_results_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +88,12 @@ def test_every_program_is_run_in_every_schedule() -> None:
 def test_graphs_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(right, "WORLDS", (2,))
     monkeypatch.setattr(right, "REPLAYS", 3)
-    monkeypatch.setattr(right, "schedules", lambda place: ("push", "pull"))
+    monkeypatch.setattr(right, "schedules", lambda place: ("push", "pull", "engine"))
     monkeypatch.setattr(right, "settle", lambda group: group.synchronize())
     found = reported(right.graphs, tmp_path, OnStandIn().place())
-    assert [(r["schedule"], r["ok"], r["exact"]) for r in found] == [("push", True, True), ("pull", True, True)]
+    assert [(r["schedule"], r["ok"]) for r in found] == [("push", True), ("pull", True), ("engine", None)]
+    assert found[0]["exact"] and found[1]["exact"]
+    assert found[2]["error"].startswith("nobody has asked this GPU yet whether a graph runs a branch of copies")
 
 
 def test_waits_in_vain_on_virtual_ranks(tmp_path: Path) -> None:
@@ -97,6 +106,42 @@ def test_the_gemm_with_signals_set_is_the_whole_run_but_the_gather(tmp_path: Pat
     plain, fused = reported(speed.speed, tmp_path, OnStandIn().place())
     assert plain["ok"] and fused["ok"] and fused["rel_rms"] < 2.5e-3
     assert fused["baseline"].startswith("cuBLAS") and fused["speedup"]
+
+
+def test_calls_that_are_timed_take_turns_at_being_first() -> None:
+    """And each is timed behind what is done before it."""
+    seen: list[str] = []
+
+    def clock(call: Any, before: Any) -> float:
+        before(), call()
+        return 1.0
+
+    place = replace(dry(), clock=clock, repeats=3)
+    calls = [(lambda k, n=n: seen.append(f"before {n}"), lambda k, n=n: seen.append(n)) for n in ("ours", "theirs")]
+    assert speed._timed(place, calls) == [[1.0] * 3] * 2  # type: ignore[arg-type]
+    assert [s for s in seen if "before" not in s] == ["theirs", "ours", "ours", "theirs", "theirs", "ours"]
+    assert all(first == f"before {then}" for first, then in zip(seen[::2], seen[1::2], strict=True))
+
+
+def test_the_cache_is_flushed_between_what_is_before_and_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def device_us(call: Any, before: Any) -> float:
+        before(), call()
+        return 1.0
+
+    more = SimpleNamespace(zero_=lambda: seen.append("flush"))
+    monkeypatch.setattr(bench.gpu.place, "device_us", device_us)
+    monkeypatch.setattr(bench.gpu.place, "_more_than_the_cache", lambda: more)
+    assert bench.gpu.place._by_events(lambda: seen.append("call"), lambda: seen.append("before")) == 1.0
+    assert seen == ["before", "flush", "call"]
+    assert bench.gpu.place.FLUSHED >= 128 << 20, "GPUs have caches of 50 to 126 MB"
+
+
+def test_figures_say_at_which_clocks(tmp_path: Path) -> None:
+    place = replace(OnStandIn().place(), clocks=lambda: {"sm_mhz": 1980.0})
+    for record in reported(speed.speed, tmp_path, place):
+        assert record["clocks"] == {"sm_mhz": 1980.0}
 
 
 # ---- it fires
@@ -142,14 +187,82 @@ def test_what_is_left_when_the_time_is_over_is_not_begun(tmp_path: Path) -> None
     assert found["ok"] is None and "not begun" in found["error"]
 
 
-def test_a_step_that_dies_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "sys", type("Sys", (), {"executable": "/bin/false"}))
-    path = tmp_path / "found.jsonl"
-    assert command._in_a_process(path, "first", []) == 1
-    monkeypatch.setattr(command, "sys", type("Sys", (), {"executable": "/bin/sh"}))  # knows no -m: ends with 2
-    assert command._in_a_process(path, "first", []) == 1
-    (found,) = records(path)
-    assert found["step"] == "first" and found["error"] == "ended with exit code 2"
+# ---- steps in processes
+
+
+def steps_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
+    """Children of the script run with other steps, made by `code` from the names of `bench.gpu.command`."""
+    file = tmp_path / "python"
+    begin = "import sys, time; from bench.gpu import command, right, supervise; supervise.GRACE = command.GRACE = 0.5"
+    run = "sys.exit(command.main(sys.argv[3:]))"  # of -m bench.gpu ...
+    file.write_text(f"#!{sys.executable}\n{begin}\n{code}\n{run}\n")
+    file.chmod(0o700)
+    monkeypatch.setattr(supervise, "sys", SimpleNamespace(executable=str(file)))
+    monkeypatch.setattr(supervise, "GRACE", 0.5)
+    monkeypatch.setenv("PYTHONPATH", str(Path(command.__file__).parent.parent.parent))
+
+
+def test_a_step_that_hangs_leaves_its_record_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has started a process, which ends with it, and was in the middle of a case."""
+    started = tmp_path / "started"
+    waited = subprocess.Popen.wait
+
+    def patience(process: Any, timeout: float | None = None) -> int:
+        """Until the case has begun; no test waits for a time to pass."""
+        if timeout is None or "hangs" not in process.args:
+            return waited(process, timeout)
+        while not started.exists():
+            with suppress(subprocess.TimeoutExpired):
+                return waited(process, 0.05)
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", patience)
+    code = f"""
+import os, subprocess
+def hang(place, report):
+    with report.case("a case", op="matmul", schedule="gemm"):
+        open({str(started)!r} + ".tmp", "w").write(str(subprocess.Popen(["sleep", "600"]).pid))
+        os.rename({str(started)!r} + ".tmp", {str(started)!r})
+        time.sleep(600)
+command.STEPS = {{"hangs": (600.0, hang), "first": (60.0, right.first)}}
+"""
+    steps_are(monkeypatch, tmp_path, code)
+    monkeypatch.setattr(command, "STEPS", {"hangs": (600.0, right.first), "first": (60.0, right.first)})
+    assert main(["--dry", "--out", str(tmp_path)]) == 3
+    begun, hung, other, *results = records(tmp_path / "gpu-dry.jsonl")
+    assert (begun["step"], begun["what"], other["step"], other["what"]) == ("hangs", BEGUN, "first", BEGUN)
+    assert (hung["what"], hung["ok"]) == ("the step as a whole", False)
+    assert hung["error"] == "was ended after 600 s at a case: matmul gemm"
+    assert [r["ok"] for r in results] == [True, True]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+
+
+def test_a_step_that_dies_or_has_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+command.STEPS = {"dies": (60.0, lambda place, report: sys.exit(1)),
+                 "finds": (60.0, lambda place, report: report.add("something", ok=False, error="is wrong"))}
+"""
+    steps_are(monkeypatch, tmp_path, code)
+    for step, code_of_main, error in (("dies", 3, "ended with exit code 1"), ("finds", 1, "is wrong")):
+        monkeypatch.setattr(command, "STEPS", {step: (60.0, right.first)})
+        assert main(["--dry", "--out", str(tmp_path)]) == code_of_main
+        begun, found = records(tmp_path / "gpu-dry.jsonl")
+        assert (begun["what"], found["step"], found["error"]) == (BEGUN, step, error)
+
+
+def test_a_step_alone_has_the_queues_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA reads it once: also `--step` has a process of its own."""
+    code = """
+import os
+command.STEPS = {"first": (60.0, lambda place, report: report.add(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], ok=True))}
+"""
+    steps_are(monkeypatch, tmp_path, code)
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    assert main(["--dry", "--step", "first", "--out", str(tmp_path)]) == 0
+    assert [r["what"] for r in records(tmp_path / "gpu-dry.jsonl")] == [BEGUN, "32"]
 
 
 def test_a_machine_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

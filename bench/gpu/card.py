@@ -1,0 +1,158 @@
+"""A GPU as the probe asks it: kernels that wait for a word, each wait bounded; copies, and streams that signal."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tilelink.runtime.cuda.device import CudaDevice, load
+from tilelink.runtime.cuda.driver import driver
+
+LIMIT = 1_500_000
+"""Polls of each wait, about a microsecond each. Threads have timers that differ, and all have to leave a wait alike."""
+HELD_MS = 500.0
+"""A host that something holds up for so long waits for a kernel that polls to its limit."""
+WORDS, ROWS, WARPS = 8, 32, 32
+COPIED = 64 << 20
+LONG = 4096
+"""Columns of a block that no thread has registers for."""
+
+
+@triton.jit
+def _now():  # type: ignore[no-untyped-def]
+    timer: tl.constexpr = "mov.u64 $0, %globaltimer;"
+    return tl.inline_asm_elementwise(timer, "=l,~{memory}", [], dtype=tl.int64, is_pure=False, pack=1)
+
+
+@triton.jit(do_not_specialize=["gives", "need", "limit"])
+def meet(word, gives, need, seen, limit):  # type: ignore[no-untyped-def]
+    """Adds to a word; waits until it is at least `need`, or for `limit` polls. The first program says what it saw, and
+    how many nanoseconds that took."""
+    began = _now()
+    tl.atomic_add(word, gives, sem="release", scope="sys")
+    there = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+    polls = 0
+    while (there < need) & (polls < limit):
+        there = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+        polls += 1
+    if tl.program_id(0) == 0:
+        tl.store(seen, there.to(tl.int64))
+        tl.store(seen + 1, _now() - began)
+
+
+@triton.jit
+def count(word):  # type: ignore[no-untyped-def]
+    tl.atomic_add(word, 1)
+
+
+@triton.jit
+def spill(x, out, COLS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A kernel whose threads need local memory: all of a block is read before any of it is written."""
+    rows, cols = tl.arange(0, 16), tl.arange(0, COLS)
+    block = tl.load(x + rows[:, None] * COLS + cols[None, :])
+    tl.debug_barrier()
+    tl.store(out + rows[:, None] * COLS + cols[None, :], tl.sqrt(block) + tl.sum(block, 1)[:, None])
+
+
+class Card:
+    """`full`: so many workers of `meet` fill the device. Words are counted from 0; rows are where kernels write what
+    they saw. A model of a card takes its place in tests."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.device, self.stack = device, device.stack
+        self._words = torch.zeros(WORDS, dtype=torch.int32, device=device.place)
+        self._seen = torch.zeros(ROWS, 2, dtype=torch.int64, device=device.place)
+        self._source = torch.ones(COPIED, dtype=torch.uint8, device=device.place)
+        self._target = torch.zeros_like(self._source)
+        with torch.cuda.device(device.place):
+            given = {"word": self._words, "gives": 1, "need": 1, "seen": self._seen, "limit": LIMIT}
+            self._meet = load(meet, given, driver(), num_warps=WARPS)
+            self._count = load(count, {"word": self._words}, driver(), num_warps=1)
+        self.full = self._meet.workers_per_sm * device.sms
+        self.copy(self.stream())
+        self.settle()
+
+    def stream(self) -> Any:
+        return self.device.stream()
+
+    def clear(self) -> None:
+        """All words and what was seen are zero, once everything before is done."""
+        self.settle()
+        self._words.zero_(), self._seen.zero_()
+        self.settle()
+
+    def meet(self, stream: Any, workers: int, *, row: int, word: int = 0, need: int = 1, gives: int = 0) -> None:
+        """Launches workers that wait together."""
+        launch = self._meet.launcher(workers)
+        launch(self._words[word:], gives, need, self._seen[row], LIMIT, stream=stream.cuda_stream)
+
+    def count(self, stream: Any, word: int) -> None:
+        """Launches a kernel that counts a word up."""
+        self._count.launcher(1)(self._words[word:], stream=stream.cuda_stream)
+
+    def copy(self, stream: Any) -> None:
+        """A copy inside the device."""
+        self.device.copy(stream, self._source, self._target)
+
+    def write(self, stream: Any, word: int) -> None:
+        self.device.write_signal(stream, self._words[word:].data_ptr())
+
+    def wait(self, stream: Any, word: int) -> None:
+        self.device.wait_for_signal(stream, self._words[word:].data_ptr(), 1)
+
+    def follow(self, stream: Any, before: Any) -> None:
+        self.device.follow(stream, before)
+
+    def capture(self, graph: Any, stream: Any) -> AbstractContextManager[Any]:
+        found: AbstractContextManager[Any] = torch.cuda.graph(graph, stream=stream)
+        return found
+
+    def graph(self) -> Any:
+        return torch.cuda.CUDAGraph()
+
+    def replay(self, graph: Any, stream: Any) -> None:
+        with self.device.on(stream):
+            graph.replay()
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self.device.place)
+
+    def value(self, word: int) -> int:
+        """A word, read while kernels wait."""
+        aside = self.stream()
+        with self.device.on(aside):
+            found = int(self._words[word].item())
+        return found
+
+    def seen(self, row: int) -> tuple[int, float]:
+        """What a kernel saw at last, and after how many milliseconds."""
+        there, ns = self._seen[row].tolist()
+        return there, round(ns / 1e6, 3)
+
+    # ---- what may hold up a host
+
+    def first_kernel_of_torch(self, stream: Any) -> None:
+        """One that CUDA has not loaded yet."""
+        with self.device.on(stream):
+            torch.special.i1e(torch.ones(64, device=self.device.place))
+
+    def rows_apart(self, stream: Any) -> None:
+        """A copy of rows that lie apart, as copy engines make it."""
+        rows = self._source[: 1 << 20].view(1024, 1024)
+        self.device.copy(stream, rows[:, :512], rows[:, 512:])
+
+    def first_spilling_kernel(self) -> Any:
+        """A launch of a kernel that needs more local memory than any before; it is loaded."""
+        x = torch.ones(16, LONG, device=self.device.place)
+        out = torch.empty_like(x)
+        with torch.cuda.device(self.device.place):
+            kernel = load(spill, {"x": x, "out": out, "COLS": LONG}, driver(), num_warps=1)
+
+        def launch(stream: Any) -> None:
+            kernel.launcher(1)(x, out, LONG, stream=stream.cuda_stream)
+
+        return launch

@@ -1,0 +1,105 @@
+"""The probe, on a model of a card that has everything, or lacks one thing; its kernels, compiled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from bench.gpu import card, probe
+from bench.gpu.place import dry
+from bench.gpu.report import Report
+from tests.bench.card_model import CardModel
+from tilelink.runtime.cuda import probed
+from tilelink.runtime.cuda.probed import FORMS
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "cache"))
+
+
+def asked(tmp_path: Path, model: CardModel, queues: int = 1) -> tuple[dict[str, bool], list[dict[str, Any]]]:
+    """What a card answers; two kernels a rank go through so many queues."""
+    path = tmp_path / "found.jsonl"
+    other = CardModel(queues=queues, one_kernel=model.one_kernel)
+    report = Report(path, "probe", dry(), "a command", 60)
+    answers = probe.ask(model, report, lambda: probe.virtual_ranks(other, kernels=2))
+    return answers, [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_card_that_has_everything(tmp_path: Path) -> None:
+    answers, found = asked(tmp_path, CardModel())
+    assert answers == dict.fromkeys(FORMS, True) and all(r["ok"] for r in found) and len(found) == len(FORMS) + 3
+    assert probed.read("a model").answers == answers
+    assert found[0]["ms_of_8_ranks"] == 0.01
+
+
+LACKS: list[tuple[dict[str, Any], set[str]]] = [
+    ({"one_kernel": True}, {"virtual_ranks", "few_queues", "graphs_together"}),
+    ({"writes": False}, {"stream_signals", "copies_beside_all_sms", "engines_in_graphs"}),
+    ({"waits": False}, {"stream_signals"}),
+    ({"copies_need_room": True}, {"copies_beside_all_sms"}),
+    ({"serial_graphs": True}, {"engines_in_graphs"}),
+    ({"replay_blocks": True}, {"graphs_together"}),
+]
+
+
+@pytest.mark.parametrize(("lacks", "forms"), LACKS, ids=[next(iter(lacks)) for lacks, _ in LACKS])
+def test_a_card_that_lacks_something(lacks: dict[str, Any], forms: set[str], tmp_path: Path) -> None:
+    answers, found = asked(tmp_path, CardModel(**lacks))
+    refused = {form for form, answer in answers.items() if not answer}
+    assert refused == forms
+    assert {r["form"] for r in found if r.get("form") and r["ok"] is None} == refused
+    assert not [r for r in found if r["ok"] is False and r.get("form")], "what a card lacks is no finding"
+    assert not probed.read("a model").allows(next(iter(refused)))
+
+
+def test_a_host_that_is_held_up_is_a_finding(tmp_path: Path) -> None:
+    _, found = asked(tmp_path, CardModel(loading_blocks=True))
+    assert [r["what"].split(": ")[-1] for r in found if r["ok"] is False] == [
+        "the first use of a kernel of torch", "a copy of rows that lie apart",
+        "the first launch of a kernel that spills",
+    ]  # fmt: skip
+
+
+def test_a_probe_that_fails_takes_back_what_was_known(tmp_path: Path) -> None:
+    probed.write("a model", dict.fromkeys(FORMS, True))
+    model = CardModel()
+    model.graph = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    answers, found = asked(tmp_path, model)
+    assert set(FORMS) - set(answers) == {"engines_in_graphs", "graphs_together"}
+    assert [r["error"] for r in found if r["ok"] is False] == ["ZeroDivisionError: division by zero"] * 2
+    assert not probed.read("a model").allows("engines_in_graphs")
+
+
+def test_without_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    probe.probe(dry(), Report(path, "probe", dry(), "a command", 60))
+    assert json.loads(path.read_text())["ok"] is None
+
+
+def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
+    def compiled(kernel: Any, warps: int, signature: dict[str, str], **constants: Any) -> Any:
+        signature |= dict.fromkeys(constants, "constexpr")
+        values = {(list(signature).index(name),): value for name, value in constants.items()}
+        return triton.compile(ASTSource(kernel, signature, values), target=HOPPER, options={"num_warps": warps})
+
+    words = {"word": "*i32", "gives": "i32", "need": "i32", "seen": "*i64", "limit": "i32"}
+    ptx = compiled(card.meet, card.WARPS, words).asm["ptx"]
+    assert "globaltimer" in ptx and "ld.global.sys.acquire" in ptx and "atom.global.sys.release" in ptx
+    compiled(card.count, 1, {"word": "*i32"})
+    spills = compiled(card.spill, 1, {"x": "*fp32", "out": "*fp32"}, COLS=card.LONG)
+    object_ = tmp_path / "spill.cubin"
+    object_.write_bytes(spills.asm["cubin"])
+    command = [triton.knobs.nvidia.nvdisasm.path, "-c", object_]
+    sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "STL" in sass, "threads store to local memory"
