@@ -22,7 +22,7 @@ from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.targets import TARGETS
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.sizes import Sizes
-from tilelink.inspect.compile import Compiled, each_compiled
+from tilelink.inspect.compile import Compiled, CompileError, each_compiled
 from tilelink.inspect.gates import Verdict, judge
 from tilelink.inspect.machine_code import KernelCode, inspected
 from tilelink.kernels import operators
@@ -128,13 +128,17 @@ def gated(targets: list[str], only: str) -> Iterator[Gated]:
     cases = [(f"{name} {t}", p, s, t, asked) for name, p, s, asked in forms() for t in targets]
     cases = [c for c in cases if only in c[0]]
     jobs = [lowered_for(p, s, t, asked) for _, p, s, t, asked in cases]
-    for (name, *_), (lowered, _), made in zip(cases, jobs, each_compiled(jobs, processes=PROCESSES), strict=True):
-        if not isinstance(made, tuple):
+    for (name, *_), made in zip(cases, each_compiled(jobs, judged, processes=PROCESSES), strict=True):
+        if isinstance(made, CompileError):
             yield Gated(name, None, None, (made.message,))
-            continue
-        verdict = judge(lowered, made)
-        figures = Figures.of(made, inspected(lowered, made))
-        yield Gated(name, verdict, figures, verdict.findings)
+        else:
+            verdict, figures = made
+            yield Gated(name, verdict, figures, verdict.findings)
+
+
+def judged(lowered: Lowered, kernels: tuple[Compiled, ...]) -> tuple[Verdict, Figures]:
+    """What the gates say of compiled kernels, and their figures."""
+    return judge(lowered, kernels), Figures.of(kernels, inspected(lowered, kernels))
 
 
 def instructions(kernel: Compiled) -> int:

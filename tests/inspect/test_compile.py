@@ -75,7 +75,7 @@ def test_what_triton_refuses_is_an_error_with_all_its_causes() -> None:
 def test_results_come_in_the_order_of_the_programs() -> None:
     jobs = [small("sm_90"), small("sm_100", all_gather_matmul, "push"), small("sm_90", N=128)]
     jobs[1] = (replace(jobs[1][0], source="import nothing_at_all"), jobs[1][1])
-    first, second, third = each_compiled(jobs, processes=2)
+    first, second, third = each_compiled(jobs, lambda _, kernels: kernels, processes=2)
     assert isinstance(second, CompileError)
     assert isinstance(first, tuple) and isinstance(third, tuple) and isinstance(first[0], Compiled)
 

@@ -14,7 +14,9 @@ from tilelink.inspect.dialects import KINDS
 from tilelink.inspect.instructions import Code
 from tilelink.inspect.machine_code import RoleCode, inspected, listing
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.programs.program import Program
 
 SASS = """\
 	.section	.text.k,"ax",@progbits
@@ -189,6 +191,17 @@ def test_all_gather_matmul_on_sm_90() -> None:
     assert 0.7 < matmul.exposed_us < 5
     assert gather.stages == 0 and gather.step.kinds["system_fence"] == gather.step.kinds["atomic"] == 1
     assert gather.order[-3:] == ("1 system_fence", "1 atomic", ")")
+
+
+@pytest.mark.parametrize("program", [matmul_reduce_scatter, matmul_all_reduce], ids=lambda p: p.name)
+def test_the_fence_of_a_late_signal_stands_behind_the_next_main_loop_on_sm_90(program: Program) -> None:
+    """Before the tile's own stores, which it does not wait for."""
+    lowered, sizes = lowered_for(program, "fused", "sm_90")
+    (kernel,) = inspected(lowered, compiled(lowered, sizes))
+    order = next(role for role in kernel.roles if role.name == "matmul").order
+    behind = [what.split()[-1] for what in order[order.index(")") :]]
+    assert behind.index("system_fence") < behind.index("atomic") < behind.index("global_store")
+    assert kernel.spill_bytes == 0
 
 
 @pytest.mark.verify

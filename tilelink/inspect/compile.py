@@ -61,19 +61,24 @@ def compiled(lowered: Lowered, sizes: Sizes, *, sass: bool = False) -> tuple[Com
     """The kernels of a lowered program, in the order in which they are launched, as they are compiled for tensors of
     these sizes that lie as they are declared. Raises CompileError, and TileSizeError for tiles far too large."""
     check_fits(lowered.program, lowered.target)
-    (made,) = each_compiled([(lowered, sizes)], sass=sass)
+    (made,) = each_compiled([(lowered, sizes)], lambda _, kernels: kernels, sass=sass)
     if isinstance(made, CompileError):
         raise made
     return made
 
 
 def each_compiled(
-    programs: Iterable[tuple[Lowered, Sizes]], *, sass: bool = False, processes: int = 1
-) -> Iterator[tuple[Compiled, ...] | CompileError]:
-    """The kernels of each program, in order; the error of one that Triton does not compile."""
+    programs: Iterable[tuple[Lowered, Sizes]],
+    read: Callable[[Lowered, tuple[Compiled, ...]], R],
+    *,
+    sass: bool = False,
+    processes: int = 1,
+) -> Iterator[R | CompileError]:
+    """What `read` makes of the kernels of each program, in order; the error of one that Triton does not compile. It is
+    read where it is compiled, in so many processes at once."""
 
-    def one(program: tuple[Lowered, Sizes]) -> tuple[Compiled, ...]:
-        return _compiled_here(*program, sass)
+    def one(program: tuple[Lowered, Sizes]) -> R:
+        return read(program[0], _compiled_here(*program, sass))
 
     jobs = [(lowered, sizes) for lowered, sizes in programs if lowered.options]  # which may raise, here and not there
     _prepare()
