@@ -1,37 +1,26 @@
 """The events of a role: its body is walked once, for all its tiles together, as numpy arrays over lanes.
 
-A lane is one tile on one rank. What a tile must not do is refused for the lanes that do it. A loop without
+What a tile must not do is refused for the lanes that do it. A loop without
 synchronisation, whose variable stands in loads only, becomes one event over all it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tilelink.analysis.events import DOT, NOTIFY, READ, WAIT, WRITE, Events
-from tilelink.errors import (
-    GuardError,
-    HomeError,
-    RankError,
-    ScheduleError,
-    Site,
-    TileLinkError,
-    ViewError,
-    WaitWithoutNotifyError,
-)
+from tilelink.analysis.lanes import Lanes, PassedOver, Unrolling, outside_of
+from tilelink.errors import GuardError, HomeError, ScheduleError, Site, WaitWithoutNotifyError
 from tilelink.frontend import ir
-from tilelink.frontend.arithmetic import evaluate
-from tilelink.frontend.cells import WAITER, cells_along, cells_of, recipient
-from tilelink.frontend.expressions import RANK, Expr, own, parts_of, shown, symbol
-from tilelink.frontend.sizes import Sizes
+from tilelink.frontend.cells import WAITER, recipient
+from tilelink.frontend.expressions import RANK, Expr, own, symbol
 from tilelink.frontend.values import ITEM_SIZE
-from tilelink.frontend.walk import NUMBER, TILE
-from tilelink.frontend.workload import Allotment, Place
+from tilelink.frontend.walk import NUMBER
 
 ORDER = ("seq", "tile", "role", "turn", "launch", "worker", "rank")
 """Columns by which events are put in order, the last one first; `launch`, `turn` and `seq` (inside a tile) say in which
@@ -47,82 +36,16 @@ def no_events(program: ir.TileProgram) -> dict[str, np.ndarray]:
     return {c: np.zeros(wide.get(c, 0), Events.COLUMNS.get(c, np.int32)) for c in (*Events.COLUMNS, *ORDER)}
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """What tiles would do and must not: the error, for the first of them, and what it is about."""
-
-    error: TileLinkError
-    tensor: str = ""
-    region: str = ""
-
-
-@dataclass(frozen=True)
-class Unrolling:
-    """What all roles of an unrolling share. `counts`: how often each cell of a tensor is notified, and whether it holds
-    anything, both (world, cells). `ranks`: whose tiles are unrolled, and `sample`: how many of a role (None: all).
-    `refused`: by kind and line; `sites`: their numbers."""
-
-    program: ir.TileProgram
-    sizes: Sizes
-    allotment: dict[str, Allotment]
-    places: dict[str, Place]
-    counts: Callable[[ir.Signals], tuple[np.ndarray, np.ndarray]]
-    summarise: bool = True
-    ranks: Sequence[int] | None = None
-    sample: int | None = None
-    tell: Callable[[str], None] = lambda _: None
-    refused: dict[tuple[type, str, int], Refusal] = field(default_factory=dict)
-    sites: dict[Site, int] = field(default_factory=dict)
-
-
-class PassedOver(Exception):
-    """A statement is refused for these lanes."""
-
-    def __init__(self, lanes: np.ndarray) -> None:
-        self.lanes = lanes
-
-
-class RoleEvents:
-    """The events of one role, of its tiles that exist. `act`: the lanes that take part in what is done."""
+class RoleEvents(Lanes):
+    """The events of one role."""
 
     def __init__(self, run: Unrolling, index: int) -> None:
-        self.run, self.program, self.sizes, self.index = run, run.program, run.sizes, index
-        self.role = run.program.roles[index]
-        self.allotment, self.place = run.allotment[self.role.name], run.places[self.role.name]
-        self.dims = max(len(t.dims) for t in run.program.tensors)
-        self.values: dict[str, Any] = dict(run.sizes.values)
-        self.whole: dict[Expr, tuple[Expr, Expr]] = {}  # loops taken together, by variable
+        super().__init__(run, index)
         self.batches: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []  # lanes, and the columns of their events
         self.trips: Any = 1
         self.guards: dict[str, dict[str, list[tuple[np.ndarray, np.ndarray]]]] = {}
-        self.lanes, self.act = 0, np.arange(0)
         self.owed = 0  # what a tile owes is given before this batch of the next
-        if self.allotment.tiles:
-            self.enter()
         self.peer = self.values.get(RANK.name, self.act)
-
-    def enter(self) -> None:
-        """Takes in the tiles, by their coordinates."""
-        walk = self.role.walk
-        for name, e in walk.sizes:
-            self.values[name] = int(evaluate(e, self.values))
-        rank, number = self.tiles()
-        self.lanes, self.act = len(rank), np.arange(len(rank))
-        tiles = {RANK.name: rank, NUMBER.name: number}
-        for name, e in walk.coordinates:
-            tiles[name] = np.broadcast_to(evaluate(e, self.values | tiles), (self.lanes,))
-        here = np.broadcast_to(evaluate(walk.exists, self.values | tiles), (self.lanes,))
-        self.values |= {name: v[here] for name, v in tiles.items()}
-        self.lanes, self.act = int(here.sum()), np.arange(int(here.sum()))
-
-    def tiles(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rank and number of each tile, or of a sample of them."""
-        count = self.allotment.tiles
-        ranks = np.array(range(self.sizes.world) if self.run.ranks is None else self.run.ranks, np.int64)
-        number = np.add.outer(count * ranks, np.arange(count)).reshape(-1)
-        if self.run.sample is not None and self.run.sample < len(number):
-            number = np.sort(np.random.default_rng(0).integers(len(number), size=self.run.sample))
-        return number // count, number % count
 
     def events(self) -> dict[str, np.ndarray]:
         """The events of the role, in columns: those of `Events`, and of `ORDER`."""
@@ -331,109 +254,6 @@ class RoleEvents:
             c: np.broadcast_to(v, shapes.get(c, (self.lanes,)))[self.act].astype(Events.COLUMNS.get(c, bool))
             for c, v in columns.items()
         }))  # fmt: skip
-
-    # ---- which lanes
-
-    def where(self, mask: np.ndarray, action: Callable[[], None]) -> None:
-        """Does what `action` does for the lanes in which mask holds."""
-        before = self.act
-        self.act = before[mask[before]]
-        if len(self.act):
-            action()
-        self.act = before
-
-    def first(self, mask: np.ndarray) -> int | None:
-        """The first lane that takes part and for which mask holds."""
-        found = self.act[mask[self.act]]
-        return int(found[0]) if len(found) else None
-
-    # ---- values of lanes
-
-    def get(self, e: Any) -> np.ndarray:
-        """The value of an integer or a condition in each lane."""
-        return np.broadcast_to(evaluate(e, self.values), (self.lanes,))
-
-    def box(self, view: ir.View, site: Site) -> tuple[np.ndarray, np.ndarray]:
-        """The region: lower and upper bounds (lanes, dimensions), checked against the tensor and its parts. Dimensions
-        that other tensors have are [0, 1)."""
-        tensor, parts = self.program.tensor(view.tensor), self.sizes.values
-        lo = np.zeros((self.lanes, self.dims), np.int64)
-        hi = lo + 1
-        for k, (dim, i) in enumerate(zip(tensor.dims, view.index, strict=True)):
-            a, b = self.bounds(i)
-            begin, end = np.zeros(self.lanes, np.int64), self.get(self.program.size_of(dim))
-            if isinstance(i, ir.Range) and k == tensor.sharded and i.part is not None:
-                part = self.get(i.part)
-                begin, end = parts[parts_of(dim)][part], parts[parts_of(dim)][part + 1]
-            outside = outside_of(a, b, begin, end)
-            if (lane := self.first(outside)) is not None:
-                region = f"{dim}[{a[lane]}:{b[lane]}]"
-                said = f"{region} is outside {dim}[{begin[lane]}:{end[lane]}]"
-                self.refuse(ViewError, view, site, lane, said, f"{view.tensor}: {region}", outside)
-            lo[:, k], hi[:, k] = a, np.maximum(a, b)
-        return lo, hi
-
-    def bounds(self, i: ir.Range | Expr) -> tuple[np.ndarray, np.ndarray]:
-        loop = self.whole.get(i.start if isinstance(i, ir.Range) else i)
-        if loop is not None:
-            return self.get(loop[0]), self.get(loop[1])
-        if isinstance(i, ir.Range):
-            return self.get(i.start), self.get(i.stop)
-        at = self.get(i)
-        return at, at + 1
-
-    def homes(self, view: ir.View, site: Site) -> Iterator[np.ndarray]:
-        """The ranks whose memory a view is, as arrays over lanes."""
-        if view.home == ir.ALL_RANKS:
-            yield from (np.full(self.lanes, r) for r in range(self.sizes.world))
-            return
-        home = self.get(view.home)
-        outside = (home < 0) | (home >= self.sizes.world)
-        if (lane := self.first(outside)) is not None:
-            said = f"rank {home[lane]} in a world of {self.sizes.world}"
-            self.refuse(RankError, view, site, lane, said, str(view), outside)
-        yield home
-
-    def cells(self, signals: ir.Signals, index: tuple[ir.Range | Expr, ...]) -> Iterator[tuple[Any, np.ndarray]]:
-        """Flat numbers of the cells that an index of the grid intersects, each with the lanes that have it."""
-        along = [int(evaluate(cells_along(c), self.sizes.values)) for c in signals.grid]
-        found = [tuple(map(self.get, cells_of(c, i))) for c, i in zip(signals.grid, index, strict=True)]
-        for offset in np.ndindex(*(int(count.max()) for _, count in found)):
-            there, cell = np.ones(self.lanes, bool), np.zeros(self.lanes, np.int64)
-            for (first, count), o, n in zip(found, offset, along, strict=True):
-                there &= o < count
-                cell = cell * n + first + o
-            yield np.where(there, cell, 0), there
-
-    # ---- refusals
-
-    def region(self, view: ir.View, lo: np.ndarray, hi: np.ndarray, lane: int) -> str:
-        """The region that a view is for a lane, for a person."""
-        dims = self.program.tensor(view.tensor).dims
-        spans = (f"{d}[{a}:{b}]" for d, a, b in zip(dims, lo[lane], hi[lane], strict=False))
-        return f"{view.tensor}[{', '.join(spans)}]"
-
-    def refuse(
-        self, kind: type[TileLinkError], view: ir.View, site: Site, lane: int, said: str, region: str,
-        lanes: np.ndarray | None, notifies: Sequence[Site] = (),
-    ) -> None:  # fmt: skip
-        """Keeps the error of the first lane that is refused, and leaves the `lanes` out (None: none). `notifies`: the
-        lines that may be wrong in its place."""
-        names = [n for n, _ in self.role.walk.coordinates if n != TILE.name and not n.endswith(".tile")]
-        at = ", ".join(f"{shown(n)} {self.values[n][lane]}" for n in [RANK.name, *names])
-        error = kind(f"{view}: {said} (tile {self.values[NUMBER.name][lane]} of {self.role.name}: {at})", site)
-        for other in notifies:
-            error = error.because_of(f"{view.tensor} is notified", other)
-        error.tile = self.role.name, int(self.values[NUMBER.name][lane]), int(self.values[RANK.name][lane])
-        self.run.refused.setdefault((kind, site.file, site.line), Refusal(error, view.tensor, region))
-        if lanes is not None:
-            raise PassedOver(lanes)
-
-
-def outside_of(lo: np.ndarray, hi: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Where [lo, hi) holds something outside of [low, high)."""
-    return ((lo < low) | (hi > high)) & (hi > lo)
-
 
 def _summarisable(s: ir.For) -> bool:
     """No synchronisation or stores inside, and the variable only as where a block of the step's length begins, or as

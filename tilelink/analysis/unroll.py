@@ -11,7 +11,8 @@ import numpy as np
 
 from tilelink.analysis.counting import Counts, check_engine_signals, miscounted
 from tilelink.analysis.events import Events
-from tilelink.analysis.role_events import ORDER, Refusal, RoleEvents, Unrolling, no_events
+from tilelink.analysis.lanes import Refusal, Unrolling
+from tilelink.analysis.role_events import ORDER, RoleEvents, no_events
 from tilelink.errors import BudgetError, RankError, WaitWithoutNotifyError
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.cells import cell_count

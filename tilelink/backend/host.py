@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilelink.analysis.events import NOTIFY, WAIT, WRITE, Events
-from tilelink.backend.lower import Kernel, Lowered, publishing_roles
+from tilelink.backend.lower import Kernel, Lowered
 from tilelink.backend.parameters import Parameter
+from tilelink.backend.publishing import publishing_roles
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.workload import tile_count
 

@@ -14,28 +14,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import sympy
-
 from tilelink.backend import parameters
 from tilelink.backend.addresses import Addresses, arange
 from tilelink.backend.emit import RoleEmitter
-from tilelink.backend.facts import COPY_CHUNK, Facts
+from tilelink.backend.facts import Facts
 from tilelink.backend.far import stage_bytes
 from tilelink.backend.kernel import Assign, Body, Function, Kind, Source, Writer, call, grouped, names_in, verify
 from tilelink.backend.nvshmem import libraries
 from tilelink.backend.parameters import BEFORE, CONTROL, HEAPS, RANK, RUN, SLOT, STAMPS, WORKER, WORKERS, WORLD, Names
+from tilelink.backend.publishing import publishing_roles
 from tilelink.backend.reach import OTHER
 from tilelink.backend.signals import write_expected
 from tilelink.backend.targets import Target, shared
-from tilelink.errors import ScheduleError, Site
-from tilelink.frontend import expressions, ir, walk
-from tilelink.frontend.cells import CELL, cell_count, of_cell, position
+from tilelink.errors import ScheduleError
+from tilelink.frontend import ir, walk
+from tilelink.frontend.cells import CELL, cell_count, position
 from tilelink.frontend.expressions import Expr, symbol
-from tilelink.frontend.ir import RANKS_DIM, Role, TileProgram
+from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.workload import members, tiles_in_turn, turns
-from tilelink.language import Space
 
 DRAIN_BLOCK = 128
 ENTERS = call("enter", HEAPS, CONTROL, RANK, RUN, WORLD)
@@ -334,28 +332,3 @@ class _Lowering:
 def less(number: Source, first: list[Source]) -> Source:
     """A number less a sum, as short as it can be written."""
     return f"{number} - {grouped(' + '.join(first))}" if first else number
-
-
-@kept()
-def publishing_roles(program: TileProgram) -> tuple[Role, ...]:
-    """The copies of this rank's parts of inputs to their places on the heap."""
-    return tuple(_publishing_role(program, program.tensor(n)) for n in program.published)
-
-
-def _publishing_role(program: TileProgram, tensor: ir.Tensor) -> Role:
-    """The copy of one input, as a role: a tile at a time, and of a dimension with an entry a rank all entries."""
-    dims = tuple(d for d in tensor.dims if d != RANKS_DIM)
-    space = Space(dims, None if tensor.sharded is None else tensor.dims[tensor.sharded], {})
-    resource = SMs(tile=(1,) * (len(dims) - 2) + (COPY_CHUNK,) * min(len(dims), 2))
-    own = frozenset({tensor.dims[tensor.sharded]}) if tensor.sharded is not None else frozenset()
-    site = Site(program.site.file, program.site.line)
-    found, _ = walk.make_walk(f"publish_{tensor.name}", space, resource, own, site)
-    ranges = iter(found.ranges)
-    index = tuple(of_cell("index", k) if d == RANKS_DIM else next(ranges) for k, d in enumerate(tensor.dims))
-    view = ir.View(tensor.name, index, expressions.RANK)
-    body: ir.Statement = ir.Copy(site, view, view)
-    for entry in (i for i in index if isinstance(i, Expr)):
-        body = ir.For(site, str(entry), sympy.S.Zero, expressions.WORLD, 1, (body,))
-    return Role(f"publish_{tensor.name}", resource, found, (body,), site)
-
-

@@ -19,7 +19,8 @@ from tilelink.analysis.unroll import BUDGET, check_budget, estimated, unroll
 from tilelink.backend.cache import load
 from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.host import Step, host_plan
-from tilelink.backend.lower import Lowered, lower, publishing_roles
+from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.publishing import publishing_roles
 from tilelink.backend.targets import Target
 from tilelink.errors import ArgumentError, Site, StrideError
 from tilelink.frontend.expressions import RANK

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.analysis.timelines import TILE, WAIT, of, timeline
-from tilelink.analysis.draw.picture import MOST_ARROWS, Layout, candidates, choose
+from tilelink.analysis.draw.arrows import MOST_ARROWS, candidates, choose
+from tilelink.analysis.draw.picture import Layout
 from tilelink.analysis.timeline import Span
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from tilelink import errors
 from tilelink.analysis.check.findings import COUNT_ALIKE, TELL_ALL, Finding, finding, line_of, region_of, step, tile_of
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
-from tilelink.analysis.role_events import Refusal
+from tilelink.analysis.lanes import Refusal
 
 KINDS: dict[type[errors.TileLinkError], tuple[str, str]] = {
     errors.GuardError: ("unguarded read", "wait for all that is read, or read no more than was waited for"),
