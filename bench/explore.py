@@ -108,7 +108,7 @@ def cases(counts: dict[str, int], only: str = "") -> Iterator[Case]:
 def subject(case: Case) -> Subject:
     """What a case runs."""
     program = known()[case.program, case.schedule]
-    dims = {d for t in program.recorded(program.optional).tensors for d in t.dims if d != RANKS_DIM}
+    dims = program.recorded(program.optional).dims - {RANKS_DIM}
     cut = program.bind(case.schedule, DTYPE, program.optional).cut
     sizes: dict[str, Any] = {d: SIZES.get(d, OTHERS) for d in sorted(dims)}
     sizes |= dict.fromkeys(dims & set(cut), CUT[case.world] * case.world)

@@ -47,11 +47,15 @@ class Operands:
         self.random = torch.Generator().manual_seed(seed)
         self.by_rank: dict[str, tuple[int, ...]] = {"M": self.parts}
         self.said: dict[str, Any] = {"M": self.parts}
+        self.routed: dict[str, Any] = {}
+        self.counts: dict[str, torch.Tensor] = {}
         self.lengths = {"M": sum(self.parts), **{d: n for d, n in sizes.items() if not isinstance(n, tuple)}}
         rows: Any = self.parts
         for route in recorded.routes:
             rows = self._routing()
-            self.by_rank, self.said = rows.parts(route), {route.rows: rows.counts}
+            self.by_rank = self.said = rows.parts(route)
+            self.routed = {route.rows: rows.counts}
+            self.counts[route.counts] = torch.from_numpy(rows.array.astype("int32"))
             self.lengths[route.per_rank] = EXPERTS
         if all(t.sharded is None for t in self.tensors.values()):
             self.said = {}
@@ -68,7 +72,7 @@ class Operands:
         """The schedule in tiles that are no larger than the tensors."""
         dims = {d for t in self.tensors.values() for d in t.dims}
         sizes: dict[str, Any] = {d: n for d, n in self.lengths.items() if d in dims}
-        sizes |= self.said
+        sizes |= self.routed or self.said
         dtypes = dict.fromkeys(self.tensors, self.dtype)
         return self.variant.fit(schedule, world=len(self.parts), dtypes=dtypes, absent=self.absent, **sizes)
 
@@ -100,7 +104,7 @@ class Operands:
         found: dict[str, Any] = {}
         for parameter, members in self.variant.flattened.items():
             words = [self.tensors[n] for n, _ in members if n in self.tensors and self.tensors[n].kind == kind]
-            made = [make(self._shape(word, rank)) for word in words]
+            made = [self.counts[w.name] if w.name in self.counts else make(self._shape(w, rank)) for w in words]
             if made:
                 found[parameter] = made if isinstance(self.program.declared[parameter], Each) else made[0]
         return found
@@ -125,7 +129,7 @@ class Operands:
 
     def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
         placed = tensor.to(self.place)
-        return laid_out(placed, self.layout) if tensor.dim() == 2 else placed
+        return laid_out(placed, self.layout) if tensor.dim() == 2 and tensor.is_floating_point() else placed
 
 
 def optional(program: Program) -> list[str]:

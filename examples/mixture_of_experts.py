@@ -18,14 +18,11 @@ def mixture_of_experts(x, router, up, down, group):
     order = chosen.flatten().argsort(stable=True)  # a row for each token and expert of it, in the order of experts
     token = order // TOP
     mine = torch.bincount(chosen.flatten(), minlength=router.shape[1]).to(torch.int32)
-    counts = all_gather(mine[None], group=group)
-    group.synchronize()  # the host reads them
-    parts = {"routed": counts.T}  # rows of each expert, from each rank
-    made = dispatch_matmul(x[token], up, group=group, parts=parts)
-    group.synchronize()
+    counts = all_gather(mine[None], group=group).T  # rows of each expert, from each rank; the host does not look
+    made = dispatch_matmul(x[token], up, counts, group=group)  # with room for the rows of all ranks
     gate, value = made.chunk(2, -1)
-    back = matmul_combine(torch.nn.functional.silu(gate) * value, down, group=group, parts=parts)
-    group.synchronize()
+    parts = {"sent": (len(order),) * group.world}
+    back = matmul_combine(torch.nn.functional.silu(gate) * value, down, counts, group=group, parts=parts)
     return torch.zeros_like(x).index_add_(0, token, gates.flatten()[order, None] * back)
 
 

@@ -17,15 +17,15 @@ from tilelink.frontend.schedule import (
     own_rank_first,
     ring,
 )
-from tilelink.language import Each, Function, Local, Sharded, locals, nodes, ranks, tile, words
+from tilelink.language import Each, Function, Local, Route, Sharded, locals, nodes, ranks, tile, words
 from tilelink.language.words import *  # noqa: F403
 from tilelink.programs.program import Program, program
 
 __version__ = "0.1.0"
 __all__ = [
     "CopyEngine", "CpuWorld", "Each", "Epilogue", "Function", "KernelRank", "KernelWorld", "Local", "Order", "Program",
-    "SMs", "Schedule", "Sharded", "TileLinkError", "VirtualWorld", "group", "grouped", "locals", "next_rank_first",
-    "nodes", "order", "own_rank_first", "program", "ranks", "ring", "tile",
+    "Route", "SMs", "Schedule", "Sharded", "TileLinkError", "VirtualWorld", "group", "grouped", "locals",
+    "next_rank_first", "nodes", "order", "own_rank_first", "program", "ranks", "ring", "tile",
 ]  # fmt: skip
 __all__ += words.__all__
 

@@ -273,6 +273,10 @@ class StuckError(TileLinkError):
         super().__init__(message, site)
 
 
+class CapacityError(TileLinkError):
+    """More rows are routed to a rank, or sent by it, than it has room for. The run moved none; the next call works."""
+
+
 class NeverEnteredError(StuckError):
     """A rank waited too long for another one to come to a run."""
 

@@ -16,7 +16,15 @@ from tests.kernels.routed import Routed, random_counts
 from tests.programs.gathered import take
 from tests.programs.routed import added_by_experts, by_expert, made_and_added_by_experts, made_by_experts, move
 from tilelink.analysis.events import NOTIFY, WAIT, WRITE
-from tilelink.errors import DimensionError, ScheduleError, ShapeError, SignalCountError, TileLinkError
+from tilelink.errors import (
+    ArgumentError,
+    DimensionError,
+    DtypeError,
+    ScheduleError,
+    ShapeError,
+    SignalCountError,
+    TileLinkError,
+)
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.kernels.dispatch_matmul import dispatch_matmul, push
 from tilelink.kernels.matmul_combine import matmul_combine
@@ -54,15 +62,15 @@ def test_a_tile_of_an_expert_waits_for_the_sources_of_its_rows_alone() -> None:
 def test_routed_programs_are_safe_for_every_routing(program: Any) -> None:
     for schedule in program.schedules:
         report = program.check(schedule, world=3, routed=random_counts(3, 2, 7), **SIZES)
-        assert report.verdict == "safe" and report.proof == ("structural" if schedule != "engine" else report.proof)
+        assert (report.verdict, report.proof) == ("safe", "structural")
 
 
-def test_kernels_do_not_depend_on_the_routing() -> None:
-    sources = {
-        dispatch_matmul.show("triton", "push", world=2, routed=counts, **SIZES)
-        for counts in (COUNTS, 64, [[16, 16]] * 4, [[0, 0]] * 4)
-    }
-    assert len(sources) == 1
+def test_kernels_depend_on_the_routing_only_by_whether_ranks_have_room_alike() -> None:
+    alike, others = (
+        {dispatch_matmul.show("triton", "push", world=2, routed=counts, **SIZES) for counts in several}
+        for several in ((64, [[16, 16]] * 4, [[0, 0]] * 4), (COUNTS, [[1, 0], [0, 0], [3, 4], [5, 6]]))
+    )
+    assert len(alike) == len(others) == 1
 
 
 def test_counts_may_be_given_one_after_the_other() -> None:
@@ -116,21 +124,30 @@ def test_counts_that_are_none(sizes: dict[str, Any], said: str) -> None:
 def test_calls_that_are_wrong_are_refused_before_anything_runs() -> None:
     call = Routed((dispatch_matmul, "push"), COUNTS)
 
-    def with_counts(counts: Any) -> None:
-        small_world(2).run(lambda g: dispatch_matmul(call.given[g.rank], call.weight[g.rank], group=g, **counts))
+    def called(**changed: Any) -> None:
+        options = {"counts": torch.tensor(COUNTS), "parts": call.parts, **changed}
+        counts = options.pop("counts")
+        given, weight = call.given, call.weight
+        small_world(2).run(lambda g: dispatch_matmul(given[g.rank], weight[g.rank], counts, group=g, **options))
 
-    more = [[6, 0], *COUNTS[1:]]
-    for counts, kind, said in (
-        ({}, ShapeError, "needs to know how many rows each expert gets from each rank: parts={'routed': counts}"),
-        ({"parts": {"routed": COUNTS[:3]}}, DimensionError, "routed: counts of 3 experts; needed are counts"),
-        ({"parts": {"routed": COUNTS, "sent": (9, 9)}}, ShapeError, "sent are (9, 9); those of routed say (23, 43)"),
-        ({"parts": {"routed": more}}, ShapeError, "x has shape (23, 40), so sent is 23 there; parts makes it 24"),
+    for wrong, kind, said in (
+        ({"counts": None}, ArgumentError, "dispatch_matmul needs route: (experts.all, ranks)"),
+        ({"counts": COUNTS}, ArgumentError, "route is a list, not a tensor"),
+        ({"counts": torch.tensor(COUNTS[:3])}, ShapeError, "route has shape (3, 2); counts are [experts of"),
+        ({"counts": torch.tensor(COUNTS).T}, ShapeError, "route has 4 entries along dimension 1: it has one a rank, 2"),
+        ({"counts": torch.tensor(COUNTS).float()}, DtypeError, "route has dtype torch.float32; counts are int32"),
+        ({"parts": {"sent": (23, 42)}}, ShapeError, "x has shape (43, 40), so sent is 43 there; parts makes it 42"),
+        ({"parts": {"sent": (23, 43), "routed": COUNTS}}, ShapeError, "parts of routed are ((5, 0), (17, 3), (0, 0)"),
+        ({"timed": True}, ArgumentError, "dispatch_matmul has no timed calls"),
     ):
         with pytest.raises(kind, match=re.escape(said)):
-            with_counts(counts)
+            called(**wrong)
 
 
 # ---- programs that are refused
+
+
+ROUTE = tk.Route("S", "R", "E")
 
 
 def bound(body: Any, **schedule: Any) -> None:
@@ -140,27 +157,28 @@ def bound(body: Any, **schedule: Any) -> None:
     def routed(
         x: tk.Sharded("S", "K"),
         weight: tk.Local("E", "K"),
+        route: ROUTE,
         out: tk.Sharded("R", "K"),  # type: ignore[valid-type]
     ) -> None:
-        body(x, weight, out)
+        body(x, weight, route, out)
 
     on = {n: tk.SMs(2, tile=(16, 16), at="home" if n != "take" else None) for n in ("move", "take")}
     routed.check(tk.Schedule(**(on | schedule)), world=2, R=COUNTS, E=2, K=16)
 
 
-def whole(x: Any, weight: Any, out: Any) -> None:
-    route, rows = tk.route("S", "R", "E"), tk.sharded("R", "K")
+def whole(x: Any, weight: Any, route: Any, out: Any) -> None:
+    rows = tk.sharded("R", "K")
     move[tk.tiles(route, x.cols)](x, rows)
-    take[tk.tiles(out)](rows, out)
+    take[tk.tiles(route.experts, x.cols)](rows, out)
 
 
-def test_tiles_of_a_rank_may_wait_for_rows_of_any_segments() -> None:
+def test_tiles_of_an_expert_may_wait_for_rows_of_several_segments() -> None:
     bound(whole)
 
 
 MIXED: dict[Any, Any] = {
-    made_by_experts: tk.Schedule(make=tk.SMs(1, tile=(16, 16)), take=tk.SMs(3, tile=(32, 16))),
-    added_by_experts: tk.Schedule(make=tk.SMs(1, tile=(16, 16)), add_up=tk.SMs(3, tile=(32, 16, 16))),
+    made_by_experts: tk.Schedule(make=tk.SMs(1, tile=(16, 16)), take=tk.SMs(3, tile=(32, 16), at="home")),
+    added_by_experts: tk.Schedule(make=tk.SMs(1, tile=(16, 16), at="home"), add_up=tk.SMs(3, tile=(32, 16, 16))),
     made_and_added_by_experts: tk.Schedule(make=tk.SMs(1, tile=(32, 16)), add_up=tk.SMs(3, tile=(16, 16, 16))),
 }
 
@@ -175,7 +193,7 @@ def test_what_structure_shows_holds_for_random_routings(program: Any) -> None:
         assert (report.verdict, report.proof) == ("safe", "structural"), (counts, str(report))
 
 
-def test_tiles_wait_for_rows_of_several_experts() -> None:
+def test_tiles_of_segments_wait_for_those_of_experts() -> None:
     counts = random_counts(2, 2, 3)
     routing = Routing(Integers.of_array(np.array(counts))).parts(made_by_experts.recorded().routes[0])
     given = [{d: torch.randn(n[rank], 16) for d, n in routing.items()} for rank in range(2)]
@@ -183,10 +201,8 @@ def test_tiles_wait_for_rows_of_several_experts() -> None:
     def rank(g: Any) -> torch.Tensor:
         own = given[g.rank]
         out = torch.full_like(own["R"], float("nan"))
-        parts = {"R": counts}
-        return made_by_experts(
-            own["R"], own["S"], torch.zeros(2, 16), out, schedule=MIXED[made_by_experts], group=g, parts=parts
-        )
+        tensors = own["R"], own["S"], torch.zeros(2, 16), torch.tensor(counts), out
+        return made_by_experts(*tensors, schedule=MIXED[made_by_experts], group=g, parts=routing)
 
     for out, own in zip(small_world(2).run(rank), given, strict=True):
         assert torch.equal(out, own["R"])
@@ -208,43 +224,33 @@ def to_expert(t, x, full):  # type: ignore[no-untyped-def]
     tk.notify(tk.copy(x[t], full[t].at(t.expert)))
 
 
-def along_two_cuts(x: Any, weight: Any, out: Any) -> None:
-    tk.tiles(x, tk.route("S", "R", "E").experts)
+def along_two_cuts(x: Any, weight: Any, route: Any, out: Any) -> None:
+    tk.tiles(x, route.experts)
 
 
-def twice(x: Any, weight: Any, out: Any) -> None:
-    tk.route("S", "R", "E")
-    tk.route("R", "S", "E")
-
-
-def of_nothing(x: Any, weight: Any, out: Any) -> None:
-    tk.route("K", "R", "E")
-
-
-def of_cut_experts(x: Any, weight: Any, out: Any) -> None:
-    tk.route("S", "R", "S")
-
-
-def two_at_once(x: Any, weight: Any, out: Any) -> None:
-    route = tk.route("S", "R", "E")
+def two_at_once(x: Any, weight: Any, route: Any, out: Any) -> None:
     tk.tiles(route, route.experts)
 
 
-def more_axes(x: Any, weight: Any, out: Any) -> None:
-    tk.tiles(tk.route("S", "R", "E"), reader=tk.ranks)
+def more_axes(x: Any, weight: Any, route: Any, out: Any) -> None:
+    tk.tiles(route, reader=tk.ranks)
 
 
-def without_sources(x: Any, weight: Any, out: Any) -> None:
-    route, rows = tk.route("S", "R", "E"), tk.sharded("R", "K")
+def plainly(x: Any, weight: Any, route: Any, out: Any) -> None:
+    take[tk.tiles(out)](out, out)
+
+
+def without_sources(x: Any, weight: Any, route: Any, out: Any) -> None:
+    rows = tk.sharded("R", "K")
     by_expert.named("move")[tk.tiles(route.experts, x.cols)](x, rows)
-    take[tk.tiles(out)](rows, out)
+    take[tk.tiles(route.experts, x.cols)](rows, out)
 
 
-def cut_in_two_ways(x: Any, weight: Any, out: Any) -> None:
-    route, rows = tk.route("S", "R", "E"), tk.sharded("R", "K")
+def cut_in_two_ways(x: Any, weight: Any, route: Any, out: Any) -> None:
+    rows = tk.sharded("R", "K")
     move[tk.tiles(route, x.cols)](x, rows)
     again[tk.tiles(route.experts, x.cols)](out, rows)
-    take[tk.tiles(out)](rows, out)
+    take[tk.tiles(route.experts, x.cols)](rows, out)
 
 
 @tk.tile
@@ -255,12 +261,11 @@ def again(t, out, rows):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("body", "schedule", "kind", "said"),
     [
-        (twice, {}, DimensionError, "a dimension belongs to one route"),
-        (of_nothing, {}, DimensionError, "K is no dimension along which a tensor is cut over the ranks"),
-        (of_cut_experts, {}, DimensionError, "S has to be a dimension of its own, of a local tensor"),
         (two_at_once, {}, DimensionError, "the rows of one route, not of"),
         (along_two_cuts, {}, DimensionError, "goes along no other dimension that is cut over the ranks"),
+        (plainly, {}, DimensionError, "take goes along R, of whose rows only the device knows"),
         (whole, {"cells": {"buffer0": (32, 16)}}, ScheduleError, "rows of several pieces along R, .* say None there"),
+        (whole, {"move": tk.CopyEngine(tile=(None, None), at="home")}, ScheduleError, "the host enqueues its copies"),
         (more_axes, {}, DimensionError, "have their own axes; reader can't be one too"),
         (without_sources, {}, DimensionError, "dimension 0 of x is S; it is given R"),
         (cut_in_two_ways, {"again": tk.SMs(2, tile=(16, 16))}, SignalCountError, "cut from R in another way"),
@@ -273,3 +278,36 @@ def test_programs_that_are_not_understood(
 ) -> None:
     with pytest.raises(kind, match=said):
         bound(body, **schedule)
+
+
+def test_a_dimension_belongs_to_one_route() -> None:
+    @tk.program
+    def twice(
+        x: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), out: tk.Sharded("R", "K"),  # type: ignore[valid-type]
+        one: tk.Route("S", "R", "E"), other: tk.Route("R", "S", "E"),  # type: ignore[valid-type]
+    ) -> None:  # fmt: skip
+        whole(x, weight, one, out)
+
+    with pytest.raises(DimensionError, match="a dimension belongs to one route"):
+        twice.recorded()
+
+
+def test_a_route_is_between_two_cuts() -> None:
+    @tk.program
+    def of_columns(
+        x: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), route: tk.Route("K", "S", "E")  # type: ignore[valid-type]
+    ) -> None:
+        whole(x, weight, route, x)
+
+    @tk.program
+    def of_cut_experts(
+        x: tk.Sharded("S", "K"), out: tk.Sharded("R", "K"), route: tk.Route("S", "R", "S")  # type: ignore[valid-type]
+    ) -> None:
+        whole(x, x, route, out)
+
+    for program, said in (
+        (of_columns, "K is no dimension along which a tensor is cut over the ranks"),
+        (of_cut_experts, "S has to be a dimension of its own, of a local tensor"),
+    ):
+        with pytest.raises(DimensionError, match=said):
+            program.recorded()

@@ -33,11 +33,13 @@ def random_counts(world: int, experts: int, seed: int, most: int = 40, empty: fl
 
 
 class Routed:
-    """One call of every rank, of small whole numbers or normally distributed ones."""
+    """One call of every rank, of small whole numbers or normally distributed ones. `room`: rows that every rank has
+    room for, on both sides; as many as there are, by default. What has no row is poisoned."""
 
     def __init__(
         self, form: tuple[Program, str | Schedule], counts: Counts, *, K: int = 40, N: int = 24,
         dtype: torch.dtype = torch.float32, integers: bool = False, tile: int = 16, seed: int = 0,
+        room: int | None = None,
     ) -> None:  # fmt: skip
         self.program, self.counts, self.dtype, self.integers = form[0], counts, dtype, integers
         self.schedule = form[1] if isinstance(form[1], Schedule) else in_tiles(*form, tile)
@@ -53,20 +55,30 @@ class Routed:
         (route,) = self.program.recorded().routes
         dim = self.program.parameters[first].dims[0]
         routing = Routing(Integers.of_array(np.array(counts)))
-        self.given = [numbers(n, K) for n in routing.parts(route)[str(dim)]]
+        rows = routing.parts(route)
+        self.parts = rows if room is None else dict.fromkeys(rows, (room,) * self.world)
+        self.given = [numbers(n, K) for n in rows[str(dim)]]
+        self.dim, self.out = str(dim), next(d for d in route.sides if d != dim)
         self.weight = [numbers(self.experts, K, N) for _ in range(self.world)]
         ranks = [{first: x.double(), "weight": w.double()} for x, w in zip(self.given, self.weight, strict=True)]
         self.right = [of_rank["out"] for of_rank in REFERENCES[self.program](ranks, routing)]
 
     def on(self, group: Group, **options: Any) -> torch.Tensor:
-        out = torch.full(self.right[group.rank].shape, float("nan"), dtype=self.dtype)
-        given = self.given[group.rank], self.weight[group.rank], out
-        return self.program(
-            *given, schedule=self.schedule, group=group, **{"parts": {"routed": self.counts}, **options}
+        mine, weight, rank = self.given[group.rank], self.weight[group.rank], group.rank
+        x, out = (
+            torch.full((self.parts[d][rank], n), float("nan"), dtype=self.dtype)
+            for d, n in ((self.dim, mine.shape[1]), (self.out, weight.shape[2]))
         )
+        x[: len(mine)] = mine
+        counts = torch.tensor(self.counts, dtype=torch.int32)
+        options = {"schedule": self.schedule, "parts": self.parts, "counts": counts, **options}
+        made: torch.Tensor = self.program(x, weight, options.pop("counts"), out, group=group, **options)
+        return made
 
     def check(self, outs: Sequence[torch.Tensor]) -> None:
         """What all ranks got."""
+        assert all(out[len(e) :].isnan().all() for out, e in zip(outs, self.right, strict=True))
+        outs = [out[: len(e)] for out, e in zip(outs, self.right, strict=True)]
         if self.integers:
             assert all(torch.equal(out, e.to(self.dtype)) for out, e in zip(outs, self.right, strict=True))
             return

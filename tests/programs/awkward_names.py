@@ -112,12 +112,14 @@ def begin_of(t, cell, tile_segments, first):
 
 @tk.program
 def leave(
-    tile: tk.Sharded("segment", "index_0"), tile_segments: tk.Local("source"), first: tk.Sharded("home", "index_0")
+    tile: tk.Sharded("segment", "index_0"),
+    tile_segments: tk.Local("source"),
+    counted: tk.Route("segment", "home", "source"),
+    first: tk.Sharded("home", "index_0"),
 ):
-    rows = tk.route("segment", "home", "source")
     cell = tk.sharded("home", "index_0")
-    segment_of[tk.tiles(rows, tile.cols)](tile, cell)
-    begin_of[tk.tiles(rows.experts, first.cols)](cell, tile_segments, first)
+    segment_of[tk.tiles(counted, tile.cols)](tile, cell)
+    begin_of[tk.tiles(counted.experts, first.cols)](cell, tile_segments, first)
 
 
 by_source = tk.Schedule(segment_of=tk.SMs(2, tile=(16, 16), at="source"), begin_of=_tile)

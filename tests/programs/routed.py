@@ -1,14 +1,11 @@
 """Programs with a route: rows go by expert, on the way that makes them, on the one that takes them, or on both."""
 
-from typing import Any
-
 import triton.language as tl
 
 import tilelink as tk
 from tests.programs.gathered import take
-from tilelink.programs.program import Program
 
-ROWS = tk.Sharded("R", "K")
+ROWS, COUNTS = tk.Sharded("R", "K"), tk.Route("S", "R", "E")
 
 
 @tk.tile
@@ -25,22 +22,27 @@ def add_up(t, rows, out):
     out[t].store(total)
 
 
-def by_experts(name: str, use: Any, made: bool, used: bool) -> Program:
-    """A program that makes rows, and that uses them; each goes over the tiles of experts if it is told so."""
-
-    def program(x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), out: ROWS):
-        route, rows = tk.route("S", "R", "E"), tk.sharded("R", "K")
-        of_experts = (route.experts, x.cols)
-        make[tk.tiles(*(of_experts if made else (x,)))](x, rows)
-        use[tk.tiles(*(of_experts if used else (out,)))](rows, out)
-
-    program.__name__ = name
-    return tk.program(program)
+@tk.program
+def made_by_experts(x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), route: COUNTS, out: ROWS):
+    rows = tk.sharded("R", "K")
+    make[tk.tiles(route.experts, x.cols)](x, rows)
+    take[tk.tiles(route, x.cols)](rows, out)
 
 
-made_by_experts = by_experts("made_by_experts", take, made=True, used=False)
-added_by_experts = by_experts("added_by_experts", add_up, made=False, used=True)
-made_and_added_by_experts = by_experts("made_and_added_by_experts", add_up, made=True, used=True)
+@tk.program
+def added_by_experts(x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), route: COUNTS, out: ROWS):
+    rows = tk.sharded("R", "K")
+    make[tk.tiles(route, x.cols)](x, rows)
+    add_up[tk.tiles(route.experts, x.cols)](rows, out)
+
+
+@tk.program
+def made_and_added_by_experts(
+    x: ROWS, sent: tk.Sharded("S", "K"), weight: tk.Local("E", "K"), route: COUNTS, out: ROWS
+):
+    rows = tk.sharded("R", "K")
+    make[tk.tiles(route.experts, x.cols)](x, rows)
+    add_up[tk.tiles(route.experts, x.cols)](rows, out)
 
 
 # ---- what programs with one role more launch first

@@ -115,7 +115,7 @@ class StandIn:
                 if (work.arguments["rank"] if isinstance(work, _Launched) else streams.get(work.stream)) != rank:
                     continue
                 if isinstance(work, _Launched):
-                    regions = work.interpret(execution, lane.layout, lane.heaps)
+                    regions = work.interpret(execution, lane)
                 elif isinstance(work, _Engine):
                     mine = [*regions, *work.of_caller(rank, lane.heaps)]
                     execution.launch(work.work, 1, {}, mine, rank, work.stream, "copy engine", 1000 + work.stream)
@@ -207,20 +207,22 @@ class _Launched:
     workers: int
     arguments: dict[str, Any]
 
-    def interpret(self, execution: Execution, layout: Any, heaps: list[torch.Tensor]) -> list[Region]:
+    def interpret(self, execution: Execution, lane: Any) -> list[Region]:
+        layout, heaps = lane.layout, lane.heaps
         prepared, rank = self.code.prepared, self.arguments["rank"]
         tensors = {t.name: self.arguments[t.name] for t in prepared.program.tensors if t.name in self.arguments}
         lowered = prepared.lowered
         parameters = lowered.parameters
-        tables = {p.name: self.arguments[p.name] for p in parameters if p.kind == "table" and p.name in self.arguments}
+        kinds = ("table", "running")
+        tables = {p.name: self.arguments[p.name] for p in parameters if p.kind in kinds and p.name in self.arguments}
         run = SimpleNamespace(
             rank=rank, prepared=prepared, tensors=tensors, tables=tables,
-            slot=self.arguments["slot"],
+            slot=self.arguments.get("slot", 0),
             placement=place(prepared.program, prepared.sizes, layout, lowered.target, prepared.stage_bytes),
         )  # fmt: skip
         cpu = CpuLane(layout, heaps, prepared.sms)
         cpu.tables[rank] = self.arguments["heaps"]
-        regions = cpu._regions(run)
+        regions = [*cpu._regions(run), Region("word that the host looks at", rank, lane.flags[rank], "control")]
         name = self.code.kernel.name
         execution.launch(self.code.kernel, self.workers, self.arguments, regions, rank, self.stream, name)
         return regions

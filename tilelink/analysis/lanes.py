@@ -78,7 +78,8 @@ class Lanes:
         tiles = {RANK.name: rank, NUMBER.name: number}
         for name, e in walk.coordinates:
             tiles[name] = np.broadcast_to(evaluate(e, self.values | tiles), (self.lanes,))
-        here = np.broadcast_to(evaluate(walk.exists, self.values | tiles), (self.lanes,))
+        exists = walk.exists if walk.table is None else walk.count > NUMBER
+        here = np.broadcast_to(evaluate(exists, self.values | tiles), (self.lanes,))
         self.values |= {name: v[here] for name, v in tiles.items()}
         self.lanes, self.act = int(here.sum()), np.arange(int(here.sum()))
 

@@ -56,7 +56,8 @@ class RoleEmitter:
 
     def _emitted(self) -> tuple[Body, Body]:
         walk, write, addresses = self.role.walk, self.write, self.addresses
-        uneven = [r for r in walk.ranges if r.part is not None and (r.segment or r.dim not in self.facts.equal)]
+        routed = self.program.routed
+        uneven = [r for r in walk.ranges if r.part is not None and (r.dim in routed or r.dim not in self.facts.equal)]
         exists = self.text(walk.exists) if uneven and walk.exists != sympy.true else None
         with write.inside([]) as body:
             self.statements(self.role.body)

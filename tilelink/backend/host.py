@@ -105,7 +105,7 @@ def host_plan(
 ) -> tuple[Step, ...]:
     """What the host of a rank does for a run on devices of `sms` SMs, with so many workers of the persistent kernel.
     `events()`: those of the roles on the copy engine, asked for where there are some."""
-    plan: list[Step] = []
+    plan: list[Step] = [] if lowered.tables is None else [KernelLaunch(lowered.tables, 1)]
     if lowered.publish is not None:
         plan.append(KernelLaunch(lowered.publish, _publishers(lowered, sizes, sms)))
     main = KernelLaunch(lowered.main, workers)

@@ -1,7 +1,8 @@
 """Lowering: a tile program becomes the source of a Triton module that a person can read beside it.
 
 One persistent kernel: its workers enter the run, do the tiles of their role, and the last one out ends the run
-(docs/protocol.md). Where peers read an input, a second kernel publishes it to the heap first; where roles are on the
+(docs/protocol.md). Where rows are routed, a kernel before it makes the
+running tables; where peers read an input, another publishes it to the heap first; where roles are on the
 copy engine, a third enters the run before their copies begin; and where these wait for tiles, a fourth ends the run
 after them (`tilelink.backend.host` says in what order).
 """
@@ -24,6 +25,7 @@ from tilelink.backend.nvshmem import libraries
 from tilelink.backend.parameters import BEFORE, CONTROL, HEAPS, RANK, RUN, SLOT, STAMPS, WORKER, WORKERS, WORLD, Names
 from tilelink.backend.publishing import publishing_roles
 from tilelink.backend.reach import OTHER
+from tilelink.backend.running import TableWriter
 from tilelink.backend.signals import write_expected
 from tilelink.backend.targets import Target, shared
 from tilelink.errors import ScheduleError
@@ -69,6 +71,7 @@ class Lowered:
     source: str
     functions: tuple[tuple[str, Any], ...]
     main: Kernel
+    tables: Kernel | None
     publish: Kernel | None
     enter: Kernel | None
     leave: Kernel | None
@@ -76,7 +79,7 @@ class Lowered:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """Those that there are, the persistent one last."""
-        return (*(k for k in (self.publish, self.enter, self.leave) if k is not None), self.main)
+        return (*(k for k in (self.tables, self.publish, self.enter, self.leave) if k is not None), self.main)
 
     @cached_property
     def parameters(self) -> tuple[parameters.Parameter, ...]:
@@ -143,6 +146,7 @@ class _Lowering:
         roles = {r.name: self.role(r, self.names.role(r.name)) for r in program.in_kernel}
         ends: Body = [Assign((), end) for end in (*(self.drain(s).call() for s in program.signals), LEAVES)]
         main = self.main(roles, [] if program.awaited_by_engines else ends)
+        tables = self.tables() if program.routes else None
         publish = self.publish() if program.published else None
         enter = self.enter() if program.on_engine else None
         leave = self.leave(ends) if program.awaited_by_engines else None
@@ -150,7 +154,8 @@ class _Lowering:
         for function in self.functions:
             verify(function, own | {*parameters.ALL_PRIMITIVES, *parameters.SHARED})
         text = "\n\n\n".join(["\n".join(self.header()), *map(str, self.functions)]) + "\n"
-        return Lowered(program, self.facts, self.target, text, self.names.functions, main, publish, enter, leave)
+        kernels = main, tables, publish, enter, leave
+        return Lowered(program, self.facts, self.target, text, self.names.functions, *kernels)
 
     def header(self) -> list[str]:
         """Always as long, because Triton's cache keys hold line numbers."""
@@ -295,6 +300,14 @@ class _Lowering:
                 begin = f"{turn} * {tiles} + {number}"
                 end = f"({turn} + 1) * {tiles}"
                 write.assign(self.stamps, functions[role.name].call(begin, end, WORKERS))
+
+    def tables(self) -> Kernel:
+        """A kernel of one worker that makes the running tables; where rows have no room, tables of no rows."""
+        called, write = self.names.module.name("segments", "make_segments"), Writer()
+        segments = self.function(called, TableWriter(self.names).segments(), (parameters.COUNTED,))
+        self.begin(write, RUN)
+        write.body += TableWriter(self.names).all(segments)
+        return self.kernel("_tables", write.body)
 
     def publish(self) -> Kernel:
         """A kernel that copies inputs to the heap, once the peers have left the previous run of the slot."""

@@ -12,9 +12,10 @@ from tilelink.backend.facts import Facts
 from tilelink.backend.kernel import Scope, Source
 from tilelink.errors import KernelError
 from tilelink.frontend import expressions
-from tilelink.frontend.expressions import PER_NODE, of_dim, parts_of, segments_of, symbol
+from tilelink.frontend.expressions import PER_NODE, parts_of, running, shown, symbol
 from tilelink.frontend.ir import Role, TileProgram
-from tilelink.frontend.routes import EXPERT, SEGMENT
+from tilelink.frontend.routes import counts_of
+from tilelink.frontend.running import tables
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.walk import longest_part
 
@@ -22,8 +23,8 @@ PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out"
 MULTICAST_PRIMITIVES = ("multicast_store", "multicast_notify")
 NETWORK_PRIMITIVES = ("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far")
 ALL_PRIMITIVES = (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES, "clock", "POISON")
-SEGMENT_OF = "segment_of"
-SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF)
+SEGMENT_OF, REFUSE = "segment_of", "refuse"
+SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF, REFUSE)
 """What modules import: from that of the target, and from that of what all targets have alike."""
 STAMPS, TIMES = "stamps", "recorded times"
 """The parameter for where workers record times, if they do: int64 of workers x records x 2, what and when; and what
@@ -33,12 +34,14 @@ OF_RUN = ("heaps", "multicast", "rank", "slot", "world")
 WORKING = ("worker", "workers", "control", "run", "before")
 HEAPS, MULTICAST, RANK, SLOT, WORLD = OF_RUN
 WORKER, WORKERS, CONTROL, RUN, BEFORE = WORKING
+COUNTED = "counted"
 """What all kernels call alike."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (where parts begin), "at" (bytes into the
+    """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (where parts begin), "running" (a
+    running table), "at" (bytes into the
     heap), "signals" (bytes into the heap), "stage" (bytes into the heap), "blocks" (a descriptor of the rank's own
     `of`, whose elements are contiguous along `dim`; it loads blocks of the shape `block`, `dim` last), "workers",
     "stamps" and "records" (where workers record times, words of a worker), or "run" for heaps, multicast, rank, slot
@@ -56,9 +59,9 @@ class Names:
 
     def __init__(self, program: TileProgram, facts: Facts) -> None:
         self.program, self.facts = program, facts
-        self.module = Scope(taken=[*ALL_PRIMITIVES, *SHARED, *OF_RUN, *WORKING, STAMPS])
+        self.module = Scope(taken=[*ALL_PRIMITIVES, *SHARED, *OF_RUN, *WORKING, STAMPS, COUNTED])
         called = self.module.name(("kernel", ""), program.name)
-        for suffix in ("_publish", "_enter", "_leave"):
+        for suffix in ("_tables", "_publish", "_enter", "_leave"):
             self.module.name(("kernel", suffix), called + suffix)
         for function, _ in program.functions:
             self.function(function)
@@ -92,14 +95,14 @@ class Names:
         program, facts = self.program, self.facts
 
         def made(like: str, kind: str, of: str = "", dim: str = "", block: tuple[int, ...] = ()) -> Parameter:
-            meaning = of if kind in ("size", "table") else (kind, of, dim, block)
+            meaning = of if kind in ("size", "table", "running") else (kind, of, dim, block)
             return Parameter(self.module.name(meaning, like), kind, of, dim, block)
 
         for t in program.tensors:
             if t.kind in ("buffer", "token"):
                 continue
             yield made(t.name, "tensor", t.name)
-            yield from (made(f"{t.name}_stride_{d}", "stride", t.name, d) for d in t.dims)
+            yield from (made(f"{t.name}_stride_{shown(d)}", "stride", t.name, d) for d in t.dims)
         for b in pipelining.blocks(program, facts):
             yield made(f"{b.tensor}_blocks_{b.shape[0]}_by_{b.shape[1]}", "blocks", b.tensor, b.contiguous, b.shape)
         yield from (Parameter(n, "run") for n in OF_RUN[:-1])
@@ -110,9 +113,10 @@ class Names:
             yield made(f"{d}_part", "size", longest_part(d).name)
             if d not in facts.equal:
                 yield made(f"{d}_parts", "table", parts_of(d))
-        for d in program.routed:
-            yield from (made(f"{d}_{piece}", "size", of_dim(d, piece).name) for piece in (SEGMENT, EXPERT))
-            yield made(f"{d}_segments", "table", segments_of(d))
+        for route in program.routes:
+            key = running(counts_of(route))
+            yield made(shown(key), "running", key)
+        yield from (made(shown(table.key), "running", table.key) for table in tables(program))
         yield from (made(f"{t.name}_at", "at", t.name) for t in program.on_heap)
         yield made("stage_at", "stage")
         yield from (made(f"{s.tensor}_signals", "signals", s.tensor) for s in program.signals)

@@ -11,6 +11,7 @@ from tilelink.frontend.cells import of_cell
 from tilelink.frontend.expressions import Expr
 from tilelink.frontend.ir import RANKS_DIM, Role, TileProgram
 from tilelink.frontend.kept import kept
+from tilelink.frontend.routes import end_of_rows
 from tilelink.frontend.schedule import SMs
 from tilelink.language import Space
 
@@ -28,7 +29,8 @@ def _publishing_role(program: TileProgram, tensor: ir.Tensor) -> Role:
     resource = SMs(tile=(1,) * (len(dims) - 2) + (COPY_CHUNK,) * min(len(dims), 2))
     own = frozenset({tensor.dims[tensor.sharded]}) if tensor.sharded is not None else frozenset()
     site = Site(program.site.file, program.site.line)
-    found, _ = walk.make_walk(f"publish_{tensor.name}", space, resource, own, site)
+    ends = {d: end_of_rows(route, d, expressions.RANK) for route in program.routes for d in own & {*route.sides}}
+    found, _ = walk.make_walk(f"publish_{tensor.name}", space, resource, own, site, ends)
     ranges = iter(found.ranges)
     index = tuple(of_cell("index", k) if d == RANKS_DIM else next(ranges) for k, d in enumerate(tensor.dims))
     view = ir.View(tensor.name, index, expressions.RANK)
@@ -36,3 +38,5 @@ def _publishing_role(program: TileProgram, tensor: ir.Tensor) -> Role:
     for entry in (i for i in index if isinstance(i, Expr)):
         body = ir.For(site, str(entry), sympy.S.Zero, expressions.WORLD, 1, (body,))
     return Role(f"publish_{tensor.name}", resource, found, (body,), site)
+
+

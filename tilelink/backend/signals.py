@@ -9,8 +9,16 @@ import sympy
 
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.kernel import ZERO, Source, Writer, call
-from tilelink.frontend.cells import cells_along, cells_in_part, cells_of, of_cell, piece_place, times_notified
-from tilelink.frontend.expressions import Expr, floor_div, of_dim, symbol, with_values
+from tilelink.frontend.cells import (
+    cells_along,
+    cells_in_part,
+    cells_of,
+    cells_of_pieces,
+    of_cell,
+    piece_place,
+    times_notified,
+)
+from tilelink.frontend.expressions import RANK, Expr, floor_div, of_dim, symbol, with_values
 from tilelink.frontend.ir import RANKS_DIM, Cell, Range, Signals, View
 from tilelink.frontend.routes import EXPERT
 
@@ -29,13 +37,14 @@ def cells_awaited(signals: Signals, view: View) -> tuple[Expr, dict[Expr, Expr],
     cell: Expr = sympy.S.Zero
     known: dict[Expr, Expr] = {}
     loops: list[tuple[str, Expr, Expr]] = []
+    home = view.home if signals.by_home and isinstance(view.home, Expr) else RANK
     for k, (c, i) in enumerate(zip(signals.grid, signals.index(view), strict=True)):
         first, count = cells_of(c, i)
         if count != 1:
             counter = of_dim(c.dim, "cell")
             loops.append((counter.name, first, first + count))
             first = counter
-        known |= _place(c, k, i, first)
+        known |= _place(c, k, i, first, home)
         cell = cell * cells_along(c) + first
     return cell, known, loops
 
@@ -75,12 +84,12 @@ def write_expected(
     return expected
 
 
-def _place(c: Cell, k: int, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
+def _place(c: Cell, k: int, i: Range | Expr, at: Expr, home: Expr) -> dict[Expr, Expr]:
     """What `part_D`, `cell_D` and `index_k` are for the cell number `at` along a dimension."""
     if c.dim == RANKS_DIM:
         return {of_cell("index", k): at}
     if c.route:
-        return _place_of_rows(c, i, at)
+        return _place_of_rows(c, i, at, home)
     if not c.cut or c.local:
         return {of_cell("cell", c.dim): at}
     inside = cells_in_part(c)
@@ -88,11 +97,13 @@ def _place(c: Cell, k: int, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
     return {of_cell("part", c.dim): part, of_cell("cell", c.dim): at - part * inside}
 
 
-def _place_of_rows(c: Cell, i: Range | Expr, at: Expr) -> dict[Expr, Expr]:
-    """The same for the cells of the rows of a route."""
-    inside = cells_in_part(c)
-    piece = floor_div(at, inside)
-    if isinstance(i, Range) and i.segment and (i.segment.source is not None or c.pieces == EXPERT):
+def _place_of_rows(c: Cell, i: Range | Expr, at: Expr, home: Expr) -> dict[Expr, Expr]:
+    """The same for the cells of the rows of a route, in memory of a rank."""
+    one = isinstance(i, Range) and i.segment is not None and (i.segment.source is not None or c.pieces == EXPERT)
+    if one:
         piece = cells_of(replace(c, size=None), i)[0]
+    else:
+        piece = at if c.size is None else cells_of_pieces(c).find(home, at)
+    before = at if c.size is None else cells_of_pieces(c).begin(home, piece)
     place = {symbol(n): value for n, value in piece_place(c, piece)}
-    return {**place, of_cell("cell", c.dim): at - piece * inside}
+    return {**place, of_cell("cell", c.dim): at - before}

@@ -13,7 +13,7 @@ import numpy as np
 import sympy
 from sympy.printing.str import StrPrinter
 
-from tilelink.frontend.expressions import Expr, Mod, first_of, never_negative, parts_of, segments_of, shown
+from tilelink.frontend.expressions import Expr, Mod, first_of, never_negative, parts_of, running, shown
 from tilelink.frontend.kept import kept
 
 
@@ -71,7 +71,7 @@ class _Printer(StrPrinter):
         return reduce(self.templates[type(e).__name__].format, map(self._print, sorted(e.args, key=str)))
 
     def _print_first_of(self, e: Expr) -> str:
-        table = (parts_of if isinstance(e, first_of) else segments_of)(e.args[0])
+        table = (parts_of if isinstance(e, first_of) else running)(e.args[0])
         return self.templates[type(e).__name__].format(self.table(table), *map(self._print, e.args[1:]))
 
     _print_begin_of = _print_segment_of = _print_first_of
@@ -98,7 +98,7 @@ _TRITON = {
 }  # fmt: skip
 _NUMPY = _Printer({
     "Min": "np.minimum({}, {})", "Max": "np.maximum({}, {})", "first_of": "{}[{}]", "begin_of": "{}[{}]",
-    "segment_of": "(np.searchsorted({0}, {1}, 'right') - 1 - ({2}))",
+    "segment_of": "segment_of({}, {}, {}, {})",
 }, *["values[{!r}]".format] * 2)  # fmt: skip
 _PLAIN = _Printer({
     "Min": "min({}, {})", "Max": "max({}, {})", "first_of": "first_of({}, {})", "begin_of": "begin_of({}, {})",
@@ -123,8 +123,21 @@ def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
     return _compiled(e)(values)
 
 
+def _segment_of(table: np.ndarray, value: Any, first: Any, count: Any) -> np.ndarray:
+    """As `targets.shared.segment_of`, of arrays."""
+    value, first, count = np.broadcast_arrays(value, first, count)
+    found = np.zeros(value.shape, np.int64)
+    for k, n in {*zip(first.ravel().tolist(), count.ravel().tolist(), strict=True)}:
+        here = (first == k) & (count == n)
+        found[here] = np.searchsorted(table[k + 1 : k + n], value[here], "right")
+    return found
+
+
+_KNOWN = {"np": np, "segment_of": _segment_of}
+
+
 @kept(1 << 14)
 def _compiled(e: Any) -> Callable[[Mapping[str, Any]], Any]:
     """An expression as a function of Python."""
-    made: Callable[[Mapping[str, Any]], Any] = eval(f"lambda values: {_NUMPY.doprint(sympy.sympify(e))}", {"np": np})
+    made: Callable[[Mapping[str, Any]], Any] = eval(f"lambda values: {_NUMPY.doprint(sympy.sympify(e))}", _KNOWN)
     return made

@@ -4,7 +4,7 @@ and how often it is notified. All in symbols, of sizes, parts and ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import sympy
@@ -19,15 +19,14 @@ from tilelink.frontend.expressions import (
     larger,
     modulo,
     natural,
-    of_dim,
     own,
-    segment_of,
     smaller,
     symbol,
 )
 from tilelink.frontend.ir import RANKS_DIM, Cell, Notifier, Range, Signals, View
 from tilelink.frontend.kept import kept
-from tilelink.frontend.routes import EXPERT, SEGMENT, Segment, segments_of_rank
+from tilelink.frontend.routes import EXPERT, SEGMENT, Segment, segments, segments_of_rank
+from tilelink.frontend.tables import ENTRY, ROW, Table
 from tilelink.frontend.walk import longest_part
 
 Equations = list[tuple[Expr, Expr]]
@@ -37,21 +36,20 @@ CELL, WAITER = own("cell"), own("waiter")
 
 @kept()
 def cells_along(cell: Cell) -> Expr:
-    """How many cells a rank has along a dimension."""
+    """How many cells a rank has along a dimension; of the rows of a route, room for so many."""
     if cell.dim == RANKS_DIM:
         return WORLD
-    inside = cells_in_part(cell)
     if cell.route:
-        return inside * pieces_of_rank(cell)
+        filling = sympy.S.Zero if cell.size is None else floor_div(longest_part(cell.dim), cell.size)
+        return filling + pieces_of_rank(cell)
+    inside = cells_in_part(cell)
     return inside * WORLD if cell.cut and not cell.local else inside
 
 
 def cells_in_part(cell: Cell) -> Expr:
-    """How many cells the longest part (or piece of a route, or the dimension, where it is not cut) has."""
+    """How many cells the longest part (or the dimension, where it is not cut) has."""
     if cell.size is None:
         return sympy.S.One
-    if cell.route:
-        return ceil_div(of_dim(cell.dim, cell.pieces), cell.size)
     return ceil_div(longest_part(cell.dim) if cell.cut else symbol(cell.dim), cell.size)
 
 
@@ -59,6 +57,16 @@ def pieces_of_rank(cell: Cell) -> Expr:
     """How many pieces a rank has that cells of the rows of a route do not cross."""
     assert cell.route is not None
     return segments_of_rank(cell.route) if cell.pieces == SEGMENT else symbol(cell.route.per_rank)
+
+
+def cells_of_pieces(cell: Cell) -> Table:
+    """Where the cells of the pieces of each rank begin, where a piece may have several."""
+    assert cell.size is not None
+    names = piece_place(cell, ENTRY)
+    piece = piece_of(cell, ROW, dict(names))
+    begin, end = piece.bounds(cell.dim)
+    name = own(f"cells.{cell.dim}.{cell.pieces}.{cell.size}")
+    return Table(name, pieces_of_rank(cell), ceil_div(natural(end - begin), cell.size))
 
 
 @kept()
@@ -91,30 +99,29 @@ def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
 
 
 def _cells_of_rows(cell: Cell, rows: Range) -> tuple[Expr, Expr]:
-    """The cells that rows of a route lie in: those of one piece, or, where they may lie in several, the cells of all
-    pieces that they touch, each of which is one then."""
+    """The cells that rows of a route lie in: those of one piece, or, where the rows of an expert may lie in several
+    segments, the cells of all that they touch, each of which is one then."""
     segment, route = rows.segment, cell.route
     assert route is not None
-    if rows.whole:
+    if segment is None:
         return sympy.S.Zero, cells_along(cell)
-    if segment is None or (segment.source is None and cell.pieces == SEGMENT):
+    if segment.source is None and cell.pieces == SEGMENT:
         assert cell.size is None, "a cell a piece where rows cross pieces"
-        every, before = (segments_of_rank(route), sympy.S.Zero) if segment is None else (WORLD, segment.expert * WORLD)
-        home = RANK if rows.part is None else rows.part
-        pieces = symbol(cell.dim), home * segments_of_rank(route) + before, every
-        one, other = (segment_of(pieces[0], row, *pieces[1:]) for row in (rows.start, rows.stop - 1))
-        if cell.pieces == EXPERT:  # which is of one expert after the other
-            one, other = floor_div(one, WORLD), floor_div(other, WORLD)
+        before, table = segment.expert * WORLD, segments(route, cell.dim)
+        one, other = (table.find(segment.home, row, before, WORLD) for row in (rows.start, rows.stop - 1))
         return before + one, other - one + 1
     piece, offset = segment.expert, rows.offset
-    if cell.pieces == SEGMENT and segment.source is not None:
+    if cell.pieces == SEGMENT:
+        assert segment.source is not None
         piece = segment.expert * WORLD + segment.source
         piece = piece if cell.dim == route.rows else segment.home * symbol(route.per_rank) + segment.expert
     elif segment.source is not None:
         offset = natural(rows.start - replace(segment, source=None).bounds(cell.dim)[0])
     if cell.size is None:
         return piece, sympy.S.One
-    first = piece * cells_in_part(cell) + floor_div(offset, cell.size)
+    rank = segment.home if cell.dim == route.rows else segment.source
+    assert rank is not None
+    first = cells_of_pieces(cell).begin(rank, piece) + floor_div(offset, cell.size)
     if (segment.source is None) == (cell.pieces == EXPERT) and rows.extent and cell.size % rows.extent == 0:
         return first, sympy.S.One
     length = natural(rows.stop - rows.start)
@@ -130,15 +137,24 @@ def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
     """
     made: list[tuple[str, Expr]] = []
     rest: Expr = CELL
+    rank = RANK
+    if signals.by_home:
+        rank = of_cell("index", 0)
+        made.append((rank.name, floor_div(CELL, sympy.prod([cells_along(c) for c in signals.grid[1:]]))))
     for k, c in reversed(list(enumerate(signals.grid))):
         along = cells_along(c)
         here = rest if k == 0 else modulo(rest, along)
+        if k == 0 and signals.by_home:
+            break
         if along != 1:
             if c.dim == RANKS_DIM:
                 made.append((of_cell("index", k).name, here))
-            elif c.route or (c.cut and not c.local):
-                piece = floor_div(here, cells_in_part(c))
-                made += piece_place(c, piece) if c.route else [(of_cell("part", c.dim).name, piece)]
+            elif c.route:
+                piece = here if c.size is None else cells_of_pieces(c).find(rank, here)
+                before = here if c.size is None else cells_of_pieces(c).begin(rank, piece)
+                made += [*piece_place(c, piece), (of_cell("cell", c.dim).name, here - before)]
+            elif c.cut and not c.local:
+                made.append((of_cell("part", c.dim).name, floor_div(here, cells_in_part(c))))
                 made.append((of_cell("cell", c.dim).name, modulo(here, cells_in_part(c))))
             else:
                 made.append((of_cell("cell", c.dim).name, here))
@@ -163,13 +179,17 @@ def piece_place(cell: Cell, piece: Expr) -> list[tuple[str, Expr]]:
     return [(of_cell("home", cell.dim).name, floor_div(piece, experts)), (expert, modulo(piece, experts))]
 
 
-def piece_of(cell: Cell, rank: Expr) -> Segment:
-    """The piece that `piece_place` names, in memory of a rank."""
+def piece_of(cell: Cell, rank: Expr, named: Mapping[str, Expr] | None = None) -> Segment:
+    """The piece that `piece_place` names, in memory of a rank. `named`: the values of its names."""
     assert cell.route is not None
-    expert = of_cell(EXPERT, cell.dim)
+
+    def name(what: str) -> Expr:
+        made = of_cell(what, cell.dim)
+        return made if named is None else named[made.name]
+
     if cell.dim == cell.route.sent:
-        return Segment(cell.route, of_cell("home", cell.dim), expert, rank)
-    return Segment(cell.route, rank, expert, of_cell("source", cell.dim) if cell.pieces == SEGMENT else None)
+        return Segment(cell.route, name("home"), name(EXPERT), rank)
+    return Segment(cell.route, rank, name(EXPERT), name("source") if cell.pieces == SEGMENT else None)
 
 
 def place_equations(grid: Sequence[Cell], index: Sequence[Range | Expr]) -> Equations:

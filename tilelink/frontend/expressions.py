@@ -80,17 +80,13 @@ class first_of(_Natural):  # noqa: N801 - reads as a function in printed express
 
 
 class begin_of(_Natural):  # noqa: N801 - as above
-    """begin_of(D, p): where segment p of a routed dimension D begins; see `tilelink.frontend.routes`."""
+    """begin_of(T, k): entry k of the running table T; see `tilelink.frontend.tables`."""
 
     nargs = 2
 
-    @classmethod
-    def eval(cls, dim: Expr, segment: Expr) -> Expr | None:
-        return sympy.S.Zero if segment.is_zero else None
-
 
 class segment_of(_Natural):  # noqa: N801 - as above
-    """segment_of(D, row, p, n): which of the n segments of D from number p on holds the row, counted from p."""
+    """segment_of(T, v, k, n): in which of the n steps of the running table T from entry k on v lies, counted from k."""
 
     nargs = 4
 
@@ -100,9 +96,9 @@ def parts_of(dim: Any) -> str:
     return f"{dim}.parts"
 
 
-def segments_of(dim: Any) -> str:
-    """The key of the table of where the segments of a routed dimension begin."""
-    return f"{dim}.segments"
+def running(table: Any) -> str:
+    """The key of a running table."""
+    return f"{table}.running"
 
 
 class natural(_Natural):  # noqa: N801 - as above

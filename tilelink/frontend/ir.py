@@ -19,6 +19,7 @@ from tilelink.frontend.body import Body, Notify, Wait, every
 from tilelink.frontend.expressions import WORLD, Expr, symbol
 from tilelink.frontend.kept import hashed_once
 from tilelink.frontend.schedule import CopyEngine, SMs, launched
+from tilelink.frontend.tables import Table
 from tilelink.frontend.views import *  # noqa: F403
 from tilelink.frontend.views import Range, Tensor, View
 from tilelink.language import RANKS_DIM as RANKS_DIM
@@ -34,6 +35,8 @@ class Walk:
     outermost first. A number is passed over where `exists` does not hold (parts of
     different length). `f_R`: `homes`, the rank in whose part the tile lies along each dimension that is cut over the
     ranks. `sent`: where the rows of a tile of a route lie at their source; `expert`: the axis of the experts of a rank.
+    Of a route, how many tiles a rank has is read from `table`, which says where those of each piece begin; there are
+    `room` at most.
     """
 
     sizes: tuple[tuple[str, Expr], ...]
@@ -45,6 +48,13 @@ class Walk:
     homes: tuple[tuple[str, Expr], ...]
     sent: Range | None = None
     expert: str = ""
+    table: Table | None = None
+    room: Expr | None = None
+
+    @property
+    def most(self) -> Expr:
+        """What `count` is at most, in terms of sizes alone."""
+        return self.count if self.room is None else self.room
 
 
 @hashed_once
@@ -187,7 +197,8 @@ class TileProgram:
     @cached_property
     def dims(self) -> tuple[str, ...]:
         """Names of the dimensions, in the order in which the tensors name them."""
-        return tuple(dict.fromkeys(d for t in self.tensors for d in t.dims if d != RANKS_DIM))
+        everywhere = {route.everywhere for route in self.routes}
+        return tuple(dict.fromkeys(d for t in self.tensors for d in t.dims if d not in (RANKS_DIM, *everywhere)))
 
     @cached_property
     def routed(self) -> tuple[str, ...]:

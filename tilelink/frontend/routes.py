@@ -1,7 +1,8 @@
 """Rows that are routed to experts: how many go where, and where they lie on both sides.
 
-A rank has `E` experts. The rows that have one expert and one source are a segment. At the homes of the experts segments
-are in the order (home, expert, source), at the sources in the order (source, home, expert).
+A rank has `E` experts. The rows that have one expert and one source are a segment. At the home of their experts a
+rank's segments are in the order (expert, source), at their source in the order (home, expert), one behind the other
+from the beginning of the rank's part on; behind the last one the part holds nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +16,28 @@ from itertools import chain
 from typing import Any, SupportsIndex
 
 import numpy as np
+import sympy
 
 from tilelink.errors import DimensionError, Site
-from tilelink.frontend.expressions import WORLD, Expr, begin_of, of_dim, segments_of, symbol
+from tilelink.frontend.expressions import WORLD, Expr, begin_of, first_of, own, symbol
+from tilelink.frontend.tables import ENTRY, ROW, Table
 from tilelink.language import RouteWord
 
 SEGMENT, EXPERT = "segment", "expert"
 """The pieces of the rows of a route; the latter is also what the axis of a tile space is called that goes through the
 experts of a rank."""
+
+
+def counts_of(route: RouteWord) -> sympy.Symbol:
+    """The counts of a route, for each expert of all ranks one a source, as a table."""
+    return own(f"counts.{route.counts}")
+
+
+def segments(route: RouteWord, dim: str) -> Table:
+    """Where the segments of the ranks begin, along a side of the route."""
+    each = segments_of_rank(route)
+    place = ROW * each + ENTRY if dim == route.rows else ENTRY * WORLD + ROW
+    return Table(symbol(dim), each, begin_of(counts_of(route), place), first_of(symbol(dim), ROW))
 
 
 @dataclass(frozen=True)
@@ -35,23 +50,25 @@ class Segment:
     expert: Expr
     source: Expr | None
 
-    def number(self, dim: str) -> Expr:
-        """The number of the segment along one side of the route; of the expert's first, where it has no source."""
-        experts, source = symbol(self.route.per_rank), 0 if self.source is None else self.source
-        if dim == self.route.rows:
-            return (self.home * experts + self.expert) * WORLD + source
-        assert self.source is not None, "at the sources the rows of an expert are no piece"
-        return (source * WORLD + self.home) * experts + self.expert
-
     def bounds(self, dim: str) -> tuple[Expr, Expr]:
         """Where its rows begin and end along a side of the route."""
-        first = self.number(dim)
-        return begin_of(symbol(dim), first), begin_of(symbol(dim), first + (WORLD if self.source is None else 1))
+        table = segments(self.route, dim)
+        if dim == self.route.rows:
+            first = self.expert * WORLD + (0 if self.source is None else self.source)
+            return table.begin(self.home, first), table.begin(self.home, first + (WORLD if self.source is None else 1))
+        assert self.source is not None, "at the sources the rows of an expert are no piece"
+        first = self.home * symbol(self.route.per_rank) + self.expert
+        return table.begin(self.source, first), table.begin(self.source, first + 1)
 
 
 def segments_of_rank(route: RouteWord) -> Expr:
     """How many segments a rank has, on either side."""
     return WORLD * symbol(route.per_rank)
+
+
+def end_of_rows(route: RouteWord, dim: str, rank: Expr) -> Expr:
+    """Where the rows of a rank end, along a side of the route."""
+    return segments(route, dim).begin(rank, segments_of_rank(route))
 
 
 @dataclass(frozen=True)
@@ -175,15 +192,6 @@ class Routing:
     def parts(self, route: RouteWord) -> dict[str, tuple[int, ...]]:
         """How many rows each rank has on both sides."""
         return dict(zip(route.sides, self._sides, strict=True))
-
-    def values(self, route: RouteWord) -> dict[str, Any]:
-        """Values of the tables and the largest pieces of both sides, by key."""
-        made: dict[str, Any] = {}
-        for dim, lengths in ((route.rows, self.array), (route.sent, self.array.T)):
-            made[segments_of(dim)] = np.concatenate([[0], np.cumsum(lengths)])
-            made[of_dim(dim, SEGMENT).name] = int(self.array.max())
-            made[of_dim(dim, EXPERT).name] = int(self.array.sum(1).max())
-        return made
 
     def __repr__(self) -> str:
         return repr(self.table)

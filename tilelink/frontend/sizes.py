@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, SupportsIndex
@@ -17,7 +17,9 @@ from tilelink.frontend.expressions import PER_NODE, WORLD, of_dim, parts_of
 from tilelink.frontend.ir import For, Role, TileProgram, walk
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.routes import Routing
+from tilelink.frontend.running import tables, with_tables
 from tilelink.frontend.schedule import smallest_tile
+from tilelink.frontend.tables import Table
 from tilelink.language import RouteWord
 
 MAX_WORLD = 1024
@@ -30,13 +32,15 @@ last block."""
 @dataclass(frozen=True)
 class Sizes:
     """World and sizes. `dims`: the whole size of each dimension; `parts`: lengths of the parts of those that are cut
-    over the ranks; `per_node`: ranks of a node; `routings`: how many rows of each route go where."""
+    over the ranks, of the rows of a route the room for them; `per_node`: ranks of a node; `routings`: how many rows of
+    each route go where, where that is known: in an analysis, not in a launch. `tables`: of the program."""
 
     world: int
     dims: tuple[tuple[str, int], ...]
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     per_node: int
     routings: tuple[tuple[RouteWord, Routing], ...] = ()
+    tables: tuple[Table, ...] = ()
 
     @classmethod
     def of(
@@ -45,16 +49,19 @@ class Sizes:
         world: int,
         sizes: Mapping[str, int | Sequence[int]],
         per_node: int | None = None,
+        *,
+        counted: bool = True,
     ) -> Sizes:
         """Sizes by dimension: a number, or for a dimension that is cut the lengths of its parts. A number is cut into
         parts of ceil(size / world), the last ones shorter or empty. Of a route, the size of its rows is what
-        `Routing.of` takes, and those that are sent need none. All ranks are on one node where `per_node` is not given.
-        Raises WorldError, DimensionError, TileSizeError, ScheduleError."""
+        `Routing.of` takes, those that are sent need none, and there is as much room as that takes; or, where rows are
+        not `counted`, sizes are the room for them. All ranks are on one node where `per_node` is not given. Raises
+        WorldError, DimensionError, TileSizeError, ScheduleError."""
         site = Site.of_user()
         check_world(world)
         dims: dict[str, int] = {}
         parts: dict[str, tuple[int, ...]] = {}
-        routed = tuple((route, _routing(route, sizes, world, site)) for route in program.routes)
+        routed = tuple((route, _routing(route, sizes, world, site)) for route in program.routes if counted)
         for route, routing in routed:
             parts |= routing.parts(route)
         for d in program.dims:
@@ -72,7 +79,9 @@ class Sizes:
         for d in sizes:
             if d not in program.dims:
                 raise DimensionError(f"{program.name} has no dimension {d}; it has {listed(program.dims, d)}", site)
-        made = cls(world, tuple(dims.items()), tuple(parts.items()), check_nodes(world, per_node), routed)
+        dims |= {route.everywhere: world * dims[route.per_rank] for route in program.routes}
+        nodes = check_nodes(world, per_node)
+        made = cls(world, tuple(dims.items()), tuple(parts.items()), nodes, routed, tables(program))
         try:
             made.check(program)
         except (ScheduleError, TileSizeError) as e:
@@ -110,33 +119,43 @@ class Sizes:
         for d, lengths in self.parts:
             values[of_dim(d, "part").name] = max(lengths)
             values[parts_of(d)] = np.array([0, *accumulate(lengths)], np.int64)
-        for route, routing in self.routings:
-            values |= routing.values(route)
-        return values
+        return with_tables(self.tables, self.routings, values) if self.routings else values
+
+    def counted(self, routes: Sequence[RouteWord], routings: Sequence[Routing]) -> Sizes:
+        """The sizes with how many rows of each route go where: none of any where some rank has no room for its."""
+        parts = dict(self.parts)
+        both = [(n, parts[d]) for r, routing in zip(routes, routings, strict=True) for d, n in routing.parts(r).items()]
+        fits = all(n <= room for rows, rooms in both for n, room in zip(rows, rooms, strict=True))
+        if not fits or any(routing.array.min(initial=0) < 0 for routing in routings):
+            routings = [Routing.even(0, self.world, dict(self.dims)[r.per_rank]) for r in routes]
+        return replace(self, routings=tuple(zip(routes, routings, strict=True)))
 
     @property
-    def routed(self) -> frozenset[str]:
-        """The dimensions of rows that are routed."""
-        return frozenset(d for route, _ in self.routings for d in route.sides)
+    def counts(self) -> dict[str, np.ndarray]:
+        """The counts of routes, where they are known, by parameter."""
+        return {route.counts: routing.array for route, routing in self.routings}
 
     @property
     def said(self) -> dict[str, Any]:
-        """What a call has to be told of them, by dimension: lengths of parts, counts of routed rows."""
-        lengths = {d: n for d, n in self.parts if d not in self.routed}
-        return lengths | {route.rows: routing for route, routing in self.routings}
+        """What a call has to be told of them, by dimension: lengths of parts, the room for rows of a route."""
+        return dict(self.parts)
+
+    @cached_property
+    def routed(self) -> frozenset[str]:
+        """The dimensions of rows that are routed."""
+        return frozenset(d for d, _ in self.parts) & {str(table.name) for table in self.tables}
 
     def lengths(self, dim: str) -> tuple[int, ...]:
         """The lengths of a dimension on the ranks; one, where all ranks have the whole."""
         return dict(self.parts).get(dim, (dict(self.dims)[dim],))
 
     def equal(self, dim: str) -> bool:
-        """Whether the parts of a dimension that is cut are all of one length; never those of rows of a route, as in
-        `exact`."""
-        return dim not in self.routed and len(set(dict(self.parts)[dim])) == 1
+        """Whether the parts of a dimension that is cut are all of one length."""
+        return len(set(dict(self.parts)[dim])) == 1
 
     def exact(self, dim: str, extent: int) -> bool:
-        """Whether blocks of `extent` fill the dimension, or each of its parts, with no rest; never rows of a route, so
-        that kernels do not depend on where rows go."""
+        """Whether blocks of `extent` fill the dimension, or each of its parts, with no rest; never rows of a route,
+        whose pieces are of any length."""
         return dim not in self.routed and all(n % extent == 0 for n in self.lengths(dim))
 
 

@@ -8,7 +8,6 @@ from tilelink.errors import TileProgramError
 from tilelink.frontend.body import Owed
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, of_dim, shown, symbol
 from tilelink.frontend.ir import Copy, For, Notify, Place, Range, Role, Store, Tensor, TileProgram, View, Wait, places
-from tilelink.frontend.routes import EXPERT, SEGMENT
 from tilelink.language import RANKS_DIM
 
 Tensors = Mapping[str, Tensor]
@@ -25,7 +24,7 @@ def verify(program: TileProgram, after: str) -> None:
 
 def _problems(role: Role, tensors: Tensors, signals: set[str]) -> Iterator[tuple[Place, str]]:
     dims = {d for t in tensors.values() for d in t.dims if d != RANKS_DIM}
-    sizes = {e for d in dims for e in (symbol(d), *(of_dim(d, what) for what in ("part", SEGMENT, EXPERT)))}
+    sizes = {e for d in dims for e in (symbol(d), of_dim(d, "part"))}
     walked = (n for n, _ in (*role.walk.sizes, *role.walk.coordinates))
     fixed = {RANK, WORLD, PER_NODE, *sizes, *map(symbol, walked)}
     waits: dict[str, Place] = {}

@@ -6,6 +6,8 @@ cut at the boundaries of the parts first and into tiles second, so that each til
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import sympy
 
 from tilelink.errors import NotUnderstoodError, ScheduleError, Site, TileSizeError, similar
@@ -16,13 +18,10 @@ from tilelink.frontend.expressions import (
     WORLD,
     Expr,
     axis,
-    begin_of,
     ceil_div,
     first_of,
     floor_div,
-    larger,
     modulo,
-    natural,
     node_of,
     of_dim,
     own,
@@ -32,9 +31,9 @@ from tilelink.frontend.expressions import (
     whole,
 )
 from tilelink.frontend.ir import Range, Walk
-from tilelink.frontend.routes import EXPERT, SEGMENT, Segment
+from tilelink.frontend.routes import Segment
 from tilelink.frontend.schedule import STEP, CopyEngine, SMs
-from tilelink.language import ExpertsWord, RanksWord, RouteWord, Space, nodes, ranks
+from tilelink.language import RanksWord, RouteWord, Space, nodes, ranks
 
 NUMBER, TILE = own("i"), own("tile")
 """The number of a tile on its rank; and among those that have the same values of the rank axes."""
@@ -46,10 +45,16 @@ def longest_part(dim: str) -> sympy.Symbol:
 
 
 def make_walk(
-    role: str, space: Space, resource: SMs | CopyEngine, cut: frozenset[str], site: Site
+    role: str,
+    space: Space,
+    resource: SMs | CopyEngine,
+    cut: frozenset[str],
+    site: Site,
+    ends: Mapping[str, Expr] | None = None,
 ) -> tuple[Walk, dict[str, Expr]]:
-    """The walk over a space, and the values of its rank axes. Raises ScheduleError, TileSizeError, and
-    NotUnderstoodError for an axis that is called like one that the tiles have."""
+    """The walk over a space, and the values of its rank axes. `ends`: where the own part ends along a dimension, if
+    that is data. Raises ScheduleError, TileSizeError, and NotUnderstoodError for an axis that is called like one that
+    the tiles have."""
     sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site), strict=True))
     tiled = [d for d, t in sizes.items() if t is not None]
     spread = [d for d in space.dims if d in cut]
@@ -57,44 +62,31 @@ def make_walk(
     for name in space.axes.keys() & homes.values():
         raise NotUnderstoodError(f"{role}: its tiles have a {name} already: give the rank axis another name", site)
     values = {a: axis_values(word) for a, word in rank_axes(space, cut).items()}
-    if space.route:  # outermost: all ranks go through their experts together
-        values = {EXPERT: (symbol(space.route.per_rank), sympy.S.Zero), **values}
-    expert = EXPERT if space.route else ""
-    executor = _executor(role, space, resource, tuple(a for a in values if a != expert), site)
+    executor = executor_of(role, space, resource, tuple(values), site)
     free = {a: count for a, (count, _) in values.items() if a != executor}
     counts = {d: of_dim(d, "tiles") for d in tiled}
     inner = sympy.prod(counts.values())
-    ordered = next((a for a in free if a != expert), None)
-    coordinates = _rank_coordinates(values, list(free), ordered, inner, resource, site)
+    coordinates = _rank_coordinates(values, list(free), inner, resource, site)
     axes = ({executor: values[executor][1]} if executor else {}) | {a: axis(a) for a in free}
-    indices = _indices(TILE if free else NUMBER, list(counts.items()), resource.order.group)
-    ranges, sent = [], None
+    indices = indices_of(TILE if free else NUMBER, list(counts.items()), resource.order.group)
+    ranges, exists = [], []
     for d, t in sizes.items():
         number = of_dim(d, "tile")
         part = axes[homes[d]] if d in spread else None
-        if isinstance(space.routed, ExpertsWord) and d == space.routed.route.rows:
-            first = _part_at(resource, sympy.S.Zero, RANK, WORLD, site)
-            more, rows = _rows_of_expert(space.routed.route, axes, indices.get(d), t, first)
-        elif isinstance(space.routed, RouteWord) and d == space.routed.rows:
-            segment = Segment(space.routed, axes["home"], axes[EXPERT], axes["source"])
-            more, rows = _rows(d, number, t, part, segment)
-            there, sent = _rows(space.routed.sent, number, t, axes["source"], segment)
-            more += there
-        else:
-            more, rows = _tile(d, *_bounds(d, part), number, t, part)
-        by_turns = rows.segment is not None and rows.segment.source is None
-        coordinates += more if t is None or by_turns else [(number.name, indices[d]), *more]
-        ranges.append(rows)
-    lengths = {d: _longest(space, d) if d in spread else symbol(d) for d in tiled}
+        begin, end = _bounds(d, part)
+        end = (ends or {}).get(d, end)
+        more, made = tile_of(d, begin, end, number, t, part)
+        coordinates += more if t is None else [(number.name, indices[d]), *more]
+        ranges.append(made)
+        exists += [] if part is None else [made.start < end]
+    lengths = {d: longest_part(d) if d in spread else symbol(d) for d in tiled}
     walk = Walk(
         sizes=tuple((count.name, ceil_div(lengths[d], sizes[d])) for d, count in counts.items()),
         count=inner * sympy.prod(free.values()),
         axes=tuple((axis(a).name, count) for a, count in free.items()),
         coordinates=tuple(coordinates),
-        exists=sympy.And(*[_exists(r) for r in ranges if r.part is not None]),
+        exists=sympy.And(*exists),
         ranges=tuple(ranges),
-        sent=sent,
-        expert=axis(expert).name if expert else "",
         homes=tuple((d, axes[name]) for d, name in homes.items()),
     )
     return walk, axes
@@ -103,7 +95,7 @@ def make_walk(
 Coordinates = list[tuple[str, Expr]]
 
 
-def _tile(
+def tile_of(
     dim: str, begin: Expr, end: Expr, number: Expr, t: int | None, part: Expr | None, segment: Segment | None = None
 ) -> tuple[Coordinates, Range]:
     """A tile of a piece of a dimension, or the whole of the piece, and the coordinate that says where the tile is."""
@@ -111,48 +103,6 @@ def _tile(
         return [], Range(dim, begin, end, None, part, whole=part is None, segment=segment)
     lo = of_dim(dim, "lo")
     return [(lo.name, begin + number * t)], Range(dim, lo, smaller(lo + t, end), t, part, number * t, segment=segment)
-
-
-def _rows(dim: str, number: Expr, t: int | None, part: Expr | None, segment: Segment) -> tuple[Coordinates, Range]:
-    """A tile of rows of a route on one of its sides; its coordinates begin with where the rows of the piece do, and
-    where they end."""
-    begin, end = of_dim(dim, "from"), of_dim(dim, "to")
-    ends = zip((begin.name, end.name), segment.bounds(dim), strict=True)
-    lo, rows = _tile(dim, begin, end, number, t, part, segment)
-    return [*ends, *lo], rows
-
-
-def _rows_of_expert(
-    route: RouteWord, axes: dict[str, Expr], turn: Expr | None, t: int | None, first: Expr
-) -> tuple[Coordinates, Range]:
-    """The rows of a tile of an expert, and the coordinates that say where they are. A worker begins where the rows from
-    source `first` do, and goes round: COMET (arXiv 2502.19811, section 3) has those of the own rank first."""
-    dim, segment = route.rows, Segment(route, axes["home"], axes[EXPERT], None)
-    begin, end, count, number = (of_dim(dim, name) for name in ("from", "to", "turn", "tile"))
-    coordinates, rows = _rows(dim, number, t, axes["home"], segment)
-    if turn is not None and t is not None:
-        start = natural(begin_of(symbol(dim), segment.number(dim) + first) - begin)
-        tiles = larger(1, ceil_div(natural(end - begin), t))
-        coordinates[2:2] = [(count.name, turn), (number.name, modulo(count + floor_div(start, t), tiles))]
-    return coordinates, rows
-
-
-def _longest(space: Space, dim: str) -> sympy.Symbol:
-    """The length of the longest piece that tiles of a dimension are cut from which is spread over the ranks."""
-    if space.route is None or dim != space.route.rows:
-        return longest_part(dim)
-    return of_dim(dim, SEGMENT if isinstance(space.routed, RouteWord) else EXPERT)
-
-
-def _exists(r: Range) -> sympy.logic.boolalg.Boolean:
-    """Whether there is such a tile along a dimension that is spread over the ranks, whose parts and pieces are not of
-    one length."""
-    if r.segment is None:
-        return r.start < _bounds(r.dim, r.part)[1]
-    begin, end = of_dim(r.dim, "from"), of_dim(r.dim, "to")
-    if r.extent is None or r.segment.source is not None:
-        return r.start < end
-    return begin + of_dim(r.dim, "turn") * r.extent < end  # its number is that after going round
 
 
 def _bounds(dim: str, part: Expr | None) -> tuple[Expr, Expr]:
@@ -184,22 +134,17 @@ def axis_values(word: RanksWord) -> tuple[Expr, Expr]:
 
 
 def _rank_coordinates(
-    values: dict[str, tuple[Expr, Expr]],
-    free: list[str],
-    ordered: str | None,
-    inner: Expr,
-    resource: SMs | CopyEngine,
-    site: Site,
+    values: dict[str, tuple[Expr, Expr]], free: list[str], inner: Expr, resource: SMs | CopyEngine, site: Site
 ) -> list[tuple[str, Expr]]:
-    """The axes that are walked on a rank, outermost first, and the tile inside them; `ordered`, the first rank axis,
-    goes in the schedule's order. `values`: how many values an axis has, and which of them the executing rank is."""
+    """The axes that are walked on a rank, outermost first, and the tile inside them; the first goes in the schedule's
+    order. `values`: how many values an axis has, and which of them the executing rank is."""
     number = NUMBER
     coordinates: list[tuple[str, Expr]] = []
     for k, name in enumerate(free):
         count, here = values[name]
         step = floor_div(number, inner * sympy.prod(values[a][0] for a in free[k + 1 :]))
         step = modulo(step, count) if k else step
-        value = _part_at(resource, step, here, count, site) if name == ordered else step
+        value = step if k else part_at(resource, step, here, count, site)
         coordinates.append((axis(name).name, value))
     return [(TILE.name, modulo(number, inner)), *coordinates] if free else []
 
@@ -221,7 +166,7 @@ def step_size(resource: SMs | CopyEngine, space: Space) -> int | None:
     return resource.tile[len(space.dims)] if len(resource.tile) > len(space.dims) else None
 
 
-def _executor(role: str, space: Space, resource: SMs | CopyEngine, ranks: tuple[str, ...], site: Site) -> str | None:
+def executor_of(role: str, space: Space, resource: SMs | CopyEngine, ranks: tuple[str, ...], site: Site) -> str | None:
     at = resource.at
     if at is None:
         if space.sharded and "home" in ranks:
@@ -236,7 +181,7 @@ def _executor(role: str, space: Space, resource: SMs | CopyEngine, ranks: tuple[
     return at
 
 
-def _part_at(resource: SMs | CopyEngine, step: Expr, here: Expr, count: Expr, site: Site) -> Expr:
+def part_at(resource: SMs | CopyEngine, step: Expr, here: Expr, count: Expr, site: Site) -> Expr:
     try:
         given = sympy.sympify(resource.order.part_at(STEP))
         wrong = None if isinstance(given, Expr) and whole(given) else f"it gives {to_text(given)}"
@@ -252,7 +197,7 @@ def _part_at(resource: SMs | CopyEngine, step: Expr, here: Expr, count: Expr, si
     return sympy.sympify(part)
 
 
-def _indices(tile: Expr, counts: list[tuple[str, sympy.Symbol]], group: int) -> dict[str, Expr]:
+def indices_of(tile: Expr, counts: list[tuple[str, sympy.Symbol]], group: int) -> dict[str, Expr]:
     """Tile number -> index along each dimension: row by row, or column by column in groups of `group` rows."""
     indices: dict[str, Expr] = {}
     rest = tile

@@ -34,7 +34,13 @@ def members(roles: Sequence[Role]) -> list[list[Role]]:
 
 
 def turns(together: Sequence[Role]) -> Expr:
-    """How many turns there are. Raises ScheduleError where that is not the same for all members."""
+    """How many turns there are. Raises ScheduleError where that is not the same for all members, or is data."""
+    if len(together) > 1 and any(r.walk.table for r in together):
+        raise ScheduleError(
+            f"the members of {together[0].launched} go over the rows of a route, and how many tiles they have is data: "
+            "they can't take turns; launch them under names of their own, .named(...)",
+            together[0].site,
+        )
     found = [next((count for _, count in r.walk.axes), sympy.S.One) for r in together]
     if len(set(found)) > 1:
         raise ScheduleError(
@@ -107,11 +113,12 @@ def kernel_workers(program: TileProgram, allotment: Mapping[str, Allotment]) -> 
 
 
 def tile_count(role: Role, sizes: Sizes) -> int:
-    """Numbers that the workers of one rank walk (those of parts that are shorter than the longest are passed over)."""
+    """Numbers that the workers of one rank walk (those of parts that are shorter than the longest are passed over); of
+    a route, at most."""
     values = dict(sizes.values)
     for name, value in role.walk.sizes:
         values[name] = int(evaluate(value, values))
-    return int(evaluate(role.walk.count, values))
+    return int(evaluate(role.walk.most, values))
 
 
 @dataclass(frozen=True)

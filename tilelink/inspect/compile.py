@@ -105,8 +105,8 @@ def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -
             values[p.name] = TensorDescriptor(base, [line, line], [line, 1], list(p.block))
         elif p.kind == "size":
             values[p.name] = sizes.values[p.of]
-        elif p.kind in ("table", "stamps"):
-            values[p.name] = torch.empty(1, dtype=torch.int64)
+        elif p.kind in ("table", "stamps", "running"):
+            values[p.name] = torch.empty(1, dtype=torch.int32 if p.kind == "running" else torch.int64)
         elif p.kind in ("at", "signals", "stage", "workers", "records"):
             values[p.name] = 16
     return {p.name: values[p.name] for p in parameters}

@@ -20,11 +20,13 @@ def matmul(t, rows, weight, out):
 
 @tk.program
 def dispatch_matmul(
-    x: tk.Sharded("sent", "K"), weight: tk.Local("experts", "K", "N"), out: tk.Sharded("routed", "N")
+    x: tk.Sharded("sent", "K"),
+    weight: tk.Local("experts", "K", "N"),
+    route: tk.Route("sent", "routed", "experts"),
+    out: tk.Sharded("routed", "N"),
 ):
     """out = the rows that are routed to the experts of this rank, by expert and source, each times the weight of its
-    expert. x: the rows that this rank sends, in the order of all experts."""
-    route = tk.route("sent", "routed", "experts")
+    expert. x: the rows that this rank sends, in the order of all experts. Behind those rows x and out may have room."""
     rows = tk.sharded("routed", "K")
     dispatch[tk.tiles(route, x.cols)](x, rows)
     matmul[tk.tiles(route.experts, out.cols)](rows, weight, out)
@@ -33,4 +35,3 @@ def dispatch_matmul(
 gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
 push = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.ring, at="source"), matmul=gemm)
 pull = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="home"), matmul=gemm)
-engine = tk.Schedule(dispatch=tk.CopyEngine(tile=(None, None), at="source"), matmul=gemm)

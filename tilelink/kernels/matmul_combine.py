@@ -26,11 +26,13 @@ def keep(t, back, out):
 
 @tk.program
 def matmul_combine(
-    rows: tk.Sharded("routed", "K"), weight: tk.Local("experts", "K", "N"), out: tk.Sharded("sent", "N")
+    rows: tk.Sharded("routed", "K"),
+    weight: tk.Local("experts", "K", "N"),
+    route: tk.Route("sent", "routed", "experts"),
+    out: tk.Sharded("sent", "N"),
 ):
     """out = the rows that this rank sent to experts, in the order of all experts, each times the weight of its expert.
-    rows: those that are routed to the experts of this rank, by expert and source."""
-    route = tk.route("sent", "routed", "experts")
+    rows: those that are routed to the experts of this rank, by expert and source. Behind them there may be room."""
     made, back = tk.sharded("routed", "N"), tk.sharded("sent", "N")
     matmul[tk.tiles(route.experts, made.cols)](rows, weight, made)
     combine[tk.tiles(route, made.cols)](made, back)

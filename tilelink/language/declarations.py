@@ -39,11 +39,12 @@ Dim = str | RanksWord
 @dataclass(frozen=True)
 class Declared:
     """The declaration of a parameter: its dimensions by name, which of them is cut over the ranks, if one is, and along
-    which its elements are contiguous."""
+    which its elements are contiguous. `route`: the route whose counts it is."""
 
     dims: tuple[Dim, ...]
     sharded: int | None
     contiguous: int = -1
+    route: RouteWord | None = None
 
 
 def Local(*dims: Dim, contiguous: Dim | None = None) -> Declared:
@@ -60,6 +61,15 @@ def Sharded(*dims: Dim, axis: int = 0, contiguous: Dim | None = None) -> Declare
     """A tensor cut along dimension `axis` over the ranks, so that each element has one home. `contiguous` as in
     `Local`. Raises DimensionError."""
     return declared_dims(dims, axis, Site.of_user(), contiguous)
+
+
+def Route(sent: str, rows: str, experts: str) -> Declared:
+    """Rows that go to experts, as only the device knows: what a call gives for it are the counts, an integer tensor
+    [experts of all ranks, world], the same on every rank: rows of each expert from each source.
+
+    `sent`: the dimension in which the rows lie at their source; `rows`: that in which they lie at the home of their
+    expert; `experts`: that with an entry for each expert of a rank. In the program it is a `RouteWord`."""
+    return Declared((f"{experts}.all", ranks), None, route=RouteWord(sent, rows, experts))
 
 
 def declared_dims(dims: tuple[Dim, ...], sharded: int | None, site: Site, contiguous: Dim | None = None) -> Declared:
@@ -141,9 +151,10 @@ def axes_of(word: TensorWord) -> list[AxisWord]:
 
 @dataclass(frozen=True)
 class RouteWord:
-    """What `tk.route` makes: a name for each side of the same rows. `sent`: the dimension in which they lie at the rank
-    that they come from, its source, ordered by expert; `rows`: that in which they lie at the rank of their expert, its
-    home, ordered by expert and then by source; `experts`: the dimension of the experts of a rank.
+    """A parameter that is declared `tk.Route`: a name for each side of the same rows. `sent`: the dimension in which
+    they lie at the rank that they come from, their source, ordered by expert; `rows`: that in which they lie at the
+    rank of their expert, their home, ordered by expert and then by source; `per_rank`: the dimension of the experts of
+    a rank; `counts`: the parameter.
 
     A tile space over a route, `tk.tiles(route, x.cols)`, has tiles of rows that have one expert and one source; one
     over `route.experts` has tiles of the rows of one expert, whatever their source."""
@@ -151,6 +162,12 @@ class RouteWord:
     sent: str
     rows: str
     per_rank: str
+    counts: str = ""
+
+    @property
+    def everywhere(self) -> str:
+        """The dimension of the experts of all ranks."""
+        return f"{self.per_rank}.all"
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -184,7 +201,7 @@ class RouteWord:
             )
 
     def __repr__(self) -> str:
-        return f"tk.route({self.sent!r}, {self.rows!r}, {self.per_rank!r})"
+        return f"tk.Route({self.sent!r}, {self.rows!r}, {self.per_rank!r})"
 
 
 @dataclass(frozen=True)

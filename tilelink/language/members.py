@@ -24,7 +24,7 @@ class Each:
     declared: Declared
 
     def __post_init__(self) -> None:
-        if not isinstance(self.declared, Declared):
+        if not isinstance(self.declared, Declared) or self.declared.route is not None:
             raise DimensionError(
                 f"tk.Each({self.declared!r}): a list of tensors, tk.Local(...) or tk.Sharded(...)", Site.of_user()
             )

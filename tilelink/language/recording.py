@@ -8,7 +8,7 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, UndefinedNameError, similar
@@ -93,18 +93,15 @@ class Recording:
         self.tensors.append(word)
         return word
 
-    def route(self, route: RouteWord) -> RouteWord:
-        site = Site.of_user()
-        cut = frozenset(t.dims[t.sharded] for t in self.tensors if t.sharded is not None)
-        route.check(cut, self.dims - cut, site)
-        for other in self.routes:
-            if set(other.sides) & set(route.sides):
-                raise DimensionError(f"{route} and {other}: a dimension belongs to one route", site)
-        self.routes.append(route)
-        return route
-
     def launch(self, function: TileFunction, space: Space, arguments: tuple[Any, ...], site: Site) -> None:
         self.begun.pop(function.name, None)
+        for route in self.routes if space.routed is None else ():
+            for dim in (d for d in space.dims if d in route.sides):
+                raise DimensionError(
+                    f"{function.name} goes along {dim}, of whose rows only the device knows how many there are: a tile "
+                    f"space of them is tk.tiles({route.counts}, ...), or tk.tiles({route.counts}.experts, ...)",
+                    site,
+                )
         wanted = function.parameters[1:]
         arguments += function.defaults[len(function.defaults) - max(0, len(wanted) - len(arguments)) :]
         if len(arguments) != len(wanted):
@@ -172,6 +169,7 @@ def record(function: Callable[..., None], absent: frozenset[str], variant: Varia
     parameters = declarations(function)
     arguments: dict[str, Any] = dict(variant.functions)
     given: list[TensorWord] = []
+    routes: list[RouteWord] = []
     for name, tensors in variant.flattened(parameters).items():
         parameter = parameters[name]
         called = _names((parameter.declared if isinstance(parameter, Each) else tensors[0][1]).dims)
@@ -183,9 +181,14 @@ def record(function: Callable[..., None], absent: frozenset[str], variant: Varia
         )
         given += [w for w in words if w is not None]
         arguments[name] = words if isinstance(parameter, Each) else words[0]
-    dims = frozenset(d for a in given for d in a.dims)
+        if isinstance(parameter, Declared) and parameter.route is not None and words[0] is not None:
+            words[0].dtype = "int32"
+            arguments[name] = replace(parameter.route, counts=name)
+            routes.append(arguments[name])
+    dims = frozenset(d for a in given for d in a.dims) - {r.everywhere for r in routes}
     own = own_dims(parameters)
-    recording = Recording(function.__name__, _buffer_names(function), dims, variant, own, list(given))
+    recording = Recording(function.__name__, _buffer_names(function), dims, variant, own, list(given), routes=routes)
+    _check_routes(recording, site_of(function))
     token = _recording.set(recording)
     try:
         function(**arguments)
@@ -204,6 +207,17 @@ def record(function: Callable[..., None], absent: frozenset[str], variant: Varia
             if word.kind == "input":
                 word.kind = "output"
     return recording
+
+
+def _check_routes(recording: Recording, site: Site) -> None:
+    """Raises DimensionError."""
+    cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
+    known = set[str]()
+    for route in recording.routes:
+        route.check(cut, recording.dims - cut, site)
+        if known & {*route.sides}:
+            raise DimensionError(f"{route.counts}, {route}: a dimension belongs to one route", site)
+        known |= {*route.sides}
 
 
 def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:

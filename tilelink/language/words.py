@@ -21,8 +21,8 @@ from tilelink.language.declarations import (
 from tilelink.language.recording import program_of
 
 __all__ = [
-    "claim", "copy", "each", "local", "node", "notify", "place", "rank", "rank_at", "release", "route", "sharded",
-    "steps", "tiles", "wait", "world",
+    "claim", "copy", "each", "local", "node", "notify", "place", "rank", "rank_at", "release", "sharded", "steps",
+    "tiles", "wait", "world",
 ]  # fmt: skip
 
 
@@ -60,12 +60,6 @@ def tiles(*of: TensorWord | AxisWord | RouteWord | ExpertsWord, **axes: RanksWor
     if routed is not None and axes:
         raise DimensionError(f"the tiles of {routed} have their own axes; {', '.join(axes)} can't be one too", site)
     return Space(tuple(dims), next(iter(sharded), None), axes, routed)
-
-
-def route(sent: str, rows: str, experts: str) -> RouteWord:
-    """Rows that go to experts: the names of the dimension in which they lie at their source, of that in which they lie
-    at the home of their expert, and of that with an entry for each expert of a rank; see `RouteWord`."""
-    return program_of("route").route(RouteWord(sent, rows, experts))
 
 
 def local(*dims: Dim, dtype: Any = None, buffers: int | None = None) -> TensorWord:

@@ -168,7 +168,8 @@ class Program:
         says nothing. Raises the errors of the frontend."""
         absent |= self.on_demand & self.absent(dtypes)
         schedule = self.schedule(schedule, absent)
-        given = dict(dtypes) if isinstance(dtypes, Mapping) else dict.fromkeys(self.parameters, dtypes)
+        like = [n for n, p in self.parameters.items() if p.route is None]  # counts are integers
+        given = dict(dtypes) if isinstance(dtypes, Mapping) else dict.fromkeys(like, dtypes)
         lists = {n: tensors for n, tensors in self.flattened.items() if n in given and len(tensors) > 1}
         given = {m: d for n, d in given.items() for m in ([t for t, _ in lists[n]] if n in lists else [n])}
         key = (schedule, tuple(sorted((n, str(d)) for n, d in given.items())), absent)

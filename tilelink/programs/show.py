@@ -107,10 +107,10 @@ def with_defaults(
     are as many as those that are routed."""
     from tilelink.frontend.ir import RANKS_DIM
 
-    dims = (d for t in program.recorded(absent).tensors for d in t.dims if d != RANKS_DIM)
+    recorded = program.recorded(absent)
+    dims = (d for t in recorded.tensors for d in t.dims if d in recorded.dims - {RANKS_DIM})
     resources = [r for s in program.schedules_without(absent).values() for r in s.values()]
     whole = {d: n for r in resources for d, n in dict(getattr(r, "whole", ())).items()}
-    routes = program.recorded(absent).routes
-    whole |= {route.per_rank: EXPERTS for route in routes}
-    sent = {route.sent for route in routes} - sizes.keys()
+    whole |= {route.per_rank: EXPERTS for route in recorded.routes}
+    sent = {route.sent for route in recorded.routes} - sizes.keys()
     return {d: sizes.get(d, min(whole.get(d, size), size)) for d in (*dims, *sizes) if d not in sent}

@@ -13,7 +13,7 @@ import torch
 from tilelink.backend.facts import DESCRIBED_BYTES, Lying
 from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, StrideError, similar
 from tilelink.frontend.ir import RANKS_DIM
-from tilelink.frontend.routes import Integers, Routing
+from tilelink.frontend.routes import Integers
 from tilelink.frontend.values import dtype_name
 from tilelink.language import RouteWord, TensorWord
 from tilelink.programs.given import CALL_OPTIONS, Call
@@ -24,7 +24,7 @@ class Arguments:
     """The tensors of a call by name (without those left out), and what they say of dtypes and sizes.
 
     `sizes`: a number by dimension, or the lengths of the parts of a dimension that is cut over the ranks; of the rows
-    of a route, the counts (`Routing`).
+    of a route, the room for them.
     """
 
     call: Call
@@ -68,6 +68,12 @@ def check_arguments(call: Call, *, world: int, rank: int, device: torch.device, 
     dtypes = {n: _check_tensor(declared[n], tensors[n], device, site) for n in tensors}
     parts = {} if call.parts is None else call.parts
     sizes = _Sizes(program.name, declared, tensors, parts, world, rank, site).all(recording.routes)
+    if call.timed and recording.routes:
+        raise ArgumentError(
+            f"{program.name} has no timed calls: how many tiles its workers record only the device knows; simulate it, "
+            "or profile it with the tools of the GPU",
+            site,
+        )
     if wanting := ", ".join(n for n, t in tensors.items() if t.requires_grad) if torch.is_grad_enabled() else "":
         raise ArgumentError(
             f"{program.name} has no gradient, and {wanting} would lose theirs: call it under torch.no_grad(), or on "
@@ -124,6 +130,8 @@ def _check_tensor(word: TensorWord, tensor: torch.Tensor, device: torch.device, 
         )
     if word.kind == "output" and tensor.requires_grad:
         raise ArgumentError(f"{word.name} requires a gradient; results are written without autograd", site)
+    if word.dtype == "int32" and tensor.dtype not in (torch.int32, torch.int64):  # the counts of a route
+        raise DtypeError(f"{word.name} has dtype {tensor.dtype}; counts are int32 or int64", site)
     try:
         return dtype_name(tensor.dtype)
     except ValueError as e:
@@ -151,11 +159,7 @@ class _Sizes:
             raise ShapeError(f"parts are {parts!r}: lengths by dimension are needed, such as {example}", self.site)
         cut = {w.dims[w.sharded] for w in declared.values() if w.sharded is not None}
         found: dict[str, tuple[int | tuple[int, ...], str]] = {}
-        counts = {r: self.routing(r) for r in routes}
-        for route, routing in counts.items():
-            found |= {d: (lengths, "parts") for d, lengths in routing.parts(route).items()}
-        routed = {d for r in routes for d in (r.rows, r.sent)}
-        lengths_of = {d: self.lengths(d, given) for d, given in parts.items() if d not in routed}
+        lengths_of = {d: self.lengths(d, given) for d, given in parts.items()}
         for d, lengths in lengths_of.items():
             if d not in cut:
                 spread = ", ".join(sorted(cut)) or "nothing"
@@ -183,30 +187,27 @@ class _Sizes:
                     + (f" (uneven shards: say parts={{'{d}': lengths}})" if source != "parts" and d in cut else ""),
                     self.site,
                 )
+        for route in routes:
+            self.check_route(route, found)
         for d in (d for w in declared.values() for d in w.dims if d not in found and d != RANKS_DIM):
-            raise self.unknown(d)
-        return {d: n for d, (n, _) in found.items()} | {r.rows: routing for r, routing in counts.items()}
+            raise ArgumentError(f"{self.program}: the size of {d} can't be told from what is given", self.site)
+        everywhere = {route.everywhere for route in routes}
+        return {d: n for d, (n, _) in found.items() if d not in everywhere}
 
-    def unknown(self, dim: str) -> ArgumentError:
-        return ArgumentError(f"{self.program}: the size of {dim} can't be told from what is given", self.site)
-
-    def routing(self, route: RouteWord) -> Routing:
-        """How many rows of a route go where, which every rank says."""
-        if route.rows not in self.parts:
+    def check_route(self, route: RouteWord, found: dict[str, tuple[int | tuple[int, ...], str]]) -> None:
+        """Checks the shape of counts. Where nothing else says how much room there is for rows on a side of a route, all
+        that the other side may have are let go to one rank."""
+        experts, everywhere = found.get(route.per_rank, (0, ""))[0], found[route.everywhere][0]
+        if isinstance(experts, tuple) or everywhere != self.world * experts:
             raise ShapeError(
-                f"{self.program} needs to know how many rows each expert gets from each rank: parts={{{route.rows!r}: "
-                f"counts}}, the same on every rank, with counts[expert][source] for the experts of all ranks",
+                f"{route.counts} has shape {tuple(self.tensors[route.counts].shape)}; counts are [experts of all "
+                f"ranks, world], rows of each expert from each source: {route.per_rank} is {experts} on each of "
+                f"{self.world} ranks",
                 self.site,
             )
-        of = next((n for n in self.tensors if route.per_rank in self.declared[n].dims), None)
-        if of is None:
-            raise self.unknown(route.per_rank)
-        experts = self.tensors[of].shape[self.declared[of].dims.index(route.per_rank)]
-        routing = Routing.of(self.parts[route.rows], route, self.world, experts, self.site)
-        lengths, sent = routing.parts(route)[route.sent], self.parts.get(route.sent)
-        if sent is not None and _plain(sent) != lengths:
-            raise ShapeError(f"parts of {route.sent} are {sent}; those of {route.rows} say {lengths}", self.site)
-        return routing
+        for d, other in (route.sides, route.sides[::-1]):
+            if d not in found and isinstance(lengths := found.get(other, (0, ""))[0], tuple):
+                found[d] = (sum(lengths),) * self.world, "parts"
 
     def lengths(self, dim: str, given: Any) -> tuple[int, ...]:
         """The lengths of the parts of a dimension."""

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from tilelink.backend.parameters import TIMES
-from tilelink.errors import DtypeError, ScheduleError, Site
+from tilelink.backend.targets import portable
+from tilelink.errors import CapacityError, DtypeError, ScheduleError, Site
 from tilelink.programs.given import Call
 from tilelink.runtime.arguments import Arguments, check_arguments
 from tilelink.runtime.lane import Lane, Report
@@ -88,6 +89,15 @@ class Group(ABC):
     def named(self, report: Report) -> Record | None:
         """The run that a report is about, if this rank still knows it."""
         return self.recent.get(report.run)
+
+    def raise_if_refused(self) -> None:
+        """Raises CapacityError where the rows of a run had no room, once."""
+        word = self.lane.control(self.rank)[portable.REFUSED.value]
+        if word:
+            self.lane.words(self.rank)[portable.REFUSED.value] = 0
+            record = self.recent.get(word - 1)
+            said = f"run {word - 1}: rows had no room" if record is None else record.refusal()
+            raise CapacityError(said, Site.of_user())
 
     def remember_times(self, prepared: Prepared, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keeps what the workers of a timed run record."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -14,11 +15,14 @@ from tilelink.analysis.placement import Placement, shape_on
 from tilelink.backend.host import KernelLaunch, Place, Step
 from tilelink.backend.lower import Kernel
 from tilelink.backend.parameters import TIMES, Parameter
-from tilelink.frontend.expressions import parts_of
+from tilelink.frontend.expressions import parts_of, running
+from tilelink.frontend.routes import Integers, Routing, counts_of
+from tilelink.frontend.running import entries
+from tilelink.frontend.sizes import MAX_COUNT
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.lane import Lane
 from tilelink.runtime.layout import place
-from tilelink.runtime.prepare import Prepared, same_call
+from tilelink.runtime.prepare import Prepared, counted, same_call
 from tilelink.runtime.timestamps import stamps_shape
 
 
@@ -39,12 +43,48 @@ class Result:
 
 @dataclass(frozen=True)
 class Record:
-    """What reports need of a run. `signals`: by tensor, bytes from a heap's beginning to its cells, their number."""
+    """What reports need of a run. `signals`: by tensor, bytes from a heap's beginning to its cells, their number;
+    `tables`: memory of the running tables, by what the tile program calls them."""
 
     number: int
     label: str
     prepared: Prepared
     signals: tuple[tuple[str, int, int], ...]
+    tables: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def routings(self) -> tuple[Routing, ...]:
+        """What the counts of each route were, read back from the device: for who reports of a run that was."""
+        world, made = self.prepared.sizes.world, []
+        for route in self.prepared.program.routes:
+            counts = self.tables[running(counts_of(route))].cpu().numpy().reshape(-1, world)
+            made.append(Routing(Integers.of_array(counts)))
+        return tuple(made)
+
+    @property
+    def counted(self) -> Prepared:
+        """The program with the events that the run had, whose rows the device alone knew before."""
+        return counted(self.prepared, self.routings)
+
+    def refusal(self) -> str:
+        """Why the rows of the run were left out."""
+        parts, name = dict(self.prepared.sizes.parts), self.prepared.program.name
+        for route, routing in zip(self.prepared.program.routes, self.routings, strict=True):
+            counts = routing.array
+            for e, s in np.argwhere((counts < 0) | (counts > MAX_COUNT)).tolist():
+                return f"{name}: {route.counts}[{e}, {s}] is {counts[e, s]}: counts of rows are from 0 to {MAX_COUNT}"
+            by_home = counts.reshape(len(parts[route.rows]), -1, counts.shape[1])
+            for d, rows in ((route.rows, by_home.sum(2)), (route.sent, counts.T)):
+                for rank, room in enumerate(parts[d]):
+                    if (found := int(rows[rank].sum())) > room:
+                        expert = int(rows[rank].argmax())
+                        number = expert + rank * by_home.shape[1] * (d == route.rows)
+                        return (
+                            f"{name}: {found} rows of {d} on rank {rank}, which has room for {room}; most of them, "
+                            f"{rows[rank, expert]}, are of expert {number}. No row was moved. Make room by "
+                            f"parts={{{d!r}: (rows, one a rank)}}, or by a larger tensor along {d}"
+                        )
+        return f"{name}: rows had no room"
 
 
 class Run:
@@ -81,12 +121,15 @@ class Run:
 
     @cached_property
     def tables(self) -> dict[str, torch.Tensor]:
-        """Where the parts of dimensions begin that have several lengths, and the segments of routes, by what the
-        tile program calls them; on the lane's device."""
-        prepared = self.prepared
+        """Where the parts of dimensions begin that have several lengths, and memory for the running tables, by what the
+        tile program calls them; on the lane's device. What is in a running table the device alone knows."""
+        prepared, place = self.prepared, self.lane.place
         launches = (s for s in self.plan if isinstance(s, KernelLaunch))
-        names = {p.of for step in launches for p in step.kernel.parameters if p.kind == "table"}
-        return {n: torch.from_numpy(prepared.sizes.values[n]).to(self.lane.place) for n in sorted(names)}
+        of = {p.of: p.kind for step in launches for p in step.kernel.parameters}
+        lengths = entries(prepared.program, prepared.sizes.values)
+        made = {n: torch.full((lengths[n],), -1, dtype=torch.int32, device=place) for n in sorted(lengths) if n in of}
+        known = prepared.sizes.values
+        return made | {n: torch.from_numpy(known[n]).to(place) for n in sorted(of) if of[n] == "table"}
 
     def own(self, name: str) -> torch.Tensor:
         """The rank's own tensor as kernels know it: that of the caller, or what lies in the slot."""
@@ -104,7 +147,7 @@ class Run:
     def record(self) -> Record:
         """What is kept of the run."""
         at = tuple((name, self.signals_at(name), cells) for name, _, cells in self.placement.signals)
-        return Record(self.number, self.label, self.prepared, at)
+        return Record(self.number, self.label, self.prepared, at, self.tables)
 
     def data_at(self, tensor: str) -> int:
         """Where a tensor lies that is in the slot, in bytes from the beginning of a heap."""
@@ -147,7 +190,7 @@ class Run:
                 return self.tensors[parameter.of].stride(dims.index(parameter.dim))
             case "size":
                 return prepared.sizes.values[parameter.of]
-            case "table":
+            case "table" | "running":
                 return self.tables[parameter.of]
             case "at":
                 return self.data_at(parameter.of)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -22,11 +22,12 @@ from tilelink.backend.host import Step, host_plan
 from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.publishing import publishing_roles
 from tilelink.backend.targets import Target
-from tilelink.errors import ArgumentError, Site, StrideError
+from tilelink.errors import ArgumentError, Site, StrideError, UnsafeProgramError
 from tilelink.frontend.expressions import RANK
 from tilelink.frontend.ir import For, Range, Role, TileProgram, walk
 from tilelink.frontend.kept import kept
 from tilelink.frontend.passes.publish import publish_sources
+from tilelink.frontend.routes import Routing
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.workload import Allotment, allot, kernel_workers
@@ -109,6 +110,13 @@ class Prepared:
                     )
 
 
+@kept(8)
+def counted(prepared: Prepared, routings: tuple[Routing, ...]) -> Prepared:
+    """A prepared program where it is known how many rows of each route go where."""
+    sizes = prepared.sizes.counted(prepared.program.routes, routings)
+    return replace(prepared, sizes=sizes, plans={}) if routings else prepared
+
+
 @kept()
 def engines_are_structural(program: TileProgram) -> bool:
     """Whether no tile on a copy engine can have two peers or give a signal that others give, at any sizes, where the
@@ -153,10 +161,13 @@ def prepare(
     if check and os.environ.get("TILELINK_CHECK") != "0":
         check_results(program)
         budget = _budget()
-    sizes = Sizes.of(program, world, arguments.sizes, per_node)
+    sizes = Sizes.of(program, world, arguments.sizes, per_node, counted=not program.routes)
     if target.network:
         program = publish_sources(program)
     because = why_not_structural(program, sizes)
+    if program.routes and because:
+        why = f"and the structure does not show that it is safe wherever they go: {because}"
+        raise UnsafeProgramError(f"only the device knows how many rows of {program.name} go where, {why}", program.site)
     if because and budget is not None:
         check_budget(program, sizes, because, sms=sms, budget=budget)
     allotment = allot(program, sizes, sms)
@@ -183,7 +194,7 @@ def check_results(program: TileProgram) -> None:
     call would return without a result, and leave what it was given for one as it was."""
     touched = {view.tensor for role in program.roles for s in walk(role.body) for view in s.touched}
     given = {t.name: t.kind for t in program.tensors if t.kind in ("input", "output")}
-    measures = {d for route in program.routes for d in (route.sent, route.per_rank)}  # a tensor may give sizes alone
+    measures = {d for r in program.routes for d in (r.sent, r.per_rank, r.everywhere)}  # a tensor may give sizes alone
     unused = [n for n in given if n not in touched and not measures & set(program.tensor(n).dims)]
     if unused:
         what = f"no tile of {program.name} reads {' or '.join(unused)}, or stores to it"

@@ -56,7 +56,7 @@ def lines_of(deadlock: DeadlockError, launched: Launched) -> tuple[str, ...]:
 
 def first_wait(deadlock: DeadlockError, run: Record, reason: Reason) -> Report:
     """What a rank reports of its workers that can't go on: one that waits for a signal rather than for a rank."""
-    prepared = run.prepared
+    prepared = run.counted
     programs = [replace(s, waits=_signals(s.waits)) for s in deadlock.stuck]
     every = [(s, w) for s in programs for w in s.waits]
     waits = [(s, w) for s, w in every if len(s.waits) == 1 or _short(w, prepared)] or every
@@ -85,7 +85,7 @@ def of_report(report: Report, layout: HeapLayout, run: Record | None) -> str:
         cell = (report.word - at) // run.prepared.lowered.target.signal_bytes
         if 0 <= cell < cells:
             wait = Poll(SIGNALS + name, report.rank, (cell,), report.observed, Site("", 0))
-            return f"{head}: {_poll(report.rank, report.waiter, wait, run.prepared)[-1]}"
+            return f"{head}: {_poll(report.rank, report.waiter, wait, run.counted)[-1]}"
     return f"{head}: waits for byte {report.word} of its heap: expected {report.expected}, observed {report.observed}"
 
 

@@ -16,7 +16,7 @@ import tilelink as tk
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule
 from tilelink.frontend.sizes import Sizes, even_parts
 from tilelink.kernels import operators
-from tilelink.language import RanksWord
+from tilelink.language import RANKS_DIM
 from tilelink.programs.program import Program
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -85,11 +85,16 @@ class Subject:
     def sizes(self, program: Program) -> dict[str, Any]:
         """By dimension: a number, the lengths of the parts, or a route's counts of rows."""
         declared = program.parameters.values()
-        sent = {route.sent for route in program.recorded().routes}
-        dims = {d for p in declared for d in p.dims if not isinstance(d, RanksWord)} - sent
+        dims = program.recorded().dims - {RANKS_DIM, *(route.sent for route in program.recorded().routes)}
         cut = {p.dims[p.sharded] for p in declared if p.sharded is not None}
         sizes = {d: self.size.get(d, SIZE.get(d, 20)) for d in sorted(dims)}
         return {d: even_parts(n, self.world) if d in cut and isinstance(n, int) else n for d, n in sizes.items()}
+
+    def parts(self, program: Program) -> dict[str, Any]:
+        """What a call is told of the lengths of parts."""
+        bound = program.bind(self.in_tiles(program), self.types(program))
+        said = Sizes.of(bound, self.world, self.sizes(program)).said
+        return {d: n for d, n in said.items() if d in bound.routed or isinstance(self.sizes(program)[d], tuple)}
 
     def operands(self, program: Program, rank: int) -> dict[str, torch.Tensor]:
         """Small integers, of which every sum is exact. Outputs are not among them."""
@@ -100,7 +105,9 @@ class Subject:
         for n, tensor in enumerate(bound.inputs):
             shape = [exact.lengths(d)[rank] if k == tensor.sharded else whole[d] for k, d in enumerate(tensor.dims)]
             generator = torch.Generator().manual_seed(100 * rank + n)
-            made[tensor.name] = torch.randint(-3, 4, shape, generator=generator).to(getattr(torch, tensor.dtype))
+            numbers = torch.randint(-3, 4, shape, generator=generator)
+            numbers = torch.tensor(exact.counts[tensor.name]) if tensor.name in exact.counts else numbers
+            made[tensor.name] = numbers.to(getattr(torch, tensor.dtype))
         return made
 
 

@@ -84,7 +84,7 @@ def run(
         subject.world, kernel=kernel, primitives=primitives, per_node=subject.per_node, sms=SMS, slots=slots,
         heap_bytes=2 << 20, signal_bytes=8 << 10, observer=operations.append, **options,
     )  # fmt: skip
-    parts = {d: n for d, n in subject.sizes(program).items() if isinstance(n, tuple)}
+    parts = subject.parts(program)
     schedule = subject.in_tiles(program)
     operands = [subject.operands(program, rank) for rank in range(subject.world)]
 
@@ -123,8 +123,10 @@ def trace(ran: Ran) -> str:
     """Where what was done to memory is not what the program's events say."""
     for prepared in ran.world.lane.prepared.values():
         for call in range(ran.calls):
+            record = ran.world.groups[0].recent.get(call)  # of what the device alone knew
+            known = prepared if record is None else record.counted
             try:
-                align(prepared.events, ran.operations, f"{prepared.program.name} run {call}")
+                align(known.events, ran.operations, f"{prepared.program.name} run {call}")
             except TraceMismatchError as e:
                 return f"TraceMismatchError: {e}"
     return ""

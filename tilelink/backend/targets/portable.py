@@ -10,8 +10,8 @@ written to, and the progress of every rank: 2 * run + 1 when it has entered a ru
 Between them the poison word, which ends all waits of the lane, and the mailbox of who gave up waiting.
 Then, for targets whose kernels bound their waits themselves: nanoseconds a wait may take while some rank has not
 entered the run, and when all have (0: for ever); the addresses of the table of heaps, and of a word that the host looks
-at (0: none); the number of ranks, and this rank. Last, for ranks on a CPU, the address of the clock that workers read
-who record times, and that clock, which is rank 0's.
+at (0: none); the number of ranks, and this rank. Then, for ranks on a CPU, the address of the clock that workers read
+who record times, and that clock, which is rank 0's. Last, 1 + the number of the last run whose rows had no room.
 """
 
 from types import FunctionType
@@ -37,7 +37,8 @@ RANKS = tl.constexpr(20)
 RANK = tl.constexpr(21)
 CLOCK = tl.constexpr(22)
 TICKS = tl.constexpr(23)
-PROGRESS = tl.constexpr(24)
+REFUSED = tl.constexpr(24)
+PROGRESS = tl.constexpr(25)
 
 NEVER_ENTERED = tl.constexpr(1)
 STUCK = tl.constexpr(2)

@@ -1,13 +1,17 @@
-"""What all targets have alike: where rows of a route lie, by tables of segments; and what workers write who record
-times, two words a record, what and when. (Targets differ in their clock alone.)"""
+"""What all targets have alike: how running tables are read, and what is told of rows without room; and what workers
+write who record times, two words a record, what and when. (Targets differ in their clock alone.)"""
 
 import triton
 import triton.language as tl
+
+from tilelink.backend.targets.portable import HOST, REFUSED
 
 # A record of the beginning of a tile says its number, behind that of its role; the others say one of these.
 TILE_ENDS = tl.constexpr(-1)
 WAIT_BEGINS = tl.constexpr(-2)
 WAIT_ENDS = tl.constexpr(-3)
+STEPS = tl.constexpr(128)
+"""Entries of a running table that are compared at a time."""
 
 
 @triton.jit
@@ -19,9 +23,24 @@ def stamp(stamps, what, time):
 
 
 @triton.jit
-def segment_of(begins, row, first, count):
-    """Which of `count` segments holds a row, counted from number `first`. `begins`: where each segment begins."""
-    found = 0
-    for k in range(1, count):
-        found += (tl.load(begins + first + k) <= row).to(tl.int32)
+def segment_of(begins, value, first, count):
+    """In which of `count` steps of a running table from entry `first` on a value lies, counted from there. `value`: an
+    integer, or a block of them."""
+    found = value * 0
+    for k in range(1, count, STEPS):
+        step = k + tl.arange(0, STEPS)
+        begin = tl.load(begins + first + step, mask=step < count, other=2147483647)
+        if value.type.is_block():
+            found += tl.sum((begin[None, :] <= value[:, None]).to(tl.int32), 1)
+        else:
+            found += tl.sum((begin <= value).to(tl.int32), 0)
     return found
+
+
+@triton.jit
+def refuse(control, run):
+    """Tells the host that the rows of a run are left out, since there is no room for them."""
+    tl.store(control + REFUSED, run + 1)
+    host = tl.load(control + HOST)
+    if host != 0:
+        tl.store(host.to(tl.pointer_type(tl.int64)), 1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from tilelink.errors import NotUnderstoodError, ScheduleError
 from tilelink.frontend.elaboration.statements import Elaborator
 from tilelink.frontend.ir import Role, TileProgram
+from tilelink.frontend.routed_walk import make_routed_walk
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Resource, Schedule, SMs
 from tilelink.frontend.values import TileValue
 from tilelink.frontend.walk import make_walk
@@ -51,7 +52,10 @@ def with_role(
     """A launch as a role, and the program with the Triton functions that the role calls. `taken`: names that its
     variables must not have, as it goes into another role."""
     function, recording, cut = launch.function, binding.recording, frozenset(program.cut)
-    found, axes = make_walk(function.name, launch.space, resource, cut, launch.site)
+    if launch.space.route is None:
+        found, axes = make_walk(function.name, launch.space, resource, cut, launch.site)
+    else:
+        found, axes = make_routed_walk(function.name, launch.space, resource, launch.site)
     for parameter in launch.arguments:
         for word in launch.tensors(parameter):
             if word not in recording.tensors:

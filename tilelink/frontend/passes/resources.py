@@ -24,6 +24,9 @@ def check_resources(program: TileProgram, _: Binding) -> TileProgram:
     for together in members(program.roles):
         turns(together)
     for role in program.on_engine:
+        if program.routes:
+            _fail(role, role.site, "the host enqueues its copies, and how many rows go where only the device knows. "
+                  "Give it SMs")
         for s in walk(role.body):
             match s:
                 case Wait():

@@ -38,6 +38,7 @@ class CpuProcessGroup(ProcessGroup):
         except BaseException as e:
             self.fail(run.number, e)
             raise
+        self.raise_if_refused()
 
     def synchronize(self) -> None:
         """Nothing is under way between calls. Raises what ended the lane on another rank."""
@@ -62,7 +63,7 @@ class _Peers:
         group, run = self.group, self.run
 
         def here() -> list[str]:
-            lines = explain(deadlock(), {(group.rank, run.label): run.prepared}).splitlines()[1:]
+            lines = explain(deadlock(), {(group.rank, run.label): run.counted}).splitlines()[1:]
             return ["on this rank:", *lines]
 
         if group.report() is not None:

@@ -25,7 +25,7 @@ from tilelink.programs.given import Call
 from tilelink.runtime.agreement import CallLog
 from tilelink.runtime.cpu.lane import LANE, CpuLane
 from tilelink.runtime.group import Group
-from tilelink.runtime.launch import Run
+from tilelink.runtime.launch import Record, Run
 from tilelink.runtime.layout import HeapLayout, heap_in
 from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.stuck import explain, lines_of, with_tiles
@@ -122,13 +122,15 @@ class CpuWorld:
 
         try:
             results = session.execution.run(host)
+            for group in self.groups:
+                group.raise_if_refused()
             finished = True
             return results
         except DeadlockError as e:
-            lines = lines_of(e, session.launched)
-            raise StuckError(explain(e, session.launched, [g.runs for g in self.groups]), lines=lines) from None
+            lines = lines_of(e, session.known)
+            raise StuckError(explain(e, session.known, [g.runs for g in self.groups]), lines=lines) from None
         except RaceError as e:
-            raise RaceError(with_tiles(e.races, session.launched)) from None
+            raise RaceError(with_tiles(e.races, session.known)) from None
         finally:
             for group in self.groups:
                 group.session = None
@@ -155,8 +157,13 @@ class _Session:
 
     execution: Execution
     log: CallLog
-    launched: dict[tuple[int, str], Prepared] = field(default_factory=dict)
+    launched: dict[tuple[int, str], Record] = field(default_factory=dict)
     keep: list[Any] = field(default_factory=list)
+
+    @property
+    def known(self) -> dict[tuple[int, str], Prepared]:
+        """What was launched, with the events that it had."""
+        return {name: record.counted for name, record in self.launched.items()}
 
 
 class CpuGroup(Group):
@@ -184,8 +191,11 @@ class CpuGroup(Group):
     def launch(self, run: Run) -> None:
         session = self._running("launch")
         session.keep.append((run.tensors, run.tables))
+        record = run.record()
         for kernel in run.prepared.lowered.kernels:
-            session.launched[self.rank, run.label_of(kernel)] = run.prepared
+            session.launched[self.rank, run.label_of(kernel)] = record
+        if run.prepared.program.routes:
+            self.remember(run.number, record)
         outputs = {t.name for t in run.prepared.program.outputs}
         for name, tensor in run.tensors.items():
             if tensor.numel():
@@ -196,6 +206,7 @@ class CpuGroup(Group):
     def synchronize(self) -> None:
         self._running("synchronize").execution.synchronize(self.rank, LANE)
         self.forget_tensors()
+        self.raise_if_refused()
 
     def _running(self, caller: str) -> _Session:
         """What runs this rank. Raises WorldError."""

@@ -177,6 +177,11 @@ class CudaGroup(Group):
                 return replace(record, number=report.run, label=label)
         return super().named(report)
 
+    def raise_if_refused(self) -> None:
+        """As `Group.raise_if_refused`; the host looks no more."""
+        self.flag.zero_()
+        super().raise_if_refused()
+
     @abstractmethod
     def check(self) -> None:
         """Raises what ended the lane, if something did."""

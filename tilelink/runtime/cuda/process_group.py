@@ -63,6 +63,7 @@ class CudaProcessGroup(CudaGroup, ProcessGroup):
         if self.report() is not None:
             self.raise_if_dead(range(self.world), "while its peers wait for it")
         self.raise_if_poisoned()
+        self.raise_if_refused()
 
     def reset(self) -> None:
         """Collective: waits for what was launched, which bounded waits end; then the lane is as new."""

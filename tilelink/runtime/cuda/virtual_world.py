@@ -245,6 +245,7 @@ class VirtualGroup(CudaGroup):
     def check(self) -> None:
         report = self.lane.report(self.rank)
         if report is None:
+            self.raise_if_refused()
             return
         line, bounds = of_report(report, self.lane.layout, self.named(report)), self.lane.bounds
         if report.reason == Reason.NEVER_ENTERED:

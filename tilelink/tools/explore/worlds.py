@@ -91,7 +91,6 @@ class Lowered:
         self.given = [[operands(bound, self.sizes, r, n) for n in range(self.calls)] for r in range(world)]
         self.outputs = [t.name for t in bound.outputs]
         cut = {t.dims[t.sharded] for t in bound.tensors if t.sharded is not None and t.kind in ("input", "output")}
-        cut |= {route.rows for route in bound.routes}
         self.parts = {d: said for d, said in self.sizes.said.items() if d in cut}
 
     def run(self, trial: Trial) -> Outcome:
@@ -149,6 +148,8 @@ def operands(program: TileProgram, sizes: Sizes, rank: int, call: int) -> dict[s
         shape, dtype = shape_on(tensor, sizes, rank), getattr(torch, tensor.dtype)
         low = 0 if dtype in (torch.bool, torch.uint8) else LOW
         numbers = torch.randint(low, HIGH, shape, generator=generator)
+        if tensor.name in sizes.counts:
+            numbers = torch.tensor(sizes.counts[tensor.name])
         made[tensor.name] = poison(torch.empty(shape, dtype=dtype)) if tensor.kind == "output" else numbers.to(dtype)
     return made
 

@@ -1,0 +1,179 @@
+"""Counts that only the device knows: the host does nothing that depends on them, tables are what numpy makes of the
+same counts, and rows without room are an error on every rank that moves nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.gather_gemm import small_world
+from tests.kernels.routed import FORMS, Routed, random_counts
+from tests.runtime.cuda_stand_in import StandIn, virtual_world
+from tests.runtime.processes import Pool
+from tests.runtime.ranks import in_processes
+from tilelink.errors import CapacityError
+from tilelink.frontend import sizes
+from tilelink.frontend.routes import Routing
+from tilelink.kernels.all_gather import all_gather
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.runtime import launch, prepare
+
+ROOM = 24
+of_each_form = pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f[0].name}-{f[1]}")
+
+
+def drawn(form: Any, world: int, seed: int) -> Routed:
+    """A call with room for `ROOM` rows on both sides, which are never more."""
+    counts = random_counts(world, 2, seed, most=ROOM // (2 * world) + 1)
+    return Routed(form, counts, N=16, K=16, integers=True, seed=seed, room=ROOM)
+
+
+@pytest.fixture
+def blind() -> Any:
+    """A context in which the host has no way to a routing, to the values of tables, and to events."""
+
+    def context() -> Any:
+        here = pytest.MonkeyPatch()
+        for owner, name in (
+            (Routing, "__init__"), (Routing, "of"), (sizes, "with_tables"), (prepare, "unroll"), (launch, "counted"),
+        ):  # fmt: skip
+            here.setattr(owner, name, None)
+        return here
+
+    return context
+
+
+@pytest.mark.parametrize("routings", [8, pytest.param(1000, marks=pytest.mark.verify)])
+@of_each_form
+def test_many_routings_through_one_prepared_call(form: Any, routings: int, blind: Any) -> None:
+    """The tables are poison on the host, and the counts are, too: a program makes them that runs as late as the call
+    that takes them."""
+    world = small_world(2)
+    early: list[bool] = []
+
+    def rank(group: Any, calls: list[Routed]) -> list[torch.Tensor]:
+        outs = []
+        for call in calls:
+            mine = torch.tensor(call.counts, dtype=torch.int32)[:, group.rank]
+            gathered = torch.full((2, len(mine)), -7, dtype=torch.int32)
+            all_gather(mine[None].contiguous(), gathered, group=group)
+            outs.append(call.on(group, counts=gathered.T))
+            early.append(bool((gathered.numpy() == -7).any()))  # round torch, which would wait for it
+        return outs
+
+    for first in range(0, routings, 50):  # a run keeps its tensors to its end
+        calls = [drawn(form, 2, seed) for seed in range(first, min(first + 50, routings))]
+        here = blind()
+        try:
+            made = world.run(lambda group, calls=calls: rank(group, calls))
+        finally:
+            here.undo()
+        for call, outs in zip(calls, zip(*made, strict=True), strict=True):
+            call.check(list(outs))
+    assert any(early), "no call was made before its counts were there"
+    assert len(world.lane.prepared) == 2, "the gather of counts, and the program"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_tables_are_what_numpy_makes_of_the_same_counts(ranks: int) -> None:
+    """And hence, of each rank: its segments lie one behind the other, in its room, and are as long on both sides."""
+    for form in FORMS:
+        call, world = drawn(form, ranks, seed=ranks), small_world(ranks)
+        call.check(world.run(call.on))
+        for group in world.groups:
+            record = group.recent[0]
+            known = record.counted.sizes.values
+            for key, table in record.tables.items():
+                np.testing.assert_array_equal(table.numpy(), known[key], err_msg=key)
+        sent, got = (np.diff(known[f"{d}.running"].reshape(ranks, -1)) for d in ("sent", "routed"))
+        assert (sent.reshape(ranks, ranks, 2) == got.reshape(ranks, 2, ranks).transpose(2, 0, 1)).all()
+
+
+# ---- rows without room
+
+FULL = [[9, 2], [3, 1], [0, 0], [1, 4]]
+"""Of two experts on each of two ranks: 13 and 7 rows are sent, 15 and 5 routed."""
+REFUSED = [
+    ({"routed": (14, 14)}, FULL, "15 rows of routed on rank 0, which has room for 14; most of them, 11, are of exp"),
+    ({"routed": (15, 4)}, FULL, "5 rows of routed on rank 1, which has room for 4; most of them, 5, are of expert 3"),
+    ({"sent": (13, 6)}, FULL, "7 rows of sent on rank 1, which has room for 6; most of them, 4, are of expert 3"),
+    ({}, [[9, 2], [3, -1], [0, 0], [1, 4]], "route[1, 1] is -1: counts of rows are from 0 to 1073741824"),
+    ({}, [[9, 2], [3, 1], [0, 1 << 30], [1, 1 << 30]], "2147483649 rows of routed on rank 1"),
+    ({}, [[9, 2], [2**31 - 1, 1], [0, 0], [1, 4]], "route[1, 0] is 2147483647"),
+]
+
+
+def of_room(form: Any, room: dict[str, tuple[int, ...]], counts: Any) -> tuple[Routed, torch.Tensor]:
+    """A call with that room, and the counts it is given."""
+    call = Routed(form, FULL, N=16, K=16, integers=True)
+    call.parts = {"sent": (13, 7), "routed": (15, 5)} | room
+    call.given = [x[:n] for x, n in zip(call.given, call.parts[call.dim], strict=True)]
+    return call, torch.tensor(counts, dtype=torch.int32)
+
+
+def refused_and_then_right(group: Any, form: Any, room: Any, counts: Any) -> tuple[str, torch.Tensor]:
+    """What a rank is told, and the result of the next call."""
+    right = Routed(form, FULL, N=16, K=16, integers=True)
+    call, given = of_room(form, room, counts)
+    with pytest.raises(CapacityError) as e:
+        made = call.on(group, counts=given)
+        group.synchronize()
+        assert not made.isfinite().any(), "rows were written"
+    group.synchronize()  # it is told once
+    return str(e.value), right.on(group)
+
+
+def first_refused(group: Any) -> tuple[str, torch.Tensor]:
+    return refused_and_then_right(group, FORMS[0], *REFUSED[0][:2])
+
+
+def check_refused(form: Any, made: list[tuple[str, torch.Tensor]], said: str) -> None:
+    assert all(said in told for told, _ in made), made
+    Routed(form, FULL, N=16, K=16, integers=True).check([out for _, out in made])
+
+
+@pytest.mark.parametrize(("room", "counts", "said"), REFUSED, ids=lambda v: v if isinstance(v, str) else "")
+@of_each_form
+def test_rows_without_room_are_an_error_on_every_rank(form: Any, room: Any, counts: Any, said: str) -> None:
+    made = small_world(2).run(lambda group: refused_and_then_right(group, form, room, counts))
+    check_refused(form, made, said)
+
+
+def test_an_error_that_nobody_asked_for_is_told_at_the_end() -> None:
+    call, counts = of_room(FORMS[0], {"routed": (14, 14)}, FULL)
+    world = small_world(2)
+    with pytest.raises(CapacityError, match=re.escape("15 rows of routed on rank 0")):
+        world.run(lambda group: call.on(group, counts=counts))
+    call = Routed(FORMS[0], FULL, N=16, K=16, integers=True)
+    call.check(world.run(call.on))
+
+
+def test_nothing_goes_to_a_peer_where_there_is_no_room() -> None:
+    operations: list[Any] = []
+    call, counts = of_room(FORMS[0], {"routed": (14, 14)}, FULL)
+    with pytest.raises(CapacityError):
+        small_world(2, observer=operations.append).run(lambda group: call.on(group, counts=counts))
+    away = {o.region.name for o in operations if o.region.rank != o.rank and o.kind == "store"}
+    assert away == set() and any(o.region.name == "control words" for o in operations)
+
+
+def test_without_room_in_a_process_a_rank_and_on_virtual_ranks(pool: Pool) -> None:
+    made = pool.results(in_processes, first_refused, (0, 1))
+    check_refused(FORMS[0], [m for m in made if m is not None], REFUSED[0][2])
+    check_refused(FORMS[0], virtual_world(2, StandIn(sms=16)).run(first_refused), REFUSED[0][2])
+
+
+def test_by_default_there_is_room_for_all_rows_on_one_rank() -> None:
+    weight, counts = torch.ones(2, 1, 16, 16), torch.tensor([[3, 5], [0, 0]])
+
+    def rank(group: Any) -> torch.Tensor:
+        x = torch.full((5, 16), 1.0 + group.rank)
+        return dispatch_matmul(x, weight[group.rank], counts, group=group)
+
+    outs = small_world(2).run(rank)
+    assert [len(out) for out in outs] == [10, 10] and outs[1].isnan().all() and outs[0][8:].isnan().all()
+    assert torch.equal(outs[0][:8, 0], torch.tensor([16.0] * 3 + [32.0] * 5))

@@ -1,0 +1,60 @@
+"""The running tables of a program, and what is in them where counts are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tilelink.frontend.arithmetic import evaluate
+from tilelink.frontend.cells import cells_of_pieces
+from tilelink.frontend.expressions import running
+from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.kept import kept
+from tilelink.frontend.routes import Routing, counts_of, segments
+from tilelink.frontend.tables import ENTRY, ROW, Table
+from tilelink.language import RouteWord
+
+
+@kept()
+def segment_tables(program: TileProgram) -> tuple[tuple[RouteWord, Table], ...]:
+    """Where segments begin, on both sides of all routes."""
+    return tuple((route, segments(route, dim)) for route in program.routes for dim in route.sides)
+
+
+@kept()
+def tile_tables(program: TileProgram) -> tuple[Table, ...]:
+    """Where the tiles of pieces begin, and their cells: made of where segments begin."""
+    tiles = [role.walk.table for role in program.roles if role.walk.table is not None]
+    cells = [cells_of_pieces(c) for s in program.signals for c in s.grid if c.route and c.size is not None]
+    return tuple(dict.fromkeys([*tiles, *cells]))
+
+
+def tables(program: TileProgram) -> tuple[Table, ...]:
+    """All of them, each behind those that it is made of."""
+    return (*(table for _, table in segment_tables(program)), *tile_tables(program))
+
+
+def entries(program: TileProgram, values: Mapping[str, Any]) -> dict[str, int]:
+    """How many integers the counts of routes, and each table, have, by key."""
+    world = values["world:"]
+    made = {running(counts_of(r)): world * world * int(values[r.per_rank]) for r in program.routes}
+    return made | {t.key: world * (int(evaluate(t.steps, values)) + 1) for t in tables(program)}
+
+
+def with_tables(
+    made: tuple[Table, ...], routings: tuple[tuple[RouteWord, Routing], ...], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The values of tables, by key, for known counts."""
+    found = dict(values)
+    for route, routing in routings:
+        found[running(counts_of(route))] = routing.array.reshape(-1)
+    rows = np.arange(values["world:"])[:, None]
+    for table in made:
+        steps = int(evaluate(table.steps, found))
+        inside = found | {ROW.name: rows, ENTRY.name: np.arange(steps)[None, :]}
+        lengths = np.broadcast_to(evaluate(table.step, inside), (len(rows), steps))
+        first = np.broadcast_to(evaluate(table.first, inside), (len(rows), 1))
+        found[table.key] = np.concatenate([first, first + np.cumsum(lengths, 1)], 1).reshape(-1)
+    return found
