@@ -1,4 +1,4 @@
-"""A program compiled with edited primitives, for the gates of lowering. Compiled only."""
+"""Programs for the gates of lowering: with edited primitives, or compiled wrongly by Triton. Compiled only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.backend.small_programs import small
+from tests.backend.small_programs import small, verdict
+from tests.programs.alone import gemm, two_dots
 from tests.verification.mutants.tools import Edit
+from tilelink.backend.facts import Facts
+from tilelink.backend.lower import lower
+from tilelink.backend.targets import TARGETS
+from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import compiled
 from tilelink.inspect.gates import judge
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -29,6 +34,23 @@ class Primitives:
     def judged(self) -> tuple[str, ...]:
         """What the gates find."""
         return _judged(self.edit)
+
+
+@dataclass(frozen=True)
+class TwoDots:
+    """Two dots into one sum in a loop, compiled for sm_100: pipelined, which Triton compiles wrongly before 3.9, or as
+    our lowering has it there."""
+
+    pipelined: bool
+
+    functions = ()
+
+    def judged(self) -> tuple[str, ...]:
+        """What the gates find."""
+        bound = two_dots.bind(gemm.changed(twice={"tile": (128, 64, 64)}), "bfloat16")
+        sizes = Sizes.of(bound, 1, {"M": 256, "N": 256, "K": 512})
+        target = replace(TARGETS["sm_100"], one_dot_a_sum=not self.pipelined)
+        return verdict((lower(bound, Facts.of(bound, sizes), target), sizes)).findings
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from tests.verification.cases import Case, Kernels, Report, Tiles
-from tests.verification.primitives import Primitives
+from tests.verification.primitives import Primitives, TwoDots
 from tilelink.emulator import RaceError
 from tilelink.errors import TileLinkError
 from tilelink.tools.explore import Oracle, explore
@@ -83,7 +83,7 @@ def executed(case: Case, subject: Tiles | Kernels, schedule: Mapping[str, Any]) 
 
 def gates(case: Case) -> list[Report] | None:
     """What the gates of lowering miss in what is compiled."""
-    if not isinstance(case.subject, Primitives):
+    if not isinstance(case.subject, Primitives | TwoDots):
         return None
     return [Report("gates", finding.partition(":")[0], finding) for finding in case.subject.judged()]
 

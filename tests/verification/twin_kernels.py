@@ -229,3 +229,74 @@ def tell_in_a_context(remote, buffer, flag, out, rank, CONTEXT: tl.constexpr):
         tl.store(out, tl.load(remote))  # other
     shmem.quiet(ctx=CONTEXT)
     shmem.quiet(ctx=1)
+
+
+@triton.jit
+def groups_on_one_pad(data, ready, taken, out, rank, APART: tl.constexpr):
+    """Ranks 0 and 1 are a group, ranks 1 and 2 are another. In both, rank 1 is sent to; that of rank 0 comes last."""
+    i = tl.arange(0, N)
+    if rank == 1:
+        wait(at(ready, 1), 1)
+        tl.store(out + i, tl.load(at(data, 1) + i))  # other
+    elif rank == 2:
+        word = 0
+        if APART:
+            word = 1
+        tl.store(at(data, 1) + N + i, rank + i)
+        notify(at(ready, 1) + word)
+        notify(at(taken, 0))
+    else:
+        wait(at(taken, 0), 1)
+        tl.store(at(data, 1) + i, rank + i)  # one
+        notify(at(ready, 1))
+
+
+@triton.jit
+def read_on_a_stream(data, words, out, rank, part, WORLD: tl.constexpr):
+    """Every rank reads its right neighbour's data of this stream, after a barrier."""
+    i = part * N + tl.arange(0, N)
+    tl.store(at(data, rank) + i, rank + i)  # one
+    barrier(words, rank, WORLD, 1)
+    tl.store(out + i, tl.load(at(data, (rank + 1) % WORLD) + i))  # other
+
+
+@triton.jit
+def programs_of_all_ranks_meet(words, rank, WORLD: tl.constexpr, programs):
+    """A barrier of the grids of all ranks."""
+    for other in range(WORLD):
+        notify(at(words, other))
+    wait(at(words, rank), WORLD * programs)  # one
+
+
+@triton.jit
+def count_under_a_lock(data, ready, SCOPE: tl.constexpr):
+    """Each rank takes the lock of rank 0 by compare-and-swap, and counts there."""
+    while tl.atomic_cas(at(ready, 0), 0, 1, sem="acquire", scope=SCOPE) != 0:
+        pass
+    tl.store(at(data, 0), tl.load(at(data, 0)) + 1)  # one
+    tl.atomic_xchg(at(ready, 0), 0, sem="release", scope=SCOPE)
+
+
+@triton.jit
+def told_by_kernel_and_proxy(flag_of_all, flag, ready, rank, APART: tl.constexpr):
+    """The kernel of rank 2 counts a flag of rank 1 up; the network sets it for rank 0."""
+    if rank == 0:
+        shmem.signal_op(flag, 1, shmem.SIGNAL_SET, 1)  # one
+    elif rank == 2:
+        if APART:
+            notify(at(ready, 1))
+        else:
+            tl.atomic_add(at(flag_of_all, 1), 1, sem="release", scope="sys")  # other
+    shmem.quiet()
+
+
+@triton.jit
+def spend(ready, out):
+    """A replay sends as much as its budget says."""
+    tl.store(out, tl.load(ready))  # one
+
+
+@triton.jit
+def clear(ready):
+    """The budget of the next."""
+    tl.store(ready, 0)  # other

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from tests.verification import twin_kernels as kernels
 from tests.verification.calls import Calls
 from tests.verification.cases import Case, Kernels, twins
+from tilelink.emulator.kernel_world import KernelRank, KernelWorld
 
 PAIR = "# one", "# other"
 WAIT = ("# one",)
@@ -45,6 +49,65 @@ def zeroed(each_call: bool) -> Kernels:
     """Two calls with the same arguments have to give the same."""
     calls = Calls(kernels.add_up, calls=2, constants=dict(ZEROED=each_call), repeats=True)
     return Kernels(calls, (kernels.add_up,))
+
+
+def on_streams(function: Any, launch: Callable[[KernelWorld], Callable[[KernelRank], None]]) -> Kernels:
+    """Kernels on streams: `launch(world)` makes memory, and returns what each rank does."""
+    return Kernels(lambda world: world.run(launch(world)), function if isinstance(function, tuple) else (function,))
+
+
+def counting(scope: str) -> Kernels:
+    return Kernels(calls_of(kernels.count_under_a_lock, SCOPE=scope), (kernels.count_under_a_lock,))
+
+
+def barriers(apart: bool) -> Kernels:
+    """Two streams of each rank meet those of its peers, at one barrier or at one each."""
+
+    def launch(world: KernelWorld) -> Callable[[KernelRank], None]:
+        data, words = world.symmetric("data", (64,), torch.int32), world.signals("words", world.world)
+        others = world.signals("others", world.world) if apart else words
+
+        def on_rank(rank: KernelRank) -> None:
+            out = torch.zeros(64, dtype=torch.int32)
+            for stream, met in enumerate((words, others)):
+                given = data.table, met.table, out, rank.rank, stream, world.world
+                rank.launch(kernels.read_on_a_stream, 1, *given, stream=stream)
+
+        return on_rank
+
+    return on_streams(kernels.read_on_a_stream, launch)
+
+
+def grids(same_order: bool) -> Kernels:
+    """Two grids that fill a rank, ours and a collective's, which rank 1 launches in another order or in the same."""
+
+    def launch(world: KernelWorld) -> Callable[[KernelRank], None]:
+        ours, theirs = (world.signals(name) for name in ("ours", "theirs"))
+
+        def on_rank(rank: KernelRank) -> None:
+            first, second = (ours, theirs) if same_order or rank.rank == 0 else (theirs, ours)
+            for stream, words in enumerate((first, second)):
+                given = words.table, rank.rank, world.world, 4
+                rank.launch(kernels.programs_of_all_ranks_meet, 4, *given, stream=stream)
+
+        return on_rank
+
+    return replace(on_streams(kernels.programs_of_all_ranks_meet, launch), options={"resident": 4})
+
+
+def budgets(behind: bool) -> Kernels:
+    """The budget is cleared beside the replay that reads it, or behind it."""
+
+    def launch(world: KernelWorld) -> Callable[[KernelRank], None]:
+        budget = world.signals("ready")
+
+        def on_rank(rank: KernelRank) -> None:
+            rank.launch(kernels.spend, 1, budget[rank.rank], torch.zeros(1, dtype=torch.int32), stream="replay")
+            rank.launch(kernels.clear, 1, budget[rank.rank], stream="replay" if behind else "host")
+
+        return on_rank
+
+    return on_streams((kernels.spend, kernels.clear), launch)
 
 
 CASES: list[Case] = [
@@ -87,6 +150,24 @@ CASES: list[Case] = [
     *stuck("other-protocol-on-one-rank", "one rank tuned to a protocol its peers do not speak", OTHER_ON_EACH, PUSHES),
     *stuck("failing-on-one-rank", "one rank failing in a configuration while its peers spin",
            replace(PUSHES, absent=(1,)), PUSHES),
+    *races("parity-of-each-handle", "two handles on one slot, with a parity each",
+           SLOTS, dict(slot=lambda rank, call: call // 2 % 2, COUNTED=False),
+           dict(slot=lambda rank, call: call % 2, COUNTED=False)),
+    *races("offsets-differ-by-rank", "window offsets that differ by rank, as graphs captured them",
+           SLOTS, dict(slot=lambda rank, call: (rank + call) % 2, COUNTED=False),
+           dict(slot=lambda rank, call: call % 2, COUNTED=False)),
+    *races("groups-on-one-pad", "two groups on one signal pad",
+           Calls(kernels.groups_on_one_pad), dict(APART=False), dict(APART=True), 3),
+    *twins("barrier-of-two-streams", "one barrier met from two streams", "execution", "race", 2,
+           barriers(False), barriers(True), PAIR),
+    *twins("grids-in-other-orders", "a grid that fills a rank beside a collective's, in another order by ranks",
+           "execution", "DeadlockError", 2, grids(False), grids(True), WAIT),
+    *twins("lock-not-atomic-to-peers", "a compare-and-swap that is not atomic to a peer", "execution", "race", 2,
+           counting("gpu"), counting("sys"), WAIT),
+    *races("proxy-erases-a-flag", "a proxy that sets a flag which a kernel counts up",
+           Calls(kernels.told_by_kernel_and_proxy), dict(APART=False), dict(APART=True), 3),
+    *twins("budget-cleared-early", "a budget cleared on the host that a replay still needs", "execution", "race", 2,
+           budgets(False), budgets(True), PAIR),
     *twins("zeroed-once", "partial sums added by atomics into a buffer that was zeroed once and not per call",
            "execution", "OtherResultError", 2, zeroed(False), zeroed(True),
            says="two calls with the same arguments gave other results"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tests.backend.edited import in_function
 from tests.verification.cases import Case, twins
-from tests.verification.primitives import Primitives
+from tests.verification.primitives import Primitives, TwoDots
 
+POLLED = r"asm: tl\.constexpr = polling\(bits, scope, lanes, fence\)"
+FENCED_FIRST = 'asm: tl.constexpr = "fence.proxy.async.global;" + polling(bits, scope, lanes, False)'
 BARRIER = r"^ +tl\.debug_barrier\(\)\n"
 RELEASE = r'"red\.release\." \+ scope \+ "\.global\." \+ add \+ " \[\$1\], 1;"'
 
@@ -17,6 +19,12 @@ CASES: list[Case] = [
            "gates", "fence", 4, Primitives(in_function("wait", r"target_info.cuda_capability_geq\(9, 0\)", "False")),
            Primitives(),
            says="the program says 1, found 0"),
+    *twins("fence-before-the-acquire", "a stage recycled without a proxy fence behind what says that it is free",
+           "gates", "fence", 4, Primitives(in_function("_until", POLLED, FENCED_FIRST)), Primitives(),
+           says="the program says 1, found 0"),
+    *twins("two-dots-into-one-sum", "two dots into one accumulator in a pipelined loop, compiled wrongly",
+           "gates", "two_dots", 1, TwoDots(pipelined=True), TwoDots(pipelined=False),
+           says="a sum is read before the last matrix instruction into it is done"),
     *twins("flag-by-volatile-store", "a flag set by a volatile store",
            "gates", "release", 4,
            Primitives(in_function("notify", RELEASE, '"st.volatile.global.u32 [$1], 1;"')), Primitives(),

@@ -105,7 +105,7 @@ def kinds_of(o: Operation) -> Iterator[tuple[str, str]]:
         yield "release", release
     for reach in re.findall(r"buffer_inv (sc0 sc1|sc1)", o.assembly):
         yield "acquire", "sys" if "sc0" in reach else "gpu"
-    if "fence.proxy.async" in o.assembly:
+    if "fence.proxy.async" in o.assembly.rpartition("ld.acquire")[2]:  # before an acquire it orders nothing
         yield "fence", ""
 
 
