@@ -16,6 +16,7 @@ from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.inputs import Inputs
 from tilelink.backend.targets import TARGETS
 from tilelink.errors import ResidencyError, ScheduleError, Site
+from tilelink.inspect.compile import compiled
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 from tilelink.runtime.cuda.device import Kernel, load
 from tilelink.runtime.cuda.driver import Driver
@@ -152,6 +153,27 @@ def test_local_memory_grows_when_a_kernel_is_loaded(local: int, grown: list[Any]
     library = Library(local)
     virtual_world(1, Compiling(library)).run(lambda group: Inputs(1, rows=64).call(group, SCHEDULES["push"]))
     assert library.grown == grown
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize(("dtype", "tile"), [(torch.float32, (64, 64, 32)), (torch.bfloat16, (128, 64, 64))])
+def test_exact_products_have_tiles_that_fit_in_registers(
+    dtype: torch.dtype, tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float32 has no matrix instructions: with the tile of bfloat16 each thread would spill 26 KB. A schedule that is
+    given is taken as it is."""
+    device, kept = Compiling(), list[Prepared]()
+    monkeypatch.setattr(Compiling, "load", lambda self, prepared, *rest: kept.append(prepared) or _loaded(prepared))
+    ranks = virtual_world(1, device)
+    x, weight = torch.zeros(256, 128, dtype=dtype), torch.zeros(128, 64, dtype=dtype)
+    ranks.run(lambda group: all_gather_matmul.prepare(x, weight, schedule="push", group=group))
+    assert {r.resource.tile for p in kept for r in p.program.roles if r.name == "matmul"} == {tile}
+    (made,) = compiled(kept[0].lowered, kept[0].sizes)
+    assert made.spill_bytes < 1024, "what a thread has without more memory"
+
+
+def _loaded(prepared: Prepared) -> Kernel:
+    return Kernel("none", (), 64, 0, 1024, 4, 1, {(n, 1, 1): None for n in range(20)})
 
 
 def test_a_kernel_that_fits_on_no_sm(triton: TritonDriver, monkeypatch: pytest.MonkeyPatch) -> None:

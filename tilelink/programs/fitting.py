@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilelink.errors import Site
-from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.ir import Role, TileProgram, walk
 from tilelink.frontend.kept import kept
 from tilelink.frontend.schedule import Schedule, launched, smallest_tile
 from tilelink.frontend.sizes import even_parts, stepped
 
+IN_REGISTERS = 64, 32
+"""Largest extent of a tile, and longest step of its loop, where products are float32 and exact: no GPU has matrix
+instructions for these, and threads keep the operands of a whole step in registers (8 warps, sm_90, *compiled*: a tile
+128x256 with steps of 64 spills 26 KB of each thread, this one at most 1.3 KB in any program of the library)."""
 Tile = tuple[str, int]
 """A dimension, and the smallest tile that holds it."""
 
@@ -24,6 +28,22 @@ def fitted(schedule: Schedule, bound: TileProgram, world: int, sizes: Mapping[st
     longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in parts.items()}
     totals = {d: smallest_tile(sum(n) if isinstance(n, Sequence) else n) for d, n in sizes.items()}
     return _fitted(schedule, schedule.site, bound, tuple(longest.items()), tuple(totals.items()))
+
+
+def in_registers(schedule: Schedule, bound: TileProgram) -> Schedule:
+    """The schedule for a GPU: roles of exact float32 products have tiles no larger than `IN_REGISTERS`."""
+    space, step = IN_REGISTERS
+    for role in (role for role in bound.roles if _exact_products(bound, role)):
+        of_space = len(role.walk.ranges)
+        tile = tuple(t and min(t, space if k < of_space else step) for k, t in enumerate(role.resource.tile))
+        schedule = schedule.changed(**{role.scheduled: {"tile": tile}})
+    return schedule
+
+
+def _exact_products(program: TileProgram, role: Role) -> bool:
+    """Whether a role multiplies float32 without rounding it to a shorter format."""
+    dots = (code for s in walk(role.body) for code in s.codes if code.dots and "ieee" in code.text)
+    return any({program.tensor(load.view.tensor).dtype for load in code.loads} == {"float32"} for code in dots)
 
 
 @kept()
