@@ -85,11 +85,12 @@ class Operands:
         parts = {"parts": self.said} if self.said else {}
         return list(_flat(do(**given, group=group, **parts, **options)))
 
-    def judge(self, results: Sequence[Sequence[torch.Tensor]]) -> dict[str, Any]:
-        """What a record says of the results by rank: `ok`; the relative RMS of that output which is furthest off, on
-        all ranks together, None for one that has another shape or a value that is no number; and, of whole numbers,
-        whether they are `exact`, after rounding to their dtype, as they have to be."""
-        by_output = [([y.cpu() for y in ys], es) for ys, es in zip(_across(results), _across(self.right), strict=True)]
+    def judge(self, results: Sequence[Sequence[torch.Tensor]], rank: int | None = None) -> dict[str, Any]:
+        """What a record says of the results by rank, or of those of one: `ok`; the relative RMS of that output which is
+        furthest off, on all ranks together, None for one that has another shape or a value that is no number; and, of
+        whole numbers, whether they are `exact`, after rounding to their dtype, as they have to be."""
+        right = self.right if rank is None else [self.right[rank]]
+        by_output = [([y.cpu() for y in ys], es) for ys, es in zip(_across(results), _across(right), strict=True)]
         limit = LIMITS[str(self.dtype).removeprefix("torch.")]
         errors = [relative_rms_of_all(ys, es) for ys, es in by_output]
         ok = all(e <= limit * scatter(sum(y.numel() for y in ys)) for e, (ys, _) in zip(errors, by_output, strict=True))

@@ -3,6 +3,7 @@ that they do not: backward, gated, of two weights with what is gathered kept, co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bench.gpu.place import Place, gpu
@@ -21,10 +22,15 @@ OTHERS = [program for program in REFERENCES if program not in SUMS]
 def inputs(place: Place, program: Program, seed: int = 0) -> Operands:
     """Whole numbers in bfloat16, in parts that are not even; in lists, two members of unequal widths. Optional inputs
     are left out, optional outputs asked for."""
+    return operands(place, program, place.parts[WORLD], seed)
+
+
+def operands(place: Place, program: Program, parts: Sequence[int], seed: int = 0) -> Operands:
+    """The same, of parts of any number of ranks."""
     n, lists = place.sizes["N"], any(isinstance(p, Each) for p in program.declared.values())
     outputs = {p for p in optional(program) for name, _ in program.flattened[p] if name in program.on_demand}
     sizes: dict[str, Any] = {"N": (n, n // 2) if lists else n, "K": place.sizes["K"]}
-    return Operands(program, place.parts[WORLD], sizes, place.place, asked=outputs, seed=seed)
+    return Operands(program, parts, sizes, place.place, asked=outputs, seed=seed)
 
 
 def cases() -> list[tuple[str, str]]:

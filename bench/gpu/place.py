@@ -36,7 +36,8 @@ class Place:
     `before()` enqueues, with a cache that holds nothing of it. `settle()` waits until the device is idle. `clocks()`:
     MHz, and what else a time depends on. `probed`: forms that a probe has answered for. `on_gpu`: times say something,
     and kernels bound their own waits. `sizes`: of the checks; `parts`: uneven ones for so many ranks; `gemms`: M, N and
-    K by name; `repeats`: of what is timed; `compilers`: processes that compile ahead, 0 for none."""
+    K by name; `repeats`: of what is timed; `compilers`: processes that compile ahead, 0 for none; `sms`: of the device.
+    """
 
     device: str
     place: torch.device
@@ -51,6 +52,7 @@ class Place:
     gemms: Mapping[str, tuple[int, int, int]]
     repeats: int
     compilers: int = 0
+    sms: int = 24
     probed: Probed = field(default_factory=Probed)
 
 
@@ -67,7 +69,7 @@ def gpu() -> Place:
     return Place(
         device.name, device.place, True, world, _capture, _by_events, torch.cuda.synchronize, _clocks,
         {"M": 1024, "N": 768, "K": 512}, {2: (300, 33), 4: (5, 0, 300, 129)}, layers, 30, min(12, cores()),
-        device.probed,
+        device.sms, device.probed,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ class Report:
 
     def begun(self) -> None:
         """The first line of a step: one that hangs has a line, too."""
-        say(f"step {self.step}")
+        self.say(f"step {self.step}")
         self._write(BEGUN, None, MEASURED)
 
     @contextmanager
@@ -40,7 +40,7 @@ class Report:
         """One finding: what is put into the dictionary is recorded, with `ok` True unless it says otherwise. An error
         is a finding, too."""
         found: dict[str, Any] = {}
-        if time.monotonic() > self.until:
+        if self.over():
             self.add(what, ok=None, error="not begun: the time of this step is over", **about)
             raise OutOfTimeError
         began = time.monotonic()
@@ -50,7 +50,19 @@ class Report:
         except Exception as e:
             found |= {"ok": False, "error": f"{type(e).__name__}: {e}", "traceback": traceback.format_exc(limit=-6)}
         found.setdefault("ok", True)
-        self.add(what, **about, **found, seconds=round(time.monotonic() - began, 3))
+        self.add(what, **about, **self.settled(found), seconds=round(time.monotonic() - began, 3))
+
+    def over(self) -> bool:
+        """Whether there is no time for another case."""
+        return time.monotonic() > self.until
+
+    def settled(self, found: dict[str, Any]) -> dict[str, Any]:
+        """What is written down of what a case found."""
+        return found
+
+    def say(self, text: str) -> None:
+        """Tells whoever watches."""
+        say(text)
 
     def add(self, what: str, *, ok: bool | None, kind: str = MEASURED, **found: Any) -> None:
         """Writes a finding."""
@@ -62,7 +74,7 @@ class Report:
         figure = f": {found['median_us']:.1f} us" if found.get("median_us") else ""
         versus = f", {found['speedup']:.3f} of {found['baseline']}" if found.get("speedup") else ""
         error = f": {found['error']}" if found.get("error") else ""
-        say(f"{word:<7} {what}: {where}{ranks}{figure}{versus}{error}")
+        self.say(f"{word:<7} {what}: {where}{ranks}{figure}{versus}{error}")
 
     def _write(self, what: str, ok: bool | None, kind: str, **found: Any) -> None:
         kind = kind if self.place.on_gpu or kind == COMPILED else "interpreted"

@@ -150,8 +150,9 @@ def prepare(
 ) -> Prepared:
     """The prepared program for a call, on nodes of `per_node` ranks (on one node where that is not given), on devices
     of `sms` SMs that are the target. A schedule taken by its name (or by default) is fitted to the sizes, a schedule
-    that is given is taken as it is. On a GPU, exact float32 products have tiles that fit in registers. Raises the errors of the frontend and of the unrolling, and, unless `check` says
-    not to, UnsafeProgramError, BudgetError and those of `check_results`."""
+    that is given is taken as it is. On a GPU, exact float32 products have tiles that fit in registers. Raises the
+    errors of the frontend and of the unrolling, and, unless `check` says not to, UnsafeProgramError, BudgetError and
+    those of `check_results`."""
     call, schedule = arguments.call, arguments.call.schedule
     if not isinstance(schedule, Schedule):
         schedule = call.program.fit(

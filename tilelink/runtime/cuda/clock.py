@@ -18,25 +18,34 @@ def device_us(
     action: Callable[[], object], before: Callable[[], object] = lambda: None, cuda: Any = torch.cuda
 ) -> float:
     """Microseconds between two events around what `action` enqueues on the current stream. `before` enqueues what is
-    not timed. The device sleeps meanwhile; where it woke up before the host was done, Python's launch rate would be
-    inside, and it is done again after a longer sleep. Raises DeviceError where the host is never fast enough."""
+    not timed. Where the host was late, it is done again after a longer sleep of the device. Raises DeviceError where it
+    is never fast enough."""
     cycles = CYCLES
     for _ in range(ATTEMPTS):
-        begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
-        cuda._sleep(cycles)
-        before()
-        begin.record()
-        action()
-        end.record()
-        late = begin.query()
-        end.synchronize()
+        us, late = timed_once(action, before, cycles, cuda)
         if not late:
-            return float(begin.elapsed_time(end)) * 1e3
+            return us
         cycles *= 4
     raise DeviceError(
         f"the host took longer to enqueue this than the device slept, {cycles // 4} cycles: a time of it would be the "
         "host's; enqueue less, or replay a graph"
     )
+
+
+def timed_once(
+    action: Callable[[], object], before: Callable[[], object], cycles: int = CYCLES, cuda: Any = torch.cuda
+) -> tuple[float, bool]:
+    """As `device_us`, once, behind a sleep of so many cycles; and whether the device woke up before the host was done:
+    then Python's launch rate is in the time."""
+    begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
+    cuda._sleep(cycles)
+    before()
+    begin.record()
+    action()
+    end.record()
+    late = bool(begin.query())
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3, late
 
 
 def captured(action: Callable[[], object]) -> Callable[[], object]:

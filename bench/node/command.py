@@ -1,0 +1,151 @@
+"""The command line of `torchrun -m bench.node`: each rank supervises the processes of its steps."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from shlex import join
+
+import torch
+
+from bench.gpu.report import OutOfTimeError
+from bench.gpu.supervise import FOUND, GRACE, NO_DEVICE, NO_END, RIGHT, Ending, supervised
+from bench.node import right, speed, vain
+from bench.node.ranks import Launched, Node, Store, joined
+from bench.node.report import NodeReport, of_rank
+from bench.progress import began, begin, say
+
+Step = tuple[float, Callable[[Node, NodeReport], None]]
+STEPS: dict[str, Step] = {
+    "rendezvous": (75, right.rendezvous),
+    "results": (240, right.results),
+    "vain": (60, vain.vain),
+    "killed": (60, vain.killed),
+    "graphs": (60, right.graphs),
+    "speed": (300, speed.speed),
+}
+"""Seconds that each step may take, with the start of its processes, and what each rank does."""
+KILLED = "killed"
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the steps on this rank; returns 0 if all was right, 1 for findings, 3 where a step came to no end on some
+    rank, 2 where torchrun did not start this process or there is no GPU."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(argv)
+    try:
+        launched = Launched.of(os.environ)
+    except KeyError as e:
+        say(f"{e} is not set: start it by torchrun --nproc-per-node 8 -m bench.node {join(argv)}")
+        return NO_DEVICE
+    if not args.dry and not torch.cuda.is_available():
+        say("torch sees no CUDA device; --dry tries the steps on CPU ranks")
+        return NO_DEVICE
+    path = _path(args, launched)
+    if args.began is not None:
+        begin(args.began)
+        _leave(_here(launched, path, args.step, join(argv), args.dry))
+    if launched.rank == 0:
+        path.unlink(missing_ok=True)
+    store = launched.store("bench.node", serves=True)
+    found = ended = 0
+    for step in [args.step] if args.step else STEPS:
+        seconds, _ = STEPS[step]
+        said = ["--step", step] if args.step is None else []
+        mine = of_rank(path, launched.rank) if launched.rank else path
+        ending = supervised("bench.node", [*argv, *said, "--began", repr(began())], step, seconds, mine)
+        endings = _endings(store, launched, step, ending)
+        found += any(e.code == FOUND for e in endings.values())
+        if broken := {r: e.error for r, e in endings.items() if e.error}:
+            ended += 1
+            if launched.rank == 0:
+                _write_broken(path, step, broken)
+    if launched.rank == 0:
+        say(f"{found} steps with findings, {ended} that came to no end; all of it is in {path}")
+    if launched.rank:
+        store.add("met/the end", 1)
+    else:  # which may keep the store that the others ask
+        _meet(store, launched, "the end", 60)
+    return NO_END if ended else int(found > 0)
+
+
+def _path(args: argparse.Namespace, launched: Launched) -> Path:
+    out: Path = args.out or Path(os.environ.get("OUT") or RESULTS)
+    out.mkdir(parents=True, exist_ok=True)
+    device = "dry" if args.dry else re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
+    return out / f"node-{device}-{launched.world}.jsonl"
+
+
+def _here(launched: Launched, path: Path, step: str, command: str, on_cpu: bool) -> int:
+    """Runs a step as a rank, in this process; its exit code."""
+    seconds, run = STEPS[step]
+    faulthandler.dump_traceback_later(seconds)
+    node = joined(launched, step, on_cpu)
+    whole = f"torchrun --nproc-per-node {launched.per_node} -m bench.node {command}"
+    report = NodeReport(path, step, node, whole, seconds - GRACE)
+    report.begun()
+    with suppress(OutOfTimeError):
+        run(node, report)
+    if node.rank == 0:
+        node.told("done", "")
+    else:  # the store of rank 0's process group is needed until all are here
+        node.heard("done", 0)
+    return FOUND if report.failed else RIGHT
+
+
+def _leave(code: int) -> None:
+    """Ends the process without the ends of what it uses: those of a process group wait for peers that may be gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _endings(store: Store, launched: Launched, step: str, ending: Ending) -> dict[int, Ending]:
+    """How a step ended on every rank. The rank that the step kills has ended well."""
+    if step == KILLED and launched.rank == launched.world - 1 and ending.code == -9:
+        ending = Ending(RIGHT, "")
+    store.set(f"{step}/{launched.rank}", json.dumps([ending.code, ending.error]))
+    _meet(store, launched, step, STEPS[step][0] + 3 * GRACE)
+    found = {}
+    for rank in range(launched.world):
+        key = f"{step}/{rank}"
+        found[rank] = Ending(*json.loads(store.get(key))) if store.check([key]) else Ending(None, "its process is gone")
+    return found
+
+
+def _meet(store: Store, launched: Launched, where: str, patience: float) -> None:
+    """Until all ranks are here, or for so many seconds."""
+    until = time.monotonic() + patience
+    store.add(f"met/{where}", 1)
+    while store.add(f"met/{where}", 0) < launched.world and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def _write_broken(path: Path, step: str, broken: dict[int, str]) -> None:
+    """The record of a step that came to no end on some ranks."""
+    error = "; ".join(f"rank {rank} {what}" for rank, what in broken.items())
+    record = {"step": step, "what": "the step as a whole", "ok": False, "error": error, "wrong_ranks": [*broken]}
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    say(f"WRONG   step {step}: {error}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchrun --nproc-per-node 8 -m bench.node", allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter, description=(sys.modules["bench.node"].__doc__ or ""),
+    )  # fmt: skip
+    parser.add_argument("--step", choices=STEPS, help="one of the steps alone")
+    parser.add_argument("--dry", action="store_true", help="on CPU ranks with gloo, at tiny sizes")
+    parser.add_argument("--out", type=Path, help="folder for the results (default: $OUT, or bench/results)")
+    parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
+    return parser

@@ -1,0 +1,110 @@
+"""Do the ranks find each other, is every operator right in every schedule, are graphs?"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+
+from bench.gpu import others
+from bench.gpu.place import gpu
+from bench.gpu.right import POISON, REPLAYS, by_engine, compile_ahead
+from bench.gpu.supervise import QUEUES
+from bench.node.ranks import Node, uneven
+from bench.node.report import NodeReport
+from bench.operands import Operands
+from bench.references import REFERENCES
+from tilelink.kernels import operators
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.programs.program import Program
+
+CALLS = 2
+
+
+def operands(node: Node, program: Program, seed: int = 0) -> Operands:
+    """Whole numbers in bfloat16, in parts that are not even; optional inputs are left out, outputs asked for."""
+    return others.operands(node.place, program, uneven(node.place, node.world), seed)
+
+
+def rendezvous(node: Node, report: NodeReport) -> None:
+    """The lane of all ranks, what its memory is, and one call."""
+    about = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": node.world, "schedule": "push"}
+    with report.case("the ranks meet, and call once", **about) as found:
+        began = time.monotonic()
+        group = node.group()
+        found["seconds_to_meet"] = round(time.monotonic() - began, 2)
+        found["multicast"] = bool(group.lane.multicast)
+        found["shared_gpus"], found["queues"] = node.shared, QUEUES
+        found |= _called(node, all_gather_matmul, "push", group, 1)
+
+
+def results(node: Node, report: NodeReport) -> None:
+    """Two calls in a row of different inputs, of every program in every schedule."""
+    cases = [(program.name, schedule, node.world) for program in REFERENCES for schedule in program.schedules]
+    compile_ahead(node.place, report, prepare, cases[node.rank :: node.world])
+    group = node.group()
+    for name, schedule, world in cases:
+        about = {"op": name, "dtype": "bfloat16", "world": world, "schedule": schedule}
+        with report.case("result", **about, shape=f"M={list(uneven(node.place, world))}") as found:
+            found |= _called(node, operators()[name], schedule, group, CALLS)
+
+
+def prepare(name: str, schedule: str, world: int) -> None:
+    """Compiles a case on the GPU of this rank, in a process beside others: its kernel is that of all ranks."""
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    place, program = gpu(), operators()[name]
+    given = others.operands(place, program, uneven(place, world))
+    place.world(world).run(lambda group: given.call(program.prepare, group, schedule=schedule))
+
+
+def _called(node: Node, program: Program, schedule: str, group: Any, calls: int) -> dict[str, Any]:
+    """What this rank finds of calls in a row, none of which is waited for."""
+    sets = [operands(node, program, seed) for seed in range(calls)]
+    outs = [given.call(program, group, schedule=schedule) for given in sets]
+    group.synchronize()
+    found: dict[str, Any] = {"calls": calls}
+    for call, (given, out) in enumerate(zip(sets, outs, strict=True)):
+        found |= given.judge([out], node.rank)
+        if not found["ok"]:
+            return found | {"error": f"call {call} is wrong"}
+    return found
+
+
+def graphs(node: Node, report: NodeReport) -> None:
+    """A call captured, replayed with changing inputs."""
+    group = node.group()
+    for schedule in all_gather_matmul.schedules:
+        about: dict[str, Any] = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": node.world}
+        with report.case("graph replayed with changing inputs", schedule=schedule, **about) as found:
+            if node.place.capture is None:
+                found |= {"ok": None, "error": "there are no graphs here"}
+            elif by_engine(schedule) and not node.place.probed.allows("engines_in_graphs"):
+                found |= {"ok": None, "error": node.place.probed.why_not("engines_in_graphs")}
+            else:
+                found |= _replays(node, group, schedule)
+
+
+def _replays(node: Node, group: Any, schedule: str) -> dict[str, Any]:
+    sets = [operands(node, all_gather_matmul, seed) for seed in range(3)]
+    given = [{n: t[0] if isinstance(t, list) else t for n, t in s.ranks[node.rank].items()} for s in sets]
+    x, weight = (given[0][n].clone().to(node.place.place) for n in ("x", "weight"))
+    options: dict[str, Any] = {"schedule": schedule, "group": group, "parts": sets[0].said}
+    all_gather_matmul.prepare(x, weight, **options)
+    capture = node.place.capture
+    assert capture is not None
+    with capture() as graph:
+        out = all_gather_matmul(x, weight, **options)
+    kept = []
+    for k in range(REPLAYS):
+        x.copy_(given[k % 3]["x"]), weight.copy_(given[k % 3]["weight"])
+        out.fill_(POISON)
+        group.replay(graph)
+        kept.append(out.clone())
+    group.synchronize()
+    for k, result in enumerate(kept):
+        right = sets[k % 3].right[node.rank][0]
+        if not torch.equal(result.cpu(), right.to(result.dtype)):
+            return {"ok": False, "error": f"replay {k} is wrong"}
+    return {"exact": True, "repeats": REPLAYS}

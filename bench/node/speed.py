@@ -1,0 +1,133 @@
+"""How fast: fused operators against what can be done in their place, on all ranks, of the paper's MLPs.
+
+Every rank times the same forms the same number of times, in the same order, which turns round with each repeat; a
+collective before each call lets the ranks begin together, behind a flushed cache. Of each repeat the slowest rank
+counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.check import LIMITS, relative_rms
+from bench.gpu.place import FLUSHED
+from bench.node.forms import Form, Layer, gather
+from bench.node.ranks import Node
+from bench.node.report import FUSED, TIMES, UNFUSED, NodeReport
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.runtime.cuda.clock import timed_once
+
+WARM_UP, REPEATS = 3, 20
+SLEEP = 8_000_000
+"""Cycles for which the device sleeps while the host enqueues: no rank may try again alone."""
+
+
+def speed(node: Node, report: NodeReport) -> None:
+    """One record a layer: the median of each form, and the ratio of the unfused one to the fastest fused one."""
+    if node.shared:
+        report.add("speed", ok=None, error="ranks share a GPU: times say nothing, and NCCL does not run")
+        return
+    group: Any = None
+    for name, (m, n, k) in node.place.gemms.items():
+        gathers = ", down" not in name
+        program = all_gather_matmul if gathers else matmul_reduce_scatter
+        about = {"op": program.name, "dtype": "bfloat16", "world": node.world, "layer": name, "baseline": UNFUSED}
+        with report.case("fused against unfused", shape=f"M={m},N={n},K={k}", **about) as found:
+            if group is None:
+                group = node.group(**({"reserved": 0, "heap_bytes": 1 << 30} if node.place.on_gpu else {}))
+            found |= layer(node, report, group, gathers, (m, n, k))
+
+
+def layer(node: Node, report: NodeReport, group: Any, gathers: bool, shape: tuple[int, int, int]) -> dict[str, Any]:
+    """The times of all forms of a layer on this rank; a form that is wrong, or can't be, has none."""
+    m, n, k = shape
+    program = all_gather_matmul if gathers else matmul_reduce_scatter
+    x = _numbers(node, m // node.world if gathers else m, k, node.rank)
+    weight = _numbers(node, n, k, node.world if not gathers else 0).T
+    baselines = Layer(gathers, x, weight, node.world, node.place.on_gpu)
+    forms: dict[str, Form] = dict(baselines.forms())
+    for schedule in program.schedules:
+        forms[f"{FUSED}{schedule}"] = lambda s=schedule: program(x, weight, schedule=s, group=group)  # type: ignore[misc]
+    refused: dict[str, str] = {}
+    right = _right(x, weight, gathers)
+    for form, do in forms.items():
+        try:
+            error = _off(baselines.in_order(do()), right)
+            why = "" if error <= LIMITS["bfloat16"] * 4 else f"the result is wrong: relative RMS {error}"
+        except Exception as e:
+            why = f"{type(e).__name__}: {e}"
+        if why:
+            refused[form] = why
+        _agree(node, refused, form)
+    forms = {form: do for form, do in forms.items() if form not in refused}
+    group.synchronize()
+    clocks = [node.place.clocks()]
+    times, late = timed(node, forms)
+    clocks.append(node.place.clocks())
+    wrong = {form: why for form, why in refused.items() if form.startswith(FUSED)}
+    found: dict[str, Any] = {TIMES: times, "late": late, "clocks": clocks, "refused": refused, "ok": not wrong}
+    return found | ({"error": str(wrong)} if wrong else {})
+
+
+def _agree(node: Node, refused: dict[str, str], form: str) -> None:
+    """A form that one rank refuses is refused by all, or they would not time the same."""
+    by_rank: list[str | None] = [None] * node.world
+    dist.all_gather_object(by_rank, refused.get(form))
+    if why := next((f"rank {r}: {w}" for r, w in enumerate(by_rank) if w), None):
+        refused[form] = why
+
+
+def timed(node: Node, forms: dict[str, Form]) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Microseconds of every repeat of each form, and how often the host was late."""
+    times: dict[str, list[float]] = {form: [] for form in forms}
+    late = dict.fromkeys(forms, 0)
+    before = _before(node)
+    for repeat in range(-WARM_UP, REPEATS if node.place.on_gpu else node.place.repeats):
+        names = list(forms)[:: 1 if repeat % 2 else -1]
+        for form in names:
+            us, was_late = _once(node, forms[form], before)
+            if repeat >= 0:
+                times[form].append(round(us, 3))
+                late[form] += was_late
+    return times, late
+
+
+def _before(node: Node) -> Callable[[], object]:
+    """What is enqueued before a call: the cache is flushed, and the ranks meet."""
+    if not node.place.on_gpu:
+        return dist.barrier
+    flushed = torch.empty(FLUSHED, dtype=torch.uint8, device=node.place.place)
+    word = torch.zeros(1, device=node.place.place)
+    return lambda: (flushed.zero_(), dist.all_reduce(word))
+
+
+def _once(node: Node, do: Form, before: Callable[[], object]) -> tuple[float, bool]:
+    if node.place.on_gpu:
+        return timed_once(do, before, SLEEP)
+    return node.place.clock(do, before), False
+
+
+def _numbers(node: Node, rows: int, cols: int, seed: int) -> torch.Tensor:
+    random = torch.Generator(node.place.place).manual_seed(seed)
+    return torch.randn(rows, cols, generator=random, device=node.place.place).bfloat16()
+
+
+def _right(x: torch.Tensor, weight: torch.Tensor, gathers: bool) -> torch.Tensor:
+    """What is right on this rank, by torch, in float32."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    if gathers:
+        full = x.new_empty(world * len(x), x.shape[1])
+        gather(full, x)
+        return full.float() @ weight.float()
+    total = x.float() @ weight.float()
+    dist.all_reduce(total)
+    return total.chunk(world)[rank]
+
+
+def _off(result: torch.Tensor, right: torch.Tensor) -> float:
+    return relative_rms([result.float()], [right])

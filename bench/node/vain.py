@@ -1,0 +1,103 @@
+"""Waits in vain on a node: a rank that never calls, a signal that nobody gives, and a rank that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+
+from bench.gpu.vain import without_workers
+from bench.node.ranks import Node
+from bench.node.report import NodeReport
+from bench.node.right import operands
+from tilelink.backend.targets.portable import STUCK_NS
+from tilelink.errors import NeverEnteredError, RankDiedError, StuckError
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+
+SCHEDULE = "push"
+
+
+def _good(node: Node, group: Any) -> dict[str, Any]:
+    given = operands(node, all_gather_matmul)
+    out = given.call(all_gather_matmul, group, schedule=SCHEDULE)
+    group.synchronize()
+    return given.judge([out], node.rank)
+
+
+def vain(node: Node, report: NodeReport) -> None:
+    """The last rank makes no call; it makes one and brings nothing. All raise the same, and a good call follows."""
+    about = {"op": "all_gather_matmul", "world": node.world, "schedule": SCHEDULE}
+    last = node.world - 1
+    cases: dict[str, tuple[type[StuckError], tuple[str, ...]]] = {
+        "a rank never enters": (NeverEnteredError, (f"rank {last}",)),
+        "a signal is withheld": (StuckError, ("role matmul, tile", "waits for full[", "expected", "observed")),
+    }
+    for what, (error, names) in cases.items():
+        with report.case(f"wait in vain: {what}", **about) as found:
+            withheld = error is StuckError
+            if withheld and not node.place.on_gpu:
+                found |= {"ok": None, "error": "not done here: a kernel's arguments are changed on a GPU alone"}
+                continue
+            group = node.group(enter_timeout=3.0, stuck_timeout=1.0)
+            assert _good(node, group)["ok"], "the call before is wrong already"
+            try:
+                if withheld:
+                    _mute(group, node.rank == last)
+                if withheld or node.rank != last:
+                    _good(node, group)
+                group.synchronize()
+                if node.rank != last:
+                    found |= {"ok": False, "error": "no error was raised"}
+            except StuckError as e:
+                found["message"] = str(e)
+                missing = [n for n in names if n not in str(e)] if node.rank != last else []
+                found["ok"] = not missing and isinstance(e, error)
+                found["error"] = None if found["ok"] else f"{type(e).__name__} does not say {missing}"
+            if node.rank == last and not withheld:
+                node.heard(f"gave up: {what}", 0)
+            node.told(f"gave up: {what}", "")
+            group.reset()
+            after = _good(node, group)
+            if not after["ok"]:
+                found |= {"ok": False, "error": f"the call after the reset is wrong: {after}"}
+
+
+def _mute(group: Any, this: bool) -> None:
+    """The next call of this rank, if it is the one, has no workers for its gather, and waits for ever itself."""
+    if not this:
+        return
+    real, word = group.play, STUCK_NS.value
+    group.lane.heaps[group.rank][8 * word : 8 * word + 8].view(torch.int64).zero_()
+
+    def once(script: Any, *rest: Any) -> None:
+        group.play = real
+        real(without_workers(script, "gather"), *rest)
+
+    group.play = once
+
+
+def killed(node: Node, report: NodeReport) -> None:
+    """The process of the last rank is killed between two calls; all others name it. The last step of a process."""
+    last = node.world - 1
+    report.silent.add(last)
+    with report.case("a rank is killed", op="all_gather_matmul", world=node.world, schedule=SCHEDULE) as found:
+        if node.world == 1:
+            found |= {"ok": None, "error": "one rank has no peers to name it"}
+            return
+        group = node.group(enter_timeout=10.0)
+        found |= _good(node, group)
+        if node.rank == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            for _ in range(CALLS_AFTER):
+                _good(node, group)
+            found |= {"ok": False, "error": "no error was raised"}
+        except RankDiedError as e:
+            named = f"rank {last} has died" in str(e)
+            found |= {"message": str(e), "ok": named, "error": None if named else "another rank is named"}
+
+
+CALLS_AFTER = 3
+"""Calls that are tried after a rank was killed: the first may be past the point at which it is looked for."""

@@ -1,0 +1,176 @@
+"""The script for a node, on CPU ranks: what ranks find becomes one record, and steps that hang or die leave theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import bench.node.command
+from bench.gpu.place import dry
+from bench.gpu.report import BEGUN, OutOfTimeError
+from bench.node import ranks
+from bench.node.command import STEPS
+from bench.node.ranks import Launched, Node
+from bench.node.report import TIMES, NodeReport, merged
+
+ROOT = Path(bench.node.command.__file__).parent.parent.parent
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_step_has_its_time() -> None:
+    assert sum(seconds for seconds, _ in STEPS.values()) < 15 * 60
+
+
+# ---- one finding of those of all ranks
+
+
+def times(us: float, late: int = 0) -> dict[str, Any]:
+    """Of a rank, two repeats of three forms."""
+    return {
+        TIMES: {"NCCL + cuBLAS": [us, 30.0], "fused, push": [10.0, us], "fused, pull": [40.0, 40.0]},
+        "late": {"NCCL + cuBLAS": 0, "fused, push": late, "fused, pull": 0},
+    }
+
+
+def test_times_are_those_of_the_slowest_rank_in_each_repeat() -> None:
+    found = merged({0: times(20.0), 1: times(25.0)})
+    assert found[TIMES]["NCCL + cuBLAS"] == [25.0, 30.0] and found[TIMES]["fused, push"] == [10.0, 25.0]
+    assert (found["schedule"], found["median_us"], found["speedup"]) == ("push", 17.5, round(27.5 / 17.5, 4))
+
+
+def test_a_host_that_was_late_on_one_rank_makes_no_figure() -> None:
+    found = merged({0: times(20.0), 1: times(20.0, late=1)})
+    assert found["schedule"] == "pull" and found["median_us"] == 40.0 and "fused, push" not in found["forms"]
+    assert found["late"]["fused, push"] == 1
+    assert "speedup" not in merged({0: times(20.0), 1: times(25.0)}, held_against=False)
+
+
+def test_a_finding_of_one_rank_is_one_of_all() -> None:
+    good = {"ok": True, "rel_rms": 1e-4}
+    wrong = {"ok": False, "rel_rms": 0.2, "error": "call 1 is wrong", "traceback": "..."}
+    found = merged({0: good, 1: wrong, 2: {"ok": None, "error": "no graphs"}})
+    assert (found["ok"], found["rel_rms"], found["wrong_ranks"]) == (False, 0.2, [1])
+    assert found["error"] == "rank 1: call 1 is wrong" and found["traceback"] == "..."
+    assert merged({0: good, 1: {"ok": None, "error": "no graphs"}})["ok"] is None and merged({0: good, 1: good})["ok"]
+
+
+# ---- reports
+
+
+def node(rank: int, store: Any, world: int = 2) -> Node:
+    return Node(Launched(rank, world, rank, world, "here", 0), dry(), False, store)
+
+
+def test_a_rank_that_tells_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "PATIENCE", timedelta(milliseconds=20))
+    path, store = tmp_path / "found.jsonl", dist.HashStore()  # type: ignore[attr-defined]
+    report = NodeReport(path, "step", node(0, store, world=3), "a command", 60)
+    store.set("found 1/2", json.dumps({"ok": True}))
+    with report.case("a case"):
+        pass
+    (found,) = records(path)
+    assert (found["ok"], found["error"], report.failed) == (False, "rank 1: it told nothing", 1)
+    report.silent.add(1)
+    store.set("found 2/2", json.dumps({"ok": True}))
+    with report.case("a case"):
+        pass
+    assert records(path)[-1]["ok"]
+
+
+def test_rank_0_says_when_the_time_is_over_and_alone_writes(tmp_path: Path) -> None:
+    path, store = tmp_path / "found.jsonl", dist.HashStore()  # type: ignore[attr-defined]
+    reports = [NodeReport(path, "step", node(r, store), "a command", seconds) for r, seconds in ((0, -1), (1, 60))]
+    for report in reports:
+        with pytest.raises(OutOfTimeError), report.case("a case"):
+            pass
+    (found,) = records(path)
+    assert found["ok"] is None and "not begun" in found["error"] and len(list(tmp_path.iterdir())) == 1
+
+
+# ---- whole, in processes
+
+
+def run(tmp_path: Path, code: str = "", *flags: str, world: int = 2) -> list[int]:
+    """Exit codes of the ranks of the script; `code` changes what its processes run."""
+    script = tmp_path / "python"
+    begin = "import os, sys, time; from types import SimpleNamespace; from bench.gpu import supervise; "
+    begin += "from bench.node import command, right"
+    ours = f"supervise.sys = SimpleNamespace(executable={str(script)!r})"
+    script.write_text(f"#!{sys.executable}\n{begin}\n{ours}\n{code}\nsys.exit(command.main(sys.argv[3:]))\n")
+    script.chmod(0o700)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    mine = {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    mine |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    started = [
+        subprocess.Popen(
+            [script, "-m", "bench.node", "--dry", "--out", tmp_path, *flags],
+            env=os.environ | mine | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(world)
+    ]
+    return [process.wait() for process in started]
+
+
+def test_a_rank_that_is_killed_is_named_by_the_others(tmp_path: Path) -> None:
+    assert run(tmp_path, "", "--step", "killed") == [0, 0]
+    begun, found = records(tmp_path / "node-dry-2.jsonl")
+    assert begun["what"] == BEGUN and found["ok"] and "rank 1 has died" in found["message"]
+    assert found["command"].startswith("torchrun --nproc-per-node 2 -m bench.node --dry")
+
+
+def test_a_step_that_hangs_on_one_rank_leaves_its_record_and_the_others_run(tmp_path: Path) -> None:
+    """No rank waits for a time to pass: their patience is over when the one that hangs is in its case."""
+    started = tmp_path / "started"
+    code = f"""
+import subprocess
+waited = subprocess.Popen.wait
+def patience(process, timeout=None):
+    if timeout is None or "hangs" not in process.args:
+        return waited(process, timeout)
+    while not os.path.exists({str(started)!r}):
+        time.sleep(0.02)
+    raise subprocess.TimeoutExpired(process.args, timeout)
+subprocess.Popen.wait = patience
+def hang(node, report):
+    with report.case("a case", op="matmul"):
+        if node.rank == 1:
+            open({str(started)!r}, "w").close()
+            time.sleep(600)
+command.STEPS = {{"hangs": (600.0, hang), "rendezvous": (60.0, right.rendezvous)}}
+"""
+    assert run(tmp_path, code) == [3, 3]
+    begun, hung, other, met = records(tmp_path / "node-dry-2.jsonl")
+    assert (begun["step"], hung["step"], hung["ok"], other["step"]) == ("hangs", "hangs", False, "rendezvous")
+    assert hung["error"] == "; ".join(f"rank {r} was ended after 610 s at a case: matmul" for r in (0, 1))
+    assert met["ok"] and met["what"].startswith("the ranks meet")
+
+
+@pytest.mark.verify
+def test_all_steps_under_torchrun(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "bench.node", "--dry"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run([*torchrun, "--out", str(tmp_path)], env=environment, cwd=ROOT, check=True)
+    found = records(tmp_path / "node-dry-3.jsonl")
+    assert {r["step"] for r in found} == set(STEPS) and not [r for r in found if r["ok"] is False]
+    assert all(r["exact"] or r["op"] == "all_gather_gated_matmul" for r in found if r["what"] == "result")
+    assert not any(r["speedup"] for r in found), "an interpreter's time is held against nobody's"
+
+
+def test_without_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert bench.node.command.main(["--dry"]) == 2
+    assert "start it by torchrun --nproc-per-node 8 -m bench.node --dry" in capsys.readouterr().err
