@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 import tilelink as tk
-from tilelink.backend.lower import Kernel
+from tilelink.backend.module import Kernel
 from tilelink.emulator.races import Party, Race
 from tilelink.errors import Site
 from tilelink.kernels.all_gather_matmul import all_gather_matmul

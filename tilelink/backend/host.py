@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilelink.analysis.events import NOTIFY, WAIT, WRITE, Events
-from tilelink.backend.lower import Kernel, Lowered
+from tilelink.backend.lower import Lowered
+from tilelink.backend.module import Kernel
 from tilelink.backend.parameters import Parameter
 from tilelink.backend.publishing import publishing_roles
 from tilelink.frontend.sizes import Sizes

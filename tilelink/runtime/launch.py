@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilelink.analysis.placement import Placement, shape_on
 from tilelink.backend.host import KernelLaunch, Place, Step
-from tilelink.backend.lower import Kernel
+from tilelink.backend.module import Kernel
 from tilelink.backend.parameters import TIMES, Parameter
 from tilelink.frontend.expressions import parts_of, running
 from tilelink.frontend.routes import Integers, Routing, counts_of

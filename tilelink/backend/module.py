@@ -1,0 +1,266 @@
+"""Writes the module of a program: a function a role, and the kernels that call them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilelink.backend import parameters
+from tilelink.backend.addresses import Addresses, arange
+from tilelink.backend.emit import RoleEmitter
+from tilelink.backend.facts import Facts
+from tilelink.backend.kernel import Assign, Body, Function, Kind, Source, Writer, call, grouped, names_in, verify
+from tilelink.backend.parameters import BEFORE, CONTROL, HEAPS, RANK, RUN, SLOT, STAMPS, WORKER, WORKERS, WORLD, Names
+from tilelink.backend.publishing import publishing_roles
+from tilelink.backend.reach import OTHER
+from tilelink.backend.running import TableWriter
+from tilelink.backend.signals import write_expected
+from tilelink.backend.targets import Target, shared
+from tilelink.frontend import ir, walk
+from tilelink.frontend.cells import CELL, cell_count, position
+from tilelink.frontend.expressions import Expr, symbol
+from tilelink.frontend.ir import Role, TileProgram
+from tilelink.frontend.workload import members, tiles_in_turn, turns
+
+DRAIN_BLOCK = 128
+ENTERS = call("enter", HEAPS, CONTROL, RANK, RUN, WORLD)
+LEAVES = call("leave", HEAPS, CONTROL, RANK, SLOT, RUN, WORLD)
+NUMBER, ALL = call("tl.program_id", 0), call("tl.num_programs", 0)
+"""Of a worker among all that there are, and of these."""
+_STABLE = ("at", "signals", "stage", "workers")
+"""Parameters that a kernel is not specialised for, whatever their values divide."""
+_READ = {
+    RUN: f"tl.load({CONTROL} + RUN)",
+    BEFORE: f"tl.load({CONTROL} + SLOT_LEFT + {SLOT})",
+}
+"""What kernels read of the control block first: the number of the run, the progress before it."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a lowered program, with its parameters in order."""
+
+    name: str
+    parameters: tuple[parameters.Parameter, ...]
+
+
+Maybe = Kernel | None
+Written = tuple[str, tuple[tuple[str, Any], ...], Kernel, Maybe, Maybe, Maybe, Maybe]
+"""The source of a module, the user's Triton functions by their names in it, and the kernels: the persistent one, those
+that make tables, publish, enter and leave."""
+
+
+class Module:
+    """Makes the functions of a module, those that are called before those that call."""
+
+    def __init__(self, program: TileProgram, facts: Facts, target: Target) -> None:
+        self.program, self.facts, self.target = program, facts, target
+        self.names = Names(program, facts)
+        self.functions: list[Function] = []
+        self.stamps = (STAMPS,) if facts.timed else ()
+
+    def written(self) -> Written:
+        """Makes all of it."""
+        program = self.program
+        roles = {r.name: self.role(r, self.names.role(r.name)) for r in program.in_kernel}
+        ends: Body = [Assign((), end) for end in (*(self.drain(s).call() for s in program.signals), LEAVES)]
+        main = self.main(roles, [] if program.awaited_by_engines else ends)
+        tables = self.tables() if program.routes else None
+        publish = self.publish() if program.published else None
+        enter = self.enter() if program.on_engine else None
+        leave = self.leave(ends) if program.awaited_by_engines else None
+        own = {*(f.name for f in self.functions), *(n for n, _ in self.names.functions)}
+        for function in self.functions:
+            verify(function, own | {*parameters.ALL_PRIMITIVES, *parameters.SHARED})
+        text = "\n\n\n".join(["\n".join(self.header()), *map(str, self.functions)]) + "\n"
+        return text, self.names.functions, main, tables, publish, enter, leave
+
+    def header(self) -> list[str]:
+        """Always as long, because Triton's cache keys hold line numbers."""
+        read = frozenset[str]().union(*(names_in(f.body) for f in self.functions))
+        imported = [(self.target.module, parameters.ALL_PRIMITIVES), (shared.__name__, parameters.SHARED)]
+        used = [(module, ", ".join(n for n in names if n in read)) for module, names in imported]
+        return [
+            f'"""{self.program.name}, lowered by TileLink; {self.facts}."""',
+            "",
+            "import triton",
+            "import triton.language as tl",
+            *(f"from {module} import {names}" for module, names in used if names),
+        ]
+
+    def function(self, called: str, body: Body, first: tuple[str, ...] = ()) -> Function:
+        """A function of the module, which takes `first` and the parameters that it reads."""
+        read = names_in(body)
+        known = [*parameters.WORKING, *(p.name for p in self.names.parameters)]
+        taken = (*first, *(n for n in known if n in read and n not in first))
+        self.functions.append(Function(called, taken, body, changed=frozenset([STAMPS])))
+        return self.functions[-1]
+
+    def kernel(self, suffix: str, body: Body) -> Kernel:
+        """A kernel of these statements, which takes the parameters that they read."""
+        read = names_in(body)
+        taken = tuple(p for p in self.names.parameters if p.name in read)
+        stable = [p.name for p in taken if p.kind in _STABLE or p.name in ("rank", "slot")]
+        made = Kernel(self.names.module.name(("kernel", suffix), self.program.name + suffix), taken)
+        decorator, parameters = f"triton.jit(do_not_specialize={stable!r})", tuple(p.name for p in taken)
+        self.functions.append(Function(made.name, parameters, body, decorator, frozenset([STAMPS])))
+        return made
+
+    def role(self, role: Role, called: str, *, publishing: bool = False) -> Function:
+        """A function that does all tiles of one worker."""
+        later = self.later(role) if any(ir.every(ir.Owed, role.body)) else None
+        timed = self.facts.timed and not publishing
+        emitter = RoleEmitter(self.names, role, self.target, publishing=publishing, timed=timed, later=later)
+        takes_turns = any(len(roles) > 1 and role in roles for roles in members(self.program.in_kernel))
+        first, last = WORKER, emitter.text(role.walk.count)
+        if takes_turns:
+            first, last = (emitter.made(n, n, "of a turn") for n in ("first", "last"))
+        write = Writer()
+        if emitter.fills_slot():
+            write.do(call("credit", CONTROL, BEFORE, WORLD))
+        write.body += emitter.before
+        if later:
+            write.set(emitter.owed, "-1")
+        with write.loop(emitter.local(walk.NUMBER.name), first, last, WORKERS):
+            write.body += emitter.body
+        if later:
+            emitter.give_owed(write)
+        if timed:
+            write.do(f"return {STAMPS}")
+        given = (first, last) if takes_turns else (first,)
+        return self.function(called, write.body, (*given, WORKERS))
+
+    def later(self, role: Role) -> Function:
+        """A function that gives the late notifications of one tile, by its number."""
+
+        def change(s: ir.Statement) -> ir.Body:
+            if isinstance(s, ir.Notify) and s.late:
+                return (replace(s, late=False),)
+            return (s,) if any(s.blocks) else ()
+
+        emitter = RoleEmitter(self.names, replace(role, body=ir.rewritten(role.body, change)), self.target)
+        called = self.names.module.name(("later", role.name), f"{role.name}_notify")
+        return self.function(called, [*emitter.before, *emitter.body], (emitter.local(walk.NUMBER.name),))
+
+    def drain(self, signals: ir.Signals) -> Function:
+        """A function that waits for every notification of a tensor on this rank, and zeroes the signals."""
+        addresses, target, write = Addresses(self.names), self.target, Writer()
+        at = self.names.of("signals", signals.tensor)
+        made, fixed = addresses.made, Kind.FIXED
+        words = write.set(made("signals"), addresses.peer(RANK, at, target.signal_dtype), fixed)
+        cells = write.set(made("cells"), addresses.text(cell_count(signals)), fixed)
+        first = made("first")
+        with write.loop(first, 0, cells, DRAIN_BLOCK):
+            numbers = f"{first} + {arange(DRAIN_BLOCK)}"
+            write.set(addresses.local(CELL.name), f"tl.minimum({numbers}, {cells} - 1)", fixed)
+            here = write.set(made("here"), f"{numbers} < {cells}", fixed)
+            known: dict[Expr, Expr] = {}
+            for n, value in position(signals):
+                write.set(addresses.local(n), addresses.text(value), fixed)
+                known[symbol(n)] = symbol(n)
+            start = f"tl.zeros([{DRAIN_BLOCK}], tl.int32)"
+            expected = write_expected(write, addresses, signals, known, inside=False, start=start)
+            pointers = f"{words} + {addresses.text(target.signal_words * CELL)}"
+            write.do(call("drain", CONTROL, pointers, expected, here, f'"{signals.scope}"'))
+        return self.function(self.names.module.name(("drain", signals.tensor), f"drain_{signals.tensor}"), write.body)
+
+    def main(self, roles: dict[str, Function], ends: Body) -> Kernel:
+        """The persistent kernel. `ends`: what its last worker does."""
+        write, addresses = Writer(), Addresses(self.names)
+        write.set(WORKER, NUMBER, Kind.FIXED)
+        self.begin(write, RUN, BEFORE)
+        if self.facts.timed:
+            of_worker = self.names.of("records", parameters.TIMES)
+            write.set(STAMPS, f"tl.cast({WORKER}, tl.int64) * {of_worker}", operator="+=")
+        if not self.program.on_engine:
+            with write.branch(f"{WORKER} == 0"):
+                write.do(ENTERS)
+        groups, first = members(self.program.in_kernel), list[Source]()
+        for together in (g for g in groups if parameters.counted(g[0])):
+            here, workers = less(WORKER, first), self.names.of("workers", together[0].name)
+            first.append(workers)
+            with write.branch(f"{WORKER} < {' + '.join(first)}", "elif" if len(first) > 1 else "if"):
+                self.tiles(write, addresses, together, roles, here, workers)
+        with write.otherwise() if first else nullcontext():
+            for together in (g for g in groups if not parameters.counted(g[0])):
+                self.tiles(write, addresses, together, roles, less(WORKER, first), less(ALL, first))
+        if ends:
+            with write.branch(call("last_out", CONTROL, ALL)):
+                write.body += ends
+        return self.kernel("", write.body)
+
+    def begin(self, write: Writer, *reads: Source) -> None:
+        """The control block, and what a kernel reads of it first."""
+        write.set(CONTROL, call("peer", HEAPS, RANK, 0, "tl.int64"), Kind.FIXED)
+        for word in reads:
+            write.set(word, _READ[word], Kind.FIXED)
+
+    def tiles(
+        self, write: Writer, addresses: Addresses, together: list[Role], functions: dict[str, Function],
+        here: Source, workers: Source,
+    ) -> None:  # fmt: skip
+        """The call of a role, or those of several that take turns (see `frontend/workload.py`), for worker `here` of
+        `workers`."""
+        if len(together) == 1:
+            return write.assign(self.stamps, functions[together[0].name].call(here, workers))
+        own, turn, first = (addresses.made(n) for n in ("here", "turn", "first"))
+        write.assign((own, WORKERS), ", ".join([here, workers]))
+        counts = []
+        for role in together:
+            own_tiles = addresses.made(f"{role.name}_tiles", "tiles", role.name)
+            counts.append(write.set(own_tiles, addresses.text(tiles_in_turn(role)), Kind.FIXED))
+        with write.loop(turn, addresses.text(turns(together))):
+            write.set(first, f"{turn} * ({' + '.join(counts)})")
+            for k, (role, tiles) in enumerate(zip(together, counts, strict=True)):
+                if k:
+                    write.set(first, counts[k - 1], operator="+=")
+                number = f"({own} + {WORKERS} - {first} % {WORKERS}) % {WORKERS}"
+                begin = f"{turn} * {tiles} + {number}"
+                end = f"({turn} + 1) * {tiles}"
+                write.assign(self.stamps, functions[role.name].call(begin, end, WORKERS))
+
+    def tables(self) -> Kernel:
+        """A kernel of one worker that makes the running tables; where rows have no room, tables of no rows."""
+        called, write = self.names.module.name("segments", "make_segments"), Writer()
+        segments = self.function(called, TableWriter(self.names).segments(), (parameters.COUNTED,))
+        self.begin(write, RUN)
+        write.body += TableWriter(self.names).all(segments)
+        return self.kernel("_tables", write.body)
+
+    def publish(self) -> Kernel:
+        """A kernel that copies inputs to the heap, once the peers have left the previous run of the slot."""
+        write = Writer()
+        write.set(WORKER, NUMBER, Kind.FIXED)
+        self.begin(write, BEFORE)
+        for role in publishing_roles(self.program):
+            write.do(self.role(role, self.names.role(role.name), publishing=True).call(WORKER, ALL))
+        return self.kernel("_publish", write.body)
+
+    def enter(self) -> Kernel:
+        """A kernel of one worker after which the copy engine may go to work: it has the credit of all ranks, has told
+        them that this one has entered the run, and where engines read what peers publish, these have entered, too."""
+        program, write = self.program, Writer()
+        self.begin(write, RUN)
+        write.do(call("credit", CONTROL, _READ[BEFORE], WORLD))
+        write.do(ENTERS)
+        copies = (s for r in program.on_engine for s in ir.walk(r.body) if isinstance(s, ir.Copy))
+        if {s.source.tensor for s in copies if s.source.remote} & set(program.published):
+            other = Addresses(self.names).local(OTHER.name)
+            with write.loop(other, WORLD):
+                write.do(call("entered", CONTROL, other, RUN))
+        return self.kernel("_enter", write.body)
+
+    def leave(self, ends: Body) -> Kernel:
+        """A kernel of one worker that ends the run when the copy engine is done, too: until then what it reads lies in
+        the slot. Where a wait of the lane has ended in vain nothing is told."""
+        write = Writer()
+        self.begin(write, RUN)
+        with write.branch(f"tl.load({CONTROL} + POISON) == 0"):
+            write.body += ends
+        return self.kernel("_leave", write.body)
+
+
+def less(number: Source, first: list[Source]) -> Source:
+    """A number less a sum, as short as it can be written."""
+    return f"{number} - {grouped(' + '.join(first))}" if first else number
