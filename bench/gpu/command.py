@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join
 
-from bench.gpu import machine, others, probe, right, speed, timelines, vain
+from bench.gpu import machine, one_card, others, probe, right, speed, timelines, vain
 from bench.gpu.place import Place, dry, gpu
 from bench.gpu.report import COMPILED, OutOfTimeError, Report
 from bench.gpu.supervise import FOUND, GRACE, NO_DEVICE, NO_END, RIGHT, Ending, supervised
@@ -29,6 +29,8 @@ STEPS: dict[str, Step] = {
     "vain": (35, vain.vain),
     "graphs": (35, right.graphs),
     "speed": (60, speed.speed),
+    "one_card": (60, one_card.one_card),
+    "loopback": (60, one_card.loopback),
     "host": (20, speed.host),
     "kernels": (30, machine.kernels),
     "timelines": (20, timelines.timelines),

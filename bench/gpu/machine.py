@@ -26,14 +26,14 @@ def machine(place: Place, report: Report) -> None:
 
 def ceilings(place: Place) -> dict[str, Any]:
     """GB/s of a copy, read and written, and TFLOP/s of a bf16 matmul on random data, the medians of some."""
-    from bench.gpu.speed import _timed
+    from bench.gpu.speed import timed
 
     source = torch.empty(2 << 30, dtype=torch.uint8, device=place.place)
     target = torch.empty_like(source)
     n = 8192
     a, b = (torch.randn(n, n, device=place.place).bfloat16() for _ in range(2))
     nothing = lambda k: None  # noqa: E731
-    copy, gemm = _timed(place, [(nothing, lambda k: target.copy_(source)), (nothing, lambda k: torch.matmul(a, b))])
+    copy, gemm = timed(place, [(nothing, lambda k: target.copy_(source)), (nothing, lambda k: torch.matmul(a, b))])
     return {
         "clocks": place.clocks(),
         "copy_gb_s": round(2 * source.nbytes / sorted(copy)[len(copy) // 2] / 1e3, 1),

@@ -94,9 +94,9 @@ def schedules(place: Place) -> tuple[str, ...]:
     return tuple(all_gather_matmul.schedules)
 
 
-def by_engine(schedule: str) -> bool:
-    """Whether a schedule of all_gather_matmul uses copy engines."""
-    return any(isinstance(r, CopyEngine) for r in all_gather_matmul.schedules[schedule].values())
+def by_engine(schedule: str, program: Program = all_gather_matmul) -> bool:
+    """Whether a schedule uses copy engines."""
+    return any(isinstance(r, CopyEngine) for r in program.schedules[schedule].values())
 
 
 def first(place: Place, report: Report) -> None:

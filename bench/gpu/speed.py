@@ -71,14 +71,14 @@ def _against(place: Place, sets: Tensors, call: Call) -> dict[str, Any]:
     if not rms <= LIMITS["bfloat16"]:
         return {"ok": False, "rel_rms": None if rms == float("inf") else rms, "error": "the result is wrong"}
     theirs = (lambda k: None, lambda k: torch.matmul(*sets[k]))
-    mine, other = _timed(place, [call, theirs])
+    mine, other = timed(place, [call, theirs])
     flop = 2 * x.shape[0] * x.shape[1] * weight.shape[1]
     found = {"clocks": place.clocks(), "rel_rms": rms, **spread(mine), "tflops": round(flop / median(mine) / 1e6, 1)}
     ratio = round(median(other) / median(mine), 4) if place.on_gpu else None
     return found | {"speedup": ratio, "baseline_us": spread(other)}
 
 
-def _timed(place: Place, calls: list[Call]) -> list[list[float]]:
+def timed(place: Place, calls: list[Call]) -> list[list[float]]:
     """Microseconds of each call, many times, in turns: who is first in one turn is last in the next."""
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(-WARM_UP if place.on_gpu else 0, place.repeats):

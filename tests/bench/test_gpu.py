@@ -118,7 +118,7 @@ def test_calls_that_are_timed_take_turns_at_being_first() -> None:
 
     place = replace(dry(), clock=clock, repeats=3)
     calls = [(lambda k, n=n: seen.append(f"before {n}"), lambda k, n=n: seen.append(n)) for n in ("ours", "theirs")]
-    assert speed._timed(place, calls) == [[1.0] * 3] * 2  # type: ignore[arg-type]
+    assert speed.timed(place, calls) == [[1.0] * 3] * 2  # type: ignore[arg-type]
     assert [s for s in seen if "before" not in s] == ["theirs", "ours", "ours", "theirs", "theirs", "ours"]
     assert all(first == f"before {then}" for first, then in zip(seen[::2], seen[1::2], strict=True))
 

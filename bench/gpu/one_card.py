@@ -1,0 +1,244 @@
+"""What one GPU can say of fusing: virtual ranks against the same copies and torch.matmul, and the loopback link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from bench.check import LIMITS, relative_rms
+from bench.gpu.loopback import LoopbackGroup, Prepared
+from bench.gpu.place import Place
+from bench.gpu.report import Report, spread
+from bench.gpu.right import by_engine
+from bench.gpu.speed import timed
+from tilelink.analysis.machine import machine, machine_of_device
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.programs.program import Program
+
+WORLDS, WORLD = (2, 4), 8
+"""Virtual ranks, and ranks of the loopback link, of which one is real."""
+NODE = "h100"
+"""The machine whose link the loopback link stands for, where the GPU's own is not described."""
+Do = Callable[[], Any]
+
+
+# ---- virtual ranks
+
+
+def one_card(place: Place, report: Report) -> None:
+    """All ranks of a world on one GPU, fused, against the same copies and torch.matmul on the whole of it."""
+    for name, (m, n, k) in list(place.gemms.items())[:2]:
+        for world in WORLDS:
+            for program in (all_gather_matmul, matmul_reduce_scatter):
+                for schedule in program.schedules:
+                    about: dict[str, Any] = {"op": program.name, "dtype": "bfloat16", "world": world, "layer": name}
+                    about |= {"schedule": schedule, "shape": f"M={m},N={n},K={k}"}
+                    what = "fused on virtual ranks against copies, then cuBLAS"
+                    if place.capture is None or by_engine(schedule, program):
+                        why = "there are no graphs here" if place.capture is None else "copy engines are not in graphs"
+                        report.add(what, ok=None, error=why, **about)
+                        continue
+                    with report.case(what, baseline="copies, then torch.matmul", **about) as found:
+                        found |= _virtual(place, program, schedule, world, (m, n, k))
+
+
+def _virtual(place: Place, program: Program, schedule: str, world: int, shape: tuple[int, int, int]) -> dict[str, Any]:
+    m, n, k = shape
+    gathers = program is all_gather_matmul
+    x = [_numbers(place, m // world if gathers else m, k, r) for r in range(world)]
+    weight = [_numbers(place, n, k, world + r).T for r in range(world)]
+    ranks = place.world(world, heap_bytes=_heap(m, n, k, gathers, 2))
+    capture = place.capture
+    assert capture is not None
+
+    def body(group: Any) -> tuple[Any, torch.Tensor]:
+        mine = x[group.rank], weight[group.rank]
+        program.prepare(*mine, schedule=schedule, group=group)
+        with capture() as graph:
+            out = program(*mine, schedule=schedule, group=group)
+        return graph, out
+
+    captured = ranks.run(body)
+    device = ranks.device
+
+    def fused() -> list[torch.Tensor]:
+        outside = device.current()
+        for group, (graph, _) in zip(ranks.groups, captured, strict=True):
+            device.follow(group.stream, outside)
+            with device.on(group.stream):
+                graph.replay()
+        for group in ranks.groups:
+            device.follow(outside, group.stream)
+        return [out for _, out in captured]
+
+    unfused = _gathered(x, weight) if gathers else _scattered(x, weight)
+    return _against(place, fused, unfused)
+
+
+def _gathered(x: Sequence[torch.Tensor], weight: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    """Every rank copies the rows of all, then multiplies."""
+    full = [x[0].new_empty(sum(map(len, x)), x[0].shape[1]) for _ in x]
+
+    def do() -> list[torch.Tensor]:
+        for mine in full:
+            for rows, theirs in zip(mine.split([len(t) for t in x]), x, strict=True):
+                rows.copy_(theirs)
+        return [mine @ w for mine, w in zip(full, weight, strict=True)]
+
+    return do
+
+
+def _scattered(x: Sequence[torch.Tensor], weight: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    """Every rank multiplies, then all copy their parts of the sum to their homes, which add them up."""
+    world, rows, n = len(x), len(x[0]) // len(x), weight[0].shape[1]
+    inbox = [x[0].new_empty(world, rows, n) for _ in x]
+
+    def do() -> list[torch.Tensor]:
+        for source, (a, b) in enumerate(zip(x, weight, strict=True)):
+            for home, part in enumerate((a @ b).split(rows)):
+                inbox[home][source].copy_(part)
+        return [mine.sum(0) for mine in inbox]
+
+    return do
+
+
+# ---- the loopback link
+
+
+def loopback(place: Place, report: Report) -> None:
+    """One of eight ranks, whose peers are memory of the host: fused, against the same copies and torch.matmul; and how
+    much of what they take beside the GEMM is hidden."""
+    if not place.on_gpu:
+        report.add("the loopback link", ok=None, error="no GPU")
+        return
+    device = place.world(1).device
+    with report.case("the loopback link: its rate") as found:
+        rate = link_rate(place)
+        found["gb_s"] = round(rate, 1)
+    for name, shape in list(place.gemms.items())[:2]:
+        m, n, k = scaled(place, shape, rate)
+        for program in (all_gather_matmul, matmul_reduce_scatter):
+            for schedule in program.schedules:
+                about = {"op": program.name, "dtype": "bfloat16", "world": WORLD, "layer": name}
+                about |= {"schedule": schedule, "shape": f"M={m},N={n},K={k}"}
+                with report.case("the loopback link", baseline="copies, then torch.matmul", **about) as found:
+                    found |= over_the_link(place, device, program, schedule, (m, n, k))
+
+
+def link_rate(place: Place, size: int = 256 << 20) -> float:
+    """GB/s of a copy to memory of the host."""
+    source = torch.empty(size, dtype=torch.uint8, device=place.place)
+    target = torch.empty(size, dtype=torch.uint8, pin_memory=place.place.type == "cuda")
+    us = median(place.clock(lambda: target.copy_(source, non_blocking=True), lambda: None) for _ in range(5))
+    return size / us / 1e3
+
+
+def scaled(place: Place, shape: tuple[int, int, int], rate: float) -> tuple[int, int, int]:
+    """A shape with as much more to compute as the link is slower than that of a node."""
+    m, n, k = shape
+    return m, max(1, round(n * node_rate(place.device) / rate / 256)) * 256 if rate < node_rate(place.device) else n, k
+
+
+def node_rate(device: str) -> float:
+    """GB/s that copy engines of the described machine reach; that of an H100's node where this device has none."""
+    return machine(machine_of_device(device) or NODE).agent("copy_engine").saturation
+
+
+def over_the_link(
+    place: Place, device: Any, program: Program, schedule: str, shape: tuple[int, int, int], world: int = WORLD,
+    *, shared: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    m, n, k = shape
+    gathers = program is all_gather_matmul
+    x, peers = (_numbers(place, m // world if gathers else m, k, seed) for seed in range(2))
+    weight = _numbers(place, n, k, 2).T
+    group = LoopbackGroup(device, world, _heap(m, n, k, gathers, 1), 1 << 16, shared)
+    given = Prepared(group, program, schedule, x, weight, peers)
+    given.before()
+    fused = given.call()
+    group.synchronize()
+    full = torch.cat([x, *[peers] * (world - 1)]) if gathers else x
+    right = full[: len(fused)][_some(fused)].float() @ weight.float()
+    rms = relative_rms([fused[_some(fused)].float().cpu()], [right.cpu()])
+    if not rms <= LIMITS["bfloat16"] * 2:
+        return {"ok": False, "rel_rms": rms, "error": "the result is wrong"}
+    unfused = _copies(place, group, given, full)
+    forms: list[tuple[Do, Do]] = [
+        (given.before, given.call), (_nothing, unfused), (_nothing, lambda: torch.matmul(full, weight))
+    ]  # fmt: skip
+    mine, other, gemm = timed(place, [(_of(before), _of(do)) for before, do in forms])
+    found = {"rel_rms": rms, "clocks": place.clocks(), **spread(mine), "baseline_us": spread(other)}
+    found |= {"gemm_us": spread(gemm), "overlap_efficiency": None, "speedup": None}
+    if place.on_gpu:
+        beside = median(other) - median(gemm)
+        found["speedup"] = round(median(other) / median(mine), 4)
+        found["overlap_efficiency"] = round(1 - (median(mine) - median(gemm)) / beside, 4) if beside > 0 else None
+    return found
+
+
+def _copies(place: Place, group: LoopbackGroup, given: Prepared, full: torch.Tensor) -> Do:
+    """What crosses the link in the schedule, as copies, around torch.matmul: rows to peers or from them before it, or
+    parts of the sum after it."""
+    gathers, world = given.program is all_gather_matmul, group.world
+    resource = given.program.schedules[given.schedule]["gather" if gathers else "send"]
+    fetches = getattr(resource, "at", None) == ("reader" if gathers else "home")
+    part = given.x if gathers else given.x.new_empty(len(given.x) // world, given.weight.shape[1])
+    host = torch.empty(part.shape, dtype=part.dtype, pin_memory=place.place.type == "cuda")
+    here = torch.empty_like(part)
+
+    def cross(mine: torch.Tensor) -> None:
+        here.copy_(host, non_blocking=True) if fetches else host.copy_(mine, non_blocking=True)
+
+    def do() -> None:
+        if gathers:
+            for _ in range(world - 1):
+                cross(given.x)
+            torch.matmul(full, given.weight)
+            return
+        for mine in torch.matmul(full, given.weight).chunk(world)[1:]:
+            cross(mine)
+
+    return do
+
+
+# ---- both
+
+
+def _against(place: Place, fused: Callable[[], list[torch.Tensor]], unfused: Callable[[], list[torch.Tensor]]) -> Any:
+    """The figures of the fused form, whose results are first held to those of the other."""
+    ours, theirs = fused(), unfused()
+    place.settle()
+    rms = relative_rms([y[_some(y)].float().cpu() for y in ours], [y[_some(y)].double().cpu() for y in theirs])
+    if not rms <= LIMITS["bfloat16"] * 2:  # both are rounded
+        return {"ok": False, "rel_rms": None if rms == float("inf") else rms, "error": "the result is wrong"}
+    mine, other = timed(place, [(_of(_nothing), _of(fused)), (_of(_nothing), _of(unfused))])
+    ratio = round(median(other) / median(mine), 4) if place.on_gpu else None
+    return {"rel_rms": rms, "clocks": place.clocks(), **spread(mine), "speedup": ratio, "baseline_us": spread(other)}
+
+
+def _some(result: torch.Tensor) -> slice:
+    """Rows that stand for all: a host takes long for many."""
+    return slice(0, None, max(1, len(result) // 256))
+
+
+def _nothing() -> None:
+    """What is before a call that needs nothing."""
+
+
+def _of(do: Do) -> Callable[[int], Any]:
+    """A call as `timed` makes it, of whichever set of inputs."""
+    return lambda k: do()
+
+
+def _heap(m: int, n: int, k: int, gathers: bool, slots: int) -> int:
+    """Bytes of a heap that holds what is gathered, or what is sent, in its slots."""
+    return slots * (2 * m * (k if gathers else 2 * n) + 2 * m * k + (8 << 20))
+
+
+def _numbers(place: Place, rows: int, cols: int, seed: int) -> torch.Tensor:
+    random = torch.Generator(place.place).manual_seed(seed)
+    return torch.randn(rows, cols, generator=random, device=place.place).bfloat16()

@@ -1,0 +1,125 @@
+"""Fusing on one card, on a stand-in: virtual ranks against copies, and one rank whose peers are memory of the host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.gpu import one_card
+from bench.gpu.loopback import RANK, LoopbackGroup, Prepared
+from bench.gpu.place import Place, dry
+from bench.gpu.report import Report
+from tests.bench.on_stand_in import OnStandIn
+from tests.runtime.cuda_stand_in import StandIn
+from tilelink.errors import StuckError
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.programs.program import Program
+
+WORLD = 3
+SHAPE = (48, 32, 32)
+CASES = [(p, s) for p in (all_gather_matmul, matmul_reduce_scatter) for s in p.schedules]
+
+
+@pytest.fixture
+def place() -> Place:
+    return OnStandIn().place()
+
+
+def link(device: StandIn, world: int, heap_bytes: int, signal_bytes: int, shared: bool) -> LoopbackGroup:
+    """A loopback link on a stand-in, which has to know who launches on it."""
+    group = LoopbackGroup(device, world, heap_bytes, signal_bytes, shared)  # type: ignore[arg-type]
+    group.stream = device.current()  # type: ignore[attr-defined]
+    blank = {"runs": 0, "_engine": {}, "flag": torch.zeros(1)}
+    others = [SimpleNamespace(rank=r, stream=device.stream(), **blank) for r in range(1, world)]
+    device.world = SimpleNamespace(world=world, lane=group.lane, groups=[group, *others])  # type: ignore[assignment]
+    return group
+
+
+@pytest.mark.parametrize(("program", "schedule"), CASES, ids=[f"{p.name} {s}" for p, s in CASES])
+def test_a_rank_whose_peers_take_no_part(
+    program: Program, schedule: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results are right, call after call, and what it does for its peers is in their memory."""
+    made: list[LoopbackGroup] = []
+    monkeypatch.setattr(one_card, "LoopbackGroup", lambda *given: made.append(link(*given)) or made[-1])
+    device: Any = StandIn(sms=24)
+    timed = replace(place, clock=lambda call, before: (before(), call(), made[0].synchronize()) and 1.0)
+    found = one_card.over_the_link(timed, device, program, schedule, SHAPE, WORLD, shared=False)
+    assert found.get("ok", True) and found["rel_rms"] < 5e-3, found
+    assert made[0].runs > place.repeats, "each call was a run"
+    touched = [int((h != 0xFF).sum()) for h in made[0].lane.heaps[1:]]
+    assert all(touched), "peers are told of each run"
+
+
+def test_signals_of_peers_are_given_before_each_call(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    device: Any = StandIn(sms=24)
+    group = link(device, WORLD, 1 << 20, 1 << 12, False)
+    x, peers = (torch.ones(16, 32).bfloat16() * n for n in (1, 2))
+    given = Prepared(group, all_gather_matmul, "push", x, torch.ones(32, 32).bfloat16().T, peers)
+    given.before()
+    out = given.call()
+    group.synchronize()
+    assert torch.equal(out, torch.cat([x, peers, peers]).float().sum(1, keepdim=True).expand(-1, 32).bfloat16())
+    given.call()
+    for other in device.world.groups[1:]:
+        other.runs = group.runs  # else the stand-in would say that they never came
+    with pytest.raises(StuckError, match=r"rank 0 .* waits for full\[M\[16:"):
+        group.synchronize()
+    assert group.rank == RANK
+
+
+def test_virtual_ranks_against_copies(tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_card, "WORLDS", (2,))
+    path = tmp_path / "found.jsonl"
+    one_card.one_card(settling(place, monkeypatch), Report(path, "step", place, "a command", 300))
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(r["op"], r["schedule"]) for r in found] == [(p.name, s) for p, s in CASES]
+    assert [r["ok"] for r in found] == [None if s == "engine" else True for _, s in CASES]
+    assert all(r["rel_rms"] < 5e-3 and r["speedup"] for r in found if r["ok"])
+
+
+def settling(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A stand-in runs what waits when a host waits: so the results of the fused form are waited for."""
+    real: Callable[..., Any] = one_card._against
+
+    def against(place: Place, fused: Callable[[], Any], unfused: Callable[[], Any]) -> Any:
+        def settled() -> Any:
+            outs = fused()
+            place.settle()
+            return outs
+
+        return real(place, settled, unfused)
+
+    monkeypatch.setattr(one_card, "_against", against)
+    return place
+
+
+def test_how_much_of_the_link_is_hidden(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 30 us beside the GEMM, 10 are left."""
+    monkeypatch.setattr(one_card, "LoopbackGroup", link)
+    monkeypatch.setattr(one_card, "timed", lambda place, calls: [[110.0] * 3, [130.0] * 3, [100.0] * 3])
+    device: Any = StandIn(sms=24)
+    found = one_card.over_the_link(place, device, all_gather_matmul, "push", SHAPE, WORLD, shared=False)
+    assert found["overlap_efficiency"] == round(1 - 10 / 30, 4) and found["speedup"] == round(130 / 110, 4)
+
+
+def test_shapes_have_the_ratio_of_a_node() -> None:
+    """Eight times slower than NVLink: eight times as many columns."""
+    node = one_card.node_rate("NVIDIA H100 80GB HBM3")
+    assert one_card.scaled(dry(), (8192, 3584, 8192), one_card.node_rate("none") / 8) == (8192, 8 * 3584, 8192)
+    assert one_card.scaled(dry(), (8192, 3584, 8192), 2 * node) == (8192, 3584, 8192), "never fewer"
+
+
+def test_without_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    report = Report(path, "step", dry(), "a command", 300)
+    one_card.one_card(dry(), report), one_card.loopback(dry(), report)
+    assert all(json.loads(line)["ok"] is None for line in path.read_text().splitlines())
