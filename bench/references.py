@@ -13,7 +13,10 @@ from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
 from tilelink.kernels.all_reduce import all_reduce
+from tilelink.kernels.combine import combine
+from tilelink.kernels.dispatch import dispatch
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
 from tilelink.kernels.matmul import matmul
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_combine import matmul_combine
@@ -87,12 +90,39 @@ def _reduce(total: Callable[[Sequence[Rank]], torch.Tensor]) -> Reference:
 
 
 def _dispatch_matmul(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
-    experts = len(routing.counts) // len(ranks)
-    sent = [r["x"].split(routing.array[:, source].tolist()) for source, r in enumerate(ranks)]
-    weights = [w for r in ranks for w in r["weight"]]
-    made = [[of_source[e] @ w for of_source in sent] for e, w in enumerate(weights)]
-    homes = [made[first : first + experts] for first in range(0, len(made), experts)]
-    return [{"out": torch.cat([rows for of_expert in mine for rows in of_expert])} for mine in homes]
+    rows = _by_home(routing, _sent(ranks, routing, "x"))
+    lengths = routing.array.sum(1).reshape(len(ranks), -1).tolist()
+    made = [[x @ w for x, w in zip(mine.split(of), r["weight"], strict=True)]
+            for mine, of, r in zip(rows, lengths, ranks, strict=True)]  # fmt: skip
+    return [{"out": torch.cat(of), "gathered": mine} for of, mine in zip(made, rows, strict=True)]
+
+
+def _sent(ranks: Sequence[Rank], routing: Routing, name: str) -> list[list[torch.Tensor]]:
+    """The rows that each rank sends, by expert of all ranks."""
+    return [list(r[name].split(routing.array[:, source].tolist())) for source, r in enumerate(ranks)]
+
+
+def _by_home(routing: Routing, of: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """The rows of each home, by expert and source, of those by source and expert."""
+    world, experts = len(of), len(of[0]) // len(of)
+    return [torch.cat([of[s][e] for e in range(h * experts, (h + 1) * experts) for s in range(world)])
+            for h in range(world)]  # fmt: skip
+
+
+def _dispatch(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
+    return [{"out": rows} for rows in _by_home(routing, _sent(ranks, routing, "x"))]
+
+
+def _combine(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
+    lengths = routing.array.reshape(len(ranks), -1).tolist()
+    got = [piece for r, of in zip(ranks, lengths, strict=True) for piece in r["rows"].split(of)]
+    return [{"out": torch.cat(got[source :: len(ranks)])} for source in range(len(ranks))]
+
+
+def _expert_weight_gradient(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
+    lengths = routing.array.sum(1).reshape(len(ranks), -1).tolist()
+    both = [(r["rows"].split(of), r["dout"].split(of)) for r, of in zip(ranks, lengths, strict=True)]
+    return [{"dweight": torch.stack([x.T @ y for x, y in zip(*mine, strict=True)])} for mine in both]
 
 
 def _matmul_combine(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
@@ -115,7 +145,10 @@ REFERENCES: dict[Program, Reference] = {
     all_gather_matmul: _gather_matmul,
     all_gather_matmul_backward: _gather_backward,
     all_reduce: _reduce(_sum),
+    combine: _combine,
+    dispatch: _dispatch,
     dispatch_matmul: _dispatch_matmul,
+    expert_weight_gradient: _expert_weight_gradient,
     matmul: _matmul,
     matmul_all_reduce: _reduce(_sum_of_products),
     matmul_combine: _matmul_combine,

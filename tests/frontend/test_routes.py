@@ -307,7 +307,41 @@ def test_a_route_is_between_two_cuts() -> None:
 
     for program, said in (
         (of_columns, "K is no dimension along which a tensor is cut over the ranks"),
-        (of_cut_experts, "S has to be a dimension of its own, of a local tensor"),
+        (of_cut_experts, "S has to be a dimension of its own, of local tensors"),
     ):
         with pytest.raises(DimensionError, match=said):
             program.recorded()
+
+
+# ---- an entry for each expert
+
+
+@tk.tile
+def of_expert(t, x, out):  # type: ignore[no-untyped-def]
+    acc = tl.zeros((len(t.K),), tl.float32)
+    for rows in tk.steps(t.R):
+        acc += tl.sum(x[rows, t.K].load(), 0)
+    out[t.expert, t.K].store(acc)
+
+
+def summed(over: str) -> Any:
+    """A program that adds up the rows of each expert, in tiles of its rows, or of those of one source."""
+
+    @tk.program
+    def sums(x: tk.Sharded("R", "K"), out: tk.Local("E", "K"), route: ROUTE) -> None:  # type: ignore[valid-type]
+        of_expert[tk.tiles(route.experts if over == "expert" else route, x.cols)](x, out)
+
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("over", "tile", "kind"),
+    [("expert", None, ""), ("expert", 16, "written twice"), ("source", None, "written twice")],
+)
+def test_an_entry_for_each_expert_is_written_by_a_tile_of_all_its_rows(over: str, tile: Any, kind: str) -> None:
+    schedule = tk.Schedule(of_expert=tk.SMs(3, tile=(tile, 16, 16)))
+    report = summed(over).check(schedule, world=2, R=COUNTS, E=2, K=16)
+    if kind:
+        assert report.findings[0].kind == kind
+    else:
+        assert (report.verdict, report.proof) == ("safe", "structural")

@@ -13,6 +13,8 @@ from bench.references import REFERENCES
 from tests.kernels.gather_gemm import LIMITS, small_world
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.schedule import Schedule
+from tilelink.kernels.combine import combine
+from tilelink.kernels.dispatch import dispatch
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.programs.program import Program
@@ -20,6 +22,8 @@ from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
 
 PROGRAMS = [dispatch_matmul, matmul_combine]
+ALONE = [(dispatch, "pull"), (combine, "pull")]
+"""Without a product."""
 FORMS = [(p, s) for p in PROGRAMS for s in p.schedules]
 Counts = Sequence[Sequence[int]]
 
@@ -59,7 +63,8 @@ class Routed:
         self.parts = rows if room is None else dict.fromkeys(rows, (room,) * self.world)
         self.given = [numbers(n, K) for n in rows[str(dim)]]
         self.dim, self.out = str(dim), next(d for d in route.sides if d != dim)
-        self.weight = [numbers(self.experts, K, N) for _ in range(self.world)]
+        self.multiplies = "weight" in self.program.parameters
+        self.weight = [numbers(self.experts, K, N if self.multiplies else K) for _ in range(self.world)]
         ranks = [{first: x.double(), "weight": w.double()} for x, w in zip(self.given, self.weight, strict=True)]
         self.right = [of_rank["out"] for of_rank in REFERENCES[self.program](ranks, routing)]
 
@@ -72,7 +77,8 @@ class Routed:
         x[: len(mine)] = mine
         counts = torch.tensor(self.counts, dtype=torch.int32)
         options = {"schedule": self.schedule, "parts": self.parts, "counts": counts, **options}
-        made: torch.Tensor = self.program(x, weight, options.pop("counts"), out, group=group, **options)
+        given = [x, weight] if self.multiplies else [x]
+        made: torch.Tensor = self.program(*given, options.pop("counts"), out, group=group, **options)
         return made
 
     def check(self, outs: Sequence[torch.Tensor]) -> None:
@@ -94,7 +100,7 @@ def in_tiles(program: Program, schedule: str, tile: int) -> Schedule:
     for name in known:
         if name == "matmul":
             changes[name] = {"tile": (tile, 16, 16)}
-        elif known[name] != known.get("dispatch") or schedule != "engine":
+        else:
             changes[name] = {"tile": (tile, 16), "count": 2}
     return known.changed(**changes)
 

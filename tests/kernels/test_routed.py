@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tilelink as tk
+from bench.references import REFERENCES
 from tests.kernels.gather_gemm import small_world
-from tests.kernels.routed import FORMS, PROGRAMS, Routed, in_tiles, random_counts, run, run_and_check
+from tests.kernels.routed import ALONE, FORMS, PROGRAMS, Routed, in_tiles, random_counts, run, run_and_check
 from tilelink.emulator import Operation
+from tilelink.frontend.routes import Integers, Routing
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
 from tilelink.runtime.trace import align
 
 
@@ -71,6 +77,48 @@ def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(progr
 def test_across_nodes(form: tuple[Any, str]) -> None:
     calls = [Routed(form, random_counts(4, 1, seed, most=12), N=16, K=16, integers=True) for seed in (5, 6)]
     run_and_check(*calls, world=small_world(4, per_node=2))
+
+
+@pytest.mark.parametrize("form", ALONE, ids=named)
+@pytest.mark.parametrize("world", [1, 3, 8])
+def test_rows_go_and_come_back_without_a_product(form: tuple[Any, str], world: int) -> None:
+    counts = [random_counts(world, 2, seed, most=12) for seed in (1, 2)]
+    calls = [Routed(form, c, K=24, integers=True, seed=k, room=12 * 16 * world) for k, c in enumerate(counts)]
+    run_and_check(*calls)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_rows_are_kept_for_gradients_of_weights_which_are_zeros_without_rows(world: int) -> None:
+    counts, room = random_counts(world, 3, seed=world), 300
+    counts[1] = [0] * world
+    call = Routed((dispatch_matmul, "push"), counts, K=24, N=20, integers=True)
+    routing = Routing(Integers.of_array(np.array(counts)))
+    (kept,) = (r["gathered"] for r in REFERENCES[dispatch_matmul](_doubled(call), routing)[:1])
+    dout = [torch.randint(-2, 3, (room, 20)).float() for _ in range(world)]
+
+    def rank(group: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        mine, table = call.given[group.rank], torch.tensor(counts)
+        gathered = torch.full((room, 24), float("nan"))
+        parts = {"sent": call.parts["sent"], "routed": (room,) * world}
+        options = {"group": group, "parts": parts}
+        dispatch_matmul(mine, call.weight[group.rank], table, gathered=gathered, schedule=call.schedule, **options)
+        dweight = torch.full((3, 24, 20), float("nan"))
+        schedule = tk.Schedule(weight_gradient=tk.SMs(3, tile=(None, 16, 16, 16)))
+        expert_weight_gradient(gathered, dout[group.rank], table, dweight, schedule=schedule, **options)
+        return gathered, dweight
+
+    outs = small_world(world).run(rank)
+    assert torch.equal(outs[0][0][: len(kept)].double(), kept)
+    by_expert = routing.array.reshape(world, 3, world).sum(2)
+    for (gathered, dweight), grads, lengths in zip(outs, dout, by_expert, strict=True):
+        ends = np.cumsum(lengths)
+        each = zip(ends - lengths, ends, strict=True)
+        assert torch.equal(dweight, torch.stack([gathered[a:b].T @ grads[a:b] for a, b in each]))
+    assert not outs[0][1][1].any()
+
+
+def _doubled(call: Routed) -> list[dict[str, torch.Tensor]]:
+    return [{"x": x.double(), "weight": w.double()} for x, w in zip(call.given, call.weight, strict=True)]
 
 
 @pytest.mark.verify

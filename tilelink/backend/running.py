@@ -10,9 +10,8 @@ from tilelink.backend.addresses import Addresses
 from tilelink.backend.kernel import Body, Function, Source, Writer, call
 from tilelink.backend.parameters import CONTROL, COUNTED, REFUSE, RUN, Names
 from tilelink.frontend.expressions import WORLD, first_of, running, symbol
-from tilelink.frontend.routes import counts_of, segments_of_rank
+from tilelink.frontend.routes import MAX_ROWS, counts_of, segments_of_rank
 from tilelink.frontend.running import segment_tables, tile_tables
-from tilelink.frontend.sizes import MAX_COUNT
 from tilelink.frontend.tables import ENTRY, ROW, Table
 from tilelink.language import RouteWord
 
@@ -65,7 +64,7 @@ class TableWriter:
             write.set(here, f"{k} < {number}")
             at = f"{given} + ({k} // {text(WORLD)}) * {strides[0]} + ({k} % {text(WORLD)}) * {strides[1]}"
             write.set(count, call("tl.load", at, mask=here, other="0"))
-            write.set(TOO_MANY, f"tl.sum((({count} < 0) | ({count} > {MAX_COUNT})).to(tl.int32))", operator="+=")
+            write.set(TOO_MANY, f"tl.sum((({count} < 0) | ({count} > {MAX_ROWS})).to(tl.int32))", operator="+=")
             write.do(call("tl.store", f"{table} + {k}", f"{count}.to(tl.int32)", mask=here))
 
     def _table(self, table: Table, route: RouteWord | None = None) -> None:

@@ -32,14 +32,15 @@ def bind(
     Raises the errors of the frontend."""
     _check_roles(recording, schedule, site)
     dtypes = _dtypes(recording, given, parameters, site)
-    cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
+    routed = [d for route in recording.routes for d in route.sides]
+    cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None).union(routed)
     tensors = tuple(
         Tensor(t.name, t.dims, t.sharded, t.kind, dtypes[t.name], t.buffers, t.contiguous) for t in recording.tensors
     )
     program = TileProgram(
         name=recording.name,
         tensors=(*tensors, *(t.token for t in tensors if t.buffers)),
-        cut=tuple(d for d in dict.fromkeys(d for t in tensors for d in t.dims) if d in cut),
+        cut=tuple(d for d in dict.fromkeys([*(d for t in tensors for d in t.dims), *routed]) if d in cut),
         slots=schedule.slots,
         site=site,
         schedule_site=schedule.site,

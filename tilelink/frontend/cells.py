@@ -248,6 +248,8 @@ def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Ex
     elif cell.cut:
         part = home if cell.local else of_cell("part", cell.dim) if cells_along(cell) != 1 else sympy.S.Zero
         begin, end = first_of(symbol(cell.dim), part), first_of(symbol(cell.dim), part + 1)
+    if cell.size is None and cell.route and cell.pieces == EXPERT and tile is None:
+        return sympy.S.One  # of an expert without rows, too
     if cell.size is None:
         length = natural(end - begin) if cell.route else end - begin
         if tile is None:  # the whole of it in one tile, which an empty part has not

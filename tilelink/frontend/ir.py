@@ -197,8 +197,9 @@ class TileProgram:
     @cached_property
     def dims(self) -> tuple[str, ...]:
         """Names of the dimensions, in the order in which the tensors name them."""
-        everywhere = {route.everywhere for route in self.routes}
-        return tuple(dict.fromkeys(d for t in self.tensors for d in t.dims if d not in (RANKS_DIM, *everywhere)))
+        routed = [d for route in self.routes for d in (*route.sides, route.per_rank)]
+        other = {RANKS_DIM, *(route.everywhere for route in self.routes)}
+        return tuple(dict.fromkeys(d for d in (*(d for t in self.tensors for d in t.dims), *routed) if d not in other))
 
     @cached_property
     def routed(self) -> tuple[str, ...]:

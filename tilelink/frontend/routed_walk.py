@@ -69,7 +69,9 @@ def make_routed_walk(
     t = sizes[route.rows]
     begin, end = _segment(space.routed, piece(ENTRY, ROW)).bounds(side)
     length = natural(end - begin)
-    table = Table(own(f"tiles.{role}"), pieces, sympy.Min(1, length) if t is None else ceil_div(length, t))
+    # where a tile is of all rows of an expert, one without rows has a tile, too
+    tiles = ceil_div(length, t) if t is not None else sympy.S.One if other is None else sympy.Min(1, length)
+    table = Table(own(f"tiles.{role}"), pieces, tiles)
     room = pieces + (0 if t is None else floor_div(longest_part(side), t))
     axes = {executor: RANK} | {a: axis(a) for a in (EXPERT, other) if a is not None}
     counts = {d: of_dim(d, "tiles") for d, extent in sizes.items() if extent is not None}

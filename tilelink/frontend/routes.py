@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -115,6 +115,8 @@ class Integers:
         return f"{shape} counts, {self.array.sum()} in all (sha256 {hashlib.sha256(self.data).hexdigest()[:16]})"
 
 
+MAX_ROWS = 2**30
+"""The most rows of an expert from a source."""
 PRINTED = 128
 """So many integers are printed; more are told apart by a digest."""
 
@@ -192,6 +194,23 @@ class Routing:
     def parts(self, route: RouteWord) -> dict[str, tuple[int, ...]]:
         """How many rows each rank has on both sides."""
         return dict(zip(route.sides, self._sides, strict=True))
+
+    def without_room(self, counts: str, rooms: Mapping[str, Sequence[int]]) -> str:
+        """Why not all rows have room, "" if they have. `counts`: what these are called; `rooms`: of each rank, along
+        the dimension of rows at their sources, and along that at their homes."""
+        table, world = self.array, self.array.shape[1]
+        for e, s in np.argwhere((table < 0) | (table > MAX_ROWS)).tolist():
+            return f"{counts}[{e}, {s}] is {table[e, s]}: counts of rows are from 0 to {MAX_ROWS}"
+        by_home = table.reshape(world, -1, world).sum(2)
+        for (dim, room), rows in zip(rooms.items(), (table.T, by_home), strict=True):
+            for rank in np.flatnonzero(rows.sum(1) > np.array(room)).tolist():
+                most = int(rows[rank].argmax())
+                expert = most if rows is not by_home else most + rank * by_home.shape[1]
+                return (
+                    f"{rows[rank].sum()} rows of {dim} on rank {rank}, which has room for {room[rank]}; most of them, "
+                    f"{rows[rank, most]}, are of expert {expert}. No row was moved: make more room"
+                )
+        return ""
 
     def __repr__(self) -> str:
         return repr(self.table)

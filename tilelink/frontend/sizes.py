@@ -123,10 +123,8 @@ class Sizes:
 
     def counted(self, routes: Sequence[RouteWord], routings: Sequence[Routing]) -> Sizes:
         """The sizes with how many rows of each route go where: none of any where some rank has no room for its."""
-        parts = dict(self.parts)
-        both = [(n, parts[d]) for r, routing in zip(routes, routings, strict=True) for d, n in routing.parts(r).items()]
-        fits = all(n <= room for rows, rooms in both for n, room in zip(rows, rooms, strict=True))
-        if not fits or any(routing.array.min(initial=0) < 0 for routing in routings):
+        rooms, both = dict(self.parts), list(zip(routes, routings, strict=True))
+        if any(routing.without_room(r.counts, {d: rooms[d] for d in r.sides}) for r, routing in both):
             routings = [Routing.even(0, self.world, dict(self.dims)[r.per_rank]) for r in routes]
         return replace(self, routings=tuple(zip(routes, routings, strict=True)))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from tilelink.errors import TileProgramError
 from tilelink.frontend.body import Owed
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, of_dim, shown, symbol
 from tilelink.frontend.ir import Copy, For, Notify, Place, Range, Role, Store, Tensor, TileProgram, View, Wait, places
-from tilelink.language import RANKS_DIM
 
 Tensors = Mapping[str, Tensor]
 
@@ -18,12 +17,11 @@ def verify(program: TileProgram, after: str) -> None:
     tensors = {t.name: t for t in program.tensors}
     signals = {s.tensor for s in program.signals} or {*tensors}  # all may have some before they are derived
     for role in program.roles:
-        for place, problem in _problems(role, tensors, signals):
+        for place, problem in _problems(role, tensors, signals, program.dims):
             raise TileProgramError(f"after {after}, in {role.name}: {problem}", place.statement.site)
 
 
-def _problems(role: Role, tensors: Tensors, signals: set[str]) -> Iterator[tuple[Place, str]]:
-    dims = {d for t in tensors.values() for d in t.dims if d != RANKS_DIM}
+def _problems(role: Role, tensors: Tensors, signals: set[str], dims: Collection[str]) -> Iterator[tuple[Place, str]]:
     sizes = {e for d in dims for e in (symbol(d), of_dim(d, "part"))}
     walked = (n for n, _ in (*role.walk.sizes, *role.walk.coordinates))
     fixed = {RANK, WORLD, PER_NODE, *sizes, *map(symbol, walked)}

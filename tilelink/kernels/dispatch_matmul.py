@@ -11,11 +11,15 @@ def dispatch(t, x, rows):
 
 
 @tk.tile
-def matmul(t, rows, weight, out):
-    """One tile of an expert's rows, as soon as those are here, from as many sources as they come from."""
+def matmul(t, rows, weight, out, gathered=None):
+    """One tile of an expert's rows, as soon as those are here, from as many sources as they come from; the first of
+    some rows keeps them, too."""
     here = tk.wait(rows[t.rows])
     acc = product(here, weight[t.expert, :, t.cols], rows.cols, t.shape)
     out[t].store(acc)
+    if gathered is not None and t.cols.start == 0:
+        for k in tk.steps(rows.cols):
+            tk.copy(here[:, k], gathered[t.rows, k])
 
 
 @tk.program
@@ -24,12 +28,14 @@ def dispatch_matmul(
     weight: tk.Local("experts", "K", "N"),
     route: tk.Route("sent", "routed", "experts"),
     out: tk.Sharded("routed", "N"),
+    gathered: tk.Sharded("routed", "K") = None,
 ):
     """out = the rows that are routed to the experts of this rank, by expert and source, each times the weight of its
-    expert. x: the rows that this rank sends, in the order of all experts. Behind those rows x and out may have room."""
+    expert. x: the rows that this rank sends, in the order of all experts. Behind those rows x and out may have room.
+    gathered = the rows themselves, if they are asked for."""
     rows = tk.sharded("routed", "K")
     dispatch[tk.tiles(route, x.cols)](x, rows)
-    matmul[tk.tiles(route.experts, out.cols)](rows, weight, out)
+    matmul[tk.tiles(route.experts, out.cols)](rows, weight, out, gathered)
 
 
 gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)

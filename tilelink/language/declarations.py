@@ -186,16 +186,14 @@ class RouteWord:
     def check(self, cut: frozenset[str], local: frozenset[str], site: Site) -> None:
         """Raises DimensionError. `cut`, `local`: the dimensions of a program's tensors that are cut over the ranks, and
         those that are not."""
-        for dim in self.sides:
-            if dim not in cut:
-                raise DimensionError(
-                    f"{self}: {dim} is no dimension along which a tensor is cut over the ranks, "
-                    f"tk.Sharded({dim!r}, ...)",
-                    site,
-                )
-        if self.per_rank not in local or len({self.sent, self.rows, self.per_rank}) < 3:
+        for dim in (d for d in self.sides if d in local):
             raise DimensionError(
-                f"{self}: {self.per_rank} has to be a dimension of its own, of a local tensor with an entry for each "
+                f"{self}: {dim} is no dimension along which a tensor is cut over the ranks, tk.Sharded({dim!r}, ...)",
+                site,
+            )
+        if self.per_rank in cut or len({self.sent, self.rows, self.per_rank}) < 3:
+            raise DimensionError(
+                f"{self}: {self.per_rank} has to be a dimension of its own, of local tensors with an entry for each "
                 f"expert of a rank, tk.Local({self.per_rank!r}, ...)",
                 site,
             )

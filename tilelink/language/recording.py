@@ -186,6 +186,7 @@ def record(function: Callable[..., None], absent: frozenset[str], variant: Varia
             arguments[name] = replace(parameter.route, counts=name)
             routes.append(arguments[name])
     dims = frozenset(d for a in given for d in a.dims) - {r.everywhere for r in routes}
+    dims |= {d for r in routes for d in (*r.sides, r.per_rank)}
     own = own_dims(parameters)
     recording = Recording(function.__name__, _buffer_names(function), dims, variant, own, list(given), routes=routes)
     _check_routes(recording, site_of(function))
@@ -212,9 +213,10 @@ def record(function: Callable[..., None], absent: frozenset[str], variant: Varia
 def _check_routes(recording: Recording, site: Site) -> None:
     """Raises DimensionError."""
     cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
+    local = frozenset(d for t in recording.tensors for d in t.dims) - cut
     known = set[str]()
     for route in recording.routes:
-        route.check(cut, recording.dims - cut, site)
+        route.check(cut, local, site)
         if known & {*route.sides}:
             raise DimensionError(f"{route.counts}, {route}: a dimension belongs to one route", site)
         known |= {*route.sides}

@@ -158,6 +158,7 @@ class _Sizes:
             example = {"M": (5, 3)}
             raise ShapeError(f"parts are {parts!r}: lengths by dimension are needed, such as {example}", self.site)
         cut = {w.dims[w.sharded] for w in declared.values() if w.sharded is not None}
+        cut |= {d for route in routes for d in route.sides}
         found: dict[str, tuple[int | tuple[int, ...], str]] = {}
         lengths_of = {d: self.lengths(d, given) for d, given in parts.items()}
         for d, lengths in lengths_of.items():
@@ -197,7 +198,9 @@ class _Sizes:
     def check_route(self, route: RouteWord, found: dict[str, tuple[int | tuple[int, ...], str]]) -> None:
         """Checks the shape of counts. Where nothing else says how much room there is for rows on a side of a route, all
         that the other side may have are let go to one rank."""
-        experts, everywhere = found.get(route.per_rank, (0, ""))[0], found[route.everywhere][0]
+        everywhere = found[route.everywhere][0]
+        assert isinstance(everywhere, int)
+        experts, _ = found.setdefault(route.per_rank, (everywhere // self.world, route.counts))
         if isinstance(experts, tuple) or everywhere != self.world * experts:
             raise ShapeError(
                 f"{route.counts} has shape {tuple(self.tensors[route.counts].shape)}; counts are [experts of all "

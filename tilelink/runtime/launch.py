@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -18,7 +17,6 @@ from tilelink.backend.parameters import TIMES, Parameter
 from tilelink.frontend.expressions import parts_of, running
 from tilelink.frontend.routes import Integers, Routing, counts_of
 from tilelink.frontend.running import entries
-from tilelink.frontend.sizes import MAX_COUNT
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.lane import Lane
 from tilelink.runtime.layout import place
@@ -68,23 +66,10 @@ class Record:
 
     def refusal(self) -> str:
         """Why the rows of the run were left out."""
-        parts, name = dict(self.prepared.sizes.parts), self.prepared.program.name
-        for route, routing in zip(self.prepared.program.routes, self.routings, strict=True):
-            counts = routing.array
-            for e, s in np.argwhere((counts < 0) | (counts > MAX_COUNT)).tolist():
-                return f"{name}: {route.counts}[{e}, {s}] is {counts[e, s]}: counts of rows are from 0 to {MAX_COUNT}"
-            by_home = counts.reshape(len(parts[route.rows]), -1, counts.shape[1])
-            for d, rows in ((route.rows, by_home.sum(2)), (route.sent, counts.T)):
-                for rank, room in enumerate(parts[d]):
-                    if (found := int(rows[rank].sum())) > room:
-                        expert = int(rows[rank].argmax())
-                        number = expert + rank * by_home.shape[1] * (d == route.rows)
-                        return (
-                            f"{name}: {found} rows of {d} on rank {rank}, which has room for {room}; most of them, "
-                            f"{rows[rank, expert]}, are of expert {number}. No row was moved. Make room by "
-                            f"parts={{{d!r}: (rows, one a rank)}}, or by a larger tensor along {d}"
-                        )
-        return f"{name}: rows had no room"
+        parts, program = dict(self.prepared.sizes.parts), self.prepared.program
+        each = zip(program.routes, self.routings, strict=True)
+        said = (n.without_room(r.counts, {d: parts[d] for d in r.sides}) for r, n in each)
+        return f"{program.name}: {next(filter(None, said), 'rows had no room')}"
 
 
 class Run:

@@ -28,6 +28,7 @@ from tilelink.frontend.expressions import (
     WORLD,
     Expr,
     Mod,
+    axis,
     first_of,
     floor,
     floor_div,
@@ -35,6 +36,7 @@ from tilelink.frontend.expressions import (
     symbol,
 )
 from tilelink.frontend.kept import kept
+from tilelink.frontend.routes import EXPERT
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.views import on_side
 from tilelink.frontend.workload import members
@@ -133,6 +135,12 @@ def _one_to_one(place: RolePlace, view: ir.View, tensor: ir.Tensor) -> bool:
     missing = [r for r in on_side(walk.ranges, walk.sent, tensor.dims) if r not in (_only_first(place) or ())]
     left |= {symbol(x.name) for x in place.loops if (x.start, x.stop, x.step) == (0, WORLD, 1)}
     loops = [loop for loop in place.loops if symbol(loop.name) not in left]
+    entries = [i for i in view.index if not isinstance(i, ir.Range)]
+    by_entry = [r for r in missing if r not in view.ranges and _all_of_expert(r) in entries]
+    if by_entry:  # tiles of all rows of an expert, and an entry for each expert
+        missing.remove(by_entry[0])
+        entries = [e for e in entries if e != axis(EXPERT)]
+        left.remove(axis(EXPERT))
     for i in view.ranges:
         if i in missing:
             missing.remove(i)
@@ -144,12 +152,17 @@ def _one_to_one(place: RolePlace, view: ir.View, tensor: ir.Tensor) -> bool:
             return False
     if missing or loops:
         return False
-    left -= {r.part for r in walk.ranges}  # the range of a tile says in whose part it lies
-    left -= {e for r in walk.ranges if r.segment for e in vars(r.segment).values()}  # and rows, whose they are
-    entries = [i for i in view.index if not isinstance(i, ir.Range)]
+    told = [r for r in walk.ranges if r not in by_entry]
+    left -= {r.part for r in told}  # the range of a tile says in whose part it lies
+    left -= {e for r in told if r.segment for e in vars(r.segment).values()}  # and rows, whose they are
     if tensor.sharded is None and isinstance(view.home, Expr):
         entries.append(view.home)
     return _permutes(entries, left)
+
+
+def _all_of_expert(r: ir.Range) -> Expr | None:
+    """The expert all of whose rows a range is."""
+    return r.segment.expert if r.segment and r.segment.source is None and r.extent is None else None
 
 
 def _permutes(entries: list[Expr], left: set[sympy.Symbol]) -> bool:
