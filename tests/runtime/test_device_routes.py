@@ -102,7 +102,7 @@ REFUSED = [
     ({"routed": (15, 4)}, FULL, "5 rows of routed on rank 1, which has room for 4; most of them, 5, are of expert 3"),
     ({"sent": (13, 6)}, FULL, "7 rows of sent on rank 1, which has room for 6; most of them, 4, are of expert 3"),
     ({}, [[9, 2], [3, -1], [0, 0], [1, 4]], "route[1, 1] is -1: counts of rows are from 0 to 1073741824"),
-    ({}, [[9, 2], [3, 1], [0, 1 << 30], [1, 1 << 30]], "2147483649 rows of routed on rank 1"),
+    ({}, [[9, 2], [3, 1], [0, 1 << 30], [1, 1 << 30]], "2147483651 rows of sent on rank 1"),
     ({}, [[9, 2], [2**31 - 1, 1], [0, 0], [1, 4]], "route[1, 0] is 2147483647"),
 ]
 

@@ -14,13 +14,21 @@ from collections.abc import Iterable
 from tilelink.ops.all_gather_linear import all_gather_linear
 from tilelink.ops.linear_all_reduce import linear_all_reduce
 from tilelink.ops.linear_reduce_scatter import linear_reduce_scatter
+from tilelink.ops.mixture_of_experts import (
+    dispatch_linear,
+    linear_combine,
+    mixture_of_experts,
+    moe_combine,
+    moe_dispatch,
+)
+from tilelink.ops.moe_routing import moe_routing
 from tilelink.ops.programs import lane, prepare
 from tilelink.ops.symm_mem import replace_symm_mem_ops
 from tilelink.plans import choose as plan
 
 __all__ = [
-    "all_gather_linear", "lane", "linear_all_reduce", "linear_reduce_scatter", "plan", "prepare",
-    "replace_symm_mem_ops",
+    "all_gather_linear", "dispatch_linear", "lane", "linear_all_reduce", "linear_combine", "linear_reduce_scatter",
+    "mixture_of_experts", "moe_combine", "moe_dispatch", "moe_routing", "plan", "prepare", "replace_symm_mem_ops",
 ]  # fmt: skip
 
 

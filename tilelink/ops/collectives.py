@@ -93,6 +93,11 @@ class Traced(Members):
         return torch.empty_like(x)
 
 
+def world_of(name: str) -> int:
+    """The number of ranks of a group, by its name; also where torch traces the caller."""
+    return int(c10d._get_group_size_by_name(name))  # type: ignore[arg-type]  # a private name
+
+
 def name_of_group(group: dist.ProcessGroup | DeviceMesh | str | None) -> str:
     """The name under which operators find a group, or that of a mesh with one dimension; by default that of all
     processes. Raises WorldError, RankError, ArgumentError."""

@@ -1,0 +1,226 @@
+"""Layers of experts on every rank, and what has to come out: all experts in one place, in float64, by autograd."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import tilelink.ops as ops
+from tests.ops.on_ranks import computed_by
+from tests.ops.sharded import LIMITS
+from tilelink.errors import TileLinkError
+from tilelink.ops.mixture_of_experts import swiglu
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One call of every rank, with its gradients. `tokens`: of each rank, repeated where there are more ranks;
+    `experts`: of a rank; `skewed`: all tokens go to the first experts; `none`: how often a pair has no expert."""
+
+    tokens: tuple[int, ...] = (5,)
+    top: int = 2
+    experts: int = 2
+    K: int = 16
+    hidden: int = 16
+    dtype: torch.dtype = torch.float32
+    skewed: bool = False
+    none: float = 0.0
+    seed: int = 0
+
+    def of(self, rank: int) -> int:
+        return self.tokens[rank % len(self.tokens)]
+
+    def operands(self, world: int) -> list[dict[str, torch.Tensor]]:
+        made = []
+        for rank in range(world):
+            drawn = torch.Generator().manual_seed(100 * self.seed + rank)
+            n, every = self.of(rank), self.experts * world
+            scores = torch.rand(n, every, generator=drawn)
+            if self.skewed:
+                scores -= torch.arange(every)
+            chosen = scores.topk(min(self.top, every)).indices
+            chosen[torch.rand(chosen.shape, generator=drawn) < self.none] = -1
+            shapes = {"x": (n, self.K), "gate_up": (self.experts, 2 * self.hidden, self.K),
+                      "down": (self.experts, self.K, self.hidden)}  # fmt: skip
+            of_rank = {k: torch.randn(s, generator=drawn).to(self.dtype) for k, s in shapes.items()}
+            weights = torch.rand(chosen.shape, generator=drawn).to(self.dtype)
+            made.append({**of_rank, "topk_idx": chosen, "topk_weights": weights})
+        return made
+
+    def cotangent(self, rank: int) -> torch.Tensor:
+        made = torch.randn(self.of(rank), self.K, generator=torch.Generator().manual_seed(7000 + rank))
+        return made.to(self.dtype)
+
+    def on(self, group: dist.ProcessGroup, **options: Any) -> dict[str, torch.Tensor]:
+        """The result and the gradients of a rank, by name."""
+        rank, world = dist.get_rank(group), dist.get_world_size(group)
+        given = self.operands(world)[rank]
+        leaves = {k: t.requires_grad_() for k, t in given.items() if k != "topk_idx"}
+        out = ops.mixture_of_experts(**given, group=group, tokens=max(map(self.of, range(world))), **options)
+        grads = torch.autograd.grad(out, list(leaves.values()), self.cotangent(rank))
+        return {"out": out.detach()} | {f"grad of {k}": g for k, g in zip(leaves, grads, strict=True)}
+
+    def right(self, world: int) -> list[dict[str, torch.Tensor]]:
+        """What ranks have to get."""
+        ranks = [{k: t.double() if k != "topk_idx" else t for k, t in r.items()} for r in self.operands(world)]
+        leaves = [{k: t.requires_grad_() for k, t in r.items() if k != "topk_idx"} for r in ranks]
+        gate_up, down = (torch.cat([r[k] for r in ranks]) for k in ("gate_up", "down"))
+        outs = []
+        for r in ranks:
+            total = torch.zeros_like(r["x"])
+            for e in range(len(down)):
+                weight = (r["topk_weights"] * (r["topk_idx"] == e)).sum(1, keepdim=True)
+                total = total + weight * (swiglu(r["x"] @ gate_up[e].T) @ down[e].T)
+            outs.append(total)
+        loss = torch.stack([(y * self.cotangent(k).double()).sum() for k, y in enumerate(outs)]).sum()
+        grads = torch.autograd.grad(loss, [t for of_rank in leaves for t in of_rank.values()], allow_unused=True)
+        found, left = [], iter(grads)
+        for of_rank, out in zip(leaves, outs, strict=True):
+            of = {f"grad of {k}": torch.zeros_like(t) if g is None else g
+                  for (k, t), g in zip(of_rank.items(), left, strict=False)}  # fmt: skip
+            found.append({"out": out.detach()} | of)
+        return found
+
+    def errors(self, made: dict[str, torch.Tensor], rank: int, world: int) -> list[str]:
+        """What is wrong, in words."""
+        wrong = []
+        for name, right in self.right(world)[rank].items():
+            limit = 8 * LIMITS[self.dtype] * (1 + name.startswith("grad"))  # four roundings, and few numbers
+            error = (made[name].double() - right).norm() / right.norm().clamp(min=1e-30)
+            if made[name].shape != right.shape or not (error <= limit or right.norm() == made[name].norm() == 0):
+                wrong.append(f"{self}, rank {rank} of {world}: {name} is off by {error:.1e}")
+        return wrong
+
+
+def layers(world: int, number: int, seed: int) -> list[Layer]:
+    """Drawn at random, with every extreme routing among them."""
+    drawn = random.Random(f"{world} {seed}")
+    found = [
+        Layer((3, 0), 2, 1), Layer((0,), 2, 2), Layer((4,), 1, 1, skewed=True), Layer((3,), 3, 3, none=1.0),
+        Layer((6, 1, 2), 2, 2, none=0.5), Layer((7,), 2, 2, skewed=True, dtype=torch.bfloat16),
+    ]  # fmt: skip
+    for k in range(number):
+        experts = drawn.choice([1, 2, 3, 5, 16])
+        tokens = tuple(drawn.choice([0, 1, 2, 5, 9, 20]) for _ in range(world))
+        dtype = drawn.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
+        top = drawn.randint(1, min(8, experts * world))
+        odd = {"skewed": drawn.random() < 0.2, "none": drawn.choice([0, 0, 0.3])}
+        found.append(Layer(tokens, top, experts, drawn.choice([16, 24, 40]), 16, dtype, seed=k, **odd))
+    return [replace(f, seed=k) for k, f in enumerate(found)]
+
+
+def wrong(group: dist.ProcessGroup, calls: Sequence[Layer], backend: str, plan: str | None = None) -> list[str]:
+    """What is wrong of these layers on this rank."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    with computed_by(backend, group):
+        return [e for call in calls for e in call.errors(call.on(group, plan=plan), rank, world)]
+
+
+def drawn(group: dist.ProcessGroup, number: int, seed: int) -> list[str]:
+    """As `wrong`, of random layers in plain torch."""
+    return wrong(group, layers(dist.get_world_size(group), number, seed), "torch")
+
+
+# ---- as torch sees them
+
+
+def opchecked(group: dist.ProcessGroup) -> None:
+    """Asks torch whether the operators are what they say."""
+    rank, world, name = dist.get_rank(group), dist.get_world_size(group), group.group_name
+    numbers = torch.Generator().manual_seed(rank)
+    counts = torch.tensor([[2, 0], [1, 3], [0, 0], [1, 1]], dtype=torch.int32)
+
+    def leaf(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=numbers).requires_grad_()
+
+    assert world == 2
+    op = torch.ops.tilelink
+    for operator, arguments in (
+        (op.dispatch_linear, (leaf(5, 4), leaf(2, 6, 4), counts, 9, True, name, None)),
+        (op.dispatch_linear, (leaf(5, 4), leaf(2, 6, 4).detach(), counts, 9, False, name, None)),
+        (op.linear_combine, (leaf(9, 4), leaf(2, 6, 4), counts, 5, name, None)),
+        (op.moe_dispatch, (leaf(5, 4), counts, 9, name, None)),
+        (op.moe_combine, (leaf(9, 4), counts, 5, name, None)),
+        (op.expert_gradients, (leaf(9, 6).detach(), leaf(9, 4).detach(), counts, name, None)),
+        (op.gather_counts, (torch.full((1, 4), rank, dtype=torch.int32), name, None)),
+    ):
+        torch.library.opcheck(operator.default, arguments)
+
+
+def compiled(group: dist.ProcessGroup, backend: str) -> list[str]:
+    """What is wrong of a layer that is compiled without a break, with its gradients."""
+    rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((4,), 2, 2, none=0.2)
+    given = call.operands(world)[rank]
+    leaves = {k: t.requires_grad_() for k, t in given.items() if k != "topk_idx"}
+    made = torch.compile(lambda of: ops.mixture_of_experts(**of, group=group), fullgraph=True, backend=backend)(given)
+    grads = torch.autograd.grad(made, list(leaves.values()), call.cotangent(rank))
+    found = {"out": made.detach()} | {f"grad of {k}": g for k, g in zip(leaves, grads, strict=True)}
+    return call.errors(found, rank, world)
+
+
+def under_autocast(group: dist.ProcessGroup) -> tuple[torch.dtype, list[str]]:
+    """The dtype of a result in torch.autocast, and what is wrong of it."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    call = Layer((4,), 2, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = {k: t for k, t in call.on(group).items() if k == "out"}
+    right = call.right(world)[rank]["out"]
+    far = (found["out"].double() - right).norm() / right.norm()
+    return found["out"].dtype, [f"off by {far:.1e}"] if far > 2e-2 else []
+
+
+# ---- bad input
+
+
+def told(group: dist.ProcessGroup, backend: str, **options: Any) -> tuple[str, list[str]]:
+    """What a bad call raises on this rank, and what is wrong of the good call after it. `options`: `skewed`, which
+    sends all tokens to the first experts; `expert`, that of the first token of rank 0; and those of the call."""
+    skewed, expert = options.pop("skewed", False), options.pop("expert", None)
+    rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((6,), 2, 2, skewed=skewed)
+    given, said = call.operands(world)[rank], "nothing"
+    if expert is not None and rank == 0:
+        given["topk_idx"][0, 0] = expert
+    with computed_by(backend, group):
+        try:
+            ops.mixture_of_experts(**given | options.pop("given", {}), group=group, **options)
+            if backend == "interpret":
+                ops.lane(group).synchronize()
+        except TileLinkError as e:
+            said = f"{type(e).__name__}: {e.message}"
+        return said, call.errors(call.on(group), rank, world)
+
+
+def parts_of_it(group: dist.ProcessGroup, backend: str) -> list[bool]:
+    """Of tokens that go and come back, without a product: sums of themselves; and how many rows each expert has."""
+    rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((5, 3), 3, 2, none=0.3)
+    every = call.operands(world)
+    given = every[rank]
+    with computed_by(backend, group):
+        routing = ops.moe_routing(given["topk_idx"], experts=call.experts * world, group=group, tokens=5)
+        rows = ops.moe_dispatch(given["x"], routing)
+        back = ops.moe_combine(rows, routing, given["topk_weights"])
+    there = given["topk_idx"] >= 0
+    scale = (given["topk_weights"] * there).sum(1, keepdim=True)
+    mine = range(rank * call.experts, (rank + 1) * call.experts)
+    counted = [sum(int((r["topk_idx"] == e).sum()) for r in every) for e in mine]
+    sent = torch.cat([r["x"][(r["topk_idx"] == e).any(1)] for e in mine for r in every])
+    return [
+        routing.rows_of_experts.tolist() == counted,
+        torch.equal(rows[: len(sent)], sent),
+        torch.allclose(back, scale * given["x"], atol=1e-6),
+    ]
+
+
+def with_other_tokens(group: dist.ProcessGroup) -> str:
+    """What a call raises in which each rank has another number of tokens, and none is told."""
+    rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((4, 5))
+    try:
+        ops.mixture_of_experts(**call.operands(world)[rank], group=group)
+    except TileLinkError as e:
+        return f"{type(e).__name__}: {e.message}"
+    return "nothing"

@@ -1,0 +1,101 @@
+"""Layers of experts, in plain torch and by the programs, against all experts in one place in float64."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ops import of_experts, on_ranks
+from tests.ops.of_experts import Layer
+from tests.runtime.processes import Pool
+
+GROUPS = [(2,), (0, 1), (1, 2, 3), (0, 1, 2, 3)]
+BY_PROGRAMS = [Layer((5, 0, 3)), Layer((4,), 3, 1, none=0.4, K=24, seed=1), Layer((6,), 2, 2, skewed=True, seed=2)]
+
+
+def assert_right(pool: Pool, groups: list[tuple[int, ...]], function: object, *arguments: object) -> None:
+    for of_rank in pool.results(on_ranks.on_groups, groups, function, *arguments):
+        assert [e for of_group in of_rank for e in of_group] == []
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.verify)])
+def test_random_layers_on_groups_of_all_sizes(pool: Pool, seed: int) -> None:
+    assert_right(pool, GROUPS, of_experts.drawn, 70 if seed else 9, seed)
+
+
+@pytest.mark.parametrize("plan", ["push", "pull"])
+def test_programs_give_the_same(pool: Pool, plan: str) -> None:
+    assert_right(pool, [(0, 1)], of_experts.wrong, BY_PROGRAMS, "interpret", plan)
+
+
+def test_programs_of_other_worlds_and_dtypes(pool: Pool) -> None:
+    of_dtypes = [Layer((3,), dtype=dtype, seed=5) for dtype in (torch.float16, torch.bfloat16)]
+    assert_right(pool, [(0, 1, 2)], of_experts.wrong, of_dtypes, "interpret")
+    assert_right(pool, [(3,)], of_experts.wrong, BY_PROGRAMS[:1], "interpret")
+
+
+@pytest.mark.parametrize("backend", ["torch", "interpret"])
+def test_tokens_go_and_come_back(pool: Pool, backend: str) -> None:
+    for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.parts_of_it, backend)[:2]:
+        assert found == [True, True, True]
+
+
+def test_opcheck(pool: Pool) -> None:
+    pool.results(on_ranks.on_groups, [(0, 1)], of_experts.opchecked)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.verify)])
+def test_compiled_without_a_break(pool: Pool, backend: str) -> None:
+    for (wrong,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.compiled, backend)[:2]:
+        assert wrong == []
+
+
+def test_under_autocast(pool: Pool) -> None:
+    for ((dtype, wrong),) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.under_autocast)[:2]:
+        assert dtype == torch.bfloat16 and wrong == []
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"skewed": True, "capacity": 20}, "CapacityError: .*24 rows of routed on rank 0, which has room for 20"),
+    ({"expert": 9}, r"CapacityError: .*\[0, 0\] is -1: counts of rows are from 0 to"),
+    ({"expert": -2}, r"CapacityError: .*\[0, 0\] is -1"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), BAD, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("backend", ["torch", "interpret"])
+def test_what_only_the_device_sees_is_an_error_on_every_rank(
+    pool: Pool, backend: str, options: dict[str, Any], said: str
+) -> None:
+    made = pool.results(on_ranks.on_groups, [(0, 1)], partial(of_experts.told, backend=backend, **options))[:2]
+    for ((text, wrong),) in made:
+        assert re.match(said, text, re.DOTALL) and wrong == [], text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"plan": "engine"}, "ScheduleError: plan is 'engine'; there are push, pull"),
+        ({"tokens": 5}, "ArgumentError: tokens=5, and this rank has 6"),
+        ({"given": {"topk_idx": torch.zeros(5, 2)}}, r"ShapeError: x, .* \(6, 16\), \(5, 2\), \(6, 2\)"),
+        ({"given": {"topk_idx": torch.zeros(6, 2)}}, "ShapeError: topk_idx is torch.float32"),
+        ({"given": {"topk_weights": torch.zeros(6, 3)}}, r"ShapeError: x, .* \(6, 16\), \(6, 2\), \(6, 3\)"),
+        ({"given": {"down": torch.zeros(3, 16, 16)}}, r"ShapeError: gate_up .* down \(3, 16, 16\)"),
+        ({"given": {"down": torch.zeros(2, 16, 8)}}, r"ShapeError: weight has shape \(2, 16, 8\): \(2, N, 16\)"),
+        ({"given": {"x": torch.zeros(6, 16, dtype=torch.float64)}}, "DtypeError: x is torch.float64"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)  # fmt: skip
+def test_what_is_wrong_is_said(pool: Pool, options: dict[str, Any], said: str) -> None:
+    made = pool.results(on_ranks.on_groups, [(0, 1)], partial(of_experts.told, backend="torch", **options))[:2]
+    for ((text, wrong),) in made:
+        assert re.match(said, text) and wrong == [], text
+
+
+def test_ranks_with_other_numbers_of_tokens_say_so(pool: Pool) -> None:
+    for (text,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.with_other_tokens)[:2]:
+        assert text.startswith("RankMismatchError")

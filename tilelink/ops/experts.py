@@ -1,0 +1,291 @@
+"""The operators of torch that layers of experts are made of. Each is the gradient of another: rows go to experts and
+come back, with a product on the way or without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from tilelink.errors import ArgumentError, DtypeError, ScheduleError, ShapeError, listed
+from tilelink.kernels.combine import combine
+from tilelink.kernels.dispatch import dispatch
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
+from tilelink.kernels.matmul_combine import matmul_combine
+from tilelink.ops import routed
+from tilelink.ops.checks import DTYPES
+from tilelink.ops.operator import Call, Operator
+from tilelink.ops.plain import Plain
+from tilelink.ops.programs import Programs, path_of
+from tilelink.plans.names import AUTO, TORCH, Plan
+from tilelink.programs.program import Program
+from tilelink.programs.schedule_text import NamedSchedule
+
+
+class OfExperts(Call):
+    """A call on rows that go to experts. `x`: a matrix of rows; `counts`: (experts of all ranks, world), the same on
+    every rank; `program`: by which it is computed."""
+
+    program: ClassVar[Program]
+    counts: torch.Tensor
+
+    def check(self) -> None:
+        if self.x.dim() != 2 or self.x.dtype not in DTYPES:
+            raise DtypeError(f"x is {self.x.dtype} {tuple(self.x.shape)}: a matrix of rows, of {DTYPES}")
+        shape, world = tuple(self.counts.shape), self.members.world
+        if len(shape) != 2 or shape[1] != world or not shape[0] or shape[0] % world:
+            raise ShapeError(f"counts have shape {shape}: (experts of all ranks, {world}), as many on each rank")
+        self.check_plan()
+
+    def check_plan(self) -> None:
+        known = list(self.program.schedules)
+        if self.plan not in (None, TORCH, AUTO, *known):
+            raise ScheduleError(f"plan is {self.plan!r}; there are {listed([*known, TORCH, AUTO], str(self.plan))}")
+
+    def check_weight(self, weight: torch.Tensor) -> None:
+        experts = len(self.counts) // self.members.world
+        if weight.dim() != 3 or len(weight) != experts or weight.shape[2] != self.x.shape[1]:
+            raise ShapeError(
+                f"weight has shape {tuple(weight.shape)}: ({experts}, N, {self.x.shape[1]}), of the experts of a rank"
+            )
+        if weight.dtype != self.x.dtype:
+            raise DtypeError(f"weight is {weight.dtype}, x {self.x.dtype}: both have one dtype")
+
+    def told(self) -> Mapping[str, Any]:
+        return {"rows": tuple(self.x.shape), "experts": tuple(self.counts.shape)}
+
+    def _path(self) -> Plain:
+        """Nothing of this is predicted: "auto" is the first schedule."""
+        path = path_of(self.x.device, self.plan)
+        if path is Plain or not self.x.numel():
+            return Plain(self.members)
+        name = next(iter(self.program.schedules)) if self.plan in (None, AUTO) else str(self.plan)
+        return Programs(self.members, Plan(name, self.program, NamedSchedule(name)))
+
+    def parts(self, sent: int, room: int) -> dict[str, Sequence[int]]:
+        """The room for rows on both sides."""
+        return {"sent": (sent,) * self.members.world, "routed": (room,) * self.members.world}
+
+
+@dataclass
+class DispatchLinear(OfExperts):
+    """Rows go to their experts, each of which multiplies its own: (room, N); and the rows themselves, where they are
+    asked for. Behind the rows of this rank there is room."""
+
+    name = "dispatch_linear"
+    results = "(Tensor, Tensor)"
+    program = dispatch_matmul
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    counts: torch.Tensor
+    room: int
+    keep: bool
+    group_name: str
+    plan: str | None
+
+    def check(self) -> None:
+        super().check()
+        self.check_weight(self.weight)
+
+    def told(self) -> Mapping[str, Any]:
+        return {**super().told(), "weight": tuple(self.weight.shape), "room": self.room, "keep": self.keep}
+
+    def run(self, path: Plain) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight, nothing = self.x, self.weight, self.x.new_empty(0)
+        if not isinstance(path, Programs):
+            rows = routed.dispatched(path, x, self.counts, self.room)
+            return routed.multiplied(path, rows, weight, self.counts), rows if self.keep else nothing
+        out = path.empty(x, (self.room, weight.shape[1]))
+        kept = path.empty(x, (self.room, x.shape[1])) if self.keep else None
+        parts = self.parts(len(x), self.room)
+        path.call(x, weight.mT, self.counts, out=out, gathered=kept, parts=parts)
+        return out, nothing if kept is None else kept
+
+    def setup(self, ctx: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
+        if self.weight.requires_grad and not self.keep:
+            raise ArgumentError("a weight gets its gradient from the rows of its expert: keep=True")
+        ctx.call = {"group_name": self.group_name, "plan": self.plan}
+        ctx.sent, ctx.kept = len(self.x), self.keep
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(self.weight, self.counts, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
+        (weight, counts, rows), (grad, _) = ctx.saved_tensors, grads
+        found = {}
+        if ctx.needs_input_grad[0]:
+            found["x"] = linear_combine(x=grad, weight=weight.mT, counts=counts, sent=ctx.sent, **ctx.call)
+        if ctx.needs_input_grad[1]:
+            found["weight"] = expert_gradients(dout=grad, x=rows, counts=counts, **ctx.call)
+        return found
+
+
+@dataclass
+class LinearCombine(OfExperts):
+    """Each expert multiplies its rows, and these go back where they came from: (sent, N), in the order of experts."""
+
+    name = "linear_combine"
+    results = "Tensor"
+    program = matmul_combine
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    counts: torch.Tensor
+    sent: int
+    group_name: str
+    plan: str | None
+
+    def check(self) -> None:
+        super().check()
+        self.check_weight(self.weight)
+
+    def told(self) -> Mapping[str, Any]:
+        return {**super().told(), "weight": tuple(self.weight.shape), "sent": self.sent}
+
+    def run(self, path: Plain) -> torch.Tensor:
+        x, weight = self.x, self.weight
+        if not isinstance(path, Programs):
+            routed.check_room(path, self.counts, self.sent, len(x))
+            return routed.combined(path, routed.multiplied(path, x, weight, self.counts), self.counts, self.sent)
+        out = path.empty(x, (self.sent, weight.shape[1]))
+        path.call(x, weight.mT, self.counts, out=out, parts=self.parts(self.sent, len(x)))
+        return out
+
+    def setup(self, ctx: Any, output: torch.Tensor) -> None:
+        ctx.call = {"group_name": self.group_name, "plan": self.plan}
+        ctx.save_for_backward(self.x, self.weight, self.counts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
+        (x, weight, counts), (grad,), keep = ctx.saved_tensors, grads, bool(ctx.needs_input_grad[1])
+        dx, rows = dispatch_linear(
+            x=grad.contiguous(), weight=weight.mT, counts=counts, room=len(x), keep=keep, **ctx.call
+        )
+        found = {"x": dx if ctx.needs_input_grad[0] else None}
+        return found | {"weight": expert_gradients(dout=rows, x=x, counts=counts, **ctx.call) if keep else None}
+
+
+@dataclass
+class Dispatch(OfExperts):
+    """Rows go to their experts: (room, K), by expert and source. Behind the rows of this rank there is room."""
+
+    name = "moe_dispatch"
+    results = "Tensor"
+    program = dispatch
+
+    x: torch.Tensor
+    counts: torch.Tensor
+    room: int
+    group_name: str
+    plan: str | None
+
+    def told(self) -> Mapping[str, Any]:
+        return {**super().told(), "room": self.room}
+
+    def run(self, path: Plain) -> torch.Tensor:
+        if not isinstance(path, Programs):
+            return routed.dispatched(path, self.x, self.counts, self.room)
+        out = path.empty(self.x, (self.room, self.x.shape[1]))
+        path.call(self.x, self.counts, out=out, parts=self.parts(len(self.x), self.room))
+        return out
+
+    def setup(self, ctx: Any, output: torch.Tensor) -> None:
+        ctx.call = {"sent": len(self.x), "group_name": self.group_name, "plan": self.plan}
+        ctx.save_for_backward(self.counts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
+        return {"x": moe_combine(x=grads[0].contiguous(), counts=ctx.saved_tensors[0], **ctx.call)}
+
+
+@dataclass
+class Combine(OfExperts):
+    """Rows go back from their experts: (sent, K), in the order of all experts."""
+
+    name = "moe_combine"
+    results = "Tensor"
+    program = combine
+
+    x: torch.Tensor
+    counts: torch.Tensor
+    sent: int
+    group_name: str
+    plan: str | None
+
+    def told(self) -> Mapping[str, Any]:
+        return {**super().told(), "sent": self.sent}
+
+    def run(self, path: Plain) -> torch.Tensor:
+        if not isinstance(path, Programs):
+            return routed.combined(path, self.x, self.counts, self.sent)
+        out = path.empty(self.x, (self.sent, self.x.shape[1]))
+        path.call(self.x, self.counts, out=out, parts=self.parts(self.sent, len(self.x)))
+        return out
+
+    def setup(self, ctx: Any, output: torch.Tensor) -> None:
+        ctx.call = {"room": len(self.x), "group_name": self.group_name, "plan": self.plan}
+        ctx.save_for_backward(self.counts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
+        return {"x": moe_dispatch(x=grads[0].contiguous(), counts=ctx.saved_tensors[0], **ctx.call)}
+
+
+@dataclass
+class ExpertGradients(OfExperts):
+    """dout^T @ x over the rows of each expert of this rank: the gradients of weights (experts, N, K)."""
+
+    name = "expert_gradients"
+    results = "Tensor"
+    program = expert_weight_gradient
+
+    dout: torch.Tensor
+    x: torch.Tensor
+    counts: torch.Tensor
+    group_name: str
+    plan: str | None
+
+    def check_plan(self) -> None:
+        """The plan is that of a layer: it says whether plain torch computes this."""
+        self.plan = TORCH if self.plan == TORCH else None
+
+    def run(self, path: Plain) -> torch.Tensor:
+        if not isinstance(path, Programs):
+            return routed.weight_gradients(path, self.dout, self.x, self.counts)
+        experts = len(self.counts) // self.members.world
+        made = path.empty(self.x, (experts, self.dout.shape[1], self.x.shape[1]))
+        parts = self.parts(self.members.world * len(self.x), len(self.x))
+        path.call(self.dout, self.x, self.counts, dweight=made, parts=parts)
+        return made
+
+
+@dataclass
+class GatherCounts(OfExperts):
+    """The counts of all ranks, (experts of all ranks, world), from those of each: x is (1, experts of all ranks)."""
+
+    name = "gather_counts"
+    results = "Tensor"
+    program = dispatch
+
+    x: torch.Tensor
+    group_name: str
+    plan: str | None
+
+    def check(self) -> None:
+        if self.x.dtype != torch.int32 or self.x.dim() != 2 or len(self.x) != 1 or self.x.shape[1] % self.members.world:
+            raise ShapeError(f"{tuple(self.x.shape)} experts: as many on each of {self.members.world} ranks")
+
+    def told(self) -> Mapping[str, Any]:
+        return {"experts": self.x.shape[1]}
+
+    def run(self, path: Plain) -> torch.Tensor:
+        return path.all_gather(self.x, [1] * self.members.world)().T.contiguous()
+
+
+dispatch_linear, linear_combine = Operator(DispatchLinear), Operator(LinearCombine)
+moe_dispatch, moe_combine = Operator(Dispatch), Operator(Combine)
+expert_gradients, gather_counts = Operator(ExpertGradients), Operator(GatherCounts)

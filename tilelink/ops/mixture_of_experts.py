@@ -1,0 +1,165 @@
+"""mixture_of_experts: a layer whose experts are spread over the ranks, and the operators that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from tilelink.errors import ShapeError, Site, public
+from tilelink.ops import experts as made_of
+from tilelink.ops.checks import cast_for, check_tensors, no_autocast
+from tilelink.ops.collectives import name_of_group, world_of
+from tilelink.ops.moe_routing import Routing, moe_routing
+
+
+def swiglu(rows: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of rows (n, 2 * hidden), gate first."""
+    gate, up = rows.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+@public
+def moe_dispatch(x: torch.Tensor, routing: Routing, *, plan: str | None = None) -> torch.Tensor:
+    """The rows (room, K) of the experts of this rank, by expert and then by rank, and padding behind them.
+
+    `x`: (tokens, K), those of this rank, in float32, float16 or bfloat16. `plan`: "torch" for plain torch. The gradient
+    is `moe_combine`. Raises ShapeError, DtypeError, ScheduleError and CapacityError."""
+    with no_autocast(x):
+        rows: torch.Tensor = made_of.moe_dispatch(
+            x=routing.rows(_tokens(x, routing)), counts=routing.counts, room=routing.room,
+            group_name=routing.group_name, plan=plan,
+        )  # fmt: skip
+    return rows
+
+
+@public
+def moe_combine(
+    rows: torch.Tensor, routing: Routing, topk_weights: torch.Tensor | None = None, *, plan: str | None = None
+) -> torch.Tensor:
+    """Of each token of this rank the sum of its rows, each times its weight: (tokens, K). Sums are made in float32, in
+    the order of choices.
+
+    `rows`: (room, K), as `moe_dispatch` gives them; `topk_weights`: (tokens, top), ones by default. The gradient is
+    `moe_dispatch`. Raises as that does."""
+    with no_autocast(rows):
+        back = made_of.moe_combine(
+            x=_rows(rows, routing), counts=routing.counts, sent=routing.sent, group_name=routing.group_name, plan=plan
+        )
+        return routing.sums(back, _weights(topk_weights, routing))
+
+
+@public
+def dispatch_linear(
+    x: torch.Tensor, weight: torch.Tensor, routing: Routing, *, plan: str | None = None
+) -> torch.Tensor:
+    """`moe_dispatch`, and each expert's product with its rows, in one kernel: (room, N), rows @ weight[e].T.
+
+    `weight`: (experts of this rank, N, K); `plan`: a schedule of `tilelink.kernels.dispatch_matmul`, by default the
+    first, or "torch". Gradients: that of x by `linear_combine`; that of the weight from the rows, which are kept.
+    Raises as `moe_dispatch` does."""
+    cast = cast_for(x)
+    x, weight = cast(x), cast(weight)
+    keep = torch.is_grad_enabled() and weight.requires_grad
+    with no_autocast(x):
+        out, _ = made_of.dispatch_linear(
+            x=routing.rows(_tokens(x, routing)), weight=weight, counts=routing.counts, room=routing.room, keep=keep,
+            group_name=routing.group_name, plan=plan,
+        )  # fmt: skip
+    made: torch.Tensor = out
+    return made
+
+
+@public
+def linear_combine(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    routing: Routing,
+    topk_weights: torch.Tensor | None = None,
+    *,
+    plan: str | None = None,
+) -> torch.Tensor:
+    """Each expert's product with its rows, and `moe_combine`, of which the rows travel in one kernel: (tokens, N).
+
+    `rows`: (room, K); `weight`: (experts of this rank, N, K); `plan`: a schedule of `tilelink.kernels.matmul_combine`,
+    by default the first, or "torch". Gradients: that of rows by `dispatch_linear`, beside which the gradients of all
+    rows come to their experts, for that of the weight. Raises as `moe_dispatch` does."""
+    cast = cast_for(rows)
+    rows, weight = cast(rows), cast(weight)
+    with no_autocast(rows):
+        back = made_of.linear_combine(
+            x=_rows(rows, routing), weight=weight, counts=routing.counts, sent=routing.sent,
+            group_name=routing.group_name, plan=plan,
+        )  # fmt: skip
+        return routing.sums(back, _weights(topk_weights, routing))
+
+
+@public
+def mixture_of_experts(
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    group: dist.ProcessGroup | str | None = None,
+    activation: Callable[[torch.Tensor], torch.Tensor] = swiglu,
+    tokens: int | None = None,
+    capacity: int | None = None,
+    plan: str | None = None,
+) -> torch.Tensor:
+    """The sum over a token's experts e of topk_weights * activation(x @ gate_up[e].T) @ down[e].T, for the tokens of
+    this rank, with experts spread over the ranks: `dispatch_linear`, the activation, `linear_combine`.
+
+    `x`: (..., K), float32, float16 or bfloat16. `topk_idx`: integers (..., top), of the experts of all ranks in the
+    order of ranks, -1 for none; `topk_weights`: (..., top). `gate_up`: (experts of this rank, 2 * hidden, K), gate
+    first; `down`: (experts of this rank, K, hidden). `activation`: of the rows of all experts, (rows, 2 * hidden) to
+    (rows, hidden); behind the rows that exist it gets any values. `tokens`, `capacity`: as in `moe_routing`; by default
+    no row is dropped. `plan`: a schedule that both programs have, "push" or "pull", or "torch".
+
+    Gradients: of x, topk_weights, gate_up and down. The host reads no count, so calls can be captured. Raises
+    ArgumentError, ShapeError, DtypeError, ScheduleError, RankMismatchError; and CapacityError on every rank where rows
+    have no room or an expert is out of range, before anything is sent.
+    """
+    check_tensors(x=x, topk_idx=topk_idx, topk_weights=topk_weights, gate_up=gate_up, down=down)
+    if x.dim() < 1 or topk_idx.shape[:-1] != x.shape[:-1] or topk_weights.shape != topk_idx.shape:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (x, topk_idx, topk_weights))
+        said = f"x, topk_idx and topk_weights have shapes {shapes}"
+        raise ShapeError(f"{said}: (..., K), (..., top) and (..., top) of the same tokens", Site.of_user())
+    if gate_up.dim() != 3 or down.dim() != 3 or len(gate_up) != len(down):
+        raise ShapeError(
+            f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}: (experts, N, K) of the same experts",
+            Site.of_user(),
+        )
+    name, top = name_of_group(group), topk_idx.shape[-1]
+    experts = len(gate_up) * world_of(name)
+    chosen = topk_idx.reshape(-1, top)
+    routing = moe_routing(chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, plan=_torch(plan))
+    made = activation(dispatch_linear(x.reshape(-1, x.shape[-1]), gate_up, routing, plan=plan))
+    out = linear_combine(made, down, routing, topk_weights.reshape(-1, top), plan=plan)
+    return out.reshape(*x.shape[:-1], down.shape[1])
+
+
+def _torch(plan: str | None) -> str | None:
+    return plan if plan == "torch" else None
+
+
+def _tokens(x: torch.Tensor, routing: Routing) -> torch.Tensor:
+    if x.dim() != 2 or len(x) != len(routing.there):
+        raise ShapeError(f"x has shape {tuple(x.shape)}; the routing is of {len(routing.there)} tokens", Site.of_user())
+    return x
+
+
+def _rows(rows: torch.Tensor, routing: Routing) -> torch.Tensor:
+    if rows.dim() != 2 or len(rows) != routing.room:
+        shape = tuple(rows.shape)
+        raise ShapeError(f"rows have shape {shape}; the routing has room for {routing.room}", Site.of_user())
+    return rows
+
+
+def _weights(weights: torch.Tensor | None, routing: Routing) -> torch.Tensor | None:
+    if weights is not None and weights.shape != routing.there.shape:
+        shape = tuple(routing.there.shape)
+        raise ShapeError(f"topk_weights have shape {tuple(weights.shape)}; the routing has {shape}", Site.of_user())
+    return weights

@@ -1,0 +1,123 @@
+"""Where tokens go: a handle of the rows that a rank sends to experts, made on the device from its tokens' experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tilelink.errors import ArgumentError, ShapeError, Site, public
+from tilelink.ops.checks import check_tensors
+from tilelink.ops.collectives import Members, name_of_group, world_of
+from tilelink.ops.experts import gather_counts
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where the tokens of all ranks go. `counts`: int32 [experts of all ranks, world], rows of each expert from each
+    rank, the same on every rank. A row is a token at one of its experts. `order`: int64 [tokens * top], the pairs
+    (token * top + choice) of this rank in the order of its rows, by expert, those without expert last; `place`: the row
+    of each pair; `there`: bool [tokens, top], whether a pair has an expert.
+
+    `sent`, `room`: how many rows each rank has room for, those that it sends and those of its experts. Rows of experts
+    lie by expert and then by rank. Behind them there is padding, whose values say nothing.
+    """
+
+    counts: torch.Tensor
+    order: torch.Tensor
+    place: torch.Tensor
+    there: torch.Tensor
+    sent: int
+    room: int
+    group_name: str
+
+    @property
+    def rows_of_experts(self) -> torch.Tensor:
+        """int64 [experts of this rank], on the device: how many rows each has. Their sum is how many are no padding."""
+        members = Members.named(self.group_name)
+        experts = len(self.counts) // members.world
+        return self.counts[members.rank * experts : (members.rank + 1) * experts].sum(1)
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows (sent, K) that this rank sends, of its tokens (tokens, K)."""
+        made: torch.Tensor = _Rows.apply(x, self.order, self.place, self.there)
+        return torch.nn.functional.pad(made, (0, 0, 0, self.sent - len(made)))
+
+    def sums(self, rows: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        """Of each token the sum of its rows, each times its weight: in float32, in the order of choices, rounded once
+        to the dtype of the rows. rows: (sent, K); weights: (tokens, top), ones by default."""
+        tokens, top = self.there.shape
+        place = self.place.view(tokens, top)
+        total = rows.new_zeros(tokens, rows.shape[1], dtype=torch.float32)
+        for k in range(top):
+            row = torch.where(self.there[:, k, None], rows[place[:, k]], 0).float()
+            weight = 1.0 if weights is None else torch.where(self.there[:, k], weights[:, k].float(), 0)[:, None]
+            total = total + weight * row
+        return total.to(rows.dtype)
+
+
+class _Rows(torch.autograd.Function):
+    """The token of each row; the gradient of a token is the sum of those of its rows, in the order of choices."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
+        x, order, place, there = given
+        ctx.save_for_backward(place, there)
+        return x[order // max(1, there.shape[1])]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (grad,), (place, there) = grads, ctx.saved_tensors
+        total = grad.new_zeros(len(there), grad.shape[1], dtype=torch.float32)
+        for k, rows in enumerate(place.view(there.shape).unbind(1)):
+            total = total + torch.where(there[:, k, None], grad[rows], 0).float()
+        return total.to(grad.dtype), None, None, None
+
+
+@public
+def moe_routing(
+    topk_idx: torch.Tensor,
+    *,
+    experts: int,
+    group: dist.ProcessGroup | str | None = None,
+    tokens: int | None = None,
+    capacity: int | None = None,
+    plan: str | None = None,
+) -> Routing:
+    """Where tokens go, from their experts; the counts of all ranks are put together on the device, and no host reads
+    them. All ranks call alike.
+
+    `topk_idx`: integers (tokens of this rank, top), of 0 to `experts` of all ranks (whose number the world divides), or
+    -1 for none. `tokens`: the most that a rank has, the same on every rank; by default as many as this one, and then
+    all have as many. `capacity`: rows that a rank has room for, for all of its experts; by default none is ever
+    dropped: as many as all ranks have tokens, times the experts that a token may have on a rank. Where rows have no
+    room, or an expert is out of range (a count is negative then), calls with this routing raise CapacityError on every
+    rank. `plan`: "torch" puts counts together by torch.distributed. Raises ArgumentError, ShapeError.
+    """
+    check_tensors(topk_idx=topk_idx)
+    name = name_of_group(group)
+    world = world_of(name)
+    if topk_idx.dim() != 2 or topk_idx.dtype.is_floating_point or topk_idx.dtype == torch.bool:
+        given = f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}"
+        raise ShapeError(f"{given}: integers (tokens, top)", Site.of_user())
+    if experts < 1 or experts % world:
+        raise ArgumentError(f"{experts} experts: as many on each of {world} ranks", Site.of_user())
+    mine, top = topk_idx.shape
+    tokens = mine if tokens is None else tokens
+    if tokens < mine:
+        raise ArgumentError(f"tokens={tokens}, and this rank has {mine}", Site.of_user())
+    most = world * tokens * min(top, experts // world)
+    ids = topk_idx.reshape(-1).long()
+    there = (ids >= 0) & (ids < experts)
+    known = torch.where(there, ids, experts)
+    counts = torch.zeros(experts + 1, dtype=torch.int32, device=ids.device)
+    counts = counts.scatter_add(0, known, torch.ones_like(known, dtype=torch.int32))[:experts]
+    wrong = ((ids < -1) | (ids >= experts)).sum().to(torch.int32)
+    counts = torch.cat([torch.where(wrong > 0, -wrong, counts[:1]), counts[1:]])
+    order = known.argsort(stable=True)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=ids.device))
+    gathered = gather_counts(x=counts[None], group_name=name, plan=plan)
+    room = most if capacity is None else capacity
+    return Routing(gathered, order, place, there.view(mine, top), tokens * top, room, name)

@@ -1,0 +1,90 @@
+"""Rows that go to experts and come back, in plain torch: the unfused form, and what a CPU runs by default.
+
+Every rank gets the rows of all ranks and takes its own, by indices that are made of the counts; the products of experts
+are made one after the other. The host reads the counts for those, as it does to see whether there is room.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tilelink.errors import CapacityError, Site
+from tilelink.frontend.routes import Integers, Routing
+from tilelink.ops.collectives import Traced
+from tilelink.ops.plain import Plain
+
+
+def dispatched(path: Plain, x: torch.Tensor, counts: torch.Tensor, room: int) -> torch.Tensor:
+    """The rows (room, K) of the experts of this rank, by expert and source, and zeros behind them; x: (sent, K), those
+    that this rank sends, in the order of all experts."""
+    rank, world, sent = path.members.rank, path.members.world, len(x)
+    check_room(path, counts, sent, room)
+    everywhere, experts = counts.long(), len(counts) // world
+    mine = everywhere[rank * experts : (rank + 1) * experts].reshape(-1)
+    segment, offset, there = _places(mine, room)
+    source = segment % world
+    begins = (everywhere.cumsum(0) - everywhere)[rank * experts + segment // world, source]
+    every = path.members.all_gather(x, [sent] * world)()
+    return _taken(every, source * sent + begins + offset, there)
+
+
+def combined(path: Plain, rows: torch.Tensor, counts: torch.Tensor, sent: int) -> torch.Tensor:
+    """The rows (sent, K) that this rank sent, in the order of all experts, and zeros behind them; rows: (room, K) of
+    the experts of this rank, by expert and source."""
+    rank, world, room = path.members.rank, path.members.world, len(rows)
+    check_room(path, counts, sent, room)
+    everywhere, experts = counts.long(), len(counts) // world
+    expert, offset, there = _places(everywhere[:, rank], sent)
+    by_home = everywhere.reshape(world, -1)
+    begins = (by_home.cumsum(1) - by_home).reshape(-1, world)[expert, rank]
+    every = path.members.all_gather(rows, [room] * world)()
+    return _taken(every, expert // experts * room + begins + offset, there)
+
+
+def multiplied(path: Plain, rows: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """rows @ weight[e].T for the rows of each expert e of this rank, zeros behind them; weight: (experts, N, K)."""
+    out = rows.new_zeros(len(rows), weight.shape[1])
+    for e, (begin, end) in enumerate(_rows_of_experts(path, counts)):
+        out[begin:end] = path.linear(rows[begin:end], weight[e])
+    return out
+
+
+def weight_gradients(path: Plain, dout: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """dout^T @ rows, over the rows of each expert of this rank: (experts, N, K)."""
+    made = rows.new_zeros(len(counts) // path.members.world, dout.shape[1], rows.shape[1])
+    for e, (begin, end) in enumerate(_rows_of_experts(path, counts)):
+        made[e] = path.linear(dout[begin:end].T, rows[begin:end].T)
+    return made
+
+
+def check_room(path: Plain, counts: torch.Tensor, sent: int, room: int) -> None:
+    """Raises CapacityError, on every rank alike, as `tilelink.runtime.launch.Record.refusal` says it."""
+    if isinstance(path.members, Traced):
+        return
+    routing, world = Routing(Integers.of_array(counts.cpu().numpy())), path.members.world
+    if said := routing.without_room("counts", {"sent": (sent,) * world, "routed": (room,) * world}):
+        raise CapacityError(said, Site.of_user())
+
+
+def _rows_of_experts(path: Plain, counts: torch.Tensor) -> list[tuple[int, int]]:
+    """Where the rows of each expert of this rank begin and end; nowhere, while torch traces."""
+    rank, world = path.members.rank, path.members.world
+    if isinstance(path.members, Traced):
+        return []
+    ends = counts.reshape(world, -1, world)[rank].sum(1).cumsum(0).tolist()
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def _places(lengths: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of segments of these lengths, one behind the other: which one each row is in, which of its rows, and whether
+    there is such a row."""
+    ends = lengths.cumsum(0)
+    number = torch.arange(rows, device=lengths.device)
+    segment = torch.searchsorted(ends, number, right=True).clamp(max=len(lengths) - 1)
+    return segment, number - (ends - lengths)[segment], number < ends[-1]
+
+
+def _taken(every: torch.Tensor, index: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    if not len(every) or not len(index):
+        return every.new_zeros(len(index), every.shape[1])
+    return torch.where(there[:, None], every[torch.where(there, index, 0)], 0)
