@@ -7,6 +7,10 @@ TORCH = torch==2.13.0 triton==3.7.1
 NVSHMEM = nvidia-nvshmem-cu12==3.4.5
 # The transformers whose models the long suites parallelize; beside .venv, as nobody else needs it.
 TRANSFORMERS = transformers==5.23.0
+# What the reference GPU machine has; its CUDA build of torch runs on CPUs as well. 4 GB.
+STACK = torch==2.11.0 triton==3.6.0
+STACK_PYTHON = 3.12
+STACK_SUITES = tests/runtime tests/backend tests/ops tests/nn tests/bench
 # The oldest and the newest supported Triton, which `make versions` runs the marked tests on.
 TRITONS = 3.6.0 3.9.0
 # Those besides the one in .venv that `make gates` compiles all kernels with: every supported minor; and the targets
@@ -22,7 +26,7 @@ READY = .venv/.ready
 RUN = .venv/bin/python
 
 .DEFAULT_GOAL = help
-.PHONY: help setup test lint bench gates explore soak gpu verify versions clean
+.PHONY: help setup test lint bench gates explore soak gpu verify versions stack clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -55,10 +59,13 @@ gpu: ## one script of under 12 minutes for a machine with a GPU; results in benc
 		|| { $(MAKE) --no-print-directory setup; python=$(RUN); }; \
 	PYTHONPATH=$(CURDIR) $$python -m bench.gpu $(ARGS)
 
-verify: versions .triton/nvshmem/.ready .triton/transformers/.ready ## the long suites, and the Triton versions; ARGS as for test
+verify: versions stack .triton/nvshmem/.ready .triton/transformers/.ready ## the long suites, the Triton versions and the stack; ARGS as for test
 	$(RUN) -m pytest -q -m "verify and not gpu" $(ARGS)
 
 versions: $(TRITONS:%=triton-%) ## the tests marked versions, on the oldest and the newest Triton
+
+stack: .triton/stack/.ready ## the suites of what meets a GPU first, on the Python, torch and Triton of the reference GPU machine; ARGS as for test
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 .triton/stack/bin/python -m pytest -q -n $(JOBS) --dist loadfile $(STACK_SUITES) $(ARGS)
 
 clean: ## remove what make made: environments, caches, results
 	rm -rf .venv .triton .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info bench/out
@@ -70,6 +77,15 @@ $(READY): pyproject.toml Makefile tools/setup.py
 
 # Changes when .venv is made anew, maybe from another Python, and not when it is brought up to date.
 .venv/pyvenv.cfg: $(READY) ;
+
+.triton/stack/.ready: Makefile
+	rm -rf $(@D)
+	@python=`ls -d "$$(command -v python$(STACK_PYTHON))" $$HOME/.pyenv/versions/$(STACK_PYTHON).*/bin/python$(STACK_PYTHON) 2>/dev/null \
+		| while read found; do "$$found" -c "import venv" 2>/dev/null && echo "$$found" && break; done`; \
+	test -n "$$python" || { echo "Python $(STACK_PYTHON) is not here; name another by STACK_PYTHON=3.13"; exit 1; }; \
+	"$$python" -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check $(STACK) numpy sympy pytest pytest-xdist hypothesis matplotlib
+	@touch $@
 
 .triton/%/.ready: .venv/pyvenv.cfg
 	rm -rf $(@D)

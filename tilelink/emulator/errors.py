@@ -53,7 +53,7 @@ class StuckProgram:
 @dataclass(frozen=True)
 class UnstartedPrograms:
     """Programs of a launch that never started: no room among the resident ones, or the stream is held up. `begun`:
-    others of the launch have started."""
+    nothing stands before the launch."""
 
     rank: int
     launch: str

@@ -287,7 +287,7 @@ class Execution:
                 waits = [wait for poll in program.polls for wait in poll.waits()]
                 stuck.append(errors.StuckProgram(task.rank, program.who.launch, program.who.program, tuple(waits)))
         unstarted = [
-            errors.UnstartedPrograms(launch.rank, launch.name, launch.waiting, launch.started > 0)
+            errors.UnstartedPrograms(launch.rank, launch.name, launch.waiting, launch is stream.entries[0])
             for stream in self._streams.values()
             for launch in stream.entries
             if isinstance(launch, Launch) and launch.started < launch.grid

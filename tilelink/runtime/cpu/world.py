@@ -208,6 +208,11 @@ class CpuGroup(Group):
         self.forget_tensors()
         self.raise_if_refused()
 
+    @property
+    def execution(self) -> Execution:
+        """What runs this rank, for what is launched beside programs. Raises WorldError."""
+        return self._running("execution").execution
+
     def _running(self, caller: str) -> _Session:
         """What runs this rank. Raises WorldError."""
         if self.session is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tilelink.analysis.check import idle
 from tilelink.analysis.check.refusals import KINDS
-from tilelink.errors import TileLinkError
+from tilelink.errors import ArgumentError, TileLinkError
 from tilelink.tools.cli.command import Answer, Command, Flag, now_and_then
 from tilelink.tools.cli.program import Question, program_flags
 
@@ -27,6 +27,8 @@ def run(args: argparse.Namespace) -> Answer:
 
     asked = Question.of(args, SIZE, TILE)
     options = {"sms": args.sms, "resident": args.resident, **asked.options}
+    if args.backend == "oracle" and (args.beside or args.reserved):
+        raise ArgumentError("--beside and --reserved are for the backend lowered, which has kernels")
     seeds = range(args.seeds) if args.replay is None else [args.replay]
     notes: list[str] = []
 
@@ -37,7 +39,8 @@ def run(args: argparse.Namespace) -> Answer:
         if args.backend == "oracle":
             subject: Lowered | Oracle = Oracle.of(asked.program, asked.schedule, **options)
         else:
-            subject = Lowered(asked.program, asked.schedule, slots=args.slots, **options)
+            beside = {"beside": args.beside, "reserved": args.reserved}
+            subject = Lowered(asked.program, asked.schedule, slots=args.slots, **beside, **options)
         notes += idle(subject.events)
         exploration = explore(subject, seeds, args.policy, now_and_then(said))
     except TileLinkError as e:
@@ -94,6 +97,14 @@ COMMAND = Command(
         Flag(
             "--resident", type=_positive, metavar="N", help="at most so many workers of a rank at a time, the last "
             "first, which mostly wait for others (default: all)",
+        ),
+        Flag(
+            "--beside", type=_natural, default=0, metavar="N", help="another kernel, such as a collective, has N "
+            "blocks on each rank that wait for all of all ranks, half of which launch it before ours (default: none)",
+        ),
+        Flag(
+            "--reserved", type=_natural, default=0, metavar="N",
+            help="SMs of a device that are left to other kernels (default: %(default)s)",
         ),
         Flag("--sms", type=int, default=SMS, metavar="N", help="SMs of a device (default: %(default)s)"),
     ],

@@ -10,6 +10,7 @@ from tilelink.analysis.check import check_events
 from tilelink.analysis.check.device import residency
 from tilelink.analysis.check.findings import Finding as Checked
 from tilelink.analysis.events import Events
+from tilelink.emulator.beside import NAME
 from tilelink.errors import Site, StuckError, TileLinkError
 
 CAUSES = {"unequal results": ("race", "written twice"), "race": ("written twice",)}
@@ -77,15 +78,17 @@ def _lines(error: TileLinkError) -> tuple[str, ...]:
 
 class Advice:
     """The remedies for findings in the events of a program, of which at most `resident` workers of a rank are under way
-    (None: all)."""
+    (None: all), where another kernel has `beside` blocks on each rank."""
 
-    def __init__(self, events: Events, resident: int | None) -> None:
-        self.events, self.resident = events, resident
+    def __init__(self, events: Events, resident: int | None, beside: int = 0) -> None:
+        self.events, self.resident, self.beside = events, resident, beside
 
     def __call__(self, finding: Finding) -> Finding:
         """The finding with a remedy: that of what the check finds in these lines, or in the program at all, else its
         own."""
         kinds = finding.kind, *CAUSES.get(finding.kind, ())
+        if self.beside and finding.kind == "deadlock" and NAME in finding.what:
+            return replace(finding, remedy=f"leave {self.beside} SMs to {NAME}, on every rank: reserved={self.beside}")
         alike = [f for f in self._checked if f.kind in kinds]
         near = [f for f in alike if set(f.lines) & set(finding.lines)]
         if finding.kind == "deadlock" and not alike:

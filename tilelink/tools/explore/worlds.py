@@ -14,7 +14,8 @@ from tilelink.analysis.events import NOTIFY, WRITE
 from tilelink.analysis.placement import placed, shape_on
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
 from tilelink.emulator import Execution
-from tilelink.errors import TileLinkError
+from tilelink.emulator.beside import Beside
+from tilelink.errors import Site, TileLinkError, WorldError
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes
@@ -58,7 +59,9 @@ class Lowered:
     `Program.bound_at`.
 
     `resident`: at most so many workers of a rank at a time, the last first; by default all, or where any number will
-    do, one that is part of the schedule. `make_world` makes the world, for kernels that are not as
+    do, one that is part of the schedule. `beside`: another kernel has so many blocks on each rank, which share the SMs
+    of the device with our workers and wait for those of all ranks; half of the ranks launch it before their calls, half
+    behind them. `reserved`: SMs that our workers leave to it. `make_world` makes the world, for kernels that are not as
     they were lowered. Raises the errors of the frontend and of the unrolling, and WorldError for fewer
     than 1 resident; what the check finds is not asked.
     """
@@ -74,15 +77,23 @@ class Lowered:
         sms: int = DEFAULT_SMS,
         per_node: int | None = None,
         resident: int | None = None,
+        beside: int = 0,
+        reserved: int = 0,
         make_world: Callable[..., CpuWorld] = CpuWorld,
         **sizes: Any,
     ) -> None:
         self.program, flat = at_sizes(program, sizes)
         bound, exact = self.program.bound_at(schedule, world=world, sizes=flat, dtypes=dtypes, per_node=per_node)
         self.schedule, self.bound, self.sizes = schedule, bound, exact
+        if not 0 <= reserved < sms:
+            raise WorldError(f"reserved={reserved}: of {sms} SMs, one at least is ours", Site.of_user())
+        self.beside = beside
+        if beside and resident is None:
+            resident = sms
+        sms -= reserved
         self.events = unroll(bound, self.sizes, sms=sms)
         self.calls, self.residency = slots + 1, Residency.asked(resident)
-        self.advise = Advice(self.events, resident)
+        self.advise = Advice(self.events, resident, beside)
         room = placed(bound, self.sizes)
         self.world = make_world(
             world, heap_bytes=CONTROL + slots * max(LEAST_HEAP, 4 * (room.data_bytes + room.signal_bytes)), slots=slots,
@@ -99,6 +110,7 @@ class Lowered:
         for heap in world.lane.heaps:
             heap.fill_(0xFF)
         world.reset()
+        self.other = Beside(self.sizes.world, self.beside)
         residency = self.residency.under(self.events, trial.seed)
         world.policy, world.resident, world.admit = trial.word, residency.most, residency.admit
 
@@ -112,10 +124,15 @@ class Lowered:
     def _calls(self, group: CpuGroup) -> list[tuple[int, str, torch.Tensor]]:
         """All calls of a rank; what comes out, by call and name."""
         made = []
+        before = group.rank % 2 == 0
+        if before:
+            self.other.launch(group.execution, group.rank)
         for n, given in enumerate(self.given[group.rank]):
             outs = {name: given[name].clone() for name in self.outputs}
             self.program(schedule=self.schedule, group=group, parts=self.parts, **given | outs)
             made += [(n, name, out) for name, out in outs.items()]
+        if not before:
+            self.other.launch(group.execution, group.rank)
         return made
 
     def _result(self, call: int, rank: int, name: str, tensor: torch.Tensor) -> Result:
