@@ -7,8 +7,9 @@ Styles take the place of those of `torch.distributed.tensor.parallel`, layers th
 """
 
 from tilelink.nn.layers import ColumnParallelLinear, RowParallelLinear
+from tilelink.nn.moe import MoE
 from tilelink.nn.styles import ColwiseParallel, RowwiseParallel, SharedColwiseParallel
 
 __all__ = [
-    "ColumnParallelLinear", "ColwiseParallel", "RowParallelLinear", "RowwiseParallel", "SharedColwiseParallel",
+    "ColumnParallelLinear", "ColwiseParallel", "MoE", "RowParallelLinear", "RowwiseParallel", "SharedColwiseParallel",
 ]  # fmt: skip

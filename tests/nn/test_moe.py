@@ -1,0 +1,149 @@
+"""The layer of experts on groups of all sizes, beside one that has all experts in one place."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.nn.groups import GROUPS, assert_right
+from tests.ops.on_ranks import computed_by, on_groups
+from tests.runtime.processes import Pool
+from tilelink.errors import ArgumentError, ShapeError, TileLinkError
+from tilelink.nn import MoE
+from tilelink.ops.mixture_of_experts import swiglu
+
+WIDTH, HIDDEN, TOP, TOKENS = 16, 16, 2, 6
+
+
+class InOnePlace(nn.Module):
+    """All experts, one after the other."""
+
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, router: nn.Module, shared: nn.Module) -> None:
+        super().__init__()
+        self.gate_up, self.down = nn.Parameter(gate_up.clone()), nn.Parameter(down.clone())
+        self.router, self.shared = copy.deepcopy(router), copy.deepcopy(shared)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = torch.topk(self.router(x).softmax(-1), TOP)
+        weights = weights / weights.sum(-1, keepdim=True)
+        out = self.shared(x)
+        for e in range(len(self.down)):
+            weight = (weights * (chosen == e)).sum(-1, keepdim=True)
+            out = out + weight * (swiglu(x @ self.gate_up[e].T) @ self.down[e].T)
+        return out
+
+
+def both(group: dist.ProcessGroup, dtype: torch.dtype = torch.float32) -> tuple[MoE, InOnePlace, torch.Tensor]:
+    """The layer of this rank, the whole one, and the tokens of all ranks."""
+    world = dist.get_world_size(group)
+    torch.manual_seed(3)
+    gate_up, down = torch.randn(2 * world, 2 * HIDDEN, WIDTH) / 4, torch.randn(2 * world, WIDTH, HIDDEN) / 4
+    router, shared = nn.Linear(WIDTH, 2 * world), nn.Linear(WIDTH, WIDTH)
+    whole = InOnePlace(gate_up, down, router, shared)
+    layer = MoE.of(gate_up, down, TOP, group=group, router=router, shared=shared, tokens=TOKENS)
+    return layer, whole, torch.randn(world, 2, TOKENS // 2, WIDTH)
+
+
+def off(name: str, made: torch.Tensor, right: torch.Tensor, limit: float) -> list[str]:
+    error = float((made - right).norm() / right.norm())
+    return [] if error < limit else [f"{name} is off by {error:.1e}"]
+
+
+def layers(group: dist.ProcessGroup, backend: str) -> list[str]:
+    """What is wrong of a result and of all gradients."""
+    layer, whole, x = both(group)
+    rank = dist.get_rank(group)
+    mine, every = x[rank].clone().requires_grad_(), x.clone().requires_grad_()
+    with computed_by(backend, group):
+        out = layer(mine)
+        (out**2).sum().backward()
+    right = whole(every)
+    (right**2).sum().backward()
+    replicated = {n: p.grad.clone() for n, p in layer.named_parameters() if n not in ("gate_up", "down")}
+    for grad in replicated.values():
+        dist.all_reduce(grad, group=group)
+    found = off("out", out, right[rank], 1e-5) + off("grad of x", mine.grad, every.grad[rank], 1e-4)
+    for name, parameter in whole.named_parameters():
+        part = layer._mine if name in ("gate_up", "down") else slice(None)
+        grad = replicated[name] if name in replicated else layer.get_parameter(name).grad
+        found += off(f"grad of {name}", grad, parameter.grad[part], 1e-4)
+    return found
+
+
+def trained(group: dist.ProcessGroup) -> list[str]:
+    """20 steps of both, and one curve of losses."""
+    layer, whole, x = both(group)
+    rank = dist.get_rank(group)
+    target = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in (layer, whole)]
+    found, curve = [], list[float]()
+    for step in range(20):
+        losses = [((layer(x[rank]) - target[rank]) ** 2).sum(), ((whole(x) - target) ** 2).sum()]
+        for optimizer, loss in zip(optimizers, losses, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+        for name, parameter in layer.named_parameters():
+            if name not in ("gate_up", "down"):
+                dist.all_reduce(parameter.grad, group=group)
+        total = losses[0].detach().clone()
+        dist.all_reduce(total, group=group)
+        found += off(f"loss {step}", total, losses[1].detach(), 1e-4)
+        curve.append(float(total))
+        for optimizer in optimizers:
+            optimizer.step()
+    return found if curve[-1] < 0.9 * curve[0] else [*found, f"nothing is learnt: {curve}"]
+
+
+def refused(group: dist.ProcessGroup) -> list[str]:
+    """What is not said of layers that can't be."""
+    world, found = dist.get_world_size(group), []
+    of_shapes = torch.zeros(2, 8, 4), torch.zeros(2, 4, 5)
+    for make, kind, said in (
+        (lambda: MoE(4, 4, world + 1, 1, group=group), ArgumentError, f"as many experts on each of {world} ranks"),
+        (lambda: MoE(4, 4, world, world + 1, group=group), ArgumentError, "of them a token"),
+        (lambda: MoE.of(*of_shapes, 1, group=group), ShapeError, "down (2, 4, 5): (experts, 2 * hidden, width) and"),
+    ):  # fmt: skip
+        try:
+            make()
+            found.append(f"nothing is said: {said}")
+        except TileLinkError as e:
+            found += [] if isinstance(e, kind) and said in e.message else [e.message]
+    return found
+
+
+def new(group: dist.ProcessGroup) -> dict[str, Any]:
+    """A new layer, seeded alike on all ranks."""
+    torch.manual_seed(5)
+    layer = MoE(8, 4, 4, 2, group=group, tokens=10, dtype=torch.bfloat16)
+    return {"down": layer.down.detach(), "said": repr(layer), "bytes": layer.heap_bytes(10)}
+
+
+def test_results_and_gradients(pool: Pool) -> None:
+    assert_right(pool, GROUPS, layers, "torch")
+
+
+def test_by_programs(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], layers, "interpret")
+
+
+def test_twenty_steps_have_one_curve(pool: Pool) -> None:
+    assert_right(pool, [(0, 1, 2, 3)], trained)
+
+
+def test_layers_that_cannot_be(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], refused)
+
+
+def test_a_new_layer_is_one_on_any_number_of_ranks(pool: Pool) -> None:
+    (one,) = pool.results(on_groups, [(0,)], new)[0]
+    two = [made for (made,) in pool.results(on_groups, [(0, 1)], new)[:2]]
+    assert torch.equal(torch.cat([made["down"] for made in two]), one["down"])
+    assert len({float(w.norm()) for w in one["down"]}) == 4
+    room = 2 * 10 * 2  # two experts of a rank take a token at most
+    assert f"10 tokens a rank: room for {room} rows" in two[0]["said"] and "2 experts of this rank" in two[0]["said"]
+    assert two[0]["bytes"] == pytest.approx(room * 8 * 2 + 20 * 8 * 2, abs=1024), "of matmul_combine: made, and back"

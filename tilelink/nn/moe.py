@@ -1,0 +1,145 @@
+"""A mixture of experts whose experts are spread over the ranks of a group, whole experts on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from tilelink.analysis.placement import placed
+from tilelink.errors import ArgumentError, ShapeError, Site
+from tilelink.frontend.sizes import Sizes
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.matmul_combine import matmul_combine
+from tilelink.ops.collectives import Members, name_of_group, world_of
+from tilelink.ops.mixture_of_experts import mixture_of_experts, swiglu
+
+
+class MoE(nn.Module):
+    """A router, experts, and the sum of each token's experts: `tilelink.ops.mixture_of_experts`.
+
+    The input is (..., width), the tokens of this rank. `router` is a module that gives scores (..., experts), by
+    default an `nn.Linear` without bias; a token goes to the `top` experts with the largest softmax of its scores in
+    float32, with these as weights, which are divided by their sum where they are `normalized`. `gate_up` is (experts of
+    this rank, 2 * hidden, width), gate first, and `down` (experts of this rank, width, hidden): parameters of this rank
+    alone. `shared`: a module that all tokens pass, whose result is added. `activation`: of rows (n, 2 * hidden) to rows
+    (n, hidden).
+
+    `tokens`, `capacity`, `plan`: as in `mixture_of_experts`. A new layer has the values of `nn.Linear` for each expert:
+    seed all ranks alike. Router and shared module are replicated: their gradients are those of this rank's tokens, to
+    be summed over the group. `group`: of torch.distributed, or a mesh of one dimension; by default all processes.
+    Raises ArgumentError, WorldError.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        experts: int,
+        top: int,
+        *,
+        group: dist.ProcessGroup | DeviceMesh | str | None = None,
+        router: nn.Module | None = None,
+        shared: nn.Module | None = None,
+        normalized: bool = True,
+        activation: Callable[[torch.Tensor], torch.Tensor] = swiglu,
+        tokens: int | None = None,
+        capacity: int | None = None,
+        plan: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.group_name = name_of_group(group)
+        world = world_of(self.group_name)
+        if experts < 1 or experts % world or not 1 <= top <= experts:
+            raise ArgumentError(
+                f"{experts} experts, {top} of them a token: as many experts on each of {world} ranks", Site.of_user()
+            )
+        self.width, self.hidden, self.experts, self.top = width, hidden, experts, top
+        self.normalized, self.activation, self.plan = normalized, activation, plan
+        self.tokens, self.capacity = tokens, capacity
+        self.router = nn.Linear(width, experts, bias=False, device=device, dtype=dtype) if router is None else router
+        self.shared = shared
+        mine = experts // world
+        self.gate_up = nn.Parameter(torch.empty(mine, 2 * hidden, width, device=device, dtype=dtype))
+        self.down = nn.Parameter(torch.empty(mine, width, hidden, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @classmethod
+    def of(cls, gate_up: torch.Tensor, down: torch.Tensor, top: int, **options: Any) -> Self:
+        """The layer with this rank's part of the weights of all experts: gate_up (experts, 2 * hidden, width) and down
+        (experts, width, hidden). `options`: as of the layer. Raises ShapeError, and what the layer does."""
+        experts, both, width = gate_up.shape
+        if both % 2 or tuple(down.shape) != (experts, width, both // 2):
+            shapes = f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}"
+            raise ShapeError(f"{shapes}: (experts, 2 * hidden, width) and (experts, width, hidden)", Site.of_user())
+        modules = {name: options.pop(name, None) for name in ("router", "shared")}
+        given = {"device": gate_up.device, "dtype": gate_up.dtype, **options}
+        layer: Self = nn.utils.skip_init(cls, width, both // 2, experts, top, **given)
+        nn.Linear.reset_parameters(layer.router)  # type: ignore[arg-type]  # the default one
+        for name, module in modules.items():
+            setattr(layer, name, module if module is not None else getattr(layer, name))
+        with torch.no_grad():
+            for mine, whole in ((layer.gate_up, gate_up), (layer.down, down)):
+                mine.copy_(whole[layer._mine])
+        return layer
+
+    @property
+    def _mine(self) -> slice:
+        """The experts of this rank among all."""
+        members = Members.named(self.group_name)
+        each = self.experts // members.world
+        return slice(members.rank * each, (members.rank + 1) * each)
+
+    def reset_parameters(self) -> None:
+        """New values of the experts, those that an `nn.Linear` for each would have."""
+        mine = self._mine
+        for e in range(self.experts):  # drawn for all, so that ranks that are seeded alike have one layer's
+            for weights in (self.gate_up, self.down):
+                made = nn.Linear(weights.shape[2], weights.shape[1], False, weights.device, weights.dtype)
+                if mine.start <= e < mine.stop:
+                    with torch.no_grad():
+                        weights[e - mine.start].copy_(made.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., width) for the tokens (..., width) of this rank."""
+        scores = torch.softmax(self.router(x), -1, dtype=torch.float32)
+        weights, chosen = torch.topk(scores, self.top)
+        if self.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        out = mixture_of_experts(
+            x, chosen, weights, self.gate_up, self.down, group=self.group_name, activation=self.activation,
+            tokens=self.tokens, capacity=self.capacity, plan=self.plan,
+        )  # fmt: skip
+        return out if self.shared is None else out + self.shared(x)
+
+    def rows(self, tokens: int) -> int:
+        """Rows that a rank has room for, where each has so many tokens at most."""
+        world = world_of(self.group_name)
+        return world * tokens * min(self.top, self.experts // world) if self.capacity is None else self.capacity
+
+    def heap_bytes(self, tokens: int) -> int:
+        """Bytes of a slot of the symmetric heap that a forward takes, and a backward as many; a lane has two slots."""
+        world, most = world_of(self.group_name), 0
+        parts = {"sent": (tokens * self.top,) * world, "routed": (self.rows(tokens),) * world}
+        for program, (_, n, k) in ((dispatch_matmul, self.gate_up.shape), (matmul_combine, self.down.shape)):
+            sizes: dict[str, Any] = {**parts, "experts": len(self.down), "N": n, "K": k}
+            dtypes = dict.fromkeys(program.parameters.keys() - {"route", "gathered"}, self.gate_up.dtype)
+            plan = None if self.plan in ("torch", "auto") else self.plan
+            fitted = program.fit(plan, world=world, dtypes=dtypes, sizes=sizes)
+            bound = program.bind(fitted, dtypes)
+            most = max(most, placed(bound, Sizes.of(bound, world, sizes, counted=False)).data_bytes)
+        return most
+
+    def extra_repr(self) -> str:
+        told: dict[str, Any] = {"width": self.width, "hidden": self.hidden, "experts": self.experts, "top": self.top}
+        said = ", ".join(f"{k}={v}" for k, v in told.items()) + f", {len(self.down)} experts of this rank"
+        if self.tokens is not None:
+            mib = self.heap_bytes(self.tokens) / 2**20
+            said += f", {self.tokens} tokens a rank: room for {self.rows(self.tokens)} rows, {mib:.1f} MiB of a slot"
+        return said
