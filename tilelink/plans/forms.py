@@ -1,10 +1,11 @@
 """The fused forms of an operator on a machine: every plan in the library's schedule, fitted to the sizes, and the
-fastest one with narrower tiles, too. Predicted."""
+fastest one with what else its schedule may say, too. Predicted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +16,14 @@ from tilelink.analysis.simulate.costs import GB_S, costs, most_moved, usable, wo
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import MachineMemoryError, TileLinkError
 from tilelink.frontend.ir import Role
+from tilelink.frontend.schedule import STREAMS, CopyEngine, SMs
 from tilelink.plans.names import Plan, plans
-from tilelink.plans.unfused import Shape, narrowed
+from tilelink.plans.unfused import NARROWEST, Shape
 from tilelink.programs.program import Program
 from tilelink.programs.schedule_text import NamedSchedule
 
+GAIN = 0.02
+"""By so much other SMs or streams of a role have to make a form faster, to be worth a longer name."""
 LEFT_OUT = ("bias", "dbias", "gathered", "epilogue")
 """Parameters of programs that predictions are made without."""
 
@@ -51,8 +55,8 @@ class Form:
 
 @dataclass(frozen=True)
 class Forms:
-    """All forms: those of plans as fitted, in their order, then that of narrower tiles, if it is faster. `fastest`, and
-    its `prediction`: None where no plan can be."""
+    """All forms: those of plans as fitted, in their order, then the fastest with a changed schedule, if that is faster.
+    `fastest`, and its `prediction`: None where no plan can be."""
 
     all: tuple[Form, ...]
     fastest: Form | None = None
@@ -104,7 +108,7 @@ class Question:
         found = tried(plans(self.operator).values(), predicted)
         if found.fastest is None or found.prediction is None:
             return found
-        fastest, prediction = self._narrowed(found.fastest, found.prediction)
+        fastest, prediction = self._changed(found.fastest, found.prediction)
         check_events(prediction.steps.events).raise_if_unsafe()
         return Forms((*found.all, *([] if fastest is found.fastest else [fastest])), fastest, prediction)
 
@@ -133,27 +137,37 @@ class Question:
         moved = most_moved(self._steps(program, M=few)) * rows / few
         return moved / (usable(self.machine, self.world) * GB_S)
 
-    def _narrowed(self, form: Form, prediction: Prediction) -> tuple[Form, Prediction]:
-        """The form with narrower tiles of its products, where that is faster, and its prediction."""
-        roles, count = _multiplying(prediction)
-        if len({r.launched for r in roles}) != 1:  # the backward has two products
-            return form, prediction
-        made: dict[tuple[int, ...], tuple[Plan, Prediction]] = {}
+    def _changed(self, form: Form, prediction: Prediction) -> tuple[Form, Prediction]:
+        """The form with changes of its schedule, one role after the other and each kept where it is faster; and its
+        prediction."""
+        for role in dict.fromkeys(r.launched for r in prediction.steps.events.program.roles):
+            while change := self._change(role, prediction):
+                plan = form.by.and_changed(role, *change)
+                try:
+                    made = self._predict(plan, prediction.makespan_us)
+                except TileLinkError:  # a schedule that can't be at these sizes
+                    break
+                gain = 0.0 if change[0] == "tile" else GAIN
+                if isinstance(made, str) or made.makespan_us >= (1 - gain) * prediction.makespan_us:
+                    break
+                form, prediction = Form(plan, made.makespan_us), made
+        return form, prediction
 
-        def took(tile: tuple[int, ...]) -> float:
-            plan = form.by.and_changed(roles[0].launched, "tile", tile)
-            made[tile] = plan, predict(self._steps(plan.program, plan.schedule), self.machine, {})
-            return made[tile][1].makespan_us
-
-        tiles = [tuple(int(n or 0) for n in r.resource.tile) for r in roles]
-        columns = {t[1] for t in tiles}
-        widest = min(columns) * (1 if len(columns) == 1 else 2)  # so that all members of a list can have half of it
-        start = (tiles[0][0], widest, *tiles[0][2:])
-        tile, us = narrowed(start, took, count, self.machine.sms, prediction.makespan_us)
-        if tile == start:
-            return form, prediction
-        plan, narrower = made[tile]
-        return Form(plan, us), narrower
+    def _change(self, launched: str, prediction: Prediction) -> tuple[str, Any] | None:
+        """What may make a role faster: half the columns of its tiles, if it multiplies and has fewer tiles than there
+        are SMs; twice the SMs, if it has a number of them; the other streams of a copy engine. None: nothing may."""
+        roles = [r for r in prediction.steps.events.program.roles if r.launched == launched]
+        resource = roles[0].resource
+        if isinstance(resource, CopyEngine):
+            return "streams", next(s for s in STREAMS if s != resource.streams)
+        multiplying, count = _multiplying(prediction)
+        if launched in {r.launched for r in multiplying}:
+            tiles = [tuple(int(n or 0) for n in r.resource.tile) for r in roles]
+            columns = {t[1] for t in tiles}
+            half = min(columns) // (2 if len(columns) == 1 else 1)  # so that all members of a list can have it
+            fills = count >= self.machine.sms or half < NARROWEST
+            return None if fills else ("tile", (tiles[0][0], half, *tiles[0][2:]))
+        return ("count", 2 * resource.count) if isinstance(resource, SMs) and resource.count else None
 
 
 def _multiplying(prediction: Prediction) -> tuple[list[Role], int]:

@@ -42,8 +42,9 @@ class NamedSchedule:
         return schedule
 
     def and_changed(self, role: str, field: str, value: Any) -> NamedSchedule:
-        """This with a change more."""
-        return NamedSchedule(self.name, (*self.changes, Change(role, field, value)))
+        """This with a change more, in place of one of the same field."""
+        others = (c for c in self.changes if (c.role, c.field) != (role, field))
+        return NamedSchedule(self.name, (*others, Change(role, field, value)))
 
     def __str__(self) -> str:
         return ",".join([*([] if self.name is None else [self.name]), *map(str, self.changes)])
