@@ -147,7 +147,7 @@ DIMENSIONS = [
         "number of tensors",
         DimensionError,
         {LAUNCH_USE: "use[tk.tiles(out)](full)  # <-"},
-        "use takes full, out; 1 given",
+        "use takes full, out; out is missing",
     ),
     pair(
         "role over a tensor",

@@ -109,7 +109,7 @@ OPTIONS = [
 ]
 
 STATEMENTS = [
-    tile("while", NotUnderstoodError, "while True:  # <-\n    pass", "while is not understood"),
+    tile("while", NotUnderstoodError, "while True:  # <-\n    pass", "how often is known before it runs, for k in"),
     tile("try", NotUnderstoodError, "try:  # <-\n    pass\nfinally:\n    pass", "try is not understood"),
     tile("return", NotUnderstoodError, "return  # <-", "return stands in the last line"),
     tile(
@@ -225,7 +225,7 @@ STATEMENTS = [
         "launch of what is no tile function",
         NotUnderstoodError,
         {"@tk.tile\ndef use": "def use", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
-        "what is launched so has @tk.tile",
+        "what is launched so is a tile function: write @tk.tile above use (",
     ),
     tile("store with a mask", NotUnderstoodError, "out[t].store(1.0, mask=None)  # <-", "out[t].store takes block"),
     tile("store of nothing", NotUnderstoodError, "out[t].store()  # <-", "out[t].store takes block"),

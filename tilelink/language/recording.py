@@ -6,9 +6,11 @@ import ast
 import contextvars
 import inspect
 import linecache
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, UndefinedNameError, similar
@@ -102,10 +104,12 @@ class Recording:
                     f"space of them is tk.tiles({route.counts}, ...), or tk.tiles({route.counts}.experts, ...)",
                     site,
                 )
-        wanted = function.parameters[1:]
-        arguments += function.defaults[len(function.defaults) - max(0, len(wanted) - len(arguments)) :]
-        if len(arguments) != len(wanted):
-            raise DimensionError(f"{function.name} takes {', '.join(wanted)}; {len(arguments)} given", site)
+        wanted, given = function.parameters[1:], len(arguments)
+        needed = wanted[: len(wanted) - len(function.defaults)]
+        if not len(needed) <= given <= len(wanted):
+            said = f"{given} given" if given > len(wanted) else f"{', '.join(needed[given:])} is missing"
+            raise DimensionError(f"{function.name} takes {', '.join(wanted)}; {said}", site)
+        arguments += function.defaults[len(function.defaults) - (len(wanted) - given) :]
         scheduled = function.name
         if self.member is not None:
             scheduled = f"{function.name}[{self.member}]"
@@ -114,8 +118,8 @@ class Recording:
             raise NotUnderstoodError(
                 f"{self.name} has a role {function.name}: give this one another name, {function.name}.named(...)", site
             )
-        given = dict(zip(wanted, arguments, strict=True))
-        self.launches.append(Launch(function, space, given, site, scheduled, self.called))
+        by_name = dict(zip(wanted, arguments, strict=True))
+        self.launches.append(Launch(function, space, by_name, site, scheduled, self.called))
 
 
 _recording: contextvars.ContextVar[Recording | None] = contextvars.ContextVar("recording", default=None)
@@ -231,7 +235,13 @@ def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
             site = Site(file, line, linecache.getline(file, line).strip())
         trace = trace.tb_next
     kind = UndefinedNameError if isinstance(e, NameError) else NotUnderstoodError
-    hint = "; what is launched so has @tk.tile" if "'function' object is not subscriptable" in str(e) else ""
+    hint = ""
+    if site and "'function' object is not subscriptable" in str(e):
+        names = re.findall(r"(\w+)\[", site.text)
+        plain = next((f for n in names if isinstance(f := function.__globals__.get(n), FunctionType)), None)
+        hint = "; what is launched so is a tile function: write @tk.tile above it"
+        if plain:
+            hint = f"{hint[:-2]}{plain.__name__} ({Site(plain.__code__.co_filename, plain.__code__.co_firstlineno)})"
     if isinstance(e, NameError):
         code = function.__code__
         hint = similar(e.name, {*code.co_varnames, *code.co_names, *function.__globals__} - {e.name or ""})

@@ -22,6 +22,13 @@ from tilelink.frontend.values import Block, Static
 from tilelink.frontend.walk import axis_values
 from tilelink.language import AxisWord, RanksWord, TileFunction
 
+INSTEAD: dict[type[ast.stmt], str] = {
+    ast.While: ": how often is known before it runs, for k in tk.steps(...)",
+    ast.Assert: ": sizes are known where the program is called; let the caller look at them",
+    ast.With: ": a kernel has nothing to open or to close",
+    ast.Try: ": a kernel raises nothing",
+}
+"""What to do instead of statements that are not understood."""
 LOOPS = "loops of a tile function run over tk.steps(), tk.ranks(), tk.each() or range()"
 
 
@@ -37,7 +44,8 @@ class Elaborator(Calls):
         for s in statements:
             handler = getattr(self, f"on_{type(s).__name__}", None)
             if handler is None:
-                self.fail(NotUnderstoodError, s, f"{type(s).__name__.lower()} is not understood in a tile function")
+                word, cure = type(s).__name__.lower(), INSTEAD.get(type(s), "")
+                self.fail(NotUnderstoodError, s, f"{word} is not understood in a tile function{cure}")
             handler(s)
 
     def on_Pass(self, s: ast.Pass) -> None:
@@ -91,7 +99,7 @@ class Elaborator(Calls):
 
     def on_Return(self, s: ast.Return) -> None:
         self.fail(NotUnderstoodError, s, "return stands in the last line of a tile function that another one calls, "
-                  "and only there")
+                  "and only there; to pass over what follows, put it below an if")
 
     def on_AugAssign(self, s: ast.AugAssign) -> None:
         if not isinstance(s.target, ast.Name):
