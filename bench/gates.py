@@ -20,7 +20,6 @@ from typing import Any
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.targets import TARGETS
-from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import Compiled, CompileError, each_compiled
 from tilelink.inspect.gates import Verdict, judge
@@ -116,7 +115,8 @@ def lowered_for(
     program: Program, schedule: str, target: str, asked: frozenset[str] = frozenset()
 ) -> tuple[Lowered, Sizes]:
     """A program at the sizes of the gates, without optional tensors but those that are asked for."""
-    dims = {d for t in program.recorded(program.optional).tensors for d in (*t.dims, *t.called) if d != RANKS_DIM}
+    recorded = program.recorded(program.optional)
+    dims = recorded.dims.union(*(t.called for t in recorded.tensors))
     sizes = {d: SIZES[d] for d in SIZES if d in dims}
     dtypes = dict.fromkeys(program.parameters.keys() - program.optional | asked, DTYPE)
     bound, exact = program.bound_at(schedule, world=WORLD, sizes=sizes, dtypes=dtypes)

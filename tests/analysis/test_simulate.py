@@ -242,8 +242,7 @@ LIBRARY = [(p, schedule) for p in operators().values() for schedule in p.schedul
 
 @pytest.mark.parametrize(("program", "schedule"), LIBRARY, ids=[f"{p.name}-{s}" for p, s in LIBRARY])
 def test_every_schedule_of_the_library_is_predicted(program: Program, schedule: str) -> None:
-    sizes: dict[str, Any] = {d: 256 for t in program.recorded().tensors for d in t.dims if isinstance(d, str)}
-    sizes.pop("ranks", None)
+    sizes: dict[str, Any] = dict.fromkeys(program.recorded().dims - {"ranks"}, 256)
     fitted = program.fit(schedule, world=2, **sizes)
     found = program.simulate(fitted, machine="h100", world=2, **sizes)
     assert 0 < found.bound_us <= found.makespan_us and found.critical_path and found.timeline.spans

@@ -108,7 +108,8 @@ def with_defaults(
     from tilelink.frontend.ir import RANKS_DIM
 
     recorded = program.recorded(absent)
-    dims = (d for t in recorded.tensors for d in t.dims if d in recorded.dims - {RANKS_DIM})
+    of_routes = (d for route in recorded.routes for d in (*route.sides, route.per_rank))
+    dims = (d for d in (*(d for t in recorded.tensors for d in t.dims), *of_routes) if d in recorded.dims - {RANKS_DIM})
     resources = [r for s in program.schedules_without(absent).values() for r in s.values()]
     whole = {d: n for r in resources for d, n in dict(getattr(r, "whole", ())).items()}
     whole |= {route.per_rank: EXPERTS for route in recorded.routes}
