@@ -80,7 +80,9 @@ class Subject:
     def types(self, program: Program) -> dict[str, str]:
         """The dtypes of all parameters but optional outputs that are not asked for."""
         there = self.dtypes.keys() | (program.parameters.keys() - program.on_demand)
-        return {name: self.dtypes.get(name, "float32") for name in program.parameters if name in there}
+        usual = dict.fromkeys((route.counts for route in program.recorded().routes), "int32")
+        usual |= self.dtypes
+        return {name: usual.get(name, "float32") for name in program.parameters if name in there}
 
     def sizes(self, program: Program) -> dict[str, Any]:
         """By dimension: a number, the lengths of the parts, or a route's counts of rows."""
