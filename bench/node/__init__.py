@@ -8,5 +8,6 @@ all ranks, has a record, and the others run. docs/benchmarking.md says how to ru
     torchrun --nproc-per-node 8 -m bench.node                # all steps; PYTHONPATH is the checkout
     torchrun --nproc-per-node 8 -m bench.node --step speed   # one
     torchrun --nproc-per-node 2 -m bench.node                # on one card: two processes that share it; no speed
+    torchrun --nnodes 2 --nproc-per-node 8 ... -m bench.node # on two nodes, by NVSHMEM (docs/nodes.md)
     torchrun --nproc-per-node 8 -m bench.node --dry          # on a machine without a GPU: CPU ranks with gloo
 """

@@ -47,13 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyError as e:
         say(f"{e} is not set: start it by torchrun --nproc-per-node 8 -m bench.node {join(argv)}")
         return NO_DEVICE
+    if args.nodes is not None and (args.nodes < 1 or launched.world % args.nodes):
+        say(f"--nodes {args.nodes}: {launched.world} ranks are not spread evenly over so many nodes")
+        return NO_DEVICE
     if not args.dry and not torch.cuda.is_available():
         say("torch sees no CUDA device; --dry tries the steps on CPU ranks")
         return NO_DEVICE
     path = _path(args, launched)
     if args.began is not None:
         begin(args.began)
-        _leave(_here(launched, path, args.step, join(argv), args.dry))
+        _leave(_here(launched, path, args, join(argv)))
     if launched.rank == 0:
         path.unlink(missing_ok=True)
     store = launched.store("bench.node", serves=True)
@@ -85,11 +88,11 @@ def _path(args: argparse.Namespace, launched: Launched) -> Path:
     return out / f"node-{device}-{launched.world}.jsonl"
 
 
-def _here(launched: Launched, path: Path, step: str, command: str, on_cpu: bool) -> int:
+def _here(launched: Launched, path: Path, args: argparse.Namespace, command: str) -> int:
     """Runs a step as a rank, in this process; its exit code."""
-    seconds, run = STEPS[step]
+    step, (seconds, run) = args.step, STEPS[args.step]
     faulthandler.dump_traceback_later(seconds)
-    node = joined(launched, step, on_cpu)
+    node = joined(launched, step, args.dry, args.nodes)
     whole = f"torchrun --nproc-per-node {launched.per_node} -m bench.node {command}"
     report = NodeReport(path, step, node, whole, seconds - GRACE)
     report.begun()
@@ -146,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--step", choices=STEPS, help="one of the steps alone")
     parser.add_argument("--dry", action="store_true", help="on CPU ranks with gloo, at tiny sizes")
+    parser.add_argument("--nodes", type=int, help="over so many nodes (default: those of torchrun; with --dry, any)")
     parser.add_argument("--out", type=Path, help="folder for the results (default: $OUT, or bench/results)")
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
     return parser

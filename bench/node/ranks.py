@@ -52,12 +52,13 @@ class Launched:
 @dataclass(frozen=True)
 class Node:
     """`place`: sizes, clock and graphs as the steps on one GPU have them. `shared`: ranks share a GPU, and take turns.
-    `store`: where ranks tell each other what they found, of this step."""
+    `nodes`: over which they are spread. `store`: where ranks tell each other what they found, of this step."""
 
     launched: Launched
     place: Place
     shared: bool
     store: Store
+    nodes: int = 1
 
     @property
     def rank(self) -> int:
@@ -69,7 +70,9 @@ class Node:
 
     def group(self, **options: Any) -> Any:
         """The lane of all ranks. Bounds are short, since all ranks run the same at the same time."""
-        bounds = {"enter_timeout": 20.0, "stuck_timeout": 3.0}
+        bounds: dict[str, Any] = {"enter_timeout": 20.0, "stuck_timeout": 3.0}
+        if self.nodes > 1:
+            bounds["per_node"] = self.world // self.nodes
         if not self.place.on_gpu:
             small = {"heap_bytes": 1 << 20, "signal_bytes": 1 << 12, "sms": 24}
             return tk.group(device="cpu", **{**small, **bounds, **options})
@@ -94,8 +97,10 @@ def uneven(place: Place, world: int) -> tuple[int, ...]:
     return tuple(islice(cycle(rows), world))
 
 
-def joined(launched: Launched, step: str, on_cpu: bool) -> Node:
-    """This process as a rank of a step: its device is set, its process group made."""
+def joined(launched: Launched, step: str, on_cpu: bool, nodes: int | None = None) -> Node:
+    """This process as a rank of a step: its device is set, its process group made. `nodes`: by default those that
+    torchrun knows of."""
+    nodes = launched.world // launched.per_node if nodes is None else nodes
     store = launched.store(f"bench.node/{step}")
     shared = not on_cpu and torch.cuda.device_count() < launched.per_node
     if on_cpu:
@@ -109,4 +114,4 @@ def joined(launched: Launched, step: str, on_cpu: bool) -> Node:
     dist.init_process_group(
         backend, store=PrefixStore("process group", store), rank=launched.rank, world_size=launched.world
     )
-    return Node(launched, place, shared, store)
+    return Node(launched, place, shared, store, nodes)

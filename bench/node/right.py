@@ -42,13 +42,18 @@ def rendezvous(node: Node, report: NodeReport) -> None:
 
 def results(node: Node, report: NodeReport) -> None:
     """Two calls in a row of different inputs, of every program in every schedule."""
-    cases = [(program.name, schedule, node.world) for program in REFERENCES for schedule in program.schedules]
+    cases = [(p.name, schedule, node.world) for p in REFERENCES for schedule in schedules(node, p)]
     compile_ahead(node.place, report, prepare, cases[node.rank :: node.world])
     group = node.group()
     for name, schedule, world in cases:
         about = {"op": name, "dtype": "bfloat16", "world": world, "schedule": schedule}
         with report.case("result", **about, shape=f"M={list(uneven(node.place, world))}") as found:
             found |= _called(node, operators()[name], schedule, group, CALLS)
+
+
+def schedules(node: Node, program: Program) -> list[str]:
+    """Those that reach all ranks: copy engines do not cross nodes."""
+    return [s for s in program.schedules if node.nodes == 1 or not by_engine(s, program)]
 
 
 def prepare(name: str, schedule: str, world: int) -> None:
@@ -75,7 +80,7 @@ def _called(node: Node, program: Program, schedule: str, group: Any, calls: int)
 def graphs(node: Node, report: NodeReport) -> None:
     """A call captured, replayed with changing inputs."""
     group = node.group()
-    for schedule in all_gather_matmul.schedules:
+    for schedule in schedules(node, all_gather_matmul):
         about: dict[str, Any] = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": node.world}
         with report.case("graph replayed with changing inputs", schedule=schedule, **about) as found:
             if node.place.capture is None:

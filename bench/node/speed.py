@@ -18,6 +18,7 @@ from bench.gpu.place import FLUSHED
 from bench.node.forms import Form, Layer, gather
 from bench.node.ranks import Node
 from bench.node.report import FUSED, TIMES, UNFUSED, NodeReport
+from bench.node.right import schedules
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.runtime.cuda.clock import timed_once
@@ -51,7 +52,7 @@ def layer(node: Node, report: NodeReport, group: Any, gathers: bool, shape: tupl
     weight = _numbers(node, n, k, node.world if not gathers else 0).T
     baselines = Layer(gathers, x, weight, node.world, node.place.on_gpu)
     forms: dict[str, Form] = dict(baselines.forms())
-    for schedule in program.schedules:
+    for schedule in schedules(node, program):
         forms[f"{FUSED}{schedule}"] = lambda s=schedule: program(x, weight, schedule=s, group=group)  # type: ignore[misc]
     refused: dict[str, str] = {}
     right = _right(x, weight, gathers)

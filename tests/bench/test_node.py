@@ -160,11 +160,12 @@ command.STEPS = {{"hangs": (600.0, hang), "rendezvous": (60.0, right.rendezvous)
 
 
 @pytest.mark.verify
-def test_all_steps_under_torchrun(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "bench.node", "--dry"]
+@pytest.mark.parametrize(("world", "flags"), [(3, []), (2, ["--nodes", "2"])])
+def test_all_steps_under_torchrun(world: int, flags: list[str], tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world), "-m", "bench.node"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([*torchrun, "--out", str(tmp_path)], env=environment, cwd=ROOT, check=True)
-    found = records(tmp_path / "node-dry-3.jsonl")
+    subprocess.run([*torchrun, "--dry", *flags, "--out", str(tmp_path)], env=environment, cwd=ROOT, check=True)
+    found = records(tmp_path / f"node-dry-{world}.jsonl")
     assert {r["step"] for r in found} == set(STEPS) and not [r for r in found if r["ok"] is False]
     assert all(r["exact"] or r["op"] == "all_gather_gated_matmul" for r in found if r["what"] == "result")
     assert not any(r["speedup"] for r in found), "an interpreter's time is held against nobody's"

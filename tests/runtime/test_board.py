@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tilelink.errors import WorldError
 from tilelink.runtime.agreement import mismatch
 from tilelink.runtime.board import LONGEST, ROW_BYTES, TEXT_BYTES, Board, Post
 from tilelink.runtime.bounds import Bounds, Processes, Stillness, wait_until
+from tilelink.runtime.store_board import StoreBoard
 
 
-def boards(world: int = 2) -> list[Board]:
+def in_memory(world: int = 2) -> list[Board]:
     """The board as every rank sees it."""
     rows = [torch.zeros(ROW_BYTES, dtype=torch.uint8) for _ in range(world)]
     return [Board(rows, rank) for rank in range(world)]
 
 
-def test_a_call_is_read_as_it_was_posted() -> None:
+def in_a_store(world: int = 2) -> list[StoreBoard]:
+    """The same, where ranks share no memory."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    return [StoreBoard(store, rank, world) for rank in range(world)]
+
+
+each_board = pytest.mark.parametrize("boards", [in_memory, in_a_store])
+
+
+@each_board
+def test_a_call_is_read_as_it_was_posted(boards: Callable[[], list[Any]]) -> None:
     mine, theirs = boards()
     for number in range(5):
         assert not theirs.posted(0, number)
@@ -33,7 +47,8 @@ def test_a_call_is_read_as_it_was_posted() -> None:
     assert not theirs.posted(0, 0) and theirs.calls(0) == 0
 
 
-def test_long_values_are_told_apart() -> None:
+@each_board
+def test_long_values_are_told_apart(boards: Callable[[], list[Any]]) -> None:
     text = "x" * 2 * LONGEST
     first, second = (Post.of(0, {"functions": text + end}) for end in "ab")
     assert first.values != second.values
@@ -43,7 +58,8 @@ def test_long_values_are_told_apart() -> None:
     assert len(theirs.read(0, 0).values) == 8, "the longest call fits"
 
 
-def test_notes_ends_and_phases() -> None:
+@each_board
+def test_notes_ends_and_phases(boards: Callable[[], list[Any]]) -> None:
     mine, theirs = boards()
     assert theirs.note_of(0) == "" and not theirs.ended(0) and not theirs.in_phase(0, 1)
     mine.note("ä" * TEXT_BYTES)
@@ -59,7 +75,7 @@ def test_notes_ends_and_phases() -> None:
 def test_heartbeats_restart_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tilelink.runtime.bounds.time.monotonic", lambda: now)
-    mine, theirs = boards()
+    mine, theirs = in_memory()
     still = Stillness(theirs.heartbeats)
     now = 107.0
     assert still.seconds() == 7

@@ -49,6 +49,12 @@ def bitcode(arch: int) -> Path:
     )
 
 
+def host_folder() -> Path:
+    """Where the library of the process lies. Raises NvshmemError."""
+    folder, _ = _folder()
+    return folder.parent if folder.is_file() else folder
+
+
 def _folder() -> tuple[Path, tuple[int, ...]]:
     """Where the libraries lie, and their version; () where nobody knows."""
     given = os.environ.get(VARIABLE)

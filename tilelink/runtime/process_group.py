@@ -64,7 +64,7 @@ def group(
     `CpuWorld`. `reserved`: SMs that are left to others, on CUDA devices; by default those of NCCL, where the group has
     it (`sms_of_nccl`), else 0. `sms`, `seed`, `per_node`, on the CPU: as in `CpuWorld`.
     `enter_timeout`, `stuck_timeout`: seconds, see `Bounds`. Raises WorldError, RankError, DeviceError, HeapError,
-    SymmetricMemoryError, RankMismatchError; on every rank, if one does.
+    SymmetricMemoryError, NvshmemError, RankMismatchError; on every rank, if one does.
     """
     site = Site.of_user()
     if not dist.is_available() or not dist.is_initialized():
@@ -103,8 +103,10 @@ def group(
 
         lane = CpuLane(layout, share(members, heap_bytes), sms, per_node=per_node)
         return CpuProcessGroup(members, lane, seed, bounds)
-    if per_node is not None:
-        raise errors.WorldError("per_node is for ranks on the CPU: there are no worlds across nodes on GPUs yet", site)
+    if per_node is not None and per_node < world:
+        from tilelink.runtime.cuda.nodes import nodes_group
+
+        return nodes_group(members, layout, reserved, bounds, per_node)
     from tilelink.runtime.cuda.process_group import cuda_process_group
 
     return cuda_process_group(members, layout, reserved, bounds)
@@ -126,12 +128,20 @@ class ProcessGroup(Group):
     def __init__(self, process_group: dist.ProcessGroup, lane: Lane, bounds: Bounds) -> None:
         super().__init__(lane, dist.get_rank(process_group))
         self.bounds, self.members = bounds, process_group
-        self.board = Board(share(process_group, ROW_BYTES), self.rank)
-        pids = gathered(process_group, os.getpid())
+        self.board: Any = self.make_board(process_group)
+        pids = self.watched(process_group)
         self.processes = together(process_group, " can't watch the processes of its peers", lambda: Processes(pids))
         self.calls = self.phase = 0
         self.site = Site.of_user()
         weakref.finalize(self, _end, os.getpid(), self.board, self.processes)
+
+    def make_board(self, process_group: dist.ProcessGroup) -> Any:
+        """Where the hosts of all ranks tell each other what they do. Collective."""
+        return Board(share(process_group, ROW_BYTES), dist.get_rank(process_group))
+
+    def watched(self, process_group: dist.ProcessGroup) -> list[int]:
+        """The process of each rank; for a rank that can't be watched, this one. Collective."""
+        return gathered(process_group, os.getpid())
 
     def progress(self) -> list[int]:
         """How far all ranks are, as far as this rank was told."""
@@ -276,7 +286,7 @@ class ProcessGroup(Group):
         wait_until(lambda: not missing(), check)
 
 
-def _end(pid: int, board: Board, processes: Processes) -> None:
+def _end(pid: int, board: Any, processes: Processes) -> None:
     """When a group is let go, or its process ends in order: the other ranks need not wait. Not in a fork of it."""
     if os.getpid() == pid:
         board.end()

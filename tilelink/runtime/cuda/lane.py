@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tilelink.backend.targets import portable
+from tilelink.backend.targets import Target, portable
 from tilelink.frontend.schedule import CopyEngine
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.bounds import Bounds
@@ -20,8 +20,8 @@ from tilelink.runtime.prepare import Prepared
 
 class CudaLane(Lane):
     """Heaps on a device. `bounds`: how long kernels wait. `multicast` is 0 where the fabric maps none, and kernels loop
-    over the ranks. `flags`: by rank, a word that its host looks at. `loaded`: the kernels that were loaded last, by
-    name. `mappings` keeps memory of peers mapped."""
+    over the ranks. `target`, `per_node`, `table`: of a lane over several nodes. `flags`: by rank, a word that its host
+    looks at. `loaded`: the kernels that were loaded last, by name. `mappings` keeps memory of peers mapped."""
 
     mappings: Any = None
 
@@ -33,11 +33,15 @@ class CudaLane(Lane):
         sms: int,
         bounds: Bounds,
         multicast: int = 0,
+        target: Target | None = None,
+        per_node: int | None = None,
+        table: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(layout, heaps, sms, device.target if multicast else replace(device.target, multicast=False))
+        target = target or device.target
+        super().__init__(layout, heaps, sms, target if multicast else replace(target, multicast=False), per_node)
         self.device, self.bounds, self.multicast = device, bounds, multicast
-        table = torch.tensor([h.data_ptr() for h in heaps], dtype=torch.int64).to(device.place)
-        self.tables = [table] * layout.world
+        addresses = [h.data_ptr() for h in heaps] if table is None else table
+        self.tables = [torch.tensor(addresses, dtype=torch.int64).to(device.place)] * layout.world
         self.flags: dict[int, torch.Tensor] = {}
         self.loaded: dict[str, Kernel] = {}
         self.aside = device.stream()  # the host looks and writes while kernels wait
@@ -86,7 +90,11 @@ class CudaLane(Lane):
         with self.device.on(self.aside):
             for word, value in report.mailbox().items():
                 put(report.rank, word, value)
-            name = int(self.words(0)[POISON].item()) or 1 + report.rank
-            for rank in range(self.layout.world):
+            name = int(self.words(self.reached()[0])[POISON].item()) or 1 + report.rank
+            for rank in self.reached():
                 put(rank, POISON, name)
         self.device.synchronize(self.aside)
+
+    def reached(self) -> list[int]:
+        """The ranks whose words the host can write."""
+        return list(range(self.layout.world))

@@ -1,0 +1,115 @@
+"""A lane over several nodes: near ranks by pointers, far ones by NVSHMEM (docs/nodes.md)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import uuid
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_process_group_store
+
+from tilelink.analysis.placement import ALIGNMENT
+from tilelink.backend.nvshmem import initialise_kernels
+from tilelink.errors import DeviceError, FarAccessError, NvshmemError, Site, WorldError
+from tilelink.runtime.agreement import gathered, together
+from tilelink.runtime.bounds import Bounds
+from tilelink.runtime.cuda.device import CudaDevice
+from tilelink.runtime.cuda.lane import CudaLane
+from tilelink.runtime.cuda.nvshmem import Nvshmem, initialised
+from tilelink.runtime.cuda.process_group import CudaProcessGroup
+from tilelink.runtime.layout import HeapLayout
+from tilelink.runtime.store_board import StoreBoard
+
+
+class NodesLane(CudaLane):
+    """The heaps of the own node; those of other nodes are empty here, and known to kernels by their PEs."""
+
+    def memory(self, rank: int, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Raises FarAccessError for a rank of another node."""
+        if not self.heaps[rank].numel():
+            raise FarAccessError(
+                f"the host reaches ranks of its own node, and rank {rank} is on another: copy engines do not cross "
+                "nodes; take a schedule that communicates on SMs",
+                Site.of_user(),
+            )
+        return super().memory(rank, at, shape, dtype)
+
+    def reached(self) -> list[int]:
+        return [rank for rank, heap in enumerate(self.heaps) if heap.numel()]
+
+
+class NodesGroup(CudaProcessGroup):
+    """A rank of a lane over several nodes. Calls are compared through torch's store; processes of other nodes are not
+    watched: that one has died shows as a wait in vain."""
+
+    def __init__(self, process_group: dist.ProcessGroup, lane: NodesLane, library: Nvshmem) -> None:
+        self.library = library
+        super().__init__(process_group, lane)
+
+    def make_board(self, process_group: dist.ProcessGroup) -> Any:
+        name = gathered(process_group, uuid.uuid4().hex)[0]
+        store = PrefixStore(f"tilelink/{name}", _get_process_group_store(process_group))
+        return StoreBoard(store, dist.get_rank(process_group), dist.get_world_size(process_group))
+
+    def watched(self, process_group: dist.ProcessGroup) -> list[int]:
+        host = socket.gethostname()
+        told = gathered(process_group, (host, os.getpid()))
+        return [pid if where == host else os.getpid() for where, pid in told]
+
+    def reset(self) -> None:
+        """Collective. No signal may be under way when signals are zeroed."""
+        for stream in {self.lane.device.current(), self._stream} - {None}:
+            self.lane.device.synchronize(stream)
+        self.library.settle()
+        super().reset()
+
+
+def nodes_group(
+    process_group: dist.ProcessGroup, layout: HeapLayout, reserved: int, bounds: Bounds, per_node: int
+) -> NodesGroup:
+    """The calling process's rank on its current CUDA device, of a group on nodes of `per_node` ranks; collective.
+    Raises, on every rank if one does, DeviceError, NvshmemError and WorldError."""
+    device = together(process_group, "", CudaDevice, refused=(DeviceError,), error=DeviceError)
+    library = initialised(process_group)
+    rank = dist.get_rank(process_group)
+    pes = gathered(process_group, library.pe())
+
+    def allocated() -> int:
+        return -(-library.allocate(layout.heap_bytes + ALIGNMENT) // ALIGNMENT) * ALIGNMENT
+
+    # All of a lane lies at one symmetric offset: NVSHMEM gives all PEs the same, and its bases are aligned alike.
+    refused = " could not allocate its heap"
+    mine = together(process_group, refused, allocated, refused=(NvshmemError,), error=NvshmemError)
+    where = [mine if pe == library.pe() else library.near(mine, pe) for pe in pes]
+    node = [other // per_node == rank // per_node for other in range(layout.world)]
+    wrong = [r for r, (there, near) in enumerate(zip(where, node, strict=True)) if bool(there) != near]
+    if any(differing := gathered(process_group, wrong)):
+        first = next(r for r, ranks in enumerate(differing) if ranks)
+        raise WorldError(
+            f"per_node={per_node}, and NVSHMEM says otherwise of ranks {differing[first]} as rank {first} reaches "
+            "them: give the number of ranks on each node",
+            Site.of_user(),
+        )
+    heaps = [tensor_at(at, layout.heap_bytes if at else 0, device.place) for at in where]
+    table = [at or -(pe + 1) for at, pe in zip(where, pes, strict=True)]
+    sms = device.sms - reserved
+    lane = NodesLane(
+        device, layout, heaps, sms, bounds, target=device.target.across_nodes(), per_node=per_node, table=table
+    )
+    initialise_kernels()
+    return NodesGroup(process_group, lane, library)
+
+
+def tensor_at(address: int, size: int, place: torch.device) -> torch.Tensor:
+    """Memory that is not torch's, as uint8."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8, device=place)
+    if place.type == "cpu":
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+    # By the array interface torch would ask where the memory is, and copy that of a peer.
+    storage = torch._C._construct_storage_from_data_pointer(address, place, size)
+    return torch.empty(0, dtype=torch.uint8, device=place).set_(storage)

@@ -1,0 +1,89 @@
+"""What the hosts of a group tell each other where they share no memory: the board of `board.py`, in torch's store."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from tilelink.runtime.board import Post
+
+NOTHING = -1
+
+
+class StoreBoard:
+    """As `Board`. There are no counts of memory operations: nobody waits on the host while kernels of others move.
+    `store`: of the lane, which no other lane uses."""
+
+    def __init__(self, store: Any, rank: int, world: int) -> None:
+        self.store, self.rank, self.world = store, rank, world
+        self.heartbeat = np.zeros(1, np.int64)
+
+    def heartbeats(self) -> tuple[int, ...]:
+        return (0,) * self.world
+
+    # ---- calls
+
+    def post(self, post: Post) -> None:
+        """Tells what this rank calls."""
+        self._set(f"post {post.number % 2}", json.dumps([post.number, dict(post.values)]))
+
+    def posted(self, rank: int, number: int) -> bool:
+        """Whether a rank has made this call."""
+        return self._number(rank, number % 2) >= number
+
+    def read(self, rank: int, number: int) -> Post:
+        """The call of a rank that has made it, or a later one."""
+        found, values = json.loads(self._get(f"post {number % 2}", rank))
+        return Post(found, values)
+
+    def calls(self, rank: int) -> int:
+        """How many calls a rank has made."""
+        return 1 + max(self._number(rank, side) for side in range(2))
+
+    def forget_calls(self) -> None:
+        """This rank begins anew."""
+        for side in range(2):
+            self._set(f"post {side}", json.dumps([NOTHING, {}]))
+
+    def _number(self, rank: int, side: int) -> int:
+        said = self._get(f"post {side}", rank)
+        return int(json.loads(said)[0]) if said else NOTHING
+
+    # ---- notes, ends, resets
+
+    def note(self, text: str) -> None:
+        """Leaves a text for the other ranks."""
+        self._set("note", text)
+
+    def note_of(self, rank: int) -> str:
+        """What a rank left."""
+        return self._get("note", rank)
+
+    def end(self) -> None:
+        """This rank makes no more calls. The store may be gone when a process ends."""
+        with suppress(RuntimeError):
+            self._set("ended", "1")
+
+    def ended(self, rank: int) -> bool:
+        """Whether a rank said that it makes no more calls."""
+        return bool(self._get("ended", rank))
+
+    def enter_phase(self, phase: int) -> None:
+        """Phases of collective work are numbered from 1."""
+        self._set("phase", str(phase))
+
+    def in_phase(self, rank: int, phase: int) -> bool:
+        """Whether a rank is in this phase, or beyond."""
+        return int(self._get("phase", rank) or 0) >= phase
+
+    # ---- texts
+
+    def _set(self, what: str, text: str) -> None:
+        self.store.set(f"{what}/{self.rank}", text)
+
+    def _get(self, what: str, rank: int) -> str:
+        key = f"{what}/{rank}"
+        return str(self.store.get(key).decode()) if self.store.check([key]) else ""
