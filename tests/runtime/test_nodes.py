@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from tests.runtime.cuda_stand_in import StandIn
 from tests.runtime.inputs import SMALL as SMALL_TILES
 from tests.runtime.nvshmem_stand_in import Library
 from tests.runtime.processes import Pool
+from tests.runtime.test_cuda_process_group import made
 from tilelink.backend import nvshmem as bitcode
 from tilelink.errors import FarAccessError, NvshmemError, RankMismatchError, Site, WorldError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.runtime.board import Post
 from tilelink.runtime.cuda import nodes, nvshmem
 from tilelink.runtime.cuda.nodes import NodesGroup
 from tilelink.runtime.cuda.nvshmem import Nvshmem, initialised
@@ -189,3 +192,17 @@ def test_nodes_that_are_not_as_was_said(ranks: Pool) -> None:
     for failure in ranks.failures(nodes_that_are_others):
         assert failure.kind == WorldError.__name__
         assert "per_node=2, and NVSHMEM says otherwise of ranks [2, 3] as rank 0 reaches them" in failure.text
+
+
+def test_a_rank_that_calls_and_ends_while_it_is_looked_for(
+    alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it posted before its end counts."""
+    group = made(StandIn(sms=12), alone)
+    seen = iter([False, False, True, True])
+    board = SimpleNamespace(
+        posted=lambda rank, number: next(seen), ended=lambda rank: True, post=lambda post: None,
+        heartbeats=lambda: (0,), read=lambda rank, number: Post(0, {}),
+    )  # fmt: skip
+    monkeypatch.setattr(group, "board", board)
+    group.compare({}, Site("here.py", 1))

@@ -193,7 +193,7 @@ class ProcessGroup(Group):
         self.raise_if_poisoned()
         missing = [r for r in range(self.world) if not self.board.posted(r, number)]
         for rank in missing:
-            if self.board.ended(rank):
+            if self.board.ended(rank) and not self.board.posted(rank, number):  # it may have done both meanwhile
                 raise errors.RankMismatchError(
                     f"call {number} of this group: rank {rank} has ended ({self._calls()}); the ranks of a group make "
                     "the same calls",
