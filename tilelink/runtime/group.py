@@ -95,8 +95,9 @@ class Group(ABC):
         word = self.lane.control(self.rank)[portable.REFUSED.value]
         if word:
             self.lane.words(self.rank)[portable.REFUSED.value] = 0
-            record = self.recent.get(word - 1)
-            said = f"run {word - 1}: rows had no room" if record is None else record.refusal()
+            # runs of a replayed graph have other numbers than when they were captured
+            records = [r for r in (self.recent.get(word - 1), *reversed(self.recent.values())) if r is not None]
+            said = next(filter(None, (r.refusal() for r in records)), f"rows of run {word - 1} had no room")
             raise CapacityError(said, Site.of_user())
 
     def remember_times(self, prepared: Prepared, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -65,11 +65,11 @@ class Record:
         return counted(self.prepared, self.routings)
 
     def refusal(self) -> str:
-        """Why the rows of the run were left out."""
+        """Why the rows of the run were left out, "" if they were not."""
         parts, program = dict(self.prepared.sizes.parts), self.prepared.program
         each = zip(program.routes, self.routings, strict=True)
-        said = (n.without_room(r.counts, {d: parts[d] for d in r.sides}) for r, n in each)
-        return f"{program.name}: {next(filter(None, said), 'rows had no room')}"
+        said = next(filter(None, (n.without_room(r.counts, {d: parts[d] for d in r.sides}) for r, n in each)), "")
+        return said and f"{program.name}: {said}"
 
 
 class Run:

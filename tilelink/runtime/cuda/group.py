@@ -178,8 +178,10 @@ class CudaGroup(Group):
         return super().named(report)
 
     def raise_if_refused(self) -> None:
-        """As `Group.raise_if_refused`; the host looks no more."""
+        """As `Group.raise_if_refused`; the host looks no more, unless the lane is poisoned meanwhile."""
         self.flag.zero_()
+        if self.lane.report(self.rank) is not None:
+            self.flag.fill_(1)
         super().raise_if_refused()
 
     @abstractmethod

@@ -1,0 +1,60 @@
+"""What the structure shows for every routing, held against an enumeration: the events of each routing are checked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations, combinations_with_replacement
+from typing import Any
+
+import pytest
+
+import tilelink as tk
+from tests.kernels.routed import ALONE, FORMS, in_tiles
+from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
+
+RANKS, EXPERTS, TOP, TOKENS = 2, 4, 2, 6
+Counts = tuple[tuple[int, ...], ...]
+GRADIENT = tk.Schedule(weight_gradient=tk.SMs(2, tile=(None, 16, 16, 16)))
+SCHEDULED = [(p, in_tiles(p, s, 16)) for p, s in (*FORMS, *ALONE)] + [(expert_weight_gradient, GRADIENT)]
+NAMES = [f"{p.name} {s}" for p, s in (*FORMS, *ALONE)] + ["expert_weight_gradient"]
+
+
+@cache
+def sent_by_a_rank(tokens: int) -> list[tuple[int, ...]]:
+    """How many rows each expert may get of a rank's tokens."""
+    choices = list(combinations(range(EXPERTS), TOP))
+    found = set()
+    for chosen in combinations_with_replacement(choices, tokens):
+        found.add(tuple(sum(e in of_token for of_token in chosen) for e in range(EXPERTS)))
+    return sorted(found)
+
+
+def routings(most: int = TOKENS) -> Iterator[Counts]:
+    """All that send the tokens of the ranks, so many in all at most, to two of four experts each."""
+    for tokens in range(most + 1):
+        for first in range(tokens + 1):
+            for one in sent_by_a_rank(first):
+                for other in sent_by_a_rank(tokens - first):
+                    yield tuple(zip(one, other, strict=True))
+
+
+def test_the_enumeration_is_complete() -> None:
+    assert sent_by_a_rank(1) == sorted(tuple(int(e in c) for e in range(4)) for c in combinations(range(4), 2))
+    every = list(routings())
+    assert len(every) == len(set(every)) and {sum(map(sum, c)) for c in every} == set(range(0, 13, 2))
+
+
+@pytest.mark.parametrize("number", [8, pytest.param(300, marks=pytest.mark.verify)])
+@pytest.mark.parametrize(("program", "schedule"), SCHEDULED, ids=NAMES)
+def test_events_of_routings_are_safe_as_the_structure_says(program: Any, schedule: tk.Schedule, number: int) -> None:
+    """So many of those of up to 6 tokens; `make verify` has all of up to 3, too. Tiles have 16 rows at least, so rows
+    are taken eight times as well."""
+    every = random.Random(0).sample(list(routings()), number) + (list(routings(3)) if number > 100 else [])
+    sizes = {d: 16 for d in ("K", "N") if d in program.recorded().dims}
+    for counts in every:
+        for times in (1, 8):
+            of = [[n * times for n in row] for row in counts]
+            report = program.check(schedule, world=RANKS, routed=of, experts=EXPERTS // RANKS, **sizes)
+            assert (report.verdict, report.proof, report.findings) == ("safe", "structural", ()), (of, str(report))
