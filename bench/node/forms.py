@@ -129,9 +129,15 @@ class Layer:
 
     def _symmetric(self) -> torch.Tensor:
         assert dist.group.WORLD is not None
-        name = dist.group.WORLD.group_name
+        name, ours = dist.group.WORLD.group_name, operators_of_torch()
         if self.gathers:
-            _, (out,) = torch.ops.symm_mem.fused_all_gather_matmul(self.x, [self.weight], 0, name)
+            _, (out,) = ours.fused_all_gather_matmul(self.x, [self.weight], 0, name, return_A=False)
             return torch.as_tensor(out)
-        found: torch.Tensor = torch.ops.symm_mem.fused_matmul_reducescatter(self.x, self.weight, "sum", 0, name)
-        return found
+        return torch.as_tensor(ours.fused_matmul_reduce_scatter(self.x, self.weight, "sum", 0, name))
+
+
+def operators_of_torch() -> Any:
+    """torch's symmetric-memory operators, which the import of their module registers."""
+    import torch.distributed._symmetric_memory
+
+    return torch.ops.symm_mem

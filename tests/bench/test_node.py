@@ -7,18 +7,23 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import bench.node.command
 from bench.gpu.place import dry
 from bench.gpu.report import BEGUN, OutOfTimeError
-from bench.node import ranks
+from bench.node import forms, ranks
 from bench.node.command import STEPS
+from bench.node.forms import Layer, operators_of_torch
 from bench.node.ranks import Launched, Node
 from bench.node.report import TIMES, NodeReport, merged
 
@@ -99,6 +104,15 @@ def test_rank_0_says_when_the_time_is_over_and_alone_writes(tmp_path: Path) -> N
     assert found["ok"] is None and "not begun" in found["error"] and len(list(tmp_path.iterdir())) == 1
 
 
+def test_operators_of_torch_take_what_they_are_given() -> None:
+    """Those of the installed torch; nothing of them runs without a GPU."""
+    ours = operators_of_torch()
+    names = [a.name for a in ours.fused_all_gather_matmul.default._schema.arguments]
+    assert names[:4] == ["A", "Bs", "gather_dim", "group_name"] and "return_A" in names
+    names = [a.name for a in ours.fused_matmul_reduce_scatter.default._schema.arguments]
+    assert names[:5] == ["A", "B", "reduce_op", "scatter_dim", "group_name"]
+
+
 # ---- whole, in processes
 
 
@@ -175,3 +189,51 @@ def test_without_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.delenv("RANK", raising=False)
     assert bench.node.command.main(["--dry"]) == 2
     assert "start it by torchrun --nproc-per-node 8 -m bench.node --dry" in capsys.readouterr().err
+
+
+# ---- what is timed
+
+
+class Stream:
+    """A stream of a GPU that there is none of: all is done at once. `waited`: for what."""
+
+    def __init__(self) -> None:
+        self.waited: list[Any] = []
+
+    def wait_stream(self, other: Any) -> None:
+        self.waited.append(other)
+
+    wait_event = wait_stream
+
+    def record_event(self) -> str:
+        return "an event"
+
+
+@pytest.fixture
+def layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], Layer]]:
+    """A layer of one rank as on a GPU, whose streams are none."""
+    current = Stream()
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    theirs = SimpleNamespace(
+        fused_all_gather_matmul=lambda x, weights, dim, name, return_A: (None, [x @ weights[0]]),
+        fused_matmul_reduce_scatter=lambda x, weight, how, dim, name: x @ weight,
+    )
+    monkeypatch.setattr(forms, "operators_of_torch", lambda: theirs)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    x, weight = torch.randn(64, 32), torch.randn(48, 32).T
+    yield lambda gathers: Layer(gathers, x, weight, 1, True)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_all_forms_of_a_layer_compute_the_same(gathers: bool, layer: Callable[[bool], Layer]) -> None:
+    made = layer(gathers)
+    found = made.forms()
+    assert list(found) == ["NCCL + cuBLAS", "4 chunks on two streams", "torch symmetric memory"]
+    for name, form in found.items():
+        torch.testing.assert_close(made.in_order(form()), made.x @ made.weight, msg=name)
+    waited = torch.cuda.current_stream().waited  # type: ignore[attr-defined]
+    assert waited == (["an event"] * 4 if gathers else [made.beside]), "what is used has come"
+    assert made.beside.waited, "and begins behind what made its inputs"
