@@ -24,6 +24,7 @@ from tilelink.errors import (
     ShapeError,
     SignalCountError,
     TileLinkError,
+    UnsafeProgramError,
 )
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.kernels.dispatch_matmul import dispatch_matmul, push
@@ -263,7 +264,7 @@ def again(t, out, rows):  # type: ignore[no-untyped-def]
     [
         (two_at_once, {}, DimensionError, "the rows of one route, not of"),
         (along_two_cuts, {}, DimensionError, "goes along no other dimension that is cut over the ranks"),
-        (plainly, {}, DimensionError, "take goes along R, of whose rows only the device knows"),
+        (plainly, {}, DimensionError, r"take goes along R, a dimension of route: .* tk.tiles\(route, ...\)"),
         (whole, {"cells": {"buffer0": (32, 16)}}, ScheduleError, "rows of several pieces along R, .* say None there"),
         (whole, {"move": tk.CopyEngine(tile=(None, None), at="home")}, ScheduleError, "the host enqueues its copies"),
         (more_axes, {}, DimensionError, "have their own axes; reader can't be one too"),
@@ -345,3 +346,34 @@ def test_an_entry_for_each_expert_is_written_by_a_tile_of_all_its_rows(over: str
         assert report.findings[0].kind == kind
     else:
         assert (report.verdict, report.proof) == ("safe", "structural")
+
+
+def test_what_the_structure_does_not_show_for_all_routings_is_not_called() -> None:
+    program, schedule = summed("expert"), tk.Schedule(of_expert=tk.SMs(3, tile=(16, 16, 16)))
+    given = torch.zeros(66, 16), torch.zeros(2, 16), torch.tensor(COUNTS)
+    with pytest.raises(UnsafeProgramError, match="does not show that it is safe wherever they go: that out"):
+        small_world(2).run(lambda g: program(*given, schedule=schedule, group=g, parts={"R": (66, 66)}))
+
+
+def test_members_of_lists_take_no_turns_over_routes() -> None:
+    @tk.program
+    def several(
+        x: tk.Sharded("R", "K"), route: ROUTE, out: tk.Each(tk.Sharded("R", "K"))  # type: ignore[valid-type]
+    ) -> None:
+        for o in tk.each(out):
+            copied[tk.tiles(route.experts, x.cols)](x, o)
+
+    schedule = tk.Schedule(copied=tk.SMs(2, tile=(16, 16)))
+    assert several.check(schedule, world=2, R=COUNTS, E=2, K=16).verdict == "safe"
+    with pytest.raises(ScheduleError, match="the members of copied go over the rows of a route"):
+        several.of(2).check(schedule, world=2, R=COUNTS, E=2, K=16)
+
+
+@tk.tile
+def copied(t, x, out):  # type: ignore[no-untyped-def]
+    tk.copy(x[t], out[t])
+
+
+def test_routes_have_no_lists() -> None:
+    with pytest.raises(DimensionError, match="a list of tensors"):
+        tk.Each(ROUTE)

@@ -177,3 +177,40 @@ def test_by_default_there_is_room_for_all_rows_on_one_rank() -> None:
     outs = small_world(2).run(rank)
     assert [len(out) for out in outs] == [10, 10] and outs[1].isnan().all() and outs[0][8:].isnan().all()
     assert torch.equal(outs[0][:8, 0], torch.tensor([16.0] * 3 + [32.0] * 5))
+
+
+def test_one_graph_serves_every_routing() -> None:
+    """On virtual ranks of a stand-in. One of the routings has no room, which a replay says by name, once."""
+    ranks = virtual_world(2, StandIn(sms=16))
+    calls = [drawn(FORMS[0], 2, seed) for seed in (1, 2)]
+    too_many = torch.zeros(4, 2, dtype=torch.int32)
+    too_many[0] = ROOM
+
+    def body(group: Any) -> tuple[list[torch.Tensor], str]:
+        x, out = torch.zeros(ROOM, 16), torch.full((ROOM, 16), float("nan"))
+        weight, counts = torch.zeros(2, 16, 16), torch.zeros(4, 2, dtype=torch.int32)
+        given = {"schedule": calls[0].schedule, "group": group, "parts": calls[0].parts}
+        dispatch_matmul.prepare(x, weight, counts, out, **given)
+        with group.lane.device.capture() as graph:
+            dispatch_matmul(x, weight, counts, out, **given)
+        found, said = [], "nothing"
+        for call in (calls[0], None, calls[1], calls[0]):
+            out.fill_(float("nan"))
+            counts.copy_(too_many if call is None else torch.tensor(call.counts))
+            if call is not None:
+                mine = call.given[group.rank]
+                x.fill_(float("nan"))[: len(mine)] = mine
+                weight.copy_(call.weight[group.rank])
+            group.replay(graph)
+            try:
+                group.synchronize()
+            except CapacityError as e:
+                said = e.message
+                assert out.isnan().all()
+            found += [] if call is None else [out.clone()]
+        return found, said
+
+    made = ranks.run(body)
+    for k, call in enumerate((calls[0], calls[1], calls[0])):
+        call.check([found[k] for found, _ in made])
+    assert all("48 rows of routed on rank 0, which has room for 24" in said for _, said in made), made

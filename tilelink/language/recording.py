@@ -100,8 +100,8 @@ class Recording:
         for route in self.routes if space.routed is None else ():
             for dim in (d for d in space.dims if d in route.sides):
                 raise DimensionError(
-                    f"{function.name} goes along {dim}, of whose rows only the device knows how many there are: a tile "
-                    f"space of them is tk.tiles({route.counts}, ...), or tk.tiles({route.counts}.experts, ...)",
+                    f"{function.name} goes along {dim}, a dimension of {route.counts}: a tile space of its rows is "
+                    f"tk.tiles({route.counts}, ...), or tk.tiles({route.counts}.experts, ...)",
                     site,
                 )
         wanted, given = function.parameters[1:], len(arguments)
