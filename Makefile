@@ -10,7 +10,7 @@ TRANSFORMERS = transformers==5.23.0
 # What the reference GPU machine has; its CUDA build of torch runs on CPUs as well. 4 GB.
 STACK = torch==2.11.0 triton==3.6.0
 STACK_PYTHON = 3.12
-STACK_SUITES = tests/runtime tests/backend tests/ops tests/nn tests/bench
+STACK_SUITES = tests/runtime tests/backend tests/ops tests/nn
 # The oldest and the newest supported Triton, which `make versions` runs the marked tests on.
 TRITONS = 3.6.0 3.9.0
 # Those besides the one in .venv that `make gates` compiles all kernels with: every supported minor; and the targets

@@ -235,6 +235,8 @@ def test_nvshmem_is_told_of_its_kernels_and_of_no_others(monkeypatch: pytest.Mon
 
 
 def test_a_process_that_has_not_loaded_nvshmem() -> None:
+    if nvshmem.HOST in Path("/proc/self/maps").read_text():
+        pytest.skip("this torch is built for CUDA, and has loaded NVSHMEM")
     with pytest.raises(NvshmemError, match=r"libnvshmem_host.so.3 is not loaded in this process: the world"):
         nvshmem.host_library()
 

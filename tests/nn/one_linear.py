@@ -27,6 +27,10 @@ ROWWISE: list[dict[str, Any]] = [
 ]
 
 
+CANT_FLATTEN = "Attempted to flatten multiple dimensions"
+"""What DTensor of torch 2.11 says of an input that is sharded along dimension 1: there is nothing to compare with."""
+
+
 def layouts_wrong(group: dist.ProcessGroup, bias: bool, every: int = 1) -> list[str]:
     """Where a layer by our styles differs from one by torch's: in results, gradients, and how they are laid out."""
     wrong = []
@@ -34,7 +38,13 @@ def layouts_wrong(group: dist.ProcessGroup, bias: bool, every: int = 1) -> list[
         for case in cases[::every]:
             for local in (True, False):
                 styles = [getattr(m, name)(use_local_output=local, **case) for m in (tnn, torch_styles)]
-                ours, torchs = (_one_linear(group, style, bias) for style in styles)
+                try:
+                    torchs = _one_linear(group, styles[1], bias)
+                except RuntimeError as e:
+                    if CANT_FLATTEN in str(e):
+                        continue
+                    raise
+                ours = _one_linear(group, styles[0], bias)
                 wrong += [f"{styles[0]}, local={local}: {e}" for e in differences(ours, torchs)]
     return wrong
 

@@ -113,7 +113,8 @@ def test_compiled_without_a_break_and_once_for_all_tokens(pool: Pool, group: tup
 def test_a_compiler_refuses_a_shared_input_that_is_changed(pool: Pool) -> None:
     """Where eager calls raise ArgumentError; compilers know versions of tensors as symbols."""
     (error,) = pool.results(on_groups, [(2,)], feed_forward.compiled_changing)[2]
-    assert "Runtime assertion failed" in error and "dtensor_linear.py" in error
+    said = "the input was changed since another linear had it", "Runtime assertion failed"  # torch 2.13, and 2.11
+    assert any(text in error for text in said)
 
 
 @pytest.mark.verify
