@@ -181,3 +181,11 @@ def test_what_the_verifier_says_of_late_notifications() -> None:
         verify(replace(bound, roles=(without, reduce)), "a pass")
     with pytest.raises(TileProgramError, match="of a role that waits for nothing"):
         verify(replace(rings(late=True), roles=(replace(ring, body=(ring.body[-1], *ring.body[:-1])),)), "a pass")
+
+
+def test_a_changed_schedule_stands_where_it_was_changed() -> None:
+    changed_here = NOW.changed(matmul={"signals": "late"})
+    assert changed_here.site.file == __file__ and changed_here.site.line > NOW.site.line
+    with pytest.raises(ScheduleError, match="no role matmult") as caught:
+        NOW.changed(matmult={"signals": "late"})
+    assert {entry.path.name for entry in caught.traceback} == {Path(__file__).name}

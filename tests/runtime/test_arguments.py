@@ -67,7 +67,8 @@ def check_usable(world: CpuWorld) -> None:
 
 @dataclass(frozen=True)
 class Bad:
-    """A call, the error it makes, and what the message says. `at`: the file of the error's place, if not this one."""
+    """A call, the error it makes, and what the message says. `at`: its file, if not this one, where
+    `marker` says the line."""
 
     name: str
     error: type[TileLinkError]
@@ -76,8 +77,10 @@ class Bad:
     out: Callable[[], torch.Tensor] = output
     options: dict[str, Any] = field(default_factory=dict)
     at: str = __file__
+    marker: str = "bad call"
 
 
+TOO_MANY = push.changed(gather={"count": 20, "tile": (1, 1)})  # too many
 BAD = [
     Bad(
         "too few dimensions",
@@ -249,8 +252,8 @@ BAD = [
         "too many SMs",
         ScheduleError,
         "asks for 20 SMs by count and at least one for the others; the device has 20",
-        options={"schedule": all_gather_matmul.fit(push.changed(gather={"count": 20, "tile": (1, 1)}), M=M, K=K, N=N)},
-        at=KERNEL,
+        options={"schedule": all_gather_matmul.fit(TOO_MANY, M=M, K=K, N=N)},
+        marker="too many",
     ),
     Bad(
         "heap too small",
@@ -272,7 +275,7 @@ def test_bad_call(bad: Bad, world: CpuWorld) -> None:
 
     with pytest.raises(TileLinkError) as e:
         world.run(rank)
-    check_error(e.value, bad.error, bad.says, "bad call", bad.at)
+    check_error(e.value, bad.error, bad.says, bad.marker, bad.at)
     assert all((out == PATTERN).all() for out in outs)
     check_usable(world)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, SupportsIndex
 
 import numpy as np
 
-from tilelink.errors import ScheduleError, Site, TileSizeError, listed, similar
+from tilelink.errors import ScheduleError, Site, TileSizeError, listed, public, similar
 from tilelink.frontend.arithmetic import evaluate, to_text
 from tilelink.frontend.expressions import RANK, WORLD, Expr, own, without_fractions
 from tilelink.frontend.kept import kept
@@ -284,9 +284,16 @@ class Schedule(Mapping[str, Resource]):
         named: dict[str, Any] = {"slots": self.slots} | ({"cells": self.cells} if self.cells else {}) | self.roles
         return f"Schedule({', '.join(f'{k}={v}' for k, v in named.items())})"
 
+    @public
     def changed(self, /, **roles: Mapping[str, Any]) -> Schedule:
         """This schedule with fields of roles replaced: `push.changed(matmul={"tile": (64, 64, 32)})`. What is replaced
-        of a role is replaced for all its members."""
+        of a role is replaced for all its members. Raises ScheduleError, TileSizeError."""
+        schedule = self.with_fields(**roles)
+        schedule.site = Site.of_user()
+        return schedule
+
+    def with_fields(self, /, **roles: Mapping[str, Any]) -> Schedule:
+        """As `changed`; it stands where this one does."""
         new = dict(self.roles)
         for name, changes in roles.items():
             if name not in new and launched(name) not in new:

@@ -36,7 +36,7 @@ def in_registers(schedule: Schedule, bound: TileProgram) -> Schedule:
     for role in (role for role in bound.roles if _exact_products(bound, role)):
         of_space = len(role.walk.ranges)
         tile = tuple(t and min(t, space if k < of_space else step) for k, t in enumerate(role.resource.tile))
-        schedule = schedule.changed(**{role.scheduled: {"tile": tile}})
+        schedule = schedule.with_fields(**{role.scheduled: {"tile": tile}})
     return schedule
 
 
@@ -63,5 +63,5 @@ def _fitted(
         changes.setdefault(role.launched, {})[role.scheduled] = made
     for fits in changes.values():  # one entry where it fits all members
         alike = all(fit == next(iter(fits.values())) for fit in fits.values())
-        schedule = schedule.changed(**({launched(n): fit for n, fit in fits.items()} if alike else fits))
+        schedule = schedule.with_fields(**({launched(n): fit for n, fit in fits.items()} if alike else fits))
     return schedule

@@ -38,7 +38,7 @@ class NamedSchedule:
     def changed(self, schedule: Schedule) -> Schedule:
         """The named schedule, fitted, with the changes."""
         for change in self.changes:
-            schedule = schedule.changed(**{change.role: {change.field: change.value}})
+            schedule = schedule.with_fields(**{change.role: {change.field: change.value}})
         return schedule
 
     def and_changed(self, role: str, field: str, value: Any) -> NamedSchedule:
@@ -68,7 +68,7 @@ def read_changes(program: Program, name: str | None, schedule: Schedule, items: 
                 raise ScheduleError("a change is ROLE.FIELD=VALUE, such as matmul.tile=64x64x32")
             role, key, value = match.groups()
             read = _read_field(program, schedule.of(role), key, value) if launched(role) in schedule else {}
-            schedule = schedule.changed(**{role: read})
+            schedule = schedule.with_fields(**{role: read})
         except TileLinkError as e:
             raise type(e)(f"{item}: {e.message}") from e
         for field, changed in read.items():

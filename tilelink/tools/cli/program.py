@@ -213,7 +213,7 @@ def read_schedule(
     if largest is not None:
         tiled = {role: r for role, r in schedule.items() if isinstance(r, SMs | CopyEngine)}
         smaller = {role: tuple(n and min(n, largest) for n in r.tile) for role, r in tiled.items()}
-        schedule = schedule.changed(**{role: {"tile": tile} for role, tile in smaller.items()})
+        schedule = schedule.with_fields(**{role: {"tile": tile} for role, tile in smaller.items()})
     try:
         schedule = written.read_changes(program, name, schedule, items).changed(schedule)
     except (ScheduleError, TileSizeError) as e:
