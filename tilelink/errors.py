@@ -197,6 +197,10 @@ class ScheduleError(TileLinkError):
     """A schedule that asks for what a role or the machine can't do."""
 
 
+class FormError(TileLinkError):
+    """A program that a form of kernels does not take."""
+
+
 class RoleWithoutScheduleError(ScheduleError):
     """A role of the program that the schedule does not name."""
 

@@ -56,7 +56,8 @@ def test_a_schedule_that_is_given_is_not_fitted() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(TargetError, match="no stage obj; there is program, events, triton, host, ptx, sass, amdgcn"):
+    stages = "program, events, triton, gluon, host, ptx, sass, amdgcn"
+    with pytest.raises(TargetError, match=f"no stage obj; there is {stages}"):
         all_gather_matmul.show("obj")
     with pytest.raises(TargetError, match="no target sm_75; there is cpu, sm_90, sm_100, gfx942, sm_80"):
         all_gather_matmul.show("triton", target="sm_75")

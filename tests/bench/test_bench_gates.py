@@ -6,7 +6,18 @@ import json
 
 import pytest
 
-from bench.gates import RECORDS, WITHIN_BUDGET, Figures, forms, instructions, lowered_for, over, programs, worse
+from bench.gates import (
+    BUDGETS,
+    RECORDS,
+    WITHIN_BUDGET,
+    Figures,
+    forms,
+    instructions,
+    lowered_for,
+    over,
+    programs,
+    worse,
+)
 from tilelink.inspect.compile import Compiled
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -73,11 +84,13 @@ def test_a_step_that_grows_and_loads_that_are_no_longer_described_are_worse() ->
 def test_cases_within_the_budget_are_held_to_it() -> None:
     case = "all_gather_matmul push sm_90"
     assert case in WITHIN_BUDGET
-    assert {*WITHIN_BUDGET} <= {f"{name} sm_90" for name, *_ in forms()}
+    assert {*WITHIN_BUDGET} <= {f"{name} {target}" for name, *_ in forms() for target in BUDGETS}
     assert list(over(case, Figures(255, 0, 1000, 1000, 80, 0))) == []
     assert list(over(case, Figures(255, 4, 1000, 1000, 81, 8))) == [
         "step: 81, the budget is 80", "async_copies: 8, the budget is 0", "spill_bytes: 4, the budget is 0",
     ]  # fmt: skip
+    specialised = f"{case}+warps"
+    assert list(over(specialised, Figures(168, 0, 1000, 1000, 61, 0))) == ["step: 61, the budget is 60"]
     assert list(over(case, Figures(255, 0, 1000, 1000))) == ["step: no loop with matrix instructions was found"]
     assert list(over("somebody else's sm_90", Figures(255, 4, 1000, 1000, 81, 8))) == []
 

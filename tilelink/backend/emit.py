@@ -33,6 +33,8 @@ from tilelink.frontend.walk import NUMBER
 class RoleEmitter:
     """Writes one role: what does not change into `before`, the body of the loop over its tiles into `body`."""
 
+    store = "tl.store"
+
     def __init__(
         self, names: Names, role: Role, target: Target, *, publishing: bool = False, timed: bool = False,
         later: Function | None = None,
@@ -188,14 +190,19 @@ class RoleEmitter:
         block = pipelining.block_of(view, self.program, self.facts) if self.pipelined else None
         token = self.token(view)
         if block is not None:
-            described = self.names.of("blocks", block.tensor, block.contiguous, block.shape)
-            corner = self.addresses.corner(view, token)
-            loaded = f"{described}.load([{', '.join(corner[::-1] if block.turned else corner)}])"
+            described, corner = self.described(block, view, token)
+            loaded = f"{described}.load({corner})"
             return call("tl.trans", loaded) if block.turned else loaded
         at = self.addresses.block(view, token=token)
         narrow = self.dtype(view).startswith("float8")  # Triton makes none of an integer
         other = ("0.0" if narrow else "0") if at.mask else None
         return call("tl.load", at.pointer, mask=at.mask, other=other)
+
+    def described(self, block: pipelining.DescribedBlock, view: View, token: Source | None) -> tuple[Source, Source]:
+        """The descriptor that loads a view, and where it begins in that."""
+        corner = self.addresses.corner(view, token)
+        at = f"[{', '.join(corner[::-1] if block.turned else corner)}]"
+        return self.names.of("blocks", block.tensor, block.contiguous, block.shape), at
 
     def token(self, view: View) -> Source | None:
         """What a read of the view has to depend on: its wait, or that its owner has entered the run."""

@@ -22,7 +22,7 @@ from tilelink.frontend.kept import kept
 Source = str
 """An expression."""
 ZERO, ONE = "0", "1"
-NOT_OURS = frozenset({"tl", "triton", *keyword.kwlist, *dir(builtins)})
+NOT_OURS = frozenset({"tl", "triton", "gluon", *keyword.kwlist, *dir(builtins)})
 """Names of Triton and Python."""
 
 

@@ -17,6 +17,8 @@ from typing import Any
 from tilelink.backend import parameters
 from tilelink.backend.facts import Facts
 from tilelink.backend.far import stage_bytes
+from tilelink.backend.gluon.module import GluonModule
+from tilelink.backend.gluon.takes import WARPS_OF_GROUP, taken
 from tilelink.backend.module import Kernel, Module
 from tilelink.backend.nvshmem import libraries
 from tilelink.backend.targets import Target
@@ -67,10 +69,13 @@ class Lowered:
     def options(self) -> dict[str, Any]:
         """How Triton has to compile the kernels. Loops are pipelined only where their source says so, since Triton
         carries loads past a wait in a loop that it pipelines. A worker has all registers of its SM: assemblers that
-        think of two workers on one spill for it. Across nodes, NVSHMEM's bitcode is linked in. Raises NvshmemError."""
+        think of two workers on one spill for it. Where warps are specialised, a group of them comes on top, and Triton
+        deals registers out, eight at a time. Across nodes, NVSHMEM's bitcode is linked in. Raises NvshmemError."""
         options: dict[str, Any] = {"num_warps": self.warps, "num_stages": 1}
         if self.target.registers is not None:
-            options["maxnreg"] = min(255, self.target.registers // (self.warps * self.target.warp_size))
+            warps = self.warps + (WARPS_OF_GROUP if self.target.specialised else 0)
+            most = min(255, self.target.registers // (warps * self.target.warp_size))
+            options["maxnreg"] = most // 8 * 8 if self.target.specialised else most
         if linked := libraries(self.target):
             options["extern_libs"] = linked
         return options
@@ -87,7 +92,8 @@ class Lowered:
 
 @kept(256)
 def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
-    """The Triton source of a program, for a target and for sizes of which `facts` hold."""
+    """The Triton source of a program, for a target and for sizes of which `facts` hold. Raises FormError where the
+    target is specialised, and the program can't be."""
     if target.network and program.on_engine:
         raise ScheduleError(
             f"{program.on_engine[0].name} is on the copy engine, which reaches the ranks of its own node only; the "
@@ -96,4 +102,7 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
         )
     if not target.descriptors:
         facts = replace(facts, described=frozenset())
+    if target.specialised:
+        program = taken(program, facts)
+        return Lowered(program, facts, target, *GluonModule(program, facts, target).written())
     return Lowered(program, facts, target, *Module(program, facts, target).written())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from tilelink.backend import parameters
@@ -52,11 +54,17 @@ that make tables, publish, enter and leave."""
 
 
 class Module:
-    """Makes the functions of a module, those that are called before those that call."""
+    """Makes the functions of a module, those that are called before those that call. `language`: its first imports;
+    `jit`: what decorates functions; `emitter`: of roles."""
+
+    language: tuple[str, ...] = ("import triton", "import triton.language as tl")
+    jit = "triton.jit"
+    emitter = RoleEmitter
 
     def __init__(self, program: TileProgram, facts: Facts, target: Target) -> None:
         self.program, self.facts, self.target = program, facts, target
-        self.names = Names(program, facts)
+        self.imported = dict(self.imports())
+        self.names = Names(program, facts, chain(*self.imported.values()))
         self.functions: list[Function] = []
         self.stamps = (STAMPS,) if facts.timed else ()
 
@@ -64,7 +72,7 @@ class Module:
         """Makes all of it."""
         program = self.program
         roles = {r.name: self.role(r, self.names.role(r.name)) for r in program.in_kernel}
-        ends: Body = [Assign((), end) for end in (*(self.drain(s).call() for s in program.signals), LEAVES)]
+        ends = self.ends()
         main = self.main(roles, [] if program.awaited_by_engines else ends)
         tables = self.tables() if program.routes else None
         publish = self.publish() if program.published else None
@@ -72,20 +80,23 @@ class Module:
         leave = self.leave(ends) if program.awaited_by_engines else None
         own = {*(f.name for f in self.functions), *(n for n, _ in self.names.functions)}
         for function in self.functions:
-            verify(function, own | {*parameters.ALL_PRIMITIVES, *parameters.SHARED})
+            verify(function, own.union(*self.imported.values()))
         text = "\n\n\n".join(["\n".join(self.header()), *map(str, self.functions)]) + "\n"
         return text, self.names.functions, main, tables, publish, enter, leave
+
+    def imports(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """The modules from which it may import, with the names."""
+        yield self.target.module, parameters.ALL_PRIMITIVES
+        yield shared.__name__, parameters.SHARED
 
     def header(self) -> list[str]:
         """Always as long, because Triton's cache keys hold line numbers."""
         read = frozenset[str]().union(*(names_in(f.body) for f in self.functions))
-        imported = [(self.target.module, parameters.ALL_PRIMITIVES), (shared.__name__, parameters.SHARED)]
-        used = [(module, ", ".join(n for n in names if n in read)) for module, names in imported]
+        used = [(module, ", ".join(n for n in names if n in read)) for module, names in self.imported.items()]
         return [
             f'"""{self.program.name}, lowered by TileLink; {self.facts}."""',
             "",
-            "import triton",
-            "import triton.language as tl",
+            *self.language,
             *(f"from {module} import {names}" for module, names in used if names),
         ]
 
@@ -94,7 +105,7 @@ class Module:
         read = names_in(body)
         known = [*parameters.WORKING, *(p.name for p in self.names.parameters)]
         taken = (*first, *(n for n in known if n in read and n not in first))
-        self.functions.append(Function(called, taken, body, changed=frozenset([STAMPS])))
+        self.functions.append(Function(called, taken, body, self.jit, frozenset([STAMPS])))
         return self.functions[-1]
 
     def kernel(self, suffix: str, body: Body) -> Kernel:
@@ -103,7 +114,7 @@ class Module:
         taken = tuple(p for p in self.names.parameters if p.name in read)
         stable = [p.name for p in taken if p.kind in _STABLE or p.name in ("rank", "slot")]
         made = Kernel(self.names.module.name(("kernel", suffix), self.program.name + suffix), taken)
-        decorator, parameters = f"triton.jit(do_not_specialize={stable!r})", tuple(p.name for p in taken)
+        decorator, parameters = f"{self.jit}(do_not_specialize={stable!r})", tuple(p.name for p in taken)
         self.functions.append(Function(made.name, parameters, body, decorator, frozenset([STAMPS])))
         return made
 
@@ -111,7 +122,7 @@ class Module:
         """A function that does all tiles of one worker."""
         later = self.later(role) if any(ir.every(ir.Owed, role.body)) else None
         timed = self.facts.timed and not publishing
-        emitter = RoleEmitter(self.names, role, self.target, publishing=publishing, timed=timed, later=later)
+        emitter = self.emitter(self.names, role, self.target, publishing=publishing, timed=timed, later=later)
         takes_turns = any(len(roles) > 1 and role in roles for roles in members(self.program.in_kernel))
         first, last = WORKER, emitter.text(role.walk.count)
         if takes_turns:
@@ -139,7 +150,7 @@ class Module:
                 return (replace(s, late=False),)
             return (s,) if any(s.blocks) else ()
 
-        emitter = RoleEmitter(self.names, replace(role, body=ir.rewritten(role.body, change)), self.target)
+        emitter = self.emitter(self.names, replace(role, body=ir.rewritten(role.body, change)), self.target)
         called = self.names.module.name(("later", role.name), f"{role.name}_notify")
         return self.function(called, [*emitter.before, *emitter.body], (emitter.local(walk.NUMBER.name),))
 
@@ -165,6 +176,15 @@ class Module:
             write.do(call("drain", CONTROL, pointers, expected, here, f'"{signals.scope}"'))
         return self.function(self.names.module.name(("drain", signals.tensor), f"drain_{signals.tensor}"), write.body)
 
+    def enters(self, write: Writer) -> None:
+        """What the first worker does before all else."""
+        with write.branch(f"{WORKER} == 0"):
+            write.do(ENTERS)
+
+    def ends(self) -> Body:
+        """What the last worker of a run does."""
+        return [Assign((), end) for end in (*(self.drain(s).call() for s in self.program.signals), LEAVES)]
+
     def main(self, roles: dict[str, Function], ends: Body) -> Kernel:
         """The persistent kernel. `ends`: what its last worker does."""
         write, addresses = Writer(), Addresses(self.names)
@@ -174,8 +194,7 @@ class Module:
             of_worker = self.names.of("records", parameters.TIMES)
             write.set(STAMPS, f"tl.cast({WORKER}, tl.int64) * {of_worker}", operator="+=")
         if not self.program.on_engine:
-            with write.branch(f"{WORKER} == 0"):
-                write.do(ENTERS)
+            self.enters(write)
         groups, first = members(self.program.in_kernel), list[Source]()
         for together in (g for g in groups if parameters.counted(g[0])):
             here, workers = less(WORKER, first), self.names.of("workers", together[0].name)

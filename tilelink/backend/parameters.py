@@ -3,7 +3,7 @@ own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,12 @@ ALL_PRIMITIVES = (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES, "cloc
 SEGMENT_OF, REFUSE = "segment_of", "refuse"
 SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF, REFUSE)
 """What modules import: from that of the target, and from that of what all targets have alike."""
+OWN_WARPS = ("alive", "store")
+RING = (
+    "ring", "barriers", "end", "place", "claim", "fetch", "sums", "multiply", "multiplied", "hand_over", "take_over",
+    "give_back",
+)  # fmt: skip
+"""What those of the specialised form import besides: from that of the target, and from `gluon/ring.py`."""
 STAMPS, TIMES = "stamps", "recorded times"
 """The parameter for where workers record times, if they do: int64 of workers x records x 2, what and when; and what
 that memory is called beside tensors, whose names have no spaces."""
@@ -55,11 +61,11 @@ class Parameter:
 
 
 class Names:
-    """The names of a program's module."""
+    """The names of a program's module. `imported`: those that it may import."""
 
-    def __init__(self, program: TileProgram, facts: Facts) -> None:
+    def __init__(self, program: TileProgram, facts: Facts, imported: Iterable[str]) -> None:
         self.program, self.facts = program, facts
-        self.module = Scope(taken=[*ALL_PRIMITIVES, *SHARED, *OF_RUN, *WORKING, STAMPS, COUNTED])
+        self.module = Scope(taken=[*imported, *OF_RUN, *WORKING, STAMPS, COUNTED])
         called = self.module.name(("kernel", ""), program.name)
         for suffix in ("_tables", "_publish", "_enter", "_leave"):
             self.module.name(("kernel", suffix), called + suffix)

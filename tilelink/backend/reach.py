@@ -78,7 +78,7 @@ class Near(Reach):
     def put(self, view: View, block: Source) -> None:
         with self.homes(view) as home:
             at = self.emitter.addresses.block(view, home, hoisted=not self.emitter.accumulates)
-            self.write.do(call("tl.store", at.pointer, block, mask=at.mask))
+            self.write.do(call(self.emitter.store, at.pointer, block, mask=at.mask))
 
     def notify(self, s: Notify) -> None:
         (view,) = s.views

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilelink.backend.cache import store
+from tilelink.backend.gluon.takes import multiplies
 from tilelink.backend.lower import Lowered
 from tilelink.backend.pipelining import enters
 from tilelink.frontend.expressions import Expr
@@ -21,6 +22,7 @@ from tilelink.frontend.ir import Code, Copy, Notify, Role, Store, TileProgram, V
 from tilelink.inspect.compile import Compiled
 from tilelink.inspect.gates_code import findings_in_code, matrix
 from tilelink.inspect.gates_ttgir import Read
+from tilelink.inspect.gates_warps import handed_wrongly
 from tilelink.inspect.ttgir import Kernel
 
 DOES = {
@@ -32,6 +34,7 @@ DOES = {
     "last_out": ("barrier", "acquire", "release"),
     "drain": ("acquire", "poll", "barrier"),
     "leave": ("barrier", "release"),
+    "hand_over": ("barrier",),
 }
 """What each primitive has to do. A fence is for readers that are another proxy, where the target has such."""
 
@@ -58,7 +61,7 @@ def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
     read = [(k, Read(Kernel(k.ttgir), file, target)) for k in kernels if k.name != tables]
     signals = sum((r.signals() for _, r in read), Counter[tuple[str, str]]())
     wanted = Counter(
-        {(kind, scope): n for (kind, scope), n in _signals(program).items() if kind != "fence" or target.descriptors}
+        {(kind, scope): n for (kind, scope), n in _signals(lowered).items() if kind != "fence" or target.descriptors}
     )
     work, count = _work(lowered), Counter[str]()
     for (kind, _), n in signals.items():
@@ -78,7 +81,8 @@ def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
     if not findings and signals != wanted:
         findings.append(f"scopes: the program says {_spelled(wanted)}, found {_spelled(signals)}")
     for k, r in read:
-        findings += [f"{k.name}: {f}" for f in (*r.findings(), *findings_in_code(k, r, lowered))]
+        found_in = (*r.findings(), *handed_wrongly(r.kernel), *findings_in_code(k, r, lowered))
+        findings += [f"{k.name}: {f}" for f in found_in]
     return Verdict(
         expected, found, tuple(findings),
         max(k.registers for k in kernels), max(k.spill_bytes for k in kernels), max(k.shared_bytes for k in kernels),
@@ -131,10 +135,13 @@ def guarding_words(program: TileProgram) -> int:
     return made
 
 
-def _signals(program: TileProgram) -> Counter[tuple[str, str]]:
+def _signals(lowered: Lowered) -> Counter[tuple[str, str]]:
     """How often the kernels have to do each kind of thing, and how far it has to reach (barriers: "")."""
     made: Counter[tuple[str, str]] = Counter()
-    for (primitive, scope), n in calls(program).items():
+    called = calls(lowered.program)
+    if lowered.target.specialised:
+        called["hand_over", ""] += sum(multiplies(r) and bool(r.notified) for r in lowered.program.in_kernel)
+    for (primitive, scope), n in called.items():
         for kind in DOES[primitive]:
             made[kind, scope if kind in ("acquire", "release") else ""] += n
     return +made

@@ -38,7 +38,7 @@ def matrix(read: Read, code: str, lowered: Lowered) -> tuple[int, int]:
         dots.setdefault(o.site(read.file)[0], []).append(o)
     instructions: Counter[tuple[int, int]] = Counter()
     work: Counter[tuple[int, int]] = Counter()
-    for site, line in _located(code, read.file):
+    for site, line in _located(code, read.file, called=lowered.target.specialised):
         for m, n, k, threads in _matrix_instructions(line, dots.get(site, [])):
             instructions[site] += 1
             work[site] += m * n * k * max(1, lowered.warps * read.target.warp_size // threads)
@@ -107,13 +107,18 @@ _WIDTHS = {
 }
 
 
-def _located(code: str, file: str) -> Iterator[tuple[tuple[int, int], str]]:
-    """The lines of machine code that come from a file, with the line and column there."""
+def _located(code: str, file: str, *, called: bool) -> Iterator[tuple[tuple[int, int], str]]:
+    """The lines of machine code that come from a file, with the line and column there; `called`: also those of what it
+    calls, with the innermost call in it."""
     name = re.escape(file.rsplit("/", 1)[-1])
+    places = [rf"[/;]\s+{name}:(\d+):(\d+)"]
+    if called:  # as Triton up to 3.7 writes it, and from 3.8 on
+        number = re.search(rf'\.file\s+(\d+) .*{name}"', code)
+        places += [rf"@\[ {name}:(\d+):(\d+)", rf"inlined_at {number[1] if number else '-'} (\d+) (\d+)"]
     here: tuple[int, int] | None = None
     for line in code.splitlines():
         if ".loc" in line:
-            found = re.search(rf"[/;]\s+{name}:(\d+):(\d+)", line)
+            found = next((f for place in places if (f := re.search(place, line))), None)
             here = (int(found[1]), int(found[2])) if found else None
         elif here is not None:
             yield here, line
@@ -127,7 +132,7 @@ def _narrow(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator[str]:
         if block is not None and o.site(read.file):
             bytes_of_thread = prod(map(int, block.groups())) // 8 // (lowered.warps * lowered.target.warp_size)
             wide[o.site(read.file)[0]] = min(WIDE, bytes_of_thread)
-    for site, line in _located(kernel.code, read.file):
+    for site, line in _located(kernel.code, read.file, called=lowered.target.specialised):
         width = _width(line, lowered.target.backend)
         if width and width < wide.get(site, 0):
             yield (

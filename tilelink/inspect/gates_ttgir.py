@@ -68,7 +68,7 @@ class Read:
                 yield f"{line}: waves come to the barrier without waiting for their stores"
         for o in read_too_early(self.kernel):
             yield f"{_line(o.site(self.file))}: a sum is read before the last matrix instruction into it is done"
-        if self.kernel.named("ttg.warp_specialize"):
+        if self.kernel.named("ttg.warp_specialize") and not self.target.specialised:
             yield "warps are specialised automatically, which deletes signals"
 
     def blocks_copied(self) -> Iterator[Operation]:

@@ -116,7 +116,7 @@ def _role(code: Code, name: str, stages: int, lowered: Lowered) -> RoleCode | No
     before, step, after = map(code.stretch, parts)
     order = [*code.order(parts[0]), "loop(", *code.order(parts[1]), ")", *code.order(parts[2])]
     around = code.stretch([*parts[0], *parts[2]] if step.kinds["matrix"] else once)
-    exposed = round(exposed_us(around, lowered.warps, lowered.target.name), 2)
+    exposed = round(exposed_us(around, lowered.warps, lowered.target.chip), 2)
     return RoleCode(name, stages, before, step, after, len(tile.body) - len(once), tuple(order), exposed)
 
 

@@ -148,7 +148,9 @@ class Kernel:
                 (regions[-1] if regions else self.body).operations.append(made)
             elif line.startswith("^") and regions:
                 regions[-1].arguments += map(self._define, _VALUE.findall(line.split(" loc(")[0]))
-            if bare.endswith("{") and not line.startswith("module"):
+            if re.match(r"default \{|partition\d+\(", line):  # warps that go their own ways, of the last operation
+                self._begin(regions, self._partition(self.named("ttg.warp_specialize")[-1], line))
+            elif bare.endswith("{") and not line.startswith("module"):
                 self._begin(regions, self._region(made, bare))
 
     def _begin(self, regions: list[Region], region: Region) -> None:
@@ -169,6 +171,12 @@ class Kernel:
             self._scopes[-1] |= {argument: argument for argument in re.findall(r"%[\w-]+", bare)}
         around = [(self._define(argument), start) for argument, start in outer]
         return Region(owner, around, starts)
+
+    def _partition(self, owner: Operation, line: str) -> Region:
+        """The region of some of the warps begins, which has what is handed to them under names of its own."""
+        self._scopes.append({})
+        given = map(self._define, re.findall(r"(%[\w-]+): ", line))
+        return Region(owner, list(zip(given, owner.operands, strict=False)), [])
 
     def _define(self, name: str) -> str:
         """A name that nothing else has, for a value that begins to be here."""

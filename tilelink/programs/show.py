@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilelink.backend.targets import TARGETS
+from tilelink.backend.targets import FORMS, SPECIALISED, Target
 from tilelink.errors import Site, TargetError, listed
 from tilelink.programs.given import by_dimension
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 CODE = {"ptx": "cuda", "sass": "cuda", "amdgcn": "hip"}
 """Stages of machine code, by the backend of Triton that makes it."""
-STAGES = ("program", "events", "triton", "host", *CODE)
+SOURCE = ("triton", "gluon")
+"""Stages of source: of the portable form, and of the specialised one."""
+STAGES = ("program", "events", *SOURCE, "host", *CODE)
 WORLD, SIZE, DTYPE, EXPERTS = 4, 512, "bfloat16", 2
 """What is shown where nothing is said: small enough to be read, large enough for several tiles on each rank."""
 
@@ -44,15 +46,15 @@ def show(
     dtypes: Mapping[str, Any] | Any = DTYPE,
     **sizes: int | Sequence[int],
 ) -> Shown:
-    """A stage: "program" (the tile program), "events" (one a line), "triton" (the generated module), "host" (what the
-    host of each rank launches and enqueues), or the machine code of the kernels in the order of their launch, compiled
-    without a GPU: "ptx", "sass", "amdgcn".
+    """A stage: "program" (the tile program), "events" (one a line), "triton" (the generated module), "gluon" (that of
+    its specialised form), "host" (what the host of each rank launches and enqueues), or the machine code of the
+    kernels in the order of their launch, compiled without a GPU: "ptx", "sass", "amdgcn".
 
     A schedule is taken as it is, one given by name (or by default) is fitted to the sizes. `dtypes` and sizes as for
     `Program.unroll`; a size left out is `SIZE`. `target`: by default, the first that has the stage. With nodes of
     `per_node` ranks, fewer than the world, it is what runs across nodes. Raises the errors of the frontend,
-    CompileError, TargetError for a target without a network, for machine code across nodes, and for an unknown stage or
-    target.
+    CompileError, FormError for programs that have no specialised form, TargetError for a target without a network, for
+    machine code across nodes, and for an unknown stage or target.
     """
     from tilelink.analysis.unroll import unroll
     from tilelink.backend.facts import Facts
@@ -62,7 +64,7 @@ def show(
     from tilelink.inspect.compile import compiled
     from tilelink.inspect.gates import judge
 
-    made = TARGETS[target_of(stage, target)]
+    made = FORMS[target_of(stage, target)]
     sizes = with_defaults(program, by_dimension(sizes), program.absent(dtypes))
     bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
     if exact.per_node != world:
@@ -75,7 +77,7 @@ def show(
     if stage == "events":
         return Shown(unroll(bound, exact).text())
     lowered = lower(bound, Facts.of(bound, exact), made)
-    if stage == "triton":
+    if stage in SOURCE:
         return Shown(lowered.source)
     if stage == "host":
         return Shown(plan_text(lowered, unroll(bound, exact)))
@@ -89,14 +91,23 @@ def target_of(stage: str, target: str | None) -> str:
     site = Site.of_user()
     if stage not in STAGES:
         raise TargetError(f"there is no stage {stage}; there is {listed(STAGES, stage)}", site)
-    if target is not None and target not in TARGETS:
-        known = f"there is {listed(TARGETS, target)}"
+    if target is not None and target not in FORMS:
+        known = f"there is {listed(FORMS, target)}"
         raise TargetError(f"there is no target {target}; {known}", site)
-    having = [n for n, t in TARGETS.items() if stage not in CODE or t.backend == CODE[stage]]
+    if stage == "gluon" and target in SPECIALISED:
+        target = FORMS[target].with_own_warps().name
+    having = [n for n, t in FORMS.items() if _has(t, stage)]
     if target is not None and target not in having:
         have = "have" if len(having) > 1 else "has"
         raise TargetError(f"{target} has no {stage}; {', '.join(having)} {have}", site)
     return target or having[0]
+
+
+def _has(target: Target, stage: str) -> bool:
+    """Whether a target has a stage. (What is the same for all targets is shown of those that run.)"""
+    if stage in CODE:
+        return target.backend == CODE[stage]
+    return target.specialised == (stage == "gluon")
 
 
 def with_defaults(

@@ -73,6 +73,13 @@ def test_a_target_without_the_stage(run: Run) -> None:
     assert error["class"] == "UsageError" and "gfx942 has" in error["message"]
 
 
+def test_the_specialised_form(run: Run) -> None:
+    code, found = run("show", "all_gather_matmul", "--stage", "gluon", "--target", "sm_90")
+    assert (code, found["target"]) == (0, "sm_90+warps") and "tl.warp_specialize(" in found["text"]
+    error = run.error("show", "all_gather", "--stage", "gluon")
+    assert error["class"] == "FormError" and "no role multiplies" in error["message"]
+
+
 @pytest.mark.parametrize("stage", ["program", "events", "triton"])
 def test_show(run: Run, stage: str) -> None:
     code, found = run("show", "all_gather_matmul", "--stage", stage)

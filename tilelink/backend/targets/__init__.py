@@ -41,7 +41,13 @@ class Target:
     descriptors: bool = False
     multicast: bool = False
     network: bool = False
+    specialised: bool = False
     tick_ns: float | None = None
+
+    @property
+    def chip(self) -> str:
+        """The name of the target that it is made of, for the same chip."""
+        return self.name.partition("+")[0]
 
     @property
     def signal_dtype(self) -> str:
@@ -61,11 +67,17 @@ class Target:
         """The target of programs whose world spans nodes, on the same chips. Raises TargetError."""
         if self.network:
             return self
-        if self.backend not in NETWORKS:
+        if self.backend not in NETWORKS or self.specialised:
             with_network = ", ".join(t.name for t in TARGETS.values() if t.backend in NETWORKS)
             raise TargetError(f"{self.name} has no network to other nodes here; these have: {with_network}")
         name, module = NETWORKS[self.backend]
         return replace(self, name=f"{self.name}+{name}", module=module, network=True)
+
+    def with_own_warps(self) -> Target:
+        """The target of the specialised form, on the same chip. Raises TargetError."""
+        if self.network or self.name not in SPECIALISED:
+            raise TargetError(f"{self.name} has no specialised form; {', '.join(SPECIALISED)} has one")
+        return replace(self, name=f"{self.name}+warps", module=SPECIALISED[self.name], specialised=True)
 
 
 PORTABLE, CUDA, AMD = (f"tilelink.backend.targets.{name}" for name in ("portable", "cuda", "amd"))
@@ -74,6 +86,8 @@ NETWORKS = {
     "cuda": ("nvshmem", "tilelink.backend.targets.nvshmem"),
 }
 """By Triton's backend: what the network is called, and the module of primitives that has it too."""
+SPECIALISED = {"sm_90": "tilelink.backend.gluon.primitives"}
+"""The targets that have a specialised form, with its module of primitives."""
 AMPERE = frozenset(["bfloat16", "float16", "int8", "uint8"])
 NARROW = AMPERE | {"float8_e4m3fn", "float8_e5m2"}
 
@@ -97,4 +111,6 @@ _siblings = (
 )
 TARGETS = {t.name: t for t in (Target("cpu", PORTABLE), _hopper, _blackwell, _cdna3, *_siblings)}
 """By name; the last are chips that are like one of those before them."""
+FORMS = TARGETS | {t.name: t for t in (TARGETS[name].with_own_warps() for name in SPECIALISED)}
+"""Targets, and those of the specialised form."""
 CPU = TARGETS["cpu"]

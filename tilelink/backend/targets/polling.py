@@ -5,6 +5,7 @@ While some rank has not entered (it may be compiling) a wait may take ENTER_NS, 
 nobody will give the signal any more. In the first case the report names the rank, by its word of progress, in the
 second the word that is waited for. A worker ends as a whole, after a vote of its threads, for those that went on
 alone would wait for the others; and a while later, because the copy engine for tiles may still write to its memory.
+(Warps that go separate ways return instead, when the lane is poisoned, and their worker stores nothing any more.)
 It poisons the ranks of its node: those of others, whose entries in the table are negative, have bounds of their own.
 """
 
@@ -15,16 +16,20 @@ from tilelink.backend.targets import portable
 
 
 @triton.constexpr_function
-def polling(bits, scope, lanes, fence, pair=False):
+def polling(bits, scope, lanes, fence, pair=False, ends=True):
     """PTX that waits until the word of `bits` at $1 is at least $2; $3 is the control block. `lanes`: "one" polls for
     its warp, or "all" for themselves, each another word. The result is the low half of the word. `pair`: two words of
-    64 bits are added up, and the result is the low half of the second."""
+    64 bits are added up, and the result is the low half of the second. `ends`: a worker whose wait gives up ends;
+    else the wait returns, when the lane is poisoned."""
     words = {name: word.value for name, word in vars(portable).items() if isinstance(word, tl.constexpr)}
     own = {name: f"[$3+{8 * number}]" for name, number in words.items()}
     poison, progress = 8 * words["POISON"], 8 * words["PROGRESS"]
     leader = "mov.u32 %n, %laneid; setp.ne.u32 %p, %n, 0; @%p bra DONE_${:uid};"
     both = f"ld.relaxed.{scope}.global.s64 %v, [$1+8]; add.s64 %word, %word, %v;"
     widen, narrow = ("mov.b64", "cvt.s32.s64") if bits == 64 else ("cvt.s64.s32", "mov.b32")
+    reported = "OVER" if ends else "POLL"  # by another wait of this rank, whose poison is on its way
+    vote = ["barrier.cta.red.or.pred %p, 0, %over;", "@%p nanosleep.u32 1000000;", "@%p exit;"] if ends else []
+    end_together = "\n        ".join(vote)
     return f"""{{
         .reg .pred %p, %over; .reg .b32 %n, %polls; .reg .s{bits} %word;
         .reg .b64 %v, %limit, %why, %what, %due, %seen, %ranks, %rank, %at, %now, %began, %entered;
@@ -93,7 +98,7 @@ def polling(bits, scope, lanes, fence, pair=False):
         cvt.u64.u32 %v, %n;
         atom.relaxed.sys.global.cas.b64 %limit, {own["WAITER"]}, 0, %v;
         setp.ne.u64 %p, %limit, 0;
-        @%p bra OVER_${{:uid}};
+        @%p bra {reported}_${{:uid}};
         st.global.u64 {own["WORD"]}, %what;
         st.global.u64 {own["EXPECTED"]}, %due;
         st.global.u64 {own["OBSERVED"]}, %seen;
@@ -126,11 +131,15 @@ def polling(bits, scope, lanes, fence, pair=False):
         setp.eq.u32 %over, %polls, %polls;
     DONE_${{:uid}}:
         bar.warp.sync 0xffffffff;
-        barrier.cta.red.or.pred %p, 0, %over;
-        @%p nanosleep.u32 1000000;
-        @%p exit;
+        {end_together}
         ld.acquire.{scope}.global.s{bits} %word, [$1];
         {f"ld.acquire.{scope}.global.s64 %word, [$1+8];" if pair else ""}
         {"fence.proxy.async.global;" if fence else ""}
         {narrow} $0, %word;
     }}"""
+
+
+@triton.constexpr_function
+def returning(bits, scope, lanes, fence):
+    """The same for warps that go separate ways."""
+    return polling(bits, scope, lanes, fence, ends=False)

@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from tilelink.backend.targets import TARGETS
+from tilelink.backend.targets import FORMS
 from tilelink.inspect.dialects import ACCESSES, KINDS
 from tilelink.inspect.instructions import Stretch
 from tilelink.inspect.machine_code import KernelCode, RoleCode, inspected
 from tilelink.tools.cli.command import Answer, Command, Flag, columns
 from tilelink.tools.cli.program import Question, program_flags
 
-COMPILED = [name for name, target in TARGETS.items() if target.backend]
+COMPILED = [name for name, target in FORMS.items() if target.backend]
 LABEL = "compiled only"
 PARTS = ("before", "step", "after")
 
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> Answer:
 
     asked = Question.of(args)
     bound, exact = asked.program.bound_at(asked.schedule, **asked.options)
-    lowered = lower(bound, Facts.of(bound, exact), TARGETS[args.target])
+    lowered = lower(bound, Facts.of(bound, exact), FORMS[args.target])
     kernels = inspected(lowered, compiled(lowered, exact))
     keys = {
         "target": args.target, **asked.keys, "defaults": [d for d in asked.sizes if d not in args.shape],

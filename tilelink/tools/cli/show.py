@@ -7,7 +7,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
 
-from tilelink.backend.targets import TARGETS
+from tilelink.backend.targets import FORMS
 from tilelink.errors import TargetError
 from tilelink.programs.show import STAGES, show, target_of
 from tilelink.tools.cli.command import Answer, Command, Flag, UsageError
@@ -57,6 +57,6 @@ COMMAND = Command(
             "--per-node", type=int, metavar="N", help="ranks of a node: what runs where the world spans several "
             "(default: all)",
         ),
-        Flag("--target", choices=list(TARGETS), help="what runs it (default: the first that has the stage)"),
+        Flag("--target", choices=list(FORMS), help="what runs it (default: the first that has the stage)"),
     ],
 )  # fmt: skip

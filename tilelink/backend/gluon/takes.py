@@ -1,0 +1,142 @@
+"""Which programs the specialised form takes. Others are refused, with what stands in the way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from tilelink.backend import pipelining
+from tilelink.backend.facts import Facts
+from tilelink.errors import FormError, Site
+from tilelink.frontend import ir
+from tilelink.frontend.ir import ALL_RANKS, Role, TileProgram
+from tilelink.frontend.schedule import SMs
+
+DTYPES = ("bfloat16", "float16")
+"""Of operands."""
+WARPS_OF_GROUP, ROWS_OF_GROUP, COLUMNS, DEPTH = 4, 64, 16, 16
+"""Matrix instructions are carried out by groups of four warps, on 64 rows; a tile has whole ones for each warp."""
+DOT = re.compile(r"tl\.dot\(\{0\}, \{1\}, \{2\}(, input_precision='\w+')?\)")
+ZERO = re.compile(r"tl\.zeros\(\((\d+), (\d+)\), tl\.float32\)")
+
+
+@dataclass(frozen=True)
+class Product:
+    """How a role multiplies: the loop of `dot`, the sum that it adds to, and the views of both operands, each with the
+    block that a descriptor loads."""
+
+    loop: ir.For
+    dot: ir.Compute
+    sum: str
+    operands: tuple[tuple[ir.View, pipelining.DescribedBlock], ...]
+
+
+def taken(program: TileProgram, facts: Facts) -> TileProgram:
+    """The program as the specialised form has it: without late notifications, since warps of their own give them.
+    Raises FormError with the first thing that the form does not take."""
+    multiplying = [r for r in program.in_kernel if multiplies(r)]
+    for why, site in _refused(program, facts, multiplying):
+        raise FormError(f"{program.name} has no specialised form: {why}", site)
+    for role in multiplying:
+        product_of(role, program, facts)
+    return replace(program, roles=tuple(replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles))
+
+
+def multiplies(role: Role) -> bool:
+    return any(isinstance(s, ir.For) and pipelining.has_dot(s) for s in ir.walk(role.body))
+
+
+def product_of(role: Role, program: TileProgram, facts: Facts) -> Product:
+    """The product that a role makes. Raises FormError."""
+
+    def fail(why: str, s: ir.Statement | None = None) -> FormError:
+        return FormError(f"{program.name} has no specialised form: {role.name} {why}", s.site if s else role.site)
+
+    places = [k for k, s in enumerate(role.body) if any(isinstance(i, ir.For) for i in ir.walk((s,)))]
+    loop = role.body[places[0]]
+    if len(places) > 1 or not isinstance(loop, ir.For):
+        raise fail("has more than one loop, or one in a branch; it takes one, over the steps of a dot", loop)
+    dot = loop.body[0]
+    if len(loop.body) > 1 or not isinstance(dot, ir.Compute) or not DOT.fullmatch(dot.code.text):
+        raise fail("does more in its main loop than tl.dot of two blocks that it loads, onto one sum", loop)
+    left, right, total = dot.code.holes
+    if not isinstance(left, ir.Load) or not isinstance(right, ir.Load) or dot.targets != (str(total),):
+        raise fail("does more in its main loop than tl.dot of two blocks that it loads, onto one sum", dot)
+    operands = []
+    for view in (left.view, right.view):
+        block = pipelining.block_of(view, program, facts)
+        if block is None:
+            raise fail(
+                f"loads blocks of {view.tensor} that no descriptor describes: it needs two dimensions, rows or columns "
+                "that are contiguous and whole multiples of 16 bytes, memory of the own rank, and no block that ends "
+                "inside of it",
+                dot,
+            )
+        if program.tensor(view.tensor).dtype not in DTYPES:
+            raise fail(f"multiplies {program.tensor(view.tensor).dtype}; it takes {' and '.join(DTYPES)}", dot)
+        operands.append((view, block))
+    _check_tile(role, dot, fail)
+    before, behind = role.body[: places[0]], role.body[places[0] + 1 :]
+    for s in before:
+        if not isinstance(s, ir.Wait) and not (isinstance(s, ir.Compute) and ZERO.fullmatch(s.code.text)):
+            raise fail("does more before its main loop than to wait, and to begin a sum with tl.zeros in float32", s)
+    for s in behind:
+        if not isinstance(s, ir.Compute | ir.Store | ir.Notify | ir.Owed) or any(v.guard for v in s.read):
+            raise fail("does more behind its main loop than to finish its sum, store it and notify", s)
+    return Product(loop, dot, dot.targets[0], tuple(operands))
+
+
+def _check_tile(role: Role, dot: ir.Compute, fail: Callable[[str, ir.Statement], FormError]) -> None:
+    assert isinstance(role.resource, SMs)
+    ((m, n, k),), warps = dot.code.dots, role.resource.warps
+    down = min(warps, m // DEPTH)
+    columns = COLUMNS * warps // down
+    if warps % WARPS_OF_GROUP or down % WARPS_OF_GROUP or m % ROWS_OF_GROUP or n % columns or k % DEPTH:
+        raise fail(
+            f"multiplies {m} x {k} by {k} x {n} with {warps} warps: groups of {WARPS_OF_GROUP} warps take "
+            f"{ROWS_OF_GROUP} rows, and steps of {DEPTH}",
+            dot,
+        )
+
+
+def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Iterator[tuple[str, Site]]:
+    """What the form does not take, whatever its main loop is."""
+    if not multiplying:
+        yield "no role multiplies", program.site
+    if len(multiplying) > 1:
+        first, second = multiplying[:2]
+        yield f"{first.name} and {second.name} multiply; it takes one role that does", second.site
+    if program.routes:
+        yield f"it has a route, {program.routes[0].rows}, whose rows no descriptor describes", program.site
+    if facts.timed:
+        yield "its times are to be recorded; the portable form does that", program.site
+    for dim in program.cut:
+        if dim not in facts.equal:
+            yield f"the parts of {dim} differ in length; it takes parts of one length", program.site
+    for role in program.in_kernel:
+        if isinstance(role.resource, SMs) and role.resource.via == "multicast":
+            yield f'{role.name} has via="multicast"; it takes stores to one rank after the other', role.site
+        for s in ir.walk(role.body):
+            yield from ((f"{role.name} {why}", s.site) for why in _words(s, role))
+
+
+def _words(s: ir.Statement, role: Role) -> Iterator[str]:
+    """What of the words of a statement the language of the form does not have."""
+    from triton.experimental.gluon import language as gluon  # here, because who runs the portable form needs it not
+
+    for code in s.codes:
+        for called in (h for h in code.holes if isinstance(h, ir.Called)):
+            yield f"calls {called}, a Triton function of the user, whose blocks have no layouts"
+        for word in re.findall(r"\btl\.(\w+)", code.text):
+            if not hasattr(gluon, word) and not (word == "dot" and multiplies(role)):
+                yield f"says tl.{word}, which Gluon has not"
+    if isinstance(s, ir.Copy | ir.Store) and s.target.home == ALL_RANKS and multiplies(role):
+        yield "stores to all ranks; it takes stores to one"
+
+
+def _now(s: ir.Statement) -> ir.Body:
+    """A statement of a program that gives no notification late."""
+    if isinstance(s, ir.Owed):
+        return ()
+    return (replace(s, late=False),) if isinstance(s, ir.Notify) else (s,)
