@@ -16,7 +16,7 @@ from shlex import join
 
 import torch
 
-from bench.gpu.report import OutOfTimeError
+from bench.gpu.report import BEGUN, OutOfTimeError
 from bench.gpu.supervise import FOUND, GRACE, NO_DEVICE, NO_END, RIGHT, Ending, supervised
 from bench.node import right, speed, vain
 from bench.node.ranks import Launched, Node, Store, joined
@@ -74,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _write_broken(path, step, broken)
     if launched.rank == 0:
         say(f"{found} steps with findings, {ended} that came to no end; all of it is in {path}")
+        if args.dry:
+            say(f"a dry run on {launched.world} CPU ranks, kernels interpreted: {_counted(path)}; nothing was timed")
     if launched.rank:
         store.add("met/the end", 1)
     else:  # which may keep the store that the others ask
@@ -140,6 +142,13 @@ def _write_broken(path: Path, step: str, broken: dict[int, str]) -> None:
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
     say(f"WRONG   step {step}: {error}")
+
+
+def _counted(path: Path) -> str:
+    """How many cases were right, wrong and passed over."""
+    records = map(json.loads, path.read_text().splitlines())
+    said = [r["ok"] for r in records if "ok" in r and r["what"] != BEGUN]
+    return f"{said.count(True)} right, {said.count(False)} wrong, {said.count(None)} passed over"
 
 
 def _parser() -> argparse.ArgumentParser:

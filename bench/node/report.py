@@ -58,7 +58,8 @@ class NodeReport(Report):
 
 def merged(by_rank: dict[int, dict[str, Any]], held_against: bool = True) -> dict[str, Any]:
     """One finding of those of all ranks: right if it is on all of them, with the error of the first that is not, and
-    the largest relative RMS; times are the longest of any rank, repeat by repeat. `held_against`: and are compared."""
+    the largest relative RMS; times are the longest of any rank, repeat by repeat, and
+    are compared. Not `held_against`, in a dry run, they are left out."""
     first = next(iter(by_rank.values()))
     found = dict(first)
     for verdict in (False, None):
@@ -70,10 +71,12 @@ def merged(by_rank: dict[int, dict[str, Any]], held_against: bool = True) -> dic
             break
     errors = [mine["rel_rms"] for mine in by_rank.values() if mine.get("rel_rms") is not None]
     found |= {"rel_rms": max(errors)} if errors else {}
-    if all(TIMES in mine for mine in by_rank.values()):
+    if not held_against:  # times of interpreted kernels say nothing
+        found = {k: v for k, v in found.items() if k not in (TIMES, "late")}
+    elif all(TIMES in mine for mine in by_rank.values()):
         found[TIMES] = {form: longest([mine[TIMES][form] for mine in by_rank.values()]) for form in first[TIMES]}
         found["late"] = {form: max(mine["late"][form] for mine in by_rank.values()) for form in first["late"]}
-        found |= fastest(found[TIMES], found["late"]) if held_against else {}
+        found |= fastest(found[TIMES], found["late"])
     return found
 
 
