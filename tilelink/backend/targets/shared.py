@@ -12,6 +12,8 @@ WAIT_BEGINS = tl.constexpr(-2)
 WAIT_ENDS = tl.constexpr(-3)
 STEPS = tl.constexpr(128)
 """Entries of a running table that are compared at a time."""
+MOST = tl.constexpr(2**20)
+"""Steps that a row of such a table has at most: so often they are halved."""
 
 
 @triton.jit
@@ -27,12 +29,17 @@ def segment_of(begins, value, first, count):
     """In which of `count` steps of a running table from entry `first` on a value lies, counted from there. `value`: an
     integer, or a block of them."""
     found = value * 0
-    for k in range(1, count, STEPS):
-        step = k + tl.arange(0, STEPS)
-        begin = tl.load(begins + first + step, mask=step < count, other=2147483647)
-        if value.type.is_block():
-            found += tl.sum((begin[None, :] <= value[:, None]).to(tl.int32), 1)
-        else:
+    if value.type.is_block():  # each by halves, in few registers
+        half = count * 0 + MOST // 2
+        for _ in range(20):
+            step = found + half
+            half = half // 2
+            begin = tl.load(begins + first + tl.minimum(step, count - 1))
+            found = tl.where((step < count) & (begin <= value), step, found)
+    else:
+        for k in range(1, count, STEPS):
+            steps = k + tl.arange(0, STEPS)
+            begin = tl.load(begins + first + steps, mask=steps < count, other=2147483647)
             found += tl.sum((begin <= value).to(tl.int32), 0)
     return found
 
