@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 
 from tests.backend.ptx_machine import ExitError, Machine
 from tilelink.backend.targets import portable
-from tilelink.backend.targets.polling import polling
+from tilelink.backend.targets.polling import polling, returning
 from tilelink.backend.targets.portable import POISON, PROGRESS, WAITER
 from tilelink.runtime.lane import Reason, Report
 
@@ -64,11 +64,12 @@ class World:
         ends: bool = False,
         others: int = 0,
         pair: bool = False,
+        returns: bool = False,
     ) -> Machine:
         special: Mapping[str, Any] = {"%laneid": lane, "%ctaid.x": 7, "%globaltimer": self.look}
         machine = Machine(self.memory, special, self.loaded)
         machine.others = others
-        text = polling.fn(bits, "sys", lanes, True, pair)
+        text = returning.fn(bits, "sys", lanes, True) if returns else polling.fn(bits, "sys", lanes, True, pair)
         if ends:
             with pytest.raises(ExitError):
                 machine.run(text, self.word, expected, HEAP[ME])
@@ -170,6 +171,31 @@ def test_a_poisoned_lane() -> None:
     assert world.polls == EVERY and world.poison == [0, 3, 0] and world.memory[FLAG] == 1
     assert world.memory[HEAP[ME] + 8 * WAITER.value] == 0
     assert ("ld.acquire.sys.global.u64", HEAP[ME] + 8 * POISON.value) in machine.log
+
+
+@pytest.mark.parametrize("polls", [1, EVERY + 1])
+def test_warps_of_their_own_meet_no_others(polls: int) -> None:
+    world = World(STUCK_NS=0)
+    world.at[polls] = lambda: world.memory.update({SIGNAL: 4})
+    names = [e[0] for e in world.wait(4, returns=True).log]
+    assert names[-3:] == ["bar.warp.sync", "ld.acquire.sys.global.s32", "fence.proxy.async.global"]
+    assert "barrier.cta.red.or.pred" not in names
+
+
+def test_warps_of_their_own_that_give_up_return_from_a_poisoned_lane() -> None:
+    world = World()
+    world.wait(4, returns=True)
+    assert world.poison == [1 + ME] * WORLD and world.report.reason == Reason.STUCK
+
+
+def test_warps_of_their_own_return_no_sooner_than_the_lane_is_poisoned() -> None:
+    """Another worker of the rank reports already, and has not yet poisoned the lane."""
+    world = World()
+    poison, waiter = (HEAP[ME] + 8 * word.value for word in (POISON, WAITER))
+    world.memory[waiter] = 2
+    world.at[20 * EVERY] = lambda: world.memory.update({poison: 3})
+    world.wait(4, returns=True)
+    assert world.polls >= 20 * EVERY and world.memory[waiter] == 2
 
 
 def test_another_worker_of_the_rank_was_faster() -> None:
