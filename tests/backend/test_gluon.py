@@ -171,6 +171,7 @@ def test_operands_come_by_copy_engine_and_a_step_is_short() -> None:
     (kernel,) = inspected(lowered, compiled(lowered, exact))
     roles = {role.name: role for role in kernel.roles}
     assert roles["matmul_multiply"].step.total <= 60 and roles["matmul_multiply"].step.kinds["matrix"] == 4
+    assert roles["matmul_load"].step.kinds["tma_load"] == 2 and not roles["matmul_multiply"].step.kinds["tma_load"]
     assert not any(role.step.kinds["async_copy"] for role in kernel.roles) and kernel.spill_bytes == 0
 
 

@@ -100,13 +100,13 @@ class Code:
         return tuple(made)
 
     def steady(self, function: str) -> Loop | None:
-        """The innermost loop with matrix instructions, the largest if there are several; where there is none, the one
-        that moves most bytes, apart from what loops in it do."""
+        """The innermost loop with matrix instructions, the largest if there are several; where there is none, that with
+        loads of the copy engine for tiles; else the one that moves most bytes, apart from what loops in it do."""
         own = [x for x in self.loops if x.function == function]
-        multiply = [x for x in own if self._count(x.body, "matrix")]
-        inner = [x for x in multiply if not any(y.body < x.body for y in multiply)]
-        if inner:
-            return max(inner, key=lambda x: (self._count(x.body, "matrix"), len(x.body)))
+        for kind in ("matrix", "tma_load"):
+            has = [x for x in own if self._count(x.body, kind)]
+            if inner := [x for x in has if not any(y.body < x.body for y in has)]:
+                return max(inner, key=lambda x: (self._count(x.body, kind), len(x.body)))
         alone = {x: x.body - frozenset().union(*(y.body for y in own if y.body < x.body)) for x in own}
         moved = {x: sum(self.instructions[k].bytes for k in body) for x, body in alone.items()}
         return max((x for x in own if moved[x]), key=lambda x: moved[x], default=None)

@@ -1,6 +1,7 @@
 """What the machine code of a kernel holds: of each role, its steady loop and what is around it in a tile.
 
-The steady loop is the innermost loop with matrix instructions; of a role without any, the loop that moves most bytes.
+The steady loop is the innermost loop with matrix instructions; of a role without any, that with loads by TMA, or else
+the loop that moves most bytes.
 Instructions are read from disassembled text with lines of the source, a function of the emitted module each line. Code
 is counted once, however often it runs. Nothing is run.
 """
