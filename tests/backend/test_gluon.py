@@ -175,6 +175,14 @@ def test_operands_come_by_copy_engine_and_a_step_is_short() -> None:
     assert not any(role.step.kinds["async_copy"] for role in kernel.roles) and kernel.spill_bytes == 0
 
 
+def test_tails_with_a_bias() -> None:
+    """The mask of the bias lies along the sums of a tile, and that of the store as blocks are stored."""
+    sizes, dtypes = {"M": 1024, "N": 1040, "K": 1040}, dict.fromkeys(["x", "weight", "out", "bias"], "bfloat16")
+    bound, exact = all_gather_matmul.bound_at(push, world=4, sizes=sizes, dtypes=dtypes)
+    found = verdict((lower(bound, Facts.of(bound, exact), FORMS[WARPS]), exact))
+    assert found.findings == () and found.expected == found.found
+
+
 SOURCE: list[tuple[str, str, Edit, str]] = [
     ("bytes", "pull", replaced(r"step, \d+, num_stages", "step, 64, num_stages"), "bytes come into a stage"),
     ("token", "pull", replaced(r" \+ rows_ready\b", ""), "guarded"),

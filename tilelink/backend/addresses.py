@@ -37,10 +37,12 @@ class Address:
 class Addresses:
     """Makes the names and addresses of one function. `hoisted`: what does not change, before the loop over tiles;
     `bounds`: of the part that a tile lies in, among its coordinates; `of_tile`: what does not change inside a tile,
-    after them. `homes`: of the role's walk."""
+    after them. `homes`: of the role's walk. `one_layout`: a mask is made once a tile, for all blocks along its
+    dimension."""
 
-    def __init__(self, names: Names, homes: Mapping[str, Expr] | None = None) -> None:
+    def __init__(self, names: Names, homes: Mapping[str, Expr] | None = None, *, one_layout: bool = True) -> None:
         self.names, self.program, self.facts, self.homes = names, names.program, names.facts, homes or {}
+        self.one_layout = one_layout
         self.scope = Scope(names.module)
         self.hoisted: dict[str, Source] = {}
         self.bounds: dict[str, Source] = {}
@@ -178,7 +180,7 @@ class Addresses:
     def mask(self, r: Range, spread: str) -> Source:
         """Which elements of a block exist along one dimension."""
         holds = f"{self.text(r.start)} + {arange(r.extent)} < {self.text(r.limit)}"
-        if r.start == of_dim(r.dim, "lo"):
+        if self.one_layout and r.start == of_dim(r.dim, "lo"):
             return self.per_tile(f"{r.dim}_inside", holds) + spread
         return f"({holds}){spread}"
 

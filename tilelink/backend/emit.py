@@ -31,9 +31,11 @@ from tilelink.frontend.walk import NUMBER
 
 
 class RoleEmitter:
-    """Writes one role: what does not change into `before`, the body of the loop over its tiles into `body`."""
+    """Writes one role: what does not change into `before`, the body of the loop over its tiles into `body`. `store`:
+    what stores a block. `one_layout`: all blocks along a dimension can have one mask."""
 
     store = "tl.store"
+    one_layout = True
 
     def __init__(
         self, names: Names, role: Role, target: Target, *, publishing: bool = False, timed: bool = False,
@@ -47,7 +49,7 @@ class RoleEmitter:
         self.pipelined = False
         self.timed, self.later = timed, later
         self.accumulates = any(pipelining.pipelined(s, role, self.program) for s in ir.walk(role.body))
-        self.addresses = Addresses(names, dict(role.walk.homes))
+        self.addresses = Addresses(names, dict(role.walk.homes), one_layout=self.one_layout)
         self.text, self.local, self.made = self.addresses.text, self.addresses.local, self.addresses.made
         self.write = Writer()
         self.tokens: dict[str, Source] = {}

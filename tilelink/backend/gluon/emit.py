@@ -25,9 +25,11 @@ in compiled code.)"""
 
 
 class GluonEmitter(RoleEmitter):
-    """Writes a role in Gluon. Nothing is stored or notified where the lane is poisoned: there, waits are in vain."""
+    """Writes a role in Gluon. Nothing is stored or notified where the lane is poisoned: there, waits are in vain. A
+    bias lies along the sums of its tile, and what is stored does not, so each has a mask."""
 
     store = "store"
+    one_layout = False
 
     def statement(self, s: Statement) -> None:
         if isinstance(s, ir.Store | ir.Copy | ir.Notify):
