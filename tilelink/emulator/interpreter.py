@@ -21,6 +21,7 @@ from types import CellType, CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import triton
+import triton.experimental.gluon  # before Triton is patched: it keeps the functions that it finds
 import triton.language as tl
 import triton.runtime.interpreter as stock
 from triton.runtime.jit import JITFunction
