@@ -105,7 +105,12 @@ def refused(group: dist.ProcessGroup) -> list[str]:
     of_shapes = torch.zeros(2, 8, 4), torch.zeros(2, 4, 5)
     for make, kind, said in (
         (lambda: MoE(4, 4, world + 1, 1, group=group), ArgumentError, f"as many experts on each of {world} ranks"),
-        (lambda: MoE(4, 4, world, world + 1, group=group), ArgumentError, "of them a token"),
+        (lambda: MoE(4, 4, world, world + 1, group=group), ArgumentError, f"a token has 1 to {world} of {world}"),
+        (lambda: MoE(4, 4, world, 1, group=group)(torch.zeros(3, 5)), ShapeError, "x has shape (3, 5): (..., 4)"),
+        (
+            lambda: MoE(4, 4, world, 1, group=group, router=torch.nn.Linear(4, 9))(torch.zeros(3, 4)), ShapeError,
+            f"the router gives 9 scores a token, and this layer has {world} experts",
+        ),
         (lambda: MoE.of(*of_shapes, 1, group=group), ShapeError, "down (2, 4, 5): (experts, 2 * hidden, width) and"),
     ):  # fmt: skip
         try:

@@ -147,7 +147,7 @@ def opchecked(group: dist.ProcessGroup) -> None:
         (op.moe_dispatch, (leaf(5, 4), counts, 9, name, None)),
         (op.moe_combine, (leaf(9, 4), counts, 5, name, None)),
         (op.expert_gradients, (leaf(9, 6).detach(), leaf(9, 4).detach(), counts, name, None)),
-        (op.gather_counts, (torch.full((1, 4), rank, dtype=torch.int32), name, None)),
+        (op.gather_counts, (torch.full((1, 4), rank, dtype=torch.int32), 3, 2, name, None)),
     ):
         torch.library.opcheck(operator.default, arguments)
 
@@ -224,3 +224,19 @@ def with_other_tokens(group: dist.ProcessGroup) -> str:
     except TileLinkError as e:
         return f"{type(e).__name__}: {e.message}"
     return "nothing"
+
+
+def with_a_failing_activation(group: dist.ProcessGroup) -> tuple[str, list[str]]:
+    """What a call raises whose activation raises on rank 1, and what is wrong of the good call after it."""
+    rank, world, call, said = dist.get_rank(group), dist.get_world_size(group), Layer((6,), 2, 2), "nothing"
+
+    def fails(rows: torch.Tensor) -> torch.Tensor:
+        if rank == 1:
+            raise ValueError("mine")
+        return rows.chunk(2, -1)[0]
+
+    try:
+        ops.mixture_of_experts(**call.operands(world)[rank], group=group, activation=fails)
+    except (TileLinkError, ValueError) as e:
+        said = f"{type(e).__name__}: {e}"
+    return said, call.errors(call.on(group), rank, world)

@@ -61,7 +61,7 @@ def test_under_autocast(pool: Pool) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"skewed": True, "capacity": 20}, "CapacityError: .*24 rows of routed on rank 0, which has room for 20"),
-    ({"expert": 9}, r"CapacityError: .*\[0, 0\] is -1: counts of rows are from 0 to"),
+    ({"expert": 9}, r"CapacityError: .*1 experts in topk_idx of rank 0 are out of range: they are 0 to \d, or -1"),
     ({"expert": -2}, r"CapacityError: .*\[0, 0\] is -1"),
 ]
 
@@ -80,6 +80,8 @@ def test_what_only_the_device_sees_is_an_error_on_every_rank(
     ("options", "said"),
     [
         ({"plan": "engine"}, "ScheduleError: plan is 'engine'; there are push, pull"),
+        ({"activation": "gelu"}, "ArgumentError: activation='gelu': a function of rows"),
+        ({"given": {"gate_up": torch.zeros(2, 31, 16)}}, r"ShapeError: gate_up has shape \(2, 31, 16\), down"),
         ({"tokens": 5}, "ArgumentError: tokens=5, and this rank has 6"),
         ({"given": {"topk_idx": torch.zeros(5, 2)}}, r"ShapeError: x, .* \(6, 16\), \(5, 2\), \(6, 2\)"),
         ({"given": {"topk_idx": torch.zeros(6, 2)}}, "ShapeError: topk_idx is torch.float32"),
@@ -98,4 +100,11 @@ def test_what_is_wrong_is_said(pool: Pool, options: dict[str, Any], said: str) -
 
 def test_ranks_with_other_numbers_of_tokens_say_so(pool: Pool) -> None:
     for (text,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.with_other_tokens)[:2]:
-        assert text.startswith("RankMismatchError")
+        assert re.match(r"RankMismatchError: .*rank 1 has the most tokens of a rank \(tokens=\) 5, rank 0 4", text)
+
+
+def test_an_activation_that_raises_on_one_rank_is_told_to_the_others(pool: Pool) -> None:
+    other, own = pool.results(on_ranks.on_groups, [(0, 1)], of_experts.with_a_failing_activation)[:2]
+    ((of_peer, wrong),), ((of_rank, wrong_too),) = other, own
+    assert of_rank == "ValueError: mine" and wrong == wrong_too == []
+    assert of_peer.startswith("RankFailedError") and "rank 1 raised ArgumentError: mine (ValueError of act" in of_peer

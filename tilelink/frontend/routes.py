@@ -200,7 +200,11 @@ class Routing:
         the dimension of rows at their sources, and along that at their homes."""
         table, world = self.array, self.array.shape[1]
         for e, s in np.argwhere((table < 0) | (table > MAX_ROWS)).tolist():
-            return f"{counts}[{e}, {s}] is {table[e, s]}: counts of rows are from 0 to {MAX_ROWS}"
+            said = f"{counts}[{e}, {s}] is {table[e, s]}: counts of rows are from 0 to {MAX_ROWS}"
+            if table[e, s] >= 0:
+                return said
+            wrong = f"{-table[e, s]} experts in topk_idx of rank {s} are out of range"
+            return f"{said}; in operators of experts, {wrong}: they are 0 to {len(table) - 1}, or -1 for none"
         by_home = table.reshape(world, -1, world).sum(2)
         for (dim, room), rows in zip(rooms.items(), (table.T, by_home), strict=True):
             for rank in np.flatnonzero(rows.sum(1) > np.array(room)).tolist():
@@ -208,7 +212,8 @@ class Routing:
                 expert = most if rows is not by_home else most + rank * by_home.shape[1]
                 return (
                     f"{rows[rank].sum()} rows of {dim} on rank {rank}, which has room for {room[rank]}; most of them, "
-                    f"{rows[rank, most]}, are of expert {expert}. No row was moved: make more room"
+                    f"{rows[rank, most]}, are of expert {expert}. No row was moved: give room for "
+                    f"{rows[rank].sum()}, in operators of experts by capacity="
                 )
         return ""
 

@@ -56,10 +56,10 @@ class MoE(nn.Module):
         super().__init__()
         self.group_name = name_of_group(group)
         world = world_of(self.group_name)
-        if experts < 1 or experts % world or not 1 <= top <= experts:
-            raise ArgumentError(
-                f"{experts} experts, {top} of them a token: as many experts on each of {world} ranks", Site.of_user()
-            )
+        if experts < 1 or experts % world:
+            raise ArgumentError(f"{experts} experts: as many experts on each of {world} ranks", Site.of_user())
+        if not 1 <= top <= experts:
+            raise ArgumentError(f"top={top}: a token has 1 to {experts} of {experts} experts", Site.of_user())
         self.width, self.hidden, self.experts, self.top = width, hidden, experts, top
         self.normalized, self.activation, self.plan = normalized, activation, plan
         self.tokens, self.capacity = tokens, capacity
@@ -108,7 +108,13 @@ class MoE(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., width) for the tokens (..., width) of this rank."""
-        scores = torch.softmax(self.router(x), -1, dtype=torch.float32)
+        if x.dim() < 1 or x.shape[-1] != self.width:
+            raise ShapeError(f"x has shape {tuple(x.shape)}: (..., {self.width})", Site.of_user())
+        scores = self.router(x)
+        if scores.shape[-1] != self.experts:
+            of_router = f"the router gives {scores.shape[-1]} scores a token"
+            raise ShapeError(f"{of_router}, and this layer has {self.experts} experts", Site.of_user())
+        scores = torch.softmax(scores, -1, dtype=torch.float32)
         weights, chosen = torch.topk(scores, self.top)
         if self.normalized:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -140,6 +146,6 @@ class MoE(nn.Module):
         told: dict[str, Any] = {"width": self.width, "hidden": self.hidden, "experts": self.experts, "top": self.top}
         said = ", ".join(f"{k}={v}" for k, v in told.items()) + f", {len(self.down)} experts of this rank"
         if self.tokens is not None:
-            mib = self.heap_bytes(self.tokens) / 2**20
-            said += f", {self.tokens} tokens a rank: room for {self.rows(self.tokens)} rows, {mib:.1f} MiB of a slot"
+            heap = f"{self.heap_bytes(self.tokens) / 2**10:,.0f} KiB of the symmetric heap"
+            said += f", {self.tokens} tokens a rank: room for {self.rows(self.tokens)} rows, {heap} for a call"
         return said

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tilelink.errors import ArgumentError, RankError, Site, WorldError
 from tilelink.runtime.group import Group
+from tilelink.runtime.process_group import ProcessGroup
 
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -103,6 +104,10 @@ def name_of_group(group: dist.ProcessGroup | DeviceMesh | str | None) -> str:
     processes. Raises WorldError, RankError, ArgumentError."""
     if isinstance(group, str):
         return group
+    lane: object = group
+    if isinstance(lane, Group) and not isinstance(lane, ProcessGroup):
+        of = f"group is a rank of a lane without processes, a {type(lane).__name__}"
+        raise ArgumentError(f"{of}: operators take a group of torch.distributed, under torchrun", Site.of_user())
     if not dist.is_available() or not dist.is_initialized():
         start = 'torch.distributed.init_process_group("gloo")'
         raise WorldError(f"there are no processes to group: call {start}", Site.of_user())
@@ -116,8 +121,8 @@ def name_of_group(group: dist.ProcessGroup | DeviceMesh | str | None) -> str:
     if members is outside:
         raise RankError("this process is no rank of the group: only its members call operators on it", Site.of_user())
     if not isinstance(members, dist.ProcessGroup):
-        lane = "of which tilelink.group made it, " if isinstance(members, Group) else ""
-        wanted = f"operators take a group of torch.distributed, {lane}or its name"
+        made = "of which tilelink.group made it, " if isinstance(members, Group) else ""
+        wanted = f"operators take a group of torch.distributed, {made}or its name"
         raise ArgumentError(f"group is a {type(members).__name__}: {wanted}", Site.of_user())
     return str(members.group_name)
 

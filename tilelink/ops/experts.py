@@ -265,13 +265,16 @@ class ExpertGradients(OfExperts):
 
 @dataclass
 class GatherCounts(OfExperts):
-    """The counts of all ranks, (experts of all ranks, world), from those of each: x is (1, experts of all ranks)."""
+    """The counts of all ranks, (experts of all ranks, world), from those of each: x is (1, experts of all ranks).
+    `tokens`: the most that a rank has, each at `top` experts."""
 
     name = "gather_counts"
     results = "Tensor"
     program = dispatch
 
     x: torch.Tensor
+    tokens: int
+    top: int
     group_name: str
     plan: str | None
 
@@ -280,7 +283,7 @@ class GatherCounts(OfExperts):
             raise ShapeError(f"{tuple(self.x.shape)} experts: as many on each of {self.members.world} ranks")
 
     def told(self) -> Mapping[str, Any]:
-        return {"experts": self.x.shape[1]}
+        return {"experts": self.x.shape[1], "top": self.top, "the most tokens of a rank (tokens=)": self.tokens}
 
     def run(self, path: Plain) -> torch.Tensor:
         return path.all_gather(self.x, [1] * self.members.world)().T.contiguous()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ShapeError, Site, public
+from tilelink.errors import ArgumentError, ShapeError, Site, TileLinkError, public
 from tilelink.ops import experts as made_of
+from tilelink.ops.agreement import agree
 from tilelink.ops.checks import cast_for, check_tensors, no_autocast
-from tilelink.ops.collectives import name_of_group, world_of
+from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.moe_routing import Routing, moe_routing
 
 
@@ -127,18 +129,40 @@ def mixture_of_experts(
         shapes = ", ".join(str(tuple(t.shape)) for t in (x, topk_idx, topk_weights))
         said = f"x, topk_idx and topk_weights have shapes {shapes}"
         raise ShapeError(f"{said}: (..., K), (..., top) and (..., top) of the same tokens", Site.of_user())
-    if gate_up.dim() != 3 or down.dim() != 3 or len(gate_up) != len(down):
+    width = x.shape[-1]
+    of_experts = gate_up.dim() == down.dim() == 3 and len(gate_up) == len(down)
+    if not of_experts or gate_up.shape[2] != width or gate_up.shape[1] % 2:
         raise ShapeError(
-            f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}: (experts, N, K) of the same experts",
+            f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}: (experts of a rank, 2 * hidden, K) "
+            f"and (experts of a rank, K, hidden) with K = {width}, as x has it",
             Site.of_user(),
         )
+    if not callable(activation):
+        raise ArgumentError(f"activation={activation!r}: a function of rows (n, 2 * hidden)", Site.of_user())
     name, top = name_of_group(group), topk_idx.shape[-1]
     experts = len(gate_up) * world_of(name)
     chosen = topk_idx.reshape(-1, top)
     routing = moe_routing(chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, plan=_torch(plan))
-    made = activation(dispatch_linear(x.reshape(-1, x.shape[-1]), gate_up, routing, plan=plan))
+    made = _activated(activation, dispatch_linear(x.reshape(-1, width), gate_up, routing, plan=plan), name)
     out = linear_combine(made, down, routing, topk_weights.reshape(-1, top), plan=plan)
     return out.reshape(*x.shape[:-1], down.shape[1])
+
+
+def _activated(activation: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, name: str) -> torch.Tensor:
+    """What a function of the user makes of rows. What it raises is told to the other ranks, which raise, too."""
+    if torch.compiler.is_compiling():
+        return activation(rows)
+    try:
+        return activation(rows)
+    except Exception as e:
+        failed = ArgumentError(f"{e} ({type(e).__name__} of activation)")
+
+        def tell() -> dict[str, str]:
+            raise failed
+
+        with suppress(TileLinkError):
+            agree(Members.named(name), rows.device, tell)
+        raise
 
 
 def _torch(plan: str | None) -> str | None:

@@ -118,6 +118,6 @@ def moe_routing(
     counts = torch.cat([torch.where(wrong > 0, -wrong, counts[:1]), counts[1:]])
     order = known.argsort(stable=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=ids.device))
-    gathered = gather_counts(x=counts[None], group_name=name, plan=plan)
+    gathered = gather_counts(x=counts[None], tokens=tokens, top=top, group_name=name, plan=plan)
     room = most if capacity is None else capacity
     return Routing(gathered, order, place, there.view(mine, top), tokens * top, room, name)
