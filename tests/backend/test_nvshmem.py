@@ -103,6 +103,7 @@ class TestGate:
         signals = (headers / "nvshmem_common_transport.h").read_text()
         assert f"NVSHMEM_SIGNAL_ADD = {primitives.ADD.value} " in signals
 
+    @pytest.mark.verify
     def test_rows_cross_to_each_node_once(self, example: Callable[[str], Any]) -> None:
         """Whoever is told may be on another node than where the rows went: after they have arrived. Inside a node
         nothing but loads and stores."""
@@ -110,6 +111,7 @@ class TestGate:
         main = judged(module.hierarchical_all_gather_matmul, module.relayed)
         assert main.ttgir.count(f'"{QUIET}"') == 1
 
+    @pytest.mark.verify
     def test_multicast_inside_nodes(self) -> None:
         """Near ranks add to the first word of a signal all at once, of 64 bits; rows cross with theirs."""
         main = judged(gather, all_gather_matmul.multicast.changed(gather={"tile": (64, None)}))

@@ -139,6 +139,7 @@ def run(tmp_path: Path, code: str = "", *flags: str, world: int = 2) -> list[int
     return [process.wait() for process in started]
 
 
+@pytest.mark.verify
 def test_a_rank_that_is_killed_is_named_by_the_others(tmp_path: Path) -> None:
     assert run(tmp_path, "", "--step", "killed") == [0, 0]
     begun, found = records(tmp_path / "node-dry-2.jsonl")

@@ -32,6 +32,7 @@ def test_programs_give_the_same(pool: Pool, plan: str) -> None:
     assert_right(pool, [(0, 1)], of_experts.wrong, BY_PROGRAMS, "interpret", plan)
 
 
+@pytest.mark.verify
 def test_programs_of_other_worlds_and_dtypes(pool: Pool) -> None:
     of_dtypes = [Layer((3,), dtype=dtype, seed=5) for dtype in (torch.float16, torch.bfloat16)]
     assert_right(pool, [(0, 1, 2)], of_experts.wrong, of_dtypes, "interpret")

@@ -183,7 +183,7 @@ def test_a_kernel_that_fits_on_no_sm(triton: TritonDriver, monkeypatch: pytest.M
     with pytest.raises(ScheduleError, match=r"fits on no SM: .*shared memory") as e:
         virtual_world(1, Compiling()).run(lambda group: Inputs(1, rows=64).call(group, other))
     assert e.value.site is not None and "all_gather_matmul(" in e.value.site.text
-    assert e.value.message.endswith(f"; the schedule: {push.site}")
+    assert e.value.message.endswith(f"; the schedule: {other.site}")
 
 
 def test_workers_that_are_not_resident() -> None:
