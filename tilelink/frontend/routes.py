@@ -203,8 +203,8 @@ class Routing:
             said = f"{counts}[{e}, {s}] is {table[e, s]}: counts of rows are from 0 to {MAX_ROWS}"
             if table[e, s] >= 0:
                 return said
-            wrong = f"{-table[e, s]} experts in topk_idx of rank {s} are out of range"
-            return f"{said}; in operators of experts, {wrong}: they are 0 to {len(table) - 1}, or -1 for none"
+            wrong = "1 wrong expert" if table[e, s] == -1 else f"{-table[e, s]} wrong experts"
+            return f"{said}; where topk_idx was given, rank {s} has {wrong}: 0 to {len(table) - 1}, or -1 for none"
         by_home = table.reshape(world, -1, world).sum(2)
         for (dim, room), rows in zip(rooms.items(), (table.T, by_home), strict=True):
             for rank in np.flatnonzero(rows.sum(1) > np.array(room)).tolist():
