@@ -239,9 +239,9 @@ def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
     if site and "'function' object is not subscriptable" in str(e):
         names = re.findall(r"(\w+)\[", site.text)
         plain = next((f for n in names if isinstance(f := function.__globals__.get(n), FunctionType)), None)
-        hint = "; what is launched so is a tile function: write @tk.tile above it"
-        if plain:
-            hint = f"{hint[:-2]}{plain.__name__} ({Site(plain.__code__.co_filename, plain.__code__.co_firstlineno)})"
+        code = plain.__code__ if plain else None
+        above = f"{code.co_name} ({Site(code.co_filename, code.co_firstlineno)})" if code else "it"
+        hint = f"; what is launched so is a tile function: write @tk.tile above {above}"
     if isinstance(e, NameError):
         code = function.__code__
         hint = similar(e.name, {*code.co_varnames, *code.co_names, *function.__globals__} - {e.name or ""})

@@ -3,6 +3,7 @@
 A notification waits until all that the tile has stored is visible to others. At the end of a tile that holds up the
 loads of the next one; behind the next main loop, the stores have long arrived. What is told later is told for certain,
 because tiles of such a role wait for nothing: the next tile comes to its main loop's end, whatever other workers do.
+(A read of a peer's input waits until that peer has entered the run, which no notification keeps back.)
 """
 
 from __future__ import annotations
