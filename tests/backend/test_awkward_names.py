@@ -65,6 +65,7 @@ def test_it_is_safe_and_can_be_shown_and_simulated(program: Program, schedule: s
     assert program.simulate(wanted, machine="h800", world=3, sizes=sizes).makespan_us > 0
 
 
+@pytest.mark.verify
 def test_the_kernels_compile() -> None:
     """For a GPU, uneven parts and all."""
     jobs = []

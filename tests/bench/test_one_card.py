@@ -76,6 +76,7 @@ def test_signals_of_peers_are_given_before_each_call(monkeypatch: pytest.MonkeyP
     assert group.rank == RANK
 
 
+@pytest.mark.verify
 def test_virtual_ranks_against_copies(tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_card, "WORLDS", (2,))
     path = tmp_path / "found.jsonl"
