@@ -34,9 +34,10 @@ class Place:
     """`device`: what records call it. `world(n)` makes a world. `capture()` captures a graph on the current stream;
     None where there are no graphs. `clock(call, before)`: microseconds that a call takes on the device after what
     `before()` enqueues, with a cache that holds nothing of it. `settle()` waits until the device is idle. `clocks()`:
-    MHz, and what else a time depends on. `probed`: forms that a probe has answered for. `on_gpu`: times say something,
-    and kernels bound their own waits. `sizes`: of the checks; `parts`: uneven ones for so many ranks; `gemms`: M, N and
-    K by name; `repeats`: of what is timed; `compilers`: processes that compile ahead, 0 for none; `sms`: of the device.
+    MHz, and what else a time depends on. `probed`: forms that a probe has answered for; `form`: that of kernels that
+    multiply. `on_gpu`: times say something, and kernels bound their own waits. `sizes`: of the checks; `parts`: uneven
+    ones for so many ranks; `gemms`: M, N and K by name; `repeats`: of what is timed; `compilers`: processes that
+    compile ahead, 0 for none; `sms`: of the device.
     """
 
     device: str
@@ -54,6 +55,7 @@ class Place:
     compilers: int = 0
     sms: int = 24
     probed: Probed = field(default_factory=Probed)
+    form: str = "portable"
 
 
 def gpu() -> Place:
@@ -69,7 +71,7 @@ def gpu() -> Place:
     return Place(
         device.name, device.place, True, world, _capture, _by_events, torch.cuda.synchronize, _clocks,
         {"M": 1024, "N": 768, "K": 512}, {2: (300, 33), 4: (5, 0, 300, 129)}, layers, 30, min(12, cores()),
-        device.sms, device.probed,
+        device.sms, device.probed, "specialised" if device.target.specialised else "portable",
     )  # fmt: skip
 
 

@@ -31,16 +31,17 @@ def probe(place: Place, report: Report) -> None:
     if not place.on_gpu:
         report.add("probe", ok=None, error="no GPU")
         return
-    ask(Card(CudaDevice()), report, few_queues)
+    ask(Card(CudaDevice()), report, few_queues, own_warps)
 
 
-def ask(card: Any, report: Report, queues: Callable[[], Found]) -> dict[str, bool]:
+def ask(card: Any, report: Report, queues: Callable[[], Found], warps: Callable[[], Found]) -> dict[str, bool]:
     """Asks a card everything, writes down what it says, and keeps the answers. A form that a card does not have is no
     finding: it is not used."""
     probes: dict[str, Callable[[], Found]] = {
         "virtual_ranks": lambda: virtual_ranks(card), "few_queues": queues,
         "stream_signals": lambda: stream_signals(card), "copies_beside_all_sms": lambda: beside_all_sms(card),
         "engines_in_graphs": lambda: engines_in_graphs(card), "graphs_together": lambda: graphs_together(card),
+        "own_warps": warps,
     }  # fmt: skip
     answers: dict[str, bool] = {}
     probed.write(card.stack, answers)  # what an earlier probe found holds no longer
@@ -79,17 +80,26 @@ def virtual_ranks(card: Any, kernels: int = 1) -> Found:
 
 def few_queues() -> Found:
     """Two kernels a rank through one queue. CUDA reads the number of queues once: another process asks."""
-    name = next(iter(QUEUES))
     code = "from bench.gpu.probe import through_one_queue; through_one_queue()"
-    env = os.environ | {name: "1"}
-    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=True)
-    found: Found = json.loads(said.stdout.splitlines()[-1])
-    return found
+    return elsewhere(["-c", code], 30, **{next(iter(QUEUES)): "1"})
 
 
 def through_one_queue() -> None:
     """What the process of `few_queues` does."""
     print(json.dumps(virtual_ranks(Card(CudaDevice()), kernels=2)))
+
+
+def own_warps() -> Found:
+    """The specialised form of kernels, in a process that can be ended: nothing bounds its barriers."""
+    return elsewhere(["-m", "bench.gpu.forms"], 60)
+
+
+def elsewhere(code: list[str], seconds: int, **env: str) -> Found:
+    """What another process of Python finds, and prints as its last line. Raises where it fails, or takes longer."""
+    command = [sys.executable, *code]
+    options: dict[str, Any] = {"env": os.environ | env, "capture_output": True, "text": True, "timeout": seconds}
+    found: Found = json.loads(subprocess.run(command, check=True, **options).stdout.splitlines()[-1])
+    return found
 
 
 def stream_signals(card: Any) -> Found:

@@ -34,14 +34,16 @@ def speed(place: Place, report: Report) -> None:
     of them."""
     for name, (m, n, k) in place.gemms.items():
         shape = f"M={m},N={n},K={k}"
-        about = {"dtype": "bfloat16", "world": 1, "shape": shape, "layer": name, "baseline": "cuBLAS (torch.matmul)"}
-        sets = _inputs(place, m, n, k)
+        about: dict[str, Any] = {"dtype": "bfloat16", "world": 1, "shape": shape, "layer": name, "form": place.form}
+        about["baseline"] = "cuBLAS (torch.matmul)"
+        sets = gemm_inputs(place, m, n, k)
         with report.case("GEMM without waits", op="matmul", schedule="gemm", **about) as found:
-            found |= _against(place, sets, _plain(place, sets))
+            found |= _against(place, sets, without_waits(place, sets))
         if ", gate" in name or not place.on_gpu:
             what = "GEMM with all signals set"
             with report.case(what, op="all_gather_matmul", schedule="push", **about) as found:
-                found |= _against(place, sets, _signals_set(place, sets) if place.on_gpu else _plain(place, sets))
+                ours = _signals_set if place.on_gpu else without_waits
+                found |= _against(place, sets, ours(place, sets))
 
 
 Tensors = list[tuple[torch.Tensor, torch.Tensor]]
@@ -49,7 +51,7 @@ Call = tuple[Callable[[int], None], Callable[[int], torch.Tensor]]
 """What is done before a call, out of its time, and the call, of one of the sets of inputs."""
 
 
-def _inputs(place: Place, m: int, n: int, k: int) -> Tensors:
+def gemm_inputs(place: Place, m: int, n: int, k: int) -> Tensors:
     """x (M, K) and a weight (K, N) that lies as nn.Linear keeps it, row by row of (N, K)."""
     random = torch.Generator(place.place).manual_seed(0)
 
@@ -98,7 +100,8 @@ def _world(place: Place, sets: Tensors) -> Any:
     return place.world(1, heap_bytes=4 * x.nbytes + (64 << 20)) if place.on_gpu else place.world(1)
 
 
-def _plain(place: Place, sets: Tensors) -> Call:
+def without_waits(place: Place, sets: Tensors) -> Call:
+    """The GEMM that waits for nothing."""
     if not place.on_gpu:
         world = _world(place, sets)
         return lambda k: None, lambda k: world.run(lambda group: matmul(*sets[k], schedule="gemm", group=group))[0]

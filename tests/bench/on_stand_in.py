@@ -18,8 +18,8 @@ class OnStandIn:
     def __init__(self) -> None:
         self.device = StandIn(sms=48)
 
-    def world(self, n: int, **options: Any) -> VirtualWorld:
-        self.device = StandIn(sms=48)
+    def world(self, n: int, device: StandIn | None = None, **options: Any) -> VirtualWorld:
+        self.device = device or StandIn(sms=48)
         return virtual_world(n, self.device, **options)
 
     def capture(self) -> AbstractContextManager[Any]:

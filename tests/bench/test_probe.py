@@ -12,10 +12,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bench.gpu import card, probe
+from bench.gpu import card, forms, probe
 from bench.gpu.place import dry
 from bench.gpu.report import Report
+from bench.gpu.right import Inputs
 from tests.bench.card_model import CardModel
+from tests.bench.on_stand_in import OnStandIn
+from tests.runtime.cuda_stand_in import StandIn
 from tilelink.runtime.cuda import probed
 from tilelink.runtime.cuda.probed import FORMS
 
@@ -32,7 +35,7 @@ def asked(tmp_path: Path, model: CardModel, queues: int = 1) -> tuple[dict[str, 
     path = tmp_path / "found.jsonl"
     other = CardModel(queues=queues, one_kernel=model.one_kernel)
     report = Report(path, "probe", dry(), "a command", 60)
-    answers = probe.ask(model, report, lambda: probe.virtual_ranks(other, kernels=2))
+    answers = probe.ask(model, report, lambda: probe.virtual_ranks(other, kernels=2), lambda: {"answer": True})
     return answers, [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -79,6 +82,25 @@ def test_a_probe_that_fails_takes_back_what_was_known(tmp_path: Path) -> None:
     assert set(FORMS) - set(answers) == {"engines_in_graphs", "graphs_together"}
     assert [r["error"] for r in found if r["ok"] is False] == ["ZeroDivisionError: division by zero"] * 2
     assert not probed.read("a model").allows("engines_in_graphs")
+
+
+@pytest.mark.parametrize(("right", "us", "answer"), [(True, 9.0, True), (True, 11.0, False), (False, 9.0, False)])
+def test_both_forms_are_asked_for_results_and_times(
+    right: bool, us: float, answer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A form that is wrong is not used, however fast, and none that is slower. (Here both are the portable one.)"""
+    monkeypatch.setattr(forms, "timed", lambda place, calls: [[10.0], [us]])
+    if not right:
+        monkeypatch.setattr(Inputs, "judge", lambda *_: {"ok": False})
+    found = forms.both_forms(OnStandIn().place(), lambda form: StandIn(sms=48))
+    assert found["right"] is right and found["forms"] == ["cpu"] and found["answer"] is answer
+    assert (found["portable_us"], found["specialised_us"]) == (10.0, us)
+
+
+def test_a_process_that_fails_gives_no_answer() -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        probe.elsewhere(["-c", "raise SystemExit(1)"], 30)
+    assert probe.elsewhere(["-c", "import os; print('loading'); print(os.environ['SAID'])"], 30, SAID="7") == 7
 
 
 def test_without_a_gpu(tmp_path: Path) -> None:

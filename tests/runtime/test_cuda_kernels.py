@@ -14,7 +14,7 @@ from triton.runtime import driver as triton_driver
 
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.inputs import Inputs
-from tilelink.backend.targets import TARGETS
+from tilelink.backend.targets import FORMS, TARGETS, Target
 from tilelink.errors import ResidencyError, ScheduleError, Site
 from tilelink.inspect.compile import compiled
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
@@ -65,14 +65,15 @@ class TritonDriver:
 
 
 class Library:
-    """Two workers of any kernel fit on an SM; each thread has `local` bytes of local memory, and 1024 on the device."""
+    """Two workers of any kernel, of `threads`, fit on an SM; each thread has `local` bytes of local memory, and 1024 on
+    the device."""
 
-    def __init__(self, local: int = 0) -> None:
-        self.local = local
+    def __init__(self, local: int = 0, threads: int = 256) -> None:
+        self.local, self.threads = local, threads
         self.grown: list[tuple[int, int]] = []
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, found: Any, function: Any, threads: Any, shared: Any) -> int:
-        assert function.value > 0x7000 and threads.value == 256
+        assert function.value > 0x7000 and threads.value == self.threads
         found._obj.value = 2
         return 0
 
@@ -93,9 +94,9 @@ class Library:
 class Compiling(StandIn):
     """A device whose kernels are compiled for Hopper."""
 
-    def __init__(self, library: Library | None = None) -> None:
+    def __init__(self, library: Library | None = None, target: Target = HOPPER) -> None:
         super().__init__(sms=12)
-        self.target, self.library = HOPPER, library or Library()
+        self.target, self.library = target, library or Library()
 
     def load(self, prepared: Prepared, kernel: str, arguments: Mapping[str, Any]) -> Kernel:
         self.loads.append(kernel)
@@ -144,6 +145,41 @@ def test_other_alignments_are_other_kernels(triton: TritonDriver) -> None:
 
     ranks.run(body)
     assert len(device.loads) == 2 and len(triton.launched) == 4
+
+
+WIDE = push.changed(gather={"count": 2, "tile": (32, 64)}, matmul={"tile": (64, 64, 64)})
+
+
+@pytest.mark.versions
+def test_arguments_of_the_specialised_form(triton: TritonDriver) -> None:
+    """Its descriptors say how blocks lie in shared memory; a worker has the warps that load, too."""
+    device = Compiling(Library(threads=384), FORMS["sm_90+warps"])
+    ranks = virtual_world(2, device)
+    x, weight = torch.ones(64, 64).bfloat16(), torch.ones(128, 64).bfloat16()
+    ranks.run(lambda group: [all_gather_matmul(x, weight.T, schedule=WIDE, group=group, slot=0) for _ in range(2)])
+    assert device.loads == ["all_gather_matmul"] * 2 and len(triton.launched) == 4
+    (known,) = ranks.groups[1]._known.values()
+    assert "warp_specialize" in known[0].record.prepared.lowered.source
+    by_name = dict(zip(known[0].steps[-1].names, triton.launched[-1][-1], strict=True))  # type: ignore[union-attr]
+    (blocks,) = (v for n, v in by_name.items() if n.startswith("weight_blocks"))
+    assert blocks.base.data_ptr() == weight.data_ptr()
+    assert blocks.layout.swizzle_byte_width == 128 and list(blocks.block_shape) == [64, 64]
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_call_that_the_specialised_form_does_not_take_has_the_portable_one() -> None:
+    """Each rank decides for its own tensors: where its weight lies, blocks can't be described on rank 1."""
+    device = Compiling(Library(threads=384), FORMS["sm_90+warps"])
+    ranks, x = virtual_world(2, device), torch.ones(64, 64).bfloat16()
+    weights = torch.ones(64, 128).bfloat16(), torch.ones(64, 129).bfloat16()[:, :128]
+
+    def body(group: CudaGroup) -> None:
+        device.library.threads = 256 if group.rank else 384
+        all_gather_matmul(x, weights[group.rank], schedule=WIDE, group=group, slot=0)
+
+    ranks.run(body)
+    forms = ["warp_specialize" in k[0].record.prepared.lowered.source for g in ranks.groups for k in g._known.values()]
+    assert forms == [True, False]
 
 
 @pytest.mark.usefixtures("triton")

@@ -30,7 +30,7 @@ def test_what_is_found_is_kept_for_its_stack() -> None:
 
 def test_forms_nobody_has_asked_for() -> None:
     assert {form for form in FORMS if not Probed().allows(form)} == {
-        "few_queues", "copies_beside_all_sms", "engines_in_graphs",
+        "few_queues", "copies_beside_all_sms", "engines_in_graphs", "own_warps",
     }  # fmt: skip
     assert "nobody has asked this GPU yet whether a copy" in Probed().why_not("copies_beside_all_sms")
     with pytest.raises(KeyError):

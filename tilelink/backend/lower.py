@@ -22,7 +22,7 @@ from tilelink.backend.gluon.takes import WARPS_OF_GROUP, taken
 from tilelink.backend.module import Kernel, Module
 from tilelink.backend.nvshmem import libraries
 from tilelink.backend.targets import Target
-from tilelink.errors import ScheduleError
+from tilelink.errors import FormError, ScheduleError
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.schedule import SMs
@@ -84,10 +84,19 @@ class Lowered:
     def sha256(self) -> str:
         return hashlib.sha256(self.source.encode()).hexdigest()
 
-    @cached_property
-    def sha256_everywhere(self) -> str:
-        """What all ranks agree on, of which each may load its own tensors in its own way."""
-        return lower(self.program, replace(self.facts, described=frozenset()), self.target).sha256
+
+def lower_as_taken(program: TileProgram, facts: Facts, target: Target) -> Lowered:
+    """A program for a target: where that is specialised and takes no such program, in the portable form."""
+    try:
+        return lower(program, facts, target)
+    except FormError:
+        return lower(program, facts, target.unspecialised)
+
+
+def sha256_everywhere(program: TileProgram, facts: Facts, target: Target) -> str:
+    """What all ranks agree on, of which each may load its own tensors in its own way, and have the form that takes
+    these."""
+    return lower(program, replace(facts, described=frozenset()), target.unspecialised).sha256
 
 
 @kept(256)

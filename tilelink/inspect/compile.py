@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from tilelink.backend.cache import load
+from tilelink.backend.descriptors import descriptor
 from tilelink.backend.lower import Lowered
 from tilelink.backend.parameters import Parameter
 from tilelink.backend.pipelining import check_fits
@@ -28,7 +29,6 @@ from tilelink.backend.targets import Target
 from tilelink.errors import TileLinkError
 from tilelink.frontend.ir import RANKS_DIM, Tensor
 from tilelink.frontend.sizes import Sizes
-from tilelink.frontend.values import ITEM_SIZE
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -90,8 +90,6 @@ def each_compiled(
 def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -> dict[str, Any]:
     """Arguments that Triton specialises a kernel for as it does for tensors of these sizes, as they are declared."""
     import torch
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
-    from triton.tools.tensor_descriptor import TensorDescriptor
 
     values: dict[str, Any] = {"heaps": torch.empty(1, dtype=torch.int64), "rank": 0, "slot": 0, "world": sizes.world}
     values["multicast"] = 2**40  # an address
@@ -103,12 +101,8 @@ def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -
         elif p.kind == "blocks":
             tensor = lowered.program.tensor(p.of)
             line = max(strides(tensor, sizes).values())
-            base = torch.empty(1, dtype=getattr(torch, tensor.dtype))
-            described = base, [line, line], [line, 1], list(p.block)
-            values[p.name] = (
-                GluonDescriptor(*described, layout_of(p.block, tensor.dtype)) if lowered.target.specialised
-                else TensorDescriptor(*described)
-            )  # fmt: skip
+            empty = torch.empty(0, dtype=getattr(torch, tensor.dtype), device="meta")
+            values[p.name] = descriptor(empty.as_strided((line, line), (line, 1)), p.block, lowered.target)
         elif p.kind == "size":
             values[p.name] = sizes.values[p.of]
         elif p.kind in ("table", "stamps", "running"):
@@ -116,14 +110,6 @@ def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -
         elif p.kind in ("at", "signals", "stage", "workers", "records"):
             values[p.name] = 16
     return {p.name: values[p.name] for p in parameters}
-
-
-def layout_of(block: tuple[int, ...], dtype: str) -> Any:
-    """How a block that a descriptor loads lies in shared memory, as matrix instructions read it."""
-    from triton.experimental.gluon.language import NVMMASharedLayout
-
-    size = ITEM_SIZE[dtype]
-    return NVMMASharedLayout(swizzle_byte_width=min(128, block[-1] * size), element_bitwidth=8 * size, rank=len(block))
 
 
 def _prepare() -> None:

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilelink.analysis.placement import Placement, shape_on
+from tilelink.backend.descriptors import descriptor
 from tilelink.backend.host import KernelLaunch, Place, Step
 from tilelink.backend.module import Kernel
 from tilelink.backend.parameters import TIMES, Parameter
@@ -188,7 +188,7 @@ class Run:
             case "blocks":
                 own, dims = self.own(parameter.of), prepared.program.tensor(parameter.of).dims
                 by_lines = own.movedim(dims.index(parameter.dim), -1)
-                return TensorDescriptor.from_tensor(by_lines, list(parameter.block))
+                return descriptor(by_lines, parameter.block, prepared.lowered.target)
             case "workers":
                 return prepared.allotment[parameter.of].workers
         assert parameter.kind == "run", parameter

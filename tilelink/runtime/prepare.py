@@ -19,7 +19,7 @@ from tilelink.analysis.unroll import BUDGET, check_budget, estimated, unroll
 from tilelink.backend.cache import load
 from tilelink.backend.facts import COPY_CHUNK, Facts
 from tilelink.backend.host import Step, host_plan
-from tilelink.backend.lower import Lowered, lower
+from tilelink.backend.lower import Lowered, lower_as_taken, sha256_everywhere
 from tilelink.backend.publishing import publishing_roles
 from tilelink.backend.targets import Target
 from tilelink.errors import ArgumentError, Site, StrideError, UnsafeProgramError
@@ -175,8 +175,8 @@ def prepare(
     if because and budget is not None:
         check_budget(program, sizes, because, sms=sms, budget=budget)
     allotment = allot(program, sizes, sms)
-    lowered = lower(program, Facts.of(program, sizes, arguments.lying, timed=call.timed), target)
-    prepared = Prepared(program, sizes, sms, allotment, lowered, load(lowered))
+    made = lower_as_taken(program, Facts.of(program, sizes, arguments.lying, timed=call.timed), target)
+    prepared = Prepared(program, sizes, sms, allotment, made, load(made))
     if because and budget is not None:
         prepared.report.raise_if_unsafe()
     elif program.on_engine or (because and estimated(program, sizes, sms=sms) <= BUDGET):
@@ -216,7 +216,7 @@ def same_call(call: Call, prepared: Prepared, slot: int) -> dict[str, Any]:
         **_same_program(prepared.program),
         "workers": dict(prepared.allotment),
         "slot": slot,
-        "kernel": prepared.lowered.sha256_everywhere[:16],
+        "kernel": sha256_everywhere(prepared.program, prepared.lowered.facts, prepared.lowered.target)[:16],
     }
 
 

@@ -25,7 +25,8 @@ class Target:
     `descriptors`: blocks are loaded through tensor descriptors, where their tensors allow it. `multicast`: the fabric
     stores to, and reduces over, all ranks of a node. `network`: some ranks are on other nodes, and reached by puts. A
     network's additions to a word are not atomic with a GPU's, so each has its own: there, a signal is two words of 64
-    bits, which a wait adds up. `tick_ns`: nanoseconds of a step of the chip's clock; None where time is logical.
+    bits, which a wait adds up. `specialised`: a role that multiplies has warps of its own for loading and notifying.
+    `tick_ns`: nanoseconds of a step of the chip's clock; None where time is logical.
     """
 
     name: str
@@ -78,6 +79,13 @@ class Target:
         if self.network or self.name not in SPECIALISED:
             raise TargetError(f"{self.name} has no specialised form; {', '.join(SPECIALISED)} has one")
         return replace(self, name=f"{self.name}+warps", module=SPECIALISED[self.name], specialised=True)
+
+    @property
+    def unspecialised(self) -> Target:
+        """The target of the portable form, on the same chip."""
+        if not self.specialised:
+            return self
+        return replace(self, name=self.chip, module=TARGETS[self.chip].module, specialised=False)
 
 
 PORTABLE, CUDA, AMD = (f"tilelink.backend.targets.{name}" for name in ("portable", "cuda", "amd"))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import triton
 
-from tilelink.backend.targets import TARGETS
+from tilelink.backend.targets import SPECIALISED, TARGETS
 from tilelink.errors import DeviceError, ResidencyError, ScheduleError, Site
 from tilelink.runtime.cuda import probed
 from tilelink.runtime.cuda.copies import row_copies
@@ -33,10 +33,11 @@ DEFAULT_QUEUES = 8
 class CudaDevice:
     """A CUDA device. `place`: where its tensors are. `sms`: its SMs. `queues`: so many streams go on without one
     waiting for what stands before it on another. `stack`: GPU, driver, torch and Triton; `probed`: what was found out
-    of them. Raises DeviceError where there is none, or one for which no kernels are lowered. Tests put a device in its
-    place that is none."""
+    of them. `specialised`: whether kernels have the specialised form where they can; by default, where a probe has seen
+    it right. Raises DeviceError where there is none, or one for which no kernels are lowered, and TargetError where it
+    has no such form. Tests put a device in its place that is none."""
 
-    def __init__(self, index: int | None = None) -> None:
+    def __init__(self, index: int | None = None, *, specialised: bool | None = None) -> None:
         site = Site.of_user()
         if not torch.cuda.is_available():
             built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
@@ -50,12 +51,14 @@ class CudaDevice:
             known = ", ".join(n for n, t in TARGETS.items() if t.backend == "cuda")
             raise DeviceError(f"{self.place} is a {properties.name} ({name}): kernels are made for {known}", site)
         self.name: str = properties.name
-        self.target = TARGETS[name]
         self.sms: int = properties.multi_processor_count
         self.queues = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", DEFAULT_QUEUES))
         versions = f"driver of CUDA {driver().version()}, torch {torch.__version__}, Triton {triton.__version__}"
         self.stack = f"{self.name}, {versions}"
         self.probed = probed.read(self.stack)
+        if specialised is None:
+            specialised = name in SPECIALISED and self.probed.allows("own_warps")
+        self.target = TARGETS[name].with_own_warps() if specialised else TARGETS[name]
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory for which torch's allocator waits, in the order of the current stream."""
@@ -170,14 +173,14 @@ def load(
     except triton.OutOfResources as e:
         raise ScheduleError(f"{jit.fn.__name__} fits on no SM: {e}") from None
     driver.room_for_stack(compiled.function)
-    shared = compiled.metadata.shared
+    shared, warps = compiled.metadata.shared, compiled.metadata.num_warps  # with those of the specialised form
     return Kernel(
         jit.fn.__name__,
         tuple(arguments),
         compiled.n_regs,
         compiled.n_spills,
         shared,
-        num_warps,
-        driver.workers_per_sm(compiled.function, num_warps * warp_size, shared),
+        warps,
+        driver.workers_per_sm(compiled.function, warps * warp_size, shared),
         compiled,
     )

@@ -97,9 +97,8 @@ def nodes_group(
     heaps = [tensor_at(at, layout.heap_bytes if at else 0, device.place) for at in where]
     table = [at or -(pe + 1) for at, pe in zip(where, pes, strict=True)]
     sms = device.sms - reserved
-    lane = NodesLane(
-        device, layout, heaps, sms, bounds, target=device.target.across_nodes(), per_node=per_node, table=table
-    )
+    target = device.target.unspecialised.across_nodes()
+    lane = NodesLane(device, layout, heaps, sms, bounds, target=target, per_node=per_node, table=table)
     initialise_kernels()
     return NodesGroup(process_group, lane, library)
 

@@ -30,6 +30,7 @@ FORMS = {
     "engines_in_graphs": Form(
         False, "whether a graph runs a branch of copies beside the kernel that waits for their signals"
     ),
+    "own_warps": Form(False, "whether the specialised form of kernels computes what it should"),
     "graphs_together": Form(True, "whether graphs that wait for each other can be launched one after the other"),
 }
 """The forms that a probe switches."""

@@ -1,0 +1,24 @@
+"""Tensor descriptors: what a kernel is given of a tensor whose blocks it loads whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tilelink.backend.targets import Target
+
+
+def descriptor(tensor: torch.Tensor, block: tuple[int, ...], target: Target) -> Any:
+    """The descriptor of a tensor whose last dimension is contiguous, for blocks of a shape, as kernels for a target
+    take it. Gluon's also says how a block lies in shared memory: as matrix instructions read it."""
+    described = tensor, list(tensor.shape), list(tensor.stride()), list(block)
+    if not target.specialised:
+        return TensorDescriptor(*described)
+    from triton.experimental.gluon.language import NVMMASharedLayout  # here: no other form needs Gluon
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+
+    size = tensor.element_size()
+    swizzled = min(128, block[-1] * size)
+    return GluonDescriptor(*described, NVMMASharedLayout(swizzled, element_bitwidth=8 * size, rank=len(block)))
