@@ -13,8 +13,9 @@ from shlex import join
 
 from bench.gpu import machine, one_card, others, probe, right, speed, timelines, vain
 from bench.gpu.place import Place, dry, gpu
-from bench.gpu.report import COMPILED, OutOfTimeError, Report
-from bench.gpu.supervise import FOUND, GRACE, NO_DEVICE, NO_END, RIGHT, Ending, supervised
+from bench.gpu.report import COMPILED, OUT_OF_TIME, OutOfTimeError, Report
+from bench.gpu.summary import lines_of, summed_up
+from bench.gpu.supervise import GRACE, IN_ORDER, NO_DEVICE, patience, supervised
 from bench.progress import began, begin, say
 from tilelink.errors import DeviceError
 
@@ -41,7 +42,8 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the steps; returns 0 if all was right, 1 for findings, 3 where a step came to no end, 2 without a GPU."""
+    """Runs the steps; returns 0 if all was right, 1 for findings, 3 where a step came to no end or ran out of time, 2
+    without a GPU."""
     argv = list(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(argv)
     out: Path = args.out or Path(os.environ.get("OUT") or RESULTS)
@@ -55,18 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = out / f"gpu-{name}.jsonl"
     if args.began is not None:
         begin(args.began)
-        return FOUND if here(place, path, args.step, command) else RIGHT
+        here(place, path, args.step, command)
+        return IN_ORDER
     if args.step is None:
         path.write_text("")
-    endings = [_in_a_process(place, path, step, argv) for step in ([args.step] if args.step else STEPS)]
-    found, ended = sum(e.code == FOUND for e in endings), [e for e in endings if e.error]
-    say(f"{found} steps with findings, {len(ended)} that came to no end; all of it is in {path}")
-    return NO_END if ended else int(found > 0)
+    earlier = len(lines_of(path))
+    for step in [args.step] if args.step else STEPS:
+        _in_a_process(place, path, step, argv)
+    return summed_up(path, earlier)
 
 
 def here(place: Place, path: Path, step: str, command: str) -> int:
     """Runs a step in this process; how many findings it had."""
-    seconds, run = STEPS[step]
+    seconds, run = patience(STEPS[step][0], place.on_gpu), STEPS[step][1]
     report = Report(path, step, place, command, seconds - GRACE)
     report.begun()
     faulthandler.dump_traceback_later(seconds)
@@ -79,14 +82,15 @@ def here(place: Place, path: Path, step: str, command: str) -> int:
     return report.failed
 
 
-def _in_a_process(place: Place, path: Path, step: str, argv: Sequence[str]) -> Ending:
+def _in_a_process(place: Place, path: Path, step: str, argv: Sequence[str]) -> None:
     """Runs a step in a process of its own; that it came to no end is a finding, too."""
-    seconds, _ = STEPS[step]
+    seconds = patience(STEPS[step][0], place.on_gpu)
     said = [] if "--step" in argv else ["--step", step]
     ending = supervised("bench.gpu", [*argv, *said, "--began", repr(began())], step, seconds, path)
-    if ending.error:
-        Report(path, step, place, join(argv), 0).add("the step as a whole", ok=False, error=ending.error)
-    return ending
+    if ending.verdict:
+        ok = None if ending.verdict == OUT_OF_TIME else False
+        report = Report(path, step, place, join(argv), 0)
+        report.add("the step as a whole", ok=ok, verdict=ending.verdict, error=ending.error)
 
 
 def _compiled_only(out: Path, command: str, why: str) -> int:

@@ -38,8 +38,8 @@ def one_card(place: Place, report: Report) -> None:
                     about: dict[str, Any] = {"op": program.name, "dtype": "bfloat16", "world": world, "layer": name}
                     about |= {"schedule": schedule, "shape": f"M={m},N={n},K={k}"}
                     what = "fused on virtual ranks against copies, then cuBLAS"
-                    if place.capture is None or by_engine(schedule, program):
-                        why = "there are no graphs here" if place.capture is None else "copy engines are not in graphs"
+                    if not place.on_gpu or by_engine(schedule, program):
+                        why = "copy engines are not in graphs" if place.on_gpu else "no GPU"
                         report.add(what, ok=None, error=why, **about)
                         continue
                     with report.case(what, baseline="copies, then torch.matmul", **about) as found:
@@ -52,13 +52,11 @@ def _virtual(place: Place, program: Program, schedule: str, world: int, shape: t
     x = [_numbers(place, m // world if gathers else m, k, r) for r in range(world)]
     weight = [_numbers(place, n, k, world + r).T for r in range(world)]
     ranks = place.world(world, heap_bytes=_heap(m, n, k, gathers, 2))
-    capture = place.capture
-    assert capture is not None
 
     def body(group: Any) -> tuple[Any, torch.Tensor]:
         mine = x[group.rank], weight[group.rank]
         program.prepare(*mine, schedule=schedule, group=group)
-        with capture() as graph:
+        with place.capture(group) as graph:
             out = program(*mine, schedule=schedule, group=group)
         return graph, out
 
@@ -171,7 +169,7 @@ def over_the_link(
         (given.before, given.call), (_nothing, unfused), (_nothing, lambda: torch.matmul(full, weight))
     ]  # fmt: skip
     mine, other, gemm = timed(place, [(_of(before), _of(do)) for before, do in forms])
-    found = {"rel_rms": rms, "clocks": place.clocks(), **spread(mine), "baseline_us": spread(other)}
+    found = {"rel_rms": rms, "clocks": place.clocks(unfused), **spread(mine), "baseline_us": spread(other)}
     found |= {"gemm_us": spread(gemm), "overlap_efficiency": None, "speedup": None}
     if place.on_gpu:
         beside = median(other) - median(gemm)
@@ -217,7 +215,8 @@ def _against(place: Place, fused: Callable[[], list[torch.Tensor]], unfused: Cal
         return {"ok": False, "rel_rms": None if rms == float("inf") else rms, "error": "the result is wrong"}
     mine, other = timed(place, [(_of(_nothing), _of(fused)), (_of(_nothing), _of(unfused))])
     ratio = round(median(other) / median(mine), 4) if place.on_gpu else None
-    return {"rel_rms": rms, "clocks": place.clocks(), **spread(mine), "speedup": ratio, "baseline_us": spread(other)}
+    found = {"rel_rms": rms, "clocks": place.clocks(unfused), **spread(mine)}
+    return found | {"speedup": ratio, "baseline_us": spread(other)}
 
 
 def _some(result: torch.Tensor) -> slice:

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from bench.gpu.recorded import recorded
 from bench.records import cores
 from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.cuda.clock import device_us
 from tilelink.runtime.cuda.device import CudaDevice
-from tilelink.runtime.cuda.probed import Probed
+from tilelink.runtime.cuda.probed import FORMS, Probed
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
 
 Sizes = Mapping[str, int]
@@ -27,27 +28,29 @@ GEMMS = {
 """Hidden and intermediate sizes of the six MLPs of the paper (TileLink, MLSys 2025, section 7), whose M is 8192."""
 FLUSHED = 256 << 20
 """Bytes that are written before a call that is timed: more than the cache of any GPU."""
+LONGEST_ASKED = 5.0
+"""Seconds that nvidia-smi has to say the clocks."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """`device`: what records call it. `world(n)` makes a world. `capture()` captures a graph on the current stream;
-    None where there are no graphs. `clock(call, before)`: microseconds that a call takes on the device after what
-    `before()` enqueues, with a cache that holds nothing of it. `settle()` waits until the device is idle. `clocks()`:
-    MHz, and what else a time depends on. `probed`: forms that a probe has answered for; `form`: that of kernels that
-    multiply. `on_gpu`: times say something, and kernels bound their own waits. `sizes`: of the checks; `parts`: uneven
-    ones for so many ranks; `gemms`: M, N and K by name; `repeats`: of what is timed; `compilers`: processes that
-    compile ahead, 0 for none; `sms`: of the device.
+    """`device`: what records call it. `world(n)` makes a world. `capture(group)` captures what a rank calls, as a
+    graph on the current stream, for `group.replay`. `clock(call, before)`: microseconds that a call takes on the device
+    after what `before()` enqueues, with a cache that holds nothing of it. `settle()` waits until the device is idle.
+    `clocks(busy)`: MHz, and what else a time depends on, while the device does what `busy()` enqueues again and again.
+    `probed`: forms that a probe has answered for; `form`: that of kernels that multiply. `on_gpu`: times say something,
+    and kernels bound their own waits. `sizes`: of the checks; `parts`: uneven ones for so many ranks; `gemms`: M, N and
+    K by name; `repeats`: of what is timed; `compilers`: processes that compile ahead, 0 for none; `sms`: of the device.
     """
 
     device: str
     place: torch.device
     on_gpu: bool
     world: Callable[..., Any]
-    capture: Callable[[], AbstractContextManager[Any]] | None
+    capture: Callable[[Any], AbstractContextManager[Any]]
     clock: Callable[[Callable[[], Any], Callable[[], Any]], float]
     settle: Callable[[], None]
-    clocks: Callable[[], Mapping[str, float]]
+    clocks: Callable[[Callable[[], Any]], Mapping[str, float]]
     sizes: Sizes
     parts: Mapping[int, tuple[int, ...]]
     gemms: Mapping[str, tuple[int, int, int]]
@@ -75,7 +78,7 @@ def gpu() -> Place:
     )  # fmt: skip
 
 
-def _capture() -> AbstractContextManager[Any]:
+def _capture(group: Any) -> AbstractContextManager[Any]:
     graph = torch.cuda.CUDAGraph()
     return _Entered(torch.cuda.graph(graph, stream=torch.cuda.current_stream()), graph)
 
@@ -107,15 +110,25 @@ def _more_than_the_cache() -> torch.Tensor:
     return torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
 
 
-def _clocks() -> dict[str, float]:
-    """Of the GPU, now: MHz of its SMs and memory, watts, and degrees Celsius; as far as nvidia-smi says."""
+def _clocks(busy: Callable[[], Any]) -> dict[str, float]:
+    """Of the GPU while it does what `busy()` enqueues: MHz of its SMs and memory, watts, and degrees Celsius; as far as
+    nvidia-smi says. An idle GPU has other clocks than the one that was timed."""
     asked = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "watts", "temperature.gpu": "celsius"}
+    asked |= {"power.limit": "limit_watts"}
     command = ["nvidia-smi", f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits"]
     uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     try:
-        said = subprocess.run([*command, f"--id=GPU-{uuid}"], capture_output=True, text=True, timeout=5, check=True)
-        return dict(zip(asked.values(), map(float, said.stdout.split(",")), strict=True))
-    except (OSError, ValueError, subprocess.SubprocessError):
+        asks = subprocess.Popen([*command, f"--id=GPU-{uuid}"], stdout=subprocess.PIPE, text=True)
+    except OSError:
+        return {}
+    until = time.monotonic() + LONGEST_ASKED
+    while asks.poll() is None and time.monotonic() < until:
+        busy()
+        torch.cuda.synchronize()
+    asks.kill()
+    try:
+        return dict(zip(asked.values(), map(float, asks.communicate()[0].split(",")), strict=True))
+    except ValueError:
         return {}
 
 
@@ -128,12 +141,15 @@ def by_host(call: Callable[[], Any], before: Callable[[], Any] = lambda: None) -
 
 
 def dry() -> Place:
-    """The CPU: tiny sizes, no graphs. Of fewer columns the errors of rounding would vary too much."""
+    """The CPU: tiny sizes; calls that are recorded stand for graphs, and every form for one that was probed. Of fewer
+    columns the errors of rounding would vary too much."""
 
     def world(n: int, **options: Any) -> CpuWorld:
         return CpuWorld(n, **{"sms": 24, "heap_bytes": 1 << 20, "signal_bytes": 1 << 12} | options)
 
     return Place(
-        "none: kernels are interpreted", torch.device("cpu"), False, world, None, by_host, lambda: None, dict,
+        "none: kernels are interpreted", torch.device("cpu"), False, world, recorded, by_host, lambda: None,
+        lambda busy: {},
         {"M": 64, "N": 256, "K": 32}, {2: (20, 5), 4: (5, 0, 30, 9)}, {"tiny": (64, 32, 32)}, 2,
+        probed=Probed(dict.fromkeys(FORMS, True)),
     )  # fmt: skip

@@ -18,6 +18,9 @@ from bench.records import machine, versions
 MEASURED, COMPILED = "measured", "compiled"
 BEGUN = "begun"
 """What the first line of a step says."""
+RIGHT, WRONG, NOT_DONE, OUT_OF_TIME, DIED = "right", "wrong", "not done", "out of time", "died"
+"""Verdicts. What is out of time may be right: it was ended, or not begun, because the time of its step was over."""
+WORDS = {RIGHT: "ok", WRONG: "WRONG", NOT_DONE: "skipped", OUT_OF_TIME: "TIME", DIED: "DIED"}
 
 
 class Report:
@@ -41,10 +44,10 @@ class Report:
         is a finding, too."""
         found: dict[str, Any] = {}
         if self.over():
-            self.add(what, ok=None, error="not begun: the time of this step is over", **about)
+            self.add(what, ok=None, verdict=OUT_OF_TIME, error="not begun: the time of this step is over", **about)
             raise OutOfTimeError
         began = time.monotonic()
-        now_of(self.path).write_text(f"{what}: {_where(about)}")
+        now_of(self.path).write_text(f"{what}: {where_of(about)}")
         try:
             yield found
         except Exception as e:
@@ -64,12 +67,12 @@ class Report:
         """Tells whoever watches."""
         say(text)
 
-    def add(self, what: str, *, ok: bool | None, kind: str = MEASURED, **found: Any) -> None:
-        """Writes a finding."""
-        self._write(what, ok, kind, **found)
+    def add(self, what: str, *, ok: bool | None, kind: str = MEASURED, verdict: str = "", **found: Any) -> None:
+        """Writes a finding. `verdict`: by default what `ok` says."""
+        verdict = verdict or {True: RIGHT, False: WRONG, None: NOT_DONE}[ok]
+        self._write(what, ok, kind, verdict=verdict, **found)
         self.failed += ok is False
-        word = {True: "ok", False: "WRONG", None: "skipped"}[ok]
-        where = _where(found)
+        word, where = WORDS[verdict], where_of(found)
         ranks = f" on {found['world']} ranks" if found.get("world") else ""
         figure = f": {found['median_us']:.1f} us" if found.get("median_us") else ""
         versus = f", {found['speedup']:.3f} of {found['baseline']}" if found.get("speedup") else ""
@@ -80,7 +83,8 @@ class Report:
         kind = kind if self.place.on_gpu or kind == COMPILED else "interpreted"
         keys = ("op", "shape", "dtype", "world", "schedule", "rel_rms", "median_us", "min_us", "max_us", "repeats")
         blank = dict.fromkeys((*keys, "baseline", "speedup", "bound_us", "error"))
-        record = {"step": self.step, "kind": kind, "what": what, "ok": ok, **blank, **found, **self.about}
+        head = {"step": self.step, "kind": kind, "what": what, "ok": ok, "verdict": NOT_DONE}
+        record = {**head, **blank, **found, **self.about}
         with self.path.open("a") as file:
             file.write(json.dumps(record, default=str) + "\n")
 
@@ -90,7 +94,7 @@ def now_of(path: Path) -> Path:
     return path.with_suffix(".now")
 
 
-def _where(found: Mapping[str, Any]) -> str:
+def where_of(found: Mapping[str, Any]) -> str:
     """What tells cases of the same kind apart."""
     return " ".join(str(found[k]) for k in ("op", "dtype", "schedule", "shape") if found.get(k))
 

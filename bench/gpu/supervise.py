@@ -13,12 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gpu.report import now_of
+from bench.gpu.report import DIED, OUT_OF_TIME, now_of
 from bench.progress import say
 
-RIGHT, FOUND, NO_DEVICE, NO_END = 0, 4, 2, 3
-"""Exit codes of steps: no finding, findings, no device; and of a script whose steps did not all come to an end. A
-Python that dies of an error ends with 1, and so do we for findings alone."""
+FINDINGS, NO_DEVICE, NO_END = 1, 2, 3
+"""Exit codes of a script: for something wrong; without a device; where something did not come to its end."""
+IN_ORDER = 0
+"""The exit code of a step that came to its end, whatever it found. A Python that dies of an error ends with 1."""
+DRY = 5.0
+"""So much longer than on a GPU a step may take where kernels are interpreted, on a machine of any speed."""
 GRACE = 10.0
 """Seconds from when a step should end by itself to when it is ended."""
 QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
@@ -27,11 +30,12 @@ QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
 @dataclass(frozen=True)
 class Ending:
-    """How a step ended. `code`: its exit code, None where it was ended; `error`: what a record says of one that came
-    to no end by itself, or ""."""
+    """How a step ended. `code`: its exit code, None where it was ended; `verdict`, `error`: what a record says of one
+    that came to no end by itself, or ""."""
 
     code: int | None
-    error: str
+    verdict: str = ""
+    error: str = ""
 
 
 def supervised(
@@ -48,12 +52,19 @@ def supervised(
     finally:
         end_session(process)
     say(f"step {step}: {time.monotonic() - began:.0f} s")
-    if code in (RIGHT, FOUND):
-        return Ending(code, "")
     at = now_of(path)
     where = f" at {at.read_text()}" if at.exists() else ""
-    ending = f"was ended after {seconds + GRACE:.0f} s" if code is None else f"ended with exit code {code}"
-    return Ending(code, ending + where)
+    at.unlink(missing_ok=True)
+    if code == IN_ORDER:
+        return Ending(code)
+    if code is None:
+        return Ending(code, OUT_OF_TIME, f"was ended after {seconds + GRACE:.0f} s{where}")
+    return Ending(code, DIED, f"ended with exit code {code}{where}")
+
+
+def patience(seconds: float, on_gpu: bool) -> float:
+    """How long a step may take here that may take so many seconds on a GPU."""
+    return seconds if on_gpu else DRY * seconds
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:

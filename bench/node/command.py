@@ -11,13 +11,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 from shlex import join
+from typing import Any
 
 import torch
 
-from bench.gpu.report import BEGUN, OutOfTimeError
-from bench.gpu.supervise import FOUND, GRACE, NO_DEVICE, NO_END, RIGHT, Ending, supervised
+from bench.gpu.report import DIED, OUT_OF_TIME, WORDS, OutOfTimeError
+from bench.gpu.summary import summed_up
+from bench.gpu.supervise import GRACE, IN_ORDER, NO_DEVICE, Ending, patience, supervised
 from bench.node import right, speed, vain
 from bench.node.ranks import Launched, Node, Store, joined
 from bench.node.report import NodeReport, of_rank
@@ -38,8 +41,9 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the steps on this rank; returns 0 if all was right, 1 for findings, 3 where a step came to no end on some
-    rank, 2 where torchrun did not start this process or there is no GPU."""
+    """Runs the steps on this rank; returns on rank 0 what `bench.gpu` does, on the others 0: torchrun ends all ranks as
+    soon as one returns something else, and rank 0 has more to write. 2 where torchrun did not start this process or
+    there is no GPU."""
     argv = list(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(argv)
     try:
@@ -56,31 +60,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = _path(args, launched)
     if args.began is not None:
         begin(args.began)
-        _leave(_here(launched, path, args, join(argv)))
+        _here(launched, path, args, join(argv))
+        _leave()
     if launched.rank == 0:
         path.unlink(missing_ok=True)
     store = launched.store("bench.node", serves=True)
-    found = ended = 0
     for step in [args.step] if args.step else STEPS:
-        seconds, _ = STEPS[step]
+        seconds = patience(STEPS[step][0], not args.dry)
         said = ["--step", step] if args.step is None else []
         mine = of_rank(path, launched.rank) if launched.rank else path
         ending = supervised("bench.node", [*argv, *said, "--began", repr(began())], step, seconds, mine)
-        endings = _endings(store, launched, step, ending)
-        found += any(e.code == FOUND for e in endings.values())
-        if broken := {r: e.error for r, e in endings.items() if e.error}:
-            ended += 1
-            if launched.rank == 0:
-                _write_broken(path, step, broken)
-    if launched.rank == 0:
-        say(f"{found} steps with findings, {ended} that came to no end; all of it is in {path}")
-        if args.dry:
-            say(f"a dry run on {launched.world} CPU ranks, kernels interpreted: {_counted(path)}; nothing was timed")
+        broken = {r: e for r, e in _endings(store, launched, step, ending, seconds).items() if e.verdict}
+        if broken and launched.rank == 0:
+            _write_broken(path, step, broken)
     if launched.rank:
         store.add("met/the end", 1)
-    else:  # which may keep the store that the others ask
-        _meet(store, launched, "the end", 60)
-    return NO_END if ended else int(found > 0)
+        return IN_ORDER
+    _meet(store, launched, "the end", 60)  # this rank may keep the store that the others ask
+    if args.dry:
+        say(f"a dry run on {launched.world} CPU ranks, kernels interpreted: nothing was timed")
+    return summed_up(path)
 
 
 def _path(args: argparse.Namespace, launched: Launched) -> Path:
@@ -90,9 +89,10 @@ def _path(args: argparse.Namespace, launched: Launched) -> Path:
     return out / f"node-{device}-{launched.world}.jsonl"
 
 
-def _here(launched: Launched, path: Path, args: argparse.Namespace, command: str) -> int:
-    """Runs a step as a rank, in this process; its exit code."""
-    step, (seconds, run) = args.step, STEPS[args.step]
+def _here(launched: Launched, path: Path, args: argparse.Namespace, command: str) -> None:
+    """Runs a step as a rank, in this process."""
+    step, run = args.step, STEPS[args.step][1]
+    seconds = patience(STEPS[step][0], not args.dry)
     faulthandler.dump_traceback_later(seconds)
     node = joined(launched, step, args.dry, args.nodes)
     whole = f"torchrun --nproc-per-node {launched.per_node} -m bench.node {command}"
@@ -104,26 +104,27 @@ def _here(launched: Launched, path: Path, args: argparse.Namespace, command: str
         node.told("done", "")
     else:  # the store of rank 0's process group is needed until all are here
         node.heard("done", 0)
-    return FOUND if report.failed else RIGHT
 
 
-def _leave(code: int) -> None:
+def _leave() -> None:
     """Ends the process without the ends of what it uses: those of a process group wait for peers that may be gone."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(IN_ORDER)
 
 
-def _endings(store: Store, launched: Launched, step: str, ending: Ending) -> dict[int, Ending]:
+def _endings(
+    store: Store, launched: Launched, step: str, ending: Ending, seconds: float
+) -> dict[int, Ending]:
     """How a step ended on every rank. The rank that the step kills has ended well."""
     if step == KILLED and launched.rank == launched.world - 1 and ending.code == -9:
-        ending = Ending(RIGHT, "")
-    store.set(f"{step}/{launched.rank}", json.dumps([ending.code, ending.error]))
-    _meet(store, launched, step, STEPS[step][0] + 3 * GRACE)
+        ending = Ending(IN_ORDER)
+    store.set(f"{step}/{launched.rank}", json.dumps(astuple(ending)))
+    _meet(store, launched, step, seconds + 3 * GRACE)
     found = {}
     for rank in range(launched.world):
         key = f"{step}/{rank}"
-        found[rank] = Ending(*json.loads(store.get(key))) if store.check([key]) else Ending(None, "its process is gone")
+        found[rank] = Ending(*json.loads(store.get(key))) if store.check([key]) else Ending(None, DIED, "is gone")
     return found
 
 
@@ -135,20 +136,16 @@ def _meet(store: Store, launched: Launched, where: str, patience: float) -> None
         time.sleep(0.02)
 
 
-def _write_broken(path: Path, step: str, broken: dict[int, str]) -> None:
+def _write_broken(path: Path, step: str, broken: dict[int, Ending]) -> None:
     """The record of a step that came to no end on some ranks."""
-    error = "; ".join(f"rank {rank} {what}" for rank, what in broken.items())
-    record = {"step": step, "what": "the step as a whole", "ok": False, "error": error, "wrong_ranks": [*broken]}
+    error = "; ".join(f"rank {rank} {ending.error}" for rank, ending in broken.items())
+    verdict = DIED if any(e.verdict == DIED for e in broken.values()) else OUT_OF_TIME
+    ok = None if verdict == OUT_OF_TIME else False
+    record: dict[str, Any] = {"step": step, "what": "the step as a whole", "ok": ok, "verdict": verdict, "error": error}
+    record |= {"wrong_ranks": [*broken]}
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
-    say(f"WRONG   step {step}: {error}")
-
-
-def _counted(path: Path) -> str:
-    """How many cases were right, wrong and passed over."""
-    records = map(json.loads, path.read_text().splitlines())
-    said = [r["ok"] for r in records if "ok" in r and r["what"] != BEGUN]
-    return f"{said.count(True)} right, {said.count(False)} wrong, {said.count(None)} passed over"
+    say(f"{WORDS[verdict]:<7} step {step}: {error}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ import torch
 
 from bench.gpu import others
 from bench.gpu.place import gpu
-from bench.gpu.right import POISON, REPLAYS, by_engine, compile_ahead
+from bench.gpu.right import DRY_REPLAYS, POISON, REPLAYS, by_engine, compile_ahead
 from bench.gpu.supervise import QUEUES
 from bench.node.ranks import Node, uneven
 from bench.node.report import NodeReport
@@ -83,9 +83,7 @@ def graphs(node: Node, report: NodeReport) -> None:
     for schedule in schedules(node, all_gather_matmul):
         about: dict[str, Any] = {"op": "all_gather_matmul", "dtype": "bfloat16", "world": node.world}
         with report.case("graph replayed with changing inputs", schedule=schedule, **about) as found:
-            if node.place.capture is None:
-                found |= {"ok": None, "error": "there are no graphs here"}
-            elif by_engine(schedule) and not node.place.probed.allows("engines_in_graphs"):
+            if by_engine(schedule) and not node.place.probed.allows("engines_in_graphs"):
                 found |= {"ok": None, "error": node.place.probed.why_not("engines_in_graphs")}
             else:
                 found |= _replays(node, group, schedule)
@@ -97,12 +95,11 @@ def _replays(node: Node, group: Any, schedule: str) -> dict[str, Any]:
     x, weight = (given[0][n].clone().to(node.place.place) for n in ("x", "weight"))
     options: dict[str, Any] = {"schedule": schedule, "group": group, "parts": sets[0].said}
     all_gather_matmul.prepare(x, weight, **options)
-    capture = node.place.capture
-    assert capture is not None
-    with capture() as graph:
+    replays = REPLAYS if node.place.on_gpu else DRY_REPLAYS
+    with node.place.capture(group) as graph:
         out = all_gather_matmul(x, weight, **options)
     kept = []
-    for k in range(REPLAYS):
+    for k in range(replays):
         x.copy_(given[k % 3]["x"]), weight.copy_(given[k % 3]["weight"])
         out.fill_(POISON)
         group.replay(graph)
@@ -112,4 +109,4 @@ def _replays(node: Node, group: Any, schedule: str) -> dict[str, Any]:
         right = sets[k % 3].right[node.rank][0]
         if not torch.equal(result.cpu(), right.to(result.dtype)):
             return {"ok": False, "error": f"replay {k} is wrong"}
-    return {"exact": True, "repeats": REPLAYS}
+    return {"exact": True, "repeats": replays}

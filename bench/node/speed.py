@@ -67,9 +67,8 @@ def layer(node: Node, report: NodeReport, group: Any, gathers: bool, shape: tupl
         _agree(node, refused, form)
     forms = {form: do for form, do in forms.items() if form not in refused}
     group.synchronize()
-    clocks = [node.place.clocks()]
     times, late = timed(node, forms)
-    clocks.append(node.place.clocks())
+    clocks = node.place.clocks(lambda: torch.matmul(x, weight))
     wrong = {form: why for form, why in refused.items() if form.startswith(FUSED)}
     found: dict[str, Any] = {TIMES: times, "late": late, "clocks": clocks, "refused": refused, "ok": not wrong}
     return found | ({"error": str(wrong)} if wrong else {})

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.gpu.place import Place, by_host, dry
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
+from tilelink.runtime.cuda.probed import Probed
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
 
 
@@ -22,7 +23,7 @@ class OnStandIn:
         self.device = device or StandIn(sms=48)
         return virtual_world(n, self.device, **options)
 
-    def capture(self) -> AbstractContextManager[Any]:
+    def capture(self, group: Any) -> AbstractContextManager[Any]:
         return self.device.capture()
 
     def settle(self) -> None:
@@ -34,5 +35,6 @@ class OnStandIn:
         return us
 
     def place(self) -> Place:
-        mine = {"world": self.world, "capture": self.capture, "clock": self.clock, "settle": self.settle}
+        mine: dict[str, Any] = {"probed": Probed()}  # nobody has asked it
+        mine |= {"world": self.world, "capture": self.capture, "clock": self.clock, "settle": self.settle}
         return replace(dry(), on_gpu=True, gemms={"tiny, gate": (64, 32, 32)}, **mine)

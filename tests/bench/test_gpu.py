@@ -16,10 +16,11 @@ import pytest
 import torch
 
 import bench.gpu.place
-from bench.gpu import command, others, right, speed, supervise, vain
+from bench.gpu import command, others, recorded, right, speed, supervise, vain
 from bench.gpu.command import STEPS, main
 from bench.gpu.place import Place, by_host, dry
-from bench.gpu.report import BEGUN, OutOfTimeError, Report
+from bench.gpu.report import BEGUN, DIED, OUT_OF_TIME, WRONG, OutOfTimeError, Report
+from bench.gpu.summary import ratios
 from bench.operands import Operands
 from bench.references import ROUNDED
 from tests.bench.on_stand_in import OnStandIn
@@ -139,7 +140,7 @@ def test_the_cache_is_flushed_between_what_is_before_and_the_call(monkeypatch: p
 
 
 def test_figures_say_at_which_clocks(tmp_path: Path) -> None:
-    place = replace(OnStandIn().place(), clocks=lambda: {"sm_mhz": 1980.0})
+    place = replace(OnStandIn().place(), clocks=lambda busy: {"sm_mhz": busy() is not None and 1980.0})
     for record in reported(speed.speed, tmp_path, place):
         assert record["clocks"] == {"sm_mhz": 1980.0}
 
@@ -184,7 +185,7 @@ def test_what_is_left_when_the_time_is_over_is_not_begun(tmp_path: Path) -> None
     with pytest.raises(OutOfTimeError):
         reported(right.first, tmp_path, dry(), seconds=-1)
     (found,) = records(tmp_path / "found.jsonl")
-    assert found["ok"] is None and "not begun" in found["error"]
+    assert (found["ok"], found["verdict"]) == (None, OUT_OF_TIME) and "not begun" in found["error"]
 
 
 # ---- steps in processes
@@ -233,24 +234,37 @@ command.STEPS = {{"hangs": (600.0, hang), "first": (60.0, right.first)}}
     assert main(["--dry", "--out", str(tmp_path)]) == 3
     begun, hung, other, *results = records(tmp_path / "gpu-dry.jsonl")
     assert (begun["step"], begun["what"], other["step"], other["what"]) == ("hangs", BEGUN, "first", BEGUN)
-    assert (hung["what"], hung["ok"]) == ("the step as a whole", False)
-    assert hung["error"] == "was ended after 600 s at a case: matmul gemm"
+    assert (hung["what"], hung["ok"], hung["verdict"]) == ("the step as a whole", None, OUT_OF_TIME)
+    assert hung["error"] == "was ended after 3000 s at a case: matmul gemm"
     assert [r["ok"] for r in results] == [True, True]
     with pytest.raises(ProcessLookupError):
         os.kill(int(started.read_text()), 0)
 
 
-def test_a_step_that_dies_or_has_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_dies_or_is_late_or_has_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has a verdict of its own, is said again at the end, and in the exit code."""
     code = """
-command.STEPS = {"dies": (60.0, lambda place, report: sys.exit(1)),
+def late(place, report):
+    report.until = 0
+    with report.case("a case"):
+        pass
+command.STEPS = {"dies": (60.0, lambda place, report: sys.exit(1)), "late": (60.0, late),
                  "finds": (60.0, lambda place, report: report.add("something", ok=False, error="is wrong"))}
 """
     steps_are(monkeypatch, tmp_path, code)
-    for step, code_of_main, error in (("dies", 3, "ended with exit code 1"), ("finds", 1, "is wrong")):
+    for step, code_of_main, verdict, error in (
+        ("dies", 3, DIED, "ended with exit code 1"),
+        ("late", 3, OUT_OF_TIME, "not begun: the time of this step is over"),
+        ("finds", 1, WRONG, "is wrong"),
+    ):
         monkeypatch.setattr(command, "STEPS", {step: (60.0, right.first)})
         assert main(["--dry", "--out", str(tmp_path)]) == code_of_main
         begun, found = records(tmp_path / "gpu-dry.jsonl")
-        assert (begun["what"], found["step"], found["error"]) == (BEGUN, step, error)
+        assert (begun["what"], found["step"], found["verdict"], found["error"]) == (BEGUN, step, verdict, error)
+        said = capsys.readouterr().err
+        assert f"{verdict}: step {step}" in said and f"1 {verdict}" in said
 
 
 def test_a_step_alone_has_the_queues_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,3 +290,17 @@ def test_a_machine_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_clock_of_the_host() -> None:
     assert by_host(lambda: None) < 1e6
+
+
+def test_a_graph_that_replays_something_else_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by what stands for a graph on the CPU."""
+    monkeypatch.setattr(recorded.RecordedCalls, "replay", lambda graph: None)
+    monkeypatch.setattr(right, "schedules", lambda place: ("push",))
+    (found,) = reported(right.graphs, tmp_path, dry())
+    assert found["error"] == "replay 0, call 0 is wrong"
+
+
+def test_ratios_are_said_side_by_side() -> None:
+    head = {"what": "GEMM", "op": "matmul", "schedule": "gemm", "baseline": "cuBLAS"}
+    found = [{**head, "speedup": s} for s in (0.9, 1.0, 1.05)] + [{"what": "begun"}]
+    assert ratios(found) == ["GEMM, matmul gemm: 0.90 to 1.05 of cuBLAS, median 1.00 of 3"]

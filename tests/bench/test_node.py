@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import bench.node.command
 from bench.gpu.place import dry
-from bench.gpu.report import BEGUN, OutOfTimeError
+from bench.gpu.report import BEGUN, OUT_OF_TIME, OutOfTimeError
 from bench.node import forms, ranks
 from bench.node.command import STEPS
 from bench.node.forms import Layer, operators_of_torch
@@ -167,10 +167,11 @@ def hang(node, report):
             time.sleep(600)
 command.STEPS = {{"hangs": (600.0, hang), "rendezvous": (60.0, right.rendezvous)}}
 """
-    assert run(tmp_path, code) == [3, 3]
+    assert run(tmp_path, code) == [3, 0], "torchrun ends rank 0 where another returns something"
     begun, hung, other, met = records(tmp_path / "node-dry-2.jsonl")
-    assert (begun["step"], hung["step"], hung["ok"], other["step"]) == ("hangs", "hangs", False, "rendezvous")
-    assert hung["error"] == "; ".join(f"rank {r} was ended after 610 s at a case: matmul" for r in (0, 1))
+    assert [r["step"] for r in (begun, hung, other)] == ["hangs", "hangs", "rendezvous"]
+    assert hung["verdict"] == OUT_OF_TIME
+    assert hung["error"] == "; ".join(f"rank {r} was ended after 3010 s at a case: matmul" for r in (0, 1))
     assert met["ok"] and met["what"].startswith("the ranks meet")
 
 
@@ -183,6 +184,7 @@ def test_all_steps_under_torchrun(world: int, flags: list[str], tmp_path: Path) 
     found = records(tmp_path / f"node-dry-{world}.jsonl")
     assert {r["step"] for r in found} == set(STEPS) and not [r for r in found if r["ok"] is False]
     assert all(r["exact"] or r["op"] == "all_gather_gated_matmul" for r in found if r["what"] == "result")
+    assert all(r["ok"] for r in found if r["what"] != BEGUN), "nothing is passed over in a dry run"
     assert not any(r["speedup"] for r in found), "an interpreter's time is held against nobody's"
 
 
