@@ -21,7 +21,7 @@ from tilelink.errors import DeviceError
 
 Step = tuple[float, Callable[[Place, Report], None]]
 STEPS: dict[str, Step] = {
-    "probe": (60, probe.probe),
+    "probe": (90, probe.probe),
     "first": (40, right.first),
     "machine": (35, machine.machine),
     "results": (80, right.results),
@@ -30,7 +30,7 @@ STEPS: dict[str, Step] = {
     "vain": (35, vain.vain),
     "graphs": (35, right.graphs),
     "speed": (60, speed.speed),
-    "one_card": (60, one_card.one_card),
+    "one_card": (90, one_card.one_card),
     "loopback": (60, one_card.loopback),
     "host": (20, speed.host),
     "kernels": (30, machine.kernels),

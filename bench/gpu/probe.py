@@ -41,16 +41,19 @@ def ask(card: Any, report: Report, queues: Callable[[], Found], warps: Callable[
         "virtual_ranks": lambda: virtual_ranks(card), "few_queues": queues,
         "stream_signals": lambda: stream_signals(card), "copies_beside_all_sms": lambda: beside_all_sms(card),
         "engines_in_graphs": lambda: engines_in_graphs(card), "graphs_together": lambda: graphs_together(card),
-        "own_warps": warps,
     }  # fmt: skip
     answers: dict[str, bool] = {}
     probed.write(card.stack, answers)  # what an earlier probe found holds no longer
-    for form, asks in probes.items():
+
+    def ask_for(form: str, asks: Callable[[], Found]) -> None:
         with report.case(f"probe: {probed.FORMS[form].doubt}", form=form) as found:
             found |= asks()
             answers[form] = found.pop("answer")
             found |= {"ok": answers[form] or None, "error": None if answers[form] else "no: the form is not used"}
             probed.write(card.stack, answers)
+
+    for form, asks in probes.items():
+        ask_for(form, asks)
     for what, do in {
         "the first use of a kernel of torch": card.first_kernel_of_torch,
         "a copy of rows that lie apart": card.rows_apart,
@@ -58,6 +61,7 @@ def ask(card: Any, report: Report, queues: Callable[[], Found], warps: Callable[
     }.items():
         with report.case(f"probe: a host beside a kernel that waits: {what}") as found:
             found |= beside_a_wait(card, do)
+    ask_for("own_warps", warps)  # the last, as it compiles, and may have to be ended
     return answers
 
 
@@ -91,7 +95,7 @@ def through_one_queue() -> None:
 
 def own_warps() -> Found:
     """The specialised form of kernels, in a process that can be ended: nothing bounds its barriers."""
-    return elsewhere(["-m", "bench.gpu.forms"], 60)
+    return elsewhere(["-m", "bench.gpu.forms"], 50)
 
 
 def elsewhere(code: list[str], seconds: int, **env: str) -> Found:
