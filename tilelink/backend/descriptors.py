@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilelink.backend.targets import Target
+
+if TYPE_CHECKING:
+    import torch
 
 
 def descriptor(tensor: torch.Tensor, block: tuple[int, ...], target: Target) -> Any:

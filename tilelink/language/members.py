@@ -59,11 +59,7 @@ class Variant:
                 known += similar(name, parameters)
                 raise ArgumentError(f"{program} takes no function {name}; it takes {known}", site)
             if not isinstance(function, triton.runtime.JITFunction | None):
-                raise ArgumentError(
-                    f"{name} is of type {type(function).__name__}, not a function that computes on blocks: those have "
-                    "@triton.jit",
-                    site,
-                )
+                raise no_function(name, type(function), site)
 
     def _check_names(self, program: str, parameters: Parameters, site: Site) -> None:
         """Raises ArgumentError where a member, or a dimension of its own, is called as something else is."""
@@ -136,3 +132,9 @@ def lists_of(*lists: Any, site: Site) -> list[tuple[Any, ...]]:
             f"tk.each goes through lists of one length, parameters that are declared tk.Each(...); given: {given}", site
         )
     return list(zip(*lists, strict=True))
+
+
+def no_function(name: str, given: type, site: Site) -> ArgumentError:
+    """The error of a value that is given for a function, and is none."""
+    what = f"{name} is of type {given.__name__}, not a function that computes on blocks"
+    return ArgumentError(f"{what}: those have @triton.jit", site)

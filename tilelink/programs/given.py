@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from triton.runtime import JITFunction
+
 from tilelink.errors import ArgumentError, DimensionError, Site
+from tilelink.frontend.kept import kept
 from tilelink.frontend.routes import Integers
-from tilelink.language import Each, Function, own_dims
+from tilelink.language import Each, Function, no_function, own_dims
 
 if TYPE_CHECKING:
     from tilelink.programs.program import Program
@@ -69,30 +72,74 @@ def normal_parts(parts: Any) -> Any:
     return made | plain
 
 
+Kind = Any
+"""What it depends on of a value how it is given to a variant: of a list or tuple its length and type, of a function
+which one it is, of others their type; or None."""
+
+
+Place = tuple[int, int | None]
+"""Where a tensor is among the values that are given: which value, and which member of that, if it is a list."""
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """How what is given becomes what the variant `program` takes: where its tensors are, by position and by name.
+    `listed`: lists were given."""
+
+    program: Program
+    tensors: tuple[Place, ...]
+    named: tuple[tuple[str, Place], ...]
+    listed: bool
+
+
 def _variant(
     program: Program, tensors: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[Program, tuple[Any, ...], dict[str, Any], bool]:
     """The variant that is called, its tensors by position and by name, and whether lists were given."""
+    values = (*tensors, *named.values())
+    flat = _flattened(program, len(tensors), tuple(named), tuple([_kind(v) for v in values]))
+    found = [values[k] if member is None else values[k][member] for k, member in flat.tensors]
+    more = {n: values[k] if member is None else values[k][member] for n, (k, member) in flat.named}
+    return flat.program, tuple(found), more, flat.listed
+
+
+def _kind(value: Any) -> Kind:
+    if value is None or isinstance(value, JITFunction):
+        return value
+    return (len(value), type(value)) if isinstance(value, list | tuple) else type(value)
+
+
+@kept()
+def _flattened(program: Program, positions: int, names: tuple[str, ...], kinds: tuple[Kind, ...]) -> _Flat:
+    """How values of these kinds are given to a variant, so many of them by position and the others by name."""
     declared, site = program.declared, Site.of_user()
-    names = list(declared)
-    by_position = dict(zip(names, tensors, strict=False))
-    given = by_position | {n: v for n, v in named.items() if n in declared}
-    for name in (n for n in by_position if n in named):
+    at = dict(zip(declared, range(positions), strict=False))
+    for name in (n for n in at if n in names):
         raise ArgumentError(f"{program.name} got {name} twice", site)
-    lists = {n: v for n, v in given.items() if isinstance(declared[n], Each) and v is not None}
-    members = {n: list(v) if isinstance(v, list | tuple) else [v] for n, v in lists.items()}
-    counts = {n: len(v) for n, v in members.items()}
+    at |= {n: positions + k for k, n in enumerate(names) if n in declared}
+    lists = {n: kinds[k] for n, k in at.items() if isinstance(declared[n], Each) and kinds[k] is not None}
+    counts = {n: kind[0] if isinstance(kind, tuple) else 1 for n, kind in lists.items()}
     if len(set(counts.values())) > 1 or 0 in counts.values():
         said = ", ".join(f"{n} has {k}" for n, k in counts.items())
         raise ArgumentError(f"{program.name} takes lists of one length, of 1 member or more: {said}", site)
     count = next(iter(counts.values()), program.variant.members)
-    made = program.of(count, **{n: v for n, v in given.items() if declared[n] == Function})
-    members |= {n: [None] * count if isinstance(declared[n], Each) else [v] for n, v in given.items() if n not in lists}
-    flat = tuple(v for n in by_position if n in made.flattened for v in members[n]) + tensors[len(names) :]
-    more = {n: v for n, v in named.items() if n not in declared}
-    for name in (n for n in named if n in made.flattened):  # in the order of the call, on every rank
-        more |= dict(zip([n for n, _ in made.flattened[name]], members[name], strict=True))
-    return made, flat, more, any(isinstance(v, list | tuple) for v in lists.values())
+    functions = {n: kinds[k] for n, k in at.items() if declared[n] == Function}
+    for name, kind in functions.items():
+        if kind is not None and not isinstance(kind, JITFunction):
+            raise no_function(name, kind[1] if isinstance(kind, tuple) else kind, site)
+    made = program.of(count, **functions)
+    members: dict[str, list[Place]] = {}
+    for n, k in at.items():
+        of_list = isinstance(lists.get(n), tuple)
+        several = isinstance(declared[n], Each)
+        members[n] = [(k, m if of_list else None) for m in range(count if several else 1)]
+    by_position = list(at)[:positions]
+    flat = [v for n in by_position if n in made.flattened for v in members[n]]
+    flat += [(k, None) for k in range(len(declared), positions)]
+    more: list[tuple[str, Place]] = [(n, (positions + k, None)) for k, n in enumerate(names) if n not in declared]
+    for name in (n for n in names if n in made.flattened):  # in the order of the call, on every rank
+        more += zip([n for n, _ in made.flattened[name]], members[name], strict=True)
+    return _Flat(made, tuple(flat), tuple(more), any(isinstance(kind, tuple) for kind in lists.values()))
 
 
 def by_dimension(sizes: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,11 +37,11 @@ class CallLog:
         self.world = world
         self.calls: dict[int, tuple[Mapping[str, Any], list[int]]] = {}
 
-    def compare(self, number: int, rank: int, call: Mapping[str, Any], site: Site) -> None:
+    def compare(self, number: int, rank: int, call: Mapping[str, Any]) -> None:
         """Notes or compares the call with this number. Raises RankMismatchError."""
         known, ranks = self.calls.setdefault(number, (call, []))
         if ranks and (difference := mismatch(f"call {number} of this group", {ranks[0]: known, rank: call})):
-            raise RankMismatchError(difference, site)
+            raise RankMismatchError(difference, Site.of_user())
         ranks.append(rank)
         if len(ranks) == self.world:
             del self.calls[number]

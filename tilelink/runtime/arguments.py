@@ -81,7 +81,7 @@ def check_arguments(call: Call, *, world: int, rank: int, device: torch.device, 
             "gradients",
             site,
         )
-    check_overlap([n for n in tensors if declared[n].kind == "output"], tensors, site)
+    check_overlap([n for n in tensors if declared[n].kind == "output"], tensors)
     return Arguments(call, tensors, absent, dtypes, sizes)
 
 
@@ -241,14 +241,20 @@ def _repeats(tensor: torch.Tensor) -> bool:
     return False
 
 
-def check_overlap(outputs: Iterable[str], tensors: Mapping[str, torch.Tensor], site: Site) -> None:
+def check_overlap(outputs: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises ArgumentError where an output shares memory with anything else, or it takes too long to tell."""
+    lies = {n: (t.data_ptr(), t.data_ptr() + _reach(t)) for n, t in tensors.items()}
     for out in outputs:
         for other in tensors:
-            if other != out and _share(tensors[out], tensors[other]):
-                raise ArgumentError(
-                    f"{out} shares memory with {other}: it would be overwritten while peers read it", site
-                )
+            (first, end), (begins, ends) = lies[out], lies[other]
+            if other != out and first < ends and begins < end and _share(tensors[out], tensors[other]):
+                what = f"{out} shares memory with {other}: it would be overwritten while peers read it"
+                raise ArgumentError(what, Site.of_user())
+
+
+def _reach(t: torch.Tensor) -> int:
+    """Bytes from the first element of a tensor to the end of its last one."""
+    return t.itemsize * (1 + sum([(n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)])) if t.numel() else 0
 
 
 def _share(a: torch.Tensor, b: torch.Tensor) -> bool:

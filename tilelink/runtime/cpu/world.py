@@ -186,7 +186,7 @@ class CpuGroup(Group):
         return super().call(call)
 
     def compare(self, call: dict[str, Any], site: Site) -> None:
-        self._running("call").log.compare(self.runs, self.rank, call, site)
+        self._running("call").log.compare(self.runs, self.rank, call)
 
     def launch(self, run: Run) -> None:
         session = self._running("launch")

@@ -54,7 +54,7 @@ class CudaGroup(Group):
         tensors = {n: t for n, t in zip(call.program.parameters, call.tensors, strict=False) if t is not None}
         tensors |= {n: t for n, t in call.named.items() if t is not None}
         if results := [n for n in script.returned if n in tensors]:
-            check_overlap(results, tensors, Site.of_user())
+            check_overlap(results, tensors)
         for name, result in script.outputs.items():
             tensors[name] = result.allocated(self.allocate)
         number, self.runs = self.runs, self.runs + 1
@@ -198,16 +198,21 @@ def _outputs(program: Program) -> frozenset[str]:
 def _key(call: Call) -> Any:
     """What calls have in common that are checked, compiled and loaded alike; None where something is no tensor, or
     parts are no integers. That results which are given share no memory with anything has to be seen each time."""
-    values, parts = (*call.tensors, *call.named.values()), {} if call.parts is None else call.parts
-    if any(v is not None and not isinstance(v, torch.Tensor) for v in values):
-        return None
+    parts = {} if call.parts is None else call.parts
     if not isinstance(parts, Mapping) or not all(isinstance(said, Integers) for said in parts.values()):
         return None
-    watched = values
-    if not torch.is_grad_enabled():
+    alike: list[Any] = []
+    tracked = False
+    for t in (*call.tensors, *call.named.values()):
+        if t is None:
+            alike.append(None)
+        elif isinstance(t, torch.Tensor):
+            alike += t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16
+            tracked = tracked or t.requires_grad
+        else:
+            return None
+    if tracked and not torch.is_grad_enabled():  # then only what is written may not be tracked
         names = _outputs(call.program)
         by_name = (*zip(call.program.parameters, call.tensors, strict=False), *call.named.items())
-        watched = tuple(v for n, v in by_name if n in names)
-    tracked = any(v is not None and v.requires_grad for v in watched)
-    alike = [None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16) for t in values]
+        tracked = any(v is not None and v.requires_grad for n, v in by_name if n in names)
     return call.program, call.schedule, tuple(parts.items()), tuple(call.named), tuple(alike), tracked, call.timed

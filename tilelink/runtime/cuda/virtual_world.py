@@ -269,5 +269,5 @@ class VirtualGroup(CudaGroup):
         self._together(self.runs, {"call": "replay of a graph"}, launch)
 
     def _together(self, number: int, call: Mapping[str, Any], launch: Callable[[], None]) -> None:
-        self.owner.log.compare(number, self.rank, call, Site.of_user())
+        self.owner.log.compare(number, self.rank, call)
         self.owner.hosts.together(self.rank, launch)
