@@ -6,10 +6,12 @@
 Styles take the place of those of `torch.distributed.tensor.parallel`, layers that of Megatron's. See docs/layers.md.
 """
 
+from tilelink.nn.expert_parallel import ExpertParallel, replace_moe
 from tilelink.nn.layers import ColumnParallelLinear, RowParallelLinear
 from tilelink.nn.moe import MoE
 from tilelink.nn.styles import ColwiseParallel, RowwiseParallel, SharedColwiseParallel
 
 __all__ = [
-    "ColumnParallelLinear", "ColwiseParallel", "MoE", "RowParallelLinear", "RowwiseParallel", "SharedColwiseParallel",
+    "ColumnParallelLinear", "ColwiseParallel", "ExpertParallel", "MoE", "RowParallelLinear", "RowwiseParallel",
+    "SharedColwiseParallel", "replace_moe",
 ]  # fmt: skip

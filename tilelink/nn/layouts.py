@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeGuard
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from tilelink.errors import ShapeError, Site
 
@@ -78,6 +79,16 @@ def spread(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> Spread:
         return Spread(whole.to_local(), dim, uneven_lengths(whole.shape[dim], mesh.size()))
     whole = redistributed(whole, Replicate())
     return Spread(whole.to_local(grad_placements=[Partial()]), None, None, partial=True)
+
+
+def distributed(
+    module: nn.Module, placements: Mapping[str, Placement], mesh: DeviceMesh, source: int | None
+) -> None:
+    """Makes the module's own parameters DTensors. Their whole values are those of rank `source`, or of each rank
+    (None)."""
+    for name, whole in list(module.named_parameters(recurse=False)):
+        parts = distribute_tensor(whole, mesh, [placements[name]], src_data_rank=source)
+        module.register_parameter(name, nn.Parameter(parts, requires_grad=whole.requires_grad))
 
 
 def uneven_lengths(total: int, world: int) -> list[int] | None:

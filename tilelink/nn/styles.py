@@ -13,14 +13,14 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel as TorchColwiseParallel
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.parallel import RowwiseParallel as TorchRowwiseParallel
 
 from tilelink.errors import ArgumentError, Site
 from tilelink.nn.dtensor_linear import ColwiseLinear, RowwiseLinear, Siblings
-from tilelink.nn.layouts import Layouts, as_dtensor, is_shard, redistributed
+from tilelink.nn.layouts import Layouts, as_dtensor, distributed, is_shard, redistributed
 from tilelink.nn.linear import ANYWHERE, check_column_plan, check_row_plan, share
 from tilelink.ops.collectives import name_of_group
 
@@ -178,11 +178,8 @@ def _make_colwise(layers: Mapping[str, nn.Linear], layouts: Layouts, source: int
 def _make(
     kind: type[Ours], layer: nn.Linear, placements: Mapping[str, Placement], layouts: Layouts, source: int | None
 ) -> Ours:
-    """Makes a layer one of ours. The whole values of its parameters are those of rank `source`, or of each rank
-    (None)."""
-    for name, whole in list(layer.named_parameters(recurse=False)):
-        spread = distribute_tensor(whole, layouts.mesh(), [placements[name]], src_data_rank=source)
-        layer.register_parameter(name, nn.Parameter(spread, requires_grad=whole.requires_grad))
+    """Makes a layer one of ours, its parameters as `distributed` makes them."""
+    distributed(layer, placements, layouts.mesh(), source)
     layer.__class__ = kind
     assert isinstance(layer, kind)
     layer.layouts = layouts

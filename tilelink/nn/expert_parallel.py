@@ -1,0 +1,219 @@
+"""A parallel style for modules that hold all experts in 3-D parameters, and one call for all of them in a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, listed
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.matmul_combine import matmul_combine
+from tilelink.nn.layouts import Layouts, as_dtensor, distributed, laid_out, redistributed
+from tilelink.ops.collectives import Members, name_of_group
+from tilelink.ops.mixture_of_experts import mixture_of_experts
+from tilelink.plans.names import AUTO, TORCH
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+PLANS = (*(name for name in dispatch_matmul.schedules if name in matmul_combine.schedules), TORCH, AUTO)
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+"""How transformers names the weights of experts."""
+
+
+class ExpertParallel(ParallelStyle):
+    """A style of a module that holds the weights of all experts in two 3-D parameters, as the experts of transformers
+    do: whole experts are spread over the ranks of a mesh of one dimension, and the module computes by
+    `tilelink.ops.mixture_of_experts`.
+
+    The module is called with (x, topk_idx, topk_weights), as that operator is: (tokens, width), (tokens, top) and
+    (tokens, top). It becomes a subclass of its class in place, with the same names of parameters, which are DTensors,
+    Shard(0).
+
+    `gate_up`, `down`: names of the parameters (experts, 2 * hidden, width), gate first, and (experts, width, hidden).
+    `activation`: of rows (n, 2 * hidden) to rows (n, hidden); by default the module's `_apply_gate`, else its `act_fn`
+    of the gate times up. `input_layouts`: Shard(0) where each rank gives its own tokens, and Replicate() where all
+    ranks give the same ones: then each computes a part of them, and the results are gathered. The result is laid out as
+    the input. `tokens`, `capacity`, `plan`: as in `mixture_of_experts`.
+
+    Raises ArgumentError, ScheduleError; and ShapeError where the ranks can't share the experts evenly.
+    """
+
+    def __init__(
+        self,
+        *,
+        gate_up: str = GATE_UP,
+        down: str = DOWN,
+        activation: Activation | None = None,
+        input_layouts: Placement | None = None,
+        tokens: int | None = None,
+        capacity: int | None = None,
+        plan: str | None = None,
+    ) -> None:
+        super().__init__()
+        layout = Shard(0) if input_layouts is None else input_layouts
+        if layout not in (Shard(0), Replicate()):
+            what = f"input_layouts={layout!r}: Shard(0), each rank has its own tokens, or Replicate()"
+            raise ArgumentError(what, Site.of_user())
+        if layout == Replicate() and tokens is not None:
+            raise ArgumentError(f"tokens={tokens}: a rank computes its part of what all ranks have", Site.of_user())
+        if activation is not None and not callable(activation):
+            raise ArgumentError(f"activation={activation!r}: a function of rows (n, 2 * hidden)", Site.of_user())
+        if plan not in (None, *PLANS):
+            raise ScheduleError(f"plan is {plan!r}; there are {listed(PLANS, str(plan))}", Site.of_user())
+        self.gate_up, self.down, self.activation, self.layout = gate_up, down, activation, layout
+        self.options: dict[str, Any] = {"tokens": tokens, "capacity": capacity, "plan": plan}
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        name = name_of_group(device_mesh)
+        self.check(module, device_mesh.size())
+        distributed(module, {self.gate_up: Shard(0), self.down: Shard(0)}, device_mesh, self.src_data_rank)
+        module.__class__ = _class_of(type(module))
+        spread = cast(SpreadExperts, module)
+        layouts = Layouts(self.layout, self.layout, True, self.options["plan"], name, lambda: device_mesh)
+        spread.spread = Spread(self.gate_up, self.down, self.activation, layouts, self.options)
+        return module
+
+    def check(self, module: nn.Module, world: int) -> None:
+        """Raises ArgumentError or ShapeError for a module that this style does not know."""
+        kind = type(module).__name__
+        if isinstance(module, SpreadExperts):
+            raise ArgumentError(f"the experts of {kind} are spread already", Site.of_user())
+        own = dict(module.named_parameters(recurse=False))
+        if missing := {self.gate_up, self.down} - own.keys():
+            what = f"{kind} has no parameter {' and '.join(sorted(missing))}; it has {', '.join(own) or 'none'}"
+            raise ArgumentError(f"{what}: tell the names, gate_up= and down=", Site.of_user())
+        if odd := _odd(module, own.keys() - {self.gate_up, self.down}):
+            raise ArgumentError(f"{kind} has {odd}, which no program of ours computes", Site.of_user())
+        gate_up, down = tuple(own[self.gate_up].shape), tuple(own[self.down].shape)
+        if len(gate_up) != 3 or gate_up[1] % 2 or down != (gate_up[0], gate_up[2], gate_up[1] // 2):
+            what = f"{self.gate_up} of {kind} has shape {gate_up}, {self.down} {down}"
+            raise ShapeError(f"{what}: (experts, 2 * hidden, width) and (experts, width, hidden)", Site.of_user())
+        if gate_up[0] % world:
+            what = f"{kind} has {gate_up[0]} experts, which {world} ranks can't share evenly"
+            raise ShapeError(what, Site.of_user())
+        if self.activation is None and not callable(_gate_of(module)):
+            raise ArgumentError(f"{kind} has no act_fn: give activation=", Site.of_user())
+
+
+def replace_moe(
+    model: nn.Module, mesh: DeviceMesh | dist.ProcessGroup | str | None = None, **options: Any
+) -> nn.Module:
+    """The model itself, its experts spread over the ranks of a group: `ExpertParallel` for each module that holds
+    `gate_up_proj` and `down_proj` in three dimensions, as those of Mixtral, Qwen3-MoE and DeepSeek-V3 of transformers
+    do. Routers and shared experts stay as they are, on every rank.
+
+    `mesh`: of one dimension, or a group of torch.distributed; by default all processes. `options`: of `ExpertParallel`.
+    Raises ArgumentError where the model has no such module, and as the style does; then nothing is changed.
+    """
+    style = ExpertParallel(**options)
+    found = [m for m in model.modules() if _holds_experts(m, style)]
+    if not found:
+        what = f"no module of {type(model).__name__} has 3-D parameters {style.gate_up} and {style.down}"
+        raise ArgumentError(f"{what}: tell other names, gate_up= and down=", Site.of_user())
+    if not isinstance(mesh, DeviceMesh):
+        members = Members.named(name_of_group(mesh))
+        mesh = DeviceMesh.from_group(members.group, next(found[0].parameters()).device.type)
+    name_of_group(mesh)
+    for module in found:
+        style.check(module, mesh.size())
+    for module in found:
+        style._apply(module, mesh)
+    return model
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What a style says of a module. `options`: of `mixture_of_experts`."""
+
+    gate_up: str
+    down: str
+    activation: Activation | None
+    layouts: Layouts
+    options: dict[str, Any]
+
+
+class SpreadExperts(nn.Module):
+    """What comes before the class of a module whose experts are spread."""
+
+    spread: Spread
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """As `mixture_of_experts` with the weights of this module; arguments are named as transformers names them."""
+        how, layouts, mesh = self.spread, self.spread.layouts, self.spread.layouts.mesh()
+        tokens, replicated, options = hidden_states.shape[0], layouts.input.is_replicate(), how.options
+        x, chosen, weights = (_own(t, layouts) for t in (hidden_states, top_k_index, top_k_weights))
+        if replicated:
+            options = options | {"tokens": -(-tokens // mesh.size())}
+        out = mixture_of_experts(
+            x, chosen, weights, self._local(how.gate_up), self._local(how.down), group=layouts.group_name,
+            activation=how.activation or _gate_of(self), **options,
+        )  # fmt: skip
+        return laid_out(out, mesh, Shard(0), layouts, (tokens, out.shape[1])) if replicated else out
+
+    def _local(self, name: str) -> torch.Tensor:
+        """The experts of this rank. Raises ArgumentError where FSDP has them."""
+        weight = self.get_parameter(name)
+        if not isinstance(weight, DTensor) or weight.device_mesh.ndim != 1:
+            what = f"{name} is a {type(weight).__name__} of shape {tuple(weight.shape)} now"
+            last = "it has to stay the DTensor of ExpertParallel; give fully_shard a module around the experts"
+            raise ArgumentError(f"{what}: {last}", Site.of_user())
+        return weight.to_local()
+
+    def extra_repr(self) -> str:
+        how = self.spread
+        told = {"input": how.layouts.input} | {k: v for k, v in how.options.items() if v is not None}
+        experts = len(cast(DTensor, self.get_parameter(how.down)).to_local())
+        return ", ".join([f"{experts} experts of this rank", *(f"{k}={v}" for k, v in told.items())])
+
+
+_classes: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class of modules of a class whose experts are spread."""
+    if kind not in _classes:
+        _classes[kind] = type(f"Spread{kind.__name__}", (SpreadExperts, kind), {})
+    return _classes[kind]
+
+
+def _holds_experts(module: nn.Module, style: ExpertParallel) -> bool:
+    own = dict(module.named_parameters(recurse=False))
+    return all(name in own and own[name].dim() == 3 for name in (style.gate_up, style.down))
+
+
+def _odd(module: nn.Module, others: set[str]) -> str:
+    """What a module has besides two weights and an activation; "" if it has nothing else."""
+    if others:
+        return f"parameters {', '.join(sorted(others))}, too"
+    known = {"is_transposed": False, "is_concatenated": True, "has_gate": True, "has_post_expert_norm": False}
+    return ", ".join(f"{k}={getattr(module, k)}" for k, v in known.items() if getattr(module, k, v) != v)
+
+
+def _gate_of(module: nn.Module) -> Activation:
+    """The module's own activation of rows of gate and up."""
+    own = getattr(module, "_apply_gate", None)
+    if own is not None:
+        return cast(Activation, own)
+    act = getattr(module, "act_fn", None)
+
+    def gated(rows: torch.Tensor) -> torch.Tensor:
+        gate, up = rows.chunk(2, -1)
+        return act(gate) * up  # type: ignore[misc]
+
+    return gated if callable(act) else cast(Activation, None)
+
+
+def _own(x: torch.Tensor, layouts: Layouts) -> torch.Tensor:
+    """The tokens of x that this rank computes."""
+    if not isinstance(x, DTensor) and layouts.input == Shard(0):
+        return x
+    return redistributed(as_dtensor(x, layouts.mesh(), layouts.input), Shard(0)).to_local()
