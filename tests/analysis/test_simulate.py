@@ -75,6 +75,23 @@ def test_waves() -> None:
     assert products(320, 64, 64, on.changed(tile_us=3.0)).makespan_us == pytest.approx(2 * one + 6)
 
 
+def test_sms_that_are_left_to_others_take_no_tiles() -> None:
+    """Four tiles on two of four SMs take two waves, each at the rate of an SM; the library's product has all SMs."""
+    one = 2.0 * 64**3 / (1.0 / 4 * 1e6)
+    on = plain(matmul__bfloat16=1.0)
+    assert products(256, 64, 64, on.leaving(2)).makespan_us == pytest.approx(2 * one)
+    small = tk.Schedule(gather=tk.SMs(1, tile=(64, 64)), matmul=tk.SMs(tile=(64, 64, 64)))
+    whole, left = (
+        all_gather_matmul.simulate(small, machine=on.changed(sms=9), reserved=n, world=2, M=256, N=128, K=64)
+        for n in (0, 4)
+    )  # fmt: skip
+    assert left.compute_us > whole.compute_us and left.unfused_us == whole.unfused_us
+    assert left.summary()["reserved"] == 4 and sum(left.idle_us.values()) <= left.makespan_us
+    for wrong in (-1, 4):
+        with pytest.raises(MachineError, match=f"has 4 SMs: {wrong} can't be reserved, at least one is ours"):
+            on.leaving(wrong)
+
+
 def test_a_large_k_takes_longer_by_its_operations() -> None:
     on = plain(matmul__bfloat16=1.0)
     assert products(64, 64, 640, on).makespan_us == pytest.approx(10 * products(64, 64, 64, on).makespan_us)

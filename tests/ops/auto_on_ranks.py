@@ -87,6 +87,21 @@ def raised_on(group: dist.ProcessGroup, machines: Sequence[str], directly: bool)
     return "nothing"
 
 
+def reserved_on_each(group: dist.ProcessGroup, reserved: Sequence[int]) -> str:
+    """What "auto" says on CUDA devices where lanes would leave so many SMs to others; else how many it plans for."""
+    real = agreement.reserved_on
+    agreement.reserved_on = lambda members, device: reserved[members.rank]
+    try:
+        with first_on_cuda(group) as members, on_machine("h800"):
+            agree(members, CUDA, lambda: {"operator": "linear_all_reduce"})
+            agreed_machine(members, CUDA)
+            return agreement._machines[group][0]["reserved"]
+    except TileLinkError as e:
+        return f"{type(e).__name__}: {e.message}"
+    finally:
+        agreement.reserved_on = real
+
+
 CUDA = torch.device("cuda")
 
 

@@ -83,6 +83,13 @@ def test_ranks_that_know_different_machines_are_told(pool: Pool) -> None:
         assert error == "nothing"
 
 
+def test_ranks_that_leave_other_numbers_of_sms_to_nccl_are_told(pool: Pool) -> None:
+    for (error,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.reserved_on_each, [24, 16])[:2]:
+        assert error.startswith("RankMismatchError: rank ") and "set NCCL_MAX_CTAS to one number on all ranks" in error
+    for (asked,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.reserved_on_each, [16, 16])[:2]:
+        assert asked == "16"
+
+
 def test_the_first_call_on_cuda_devices_tells_every_rank_what_one_raised(pool: Pool) -> None:
     """Every rank comes to the comparison, whatever happened before it; so no rank waits for one that failed."""
     (first,), (second,) = pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.failing_first)[:2]

@@ -89,7 +89,7 @@ def test_a_tie_with_the_margin_is_fused(monkeypatch: pytest.MonkeyPatch, more: f
     tie = Unfused((1 + MARGIN) * us + more, 0.0, 0.0)
     monkeypatch.setattr(module, "unfused", lambda *_: tie)
     sizes = {"M": 8, "N": 20, "K": 16, "world": 2}
-    assert module._choose.__wrapped__("linear_reduce_scatter", "h800", "float32", **sizes).plan == plan
+    assert module._choose.__wrapped__("linear_reduce_scatter", "h800", "float32", 0, **sizes).plan == plan
 
 
 @pytest.mark.verify
@@ -214,3 +214,11 @@ def test_the_collective_of_few_rows_tells_that_of_many() -> None:
         few, many, uneven = (library_collective(name, h800, 4, "bfloat16", m, 512) for m in (4, 4096, 4097))
         fixed = h800.launch_us + h800.collective_us
         assert many - fixed == pytest.approx(1024 * (few - fixed)) and uneven > many
+
+
+def test_sms_that_are_left_to_others_cost_the_fused_forms() -> None:
+    """As a lane leaves them where NCCL is its group's backend. The unfused form has all SMs."""
+    asked: dict[str, Any] = {"M": 2048, "N": GATE_UP, **LLAMA}
+    whole, left = (choose("all_gather_linear", reserved=n, **asked) for n in (0, 24))
+    assert left.unfused_us == whole.unfused_us
+    assert left.fused_us is not None and whole.fused_us is not None and left.fused_us > 1.05 * whole.fused_us

@@ -42,7 +42,8 @@ class Machine:
     on all SMs. `tile_us`: what a tile of a product takes beside its main loop. `shared_rate` and `l2_rate`: GB/s
     between one SM and its shared memory, and L2. `links`: "switch" (every rank has one way out and one way in) or
     "mesh" (a link for every pair of ranks). `collective` and `collective_us`: bus bandwidth and time for no bytes of
-    the library's all-gather and reduce-scatter, for the unfused form. `numbers` and `sources`: every number as the file
+    the library's all-gather and reduce-scatter, for the unfused form. `reserved`: SMs that fused kernels leave to
+    others, which no description has: see `leaving`. `numbers` and `sources`: every number as the file
     has it, and where it is from, by its path.
     """
 
@@ -68,6 +69,7 @@ class Machine:
     skew_us: float
     collective: float
     collective_us: float
+    reserved: int = 0
     sources: Mapping[str, str] = field(repr=False, default_factory=dict)
     numbers: Mapping[str, float] = field(repr=False, default_factory=dict)
 
@@ -83,6 +85,18 @@ class Machine:
         if name not in self.agents:
             raise MachineError(f"{self.name} has no agent {name}; it has {listed(self.agents, name)}")
         return self.agents[name]
+
+    @property
+    def free_sms(self) -> int:
+        """The SMs that fused kernels have."""
+        return self.sms - self.reserved
+
+    def leaving(self, reserved: int) -> Machine:
+        """This machine, on which fused kernels leave so many SMs to others, as a lane with `reserved=` does. Raises
+        MachineError."""
+        if not 0 <= reserved < self.sms:
+            raise MachineError(f"{self.name} has {self.sms} SMs: {reserved} can't be reserved, at least one is ours")
+        return replace(self, reserved=reserved)
 
     def node(self, rank: int) -> int:
         return rank // self.ranks_per_node
@@ -191,13 +205,15 @@ def _machine(name: str, entries: dict[str, Any]) -> Machine:
         raise MachineError(f'{name}: links is {links!r}; it is "{SWITCH}" or "{MESH}"')
     ranks = int(number("ranks"))
     scaled = ("memory", "l2")  # as a description has them in gigabytes and megabytes
+    rates = [f.name for f in fields(Machine) if f.type == "float" and f.name not in scaled]
+    plain: dict[str, Any] = {name: number(name) for name in rates}
     made = Machine(
         name=name, title=str(entries.get("title", name)), links=links, ranks=ranks, sms=int(number("sms")),
         ranks_per_node=int(number("ranks_per_node")) if "ranks_per_node" in numbers else ranks,
         memory=number("memory_gb", 1e9), l2=number("l2_mb", 1e6),
         matmul=MappingProxyType({d: number(f"matmul.{d}") for d in under("matmul")}), agents=MappingProxyType(agents),
         sources=MappingProxyType(sources), numbers=MappingProxyType(values),
-        **{f.name: number(f.name) for f in fields(Machine) if f.type == "float" and f.name not in scaled},
+        **plain,
     )  # fmt: skip
     if numbers:
         raise MachineError(f"{name}: {', '.join(numbers)}: a machine has no such number")

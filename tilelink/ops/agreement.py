@@ -16,7 +16,7 @@ from tilelink.errors import RankFailedError, RankMismatchError, Site, TileLinkEr
 from tilelink.ops.checks import check_devices
 from tilelink.ops.collectives import Members
 from tilelink.ops.plain import Maybe, Plain, Tensors
-from tilelink.ops.programs import path_of
+from tilelink.ops.programs import path_of, reserved_on
 from tilelink.runtime.agreement import gathered, mismatch
 
 MACHINE = "TILELINK_MACHINE"
@@ -41,7 +41,7 @@ def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str
         if not _same(members, told) or error is not None:
             _raise_difference(gathered(members.group, told), site, error)
     elif members.group not in _machines and _by_programs(device):
-        calls = gathered(members.group, (told, _described(device)))
+        calls = gathered(members.group, (told, _described(members, device)))
         _raise_difference([call for call, _ in calls], site, error)
         _machines[members.group] = [described for _, described in calls]
     elif error is not None:
@@ -63,12 +63,13 @@ def agree_on_devices(group_name: str, x: torch.Tensor, weights: Tensors, biases:
         agree(Members.named(group_name), next((d for d in devices if d.type == "cpu"), x.device), tell)
 
 
-def told_of_machine(device: torch.device) -> dict[str, str]:
-    """What the ranks have to agree on, for a plan to be chosen alike: the machine, and its description. Raises
-    UnknownMachineError and MachineError."""
+def told_of_machine(members: Members, device: torch.device) -> dict[str, str]:
+    """What the ranks have to agree on, for a plan to be chosen alike: the machine, its description, and how many SMs
+    are left to others. Raises UnknownMachineError and MachineError."""
     name = machine_name(device)
     numbers = "" if name is None else repr(sorted(machine(name).numbers.items()))
-    return {"machine": str(name), "description": hashlib.blake2b(numbers.encode(), digest_size=4).hexdigest()}
+    digest = hashlib.blake2b(numbers.encode(), digest_size=4).hexdigest()
+    return {"machine": str(name), "description": digest, "reserved": str(reserved_on(members, device))}
 
 
 def agreed_machine(members: Members, device: torch.device) -> str | None:
@@ -77,6 +78,12 @@ def agreed_machine(members: Members, device: torch.device) -> str | None:
     known = _machines.get(members.group, [])
     for rank, theirs in enumerate(known):
         if theirs != (ours := known[members.rank]):
+            if theirs["machine"] == ours["machine"] and theirs.get("reserved") != ours.get("reserved"):
+                raise RankMismatchError(
+                    f"rank {rank} leaves {theirs['reserved']} SMs to NCCL, rank {members.rank} {ours['reserved']}, so "
+                    "that they can't choose alike: set NCCL_MAX_CTAS to one number on all ranks",
+                    Site.of_user(),
+                )
             different = f"{theirs['machine']}, rank {members.rank} for {ours['machine']}"
             raise RankMismatchError(
                 f"rank {rank} takes its machine for {different}, so that they can't choose alike: set {MACHINE} to one "
@@ -103,10 +110,10 @@ def _by_programs(device: torch.device) -> bool:
         return True
 
 
-def _described(device: torch.device) -> dict[str, str]:
+def _described(members: Members, device: torch.device) -> dict[str, str]:
     """As `told_of_machine`; what is wrong with the machine matters where a plan is chosen for it."""
     try:
-        return told_of_machine(device)
+        return told_of_machine(members, device)
     except TileLinkError as e:
         return {"machine": e.message}
 

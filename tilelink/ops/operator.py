@@ -19,7 +19,7 @@ from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, told
 from tilelink.ops.checks import cast_for, no_autocast
 from tilelink.ops.collectives import Members, Traced, name_of_group
 from tilelink.ops.plain import Maybe, Plain, Tensors
-from tilelink.ops.programs import Programs, path_of
+from tilelink.ops.programs import Programs, path_of, reserved_on
 from tilelink.plans import choose
 from tilelink.plans.names import AUTO, TORCH, Plan, planned
 
@@ -45,20 +45,20 @@ class Asked(NamedTuple):
         return not self.M * self.K * min(self.N if isinstance(self.N, Sequence) else [self.N])
 
 
-def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype) -> Plan | None:
+def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype, reserved: int = 0) -> Plan | None:
     """The plan that is predicted to be the fastest on a machine, None for plain torch; the first where the machine is
     not known, too small, or described without products of this dtype, or the operator is not predicted. Nothing is
     timed.
 
     Predictions are those of the largest power of two of rows that a call has, and are kept: numbers of rows between two
-    powers of two share a plan.
+    powers of two share a plan. `reserved`: SMs that the lane leaves to others.
     """
     operator, M, N, K = asked
     if name is None:
         return planned(operator, None)
     rows, of_dtype = 1 << (M.bit_length() - 1), str(dtype).removeprefix("torch.")
     try:
-        return choose(operator, M=rows, N=N, K=K, world=world, machine=name, dtype=of_dtype).by
+        return choose(operator, M=rows, N=N, K=K, world=world, machine=name, dtype=of_dtype, reserved=reserved).by
     except (ArgumentError, MachineError, MachineMemoryError):
         return planned(operator, None)
 
@@ -119,7 +119,7 @@ class Call:
         self.check_here()
         path = path_of(self.x.device, self._wanted)
         told = {"operator": self.name, **self.told(), "dtype": self.x.dtype, "plan": self._wanted}
-        machine = told_of_machine(self.x.device) if self._wanted == AUTO and path is not Plain else {}
+        machine = told_of_machine(self.members, self.x.device) if self._wanted == AUTO and path is not Plain else {}
         return told | machine | {"computed by": path.__module__}
 
     @property
@@ -134,7 +134,8 @@ class Call:
         if path is Plain or asked.empty:
             return Plain(self.members)
         if self._wanted == AUTO:
-            plan = fastest(asked, self.members.world, agreed_machine(self.members, device), self.x.dtype)
+            machine, reserved = agreed_machine(self.members, device), reserved_on(self.members, device)
+            plan = fastest(asked, self.members.world, machine, self.x.dtype, reserved)
         else:
             plan = planned(asked.operator, self._wanted)
         return Plain(self.members) if plan is None else Programs(self.members, plan)

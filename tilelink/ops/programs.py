@@ -22,7 +22,7 @@ from tilelink.ops.collectives import Later, Members
 from tilelink.ops.plain import Maybe, Plain, Tensors
 from tilelink.plans.names import TORCH, Plan
 from tilelink.programs.program import Program
-from tilelink.runtime.process_group import ProcessGroup, group
+from tilelink.runtime.process_group import ProcessGroup, group, reserved_by_default
 
 BACKENDS = (TORCH, "interpret")
 PART = tl.constexpr(1.0)
@@ -122,6 +122,14 @@ def lane(process_group: dist.ProcessGroup | None = None, *, device: str = "cpu",
     elif options:
         raise WorldError(f"the group has its lane already, made without {', '.join(options)}: say so before any call")
     return made[device]
+
+
+def reserved_on(members: Members, device: torch.device) -> int:
+    """SMs that the lane of a group leaves to others on this kind of device, or would leave if it were made now."""
+    if device.type != "cuda":
+        return 0
+    made: Any = _lanes.get(members.group, {}).get("cuda")
+    return reserved_by_default(members.group) if made is None else made.lane.device.sms - made.lane.sms
 
 
 def prepare(operator: Callable[..., Any], x: torch.Tensor, *tensors: Any, **options: Any) -> None:

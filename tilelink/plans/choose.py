@@ -68,14 +68,16 @@ class Choice:
 
 @public
 def choose(
-    operator: str, *, M: int, N: int | Sequence[int], K: int, world: int, machine: str, dtype: str = "bfloat16"
-) -> Choice:
+    operator: str, *, M: int, N: int | Sequence[int], K: int, world: int, machine: str, dtype: str = "bfloat16",
+    reserved: int = 0,
+) -> Choice:  # fmt: skip
     """The plan of an operator that is predicted to be the fastest on a machine, by its name or the path of a
     description; the unfused form, unless a fused one is `MARGIN` faster. Takes seconds; what was found is kept.
 
     `operator`: "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce", or the backward of one of the first
     two, "all_gather_linear_backward". `M`: the rows of all ranks; `N` and `K`: columns and depth of a rank's weight
-    (K, N), with an N for each where there are several. Raises ArgumentError, UnknownMachineError, MachineError, and
+    (K, N), with an N for each where there are several. `reserved`: SMs that fused forms leave to others, as their lane
+    does; the unfused form has all. Raises ArgumentError, UnknownMachineError, MachineError, and
     MachineMemoryError for what does not fit the machine.
     """
     if operator not in programs():
@@ -90,18 +92,20 @@ def choose(
         of_dtype = dtype_name(dtype)
     except ValueError as e:
         raise ArgumentError(str(e), Site.of_user()) from None
-    return _choose(operator, machine, of_dtype, **sizes)
+    return _choose(operator, machine, of_dtype, reserved, **sizes)
 
 
 @kept(4096)
-def _choose(operator: str, machine: str, dtype: str, world: int, M: int, N: int | tuple[int, ...], K: int) -> Choice:
+def _choose(
+    operator: str, machine: str, dtype: str, reserved: int, world: int, M: int, N: int | tuple[int, ...], K: int
+) -> Choice:
     found, shape = described(machine), {"M": M, "N": N, "K": K}
     if world > found.ranks:
         raise MachineError(f"a world of {world} on {found.name}, which has {found.ranks} GPUs", Site.of_user())
     if world <= found.ranks_per_node < found.ranks:
         within = f"a world of {world} lies within a node of {found.name}, whose collectives are described between nodes"
         raise MachineError(f"{within}: ask for a machine of one node", Site.of_user())
-    asked = Question(operator, found, world, dtype, shape)
+    asked = Question(operator, found.leaving(reserved), world, dtype, shape)
     return chosen(asked, unfused(operator, found, world, dtype, shape), asked.forms())
 
 

@@ -165,7 +165,7 @@ class Question:
             tiles = [tuple(int(n or 0) for n in r.resource.tile) for r in roles]
             columns = {t[1] for t in tiles}
             half = min(columns) // (2 if len(columns) == 1 else 1)  # so that all members of a list can have it
-            fills = count >= self.machine.sms or half < NARROWEST
+            fills = count >= self.machine.free_sms or half < NARROWEST
             return None if fills else ("tile", (tiles[0][0], half, *tiles[0][2:]))
         return ("count", 2 * resource.count) if isinstance(resource, SMs) and resource.count else None
 

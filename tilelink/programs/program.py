@@ -281,17 +281,18 @@ class Program:
         world: int,
         dtypes: Any = "bfloat16",
         agents: Mapping[str, str] | None = None,
+        reserved: int = 0,
         **sizes: Any,
     ) -> Prediction:
         """Predicts a run on a machine, by its name or description; see `bound_at` and
-        `tilelink.analysis.simulate.simulate`."""
+        `tilelink.analysis.simulate.simulate`. `reserved`: SMs that the lane leaves to others."""
         from tilelink.analysis.machine import machine as described
         from tilelink.analysis.simulate import simulate
 
         found = described(machine) if isinstance(machine, str) else machine
         nodes = found.nodes_of(world)
         bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=nodes)
-        return simulate(bound, exact, found, agents)
+        return simulate(bound, exact, found.leaving(reserved) if reserved else found, agents)
 
     @public
     def show(self, stage: str = "program", schedule: Schedule | str | None = None, **options: Any) -> str:

@@ -81,7 +81,7 @@ def group(
         raise errors.DeviceError(f"the group's backends are {backends}: ranks on the CPU need gloo", site)
     on_cpu = device == "cpu"
     if reserved is None:
-        reserved = sms_of_nccl() if by_device.get("cuda") == "nccl" and not on_cpu else 0
+        reserved = 0 if on_cpu else reserved_by_default(members)
     if heap_bytes is None:
         heap_bytes = DEFAULT_HEAP if on_cpu else CUDA_HEAP
     if signal_bytes is None:
@@ -110,6 +110,12 @@ def group(
     from tilelink.runtime.cuda.process_group import cuda_process_group
 
     return cuda_process_group(members, layout, reserved, bounds)
+
+
+def reserved_by_default(members: dist.ProcessGroup) -> int:
+    """SMs that a lane on GPUs leaves to others, where nobody says: those of NCCL, if the group has it."""
+    by_device = dict(one.split(":") for one in dist.get_backend_config(members).split(","))
+    return sms_of_nccl() if by_device.get("cuda") == "nccl" else 0
 
 
 def sms_of_nccl() -> int:

@@ -149,9 +149,9 @@ def compute(steps: Steps, costs: Costs, machine: Machine) -> float:
     for rank in np.unique(ranks[steps.multiplies]):
         mine = np.flatnonzero(steps.multiplies & (ranks == rank))
         order = np.lexsort((steps.of_tiles("tile")[mine], steps.of_tiles("role")[mine]))
-        tiles = np.zeros(-(-len(mine) // machine.sms) * machine.sms)
+        tiles = np.zeros(-(-len(mine) // machine.free_sms) * machine.free_sms)
         tiles[: len(mine)] = took[mine[order]]
-        by_sm = tiles.reshape(-1, machine.sms).sum(axis=0)
+        by_sm = tiles.reshape(-1, machine.free_sms).sum(axis=0)
         slowest = max(slowest, float(by_sm.max()), float(moved[mine].sum()))
     return slowest
 

@@ -72,10 +72,10 @@ GEMM+RS). tests/plans/test_margin.py counts them."""
 class Prediction:
     """A simulated run. All times in microseconds, from the launch; predicted, never measured.
 
-    `makespan_us`: until the last rank has left. `compute_us`: the tiles that multiply alone, on all SMs. `comm_us`:
-    what moves between ranks alone. `bound_us`: no schedule on this machine is faster. `unfused_us`: the multiplying
-    tiles, and before or after them a collective of the library; None where the program has not both. `agents`: as
-    `simulate` was given them.
+    `makespan_us`: until the last rank has left. `compute_us`: the tiles that multiply alone, on the SMs that it has.
+    `comm_us`: what moves between ranks alone. `bound_us`: no schedule on this machine is faster. `unfused_us`: the
+    multiplying tiles on all SMs, and before or after them a collective of the library; None where the program has not
+    both. `agents`: as `simulate` was given them.
     """
 
     machine: Machine
@@ -110,7 +110,8 @@ class Prediction:
     def unfused_us(self) -> float | None:
         if not (self.steps.multiplies.any() and self.steps.talks):
             return None
-        return self.machine.launch_us + self.compute_us + collective(self.steps, self.machine)
+        products = compute(self.steps, self.costs, self.machine.leaving(0))
+        return self.machine.launch_us + products + collective(self.steps, self.machine)
 
     @property
     def interval_us(self) -> tuple[float, float]:
@@ -141,7 +142,7 @@ class Prediction:
     def idle_us(self) -> Mapping[str, float]:
         """Time in which an SM had nothing to do, by what it waited for; the mean over all SMs of all ranks."""
         sizes = self.steps.events.sizes
-        found = idle(self.timeline, self.machine.sms * sizes.world, (0.0, self.makespan_us), self.off_sm)
+        found = idle(self.timeline, self.machine.free_sms * sizes.world, (0.0, self.makespan_us), self.off_sm)
         return MappingProxyType(found)
 
     @cached_property
@@ -196,6 +197,7 @@ class Prediction:
         """The keys of `tilelink simulate`."""
         return {
             "label": "predicted",
+            "reserved": self.machine.reserved,
             "makespan_us": rounded(self.makespan_us),
             "interval_us": rounded(self.interval_us),
             "interval": FUSED.keys(),
@@ -241,7 +243,7 @@ def steps_of(program: TileProgram, sizes: Sizes, machine: Machine, agents: Mappi
     _check_memory(program, sizes, machine)
     off = [r.resource for r in program.roles if not machine.agent(agent_of(r, agents)).on_sm]
     engines = sum(r.count or 0 for r in off if isinstance(r, SMs))  # moved off the SMs by a question "what if"
-    return fold(unroll(program, sizes, sms=machine.sms + engines), machine.l2)
+    return fold(unroll(program, sizes, sms=machine.free_sms + engines), machine.l2)
 
 
 def predict(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Prediction:

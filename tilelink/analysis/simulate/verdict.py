@@ -126,7 +126,7 @@ def _held(prediction: Prediction, role: str) -> str:
 
 def _tiles(prediction: Prediction, role: str) -> str:
     """Which SMs have no tile: all through the run, or in the last turn of the role that decides."""
-    events, sms = prediction.steps.events, prediction.machine.sms
+    events, sms = prediction.steps.events, prediction.machine.free_sms
     on_sm = [r for r in events.program.in_kernel if r.name not in prediction.off_sm]
     allotted = [events.allotment[r.name] for r in on_sm]
     without = sms - len({w for a in allotted for w in range(a.first, a.first + a.workers)})

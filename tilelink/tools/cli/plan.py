@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 class Job(NamedTuple):
     """What makes a row: a layer as one of `tp` ranks has it, the operator that computes it (None: experts, for which
-    there is none), and the tokens of all ranks."""
+    there is none), the tokens of all ranks, and the SMs that fused forms leave to others."""
 
     machine: str
     dtype: str
@@ -38,6 +38,7 @@ class Job(NamedTuple):
     layer: Layer | Experts
     operator: str | None
     tokens: int
+    reserved: int
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -48,20 +49,21 @@ def run(args: argparse.Namespace) -> Answer:
         raise UsageError(f"--tp {tp}: {args.machine} has {described.ranks} GPUs")
     if args.ep < 1 or tp % args.ep:
         raise UsageError(f"--ep {args.ep}: experts are spread over so many of the {tp} ranks, which it has to divide")
-    described.matmul_rate(configured.dtype)  # says what is wrong where there is none
+    described.leaving(args.reserved).matmul_rate(configured.dtype)  # says what is wrong where there is none
     layers, experts = configured.layers(tp), configured.experts(tp, args.ep)
     if args.ep > 1 and not experts:
         raise UsageError(f"--ep {args.ep}: {configured.name} has no experts")
     rows = _rows([
-        Job(args.machine, configured.dtype, tp, layer, operator, tokens)
+        Job(args.machine, configured.dtype, tp, layer, operator, tokens, args.reserved)
         for tokens in args.tokens
         for layer, operator in _operators(layers, experts, spread=tokens >= tp)
     ])  # fmt: skip
     keys = {
         "label": "predicted", "machine": args.machine, "model": configured.name, "dtype": configured.dtype, "tp": tp,
-        "ep": args.ep, "margin": MARGIN, "interval": FUSED.keys(), "unfused_interval": UNFUSED.keys(), "rows": rows,
+        "ep": args.ep, "reserved": args.reserved, "margin": MARGIN, "interval": FUSED.keys(),
+        "unfused_interval": UNFUSED.keys(), "rows": rows,
     }  # fmt: skip
-    return Answer(keys, _text(described, configured, tp, rows))
+    return Answer(keys, _text(described.leaving(args.reserved), configured, tp, rows))
 
 
 def _operators(
@@ -100,7 +102,7 @@ def _row(job: Job) -> Row:
         assert job.operator is not None
         choice = choose(
             job.operator, M=tokens, N=layer.columns if layer.gathers else layer.columns[0], K=layer.depth,
-            world=job.tp, machine=job.machine, dtype=job.dtype,
+            world=job.tp, machine=job.machine, dtype=job.dtype, reserved=job.reserved,
         )  # fmt: skip
     if choice is not None:
         row |= {k: getattr(choice, k) for k in ("unfused_us", "fused_us", "bound_us", "choice", "reason")}
@@ -132,6 +134,8 @@ def _text(machine: Machine, model: Model, tp: int, rows: list[Row]) -> str:
         for r in rows
     ]  # fmt: skip
     said = [f"{model.name}, {model.dtype}, {tp} ranks, {machine.title}: predicted, not measured"]
+    if machine.reserved:
+        said[0] += f"; fused forms leave {machine.reserved} of {machine.sms} SMs to others, those of experts none"
     said += [f"fused times are off by {FUSED} ({FUSED.source}), unfused ones by {UNFUSED}", ""]
     said += [*map(str.rstrip, columns(HEADS, lines, WORDS)), ""]
     said += [f"A fused form is chosen where unfused takes {1 + MARGIN:.2f} times as long, or longer."]
@@ -164,6 +168,10 @@ COMMAND = Command(
         Flag(
             "--ep", type=int, default=1, metavar="N", help="of these ranks, over how many experts are spread; the "
             "others share each expert (default: %(default)s)",
+        ),
+        Flag(
+            "--reserved", type=int, default=0, metavar="N", help="SMs that fused forms leave to others: a lane leaves "
+            "24 where NCCL is the group's backend (default: %(default)s)",
         ),
         Flag(
             "--tokens", type=_tokens, default=_tokens(TOKENS), metavar="N,...", help="tokens of all ranks in one pass "

@@ -52,7 +52,8 @@ def predict(args: argparse.Namespace) -> tuple[Question, Prediction]:
     """What a command line asks, and the prediction."""
     found, asked = machine(args.machine), Question.of(args)
     agents = dict(_agent(item) for item in args.agents.split(",")) if args.agents else {}
-    return asked, asked.program.simulate(asked.schedule, machine=found, agents=agents, **asked.options)
+    options = {"machine": found, "agents": agents, "reserved": args.reserved, **asked.options}
+    return asked, asked.program.simulate(asked.schedule, **options)
 
 
 def point(args: argparse.Namespace) -> dict[str, float | None]:
@@ -91,10 +92,11 @@ def write_timeline(prediction: Prediction, path: str, schedule: str, until: floa
 def _text(prediction: Prediction) -> str:
     """For people: the answer first, then what it is due to."""
     p = prediction
+    left = f", {p.machine.reserved} of its SMs left to others" if p.machine.reserved else ""
     rows = [
-        ("predicted", p.makespan_us, f"to {_us(p.interval_us[1])} ({FUSED}), on {p.machine.title}"),
+        ("predicted", p.makespan_us, f"to {_us(p.interval_us[1])} ({FUSED}), on {p.machine.title}{left}"),
         ("bound", p.bound_us, f"no schedule is faster; the run reaches {p.efficiency:.0%} of it"),
-        ("products alone", p.compute_us, "on all SMs"),
+        ("products alone", p.compute_us, "on all SMs that it has"),
         ("transfers alone", p.comm_us, "by the workers that make them"),
     ]
     if p.unfused_us is not None:
@@ -218,6 +220,10 @@ COMMAND = Command(
         Flag(
             "--until", type=_time, metavar="US", help="where the time axis of the page ends, in microseconds, so that "
             "two pages have one scale (default: where the run does)",
+        ),
+        Flag(
+            "--reserved", type=int, default=0, metavar="N", help="SMs that the kernel leaves to others: a lane leaves "
+            "24 where NCCL is the group's backend (default: %(default)s)",
         ),
         Flag(
             "--agents", metavar="ROLE=AGENT,...",
