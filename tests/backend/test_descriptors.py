@@ -11,6 +11,7 @@ import torch
 
 from tests.backend.edited import WAIT, replaced
 from tests.kernels.gather_gemm import Call
+from tests.kernels.routed import FORMS, Routed, random_counts
 from tests.verification.mutants.tools import MutatedWorld
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
@@ -18,6 +19,7 @@ from tilelink.backend.targets import CPU, TARGETS, portable
 from tilelink.emulator import Operation, RaceError
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
 from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.trace import align
 
@@ -42,9 +44,10 @@ def test_loads_of_pipelined_loops_go_through_descriptors() -> None:
     assert described("gfx942", M=512, N=512, K=512) == described("cpu", M=512, N=512, K=512) == set()
 
 
-def test_ends_inside_a_tensor_and_odd_rows_are_loaded_through_pointers() -> None:
-    """A descriptor masks at the tensor's end, not at that of a rank's part; and its rows begin at 16 bytes."""
-    assert described(M=[130, 0, 7, 5], N=512, K=512) == {"weight"}
+def test_ends_inside_a_tensor_are_described_and_odd_rows_loaded_through_pointers() -> None:
+    """Where blocks end at that of a rank's part, a descriptor is told so; and its rows begin at 16 bytes."""
+    assert described(M=[130, 1, 7, 5], N=512, K=512) == {"full", "weight"}
+    assert described(M=[130, 0, 7, 5], N=512, K=512) == {"weight"}, "no rows"
     assert described(M=512, N=500, K=512) == {"full", "weight"}, "a rest at the tensor's end is masked"
     assert described(M=512, N=512, K=504) == {"full", "weight"}
     assert described(M=512, N=512, K=500) == set(), "lines of 500 elements of bf16 are no multiple of 16 bytes"
@@ -125,3 +128,44 @@ def test_ranks_agree_although_each_loads_its_own_tensors_in_its_own_way() -> Non
     call = replace(CALLS[0])
     call.weight[1] = call.weight[1].T.contiguous().T
     call.check(CpuWorld(2, target=DESCRIBING, heap_bytes=8 << 20, sms=8).run(call.on))
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f[0].name} {f[1]}")
+def test_rows_and_weights_of_experts_are_described(form: Any) -> None:
+    """Rows of an expert end in a block where those of the next begin: what is behind them is not read, so that peers
+    may still be writing it, and is zero. Traces are those of pointers."""
+    calls = [Routed(form, random_counts(3, 2, seed), N=24, integers=True, seed=seed, room=400) for seed in (1, 2)]
+    turned = form[1] == "push"
+    for call in calls if turned else []:
+        call.weight = [w.mT.contiguous().mT for w in call.weight]
+    operations: list[Operation] = []
+    world = CpuWorld(3, target=DESCRIBING, observer=operations.append, heap_bytes=8 << 20, sms=8)
+    for n, call in enumerate(calls):
+        call.check(world.run(call.on))
+        record = world.groups[0].recent[n]
+        assert align(record.counted.events, operations, f"{form[0].name} run {n}").done
+    (prepared,) = world.lane.prepared.values()
+    assert prepared.lowered.source.count("_blocks_16_by_16.load([") == 2
+    assert loads_of_weight(world).startswith("tl.trans(") == turned
+
+
+def test_gradients_of_weights_of_experts_read_no_row_of_the_next() -> None:
+    counts = random_counts(2, 3, 4)
+    rows = [sum(map(sum, counts[3 * r : 3 * r + 3])) for r in range(2)]
+    x, dout = ([torch.randint(-2, 3, (n, k)).float() for n in rows] for k in (24, 20))
+
+    def rank(group: Any) -> torch.Tensor:
+        dweight, parts = torch.full((3, 24, 20), float("nan")), {"sent": (sum(rows),) * 2, "routed": rows}
+        schedule = expert_weight_gradient.schedule("gemm").changed(weight_gradient={"tile": (None, 16, 16, 16)})
+        given = x[group.rank], dout[group.rank], torch.tensor(counts)
+        return expert_weight_gradient(*given, dweight, parts=parts, schedule=schedule, group=group)
+
+    world = CpuWorld(2, target=DESCRIBING, heap_bytes=8 << 20, sms=8)
+    outs = world.run(rank)
+    for r, out in enumerate(outs):
+        lengths = [sum(counts[3 * r + e]) for e in range(3)]
+        each = zip(x[r].split(lengths), dout[r].split(lengths), strict=True)
+        assert torch.equal(out, torch.stack([a.T @ b for a, b in each]))
+    (prepared,) = world.lane.prepared.values()
+    assert len(re.findall(r"_blocks_16_by_16\.load\(\[1073741824, tl", prepared.lowered.source)) == 2

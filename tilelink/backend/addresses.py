@@ -138,7 +138,7 @@ class Addresses:
                 at = elements if at == ZERO else f"{at} + {elements}"
                 corner.append(_times(f"tl.cast({at}, tl.int64){spread}", strides[k]))
             if not fills(i, self.facts):
-                masks.append(self.mask(i, spread))
+                masks.append(self.mask(i, spread, hoisted))
         pointer = [self.base(view, home, published=published), *corner]
         if inside:
             shape = "_by_".join(str(r.extent) for r in ranges)
@@ -156,11 +156,20 @@ class Addresses:
             start = i.start if isinstance(i, Range) else i
             if k == 0 and tensor.buffers:
                 start = modulo(start, tensor.buffers)
-            if k == tensor.sharded:
-                start = start - first_of(symbol(tensor.dims[k]), view.home if isinstance(view.home, Expr) else RANK)
-            at = self.text(start)
+            at = self.text(self.in_part(start, k, view))
             corner.append(f"{at} + {token}" if token and k == takes_token else at)
         return corner
+
+    def end(self, view: View, r: Range) -> Source:
+        """Where a range of a view ends in the memory of its home."""
+        return self.text(self.in_part(r.limit, view.index.index(r), view))
+
+    def in_part(self, at: Expr, k: int, view: View) -> Expr:
+        """A place along dimension k of a view's tensor, counted from where the memory of the view's home begins."""
+        tensor = self.program.tensor(view.tensor)
+        if k != tensor.sharded:
+            return at
+        return at - first_of(symbol(tensor.dims[k]), view.home if isinstance(view.home, Expr) else RANK)
 
     def strides(self, tensor: Tensor, published: bool = True) -> list[Stride]:
         """Strides in elements: arguments for tensors of the caller, products of sizes for what lies on the heap."""
@@ -177,10 +186,10 @@ class Addresses:
         """A corner's offset, in 64 bits: tensors may have more than 2**31 elements, a row or a tile does not."""
         return at if stride.whole == ONE else f"tl.cast({at}, tl.int64) * {stride.factors}"
 
-    def mask(self, r: Range, spread: str) -> Source:
+    def mask(self, r: Range, spread: str, hoisted: bool = True) -> Source:
         """Which elements of a block exist along one dimension."""
         holds = f"{self.text(r.start)} + {arange(r.extent)} < {self.text(r.limit)}"
-        if self.one_layout and r.start == of_dim(r.dim, "lo"):
+        if hoisted and self.one_layout and r.start == of_dim(r.dim, "lo"):
             return self.per_tile(f"{r.dim}_inside", holds) + spread
         return f"({holds}){spread}"
 

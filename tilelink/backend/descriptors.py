@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tilelink.backend.pipelining import ROOM
 from tilelink.backend.targets import Target
 
 if TYPE_CHECKING:
@@ -14,8 +15,13 @@ if TYPE_CHECKING:
 
 def descriptor(tensor: torch.Tensor, block: tuple[int, ...], target: Target) -> Any:
     """The descriptor of a tensor whose last dimension is contiguous, for blocks of a shape, as kernels for a target
-    take it. Gluon's also says how a block lies in shared memory: as matrix instructions read it."""
+    take it. A block with two more dimensions than the tensor is of lines that end early (`ROOM`). Gluon's also says how
+    a block lies in shared memory: as matrix instructions read it."""
     described = tensor, list(tensor.shape), list(tensor.stride()), list(block)
+    if len(block) > tensor.dim():
+        line = tensor.stride(0)
+        shape, strides = [ROOM + 1, ROOM + 1, ROOM, tensor.shape[1]], [2**64 // ROOM - line, line, line, 1]
+        described = tensor, shape, strides, list(block)
     if not target.specialised:
         return TensorDescriptor(*described)
     from triton.experimental.gluon.language import NVMMASharedLayout  # here: no other form needs Gluon

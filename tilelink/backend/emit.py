@@ -194,6 +194,7 @@ class RoleEmitter:
         if block is not None:
             described, corner = self.described(block, view, token)
             loaded = f"{described}.load({corner})"
+            loaded += f".reshape({', '.join(map(str, block.shape[-2:]))})" if len(block.shape) > 2 else ""
             return call("tl.trans", loaded) if block.turned else loaded
         at = self.addresses.block(view, token=token)
         narrow = self.dtype(view).startswith("float8")  # Triton makes none of an integer
@@ -202,9 +203,16 @@ class RoleEmitter:
 
     def described(self, block: pipelining.DescribedBlock, view: View, token: Source | None) -> tuple[Source, Source]:
         """The descriptor that loads a view, and where it begins in that."""
-        corner = self.addresses.corner(view, token)
-        at = f"[{', '.join(corner[::-1] if block.turned else corner)}]"
-        return self.names.of("blocks", block.tensor, block.contiguous, block.shape), at
+        dims, corner = self.program.tensor(view.tensor).dims, self.addresses.corner(view, token)
+        if block.ends is not None:
+            k, end = view.index.index(block.ends), grouped(self.addresses.end(view, block.ends))
+            corner[k] = f"{pipelining.ROOM} - {end} + {corner[k]}"
+        uneven = [d in self.program.cut and d not in self.facts.equal for d in dims]  # tables have 64 bits
+        corner = [f"tl.cast({c}, tl.int32)" if cast else c for c, cast in zip(corner, uneven, strict=True)]
+        corner.append(corner.pop(dims.index(block.contiguous)))
+        if block.ends is not None:
+            corner = [str(pipelining.ROOM), f"tl.cast({end}, tl.int32)", *corner]
+        return self.names.of("blocks", block.tensor, block.contiguous, block.shape), f"[{', '.join(corner)}]"
 
     def token(self, view: View) -> Source | None:
         """What a read of the view has to depend on: its wait, or that its owner has entered the run."""

@@ -16,9 +16,11 @@ COPY_CHUNK = 128
 COPY_BLOCK = 2**15
 """Elements that are copied at a time, at most, if a copy goes along several dimensions that have no tile size."""
 Lying = frozenset[tuple[str, int]]
-"""Matrices by name, each with the dimension along which its elements are contiguous."""
+"""Matrices, and stacks of them, by name, each with the dimension along which its elements are contiguous."""
 DESCRIBED_BYTES = 16
 """Addresses and strides that a descriptor takes are multiples of this; it moves so much at least."""
+DESCRIBED_DIMS = (2, 3)
+"""Dimensions of what descriptors describe: a matrix, or one for each expert."""
 
 
 @hashed_once
@@ -27,9 +29,9 @@ class Facts:
     """`equal`: dimensions that are cut into parts of one length, whose beginnings are a product and need no table.
     `exact`: (dimension, block) where blocks leave no rest, in the dimension or in each of its parts: no masks.
     `described`: the matrices that descriptors can describe, each with the dimension along which its elements are
-    contiguous: 1 where it lies by rows, 0 by columns, as a weight of nn.Linear does. Only this may differ from rank to
-    rank; source for targets without descriptors does not depend on it. `timed`: workers record when tiles and waits
-    begin and end."""
+    contiguous: of a matrix 1 where it lies by rows, 0 by columns, as a weight of nn.Linear does. Only this may differ
+    from rank to rank; source for targets without descriptors does not depend on it. `timed`: workers record when tiles
+    and waits begin and end."""
 
     equal: frozenset[str]
     exact: frozenset[tuple[str, int]]
@@ -97,7 +99,7 @@ def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:
 
 def _described(tensor: Tensor, program: TileProgram, sizes: Sizes, lying: Lying | None) -> Lying:
     """A tensor with the dimension along which its elements are contiguous, if a descriptor can describe it."""
-    if len(tensor.dims) != 2 or RANKS_DIM in tensor.dims or tensor.buffers:
+    if len(tensor.dims) not in DESCRIBED_DIMS or RANKS_DIM in tensor.dims or tensor.buffers:
         return frozenset()
     if any(min(sizes.lengths(d)) == 0 for d in tensor.dims):
         return frozenset()

@@ -3,25 +3,33 @@ which of their loads go through tensor descriptors, which the host makes and a c
 
 A loop over the steps of a dot is, unless it waits or notifies: Triton's pipeliner would read ahead of its waits.
 
-A descriptor knows a tensor's end and nothing else: blocks that end earlier, such as at the end of a rank's part, are
-loaded through pointers, and so is whatever lies with a peer. Only loads of loops that are pipelined are worth one; any
-other would take shared memory for nothing.
+A descriptor knows a tensor's end. Blocks of a matrix whose lines end earlier, such as at the end of an expert's rows,
+take one with two more dimensions, which says to the hardware where they end (`ROOM`). What lies with a peer is loaded
+through pointers. Only loads of loops that are pipelined are worth a descriptor; any other would take shared memory for
+nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+
+import sympy
 
 from tilelink.backend.facts import DESCRIBED_BYTES, Facts, fills
 from tilelink.backend.targets import Target
 from tilelink.errors import TileSizeError
 from tilelink.frontend import ir
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, first_of, symbol
-from tilelink.frontend.ir import For, Range, Role, Statement, TileProgram, View, walk
+from tilelink.frontend.ir import For, Range, Role, Statement, Tensor, TileProgram, View, walk
 from tilelink.frontend.values import ITEM_SIZE
 
+ROOM = 2**30
+"""Lines that a descriptor has room for whose blocks end early, more than there are. A block of lines from `first` on
+that end at `end` is asked for at (ROOM, end, ROOM - end + first): lines from ROOM on are none, so that zeros come. Both
+further dimensions step over lines, the first of them by 2**64 / ROOM less one line, so that they lead back to `first`
+in arithmetic of 64 bits. Triton's tools/ragged_tma.py describes the rows of experts so."""
 WORD, FAR = 4, 2
 """Bytes of a register; sums of so many times the registers of an SM can be compiled, if slowly, and spill."""
 
@@ -105,12 +113,14 @@ def statements_of(body: ir.Body) -> Iterator[Statement]:
 @dataclass(frozen=True)
 class DescribedBlock:
     """What a descriptor loads of a tensor: a block of this shape, as it lies in memory, the contiguous dimension last.
-    `turned`: that is the tensor's first dimension, so that the block has to be transposed."""
+    `turned`: of its two ranges that is the first, so that the block has to be transposed. `ends`: the range of its
+    lines, where these may end before the tensor does."""
 
     tensor: str
     contiguous: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     turned: bool
+    ends: Range | None = None
 
 
 def blocks(program: TileProgram, facts: Facts) -> Iterator[DescribedBlock]:
@@ -122,7 +132,7 @@ def blocks(program: TileProgram, facts: Facts) -> Iterator[DescribedBlock]:
             for s in statements_of(loop.body):
                 for view in (load.view for load in s.loads):
                     if block := block_of(view, program, facts):
-                        found[block] = None
+                        found[replace(block, turned=False, ends=None)] = None
     yield from found
 
 
@@ -132,14 +142,24 @@ def block_of(view: View, program: TileProgram, facts: Facts) -> DescribedBlock |
     if contiguous is None or view.home != RANK:
         return None
     tensor = program.tensor(view.tensor)
-    extents = [i.extent for i in view.index if isinstance(i, Range) and i.extent is not None]
-    if len(extents) != 2 or extents[contiguous] * ITEM_SIZE[tensor.dtype] < DESCRIBED_BYTES:
+    ranges = {k: i for k, i in enumerate(view.index) if isinstance(i, Range)}
+    extents = {k: i.extent for k, i in ranges.items() if i.extent is not None}
+    if len(ranges) != 2 or len(extents) != 2:
         return None
-    for k, i in enumerate(view.index):
-        assert isinstance(i, Range)
-        size = symbol(i.dim)
-        end = first_of(size, RANK + 1) if k == tensor.sharded else size
-        if not fills(i, facts) and i.limit != end:
-            return None
-    shape = extents[1 - contiguous], extents[contiguous]
-    return DescribedBlock(tensor.name, tensor.dims[contiguous], shape, contiguous == 0)
+    if extents.get(contiguous, 0) * ITEM_SIZE[tensor.dtype] < DESCRIBED_BYTES:
+        return None
+    early = [k for k, i in ranges.items() if not fills(i, facts) and i.limit != _end(tensor, k, i)]
+    lies = [*(k for k in range(len(tensor.dims)) if k != contiguous), contiguous]
+    if early and (early != lies[:-1] or ranges[early[0]].limit.has(sympy.oo)):
+        return None
+    shape = tuple(extents.get(k, 1) for k in lies)
+    return DescribedBlock(
+        tensor.name, tensor.dims[contiguous], (1, 1, *shape) if early else shape, contiguous == min(ranges),
+        ranges[early[0]] if early else None,
+    )  # fmt: skip
+
+
+def _end(tensor: Tensor, k: int, r: Range) -> Expr:
+    """Where a tensor ends on a rank along one of its dimensions."""
+    size = symbol(r.dim)
+    return first_of(size, RANK + 1) if k == tensor.sharded else size

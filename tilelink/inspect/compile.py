@@ -100,9 +100,10 @@ def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -
             values[p.name] = strides(lowered.program.tensor(p.of), sizes)[p.dim]
         elif p.kind == "blocks":
             tensor = lowered.program.tensor(p.of)
-            line = max(strides(tensor, sizes).values())
+            line, dims = max(strides(tensor, sizes).values()), len(tensor.dims)
             empty = torch.empty(0, dtype=getattr(torch, tensor.dtype), device="meta")
-            values[p.name] = descriptor(empty.as_strided((line, line), (line, 1)), p.block, lowered.target)
+            lines = empty.as_strided([1] * dims, [*[line] * (dims - 1), 1])
+            values[p.name] = descriptor(lines, p.block, lowered.target)
         elif p.kind == "size":
             values[p.name] = sizes.values[p.of]
         elif p.kind in ("table", "stamps", "running"):

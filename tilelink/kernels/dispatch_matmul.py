@@ -25,7 +25,7 @@ def matmul(t, rows, weight, out, gathered=None):
 @tk.program
 def dispatch_matmul(
     x: tk.Sharded("sent", "K"),
-    weight: tk.Local("experts", "K", "N"),
+    weight: tk.Local("experts", "K", "N", contiguous="K"),
     route: tk.Route("sent", "routed", "experts"),
     out: tk.Sharded("routed", "N"),
     gathered: tk.Sharded("routed", "K") = None,

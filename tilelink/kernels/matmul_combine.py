@@ -27,7 +27,7 @@ def keep(t, back, out):
 @tk.program
 def matmul_combine(
     rows: tk.Sharded("routed", "K"),
-    weight: tk.Local("experts", "K", "N"),
+    weight: tk.Local("experts", "K", "N", contiguous="K"),
     route: tk.Route("sent", "routed", "experts"),
     out: tk.Sharded("sent", "N"),
 ):

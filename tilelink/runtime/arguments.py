@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import torch
 
-from tilelink.backend.facts import DESCRIBED_BYTES, Lying
+from tilelink.backend.facts import DESCRIBED_BYTES, DESCRIBED_DIMS, Lying
 from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, StrideError, similar
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.routes import Integers
@@ -47,11 +47,13 @@ class Arguments:
 
 
 def _contiguous(tensor: torch.Tensor) -> int | None:
-    """The dimension along which the elements of a matrix are contiguous, if a descriptor can describe it."""
-    if tensor.dim() != 2 or tensor.data_ptr() % DESCRIBED_BYTES:
+    """The dimension along which the elements of a matrix, or of several, are contiguous, if a descriptor can describe
+    them."""
+    if tensor.dim() not in DESCRIBED_DIMS or tensor.data_ptr() % DESCRIBED_BYTES:
         return None
-    of_lines = [(k, tensor.stride(1 - k)) for k in (1, 0) if tensor.stride(k) == 1]
-    return next((k for k, stride in of_lines if stride * tensor.itemsize % DESCRIBED_BYTES == 0), None)
+    steps = {k: [s for j, s in enumerate(tensor.stride()) if j != k] for k in range(tensor.dim())[::-1]}
+    whole = (k for k in steps if all(s * tensor.itemsize % DESCRIBED_BYTES == 0 for s in steps[k]))
+    return next((k for k in whole if tensor.stride(k) == 1), None)
 
 
 def check_arguments(call: Call, *, world: int, rank: int, device: torch.device, site: Site) -> Arguments:

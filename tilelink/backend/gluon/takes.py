@@ -66,7 +66,7 @@ def product_of(role: Role, program: TileProgram, facts: Facts) -> Product:
     operands = []
     for view in (left.view, right.view):
         block = pipelining.block_of(view, program, facts)
-        if block is None:
+        if block is None or len(block.shape) > 2:
             raise fail(
                 f"loads blocks of {view.tensor} that no descriptor describes: it needs two dimensions, rows or columns "
                 "that are contiguous and whole multiples of 16 bytes, memory of the own rank, and no block that ends "
