@@ -126,8 +126,9 @@ def lowered_for(
     dims = recorded.dims.union(*(t.called for t in recorded.tensors))
     sizes = {d: SIZES[d] for d in SIZES if d in dims}
     dtypes = dict.fromkeys(program.parameters.keys() - program.optional | asked, DTYPE)
-    bound, exact = program.bound_at(schedule, world=WORLD, sizes=sizes, dtypes=dtypes)
-    return lower(bound, Facts.of(bound, exact), FORMS[target]), exact
+    made = FORMS[target]
+    bound, exact = program.bound_at(schedule, world=WORLD, sizes=sizes, dtypes=dtypes, target=made)
+    return lower(bound, Facts.of(bound, exact), made), exact
 
 
 def gated(targets: list[str], only: str) -> Iterator[Gated]:

@@ -77,7 +77,9 @@ def muted(group: Any, role: str) -> Iterator[None]:
 
     def launch(run: Run) -> None:
         arguments = run.arguments
-        run.arguments = lambda kernel: arguments(kernel) | {f"{role}_workers": 0}  # type: ignore[method-assign]
+        run.arguments = lambda kernel: {  # type: ignore[method-assign]
+            n: 0 if n == f"{role}_workers" else v for n, v in arguments(kernel).items()
+        }
         real(run)
 
     if on_gpu:

@@ -196,14 +196,19 @@ def test_local_memory_grows_when_a_kernel_is_loaded(local: int, grown: list[Any]
 def test_exact_products_have_tiles_that_fit_in_registers(
     dtype: torch.dtype, tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """float32 has no matrix instructions: with the tile of bfloat16 each thread would spill 26 KB. A schedule that is
-    given is taken as it is."""
+    """float32 has no matrix instructions: with the tile of bfloat16 each thread would spill 26 KB. Who shows the
+    program for the target, or compiles it, takes the same; what follows a name is taken as it is."""
     device, kept = Compiling(), list[Prepared]()
     monkeypatch.setattr(Compiling, "load", lambda self, prepared, *rest: kept.append(prepared) or _loaded(prepared))
     ranks = virtual_world(1, device)
     x, weight = torch.zeros(256, 128, dtype=dtype), torch.zeros(128, 64, dtype=dtype)
     ranks.run(lambda group: all_gather_matmul.prepare(x, weight, schedule="push", group=group))
     assert {r.resource.tile for p in kept for r in p.program.roles if r.name == "matmul"} == {tile}
+    asked: dict[str, Any] = {"dtypes": str(dtype)[6:], "sizes": {"M": 256, "N": 64, "K": 128}}
+    shown = all_gather_matmul.bound_at("push", world=1, target=device.target, **asked)[0]
+    assert shown == kept[0].program
+    said = all_gather_matmul.fit("push,matmul.tile=128x64x64", target=device.target, **asked)
+    assert said["matmul"].tile == (128, 64, 64)
     (made,) = compiled(kept[0].lowered, kept[0].sizes)
     assert made.spill_bytes < 1024, "what a thread has without more memory"
 

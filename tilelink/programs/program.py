@@ -15,7 +15,7 @@ from tilelink.frontend.kept import Kept
 from tilelink.frontend.schedule import Schedule, launched
 from tilelink.frontend.sizes import Sizes, check_world
 from tilelink.language import Declared, Function, Parameters, Recording, Variant, check_lists, declarations, record
-from tilelink.programs.fitting import fitted
+from tilelink.programs.fitting import fitted, in_registers
 from tilelink.programs.given import CALL_OPTIONS, Call, at_sizes
 from tilelink.programs.schedule_text import NamedSchedule, nearly, read_schedule
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tilelink.analysis.events import Events
     from tilelink.analysis.machine import Machine
     from tilelink.analysis.simulate import Prediction
+    from tilelink.backend.targets import Target
 
 KEPT_SCHEDULES = 256
 """So many tile programs of a program are kept, of the schedules that were used last; and so many variants of it."""
@@ -190,21 +191,24 @@ class Program:
         world: int = 1,
         dtypes: Mapping[str, Any] | Any = "float32",
         absent: frozenset[str] | None = None,
+        target: Target | None = None,
         **sizes: Any,
     ) -> Schedule:
         """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension
         that is spread over the ranks) made as small as the tensor allows. Sizes as in `Sizes.of`, `dtypes` and
-        `absent` as in `bind`: by default, what may be left out and has no dtype by name is absent. A name may have
-        changes after it, which are taken as they are: "push,matmul.tile=16x64x64"
-        (`tilelink.programs.schedule_text`)."""
+        `absent` as in `bind`: by default, what may be left out and has no dtype by name is absent. For a `target` that
+        is a GPU, exact products of float32 have tiles that fit in registers. A name may have changes after it, which
+        are taken as they are: "push,matmul.tile=16x64x64" (`tilelink.programs.schedule_text`)."""
         check_world(world)
         variant, sizes = at_sizes(self, sizes)
         if variant is not self:
-            return variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, sizes=sizes)
+            return variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, target=target, sizes=sizes)
         absent = self.absent(dtypes) if absent is None else absent
         named = read_schedule(self, schedule, absent) if isinstance(schedule, str | None) else schedule
         found = self.schedule(named.name, absent) if isinstance(named, NamedSchedule) else named
         made = fitted(found, self.bind(found, dtypes, absent), world, sizes)
+        if target is not None and target.backend:
+            made = in_registers(made, self.bind(made, dtypes, absent))
         if isinstance(named, NamedSchedule) and named.changes:
             made = named.changed(made)
             made.site = Site(f"schedule={str(named)!r}", 0)
@@ -218,14 +222,15 @@ class Program:
         sizes: Mapping[str, int | Sequence[int]],
         dtypes: Mapping[str, Any] | Any = "float32",
         per_node: int | None = None,
+        target: Target | None = None,
     ) -> tuple[TileProgram, Sizes]:
         """The tile program at sizes as in `at_sizes` and `Sizes.of`, without the optional tensors that `dtypes` says
-        nothing of. A schedule is taken as it is, one given by name (or by default) is fitted to the sizes. Raises the
-        errors of the frontend."""
+        nothing of. A schedule is taken as it is, one given by name (or by default) is fitted to the sizes, and to a
+        `target` as in `fit`. Raises the errors of the frontend."""
         variant, flat = at_sizes(self, sizes)
         absent = variant.absent(dtypes)
         if not isinstance(schedule, Schedule):
-            schedule = variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, sizes=flat)
+            schedule = variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, target=target, sizes=flat)
         bound = variant.bind(schedule, dtypes, absent)
         return bound, Sizes.of(bound, world, flat, per_node)
 

@@ -50,7 +50,8 @@ def show(
     its specialised form), "host" (what the host of each rank launches and enqueues), or the machine code of the
     kernels in the order of their launch, compiled without a GPU: "ptx", "sass", "amdgcn".
 
-    A schedule is taken as it is, one given by name (or by default) is fitted to the sizes. `dtypes` and sizes as for
+    A schedule is taken as it is, one given by name (or by default) is fitted to the sizes and to the target, as for a
+    call on it. `dtypes` and sizes as for
     `Program.unroll`; a size left out is `SIZE`. `target`: by default, the first that has the stage. With nodes of
     `per_node` ranks, fewer than the world, it is what runs across nodes. Raises the errors of the frontend,
     CompileError, FormError for programs that have no specialised form, TargetError for a target without a network, for
@@ -66,7 +67,9 @@ def show(
 
     made = FORMS[target_of(stage, target)]
     sizes = with_defaults(program, by_dimension(sizes), program.absent(dtypes))
-    bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
+    bound, exact = program.bound_at(
+        schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node, target=made
+    )  # fmt: skip
     if exact.per_node != world:
         bound, made = publish_sources(bound), made.across_nodes()
         if stage in CODE:

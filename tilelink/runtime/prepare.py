@@ -31,7 +31,6 @@ from tilelink.frontend.routes import Routing
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.workload import Allotment, allot, kernel_workers
-from tilelink.programs.fitting import in_registers
 from tilelink.programs.given import Call
 from tilelink.runtime.arguments import Arguments
 
@@ -149,17 +148,15 @@ def prepare(
     arguments: Arguments, world: int, sms: int, target: Target, per_node: int | None = None, check: bool = True
 ) -> Prepared:
     """The prepared program for a call, on nodes of `per_node` ranks (on one node where that is not given), on devices
-    of `sms` SMs that are the target. A schedule taken by its name (or by default) is fitted to the sizes, a schedule
-    that is given is taken as it is. On a GPU, exact float32 products have tiles that fit in registers. Raises the
-    errors of the frontend and of the unrolling, and, unless `check` says not to, UnsafeProgramError, BudgetError and
-    those of `check_results`."""
+    of `sms` SMs that are the target. A schedule taken by its name (or by default) is fitted to the sizes and the
+    target, a schedule that is given is taken as it is. Raises the errors of the frontend and of the unrolling, and,
+    unless `check` says not to, UnsafeProgramError, BudgetError and those of `check_results`."""
     call, schedule = arguments.call, arguments.call.schedule
     if not isinstance(schedule, Schedule):
         schedule = call.program.fit(
-            schedule, world=world, dtypes=arguments.dtypes, absent=arguments.absent, sizes=arguments.sizes
-        )
-        if target.backend:
-            schedule = in_registers(schedule, call.program.bind(schedule, arguments.dtypes, arguments.absent))
+            schedule, world=world, dtypes=arguments.dtypes, absent=arguments.absent, target=target,
+            sizes=arguments.sizes,
+        )  # fmt: skip
     program = call.program.bind(schedule, arguments.dtypes, arguments.absent)
     budget = None
     if check and os.environ.get("TILELINK_CHECK") != "0":

@@ -156,3 +156,12 @@ def test_a_users_file(run: Run, user_file: Path) -> None:
     _, out, err = run.text("show", f"{user_file}:doubled")
     assert out.startswith("program doubled\n")
     assert err.startswith("a user's file may print\n")
+
+
+def test_exact_products_have_the_tiles_of_a_gpu_where_it_is_one(run: Run) -> None:
+    """As a call on it has them; and what the CPU runs says that it is not so there."""
+    asked = ["show", "all_gather_matmul", "--stage", "program", "--dtype", "fp32"]
+    _, _, said = run.text(*asked)
+    assert "# a GPU has smaller tiles of exact float32 products: --target sm_90 shows them" in said
+    assert "matmul.tile=64x64x32" in run(*asked, "--target", "sm_90")[1]["schedule"]
+    assert "a GPU has" not in run.text("show", "all_gather_matmul")[2]

@@ -24,9 +24,10 @@ def run(args: argparse.Namespace) -> Answer:
     from tilelink.backend.lower import lower
     from tilelink.inspect.compile import compiled
 
-    asked = Question.of(args)
+    made = FORMS[args.target]
+    asked = Question.of(args, target=made)
     bound, exact = asked.program.bound_at(asked.schedule, **asked.options)
-    lowered = lower(bound, Facts.of(bound, exact), FORMS[args.target])
+    lowered = lower(bound, Facts.of(bound, exact), made)
     kernels = inspected(lowered, compiled(lowered, exact))
     keys = {
         "target": args.target, **asked.keys, "defaults": [d for d in asked.sizes if d not in args.shape],

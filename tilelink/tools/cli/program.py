@@ -13,6 +13,7 @@ from typing import Any
 
 import triton
 
+from tilelink.backend.targets import Target
 from tilelink.errors import ScheduleError, Site, TileSizeError, similar
 from tilelink.frontend.schedule import CopyEngine, Schedule, SMs
 from tilelink.frontend.values import dtype_name
@@ -43,11 +44,13 @@ class Question:
     keys: dict[str, Any]
 
     @classmethod
-    def of(cls, args: argparse.Namespace, size: int = SIZE, largest: int | None = None) -> Question:
-        """Reads the flags of `program_flags`; `size` and `largest` as there and in `read_schedule`."""
+    def of(
+        cls, args: argparse.Namespace, size: int = SIZE, largest: int | None = None, target: Target | None = None
+    ) -> Question:
+        """Reads the flags of `program_flags`; `size`, `largest` and `target` as there and in `read_schedule`."""
         program = find(args.program)
         sizes = with_defaults(program, args.shape, program.absent(args.dtype), size)
-        schedule = read_schedule(program, args.schedule, args.world, sizes, largest, args.dtype)
+        schedule = read_schedule(program, args.schedule, args.world, sizes, largest, args.dtype, target)
         text = written.schedule_text(program, schedule, args.schedule)
         keys = {"world": args.world, "shape": sizes, "dtype": args.dtype, "schedule": text}
         return cls(f"tilelink {args.command} {args.program}", program, sizes, schedule, keys)
@@ -199,17 +202,19 @@ def read_dtype(text: str) -> str:
 
 
 def read_schedule(
-    program: Program, text: str | None, world: int, sizes: Shape, largest: int | None = None, dtypes: Any = "float32"
-) -> Schedule:
+    program: Program, text: str | None, world: int, sizes: Shape, largest: int | None = None, dtypes: Any = "float32",
+    target: Target | None = None,
+) -> Schedule:  # fmt: skip
     """`NAME`, `NAME,ROLE.FIELD=VALUE,...` or `ROLE.FIELD=VALUE,...`, which changes the program's default schedule.
 
-    The named schedule is one of the program with the tensors that `dtypes` names, fitted to the sizes; its tiles are at
-    most `largest` along each dimension where that is given. What is changed is taken as it is; see
+    The named schedule is one of the program with the tensors that `dtypes` names, fitted to the sizes and to a target
+    as in `Program.fit`; its tiles are at most `largest` along each dimension where that is given. What is changed is
+    taken as it is; see
     `tilelink.programs.schedule_text`. Raises ScheduleError or TileSizeError.
     """
     name, items = written.split_schedule(text)
     whole: dict[str, Any] = dict(sizes)
-    schedule = program.fit(name, world=world, dtypes=dtypes, sizes=whole)
+    schedule = program.fit(name, world=world, dtypes=dtypes, target=target, sizes=whole)
     if largest is not None:
         tiled = {role: r for role, r in schedule.items() if isinstance(r, SMs | CopyEngine)}
         smaller = {role: tuple(n and min(n, largest) for n in r.tile) for role, r in tiled.items()}

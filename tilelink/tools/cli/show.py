@@ -15,15 +15,16 @@ from tilelink.tools.cli.program import Question, program_flags
 
 FIGURES = ("expected", "found", "registers", "spill_bytes", "shared_bytes")
 """What is said of machine code."""
+GPU = "sm_90"
 
 
 def run(args: argparse.Namespace) -> Answer:
     """A program as text, at a stage of its way to a kernel."""
-    asked, nodes = Question.of(args), args.per_node
     try:
         target = target_of(args.stage, args.target)
     except TargetError as e:
         raise UsageError(e.message) from e
+    asked, nodes = Question.of(args, target=FORMS[target]), args.per_node
     options: dict[str, Any] = {"target": target, "per_node": nodes, **asked.options}
     shown = show(asked.program, args.stage, asked.schedule, **options)
     text, verdict = shown.text, shown.verdict
@@ -39,6 +40,8 @@ def run(args: argparse.Namespace) -> Answer:
     keys |= asdict(verdict) if verdict is not None else {}
     note = [f"sizes by default: {', '.join(keys['defaults'])}"] if keys["defaults"] else []
     note += [f"without: {', '.join(keys['absent'])}"] if keys["absent"] else []
+    if not FORMS[target].backend and Question.of(args, target=FORMS[GPU]).schedule != asked.schedule:
+        note += [f"a GPU has smaller tiles of exact float32 products: --target {GPU} shows them"]
     note += [f"{key}: {keys[key]}" for key in (*FIGURES, "events", "sha256") if key in keys]
     note += [f"wrong: {finding}" for finding in findings]
     note += [f"the schedule: {asked.schedule.site}"] if findings else []
