@@ -19,13 +19,19 @@ class Function:
 
 
 class Library:
-    """PE `pe`; the PEs in `near` are mapped here. `calls`: what was asked, in order."""
+    """PE `pe` of `pes`; the PEs in `near` are mapped here, and are those of its node. `fabric`: whether a store reaches
+    all PEs of a team. `calls`: what was asked, in order."""
 
-    def __init__(self, pe: int = 0, near: tuple[int, ...] = (), status: int = 0, memory: int = 1 << 24) -> None:
-        self.pe, self.near, self.status, self.memory = pe, near, status, memory
+    def __init__(
+        self, pe: int = 0, near: tuple[int, ...] = (), status: int = 0, memory: int = 1 << 24, pes: int = 1,
+        fabric: bool = False,
+    ) -> None:  # fmt: skip
+        self.pe, self.pes, self.near, self.status, self.memory, self.fabric = pe, pes, near, status, memory, fabric
         self.calls: list[Any] = []
         self.kept: list[Any] = []
+        self.teams: dict[int, tuple[int, ...]] = {0: tuple(range(pes)), 2: near}
         self.nvshmem_malloc, self.nvshmem_ptr = Function(self._malloc), Function(self._ptr)
+        self.nvshmemx_mc_ptr = Function(self._multicast)
 
     def nvshmemx_init_status(self) -> int:
         return self.status
@@ -66,8 +72,34 @@ class Library:
         found = ctypes.addressof(self.kept[-1])
         return found + -found % 256 if found else 0
 
-    def nvshmem_quiet(self) -> None:
-        self.calls.append("quiet")
+    # ---- teams
 
-    def nvshmem_barrier_all(self) -> None:
-        self.calls.append("barrier")
+    def nvshmem_n_pes(self) -> int:
+        return self.pes
+
+    def nvshmem_team_n_pes(self, team: int) -> int:
+        return len(self.teams[team])
+
+    def nvshmem_team_translate_pe(self, of: int, pe: int, to: int) -> int:
+        found = self.teams[of][pe]
+        return self.teams[to].index(found) if found in self.teams[to] else -1
+
+    def nvshmem_team_split_strided(
+        self, of: int, start: int, stride: int, size: int, config: Any, mask: Any, found: Any
+    ) -> int:
+        """A team, for which this PE has to be in it; NVSHMEM says so to PEs that are not by the team -1."""
+        assert (of, config, mask.value) == (0, None, 0)
+        pes = tuple(range(start, start + stride * size, stride))
+        assert self.pe in pes and pes[-1] < self.pes
+        found._obj.value = 7 + len(self.teams)  # those below are NVSHMEM's own
+        self.teams[found._obj.value] = pes
+        self.calls.append(("team", pes))
+        return 0
+
+    def _multicast(self, team: int, address: Any) -> int:
+        """Some memory of this process."""
+        return int(address.value) if self.fabric and set(self.teams[team]) <= set(self.near) else 0
+
+    def nvshmem_barrier(self, team: int) -> int:
+        self.calls.append(("barrier", self.teams[team]))
+        return 0

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +22,13 @@ import tilelink as tk
 from tests.runtime.cuda_stand_in import StandIn
 from tests.runtime.inputs import SMALL as SMALL_TILES
 from tests.runtime.nvshmem_stand_in import Library
-from tests.runtime.processes import Pool
+from tests.runtime.processes import Pool, members
 from tests.runtime.test_cuda_process_group import made
 from tilelink.backend import nvshmem as bitcode
-from tilelink.errors import FarAccessError, NvshmemError, RankMismatchError, Site, WorldError
+from tilelink.errors import FarAccessError, NvshmemError, RankDiedError, RankMismatchError, Site, WorldError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.board import Post
-from tilelink.runtime.cuda import nodes, nvshmem
+from tilelink.runtime.cuda import multicast, nodes, nvshmem
 from tilelink.runtime.cuda.nodes import NodesGroup
 from tilelink.runtime.cuda.nvshmem import Nvshmem, initialised
 from tilelink.runtime.lane import HOST, Reason, Report
@@ -44,15 +48,21 @@ made = library.attributes(where, 3, 8)
 args = made.args.unique_id
 assert (args.rank, args.ranks, args.id) == (3, 8, ctypes.addressof(where)), (args.rank, args.ranks)
 assert ctypes.sizeof(made) == 144 and made.version == (1 << 16) + 144
+missing = [n for n in sys.argv[2:] if not hasattr(library.library, n)]
+assert not missing, missing
 """
 
 
-def test_structures_are_those_of_the_library() -> None:
-    """NVSHMEM itself makes a place to meet and fills the attributes in, without a GPU."""
+def test_structures_and_names_are_those_of_the_library() -> None:
+    """NVSHMEM itself makes a place to meet and fills the attributes in, without a GPU; and has all that we call."""
     if not (WHEEL / bitcode.HOST).exists():
         pytest.skip("no NVSHMEM wheel; make test fetches it")
     mine = {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo", "LD_LIBRARY_PATH": str(WHEEL), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", THE_REAL_ONE, str(WHEEL / bitcode.HOST)]
+    called = {n for file in (nvshmem, bitcode) for n in re.findall(r"\bnvshmemx?_\w+", Path(file.__file__).read_text())}
+    called -= {"nvshmem_types", "nvshmem_uniqueid"}  # files
+    called = {n for n in called if not n.endswith("_v1")}  # structures
+    assert "nvshmem_team_split_strided" in called and "nvshmemx_cumodule_init" in called
+    command = [sys.executable, "-c", THE_REAL_ONE, str(WHEEL / bitcode.HOST), *sorted(called)]
     subprocess.run(command, env=os.environ | mine, check=True)
 
 
@@ -105,14 +115,17 @@ def ranks() -> Iterator[Pool]:
 LIBRARIES: dict[str, Any] = {}
 
 
-def lane(near: tuple[int, ...] | None = None) -> NodesGroup:
-    """The lane of this process, on nodes of two ranks; `near`: the ranks that NVSHMEM maps, else those of the node."""
+def lane(
+    near: tuple[int, ...] | None = None, fabric: bool = False, of: Any = None, per_node: int = 2, **options: Any
+) -> NodesGroup:
+    """The lane of this process, on nodes of two ranks; `near`: the ranks that NVSHMEM maps, else those of the node;
+    `fabric`: whether a store reaches all of these; `of`: a group of some ranks, of which a node has `per_node`."""
     rank = dist.get_rank()
     mine = rank // 2 * 2, rank // 2 * 2 + 1
-    LIBRARIES["library"] = library = Library(pe=rank, near=mine if near is None else near)
+    LIBRARIES["library"] = library = Library(rank, mine if near is None else near, pes=4, fabric=fabric)
     nvshmem.loaded = lambda: Nvshmem(library)  # type: ignore[assignment]
     nodes.CudaDevice = lambda: StandIn(sms=12)  # type: ignore[assignment, misc]
-    found = tk.group(device="cuda", per_node=2, **SMALL)
+    found = tk.group(of, device="cuda", per_node=per_node, **SMALL | options)
     assert isinstance(found, NodesGroup)
     return found
 
@@ -145,7 +158,7 @@ def calls_are_compared() -> list[str]:
     group.reset()
     group.compare({"program": "after a reset"}, Site("here.py", 1))
     said = LIBRARIES["library"].calls
-    assert said.count("quiet") == said.count("barrier") == 1, "before words are zeroed"
+    assert said.count(("barrier", (0, 1, 2, 3))) == 1, "before words are zeroed"
     return [differing]
 
 
@@ -182,6 +195,116 @@ def prepared() -> tuple[list[str], bool]:
 def test_a_program_is_prepared_for_near_and_far_ranks(ranks: Pool) -> None:
     for loads, puts in ranks.results(prepared):
         assert "all_gather_matmul" in loads and puts
+
+
+def adds_up(right: bool) -> tuple[bool, list[str]]:
+    """Whether kernels get the multicast address of a node whose fabric adds up the words of its two ranks, or not; and
+    what is warned of."""
+    first = dist.get_rank() // 2 * 2
+    read = partial(
+        multicast.multicast_address, read=lambda *where: sum(map(multicast._word, (first, first + 1))) + (not right)
+    )
+    nodes.multicast_address = read
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", RuntimeWarning)
+            group = lane(fabric=True)
+    finally:
+        nodes.multicast_address = multicast.multicast_address
+    told = [str(w.message) for w in said if issubclass(w.category, RuntimeWarning)]
+    return group.lane.multicast == group.lane.heaps[group.rank].data_ptr(), told
+
+
+def test_a_node_has_its_multicast_address(ranks: Pool) -> None:
+    """Where its heaps lie one over the other, which is found out by the sum of a word of each."""
+    assert ranks.results(adds_up, True) == [(True, [])] * 4
+    first, *others = ranks.results(adds_up, False)
+    assert not first[0] and "no multicast: words whose sum is" in first[1][0] and others == [(False, [])] * 3
+    assert ranks.results(what_kernels_are_told)[0][2], "without a fabric there is none"
+
+
+def of_every_other_rank() -> tuple[list[int], list[Any]]:
+    """What a sub-group's kernels know of far ranks, and what NVSHMEM was asked for; one sub-group alone is reset."""
+    mine = [members(0, 2), members(1, 3)][dist.get_rank() % 2]
+    group = lane(of=mine, per_node=1)
+    if dist.get_rank() % 2:
+        group.reset()
+    table: list[int] = group.lane.tables[group.rank].tolist()
+    return [a for a in table if a < 0], [c for c in LIBRARIES["library"].calls if c[0] in ("team", "barrier")]
+
+
+def test_sub_groups_have_teams(ranks: Pool) -> None:
+    """Memory and teams are made by all processes together; what comes after is a sub-group's own business."""
+    for rank, (far, calls) in enumerate(ranks.results(of_every_other_rank)):
+        mine = (rank % 2, rank % 2 + 2)
+        assert far == [-((rank + 2) % 4 + 1)]
+        assert calls == [("team", mine), ("team", (rank,)), *[("barrier", mine)] * (rank % 2)]
+
+
+def some_alone(which: tuple[int, ...], of: tuple[int, ...], patience: float) -> str:
+    """What some ranks are told that make a lane of a sub-group while the others make none."""
+    mine = members(*of)
+    if dist.get_rank() not in which:
+        return ""
+    try:
+        lane(of=mine, per_node=1, enter_timeout=patience)
+    except NvshmemError as e:
+        return e.message
+    return "nothing"
+
+
+def test_a_sub_group_that_not_all_processes_make(ranks: Pool) -> None:
+    """NVSHMEM would wait for them without a bound."""
+    told = ranks.results(some_alone, (0, 2), (0, 2), 0.2)
+    assert told[1::2] == ["", ""]
+    assert all("PEs [1, 3] of NVSHMEM made no lane within 0.2 s: it makes memory" in t for t in told[::2]), told
+    told = ranks.results(some_alone, (0, 1, 3), (0, 1, 3), 20.0)
+    assert told[3] == "PEs [0, 1, 3] are no team of NVSHMEM: one rises from its first in equal steps"
+    assert ranks.results(of_every_other_rank)[0][0] == [-3], "and the next ones are made as if nothing had been"
+
+
+def of_other_sizes() -> str:
+    mine = [members(0, 2), members(1, 3)][dist.get_rank() % 2]
+    lane(of=mine, per_node=1, heap_bytes=(1 + dist.get_rank() % 2) << 20)
+    return "nothing"
+
+
+def test_sub_groups_whose_heaps_differ(ranks: Pool) -> None:
+    for failure in ranks.failures(of_other_sizes):
+        assert failure.kind == NvshmemError.__name__ and "rank 1 has heap_bytes 2097152, rank 0 1048576" in failure.text
+
+
+def killed_elsewhere() -> list[str]:
+    """Rank 3 is killed, and is the only one of its machine that could tell. What the others say: in a call, and in a
+    reset, which does not come to NVSHMEM."""
+    nodes.socket = SimpleNamespace(gethostname=lambda: f"machine {dist.get_rank()}")  # type: ignore[assignment]
+    group, said = lane(), list[str]()
+    group.compare({"program": "alike"}, Site("here.py", 1))
+    if group.rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for do in (lambda: group.compare({"program": "another"}, Site("here.py", 1)), group.reset):
+        try:
+            do()
+        except RankDiedError as e:
+            said.append(str(e))
+    assert not [c for c in LIBRARIES["library"].calls if c[0] == "barrier"]
+    child = os.fork()
+    if not child:
+        os._exit(len(group.processes._wires))  # type: ignore[attr-defined]
+    assert os.waitpid(child, 0)[1] == 0, "what a fork holds open would look as if this process lived"
+    return said
+
+
+def test_a_process_of_another_machine_that_dies_is_named() -> None:
+    pool = Pool(4)
+    try:
+        *alive, dead = pool.run(killed_elsewhere)
+        assert dead is None
+        for in_a_call, in_a_reset in alive:
+            gone = f"rank 3 has died: its process, {pool.processes[3].pid} on machine 3, is gone"
+            assert f"{gone}, before call 1 (" in in_a_call and f"{gone}, and the lane can't be reset" in in_a_reset
+    finally:
+        pool.close()
 
 
 def nodes_that_are_others() -> None:

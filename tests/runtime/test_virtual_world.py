@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -29,6 +30,7 @@ from tilelink.errors import (
 )
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.runtime.cuda import virtual_world as module
 from tilelink.runtime.cuda.group import CudaGroup
 from tilelink.runtime.cuda.probed import Probed
 from tilelink.runtime.cuda.virtual_world import VirtualWorld
@@ -211,10 +213,18 @@ def test_copies_beside_all_sms_are_for_a_probe_to_allow(answer: bool | None, wor
         ("CUDA_LAUNCH_BLOCKING", "1", "CUDA_LAUNCH_BLOCKING is set"),
         ("CUDA_INJECTION64_PATH", "/opt/libsanitizer-collection.so", "compute-sanitizer runs one kernel at a time"),
         ("LD_PRELOAD", "/opt/ncu/libcuda-injection.so", "Nsight Compute runs one kernel at a time"),
+        ("NV_COMPUTE_PROFILER_PERFWORKS_DIR", "/opt/ncu", "Nsight Compute runs one kernel at a time"),
+        ("NV_SANITIZER_INJECTION_PORT_BASE", "49152", "compute-sanitizer runs one kernel at a time"),
+        ("maps", "7f00-7f01 r-xp 0 0:0 7 /opt/libsanitizer-collection.so\n", "compute-sanitizer runs one kernel"),
     ],
 )
-def test_tools_that_run_one_kernel_at_a_time(name: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_that_run_one_kernel_at_a_time(
+    name: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(name, value)
+    if name == "maps":
+        monkeypatch.setattr(module, "MAPS", tmp_path / name)
+        (tmp_path / name).write_text(value)
     with pytest.raises(WorldError, match=f"2 virtual ranks wait for each other, and {why}"):
         virtual_world(2, StandIn())
     inputs = Inputs(1)

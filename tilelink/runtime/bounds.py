@@ -52,6 +52,10 @@ class Processes:
         """The ranks whose processes have ended."""
         return self._gone | {self._ranks[exit_] for exit_, _ in self._exits.poll(0)}
 
+    def named(self, rank: int) -> str:
+        """What messages call the process of a rank."""
+        return str(self.pids[rank])
+
     def close(self) -> None:
         """Watches no longer."""
         while self._ranks:

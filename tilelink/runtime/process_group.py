@@ -135,8 +135,7 @@ class ProcessGroup(Group):
         super().__init__(lane, dist.get_rank(process_group))
         self.bounds, self.members = bounds, process_group
         self.board: Any = self.make_board(process_group)
-        pids = self.watched(process_group)
-        self.processes = together(process_group, " can't watch the processes of its peers", lambda: Processes(pids))
+        self.processes = self.watched(process_group)
         self.calls = self.phase = 0
         self.site = Site.of_user()
         weakref.finalize(self, _end, os.getpid(), self.board, self.processes)
@@ -145,9 +144,10 @@ class ProcessGroup(Group):
         """Where the hosts of all ranks tell each other what they do. Collective."""
         return Board(share(process_group, ROW_BYTES), dist.get_rank(process_group))
 
-    def watched(self, process_group: dist.ProcessGroup) -> list[int]:
-        """The process of each rank; for a rank that can't be watched, this one. Collective."""
-        return gathered(process_group, os.getpid())
+    def watched(self, process_group: dist.ProcessGroup) -> Processes:
+        """The processes of all ranks. Collective."""
+        pids = gathered(process_group, os.getpid())
+        return together(process_group, " can't watch the processes of its peers", lambda: Processes(pids))
 
     def progress(self) -> list[int]:
         """How far all ranks are, as far as this rank was told."""
@@ -223,9 +223,9 @@ class ProcessGroup(Group):
     def raise_if_dead(self, needed: Iterable[int], when: str) -> None:
         """Raises RankDiedError if the process of one of these ranks is gone."""
         for rank in self.processes.gone().intersection(needed):
-            pid = self.processes.pids[rank]
+            process = self.processes.named(rank)
             raise errors.RankDiedError(
-                f"rank {rank} has died: its process, {pid}, is gone, {when} ({self._calls()})", self.site
+                f"rank {rank} has died: its process, {process}, is gone, {when} ({self._calls()})", self.site
             )
 
     def late(self, rank: int, run: int) -> Report:

@@ -7,7 +7,7 @@ or from the allocation that the tensor lies in; both are mapped.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -37,11 +37,12 @@ def multicast_address(
     offset: int,
     memory: torch.Tensor,
     group: dist.ProcessGroup,
+    near: Sequence[int] | None = None,
     read: Callable[[int, torch.device], int] = read_sum,
 ) -> int:
     """The multicast address of the heaps, of which `memory` (uint8) is this rank's; 0 where they have none. Collective,
     and overwrites the first word of each heap. `given`: what torch says, `offset`: bytes from the allocation to the
-    heap."""
+    heap; `near`: the ranks whose heaps it reaches, all by default."""
     if not all(gathered(group, bool(given))):
         return 0
     rank, world = dist.get_rank(group), dist.get_world_size(group)
@@ -49,10 +50,10 @@ def multicast_address(
     if memory.is_cuda:
         torch.cuda.synchronize(memory.device)
     gathered(group, None)  # all words are there
-    right, seen = sum(map(_word, range(world))), []
+    right, seen = sum(map(_word, range(world) if near is None else near)), []
     for address in (given, given + offset)[: 1 + bool(offset)]:
-        seen.append(gathered(group, read(address, memory.device)))
-        if seen[-1] == [right] * world:
+        seen.append(read(address, memory.device))
+        if all(gathered(group, seen[-1] == right)):
             return address
     if rank == 0:
         warnings.warn(

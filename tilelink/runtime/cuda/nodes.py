@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import socket
 import uuid
 from typing import Any
@@ -16,13 +15,15 @@ from tilelink.analysis.placement import ALIGNMENT
 from tilelink.backend.nvshmem import initialise_kernels
 from tilelink.errors import DeviceError, FarAccessError, NvshmemError, Site, WorldError
 from tilelink.runtime.agreement import gathered, together
-from tilelink.runtime.bounds import Bounds
+from tilelink.runtime.bounds import Bounds, Processes
 from tilelink.runtime.cuda.device import CudaDevice
 from tilelink.runtime.cuda.lane import CudaLane
-from tilelink.runtime.cuda.nvshmem import Nvshmem, initialised
+from tilelink.runtime.cuda.multicast import multicast_address
+from tilelink.runtime.cuda.nvshmem import Nvshmem, all_ask, initialised, strided
 from tilelink.runtime.cuda.process_group import CudaProcessGroup
 from tilelink.runtime.layout import HeapLayout
 from tilelink.runtime.store_board import StoreBoard
+from tilelink.runtime.wires import Watched
 
 
 class NodesLane(CudaLane):
@@ -43,11 +44,10 @@ class NodesLane(CudaLane):
 
 
 class NodesGroup(CudaProcessGroup):
-    """A rank of a lane over several nodes. Calls are compared through torch's store; processes of other nodes are not
-    watched: that one has died shows as a wait in vain."""
+    """A rank of a lane over several nodes. Calls are compared through torch's store; `team`: of the ranks' PEs."""
 
-    def __init__(self, process_group: dist.ProcessGroup, lane: NodesLane, library: Nvshmem) -> None:
-        self.library = library
+    def __init__(self, process_group: dist.ProcessGroup, lane: NodesLane, library: Nvshmem, team: int) -> None:
+        self.library, self.team = library, team
         super().__init__(process_group, lane)
 
     def make_board(self, process_group: dist.ProcessGroup) -> Any:
@@ -55,16 +55,17 @@ class NodesGroup(CudaProcessGroup):
         store = PrefixStore(f"tilelink/{name}", _get_process_group_store(process_group))
         return StoreBoard(store, dist.get_rank(process_group), dist.get_world_size(process_group))
 
-    def watched(self, process_group: dist.ProcessGroup) -> list[int]:
-        host = socket.gethostname()
-        told = gathered(process_group, (host, os.getpid()))
-        return [pid if where == host else os.getpid() for where, pid in told]
+    def watched(self, process_group: dist.ProcessGroup) -> Processes:
+        return Watched(process_group, socket.gethostname())
 
     def reset(self) -> None:
-        """Collective. No signal may be under way when signals are zeroed."""
+        """Collective. No signal may be under way when signals are zeroed. Ranks that died are named before NVSHMEM,
+        which would wait for them, is asked."""
+        self.site = Site.of_user()
         for stream in {self.lane.device.current(), self._stream} - {None}:
             self.lane.device.synchronize(stream)
-        self.library.settle()
+        self._meet()
+        self.library.settle(self.team)
         super().reset()
 
 
@@ -77,6 +78,8 @@ def nodes_group(
     library = initialised(process_group)
     rank = dist.get_rank(process_group)
     pes = gathered(process_group, library.pe())
+    strided(pes)
+    all_ask(library, {**vars(layout), "per_node": per_node}, bounds.enter)
 
     def allocated() -> int:
         return -(-library.allocate(layout.heap_bytes + ALIGNMENT) // ALIGNMENT) * ALIGNMENT
@@ -96,11 +99,15 @@ def nodes_group(
         )
     heaps = [tensor_at(at, layout.heap_bytes if at else 0, device.place) for at in where]
     table = [at or -(pe + 1) for at, pe in zip(where, pes, strict=True)]
+    team, near = library.team(pes), [r for r, there in enumerate(node) if there]
+    of_node = library.team([pes[r] for r in near])
+    given = library.multicast(mine, of_node) if len(near) > 1 else 0
+    multicast = multicast_address(given, 0, heaps[rank], process_group, near)
     sms = device.sms - reserved
     target = device.target.unspecialised.across_nodes()
-    lane = NodesLane(device, layout, heaps, sms, bounds, target=target, per_node=per_node, table=table)
+    lane = NodesLane(device, layout, heaps, sms, bounds, multicast, target, per_node, table)
     initialise_kernels()
-    return NodesGroup(process_group, lane, library)
+    return NodesGroup(process_group, lane, library, team)
 
 
 def tensor_at(address: int, size: int, place: torch.device) -> torch.Tensor:

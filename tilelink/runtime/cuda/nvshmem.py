@@ -7,20 +7,29 @@ layout of structures is that of NVSHMEM 3 (`nvshmem_types.h`, `nvshmem_uniqueid.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
-from ctypes import Structure, byref, c_char, c_int, c_size_t, c_void_p, sizeof
+import time
+from collections.abc import Mapping, Sequence
+from ctypes import Structure, byref, c_char, c_int, c_long, c_size_t, c_void_p, sizeof
 from typing import Any, ClassVar
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_process_group_store
 
 from tilelink.backend.nvshmem import HOST, host_folder, host_library
 from tilelink.errors import NvshmemError
-from tilelink.runtime.agreement import gathered, together
+from tilelink.runtime.agreement import gathered, mismatch, together
+from tilelink.runtime.bounds import LONGEST_REST
 
 VERSION = 1 << 16
 WITH_UNIQUE_ID = 1 << 3
 INITIALISED = 2
 """NVSHMEM_STATUS_IS_INITIALIZED; what is more says how many processes share a GPU."""
+ALL_PES, OF_NODE = 0, 2
+"""NVSHMEM_TEAM_WORLD and NVSHMEMX_TEAM_NODE."""
+_asked = [0]
+"""How many lanes this process has got of NVSHMEM."""
 
 
 class UniqueId(Structure):
@@ -52,7 +61,7 @@ class Nvshmem:
 
     def __init__(self, library: Any) -> None:
         self.library = library
-        for name in ("nvshmem_malloc", "nvshmem_ptr"):
+        for name in ("nvshmem_malloc", "nvshmem_ptr", "nvshmemx_mc_ptr"):
             getattr(library, name).restype = c_void_p
 
     def initialised(self) -> bool:
@@ -82,6 +91,10 @@ class Nvshmem:
     def pe(self) -> int:
         return int(self.library.nvshmem_my_pe())
 
+    def pes(self) -> int:
+        """How many there are."""
+        return int(self.library.nvshmem_n_pes())
+
     def allocate(self, size: int) -> int:
         """Collective over all PEs: so many bytes of symmetric memory, aligned to 256; its address here."""
         found = self.library.nvshmem_malloc(c_size_t(size))
@@ -95,15 +108,64 @@ class Nvshmem:
         """Where a symmetric address of a PE is mapped here; 0 for a PE on another node."""
         return int(self.library.nvshmem_ptr(c_void_p(address), c_int(pe)) or 0)
 
-    def settle(self) -> None:
-        """Collective over all PEs: nothing that any of them has sent is under way."""
-        self.library.nvshmem_quiet()
-        self.library.nvshmem_barrier_all()
+    def team(self, pes: Sequence[int]) -> int:
+        """The team of these PEs, of which this is one; collective over all PEs, each with its own. Raises
+        NvshmemError."""
+        if list(pes) == list(range(self.pes())):
+            return ALL_PES
+        of_node = [pe for pe in pes if self.library.nvshmem_team_translate_pe(ALL_PES, pe, OF_NODE) >= 0]
+        if of_node == list(pes) and len(pes) == int(self.library.nvshmem_team_n_pes(OF_NODE)):
+            return OF_NODE
+        made, (start, stride) = c_int(-1), strided(pes)
+        self._ok("nvshmem_team_split_strided", ALL_PES, start, stride, len(pes), None, c_long(0), byref(made))
+        return made.value
+
+    def multicast(self, address: int, team: int) -> int:
+        """Where a store reaches a symmetric address on all PEs of a team; 0 where the fabric maps none."""
+        return int(self.library.nvshmemx_mc_ptr(team, c_void_p(address)) or 0)
+
+    def settle(self, team: int) -> None:
+        """Collective over a team: nothing that any of its PEs has sent is under way."""
+        self._ok("nvshmem_barrier", team)
 
     def _ok(self, name: str, *arguments: Any) -> None:
         status = getattr(self.library, name)(*arguments)
         if status:
             raise NvshmemError(f"{name} returned {status}; NVSHMEM_DEBUG=INFO says more")
+
+
+def strided(pes: Sequence[int]) -> tuple[int, int]:
+    """First and distance of PEs that a team can have. Raises NvshmemError for others."""
+    stride = pes[1] - pes[0] if len(pes) > 1 else 1
+    if stride < 1 or list(pes) != [pes[0] + stride * k for k in range(len(pes))]:
+        raise NvshmemError(f"PEs {list(pes)} are no team of NVSHMEM: one rises from its first in equal steps")
+    return pes[0], stride
+
+
+def all_ask(library: Nvshmem, asked: Mapping[str, Any], patience: float) -> None:
+    """Returns once all PEs ask for a lane alike, each for that of its own group: NVSHMEM makes memory and teams with
+    all of them together. Raises NvshmemError where some do not come within so many seconds, or ask otherwise."""
+    assert dist.group.WORLD is not None
+    store = PrefixStore(f"tilelink/nvshmem/{_asked[0]}", _get_process_group_store(dist.group.WORLD))
+    mine, pes, until = str(library.pe()), range(library.pes()), time.monotonic() + patience
+    store.set(mine, json.dumps(dict(asked)))
+
+    def said(pe: int) -> Any:
+        """What a PE asks for; None if it gave up, or has not come."""
+        return json.loads(store.get(str(pe))) if store.check([str(pe)]) else None
+
+    while waiting := [pe for pe in pes if said(pe) is None]:
+        if time.monotonic() > until:
+            store.set(mine, json.dumps(None))  # who comes now has to wait in vain, too
+            absent = [pe for pe in waiting if not store.check([str(pe)])] or waiting
+            raise NvshmemError(
+                f"PEs {absent} of NVSHMEM made no lane within {patience:g} s: it makes memory with all of its "
+                "processes together, so each calls tilelink.group, with its own part of them or with all"
+            )
+        time.sleep(LONGEST_REST)
+    if difference := mismatch("this lane", {pe: said(pe) or {} for pe in pes}):
+        raise NvshmemError(difference)
+    _asked[0] += 1
 
 
 def loaded() -> Nvshmem:

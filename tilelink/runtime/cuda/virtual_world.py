@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -42,12 +43,19 @@ DEFAULT_ENTER = 60.0
 DEFAULT_STUCK = 5.0
 STACK_BYTES = 16 << 20
 """Of a host's thread: Triton compiles there, whose compiler recurses."""
-INJECTED_BY = ("LD_PRELOAD", "CUDA_INJECTION64_PATH")
 SERIALISING = {
-    "libsanitizer-collection": "compute-sanitizer", "libInterceptorInjectionTarget": "compute-sanitizer",
-    "libcuda-injection": "Nsight Compute", "libTreeLauncherTargetInjection": "Nsight Compute or compute-sanitizer",
+    "compute-sanitizer": (
+        "libsanitizer-collection.so", ("NV_SANITIZER_INJECTION_PORT_BASE", "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN")
+    ),
+    "Nsight Compute": (
+        "libcuda-injection.so", ("NV_COMPUTE_PROFILER_PERFWORKS_DIR", "NV_NSIGHT_INJECTION_PORT_BASE")
+    ),
 }  # fmt: skip
-"""Libraries by which tools that run kernels one after the other get into a process, and the tools."""
+"""Tools that run kernels one after the other: the library by which each gets into a process, and variables that it sets
+there. As public projects and packages tell of versions from 2020 to 2026; the libraries of launchers, which both tools
+have and Nsight Systems may, say nothing."""
+MAPS = Path("/proc/self/maps")
+"""The files that are mapped in this process."""
 _LAUNCHED = 0
 """The key on which hosts are parked that wait for the launches of others."""
 
@@ -144,10 +152,15 @@ def one_at_a_time(probed: Probed) -> str:
     """Why kernels of this process do not run together, or ""."""
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         return "CUDA_LAUNCH_BLOCKING is set: each launch waits for the kernel to end; unset it, or use one rank"
-    injected = " ".join(os.environ.get(name, "") for name in INJECTED_BY)
-    if tool := next((tool for name, tool in SERIALISING.items() if name in injected), ""):
+    if tool := next((tool for tool, traces in SERIALISING.items() if _is_here(*traces)), ""):
         return f"{tool} runs one kernel at a time; use it on a world of one rank"
     return "" if probed.allows("virtual_ranks") else probed.why_not("virtual_ranks")
+
+
+def _is_here(library: str, variables: Sequence[str]) -> bool:
+    """Whether a tool is in this process, by its library or what it sets."""
+    named = " ".join(os.environ.get(name, "") for name in ("LD_PRELOAD", "CUDA_INJECTION64_PATH"))
+    return library in named or any(v in os.environ for v in variables) or f"/{library}" in MAPS.read_text()
 
 
 class Hosts:
