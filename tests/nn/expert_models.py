@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 
-from tests.nn.on_ranks import far, mesh_of, whole
+from tests.nn.on_ranks import far, mesh_of
 from tests.ops.on_ranks import computed_by
 from tilelink.errors import TileLinkError
 from tilelink.nn import ExpertParallel, replace_moe
@@ -59,10 +60,10 @@ class Block(nn.Module):
 
 
 def model_of(name: str) -> nn.Module:
-    """One block of ours, or two layers of a model of transformers, with eight experts."""
+    """One block of ours, or two layers of a model of transformers, with eight experts; "few": one of ours with four."""
     torch.manual_seed(0)
-    if name == "ours":
-        return Block(8)
+    if name in ("ours", "few"):
+        return Block(8 if name == "ours" else 4)
     if str(BESIDE) not in sys.path:
         sys.path.append(str(BESIDE))  # behind what is installed
     import transformers
@@ -85,7 +86,7 @@ def model_of(name: str) -> nn.Module:
 def inputs(name: str, seed: int, world: int) -> torch.Tensor:
     """Of all ranks, two sequences each."""
     drawn = torch.Generator().manual_seed(seed)
-    if name == "ours":
+    if name in ("ours", "few"):
         return torch.randn(2 * world, 3, WIDTH, generator=drawn)
     return torch.randint(64, (2 * world, 5), generator=drawn)
 
@@ -95,12 +96,25 @@ def out_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def summed(parameter: nn.Parameter, group: dist.ProcessGroup, replicated: bool) -> torch.Tensor:
-    """The gradient of a parameter: of experts it is whole, of others that of the rank's own tokens."""
+    """The gradient of a parameter: of experts it is that of all tokens, of others that of the rank's own tokens."""
     assert parameter.grad is not None
-    grad = whole(parameter.grad).clone()
-    if not isinstance(parameter, DTensor) and not replicated:
+    if isinstance(parameter.grad, DTensor):
+        return parameter.grad.to_local()
+    grad = parameter.grad.clone()
+    if not replicated:
         dist.all_reduce(grad, group=group)
     return grad
+
+
+def part(right: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """What the rank has of a gradient of the whole."""
+    if not isinstance(parameter, DTensor):
+        return right
+    return distribute_tensor(right, parameter.device_mesh, parameter.placements, src_data_rank=None).to_local()
+
+
+def two_ways() -> DeviceMesh:
+    return DeviceMesh("cpu", torch.arange(4).view(2, 2), mesh_dim_names=("ep", "tp"))
 
 
 def compared(group: dist.ProcessGroup, name: str, backend: str, how: dict[str, Any], steps: int = 1) -> list[str]:
@@ -108,7 +122,9 @@ def compared(group: dist.ProcessGroup, name: str, backend: str, how: dict[str, A
     does to the former grows with the steps, so they are of the first."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     model = model_of(name)
-    spread = replace_moe(copy.deepcopy(model), group, **how)
+    options = dict(how)
+    mesh = two_ways() if options.pop("both", False) else group
+    spread = replace_moe(copy.deepcopy(model), mesh, **options)
     replicated = how.get("input_layouts") == Replicate()
     wrong, curve = [], list[float]()
     with computed_by(backend, group):
@@ -133,7 +149,7 @@ def compared(group: dist.ProcessGroup, name: str, backend: str, how: dict[str, A
                 if theirs[n].grad is None:
                     continue
                 grad = summed(parameter, group, replicated)
-                errors[f"gradient of {n}"] = far(grad, theirs[n].grad)
+                errors[f"gradient of {n}"] = far(grad, part(theirs[n].grad, parameter))
                 with torch.no_grad():
                     theirs[n] -= RATE * theirs[n].grad
                     parameter -= RATE * (parameter.grad if isinstance(parameter, DTensor) else grad)
@@ -169,6 +185,7 @@ def refused(group: dist.ProcessGroup) -> list[str]:
         (lambda: replace_moe(twice, mesh), "ArgumentError: the experts of SpreadExperts are spread already"),
         (lambda: changed(x), "ArgumentError: down_proj is a Parameter of shape (4, 16, 8) now: it has to stay the DT"),
         (lambda: replace_moe(Block(8), mesh, plan="ring"), "ScheduleError: plan is 'ring'; there are push, pull"),
+        (lambda: replace_moe(Block(8), mesh, cut="both"), "ArgumentError: cut='both'; there are experts, hidden"),
         (lambda: ExpertParallel(activation=3), "ArgumentError: activation=3: a function of rows"),
         (lambda: ExpertParallel(input_layouts=Shard(1)), "ArgumentError: input_layouts=Shard(dim=1): Shard(0), each r"),
         (lambda: ExpertParallel(input_layouts=Replicate(), tokens=3), "ArgumentError: tokens=3: a rank computes its p"),
@@ -199,7 +216,8 @@ def stepped(group: dist.ProcessGroup, compiler: str) -> list[str]:
     right = model(x)
     right.sum().backward()
     errors = {"result": far(out, right.chunk(world)[rank])}
-    errors |= {n: far(summed(p, group, False), model.get_parameter(n).grad) for n, p in spread.named_parameters()}
+    errors |= {n: far(summed(p, group, False), part(model.get_parameter(n).grad, p))
+               for n, p in spread.named_parameters()}  # fmt: skip
     return [f"{n}: {e:.1e}" for n, e in errors.items() if not e < 1e-4]
 
 

@@ -12,17 +12,24 @@ from tests.nn.groups import GROUPS, assert_right
 from tests.runtime.processes import Pool
 
 REPLICATED = {"input_layouts": Replicate()}
+CUTS: list[dict[str, object]] = [
+    {}, REPLICATED, {"cut": "hidden"}, REPLICATED | {"cut": "hidden"}, {"both": True}, REPLICATED | {"both": True},
+]  # fmt: skip
 MODELS = ["Mixtral", "Qwen3Moe", "DeepseekV3"]
 
 
-@pytest.mark.parametrize("how", [{}, REPLICATED], ids=["own tokens", "replicated"])
+def told(how: dict[str, object]) -> str:
+    return " ".join([str(how.get("cut", "both" if "both" in how else "experts")), *["replicated"] * (len(how) > 1)])
+
+
+@pytest.mark.parametrize("how", CUTS, ids=told)
 def test_a_block(pool: Pool, how: dict[str, object]) -> None:
-    groups = [g for g in GROUPS if len(g) != 3]  # eight experts
+    groups = [(0, 1, 2, 3)] if "both" in how else [g for g in GROUPS if len(g) != 3]  # eight experts
     assert_right(pool, groups, compared, "ours", "torch", how)
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("how", [{}, REPLICATED], ids=["own tokens", "replicated"])
+@pytest.mark.parametrize("how", CUTS[:5], ids=told)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_transformers(pool: Pool, name: str, how: dict[str, object]) -> None:
     if not BESIDE.is_dir() and importlib.util.find_spec("transformers") is None:
@@ -32,9 +39,9 @@ def test_models_of_transformers(pool: Pool, name: str, how: dict[str, object]) -
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("how", [{}, REPLICATED], ids=["own tokens", "replicated"])
+@pytest.mark.parametrize("how", CUTS[:4], ids=told)
 def test_a_block_by_programs(pool: Pool, how: dict[str, object]) -> None:
-    assert_right(pool, [(0, 1)], compared, "ours", "interpret", how)
+    assert_right(pool, [(0, 1)], compared, "few", "interpret", how)
 
 
 def test_what_cannot_be_is_said(pool: Pool) -> None:

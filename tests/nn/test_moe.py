@@ -38,14 +38,15 @@ class InOnePlace(nn.Module):
         return out
 
 
-def both(group: dist.ProcessGroup, dtype: torch.dtype = torch.float32) -> tuple[MoE, InOnePlace, torch.Tensor]:
-    """The layer of this rank, the whole one, and the tokens of all ranks."""
+def both(group: dist.ProcessGroup, slices: int = 1) -> tuple[MoE, InOnePlace, torch.Tensor]:
+    """The layer of this rank, the whole one, and the tokens of all ranks. `slices`: 0 for as many as ranks."""
     world = dist.get_world_size(group)
     torch.manual_seed(3)
     gate_up, down = torch.randn(2 * world, 2 * HIDDEN, WIDTH) / 4, torch.randn(2 * world, WIDTH, HIDDEN) / 4
     router, shared = nn.Linear(WIDTH, 2 * world), nn.Linear(WIDTH, WIDTH)
     whole = InOnePlace(gate_up, down, router, shared)
-    layer = MoE.of(gate_up, down, TOP, group=group, router=router, shared=shared, tokens=TOKENS)
+    layer = MoE.of(gate_up, down, TOP, group=group, router=router, shared=shared, tokens=TOKENS,
+                   slices=slices or world)  # fmt: skip
     return layer, whole, torch.randn(world, 2, TOKENS // 2, WIDTH)
 
 
@@ -54,9 +55,9 @@ def off(name: str, made: torch.Tensor, right: torch.Tensor, limit: float) -> lis
     return [] if error < limit else [f"{name} is off by {error:.1e}"]
 
 
-def layers(group: dist.ProcessGroup, backend: str) -> list[str]:
+def layers(group: dist.ProcessGroup, backend: str, slices: int = 1) -> list[str]:
     """What is wrong of a result and of all gradients."""
-    layer, whole, x = both(group)
+    layer, whole, x = both(group, slices)
     rank = dist.get_rank(group)
     mine, every = x[rank].clone().requires_grad_(), x.clone().requires_grad_()
     with computed_by(backend, group):
@@ -69,9 +70,11 @@ def layers(group: dist.ProcessGroup, backend: str) -> list[str]:
         dist.all_reduce(grad, group=group)
     found = off("out", out, right[rank], 1e-5) + off("grad of x", mine.grad, every.grad[rank], 1e-4)
     for name, parameter in whole.named_parameters():
-        part = layer._mine if name in ("gate_up", "down") else slice(None)
+        right = parameter.grad
+        if name not in replicated:
+            right = layer._part(right[layer._mine], *((1, 2) if name == "gate_up" else (2, 1)))
         grad = replicated[name] if name in replicated else layer.get_parameter(name).grad
-        found += off(f"grad of {name}", grad, parameter.grad[part], 1e-4)
+        found += off(f"grad of {name}", grad, right, 1e-4)
     return found
 
 
@@ -104,8 +107,10 @@ def refused(group: dist.ProcessGroup) -> list[str]:
     world, found = dist.get_world_size(group), []
     of_shapes = torch.zeros(2, 8, 4), torch.zeros(2, 4, 5)
     for make, kind, said in (
-        (lambda: MoE(4, 4, world + 1, 1, group=group), ArgumentError, f"as many experts on each of {world} ranks"),
+        (lambda: MoE(4, 4, world + 1, 1, group=group), ArgumentError, f"as many on each of {world} ranks"),
         (lambda: MoE(4, 4, world, world + 1, group=group), ArgumentError, f"a token has 1 to {world} of {world}"),
+        (lambda: MoE(4, 3, world, 1, group=group, slices=2), ShapeError, "hidden is 3, which 2 ranks can't share even"),
+        (lambda: MoE(4, 4, world, 1, group=group, slices=3), ArgumentError, "slices=3: a number that divides the"),
         (lambda: MoE(4, 4, world, 1, group=group)(torch.zeros(3, 5)), ShapeError, "x has shape (3, 5): (..., 4)"),
         (
             lambda: MoE(4, 4, world, 1, group=group, router=torch.nn.Linear(4, 9))(torch.zeros(3, 4)), ShapeError,
@@ -130,6 +135,12 @@ def new(group: dist.ProcessGroup) -> dict[str, Any]:
 
 def test_results_and_gradients(pool: Pool) -> None:
     assert_right(pool, GROUPS, layers, "torch")
+
+
+def test_slices_of_every_expert(pool: Pool) -> None:
+    assert_right(pool, GROUPS[1:2], layers, "torch", 2)
+    assert_right(pool, [(0, 1, 2, 3)], layers, "torch", 2)
+    assert_right(pool, [(0, 1, 2, 3)], layers, "torch", 0)
 
 
 def test_by_programs(pool: Pool) -> None:

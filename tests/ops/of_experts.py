@@ -20,7 +20,8 @@ from tilelink.ops.mixture_of_experts import swiglu
 @dataclass(frozen=True)
 class Layer:
     """One call of every rank, with its gradients. `tokens`: of each rank, repeated where there are more ranks;
-    `experts`: of a rank; `skewed`: all tokens go to the first experts; `none`: how often a pair has no expert."""
+    `experts`: of a rank; `slices`: ranks that share an expert, if the world has as many, 0 for all;
+    `skewed`: all tokens go to the first experts; `none`: how often a pair has no expert."""
 
     tokens: tuple[int, ...] = (5,)
     top: int = 2
@@ -31,15 +32,21 @@ class Layer:
     skewed: bool = False
     none: float = 0.0
     seed: int = 0
+    slices: int = 1
 
     def of(self, rank: int) -> int:
         return self.tokens[rank % len(self.tokens)]
+
+    def cut(self, world: int) -> int:
+        """Ranks that share an expert."""
+        wanted = self.slices or world
+        return 1 if world % wanted else wanted
 
     def operands(self, world: int) -> list[dict[str, torch.Tensor]]:
         made = []
         for rank in range(world):
             drawn = torch.Generator().manual_seed(100 * self.seed + rank)
-            n, every = self.of(rank), self.experts * world
+            n, every = self.of(rank), self.experts * world // self.cut(world)
             scores = torch.rand(n, every, generator=drawn)
             if self.skewed:
                 scores -= torch.arange(every)
@@ -61,7 +68,8 @@ class Layer:
         rank, world = dist.get_rank(group), dist.get_world_size(group)
         given = self.operands(world)[rank]
         leaves = {k: t.requires_grad_() for k, t in given.items() if k != "topk_idx"}
-        out = ops.mixture_of_experts(**given, group=group, tokens=max(map(self.of, range(world))), **options)
+        options |= {"tokens": max(map(self.of, range(world))), "slices": self.cut(world)}
+        out = ops.mixture_of_experts(**given, group=group, **options)
         grads = torch.autograd.grad(out, list(leaves.values()), self.cotangent(rank))
         return {"out": out.detach()} | {f"grad of {k}": g for k, g in zip(leaves, grads, strict=True)}
 
@@ -74,7 +82,8 @@ class Layer:
         for r in ranks:
             total = torch.zeros_like(r["x"])
             for e in range(len(down)):
-                weight = (r["topk_weights"] * (r["topk_idx"] == e)).sum(1, keepdim=True)
+                expert = e // self.experts // self.cut(world) * self.experts + e % self.experts
+                weight = (r["topk_weights"] * (r["topk_idx"] == expert)).sum(1, keepdim=True)
                 total = total + weight * (swiglu(r["x"] @ gate_up[e].T) @ down[e].T)
             outs.append(total)
         loss = torch.stack([(y * self.cotangent(k).double()).sum() for k, y in enumerate(outs)]).sum()
@@ -103,13 +112,14 @@ def layers(world: int, number: int, seed: int) -> list[Layer]:
     found = [
         Layer((3, 0), 2, 1), Layer((0,), 2, 2), Layer((4,), 1, 1, skewed=True), Layer((3,), 3, 3, none=1.0),
         Layer((6, 1, 2), 2, 2, none=0.5), Layer((7,), 2, 2, skewed=True, dtype=torch.bfloat16),
+        Layer((5, 0, 3), 2, 3, none=0.3, slices=0), Layer((4,), 2, 2, slices=2),
     ]  # fmt: skip
     for k in range(number):
         experts = drawn.choice([1, 2, 3, 5, 16])
         tokens = tuple(drawn.choice([0, 1, 2, 5, 9, 20]) for _ in range(world))
         dtype = drawn.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
         top = drawn.randint(1, min(8, experts * world))
-        odd = {"skewed": drawn.random() < 0.2, "none": drawn.choice([0, 0, 0.3])}
+        odd = {"skewed": drawn.random() < 0.2, "none": drawn.choice([0, 0, 0.3]), "slices": drawn.choice([1, 1, 2, 0])}
         found.append(Layer(tokens, top, experts, drawn.choice([16, 24, 40]), 16, dtype, seed=k, **odd))
     return [replace(f, seed=k) for k, f in enumerate(found)]
 

@@ -14,7 +14,8 @@ from tests.ops.of_experts import Layer
 from tests.runtime.processes import Pool
 
 GROUPS = [(2,), (0, 1), (1, 2, 3), (0, 1, 2, 3)]
-BY_PROGRAMS = [Layer((5, 0, 3)), Layer((4,), 3, 1, none=0.4, K=24, seed=1), Layer((6,), 2, 2, skewed=True, seed=2)]
+BY_PROGRAMS = [Layer((5, 0, 3)), Layer((4,), 3, 1, none=0.4, K=24, seed=1), Layer((6,), 2, 2, skewed=True, seed=2),
+               Layer((3, 2), 2, 3, none=0.2, seed=3, slices=0)]  # fmt: skip
 
 
 def assert_right(pool: Pool, groups: list[tuple[int, ...]], function: object, *arguments: object) -> None:
@@ -63,6 +64,7 @@ def test_under_autocast(pool: Pool) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"skewed": True, "capacity": 20}, "CapacityError: .*24 rows of routed on rank 0, which has room for 20"),
     ({"expert": 9}, r"CapacityError: .*topk_idx was given, rank 0 has 1 wrong expert: 0 to \d, or -1 for none"),
+    ({"expert": 3, "slices": 2}, r"CapacityError: .*topk_idx was given, rank 0 has 5 wrong experts: 0 to \d, or"),
     ({"expert": -2}, r"CapacityError: .*\[0, 0\] is -1"),
 ]
 
@@ -82,6 +84,7 @@ def test_what_only_the_device_sees_is_an_error_on_every_rank(
     [
         ({"plan": "engine"}, "ScheduleError: plan is 'engine'; there are push, pull"),
         ({"activation": "gelu"}, "ArgumentError: activation='gelu': a function of rows"),
+        ({"slices": 3}, "ArgumentError: slices=3: a number that divides the world of 2 ranks"),
         ({"given": {"gate_up": torch.zeros(2, 31, 16)}}, r"ShapeError: gate_up has shape \(2, 31, 16\), down"),
         ({"tokens": 5}, "ArgumentError: tokens=5, and this rank has 6"),
         ({"given": {"topk_idx": torch.zeros(5, 2)}}, r"ShapeError: x, .* \(6, 16\), \(5, 2\), \(6, 2\)"),

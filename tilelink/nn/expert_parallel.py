@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, listed
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
@@ -23,6 +24,7 @@ from tilelink.plans.names import AUTO, TORCH
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 PLANS = (*(name for name in dispatch_matmul.schedules if name in matmul_combine.schedules), TORCH, AUTO)
+CUTS = ("experts", "hidden")
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 """How transformers names the weights of experts."""
 
@@ -32,9 +34,11 @@ class ExpertParallel(ParallelStyle):
     do: whole experts are spread over the ranks of a mesh of one dimension, and the module computes by
     `tilelink.ops.mixture_of_experts`.
 
+    `cut="hidden"` gives every rank a slice of every expert instead, of its hidden features. A mesh of two dimensions,
+    for which `replace_moe` takes one, cuts both ways: experts along the first dimension, hidden along the second.
+
     The module is called with (x, topk_idx, topk_weights), as that operator is: (tokens, width), (tokens, top) and
-    (tokens, top). It becomes a subclass of its class in place, with the same names of parameters, which are DTensors,
-    Shard(0).
+    (tokens, top). It becomes a subclass of its class in place, with the same names of parameters, which are DTensors.
 
     `gate_up`, `down`: names of the parameters (experts, 2 * hidden, width), gate first, and (experts, width, hidden).
     `activation`: of rows (n, 2 * hidden) to rows (n, hidden); by default the module's `_apply_gate`, else its `act_fn`
@@ -48,6 +52,7 @@ class ExpertParallel(ParallelStyle):
     def __init__(
         self,
         *,
+        cut: str = "experts",
         gate_up: str = GATE_UP,
         down: str = DOWN,
         activation: Activation | None = None,
@@ -61,26 +66,48 @@ class ExpertParallel(ParallelStyle):
         if layout not in (Shard(0), Replicate()):
             what = f"input_layouts={layout!r}: Shard(0), each rank has its own tokens, or Replicate()"
             raise ArgumentError(what, Site.of_user())
+        if cut not in CUTS:
+            raise ArgumentError(f"cut={cut!r}; there are {listed(CUTS, str(cut))}", Site.of_user())
         if layout == Replicate() and tokens is not None:
             raise ArgumentError(f"tokens={tokens}: a rank computes its part of what all ranks have", Site.of_user())
         if activation is not None and not callable(activation):
             raise ArgumentError(f"activation={activation!r}: a function of rows (n, 2 * hidden)", Site.of_user())
         if plan not in (None, *PLANS):
             raise ScheduleError(f"plan is {plan!r}; there are {listed(PLANS, str(plan))}", Site.of_user())
-        self.gate_up, self.down, self.activation, self.layout = gate_up, down, activation, layout
+        self.cut, self.gate_up, self.down = cut, gate_up, down
+        self.activation, self.layout = activation, layout
         self.options: dict[str, Any] = {"tokens": tokens, "capacity": capacity, "plan": plan}
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        name = name_of_group(device_mesh)
-        self.check(module, device_mesh.size())
-        distributed(module, {self.gate_up: Shard(0), self.down: Shard(0)}, device_mesh, self.src_data_rank)
+        self.check(module, device_mesh)
+        ranks = device_mesh if device_mesh.ndim == 1 else device_mesh._flatten()
+        whole: list[Placement] = [Shard(0)]
+        gate_up: list[Placement] = [_StridedShard(1, split_factor=2)]  # a part of the gates, and that of the ups
+        down: list[Placement] = [Shard(2)]
+        if device_mesh.ndim == 2:
+            gate_up, down = whole + gate_up, whole + down
+        elif self.cut == "experts":
+            gate_up = down = whole
+        distributed(module, {self.gate_up: gate_up, self.down: down}, device_mesh, self.src_data_rank)
         module.__class__ = _class_of(type(module))
         spread = cast(SpreadExperts, module)
-        layouts = Layouts(self.layout, self.layout, True, self.options["plan"], name, lambda: device_mesh)
-        spread.spread = Spread(self.gate_up, self.down, self.activation, layouts, self.options)
+        name = name_of_group(ranks)
+        layouts = Layouts(self.layout, self.layout, True, self.options["plan"], name, lambda: ranks)
+        options = self.options | {"slices": self.slices(device_mesh)}
+        spread.spread = Spread(self.gate_up, self.down, self.activation, layouts, device_mesh.ndim, options)
         return module
 
-    def check(self, module: nn.Module, world: int) -> None:
+    def slices(self, mesh: DeviceMesh) -> int:
+        """How many ranks share an expert. Raises ArgumentError for a mesh of more than two dimensions, and for two
+        without names, by which torch finds the group of both."""
+        if mesh.ndim == 2 and mesh.mesh_dim_names is None:
+            raise ArgumentError("the mesh has two dimensions without names: give mesh_dim_names=", Site.of_user())
+        if mesh.ndim == 2:
+            return mesh.size(1)
+        name_of_group(mesh)
+        return mesh.size() if self.cut == "hidden" else 1
+
+    def check(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Raises ArgumentError or ShapeError for a module that this style does not know."""
         kind = type(module).__name__
         if isinstance(module, SpreadExperts):
@@ -95,9 +122,12 @@ class ExpertParallel(ParallelStyle):
         if len(gate_up) != 3 or gate_up[1] % 2 or down != (gate_up[0], gate_up[2], gate_up[1] // 2):
             what = f"{self.gate_up} of {kind} has shape {gate_up}, {self.down} {down}"
             raise ShapeError(f"{what}: (experts, 2 * hidden, width) and (experts, width, hidden)", Site.of_user())
-        if gate_up[0] % world:
-            what = f"{kind} has {gate_up[0]} experts, which {world} ranks can't share evenly"
-            raise ShapeError(what, Site.of_user())
+        slices = self.slices(mesh)
+        shared = ("experts", gate_up[0], mesh.size() // slices), ("hidden features", down[2], slices)
+        for what, number, ranks in shared:
+            if number % ranks:
+                said = f"{kind} has {number} {what}, which {ranks} ranks can't share evenly"
+                raise ShapeError(said, Site.of_user())
         if self.activation is None and not callable(_gate_of(module)):
             raise ArgumentError(f"{kind} has no act_fn: give activation=", Site.of_user())
 
@@ -109,8 +139,9 @@ def replace_moe(
     `gate_up_proj` and `down_proj` in three dimensions, as those of Mixtral, Qwen3-MoE and DeepSeek-V3 of transformers
     do. Routers and shared experts stay as they are, on every rank.
 
-    `mesh`: of one dimension, or a group of torch.distributed; by default all processes. `options`: of `ExpertParallel`.
-    Raises ArgumentError where the model has no such module, and as the style does; then nothing is changed.
+    `mesh`: of one dimension, or of two, which cuts both ways; or a group of torch.distributed; by default all
+    processes. `options`: of `ExpertParallel`. Raises ArgumentError where the model has no such module, and as the style
+    does; then nothing is changed.
     """
     style = ExpertParallel(**options)
     found = [m for m in model.modules() if _holds_experts(m, style)]
@@ -120,9 +151,8 @@ def replace_moe(
     if not isinstance(mesh, DeviceMesh):
         members = Members.named(name_of_group(mesh))
         mesh = DeviceMesh.from_group(members.group, next(found[0].parameters()).device.type)
-    name_of_group(mesh)
     for module in found:
-        style.check(module, mesh.size())
+        style.check(module, mesh)
     for module in found:
         style._apply(module, mesh)
     return model
@@ -130,12 +160,13 @@ def replace_moe(
 
 @dataclass(frozen=True)
 class Spread:
-    """What a style says of a module. `options`: of `mixture_of_experts`."""
+    """What a style says of a module. `dims`: of the mesh of its weights; `options`: of `mixture_of_experts`."""
 
     gate_up: str
     down: str
     activation: Activation | None
     layouts: Layouts
+    dims: int
     options: dict[str, Any]
 
 
@@ -162,7 +193,7 @@ class SpreadExperts(nn.Module):
     def _local(self, name: str) -> torch.Tensor:
         """The experts of this rank. Raises ArgumentError where FSDP has them."""
         weight = self.get_parameter(name)
-        if not isinstance(weight, DTensor) or weight.device_mesh.ndim != 1:
+        if not isinstance(weight, DTensor) or weight.device_mesh.ndim != self.spread.dims:
             what = f"{name} is a {type(weight).__name__} of shape {tuple(weight.shape)} now"
             last = "it has to stay the DTensor of ExpertParallel; give fully_shard a module around the experts"
             raise ArgumentError(f"{what}: {last}", Site.of_user())

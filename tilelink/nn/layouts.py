@@ -82,12 +82,12 @@ def spread(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> Spread:
 
 
 def distributed(
-    module: nn.Module, placements: Mapping[str, Placement], mesh: DeviceMesh, source: int | None
+    module: nn.Module, placements: Mapping[str, Sequence[Placement]], mesh: DeviceMesh, source: int | None
 ) -> None:
     """Makes the module's own parameters DTensors. Their whole values are those of rank `source`, or of each rank
     (None)."""
     for name, whole in list(module.named_parameters(recurse=False)):
-        parts = distribute_tensor(whole, mesh, [placements[name]], src_data_rank=source)
+        parts = distribute_tensor(whole, mesh, placements[name], src_data_rank=source)
         module.register_parameter(name, nn.Parameter(parts, requires_grad=whole.requires_grad))
 
 

@@ -1,4 +1,4 @@
-"""A mixture of experts whose experts are spread over the ranks of a group, whole experts on each."""
+"""A mixture of experts whose experts are spread over the ranks of a group, whole or cut into slices."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.mixture_of_experts import mixture_of_experts, swiglu
+from tilelink.ops.moe_routing import check_slices
 
 
 class MoE(nn.Module):
@@ -27,7 +28,8 @@ class MoE(nn.Module):
     float32, with these as weights, which are divided by their sum where they are `normalized`. `gate_up` is (experts of
     this rank, 2 * hidden, width), gate first, and `down` (experts of this rank, width, hidden): parameters of this rank
     alone. `shared`: a module that all tokens pass, whose result is added. `activation`: of rows (n, 2 * hidden) to rows
-    (n, hidden).
+    (n, hidden). `slices`: how many ranks share an expert, each with a part of its hidden features, as in `moe_routing`:
+    1 is whole experts, the world a slice of every expert on every rank; `gate_up` and `down` are of that part then.
 
     `tokens`, `capacity`, `plan`: as in `mixture_of_experts`. A new layer has the values of `nn.Linear` for each expert:
     seed all ranks alike. Router and shared module are replicated: their gradients are those of this rank's tokens, to
@@ -49,6 +51,7 @@ class MoE(nn.Module):
         activation: Callable[[torch.Tensor], torch.Tensor] = swiglu,
         tokens: int | None = None,
         capacity: int | None = None,
+        slices: int = 1,
         plan: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -56,18 +59,19 @@ class MoE(nn.Module):
         super().__init__()
         self.group_name = name_of_group(group)
         world = world_of(self.group_name)
-        if experts < 1 or experts % world:
-            raise ArgumentError(f"{experts} experts: as many experts on each of {world} ranks", Site.of_user())
+        check_slices(experts, slices, world)
+        if hidden % slices:
+            raise ShapeError(f"hidden is {hidden}, which {slices} ranks can't share evenly", Site.of_user())
         if not 1 <= top <= experts:
             raise ArgumentError(f"top={top}: a token has 1 to {experts} of {experts} experts", Site.of_user())
         self.width, self.hidden, self.experts, self.top = width, hidden, experts, top
         self.normalized, self.activation, self.plan = normalized, activation, plan
-        self.tokens, self.capacity = tokens, capacity
+        self.tokens, self.capacity, self.slices = tokens, capacity, slices
         self.router = nn.Linear(width, experts, bias=False, device=device, dtype=dtype) if router is None else router
         self.shared = shared
-        mine = experts // world
-        self.gate_up = nn.Parameter(torch.empty(mine, 2 * hidden, width, device=device, dtype=dtype))
-        self.down = nn.Parameter(torch.empty(mine, width, hidden, device=device, dtype=dtype))
+        mine, part = experts * slices // world, hidden // slices
+        self.gate_up = nn.Parameter(torch.empty(mine, 2 * part, width, device=device, dtype=dtype))
+        self.down = nn.Parameter(torch.empty(mine, width, part, device=device, dtype=dtype))
         self.reset_parameters()
 
     @classmethod
@@ -85,26 +89,34 @@ class MoE(nn.Module):
         for name, module in modules.items():
             setattr(layer, name, module if module is not None else getattr(layer, name))
         with torch.no_grad():
-            for mine, whole in ((layer.gate_up, gate_up), (layer.down, down)):
-                mine.copy_(whole[layer._mine])
+            layer.gate_up.copy_(layer._part(gate_up[layer._mine], 1, 2))
+            layer.down.copy_(layer._part(down[layer._mine], 2, 1))
         return layer
 
     @property
     def _mine(self) -> slice:
         """The experts of this rank among all."""
         members = Members.named(self.group_name)
-        each = self.experts // members.world
-        return slice(members.rank * each, (members.rank + 1) * each)
+        each = self.experts * self.slices // members.world
+        first = members.rank // self.slices * each
+        return slice(first, first + each)
+
+    def _part(self, whole: torch.Tensor, dim: int, groups: int) -> torch.Tensor:
+        """What this rank has of the hidden features along a dimension, which has so many groups of them."""
+        number = Members.named(self.group_name).rank % self.slices
+        return torch.cat([group.chunk(self.slices, dim)[number] for group in whole.chunk(groups, dim)], dim)
 
     def reset_parameters(self) -> None:
         """New values of the experts, those that an `nn.Linear` for each would have."""
         mine = self._mine
         for e in range(self.experts):  # drawn for all, so that ranks that are seeded alike have one layer's
-            for weights in (self.gate_up, self.down):
-                made = nn.Linear(weights.shape[2], weights.shape[1], False, weights.device, weights.dtype)
+            for weights, shape, of in (
+                (self.gate_up, (self.width, 2 * self.hidden), (0, 2)), (self.down, (self.hidden, self.width), (1, 1)),
+            ):  # fmt: skip
+                made = nn.Linear(*shape, False, weights.device, weights.dtype)
                 if mine.start <= e < mine.stop:
                     with torch.no_grad():
-                        weights[e - mine.start].copy_(made.weight)
+                        weights[e - mine.start].copy_(self._part(made.weight, *of))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., width) for the tokens (..., width) of this rank."""
@@ -120,19 +132,19 @@ class MoE(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         out = mixture_of_experts(
             x, chosen, weights, self.gate_up, self.down, group=self.group_name, activation=self.activation,
-            tokens=self.tokens, capacity=self.capacity, plan=self.plan,
+            tokens=self.tokens, capacity=self.capacity, slices=self.slices, plan=self.plan,
         )  # fmt: skip
         return out if self.shared is None else out + self.shared(x)
 
     def rows(self, tokens: int) -> int:
         """Rows that a rank has room for, where each has so many tokens at most."""
         world = world_of(self.group_name)
-        return world * tokens * min(self.top, self.experts // world) if self.capacity is None else self.capacity
+        return world * tokens * min(self.top, len(self.down)) if self.capacity is None else self.capacity
 
     def heap_bytes(self, tokens: int) -> int:
         """Bytes of a slot of the symmetric heap that a forward takes, and a backward as many; a lane has two slots."""
         world, most = world_of(self.group_name), 0
-        parts = {"sent": (tokens * self.top,) * world, "routed": (self.rows(tokens),) * world}
+        parts = {"sent": (tokens * self.top * self.slices,) * world, "routed": (self.rows(tokens),) * world}
         for program, (_, n, k) in ((dispatch_matmul, self.gate_up.shape), (matmul_combine, self.down.shape)):
             sizes: dict[str, Any] = {**parts, "experts": len(self.down), "N": n, "K": k}
             dtypes = dict.fromkeys(program.parameters.keys() - {"route", "gathered"}, self.gate_up.dtype)
@@ -145,6 +157,7 @@ class MoE(nn.Module):
     def extra_repr(self) -> str:
         told: dict[str, Any] = {"width": self.width, "hidden": self.hidden, "experts": self.experts, "top": self.top}
         said = ", ".join(f"{k}={v}" for k, v in told.items()) + f", {len(self.down)} experts of this rank"
+        said += f", each shared by {self.slices} ranks" if self.slices > 1 else ""
         if self.tokens is not None:
             heap = f"{self.heap_bytes(self.tokens) / 2**10:,.0f} KiB of the symmetric heap"
             said += f", {self.tokens} tokens a rank: room for {self.rows(self.tokens)} rows, {heap} for a call"

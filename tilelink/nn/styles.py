@@ -179,7 +179,7 @@ def _make(
     kind: type[Ours], layer: nn.Linear, placements: Mapping[str, Placement], layouts: Layouts, source: int | None
 ) -> Ours:
     """Makes a layer one of ours, its parameters as `distributed` makes them."""
-    distributed(layer, placements, layouts.mesh(), source)
+    distributed(layer, {name: [placement] for name, placement in placements.items()}, layouts.mesh(), source)
     layer.__class__ = kind
     assert isinstance(layer, kind)
     layer.layouts = layouts

@@ -109,6 +109,7 @@ def mixture_of_experts(
     activation: Callable[[torch.Tensor], torch.Tensor] = swiglu,
     tokens: int | None = None,
     capacity: int | None = None,
+    slices: int = 1,
     plan: str | None = None,
 ) -> torch.Tensor:
     """The sum over a token's experts e of topk_weights * activation(x @ gate_up[e].T) @ down[e].T, for the tokens of
@@ -116,9 +117,11 @@ def mixture_of_experts(
 
     `x`: (..., K), float32, float16 or bfloat16. `topk_idx`: integers (..., top), of the experts of all ranks in the
     order of ranks, -1 for none; `topk_weights`: (..., top). `gate_up`: (experts of this rank, 2 * hidden, K), gate
-    first; `down`: (experts of this rank, K, hidden). `activation`: of the rows of all experts, (rows, 2 * hidden) to
-    (rows, hidden); behind the rows that exist it gets any values. `tokens`, `capacity`: as in `moe_routing`; by default
-    no row is dropped. `plan`: a schedule that both programs have, "push" or "pull", or "torch".
+    first; `down`: (experts of this rank, K, hidden). `slices`: how many ranks share an expert, as in `moe_routing`;
+    gate_up and down have the hidden features of this rank then, hidden being their number.
+    `activation`: of the rows of all experts, (rows, 2 * hidden) to (rows, hidden); behind the rows that exist it gets
+    any values. `tokens`, `capacity`: as in `moe_routing`; by default no row is dropped. `plan`: a schedule that both
+    programs have, "push" or "pull", or "torch".
 
     Gradients: of x, topk_weights, gate_up and down. The host reads no count, so calls can be captured. Raises
     ArgumentError, ShapeError, DtypeError, ScheduleError, RankMismatchError; and CapacityError on every rank where rows
@@ -140,9 +143,10 @@ def mixture_of_experts(
     if not callable(activation):
         raise ArgumentError(f"activation={activation!r}: a function of rows (n, 2 * hidden)", Site.of_user())
     name, top = name_of_group(group), topk_idx.shape[-1]
-    experts = len(gate_up) * world_of(name)
-    chosen = topk_idx.reshape(-1, top)
-    routing = moe_routing(chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, plan=_torch(plan))
+    experts, chosen = len(gate_up) * world_of(name) // max(slices, 1), topk_idx.reshape(-1, top)
+    routing = moe_routing(
+        chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, slices=slices, plan=_torch(plan)
+    )
     made = _activated(activation, dispatch_linear(x.reshape(-1, width), gate_up, routing, plan=plan), name)
     out = linear_combine(made, down, routing, topk_weights.reshape(-1, top), plan=plan)
     return out.reshape(*x.shape[:-1], down.shape[1])
@@ -183,7 +187,8 @@ def _rows(rows: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 
 def _weights(weights: torch.Tensor | None, routing: Routing) -> torch.Tensor | None:
-    if weights is not None and weights.shape != routing.there.shape:
-        shape = tuple(routing.there.shape)
+    tokens, top = routing.there.shape
+    shape = (tokens, top // routing.slices)
+    if weights is not None and tuple(weights.shape) != shape:
         raise ShapeError(f"topk_weights have shape {tuple(weights.shape)}; the routing has {shape}", Site.of_user())
     return weights

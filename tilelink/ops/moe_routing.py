@@ -19,7 +19,8 @@ class Routing:
     """Where the tokens of all ranks go. `counts`: int32 [experts of all ranks, world], rows of each expert from each
     rank, the same on every rank. A row is a token at one of its experts. `order`: int64 [tokens * top], the pairs
     (token * top + choice) of this rank in the order of its rows, by expert, those without expert last; `place`: the row
-    of each pair; `there`: bool [tokens, top], whether a pair has an expert.
+    of each pair; `there`: bool [tokens, top], whether a pair has an expert. Where experts are cut into `slices`, each
+    slice is an expert here: a token has top * slices of them.
 
     `sent`, `room`: how many rows each rank has room for, those that it sends and those of its experts. Rows of experts
     lie by expert and then by rank. Behind them there is padding, whose values say nothing.
@@ -32,6 +33,7 @@ class Routing:
     sent: int
     room: int
     group_name: str
+    slices: int = 1
 
     @property
     def rows_of_experts(self) -> torch.Tensor:
@@ -49,6 +51,8 @@ class Routing:
         """Of each token the sum of its rows, each times its weight: in float32, in the order of choices, rounded once
         to the dtype of the rows. rows: (sent, K); weights: (tokens, top), ones by default."""
         tokens, top = self.there.shape
+        if weights is not None:
+            weights = weights.repeat_interleave(self.slices, 1)
         place = self.place.view(tokens, top)
         total = rows.new_zeros(tokens, rows.shape[1], dtype=torch.float32)
         for k in range(top):
@@ -84,17 +88,21 @@ def moe_routing(
     group: dist.ProcessGroup | str | None = None,
     tokens: int | None = None,
     capacity: int | None = None,
+    slices: int = 1,
     plan: str | None = None,
 ) -> Routing:
     """Where tokens go, from their experts; the counts of all ranks are put together on the device, and no host reads
     them. All ranks call alike.
 
-    `topk_idx`: integers (tokens of this rank, top), of 0 to `experts` of all ranks (whose number the world divides), or
-    -1 for none. `tokens`: the most that a rank has, the same on every rank; by default as many as this one, and then
-    all have as many. `capacity`: rows that a rank has room for, for all of its experts; by default none is ever
-    dropped: as many as all ranks have tokens, times the experts that a token may have on a rank. Where rows have no
-    room, or an expert is out of range (a count is negative then), calls with this routing raise CapacityError on every
-    rank. `plan`: "torch" puts counts together by torch.distributed. Raises ArgumentError, ShapeError.
+    `topk_idx`: integers (tokens of this rank, top), of 0 to `experts` of all ranks, or -1 for none. `slices`: how many
+    ranks share an expert, each with a part of its hidden features: the first `slices` ranks share the first experts,
+    and so on. 1 is whole experts on each rank, the world a slice of every expert on every rank. A row goes to each
+    slice of its expert, and a slice counts as an expert, numbered rank by rank.
+    `tokens`: the most that a rank has, the same on every rank; by default as many as this one, and then all have as
+    many. `capacity`: rows that a rank has room for, for all of its experts; by default none is ever dropped: as many as
+    all ranks have tokens, times the experts that a token may have on a rank. Where rows have no room, or an expert is
+    out of range (a count is negative then), calls with this routing raise CapacityError on every rank.
+    `plan`: "torch" puts counts together by torch.distributed. Raises ArgumentError, ShapeError.
     """
     check_tensors(topk_idx=topk_idx)
     name = name_of_group(group)
@@ -102,14 +110,15 @@ def moe_routing(
     if topk_idx.dim() != 2 or topk_idx.dtype.is_floating_point or topk_idx.dtype == torch.bool:
         given = f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}"
         raise ShapeError(f"{given}: integers (tokens, top)", Site.of_user())
-    if experts < 1 or experts % world:
-        raise ArgumentError(f"{experts} experts: as many on each of {world} ranks", Site.of_user())
+    check_slices(experts, slices, world)
+    each = experts * slices // world
     mine, top = topk_idx.shape
     tokens = mine if tokens is None else tokens
     if tokens < mine:
         raise ArgumentError(f"tokens={tokens}, and this rank has {mine}", Site.of_user())
-    most = world * tokens * min(top, experts // world)
-    ids = topk_idx.reshape(-1).long()
+    most = world * tokens * min(top, each)
+    topk_idx, experts, top = _slices_of(topk_idx.long(), experts, each, slices), experts * slices, top * slices
+    ids = topk_idx.reshape(-1)
     there = (ids >= 0) & (ids < experts)
     known = torch.where(there, ids, experts)
     counts = torch.zeros(experts + 1, dtype=torch.int32, device=ids.device)
@@ -120,4 +129,26 @@ def moe_routing(
     place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=ids.device))
     gathered = gather_counts(x=counts[None], tokens=tokens, top=top, group_name=name, plan=plan)
     room = most if capacity is None else capacity
-    return Routing(gathered, order, place, there.view(mine, top), tokens * top, room, name)
+    return Routing(gathered, order, place, there.view(mine, top), tokens * top, room, name, slices)
+
+
+def check_slices(experts: int, slices: int, world: int) -> None:
+    """Experts, each cut into so many slices, can be shared evenly. Raises ArgumentError."""
+    if slices < 1 or world % slices:
+        raise ArgumentError(f"slices={slices}: a number that divides the world of {world} ranks", Site.of_user())
+    if experts < 1 or experts % (world // slices):
+        parts = f"{world} ranks" if slices == 1 else f"{world // slices} parts of the ranks, {slices} in each"
+        raise ArgumentError(f"{experts} experts: as many on each of {parts}", Site.of_user())
+
+
+def _slices_of(ids: torch.Tensor, experts: int, each: int, slices: int) -> torch.Tensor:
+    """(tokens, top * slices): the slices of each expert of (tokens, top), numbered rank by rank with `each` on a rank.
+    An expert that is out of range is so once."""
+    if slices == 1:
+        return ids
+    known = (ids >= 0) & (ids < experts)
+    first = ids // each * (each * slices) + ids % each
+    every = first[..., None] + each * torch.arange(slices, device=ids.device)
+    wrong = torch.where(ids < 0, ids, ids + experts * (slices - 1))[..., None]
+    wrong = torch.cat([wrong, torch.full_like(wrong, -1).expand(*ids.shape, slices - 1)], -1)
+    return torch.where(known[..., None], every, wrong).reshape(len(ids), ids.shape[1] * slices)
