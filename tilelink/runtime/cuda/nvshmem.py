@@ -29,7 +29,7 @@ INITIALISED = 2
 ALL_PES, OF_NODE = 0, 2
 """NVSHMEM_TEAM_WORLD and NVSHMEMX_TEAM_NODE."""
 _asked = [0]
-"""How many lanes this process has got of NVSHMEM."""
+"""How many lanes all processes have asked NVSHMEM for."""
 
 
 class UniqueId(Structure):
@@ -163,9 +163,9 @@ def all_ask(library: Nvshmem, asked: Mapping[str, Any], patience: float) -> None
                 "processes together, so each calls tilelink.group, with its own part of them or with all"
             )
         time.sleep(LONGEST_REST)
+    _asked[0] += 1  # on all of them, whatever they find
     if difference := mismatch("this lane", {pe: said(pe) or {} for pe in pes}):
         raise NvshmemError(difference)
-    _asked[0] += 1
 
 
 def loaded() -> Nvshmem:
