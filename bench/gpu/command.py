@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join
 
-from bench.gpu import machine, one_card, others, probe, right, speed, timelines, vain
+from bench.gpu import machine, one_card, others, probe, right, speed, tiles, timelines, vain
 from bench.gpu.place import Place, dry, gpu
 from bench.gpu.report import COMPILED, OUT_OF_TIME, OutOfTimeError, Report
 from bench.gpu.summary import lines_of, summed_up
@@ -38,6 +38,8 @@ STEPS: dict[str, Step] = {
     "description": (30, machine.description_of),
 }
 """Seconds that each step may take, with the start of its process, and what it does; the most telling first."""
+ALONE: dict[str, Step] = {"tiles": (240, tiles.tiles)}
+"""Steps that are run by `--step` alone."""
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
@@ -69,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def here(place: Place, path: Path, step: str, command: str) -> int:
     """Runs a step in this process; how many findings it had."""
-    seconds, run = patience(STEPS[step][0], place.on_gpu), STEPS[step][1]
+    seconds, run = _patience(place, step), (STEPS | ALONE)[step][1]
     report = Report(path, step, place, command, seconds - GRACE)
     report.begun()
     faulthandler.dump_traceback_later(seconds)
@@ -84,13 +86,17 @@ def here(place: Place, path: Path, step: str, command: str) -> int:
 
 def _in_a_process(place: Place, path: Path, step: str, argv: Sequence[str]) -> None:
     """Runs a step in a process of its own; that it came to no end is a finding, too."""
-    seconds = patience(STEPS[step][0], place.on_gpu)
+    seconds = _patience(place, step)
     said = [] if "--step" in argv else ["--step", step]
     ending = supervised("bench.gpu", [*argv, *said, "--began", repr(began())], step, seconds, path)
     if ending.verdict:
         ok = None if ending.verdict == OUT_OF_TIME else False
         report = Report(path, step, place, join(argv), 0)
         report.add("the step as a whole", ok=ok, verdict=ending.verdict, error=ending.error)
+
+
+def _patience(place: Place, step: str) -> float:
+    return patience((STEPS | ALONE)[step][0], place.on_gpu)
 
 
 def _compiled_only(out: Path, command: str, why: str) -> int:
@@ -108,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python3 -m bench.gpu", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         description=(sys.modules["bench.gpu"].__doc__ or ""),
     )  # fmt: skip
-    parser.add_argument("--step", choices=STEPS, help="one of the steps alone")
+    parser.add_argument("--step", choices=[*STEPS, *ALONE], help="one of the steps alone; tiles is not in the whole")
     parser.add_argument("--dry", action="store_true", help="on CPU ranks, at tiny sizes: are the steps all right?")
     parser.add_argument("--out", type=Path, help="folder for the results (default: $OUT, or bench/results)")
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)

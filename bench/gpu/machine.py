@@ -63,7 +63,8 @@ def kernels(place: Place, report: Report) -> None:
         with report.case("kernels as loaded", kind="measured", **about) as found:
             world = place.world(1)
             m, n, k = (place.sizes[d] for d in "MNK")
-            x, weight = (torch.zeros(*s, dtype=torch.bfloat16, device=place.place) for s in ((m, k), (k, n)))
+            x, weight = (torch.zeros(*s, dtype=torch.bfloat16, device=place.place) for s in ((m, k), (n, k)))
+            weight = weight.T  # as it lies in nn.Linear
             began = time.monotonic()
             world.run(lambda g, x=x, w=weight, s=schedule: all_gather_matmul.prepare(x, w, schedule=s, group=g))
             found["compile_seconds"] = round(time.monotonic() - began, 2)

@@ -23,6 +23,9 @@ WORLDS, WORLD = (2, 4), 8
 """Virtual ranks, and ranks of the loopback link, of which one is real."""
 NODE = "h100"
 """The machine whose link the loopback link stands for, where the GPU's own is not described."""
+STEP = 256
+"""Scaled sizes are multiples of it, for which no tile leaves a rest."""
+OVERLAP = "1 - (fused - GEMM) / (unfused - GEMM), FLUX's overlap efficiency (arXiv 2406.06858, section 5)"
 Do = Callable[[], Any]
 
 
@@ -31,9 +34,9 @@ Do = Callable[[], Any]
 
 def one_card(place: Place, report: Report) -> None:
     """All ranks of a world on one GPU, fused, against the same copies and torch.matmul on the whole of it."""
-    for name, (m, n, k) in list(place.gemms.items())[:2]:
-        for world in WORLDS:
-            for program in (all_gather_matmul, matmul_reduce_scatter):
+    for program in (all_gather_matmul, matmul_reduce_scatter):
+        for name, (m, n, k) in layers(place, program):
+            for world in WORLDS:
                 for schedule in program.schedules:
                     about: dict[str, Any] = {"op": program.name, "dtype": "bfloat16", "world": world, "layer": name}
                     about |= {"schedule": schedule, "shape": f"M={m},N={n},K={k}"}
@@ -44,6 +47,13 @@ def one_card(place: Place, report: Report) -> None:
                         continue
                     with report.case(what, baseline="copies, then torch.matmul", **about) as found:
                         found |= _virtual(place, program, schedule, world, (m, n, k))
+
+
+def layers(place: Place, program: Program, count: int = 2) -> list[tuple[str, tuple[int, int, int]]]:
+    """The first layers that a program is for: of an MLP, rows are gathered for the gate, and scattered after down."""
+    scatters = program is matmul_reduce_scatter
+    found = [(name, shape) for name, shape in place.gemms.items() if name.endswith(", down") == scatters]
+    return (found or list(place.gemms.items()))[:count]
 
 
 def _virtual(place: Place, program: Program, schedule: str, world: int, shape: tuple[int, int, int]) -> dict[str, Any]:
@@ -117,12 +127,13 @@ def loopback(place: Place, report: Report) -> None:
     with report.case("the loopback link: its rate") as found:
         rate = link_rate(place)
         found["gb_s"] = round(rate, 1)
-    for name, shape in list(place.gemms.items())[:2]:
-        m, n, k = scaled(place, shape, rate)
-        for program in (all_gather_matmul, matmul_reduce_scatter):
+    for program in (all_gather_matmul, matmul_reduce_scatter):
+        for name, shape in layers(place, program):
+            m, n, k = scaled(shape, node_rate(place.device) / rate, program is all_gather_matmul)
             for schedule in program.schedules:
                 about = {"op": program.name, "dtype": "bfloat16", "world": WORLD, "layer": name}
-                about |= {"schedule": schedule, "shape": f"M={m},N={n},K={k}"}
+                about |= {"schedule": schedule, "shape": f"M={m},N={n},K={k}", "scaled_from": shape}
+                about |= {"link_gb_s": round(rate, 1), "node_gb_s": round(node_rate(place.device), 1)}
                 with report.case("the loopback link", baseline="copies, then torch.matmul", **about) as found:
                     found |= over_the_link(place, device, program, schedule, (m, n, k))
 
@@ -135,10 +146,14 @@ def link_rate(place: Place, size: int = 256 << 20) -> float:
     return size / us / 1e3
 
 
-def scaled(place: Place, shape: tuple[int, int, int], rate: float) -> tuple[int, int, int]:
-    """A shape with as much more to compute as the link is slower than that of a node."""
+def scaled(shape: tuple[int, int, int], slower: float, gathers: bool) -> tuple[int, int, int]:
+    """A shape with as much more to compute, for the bytes that cross the link, as the link is slower than that of a
+    node; with no less. Gathered rows have K columns, whatever N is; a sum that is scattered has N, whatever K is."""
     m, n, k = shape
-    return m, max(1, round(n * node_rate(place.device) / rate / 256)) * 256 if rate < node_rate(place.device) else n, k
+    if slower <= 1:
+        return shape
+    larger = max(1, round((n if gathers else k) * slower / STEP)) * STEP
+    return (m, larger, k) if gathers else (m, n, larger)
 
 
 def node_rate(device: str) -> float:
@@ -170,12 +185,18 @@ def over_the_link(
     ]  # fmt: skip
     mine, other, gemm = timed(place, [(_of(before), _of(do)) for before, do in forms])
     found = {"rel_rms": rms, "clocks": place.clocks(unfused), **spread(mine), "baseline_us": spread(other)}
-    found |= {"gemm_us": spread(gemm), "overlap_efficiency": None, "speedup": None}
+    found |= {"gemm_us": spread(gemm), "overlap_efficiency": None, "overlap": OVERLAP, "speedup": None}
     if place.on_gpu:
-        beside = median(other) - median(gemm)
-        found["speedup"] = round(median(other) / median(mine), 4)
-        found["overlap_efficiency"] = round(1 - (median(mine) - median(gemm)) / beside, 4) if beside > 0 else None
+        fused_us, unfused_us, gemm_us = map(median, (mine, other, gemm))
+        found["speedup"] = round(unfused_us / fused_us, 4)
+        found["overlap_efficiency"] = overlap_efficiency(fused_us, unfused_us, gemm_us)
     return found
+
+
+def overlap_efficiency(fused: float, unfused: float, gemm: float) -> float | None:
+    """How much of what an unfused form takes beside its GEMM is hidden, see `OVERLAP`; None where it takes nothing.
+    Negative where the fused form takes longer than the unfused one."""
+    return round(1 - (fused - gemm) / (unfused - gemm), 4) if unfused > gemm else None
 
 
 def _copies(place: Place, group: LoopbackGroup, given: Prepared, full: torch.Tensor) -> Do:

@@ -24,6 +24,7 @@ from tilelink.runtime.cuda.script import Script, Streams
 from tilelink.runtime.cuda.virtual_world import VirtualGroup, VirtualWorld
 from tilelink.runtime.launch import Result
 
+CUBLAS = "cuBLAS (torch.matmul)"
 SETS, WARM_UP, CALLS = 3, 5, 2000
 """Sets of inputs that take turns, so that no call finds its own in the cache; and the calls of the host's time."""
 
@@ -35,15 +36,15 @@ def speed(place: Place, report: Report) -> None:
     for name, (m, n, k) in place.gemms.items():
         shape = f"M={m},N={n},K={k}"
         about: dict[str, Any] = {"dtype": "bfloat16", "world": 1, "shape": shape, "layer": name, "form": place.form}
-        about["baseline"] = "cuBLAS (torch.matmul)"
+        about["baseline"] = CUBLAS
         sets = gemm_inputs(place, m, n, k)
         with report.case("GEMM without waits", op="matmul", schedule="gemm", **about) as found:
-            found |= _against(place, sets, without_waits(place, sets))
+            found |= against(place, sets, without_waits(place, sets))
         if ", gate" in name or not place.on_gpu:
             what = "GEMM with all signals set"
             with report.case(what, op="all_gather_matmul", schedule="push", **about) as found:
                 ours = _signals_set if place.on_gpu else without_waits
-                found |= _against(place, sets, ours(place, sets))
+                found |= against(place, sets, ours(place, sets))
 
 
 Tensors = list[tuple[torch.Tensor, torch.Tensor]]
@@ -61,7 +62,7 @@ def gemm_inputs(place: Place, m: int, n: int, k: int) -> Tensors:
     return [(tensor(m, k), tensor(n, k).T) for _ in range(SETS)]
 
 
-def _against(place: Place, sets: Tensors, call: Call) -> dict[str, Any]:
+def against(place: Place, sets: Tensors, call: Call) -> dict[str, Any]:
     """The figures of a call, and its speed over cuBLAS's; its result is checked first."""
     before, ours = call
     before(0)
@@ -101,12 +102,12 @@ def _world(place: Place, sets: Tensors) -> Any:
     return place.world(1, heap_bytes=4 * x.nbytes + (64 << 20)) if place.on_gpu else place.world(1)
 
 
-def without_waits(place: Place, sets: Tensors) -> Call:
+def without_waits(place: Place, sets: Tensors, schedule: str = "gemm") -> Call:
     """The GEMM that waits for nothing."""
     if not place.on_gpu:
         world = _world(place, sets)
-        return lambda k: None, lambda k: world.run(lambda group: matmul(*sets[k], schedule="gemm", group=group))[0]
-    script, group = _script(_world(place, sets), matmul, sets, "gemm")
+        return lambda k: None, lambda k: world.run(lambda group: matmul(*sets[k], schedule=schedule, group=group))[0]
+    script, group = _script(_world(place, sets), matmul, sets, schedule)
     return lambda k: None, lambda k: _play(group, script, sets[k])
 
 

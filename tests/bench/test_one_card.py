@@ -110,13 +110,63 @@ def test_how_much_of_the_link_is_hidden(place: Place, monkeypatch: pytest.Monkey
     device: Any = StandIn(sms=24)
     found = one_card.over_the_link(place, device, all_gather_matmul, "push", SHAPE, WORLD, shared=False)
     assert found["overlap_efficiency"] == round(1 - 10 / 30, 4) and found["speedup"] == round(130 / 110, 4)
+    of = {name: found[name]["median_us"] for name in ("baseline_us", "gemm_us")} | {"fused": found["median_us"]}
+    assert of == {"fused": 110.0, "baseline_us": 130.0, "gemm_us": 100.0}, "what it is made of is on record"
+    assert found["overlap"].startswith("1 - (fused - GEMM) / (unfused - GEMM)")
 
 
-def test_shapes_have_the_ratio_of_a_node() -> None:
-    """Eight times slower than NVLink: eight times as many columns."""
-    node = one_card.node_rate("NVIDIA H100 80GB HBM3")
-    assert one_card.scaled(dry(), (8192, 3584, 8192), one_card.node_rate("none") / 8) == (8192, 8 * 3584, 8192)
-    assert one_card.scaled(dry(), (8192, 3584, 8192), 2 * node) == (8192, 3584, 8192), "never fewer"
+@pytest.mark.parametrize(
+    ("fused", "unfused", "gemm", "hidden"),
+    [
+        (100.0, 130.0, 100.0, 1.0),  # all of it
+        (130.0, 130.0, 100.0, 0.0),  # nothing
+        (145.0, 130.0, 100.0, -0.5),  # fusing costs
+        (95.0, 130.0, 100.0, 1.1667),  # a GEMM faster than the library's
+        (100.0, 100.0, 100.0, None),
+        (100.0, 99.0, 100.0, None),
+    ],
+)
+def test_overlap_efficiency(fused: float, unfused: float, gemm: float, hidden: float | None) -> None:
+    assert one_card.overlap_efficiency(fused, unfused, gemm) == hidden
+
+
+def over_the_wire(program: Program, m: int, n: int, k: int) -> tuple[int, int]:
+    """Operations of a rank of eight, and bytes that it sends."""
+    of_peers = one_card.WORLD - 1
+    sent = of_peers * (m // one_card.WORLD) * (k if program is all_gather_matmul else n) * 2
+    return 2 * m * n * k, sent
+
+
+@pytest.mark.parametrize("program", [all_gather_matmul, matmul_reduce_scatter], ids=lambda p: p.name)
+def test_shapes_have_the_ratio_of_a_node(program: Program) -> None:
+    """Eight times slower than NVLink: eight times as many operations a byte, in as few tiles more as can be."""
+    shape, gathers = (8192, 3584, 1792), program is all_gather_matmul
+    operations, sent = over_the_wire(program, *shape)
+    more, as_many = over_the_wire(program, *one_card.scaled(shape, 8.0, gathers))
+    assert (more, as_many) == (8 * operations, sent)
+    assert one_card.scaled(shape, 0.5, gathers) == shape, "never fewer"
+    assert one_card.scaled(shape, 1.01, gathers) == shape, "to whole tiles"
+    assert one_card.scaled(shape, 7.3, gathers)[1 if gathers else 2] == (26112 if gathers else 13056)
+
+
+def test_layers_are_those_that_a_program_is_for() -> None:
+    place = replace(dry(), gemms={f"{name}, {half}": SHAPE for half in ("gate", "down") for name in "abc"})
+    assert [name for name, _ in one_card.layers(place, all_gather_matmul)] == ["a, gate", "b, gate"]
+    assert [name for name, _ in one_card.layers(place, matmul_reduce_scatter)] == ["a, down", "b, down"]
+
+
+def test_the_record_of_a_link_says_what_it_is_made_of(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_card, "link_rate", lambda place: one_card.node_rate(place.device) / 4)
+    monkeypatch.setattr(one_card, "over_the_link", lambda place, device, program, schedule, shape: {"got": shape})
+    path = tmp_path / "found.jsonl"
+    one_card.loopback(place, Report(path, "step", place, "a command", 300))
+    rate, *found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rate["gb_s"] == found[0]["link_gb_s"] == round(found[0]["node_gb_s"] / 4, 1)
+    assert [(r["op"], r["schedule"]) for r in found] == [(p.name, s) for p, s in CASES]
+    assert {tuple(r["got"]) for r in found} == {(64, 256, 32), (64, 32, 256)}
+    assert all(r["scaled_from"] == [64, 32, 32] and r["ok"] for r in found)
 
 
 def test_without_a_gpu(tmp_path: Path) -> None:
