@@ -7,6 +7,8 @@ TORCH = torch==2.13.0 triton==3.7.1
 NVSHMEM = nvidia-nvshmem-cu12==3.4.5
 # The transformers whose models the long suites parallelize; beside .venv, as nobody else needs it.
 TRANSFORMERS = transformers==5.23.0
+# The Megatron-Core whose layer of experts the long suites give our dispatcher; without what it asks for beside torch.
+MEGATRON = megatron-core==0.16.1
 # What the reference GPU machine has; its CUDA build of torch runs on CPUs as well. 4 GB.
 STACK = torch==2.11.0 triton==3.6.0
 STACK_PYTHON = 3.12
@@ -59,7 +61,7 @@ gpu: ## one script of under 12 minutes for a machine with a GPU; results in benc
 		|| { $(MAKE) --no-print-directory setup; python=$(RUN); }; \
 	PYTHONPATH=$(CURDIR) $$python -m bench.gpu $(ARGS)
 
-verify: versions stack .triton/nvshmem/.ready .triton/transformers/.ready ## the long suites, the Triton versions and the stack; ARGS as for test
+verify: versions stack .triton/nvshmem/.ready .triton/transformers/.ready .triton/megatron/.ready ## the long suites, the Triton versions and the stack; ARGS as for test
 	$(RUN) -m pytest -q -m "verify and not gpu" $(ARGS)
 
 versions: $(TRITONS:%=triton-%) ## the tests marked versions, on the oldest and the newest Triton
@@ -100,6 +102,10 @@ $(READY): pyproject.toml Makefile tools/setup.py
 .triton/transformers/.ready: .venv/pyvenv.cfg
 	rm -rf $(@D)
 	-$(RUN) -m pip install -q --disable-pip-version-check --target $(@D) $(TRANSFORMERS) && touch $@
+
+.triton/megatron/.ready: .venv/pyvenv.cfg
+	rm -rf $(@D)
+	-$(RUN) -m pip install -q --disable-pip-version-check --no-deps --target $(@D) $(MEGATRON) && touch $@
 
 .PHONY: $(GATED:%=gates-%)
 $(GATED:%=gates-%): gates-%: .triton/%/.ready

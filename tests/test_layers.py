@@ -13,7 +13,7 @@ import tilelink
 ROOT = Path(tilelink.__file__).parent
 LAYERS = (
     "errors", "language", "frontend", "analysis", "backend", "inspect", "programs", "emulator", "runtime", "kernels",
-    "plans", "ops", "nn", "tools",
+    "plans", "ops", "nn", "integrations", "tools",
 )  # fmt: skip
 ABOVE = ("__init__", "__main__")
 """What may import all of them."""

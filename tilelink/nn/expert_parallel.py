@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -128,7 +128,7 @@ class ExpertParallel(ParallelStyle):
             if number % ranks:
                 said = f"{kind} has {number} {what}, which {ranks} ranks can't share evenly"
                 raise ShapeError(said, Site.of_user())
-        if self.activation is None and not callable(_gate_of(module)):
+        if self.activation is None and not callable(gate_of(module)):
             raise ArgumentError(f"{kind} has no act_fn: give activation=", Site.of_user())
 
 
@@ -179,16 +179,9 @@ class SpreadExperts(nn.Module):
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """As `mixture_of_experts` with the weights of this module; arguments are named as transformers names them."""
-        how, layouts, mesh = self.spread, self.spread.layouts, self.spread.layouts.mesh()
-        tokens, replicated, options = hidden_states.shape[0], layouts.input.is_replicate(), how.options
-        x, chosen, weights = (_own(t, layouts) for t in (hidden_states, top_k_index, top_k_weights))
-        if replicated:
-            options = options | {"tokens": -(-tokens // mesh.size())}
-        out = mixture_of_experts(
-            x, chosen, weights, self._local(how.gate_up), self._local(how.down), group=layouts.group_name,
-            activation=how.activation or _gate_of(self), **options,
-        )  # fmt: skip
-        return laid_out(out, mesh, Shard(0), layouts, (tokens, out.shape[1])) if replicated else out
+        how, given = self.spread, (hidden_states, top_k_index, top_k_weights)
+        gate_up, down = self._local(how.gate_up), self._local(how.down)
+        return computed(given, gate_up, down, how.activation or gate_of(self), how.layouts, how.options)
 
     def _local(self, name: str) -> torch.Tensor:
         """The experts of this rank. Raises ArgumentError where FSDP has them."""
@@ -229,7 +222,7 @@ def _odd(module: nn.Module, others: set[str]) -> str:
     return ", ".join(f"{k}={getattr(module, k)}" for k, v in known.items() if getattr(module, k, v) != v)
 
 
-def _gate_of(module: nn.Module) -> Activation:
+def gate_of(module: nn.Module) -> Activation:
     """The module's own activation of rows of gate and up."""
     own = getattr(module, "_apply_gate", None)
     if own is not None:
@@ -241,6 +234,26 @@ def _gate_of(module: nn.Module) -> Activation:
         return act(gate) * up  # type: ignore[misc]
 
     return gated if callable(act) else cast(Activation, None)
+
+
+def computed(
+    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: Activation,
+    layouts: Layouts,
+    options: Mapping[str, Any],
+) -> torch.Tensor:
+    """`mixture_of_experts` of (x, topk_idx, topk_weights), which are laid out over `layouts.mesh()` as `layouts` says:
+    what all ranks of that mesh have is shared out among them, and results are gathered. gate_up, down: this rank's."""
+    tokens, replicated, mesh = given[0].shape[0], layouts.input.is_replicate(), layouts.mesh()
+    x, chosen, weights = (_own(t, layouts) for t in given)
+    if replicated and options.get("tokens") is None:
+        options = {**options, "tokens": -(-tokens // mesh.size())}
+    out = mixture_of_experts(
+        x, chosen, weights, gate_up, down, group=layouts.group_name, activation=activation, **options
+    )
+    return laid_out(out, mesh, Shard(0), layouts, (tokens, out.shape[1])) if replicated else out
 
 
 def _own(x: torch.Tensor, layouts: Layouts) -> torch.Tensor:

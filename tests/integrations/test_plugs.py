@@ -1,0 +1,30 @@
+"""Plugs for other frameworks: in these where they are beside the environment, else in stand-ins of their signatures."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integrations import plugs
+from tests.nn.groups import assert_right
+from tests.runtime.processes import Pool
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "DeepseekV3"])
+def test_models_of_transformers(pool: Pool, name: str, tp: int) -> None:
+    if not plugs.beside("transformers"):
+        pytest.skip("there is no transformers")
+    assert_right(pool, [(0, 1, 2, 3)], plugs.of_transformers, name, tp)
+
+
+@pytest.mark.verify
+def test_a_layer_of_megatron(pool: Pool) -> None:
+    if not plugs.beside("megatron"):
+        pytest.skip("there is no Megatron-Core")
+    for found in pool.results(plugs.of_megatron):
+        assert found == []
+
+
+def test_the_dispatcher_of_torchtitan(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], plugs.of_torchtitan)
