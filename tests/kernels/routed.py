@@ -94,14 +94,14 @@ class Routed:
 
 
 def in_tiles(program: Program, schedule: str, tile: int) -> Schedule:
-    """A schedule of the program with small tiles, and with few workers that move."""
+    """A schedule of the program with small tiles, and with few workers that move whole rows, or pieces of them."""
     known = program.schedule(schedule)
     changes: dict[str, Any] = {}
     for name in known:
         if name == "matmul":
             changes[name] = {"tile": (tile, 16, 16)}
         else:
-            changes[name] = {"tile": (tile, 16), "count": 2}
+            changes[name] = {"tile": (tile, 16 if schedule == "few" else None), "count": 2}
     return known.changed(**changes)
 
 

@@ -15,6 +15,9 @@ from tilelink.frontend.values import ITEM_SIZE
 COPY_CHUNK = 128
 COPY_BLOCK = 2**15
 """Elements that are copied at a time, at most, if a copy goes along several dimensions that have no tile size."""
+COPY_LINES, LONGEST_CHUNK = 2**14, 1024
+"""Of a copy of whole lines, as many elements at a time, in pieces of lines that are no longer: 32 KB of bfloat16 are on
+their way at once, which leaves registers for addresses."""
 Lying = frozenset[tuple[str, int]]
 """Matrices, and stacks of them, by name, each with the dimension along which its elements are contiguous."""
 DESCRIBED_BYTES = 16
@@ -69,6 +72,8 @@ def copied_chunks(ranges: Sequence[Range]) -> list[tuple[Range, int]]:
     """The ranges that a copy has no tile size for, in order, each with how much of it is copied at a time."""
     chunks: list[tuple[Range, int]] = []
     block = prod(r.extent or 1 for r in ranges)
+    if [r.extent is None for r in ranges] == [False, True]:
+        return [(ranges[-1], max(COPY_CHUNK, min(LONGEST_CHUNK, COPY_LINES // block)))]
     for r in (r for r in reversed(ranges) if r.extent is None):
         n = COPY_CHUNK if not chunks or block * COPY_CHUNK <= COPY_BLOCK else 1
         chunks.append((r, n))
@@ -85,8 +90,7 @@ def vector_of(tensor: Tensor) -> int | None:
 @kept()
 def _blocks(program: TileProgram) -> frozenset[tuple[str, int]]:
     """(dimension, elements) of all that kernels load, store or copy at a time."""
-    chunks = {(d, COPY_CHUNK) for d in _copied_in_chunks(program)}
-    return frozenset(chunks | _in_vectors(program)).union(*map(extents, program.in_kernel))
+    return frozenset(_copied_in_chunks(program) | _in_vectors(program)).union(*map(extents, program.in_kernel))
 
 
 def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:
@@ -109,9 +113,9 @@ def _described(tensor: Tensor, program: TileProgram, sizes: Sizes, lying: Lying 
     return frozenset([(tensor.name, tensor.contiguous)] if line % DESCRIBED_BYTES == 0 else [])
 
 
-def _copied_in_chunks(program: TileProgram) -> set[str]:
-    """Dimensions along which something is published, or copied without a tile size."""
-    published = {d for name in program.published for d in program.tensor(name).dims}
+def _copied_in_chunks(program: TileProgram) -> set[tuple[str, int]]:
+    """Dimensions along which something is published, or copied without a tile size, each with how much at a time."""
+    published = {(d, COPY_CHUNK) for name in program.published for d in program.tensor(name).dims}
     copies = [s for role in program.in_kernel for s in walk(role.body) if isinstance(s, Copy)]
-    whole = {r.dim for s in copies for r in s.source.ranges if r.extent is None}
-    return (published | whole) - {RANKS_DIM}
+    whole = {(r.dim, n) for s in copies for r, n in copied_chunks(s.source.ranges)}
+    return {(d, n) for d, n in published | whole if d != RANKS_DIM}

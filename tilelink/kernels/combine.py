@@ -18,4 +18,4 @@ def combine(
     combine_rows[tk.tiles(route, out.cols)](rows, out)
 
 
-pull = tk.Schedule(combine_rows=tk.SMs(tile=(128, 256), order=tk.own_rank_first, at="source"))
+pull = tk.Schedule(combine_rows=tk.SMs(tile=(32, None), order=tk.own_rank_first, at="source"))

@@ -18,4 +18,4 @@ def dispatch(
     dispatch_rows[tk.tiles(route, x.cols)](x, out)
 
 
-pull = tk.Schedule(dispatch_rows=tk.SMs(tile=(128, 256), order=tk.own_rank_first, at="home"))
+pull = tk.Schedule(dispatch_rows=tk.SMs(tile=(32, None), order=tk.own_rank_first, at="home"))

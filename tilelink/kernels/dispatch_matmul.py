@@ -39,5 +39,6 @@ def dispatch_matmul(
 
 
 gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
-push = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.ring, at="source"), matmul=gemm)
-pull = tk.Schedule(dispatch=tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="home"), matmul=gemm)
+push = tk.Schedule(dispatch=tk.SMs(16, tile=(32, None), order=tk.ring, at="source"), matmul=gemm)
+pull = tk.Schedule(dispatch=tk.SMs(16, tile=(32, None), order=tk.own_rank_first, at="home"), matmul=gemm)
+few = push.changed(dispatch={"tile": (16, None)}, matmul={"tile": (16, 128, 128), "stages": 5})  # rows of an expert

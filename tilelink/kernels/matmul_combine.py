@@ -40,7 +40,9 @@ def matmul_combine(
 
 
 gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
-copies = tk.SMs(6, tile=(128, 256), order=tk.ring, at="source")
-sent = tk.SMs(16, tile=(128, 256), order=tk.own_rank_first, at="home")
+copies = tk.SMs(6, tile=(32, None), order=tk.ring, at="source")
+sent = tk.SMs(16, tile=(32, None), order=tk.own_rank_first, at="home")
 push = tk.Schedule(matmul=gemm, combine=sent, keep=copies)
 pull = push.changed(combine={"at": "source"})
+lines = {"tile": (16, None)}
+few = push.changed(matmul={"tile": (16, 128, 128), "stages": 5}, combine=lines, keep=lines)  # rows of an expert

@@ -17,7 +17,7 @@ from tilelink.analysis.check import Report, check_events, why_not_structural
 from tilelink.analysis.events import Events
 from tilelink.analysis.unroll import BUDGET, check_budget, estimated, unroll
 from tilelink.backend.cache import load
-from tilelink.backend.facts import COPY_CHUNK, Facts
+from tilelink.backend.facts import LONGEST_CHUNK, Facts
 from tilelink.backend.host import Step, host_plan
 from tilelink.backend.lower import Lowered, lower_as_taken, sha256_everywhere
 from tilelink.backend.publishing import publishing_roles
@@ -140,7 +140,7 @@ def blocks_of_callers(program: TileProgram) -> frozenset[tuple[str, tuple[int, .
     roles += [(role, set(program.published)) for role in publishing_roles(program)]
     views = [v for role, names in roles for s in walk(role.body) for v in s.touched if v.tensor in names]
     return frozenset(
-        (v.tensor, tuple((i.extent or COPY_CHUNK) if isinstance(i, Range) else 1 for i in v.index)) for v in views
+        (v.tensor, tuple((i.extent or LONGEST_CHUNK) if isinstance(i, Range) else 1 for i in v.index)) for v in views
     )
 
 

@@ -28,6 +28,7 @@ def stamp(stamps, what, time):
 def segment_of(begins, value, first, count):
     """In which of `count` steps of a running table from entry `first` on a value lies, counted from there. `value`: an
     integer, or a block of them."""
+    value = tl.cast(value, tl.int32)  # a number of a tile may be none of Triton's
     found = value * 0
     if value.type.is_block():  # each by halves, in few registers
         half = count * 0 + MOST // 2
