@@ -13,13 +13,13 @@ from dataclasses import replace
 import sympy
 
 from tilelink.backend import pipelining
-from tilelink.backend.addresses import Addresses
+from tilelink.backend.addresses import Addresses, arange
 from tilelink.backend.facts import copied_chunks
 from tilelink.backend.far import Far
 from tilelink.backend.kernel import ZERO, Body, Comment, Function, Kind, Source, Writer, call, grouped
-from tilelink.backend.parameters import CONTROL, RANK, RUN, STAMPS, Names
+from tilelink.backend.parameters import CONTROL, RANK, RUN, STAMPS, WAIT_ALL, Names
 from tilelink.backend.reach import All, Near, Reach, Reached, home_of
-from tilelink.backend.signals import cells_awaited, write_expected
+from tilelink.backend.signals import AT_ONCE, all_at_once, cells_awaited, write_expected
 from tilelink.backend.targets import Target
 from tilelink.errors import KernelError
 from tilelink.frontend import ir
@@ -271,6 +271,9 @@ class RoleEmitter:
         cell, known, loops = cells_awaited(signals, view)
         if loops:
             self.write.set(token, ZERO)
+        if all_at_once(signals, view, self.target):
+            self.wait_all(token, signals, cell, known, *loops)
+            return token
         with ExitStack() as opened:
             for counter, first, end in loops:
                 opened.enter_context(self.write.loop(self.local(counter), self.text(first), self.text(end)))
@@ -281,6 +284,21 @@ class RoleEmitter:
             self.write.set(token, waited, *((Kind.VARIABLE, "+=") if loops else (Kind.FIXED, "=")))
             self.stamp("WAIT_ENDS")
         return token
+
+    def wait_all(
+        self, token: str, signals: Signals, cell: Expr, known: dict[Expr, Expr], cells: tuple[str, Expr, Expr]
+    ) -> None:
+        """Waits for a row of cells, as many at once as a warp has threads."""
+        counter, first, end = cells
+        at, last = self.made("at", "cells from", token), self.made("last", "last cell", token)
+        self.write.set(last, f"{self.text(end)} - 1", Kind.FIXED)
+        with self.write.loop(at, self.text(first), f"{last} + 1", AT_ONCE):
+            self.write.set(self.local(counter), f"tl.minimum({at} + {arange(AT_ONCE)}, {last})", Kind.FIXED)
+            expected = write_expected(self.write, self.addresses, signals, known, inside=False)
+            where = self.signal(signals, RANK, cell)
+            self.stamp("WAIT_BEGINS")
+            self.write.set(token, call(WAIT_ALL, CONTROL, where, expected, f'"{signals.scope}"'), Kind.VARIABLE, "+=")
+            self.stamp("WAIT_ENDS")
 
     def stamp(self, what: str) -> None:
         """Records the time, where times are recorded."""

@@ -9,6 +9,7 @@ import sympy
 
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.kernel import ZERO, Source, Writer, call
+from tilelink.backend.targets import Target
 from tilelink.frontend.cells import (
     cells_along,
     cells_in_part,
@@ -21,6 +22,9 @@ from tilelink.frontend.cells import (
 from tilelink.frontend.expressions import RANK, Expr, floor_div, of_dim, symbol, with_values
 from tilelink.frontend.ir import RANKS_DIM, Cell, Range, Signals, View
 from tilelink.frontend.routes import EXPERT
+
+AT_ONCE = 32
+"""Cells that a wait polls at once: a thread of each warp has one."""
 
 
 def cell_of(signals: Signals, view: View, home: Expr) -> Expr:
@@ -47,6 +51,14 @@ def cells_awaited(signals: Signals, view: View) -> tuple[Expr, dict[Expr, Expr],
         known |= _place(c, k, i, first, home)
         cell = cell * cells_along(c) + first
     return cell, known, loops
+
+
+def all_at_once(signals: Signals, view: View, target: Target) -> bool:
+    """Whether a wait for a view polls a block of cells: those of rows that come from several ranks, which lie in a row
+    and are counted each for itself. (Others span two or three, and are polled one after the other.)"""
+    if not target.waits_for_all or any(n.sums for n in signals.notifiers) or not any(c.route for c in signals.grid):
+        return False
+    return len(cells_awaited(signals, view)[2]) == 1
 
 
 def write_expected(

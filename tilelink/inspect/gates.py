@@ -16,7 +16,9 @@ from math import prod
 from tilelink.backend.cache import store
 from tilelink.backend.gluon.takes import multiplies
 from tilelink.backend.lower import Lowered
+from tilelink.backend.parameters import WAIT_ALL
 from tilelink.backend.pipelining import enters
+from tilelink.backend.signals import all_at_once
 from tilelink.frontend.expressions import Expr
 from tilelink.frontend.ir import Code, Copy, Notify, Role, Store, TileProgram, View, Wait, walk
 from tilelink.inspect.compile import Compiled
@@ -27,6 +29,7 @@ from tilelink.inspect.ttgir import Kernel
 
 DOES = {
     "wait": ("acquire", "poll", "fence"),
+    WAIT_ALL: ("acquire", "poll", "fence", "barrier"),
     "notify": ("barrier", "release"),
     "enter": ("release",),
     "entered": ("acquire", "poll"),
@@ -92,8 +95,9 @@ def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
 # ---- what the program says ---------------------------------------------------------------------------------------
 
 
-def calls(program: TileProgram) -> Counter[tuple[str, str]]:
+def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
     """How often the kernels of a program have to call each primitive, and with what scope."""
+    program = lowered.program
     made = Counter({("enter", "sys"): 1, ("leave", "sys"): 1})
     made["last_out", "gpu"] += not program.awaited_by_engines  # else another kernel leaves
     made["credit", "sys"] += len(program.published)
@@ -111,7 +115,9 @@ def calls(program: TileProgram) -> Counter[tuple[str, str]]:
             if isinstance(s, Wait | Notify):
                 late = isinstance(s, Notify) and s.late  # in a tile, and behind the last one
                 for view in s.views:
-                    made[type(s).__name__.lower(), program.signals_of(view.tensor).scope] += 1 + late
+                    signals = program.signals_of(view.tensor)
+                    wide = isinstance(s, Wait) and all_at_once(signals, view, lowered.target)
+                    made[WAIT_ALL if wide else type(s).__name__.lower(), signals.scope] += 1 + late
             fills |= isinstance(s, Notify) or (isinstance(s, Copy | Store) and s.target.tensor in heap)
         made["credit", "sys"] += fills
     return made
@@ -138,7 +144,7 @@ def guarding_words(program: TileProgram) -> int:
 def _signals(lowered: Lowered) -> Counter[tuple[str, str]]:
     """How often the kernels have to do each kind of thing, and how far it has to reach (barriers: "")."""
     made: Counter[tuple[str, str]] = Counter()
-    called = calls(lowered.program)
+    called = calls(lowered)
     if lowered.target.specialised:
         called["hand_over", ""] += sum(multiplies(r) and bool(r.notified) for r in lowered.program.in_kernel)
     for (primitive, scope), n in called.items():

@@ -26,6 +26,7 @@ class Target:
     stores to, and reduces over, all ranks of a node. `network`: some ranks are on other nodes, and reached by puts. A
     network's additions to a word are not atomic with a GPU's, so each has its own: there, a signal is two words of 64
     bits, which a wait adds up. `specialised`: a role that multiplies has warps of its own for loading and notifying.
+    `wide_polls`: threads of a warp poll a signal each, so that a tile waits for all its signals at once.
     `tick_ns`: nanoseconds of a step of the chip's clock; None where time is logical.
     """
 
@@ -43,12 +44,18 @@ class Target:
     multicast: bool = False
     network: bool = False
     specialised: bool = False
+    wide_polls: bool = False
     tick_ns: float | None = None
 
     @property
     def chip(self) -> str:
         """The name of the target that it is made of, for the same chip."""
         return self.name.partition("+")[0]
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether a wait takes a block of signals. A network's are two words each, and own warps take one at a time."""
+        return self.wide_polls and not self.network and not self.specialised
 
     @property
     def signal_dtype(self) -> str:
@@ -101,7 +108,7 @@ NARROW = AMPERE | {"float8_e4m3fn", "float8_e5m2"}
 
 _ampere = Target(
     "sm_80", CUDA, "cuda", 80, shared_bytes=166_912, registers=65_536, matrix_dtypes=AMPERE,
-    stages_in_registers=1, tick_ns=1,
+    stages_in_registers=1, wide_polls=True, tick_ns=1,
 )  # fmt: skip
 _hopper = replace(
     _ampere, name="sm_90", arch=90, shared_bytes=232_448, matrix_dtypes=NARROW, stages_in_registers=0,

@@ -52,6 +52,15 @@ def wait(control, word, expected, scope: tl.constexpr):
 
 
 @triton.jit
+def wait_all(control, words, expected, scope: tl.constexpr):
+    """As `wait`, for a block of words, one a thread of each warp. The barrier: each is acquired by some threads alone,
+    and what it guards is read by others."""
+    seen = _until(control, words, expected, scope, "all", target_info.cuda_capability_geq(9, 0))
+    tl.debug_barrier()
+    return tl.sum(seen, 0)
+
+
+@triton.jit
 def notify(signal, scope: tl.constexpr):
     """Counts one up, with release order, once all threads have stored what they had to."""
     tl.debug_barrier()

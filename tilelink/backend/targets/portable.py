@@ -73,6 +73,18 @@ def wait(control, word, expected, scope: tl.constexpr):
 
 
 @triton.jit
+def wait_all(control, words, expected, scope: tl.constexpr):
+    """As `wait`, for a block of words, all of which are polled at once. The barrier: each is acquired by some threads
+    alone, and read behind by others. (The interpreter polls one after the other, unless a target says that it takes
+    this.)"""
+    missing = tl.min(tl.minimum(tl.atomic_add(words, 0, sem="acquire", scope=scope) - expected, 0), 0)
+    while missing < 0:
+        missing = tl.min(tl.minimum(tl.atomic_add(words, 0, sem="acquire", scope=scope) - expected, 0), 0)
+    tl.debug_barrier()
+    return missing.to(tl.int32)
+
+
+@triton.jit
 def notify(signal, scope: tl.constexpr):
     """Counts one up, with release order, once all threads have stored what they had to."""
     tl.debug_barrier()
