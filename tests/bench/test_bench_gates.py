@@ -22,6 +22,8 @@ from tilelink.inspect.compile import Compiled
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
+TWICE = "dispatch_matmul", "matmul_combine few"
+"""Programs of whose loop LLVM makes a step twice for gfx942."""
 FILES = sorted(RECORDS.glob("triton-*.json"))
 
 
@@ -38,11 +40,12 @@ def test_nothing_is_found_in_kernels_of_the_library(path: object) -> None:
         target = case.split()[-1]
         several = "[dbias]" in case or "backward[2]" in case  # more sums than a thread has registers for
         spills = target == "gfx942" and several
-        copied = target == "gfx942" and case.startswith("dispatch_matmul")  # LLVM makes a step of the loop twice
+        copied = target == "gfx942" and case.startswith(TWICE)
         smaller = target in ("sm_80", "sm_120")  # the wide tiles are not for these chips
         assert spills or smaller or figures["spill_bytes"] == 0, case
         assert spills or smaller or copied or figures["findings"] == [], case
-        allowed = ["mma: the program says 32, found 48"] if copied else ["of registers are spilled"]
+        twice = [f"mma: the program says {n}, found {3 * n // 2}" for n in (32, 8)]
+        allowed = twice if copied else ["of registers are spilled"]
         allowed += ["of shared memory; "] if smaller else []
         assert all(any(a in finding for a in allowed) for finding in figures["findings"]), case
 
