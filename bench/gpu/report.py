@@ -20,6 +20,7 @@ BEGUN = "begun"
 """What the first line of a step says."""
 RIGHT, WRONG, NOT_DONE, OUT_OF_TIME, DIED = "right", "wrong", "not done", "out of time", "died"
 """Verdicts. What is out of time may be right: it was ended, or not begun, because the time of its step was over."""
+TIME_IS_OVER = "the time of this step is over"
 WORDS = {RIGHT: "ok", WRONG: "WRONG", NOT_DONE: "skipped", OUT_OF_TIME: "TIME", DIED: "DIED"}
 
 
@@ -29,7 +30,7 @@ class Report:
     def __init__(self, path: Path, step: str, place: Place, command: str, seconds: float) -> None:
         self.path, self.step, self.place = path, step, place
         self.about = {"versions": versions(), "machine": {**machine(), "gpu": place.device}, "command": command}
-        self.until = time.monotonic() + seconds
+        self.until, self.lost = time.monotonic() + seconds, ""
         self.failed = 0
         now_of(path).unlink(missing_ok=True)
 
@@ -43,8 +44,9 @@ class Report:
         """One finding: what is put into the dictionary is recorded, with `ok` True unless it says otherwise. An error
         is a finding, too."""
         found: dict[str, Any] = {}
-        if self.over():
-            self.add(what, ok=None, verdict=OUT_OF_TIME, error="not begun: the time of this step is over", **about)
+        if why := self.over():
+            verdict = OUT_OF_TIME if why == TIME_IS_OVER else DIED
+            self.add(what, ok=None, verdict=verdict, error=f"not begun: {why}", **about)
             raise OutOfTimeError
         began = time.monotonic()
         now_of(self.path).write_text(f"{what}: {where_of(about)}")
@@ -52,12 +54,24 @@ class Report:
             yield found
         except Exception as e:
             found |= {"ok": False, "error": f"{type(e).__name__}: {e}", "traceback": traceback.format_exc(limit=-6)}
+            found |= {"lost": True} if self._is_lost() else {}
         found.setdefault("ok", True)
-        self.add(what, **about, **self.settled(found), seconds=round(time.monotonic() - began, 3))
+        found = self.settled(found)
+        if found.pop("lost", False):
+            self.lost = f"after an error of the device this process can do nothing more: {found['error']}"
+        self.add(what, **about, **found, seconds=round(time.monotonic() - began, 3))
 
-    def over(self) -> bool:
-        """Whether there is no time for another case."""
-        return time.monotonic() > self.until
+    def _is_lost(self) -> bool:
+        """Whether the device's error is one that all that comes after it would have, too."""
+        try:
+            self.place.settle()
+        except RuntimeError:
+            return True
+        return False
+
+    def over(self) -> str:
+        """Why no other case is begun, or ""."""
+        return self.lost or (TIME_IS_OVER if time.monotonic() > self.until else "")
 
     def settled(self, found: dict[str, Any]) -> dict[str, Any]:
         """What is written down of what a case found."""

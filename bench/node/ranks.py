@@ -111,6 +111,7 @@ def joined(launched: Launched, step: str, on_cpu: bool, nodes: int | None = None
         torch.cuda.set_device(launched.local % torch.cuda.device_count())
         # NCCL takes no two ranks on one GPU.
         place, backend = gpu(), "gloo" if shared else "cpu:gloo,cuda:nccl"
+        place = replace(place, compilers=max(1, place.compilers // launched.per_node))  # of each rank
     dist.init_process_group(
         backend, store=PrefixStore("process group", store), rank=launched.rank, world_size=launched.world
     )

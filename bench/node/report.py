@@ -25,13 +25,13 @@ class NodeReport(Report):
         super().__init__(own, step, node.place, command, seconds)
         self.node, self.cases, self.silent = node, 0, set[int]()
 
-    def over(self) -> bool:
-        """Rank 0 says whether there is time for another case, so that all ranks stop at the same."""
+    def over(self) -> str:
+        """Rank 0 says whether another case is begun, so that all ranks stop at the same."""
         self.cases += 1
         key = f"case {self.cases}"
         if self.node.rank == 0:
-            self.node.told(key, "over" if super().over() else "on")
-        return self.node.heard(key, 0) == "over"
+            self.node.told(key, super().over())
+        return self.node.heard(key, 0)
 
     def settled(self, found: dict[str, Any]) -> dict[str, Any]:
         """What all ranks found, on rank 0; what this rank found, on the others."""
@@ -69,6 +69,7 @@ def merged(by_rank: dict[int, dict[str, Any]], held_against: bool = True) -> dic
             found |= {"ok": verdict, "error": f"rank {wrong[0]}: {mine.get('error')}", "wrong_ranks": wrong}
             found |= {"traceback": mine["traceback"]} if "traceback" in mine else {}
             break
+    found |= {"lost": True} if any(mine.get("lost") for mine in by_rank.values()) else {}
     errors = [mine["rel_rms"] for mine in by_rank.values() if mine.get("rel_rms") is not None]
     found |= {"rel_rms": max(errors)} if errors else {}
     if not held_against:  # times of interpreted kernels say nothing

@@ -175,6 +175,24 @@ def test_an_error_is_a_finding_and_the_others_still_run(tmp_path: Path, monkeypa
     assert "world" in found[0]["traceback"]
 
 
+def test_an_error_after_which_a_device_is_of_no_use_ends_the_step(tmp_path: Path) -> None:
+    """All that came after it would have it, too, and look wrong."""
+    broken = replace(dry(), settle=lambda: exec("raise RuntimeError('CUDA error: an illegal memory access')"))
+
+    def step(place: Place, report: Report) -> None:
+        for case in range(3):
+            with report.case(f"case {case}"):
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(OutOfTimeError):
+        reported(step, tmp_path, broken)
+    first, second = records(tmp_path / "found.jsonl")
+    assert (first["verdict"], second["what"], second["verdict"]) == (WRONG, "case 1", DIED)
+    assert second["error"].startswith("not begun: after an error of the device this process can do nothing more: Runt")
+    (tmp_path / "found.jsonl").unlink()
+    assert [r["verdict"] for r in reported(step, tmp_path, dry())] == [WRONG] * 3, "others leave it as it was"
+
+
 def test_a_slow_gemm_that_is_wrong_gets_no_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "relative_rms", lambda results, right: 0.1)
     for record in reported(speed.speed, tmp_path, dry()):

@@ -71,6 +71,10 @@ def test_a_finding_of_one_rank_is_one_of_all() -> None:
     assert merged({0: good, 1: {"ok": None, "error": "no graphs"}})["ok"] is None and merged({0: good, 1: good})["ok"]
 
 
+def test_a_device_that_is_lost_on_one_rank_is_lost_to_all() -> None:
+    assert merged({0: {"ok": True}, 1: {"ok": False, "error": "illegal", "lost": True}})["lost"]
+
+
 # ---- reports
 
 
