@@ -189,7 +189,10 @@ def under_autocast(group: dist.ProcessGroup) -> tuple[torch.dtype, list[str]]:
 
 def told(group: dist.ProcessGroup, backend: str, **options: Any) -> tuple[str, list[str]]:
     """What a bad call raises on this rank, and what is wrong of the good call after it. `options`: `skewed`, which
-    sends all tokens to the first experts; `expert`, that of the first token of rank 0; and those of the call."""
+    sends all tokens to the first experts; `expert`, that of the first token of rank 0; `only`, a rank that alone has
+    these; and those of the call."""
+    if options.pop("only", dist.get_rank(group)) != dist.get_rank(group):
+        options = {}
     skewed, expert = options.pop("skewed", False), options.pop("expert", None)
     rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((6,), 2, 2, skewed=skewed)
     given, said = call.operands(world)[rank], "nothing"

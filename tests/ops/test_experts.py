@@ -102,6 +102,25 @@ def test_what_is_wrong_is_said(pool: Pool, options: dict[str, Any], said: str) -
         assert re.match(said, text) and wrong == [], text
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"plan": "engine"}, "ScheduleError: plan is 'engine'"),
+        ({"tokens": 5}, "ArgumentError: tokens=5, and this rank has 6"),
+        ({"given": {"topk_weights": torch.zeros(6, 3)}}, "ShapeError: x, topk_idx and topk_weights have shapes"),
+        ({"given": {"topk_idx": torch.zeros(6, 2)}}, "ShapeError: topk_idx is torch.float32"),
+        ({"given": {"x": "tokens"}}, "ArgumentError: x is a str, not a tensor"),
+        ({"slices": 3}, "ArgumentError: slices=3"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_what_is_wrong_on_one_rank_is_an_error_on_all(pool: Pool, options: dict[str, Any], said: str) -> None:
+    bad = partial(of_experts.told, backend="torch", only=1, **options)
+    ((other, wrong),), ((own, wrong_too),) = pool.results(on_ranks.on_groups, [(0, 1)], bad)[:2]
+    assert own.startswith(said) and wrong == wrong_too == []
+    assert other.startswith(f"RankFailedError: rank 1 raised {said}"), other
+
+
 def test_ranks_with_other_numbers_of_tokens_say_so(pool: Pool) -> None:
     for (text,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.with_other_tokens)[:2]:
         assert re.match(r"RankMismatchError: .*rank 1 has the most tokens of a rank \(tokens=\) 5, rank 0 4", text)

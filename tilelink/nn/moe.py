@@ -15,6 +15,7 @@ from tilelink.errors import ArgumentError, ShapeError, Site
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_combine import matmul_combine
+from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.mixture_of_experts import mixture_of_experts, swiglu
 from tilelink.ops.moe_routing import check_slices
@@ -120,12 +121,7 @@ class MoE(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., width) for the tokens (..., width) of this rank."""
-        if x.dim() < 1 or x.shape[-1] != self.width:
-            raise ShapeError(f"x has shape {tuple(x.shape)}: (..., {self.width})", Site.of_user())
-        scores = self.router(x)
-        if scores.shape[-1] != self.experts:
-            of_router = f"the router gives {scores.shape[-1]} scores a token"
-            raise ShapeError(f"{of_router}, and this layer has {self.experts} experts", Site.of_user())
+        scores = told(self.group_name, lambda: self._scores(x), "the router", x)
         scores = torch.softmax(scores, -1, dtype=torch.float32)
         weights, chosen = torch.topk(scores, self.top)
         if self.normalized:
@@ -135,6 +131,16 @@ class MoE(nn.Module):
             tokens=self.tokens, capacity=self.capacity, slices=self.slices, plan=self.plan,
         )  # fmt: skip
         return out if self.shared is None else out + self.shared(x)
+
+    def _scores(self, x: torch.Tensor) -> torch.Tensor:
+        """Those of the router. Raises ShapeError."""
+        if x.dim() < 1 or x.shape[-1] != self.width:
+            raise ShapeError(f"x has shape {tuple(x.shape)}: (..., {self.width})", Site.of_user())
+        scores: torch.Tensor = self.router(x)
+        if scores.shape[-1] != self.experts:
+            of_router = f"the router gives {scores.shape[-1]} scores a token"
+            raise ShapeError(f"{of_router}, and this layer has {self.experts} experts", Site.of_user())
+        return scores
 
     def rows(self, tokens: int) -> int:
         """Rows that a rank has room for, where each has so many tokens at most."""

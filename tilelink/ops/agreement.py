@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from tilelink.analysis.machine import machine, machine_of_device
-from tilelink.errors import RankFailedError, RankMismatchError, Site, TileLinkError
+from tilelink.errors import ArgumentError, RankFailedError, RankMismatchError, Site, TileLinkError
 from tilelink.ops.checks import check_devices
 from tilelink.ops.collectives import Members
 from tilelink.ops.plain import Maybe, Plain, Tensors
 from tilelink.ops.programs import path_of, reserved_on
 from tilelink.runtime.agreement import gathered, mismatch
 
+T = TypeVar("T")
 MACHINE = "TILELINK_MACHINE"
 """The environment variable that names the machine: one of `tilelink machine list`, or the path of a description."""
 _machines: WeakKeyDictionary[dist.ProcessGroup, list[dict[str, str]]] = WeakKeyDictionary()
@@ -46,6 +48,26 @@ def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str
         _machines[members.group] = [described for _, described in calls]
     elif error is not None:
         raise error from None
+
+
+def told(group_name: str, made: Callable[[], T], of: str, *given: Any) -> T:
+    """What `made()` returns. What it raises is raised here, and told to the other ranks of the group, which would wait
+    for this one: on them it is a RankFailedError of their next call. `of`: what raises what is no error of ours;
+    `given`: the tensors of the call, among other things."""
+    if torch.compiler.is_compiling():
+        return made()
+    try:
+        return made()
+    except Exception as e:
+        failed = e if isinstance(e, TileLinkError) else ArgumentError(f"{e} ({type(e).__name__} of {of})")
+
+        def tell() -> dict[str, str]:
+            raise failed
+
+        device = next((t.device for t in given if isinstance(t, torch.Tensor)), torch.device("cpu"))
+        with suppress(TileLinkError):
+            agree(Members.named(group_name), device, tell)
+        raise
 
 
 def agree_on_devices(group_name: str, x: torch.Tensor, weights: Tensors, biases: Maybe) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ArgumentError, ShapeError, Site, TileLinkError, public
+from tilelink.errors import ArgumentError, ShapeError, Site, public
 from tilelink.ops import experts as made_of
-from tilelink.ops.agreement import agree
+from tilelink.ops.agreement import told
 from tilelink.ops.checks import cast_for, check_tensors, no_autocast
-from tilelink.ops.collectives import Members, name_of_group, world_of
+from tilelink.ops.collectives import name_of_group, world_of
 from tilelink.ops.moe_routing import Routing, moe_routing
 
 
@@ -45,11 +44,12 @@ def moe_combine(
 
     `rows`: (room, K), as `moe_dispatch` gives them; `topk_weights`: (tokens, top), ones by default. The gradient is
     `moe_dispatch`. Raises as that does."""
+    topk_weights = _weights(topk_weights, routing)
     with no_autocast(rows):
         back = made_of.moe_combine(
             x=_rows(rows, routing), counts=routing.counts, sent=routing.sent, group_name=routing.group_name, plan=plan
         )
-        return routing.sums(back, _weights(topk_weights, routing))
+        return routing.sums(back, topk_weights)
 
 
 @public
@@ -88,13 +88,13 @@ def linear_combine(
     by default the first, or "torch". Gradients: that of rows by `dispatch_linear`, beside which the gradients of all
     rows come to their experts, for that of the weight. Raises as `moe_dispatch` does."""
     cast = cast_for(rows)
-    rows, weight = cast(rows), cast(weight)
+    rows, weight, topk_weights = cast(rows), cast(weight), _weights(topk_weights, routing)
     with no_autocast(rows):
         back = made_of.linear_combine(
             x=_rows(rows, routing), weight=weight, counts=routing.counts, sent=routing.sent,
             group_name=routing.group_name, plan=plan,
         )  # fmt: skip
-        return routing.sums(back, _weights(topk_weights, routing))
+        return routing.sums(back, topk_weights)
 
 
 @public
@@ -127,6 +127,28 @@ def mixture_of_experts(
     ArgumentError, ShapeError, DtypeError, ScheduleError, RankMismatchError; and CapacityError on every rank where rows
     have no room or an expert is out of range, before anything is sent.
     """
+    name, given = name_of_group(group), (x, topk_idx, topk_weights, gate_up, down)
+    told(name, lambda: _check(*given, activation), "arguments", *given)
+    width, top = x.shape[-1], topk_idx.shape[-1]
+    experts, chosen = len(gate_up) * world_of(name) // max(slices, 1), topk_idx.reshape(-1, top)
+    routing = moe_routing(
+        chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, slices=slices, plan=_torch(plan)
+    )
+    rows = dispatch_linear(x.reshape(-1, width), gate_up, routing, plan=plan)
+    made = told(name, lambda: activation(rows), "activation", rows)
+    out = linear_combine(made, down, routing, topk_weights.reshape(-1, top), plan=plan)
+    return out.reshape(*x.shape[:-1], down.shape[1])
+
+
+def _check(
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: object,
+) -> None:
+    """Raises ArgumentError and ShapeError for tensors that do not go with each other."""
     check_tensors(x=x, topk_idx=topk_idx, topk_weights=topk_weights, gate_up=gate_up, down=down)
     if x.dim() < 1 or topk_idx.shape[:-1] != x.shape[:-1] or topk_weights.shape != topk_idx.shape:
         shapes = ", ".join(str(tuple(t.shape)) for t in (x, topk_idx, topk_weights))
@@ -142,31 +164,6 @@ def mixture_of_experts(
         )
     if not callable(activation):
         raise ArgumentError(f"activation={activation!r}: a function of rows (n, 2 * hidden)", Site.of_user())
-    name, top = name_of_group(group), topk_idx.shape[-1]
-    experts, chosen = len(gate_up) * world_of(name) // max(slices, 1), topk_idx.reshape(-1, top)
-    routing = moe_routing(
-        chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, slices=slices, plan=_torch(plan)
-    )
-    made = _activated(activation, dispatch_linear(x.reshape(-1, width), gate_up, routing, plan=plan), name)
-    out = linear_combine(made, down, routing, topk_weights.reshape(-1, top), plan=plan)
-    return out.reshape(*x.shape[:-1], down.shape[1])
-
-
-def _activated(activation: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, name: str) -> torch.Tensor:
-    """What a function of the user makes of rows. What it raises is told to the other ranks, which raise, too."""
-    if torch.compiler.is_compiling():
-        return activation(rows)
-    try:
-        return activation(rows)
-    except Exception as e:
-        failed = ArgumentError(f"{e} ({type(e).__name__} of activation)")
-
-        def tell() -> dict[str, str]:
-            raise failed
-
-        with suppress(TileLinkError):
-            agree(Members.named(name), rows.device, tell)
-        raise
 
 
 def _torch(plan: str | None) -> str | None:
@@ -175,14 +172,13 @@ def _torch(plan: str | None) -> str | None:
 
 def _tokens(x: torch.Tensor, routing: Routing) -> torch.Tensor:
     if x.dim() != 2 or len(x) != len(routing.there):
-        raise ShapeError(f"x has shape {tuple(x.shape)}; the routing is of {len(routing.there)} tokens", Site.of_user())
+        _refuse(f"x has shape {tuple(x.shape)}; the routing is of {len(routing.there)} tokens", x, routing)
     return x
 
 
 def _rows(rows: torch.Tensor, routing: Routing) -> torch.Tensor:
     if rows.dim() != 2 or len(rows) != routing.room:
-        shape = tuple(rows.shape)
-        raise ShapeError(f"rows have shape {shape}; the routing has room for {routing.room}", Site.of_user())
+        _refuse(f"rows have shape {tuple(rows.shape)}; the routing has room for {routing.room}", rows, routing)
     return rows
 
 
@@ -190,5 +186,14 @@ def _weights(weights: torch.Tensor | None, routing: Routing) -> torch.Tensor | N
     tokens, top = routing.there.shape
     shape = (tokens, top // routing.slices)
     if weights is not None and tuple(weights.shape) != shape:
-        raise ShapeError(f"topk_weights have shape {tuple(weights.shape)}; the routing has {shape}", Site.of_user())
+        _refuse(f"topk_weights have shape {tuple(weights.shape)}; the routing has {shape}", weights, routing)
     return weights
+
+
+def _refuse(said: str, given: torch.Tensor, routing: Routing) -> None:
+    """Raises ShapeError, on the other ranks, too."""
+
+    def refuse() -> None:
+        raise ShapeError(said, Site.of_user())
+
+    told(routing.group_name, refuse, "arguments", given)

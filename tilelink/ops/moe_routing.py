@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ShapeError, Site, public
+from tilelink.ops.agreement import told
 from tilelink.ops.checks import check_tensors
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.experts import gather_counts
@@ -104,18 +105,11 @@ def moe_routing(
     out of range (a count is negative then), calls with this routing raise CapacityError on every rank.
     `plan`: "torch" puts counts together by torch.distributed. Raises ArgumentError, ShapeError.
     """
-    check_tensors(topk_idx=topk_idx)
     name = name_of_group(group)
     world = world_of(name)
-    if topk_idx.dim() != 2 or topk_idx.dtype.is_floating_point or topk_idx.dtype == torch.bool:
-        given = f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}"
-        raise ShapeError(f"{given}: integers (tokens, top)", Site.of_user())
-    check_slices(experts, slices, world)
-    each = experts * slices // world
-    mine, top = topk_idx.shape
+    told(name, lambda: _check(topk_idx, experts, slices, tokens, world), "arguments", topk_idx)
+    each, (mine, top) = experts * slices // world, topk_idx.shape
     tokens = mine if tokens is None else tokens
-    if tokens < mine:
-        raise ArgumentError(f"tokens={tokens}, and this rank has {mine}", Site.of_user())
     most = world * tokens * min(top, each)
     topk_idx, experts, top = _slices_of(topk_idx.long(), experts, each, slices), experts * slices, top * slices
     ids = topk_idx.reshape(-1)
@@ -130,6 +124,16 @@ def moe_routing(
     gathered = gather_counts(x=counts[None], tokens=tokens, top=top, group_name=name, plan=plan)
     room = most if capacity is None else capacity
     return Routing(gathered, order, place, there.view(mine, top), tokens * top, room, name, slices)
+
+
+def _check(topk_idx: torch.Tensor, experts: int, slices: int, tokens: int | None, world: int) -> None:
+    check_tensors(topk_idx=topk_idx)
+    if topk_idx.dim() != 2 or topk_idx.dtype.is_floating_point or topk_idx.dtype == torch.bool:
+        given = f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}"
+        raise ShapeError(f"{given}: integers (tokens, top)", Site.of_user())
+    check_slices(experts, slices, world)
+    if tokens is not None and tokens < len(topk_idx):
+        raise ArgumentError(f"tokens={tokens}, and this rank has {len(topk_idx)}", Site.of_user())
 
 
 def check_slices(experts: int, slices: int, world: int) -> None:
