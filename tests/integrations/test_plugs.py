@@ -28,3 +28,12 @@ def test_a_layer_of_megatron(pool: Pool) -> None:
 
 def test_the_dispatcher_of_torchtitan(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], plugs.of_torchtitan)
+
+
+def test_the_buffer_of_deep_ep(pool: Pool) -> None:
+    assert_right(pool, [(0, 1), (1, 2, 3)], plugs.of_deep_ep, "torch")
+
+
+@pytest.mark.verify
+def test_the_buffer_of_deep_ep_by_programs(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], plugs.of_deep_ep, "interpret")

@@ -1,0 +1,211 @@
+"""DeepEP's `ElasticBuffer` by our operators, for code that exchanges tokens through it: the same calls of `dispatch`
+and `combine`, without DeepEP, and on CPUs, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tilelink.errors import ArgumentError, ShapeError, Site
+from tilelink.ops.agreement import told
+from tilelink.ops.collectives import Members, name_of_group
+from tilelink.ops.mixture_of_experts import moe_combine, moe_dispatch
+from tilelink.ops.moe_routing import Routing, moe_routing
+
+
+class EventOverlap:
+    """An event that has happened: operators here are ordered by the current stream."""
+
+    event = None
+
+    def current_stream_wait(self) -> None:
+        pass
+
+
+@dataclass
+class EPHandle:
+    """Where the tokens of a dispatch went. The first names are DeepEP's. `place`: of each row of `recv_x` which row of
+    `moe_dispatch` it is, -1 for padding; `columns`: bool, of each row of that the choices of its token that it is for.
+    """
+
+    do_expand: bool
+    num_experts: int
+    expert_alignment: int
+    num_max_tokens_per_rank: int
+    topk_idx: torch.Tensor
+    num_recv_tokens: int
+    num_recv_tokens_per_expert_list: list[int]
+    psum_num_recv_tokens_per_scaleup_rank: torch.Tensor | None
+    psum_num_recv_tokens_per_expert: torch.Tensor
+    routing: Routing
+    place: torch.Tensor
+    columns: torch.Tensor
+
+
+class ElasticBuffer:
+    """DeepEP's buffer. `num_max_tokens_per_rank`: the most tokens that a rank gives, the same on every rank.
+    `plan`: of `tilelink.ops.moe_dispatch`. Arguments that only tune DeepEP's kernels are taken and ignored."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, *, num_max_tokens_per_rank: int, plan: str | None = None, **tuning: Any
+    ) -> None:
+        self.group_name, self.plan = name_of_group(group), plan
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        members = Members.named(self.group_name)
+        self.rank_idx, self.num_ranks = members.rank, members.world
+        if tuning.get("use_fp8_dispatch"):
+            raise ArgumentError("use_fp8_dispatch: rows are float32, float16 or bfloat16", Site.of_user())
+
+        if num_max_tokens_per_rank < 1:
+            raise ArgumentError(f"num_max_tokens_per_rank={num_max_tokens_per_rank}: 1 or more", Site.of_user())
+
+    def destroy(self) -> None:
+        """There is nothing to release."""
+
+    def dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        num_experts: int | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        handle: EPHandle | None = None,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        **tuning: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
+        """(recv_x, recv_topk_idx, recv_topk_weights, handle, event), as DeepEP's.
+
+        A token goes once to each rank that has experts of it, and `recv_topk_idx` has these, counted from 0, and -1 for
+        others. With `do_expand` a token has a row for each of its experts on a rank; rows lie by expert, each expert's
+        from a multiple of `expert_alignment` on, `recv_topk_idx` is None, and there is one weight a row. The host reads
+        how many rows there are, unless `do_cpu_sync=False`: then there are as many as may be, and -1 and zeros behind
+        them. With the `handle` of a dispatch, x goes the same ways. Raises ArgumentError and ShapeError, and as
+        `tilelink.ops.moe_dispatch` does.
+        """
+        alignment = 1 if expert_alignment is None else expert_alignment
+
+        def check() -> None:
+            if not isinstance(x, torch.Tensor):
+                raise ArgumentError("x is a pair: rows with scale factors are not sent", Site.of_user())
+            if (topk_idx is None) == (handle is None):
+                raise ArgumentError("topk_idx of new tokens, or the handle of a dispatch: one of them", Site.of_user())
+            if handle is None and (num_experts is None or num_experts < 1 or num_experts % self.num_ranks):
+                what = f"num_experts={num_experts}: as many on each of {self.num_ranks} ranks"
+                raise ArgumentError(what, Site.of_user())
+            if alignment < 1:
+                raise ArgumentError(f"expert_alignment={alignment}: 1 or more rows", Site.of_user())
+            chosen = topk_idx if handle is None else handle.topk_idx
+            if topk_weights is not None and chosen is not None and topk_weights.shape != chosen.shape:
+                shapes = f"topk_weights have shape {tuple(topk_weights.shape)}, topk_idx {tuple(chosen.shape)}"
+                raise ShapeError(f"{shapes}: one weight for each expert of a token", Site.of_user())
+
+        told(self.group_name, check, "arguments", x)
+        if handle is None:
+            assert topk_idx is not None and num_experts is not None
+            most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
+            handle = self._handle(topk_idx, num_experts, most, alignment, do_cpu_sync, do_expand)
+        recv_x = _taken(self._sent(x, handle.routing), handle.place)
+        weights = None
+        if topk_weights is not None:
+            sent = self._sent(topk_weights.float(), handle.routing)
+            weights = _taken(torch.where(handle.columns, sent, 0), handle.place)
+        if handle.do_expand:
+            return recv_x, None, None if weights is None else weights.sum(1), handle, EventOverlap()
+        ids = self._sent(handle.topk_idx.float(), handle.routing).long()
+        first = self.rank_idx * (handle.num_experts // self.num_ranks)
+        local = _taken(torch.where(handle.columns, ids - first, -1), handle.place, -1)
+        return recv_x, local, weights, handle, EventOverlap()
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        topk_weights: torch.Tensor | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        **tuning: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """(combined_x, combined_topk_weights, event), as DeepEP's: of each token of this rank the sum of its rows of
+        all ranks, added up in float32, plus the biases. x: as many rows as `recv_x` has; topk_weights: as
+        `recv_topk_weights`. Raises ShapeError, and as `tilelink.ops.moe_combine` does."""
+
+        def check() -> None:
+            if x.dim() != 2 or len(x) != handle.num_recv_tokens:
+                rows = f"the dispatch gave {handle.num_recv_tokens}"
+                raise ShapeError(f"x has shape {tuple(x.shape)}: a matrix of as many rows as {rows}", Site.of_user())
+
+        told(self.group_name, check, "arguments", x)
+        weights = None
+        if topk_weights is not None:
+            columns = _taken(handle.columns, handle.place, False)
+            given = topk_weights if topk_weights.dim() == 2 else topk_weights[:, None]
+            weights = self._back(torch.where(columns, given.float(), 0), handle)
+        combined = self._back(x, handle)
+        for added in bias if isinstance(bias, tuple) else () if bias is None else (bias,):
+            combined = combined + added
+        return combined, weights, EventOverlap()
+
+    def _handle(
+        self, topk_idx: torch.Tensor, experts: int, most: int, alignment: int, sync: bool | None, expand: bool
+    ) -> EPHandle:
+        """Where tokens go: to experts, or once to each rank that has experts of theirs."""
+        world, rank = self.num_ranks, self.rank_idx
+        each, counted = experts // world, "torch" if self.plan == "torch" else None
+        chosen = topk_idx if expand else _ranks_of(topk_idx, experts, world)
+        kinds = experts if expand else world
+        routing = moe_routing(chosen, experts=kinds, group=self.group_name, tokens=most, plan=counted)
+        ids = self._sent(topk_idx.float(), routing).long()
+        rows, of_kinds = torch.arange(routing.room, device=ids.device), routing.rows_of_experts
+        there, mine = rows < of_kinds.sum(), torch.arange(rank * each, (rank + 1) * each, device=ids.device)
+        if expand:
+            columns = ids == mine[_segment(of_kinds, rows), None]
+        else:
+            columns = ids.div(each, rounding_mode="floor") == rank
+        columns = columns & there[:, None]
+        counts = of_kinds if expand else ((ids[..., None] == mine) & columns[..., None]).sum((0, 1))
+        aligned = (counts + alignment - 1).div(alignment, rounding_mode="floor") * alignment
+        lengths = aligned if expand else of_kinds
+        total = routing.room + (each * (alignment - 1) if expand else 0)
+        if sync is not False:
+            total = int(lengths.sum())
+        slots = torch.arange(total, device=ids.device)
+        segment = _segment(lengths, slots)
+        offset = slots - (lengths.cumsum(0) - lengths)[segment]
+        place = torch.where(offset < of_kinds[segment], (of_kinds.cumsum(0) - of_kinds)[segment] + offset, -1)
+        ends = aligned.cumsum(0)
+        return EPHandle(
+            expand, experts, alignment, most, topk_idx.clone(), total, [] if sync is False else aligned.tolist(),
+            None if expand else routing.counts[rank].cumsum(0), ends - aligned + counts if expand else ends,
+            routing, place, columns,
+        )  # fmt: skip
+
+    def _sent(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
+        return moe_dispatch(x, routing, plan=self.plan)
+
+    def _back(self, x: torch.Tensor, handle: EPHandle) -> torch.Tensor:
+        """The sums of rows, which lie as `recv_x` does."""
+        room = handle.routing.room
+        rows = x.new_zeros(room + 1, x.shape[1]).index_copy(0, torch.where(handle.place < 0, room, handle.place), x)
+        return moe_combine(rows[:room], handle.routing, plan=self.plan)
+
+
+def _ranks_of(topk_idx: torch.Tensor, experts: int, world: int) -> torch.Tensor:
+    """(tokens, world): the ranks of each token's experts, -1 for others; an expert out of range stays out of range."""
+    ranks = torch.arange(world, device=topk_idx.device)
+    of_experts = topk_idx.div(experts // world, rounding_mode="floor")
+    found = torch.where((of_experts[:, :, None] == ranks).any(1), ranks, -1)
+    wrong = ((topk_idx < -1) | (topk_idx >= experts)).any(1)
+    return torch.where(wrong[:, None] & (ranks == 0), world, found)
+
+
+def _segment(lengths: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Which of segments, one behind the other, each place is in; the last one behind all."""
+    return torch.searchsorted(lengths.cumsum(0), places, right=True).clamp(max=len(lengths) - 1)
+
+
+def _taken(rows: torch.Tensor, place: torch.Tensor, fill: int = 0) -> torch.Tensor:
+    return torch.where(place[:, None] < 0, fill, rows[place.clamp(min=0)])
