@@ -11,7 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 
@@ -235,3 +237,24 @@ def page(group: dist.ProcessGroup, with_transformers: bool) -> list[str]:
         exec(block, given)
     ours, whole_of_y = given["y"], len(given["block"]["experts"].w2.to_local())
     return [] if ours.shape == (10, 64) and whole_of_y == 8 // dist.get_world_size(group) else [str(ours.shape)]
+
+
+def under_fsdp(group: dist.ProcessGroup, cut: str) -> list[str]:
+    """What is wrong of a block whose experts are spread over two ranks, under FSDP over two pairs of them; and of its
+    whole `state_dict`. FSDP takes the mean over the pairs."""
+    rank, mesh = dist.get_rank(group), DeviceMesh("cpu", torch.arange(4).view(2, 2), mesh_dim_names=("dp", "ep"))
+    model = model_of("ours")
+    spread = replace_moe(copy.deepcopy(model), mesh["ep"], cut=cut)
+    fully_shard(spread, mesh=mesh["dp"])
+    x = inputs("ours", 0, 4)
+    out, right = spread(x.chunk(4)[rank]), model(x)
+    for y in (out, right):
+        (y**2).sum().backward()
+    errors = {"result": far(out, right.chunk(4)[rank])}
+    for n in ("experts.gate_up_proj", "experts.down_proj"):
+        grad = spread.get_parameter(n).grad
+        assert isinstance(grad, DTensor)
+        errors[n] = far(2 * grad.full_tensor(), model.get_parameter(n).grad)
+    found = get_model_state_dict(spread, options=StateDictOptions(full_state_dict=True))
+    errors |= {f"{n} of the state": far(t, model.state_dict()[n]) for n, t in found.items() if rank == 0}
+    return [f"{n}: {e:.1e}" for n, e in errors.items() if not e < LIMIT.get(n, 1e-4)]

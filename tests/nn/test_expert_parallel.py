@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 from torch.distributed.tensor import Replicate
 
-from tests.nn.expert_models import BESIDE, compared, page, refused, stepped
+from tests.nn.expert_models import BESIDE, compared, page, refused, stepped, under_fsdp
 from tests.nn.groups import GROUPS, assert_right
 from tests.runtime.processes import Pool
 
@@ -56,3 +56,9 @@ def test_compiled_without_a_break(pool: Pool) -> None:
 @pytest.mark.parametrize("with_transformers", [False, pytest.param(True, marks=pytest.mark.verify)])
 def test_code_of_the_page_runs(pool: Pool, with_transformers: bool) -> None:
     assert_right(pool, [(0, 1)], page, with_transformers)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("cut", ["experts", "hidden"])
+def test_under_fsdp(pool: Pool, cut: str) -> None:
+    assert_right(pool, [(0, 1, 2, 3)], under_fsdp, cut)
