@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from tests.nn.on_ranks import far, mesh_of
 from tests.ops.on_ranks import computed_by
+from tilelink import ops
 from tilelink.errors import TileLinkError
 from tilelink.nn import ExpertParallel, replace_moe
 
@@ -258,3 +259,15 @@ def under_fsdp(group: dist.ProcessGroup, cut: str) -> list[str]:
     found = get_model_state_dict(spread, options=StateDictOptions(full_state_dict=True))
     errors |= {f"{n} of the state": far(t, model.state_dict()[n]) for n, t in found.items() if rank == 0}
     return [f"{n}: {e:.1e}" for n, e in errors.items() if not e < LIMIT.get(n, 1e-4)]
+
+
+def prepared(group: dist.ProcessGroup, how: dict[str, Any]) -> list[str]:
+    """Whether `ops.prepare` of a spread block does all that a step with its gradients needs, and launches nothing."""
+    with computed_by("interpret", group):
+        model, x, lane = replace_moe(model_of("few"), group, **how), inputs("few", 0, 1), ops.lane(group)
+        runs = lane.runs
+        ops.prepare(model, x)
+        launched, known = lane.runs - runs, len(lane.lane.prepared)
+        model(x).sum().backward()
+        more = len(lane.lane.prepared) - known
+    return [] if launched == more == 0 and lane.runs > runs else [f"{launched} launched, {more} prepared later"]

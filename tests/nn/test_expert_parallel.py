@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 from torch.distributed.tensor import Replicate
 
-from tests.nn.expert_models import BESIDE, compared, page, refused, stepped, under_fsdp
+from tests.nn.expert_models import BESIDE, compared, page, prepared, refused, stepped, under_fsdp
 from tests.nn.groups import GROUPS, assert_right
 from tests.runtime.processes import Pool
 
@@ -62,3 +62,9 @@ def test_code_of_the_page_runs(pool: Pool, with_transformers: bool) -> None:
 @pytest.mark.parametrize("cut", ["experts", "hidden"])
 def test_under_fsdp(pool: Pool, cut: str) -> None:
     assert_right(pool, [(0, 1, 2, 3)], under_fsdp, cut)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("how", CUTS[:4], ids=told)
+def test_prepared_before_a_capture(pool: Pool, how: dict[str, object]) -> None:
+    assert_right(pool, [(0, 1)], prepared, how)
