@@ -119,14 +119,21 @@ def forms() -> Iterator[tuple[str, Program, str, frozenset[str]]]:
 
 
 def lowered_for(
-    program: Program, schedule: str, target: str, asked: frozenset[str] = frozenset()
-) -> tuple[Lowered, Sizes]:
-    """A program at the sizes of the gates, without optional tensors but those that are asked for."""
+    program: Program, schedule: str, target: str, asked: frozenset[str] = frozenset(), *, dtype: str = DTYPE,
+    even: bool = True,
+) -> tuple[Lowered, Sizes]:  # fmt: skip
+    """A program at the sizes of the gates, without optional tensors but those that are asked for; not `even`: with
+    parts of other lengths on every second rank."""
     recorded = program.recorded(program.optional)
     dims = recorded.dims.union(*(t.called for t in recorded.tensors))
-    sizes = {d: SIZES[d] for d in SIZES if d in dims}
-    dtypes = dict.fromkeys(program.parameters.keys() - program.optional | asked, DTYPE)
+    sizes: dict[str, Any] = {d: SIZES[d] for d in SIZES if d in dims}
+    dtypes = dict.fromkeys(program.parameters.keys() - program.optional | asked, dtype)
     made = FORMS[target]
+    if not even:
+        absent = program.absent(dtypes)
+        bound = program.bind(program.schedule(schedule, absent), dtypes, absent)
+        shorter = {d: sizes[d] // WORLD - 3 for d in bound.cut if d in sizes and d not in bound.routed}
+        sizes |= {d: [n, sizes[d] // (WORLD // 2) - n] * (WORLD // 2) for d, n in shorter.items()}
     bound, exact = program.bound_at(schedule, world=WORLD, sizes=sizes, dtypes=dtypes, target=made)
     return lower(bound, Facts.of(bound, exact), made), exact
 
