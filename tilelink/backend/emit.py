@@ -194,7 +194,7 @@ class RoleEmitter:
         if block is not None:
             described, corner = self.described(block, view, token)
             loaded = f"{described}.load({corner})"
-            loaded += f".reshape({', '.join(map(str, block.shape[-2:]))})" if len(block.shape) > 2 else ""
+            loaded += f".reshape({', '.join(map(str, block.matrix))})" if len(block.shape) > 2 else ""
             return call("tl.trans", loaded) if block.turned else loaded
         at = self.addresses.block(view, token=token)
         narrow = self.dtype(view).startswith("float8")  # Triton makes none of an integer

@@ -111,7 +111,7 @@ class Names:
             yield made(t.name, "tensor", t.name)
             yield from (made(f"{t.name}_stride_{shown(d)}", "stride", t.name, d) for d in t.dims)
         for b in pipelining.blocks(program, facts):
-            like = f"{b.tensor}_blocks_{b.shape[-2]}_by_{b.shape[-1]}"
+            like = f"{b.tensor}_blocks_{b.matrix[0]}_by_{b.matrix[1]}"
             yield made(like, "blocks", b.tensor, b.contiguous, b.shape)
         yield from (Parameter(n, "run") for n in OF_RUN[:-1])
         for d in program.dims:

@@ -113,12 +113,14 @@ def statements_of(body: ir.Body) -> Iterator[Statement]:
 @dataclass(frozen=True)
 class DescribedBlock:
     """What a descriptor loads of a tensor: a block of this shape, as it lies in memory, the contiguous dimension last.
-    `turned`: of its two ranges that is the first, so that the block has to be transposed. `ends`: the range of its
-    lines, where these may end before the tensor does."""
+    `matrix`: lines and columns of it, whose other dimensions are 1. `turned`: of its two ranges the contiguous one is
+    the first, so that the block has to be transposed. `ends`: the range of its lines, where these may end before the
+    tensor does."""
 
     tensor: str
     contiguous: str
     shape: tuple[int, ...]
+    matrix: tuple[int, ...]
     turned: bool
     ends: Range | None = None
 
@@ -154,8 +156,8 @@ def block_of(view: View, program: TileProgram, facts: Facts) -> DescribedBlock |
         return None
     shape = tuple(extents.get(k, 1) for k in lies)
     return DescribedBlock(
-        tensor.name, tensor.dims[contiguous], (1, 1, *shape) if early else shape, contiguous == min(ranges),
-        ranges[early[0]] if early else None,
+        tensor.name, tensor.dims[contiguous], (1, 1, *shape) if early else shape,
+        tuple(extents[k] for k in lies if k in extents), contiguous == min(ranges), ranges[early[0]] if early else None,
     )  # fmt: skip
 
 
