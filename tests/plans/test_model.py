@@ -10,6 +10,7 @@ import pytest
 
 from tests.plans.configs import MOE, TINY
 from tilelink.errors import ConfigError
+from tilelink.plans.experts import power_law
 from tilelink.plans.model import Experts, Layer, known_models, model
 
 
@@ -101,3 +102,27 @@ def test_what_there_is_not(tmp_path: Path) -> None:
     for name in ("llama-9", str(tmp_path)):
         with pytest.raises(ConfigError, match=r"there is no file .* or one of llama-3-8b"):
             model(name)
+
+
+def test_experts_of_deepseek_and_of_papers() -> None:
+    deepseek = model("deepseek-v3")
+    names = ["o", "gate_up", "down", "shared_gate_up", "shared_down"]
+    assert [layer.name for layer in deepseek.layers(8)] == names
+    assert deepseek.layers(8)[0].depth == 128 * 128 // 8
+    assert deepseek.experts(8, 8) == (
+        Experts("experts_gate_up", 256, 8, 4096, 7168, spread=8, cut=1),
+        Experts("experts_down", 256, 8, 7168, 2048, spread=8, cut=1),
+    )
+    assert model("qwen3-30b-a3b").experts(8, 4)[1].depth == 768 // 2
+    papers = [model(f"tilelink-moe-{n}") for n in range(1, 7)]
+    assert [(m.experts(8, 8)[0].all, m.experts(8, 8)[0].each) for m in papers] == 2 * [(8, 2), (32, 2), (32, 5)]
+    assert all(m.layers(8) == () for m in papers)
+
+
+def test_a_power_law_deals_out_all_rows_and_none_twice() -> None:
+    for number, each, tokens in ((256, 8, 4096), (8, 2, 4096), (8, 8, 64), (32, 5, 3)):
+        counts = power_law(Experts("experts_down", number, each, 16, 16, spread=8, cut=1), tokens)
+        rows = [sum(of_expert) for of_expert in counts]
+        assert sum(rows) == tokens * each and min(rows) >= 0 and max(rows) <= tokens
+        assert all(max(of_expert) - min(of_expert) <= 1 for of_expert in counts)
+        assert each == number or max(rows) > 2 * sorted(rows)[number // 2]

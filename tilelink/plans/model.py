@@ -15,9 +15,11 @@ from typing import Any
 from tilelink.errors import ConfigError, Site, shown
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
-EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
-"""Values of `model_type` whose blocks are known: gated MLPs, or experts that are; Q, K and V of heads."""
-NUMBERS_OF_EXPERTS = ("num_local_experts", "num_experts")
+LATENT, ALONE = "deepseek_v3", "experts"
+EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", LATENT, ALONE)
+"""Values of `model_type` whose blocks are known: gated MLPs, or experts that are; Q, K and V of heads. `LATENT`: K and
+V are made of a latent that every rank has. `ALONE`: nothing but experts, for layers that papers measure."""
+NUMBERS_OF_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Model:
     def layers(self, tp: int) -> tuple[Layer, ...]:
         """The linear layers of a block under tensor parallelism of `tp` ranks, experts apart. Heads of K and V that are
         fewer than the ranks stand on several. Raises ConfigError for what can't be cut so."""
+        if self.values["model_type"] == ALONE:
+            return ()
         width, heads = self.number("hidden_size"), self.number("num_attention_heads")
         kv = self.number("num_key_value_heads", heads)
         if "head_dim" not in self.values and width % heads:
@@ -76,6 +80,8 @@ class Model:
             Layer("qkv", (mine * head, of_kv, of_kv), width, True),
             Layer("o", (width,), mine * head, False),
         ]
+        if self.values["model_type"] == LATENT:
+            made = [Layer("o", (width,), mine * self.number("v_head_dim"), False)]
         for prefix, key in self._feed_forward():
             inner = self._cut(key, self.number(key), tp)
             made += [Layer(f"{prefix}gate_up", (inner, inner), width, True)]
@@ -108,6 +114,8 @@ class Model:
         shared = [("shared_", "shared_expert_intermediate_size")]
         if not self._has_experts:
             return [("", "intermediate_size")]
+        if self.values["model_type"] == LATENT:  # whose first blocks are dense
+            return [("", "intermediate_size"), ("shared_", "moe_intermediate_size")]
         some_dense = self.values.get("mlp_only_layers") or self.values.get("decoder_sparse_step", 1) != 1
         return [*([("", "intermediate_size")] if some_dense else []), *(s for s in shared if s[1] in self.values)]
 

@@ -14,6 +14,7 @@ from tests.plans.machines import described
 from tests.tools.cli.command_lines import ROOT, Run
 from tilelink.analysis.simulate import FUSED, UNFUSED
 from tilelink.plans import MARGIN, choose
+from tilelink.plans.experts import ROUTINGS
 from tilelink.tools.cli import plan
 from tilelink.tools.cli.command import tried
 
@@ -98,6 +99,20 @@ def test_layers_of_whole_experts_are_predicted(run: Run, config: Path, one_core:
             row[k] for k in ("fused_us", "unfused_us", "bound_us")
         ]
         assert row["choice"] == ("fused" if row["unfused_us"] >= 1.15 * row["fused_us"] else "unfused")
+
+
+def test_tokens_go_to_experts_by_a_power_law_and_room_is_told(run: Run, config: Path, one_core: None) -> None:
+    config.write_text(json.dumps(MOE))
+    asked = ["plan", str(config), "--tp", "2", "--ep", "2", "--tokens", "64", "--machine", "h100"]
+    even, skewed = (run(*asked, "--routing", routing)[1] for routing in ROUTINGS)
+    assert (even["routing"], skewed["routing"]) == ROUTINGS
+    for one, other in zip(even["rows"][-2:], skewed["rows"][-2:], strict=True):
+        assert other["fused_us"] != one["fused_us"] and other["shape"] == one["shape"]
+        assert one["room"] == other["room"] == 2 * 32 * 4
+    gate_up, down = (r["heap_bytes"] for r in even["rows"][-2:])
+    assert (gate_up, down) == (2 * 256 * 64, 2 * (256 + 32 * 4) * 64)
+    _, out, _ = run.text(*asked)
+    assert f"room for 256 rows on a rank, so that none is dropped whatever the routing: {gate_up:,} bytes" in out
 
 
 def test_layers_of_experts_that_are_cut_are_not_predicted(run: Run, config: Path, one_core: None) -> None:

@@ -11,7 +11,7 @@ from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import FUSED, UNFUSED
 from tilelink.errors import TileLinkError
 from tilelink.plans import MARGIN, Choice, choose
-from tilelink.plans.experts import CUT, choose_experts, experts_bound_us
+from tilelink.plans.experts import CUT, EVEN, EXPONENT, ROUTINGS, choose_experts, experts_bound_us, heap_bytes, room
 from tilelink.plans.model import Experts, Layer, Model, model
 from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, columns, on_all_cores
 from tilelink.tools.cli.program import machine_flag
@@ -22,7 +22,7 @@ WORDS = (0, 1, 6, 7)
 """Columns that are no numbers."""
 KEYS = (
     "layer", "op", "tokens", "unfused_us", "fused_us", "unfused_interval_us", "fused_interval_us", "bound_us", "choice",
-    "reason", "schedule", "program", "plan", "shape",
+    "reason", "schedule", "program", "plan", "shape", "room", "heap_bytes",
 )  # fmt: skip
 Row = dict[str, Any]
 """By `KEYS`; None where nothing is predicted."""
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 class Job(NamedTuple):
     """What makes a row: a layer as one of `tp` ranks has it, the operator that computes it (None: experts, for which
-    there is none), the tokens of all ranks, and the SMs that fused forms leave to others."""
+    there is none), the tokens of all ranks, the SMs that fused forms leave to others, and how tokens go to experts."""
 
     machine: str
     dtype: str
@@ -39,6 +39,7 @@ class Job(NamedTuple):
     operator: str | None
     tokens: int
     reserved: int
+    routing: str
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -54,16 +55,16 @@ def run(args: argparse.Namespace) -> Answer:
     if args.ep > 1 and not experts:
         raise UsageError(f"--ep {args.ep}: {configured.name} has no experts")
     rows = _rows([
-        Job(args.machine, configured.dtype, tp, layer, operator, tokens, args.reserved)
+        Job(args.machine, configured.dtype, tp, layer, operator, tokens, args.reserved, args.routing)
         for tokens in args.tokens
         for layer, operator in _operators(layers, experts, spread=tokens >= tp)
     ])  # fmt: skip
     keys = {
         "label": "predicted", "machine": args.machine, "model": configured.name, "dtype": configured.dtype, "tp": tp,
-        "ep": args.ep, "reserved": args.reserved, "margin": MARGIN, "interval": FUSED.keys(),
+        "ep": args.ep, "routing": args.routing, "reserved": args.reserved, "margin": MARGIN, "interval": FUSED.keys(),
         "unfused_interval": UNFUSED.keys(), "rows": rows,
     }  # fmt: skip
-    return Answer(keys, _text(described.leaving(args.reserved), configured, tp, rows))
+    return Answer(keys, _text(described.leaving(args.reserved), configured, tp, rows, args.routing))
 
 
 def _operators(
@@ -95,7 +96,7 @@ def _row(job: Job) -> Row:
     row: Row = dict.fromkeys(KEYS) | {"layer": layer.name, "op": job.operator, "tokens": tokens, "choice": "unfused"}
     choice: Choice | None
     if isinstance(layer, Experts):
-        choice = choose_experts(layer, described, job.dtype, tokens)
+        choice = choose_experts(layer, described, job.dtype, tokens, job.routing)
         shape = {"M": tokens, "N": layer.columns, "K": layer.depth, "experts": layer.all, "each": layer.each}
         row |= {"bound_us": experts_bound_us(layer, described, job.dtype, tokens), "reason": CUT, "shape": shape}
     else:
@@ -106,6 +107,8 @@ def _row(job: Job) -> Row:
         )  # fmt: skip
     if choice is not None:
         row |= {k: getattr(choice, k) for k in ("unfused_us", "fused_us", "bound_us", "choice", "reason")}
+        if isinstance(layer, Experts):
+            row |= {"room": room(layer, tokens), "heap_bytes": heap_bytes(layer, job.dtype, tokens)}
         row |= {"shape": dict(choice.shape), "plan": choice.plan if job.operator else None}
     if choice is not None and choice.fused is not None:
         row |= {"schedule": choice.fused.schedule, "program": choice.fused.program}
@@ -119,7 +122,7 @@ def _called(row: Row) -> str:
     return ", ".join([row["layer"], *([row["op"]] if row["op"] else []), f"{row['tokens']}"])
 
 
-def _text(machine: Machine, model: Model, tp: int, rows: list[Row]) -> str:
+def _text(machine: Machine, model: Model, tp: int, rows: list[Row], routing: str) -> str:
     """For people: a table, and the reasons under it."""
 
     def time(us: float | None) -> str:
@@ -143,8 +146,15 @@ def _text(machine: Machine, model: Model, tp: int, rows: list[Row]) -> str:
         "linear_all_reduce is for a model without sequence parallelism, whose other layers need no collective; the"
     ]
     said += [f"other operators are for one with it, which takes {tp} tokens or more. Why, row by row:"]
+    if routing != EVEN:
+        said += [f"Tokens go to experts by a power law: the k-th most wanted gets k^-{EXPONENT} of the first's."]
     for row in rows:
         said += ["", _called(row), f"  {row['reason']}"]
+        if row["room"] is not None:
+            said += [
+                f"  room for {row['room']:,} rows on a rank, so that none is dropped whatever the routing: "
+                f"{row['heap_bytes']:,} bytes of its heap for a call"
+            ]
     return "\n".join(said) + "\n"
 
 
@@ -161,13 +171,18 @@ COMMAND = Command(
     [
         Flag(
             "config", metavar="CONFIG", help="a model's config.json, as Hugging Face's transformers write it, or its "
-            "folder; or a name: llama-3-8b, llama-3-70b, mixtral-8x7b",
+            "folder; or a name: llama-3-8b, llama-3-70b, mixtral-8x7b, qwen3-30b-a3b, deepseek-v3, and "
+            "tilelink-moe-1 to -6, the layers of experts of TileLink's paper",
         ),
         machine_flag("h100"),
         Flag("--tp", type=int, metavar="N", help="ranks of tensor parallelism (default: all GPUs of the machine)"),
         Flag(
             "--ep", type=int, default=1, metavar="N", help="of these ranks, over how many experts are spread; the "
             "others share each expert (default: %(default)s)",
+        ),
+        Flag(
+            "--routing", choices=ROUTINGS, default=EVEN, help="how tokens go to experts: as many to each, or by a "
+            f"power law with exponent {EXPONENT} (default: %(default)s)",
         ),
         Flag(
             "--reserved", type=int, default=0, metavar="N", help="SMs that fused forms leave to others: a lane leaves "
