@@ -19,6 +19,8 @@ from tilelink.runtime.cuda.symmetric import OVERLAPPING
 
 Store = Any
 """A store of torch.distributed."""
+SYMMETRIC = 3 << 30
+"""Bytes of NVSHMEM's memory of a rank: more than the heaps of all lanes of a step. By default it has 1 GB."""
 PATIENCE = timedelta(seconds=60)
 """For what peers tell through the store."""
 
@@ -74,11 +76,11 @@ class Node:
         if self.nodes > 1:
             bounds["per_node"] = self.world // self.nodes
         if not self.place.on_gpu:
-            small = {"heap_bytes": 1 << 20, "signal_bytes": 1 << 12, "sms": 24}
+            small = {"heap_bytes": 4 << 20, "signal_bytes": 1 << 12, "sms": 24}
             return tk.group(device="cpu", **{**small, **bounds, **options})
         if self.shared:
             options["reserved"] = self.place.sms - self.place.sms // self.launched.per_node
-        return tk.group(device="cuda", **{"heap_bytes": 256 << 20, **bounds, **options})
+        return tk.group(device="cuda", **{"heap_bytes": 512 << 20, **bounds, **options})
 
     def told(self, key: str, mine: str) -> None:
         """Tells all ranks something."""
@@ -108,6 +110,8 @@ def joined(launched: Launched, step: str, on_cpu: bool, nodes: int | None = None
     else:
         if shared:
             os.environ[OVERLAPPING] = "1"
+        if nodes > 1:
+            os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", str(SYMMETRIC))
         torch.cuda.set_device(launched.local % torch.cuda.device_count())
         # NCCL takes no two ranks on one GPU.
         place, backend = gpu(), "gloo" if shared else "cpu:gloo,cuda:nccl"
