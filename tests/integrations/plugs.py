@@ -243,11 +243,13 @@ def exchanged(group: dist.ProcessGroup, with_bad_calls: bool) -> list[str]:
     for expand, sync, alignment in cases:
         case = f"expand={expand}, sync={sync}, alignment={alignment}"
         how = {"num_experts": experts, "expert_alignment": alignment, "do_cpu_sync": sync, "do_expand": expand}
-        got, ids, got_weights, handle, event = buffer.dispatch(x, chosen, weights, **how)
+        seen = torch.ones(2, dtype=torch.int32)
+        got, ids, got_weights, handle, event = buffer.dispatch(x, chosen, weights, seen, **how)
         event.current_stream_wait()
-        again = buffer.dispatch(x, handle=handle)[0]
+        again = buffer.dispatch(x, handle=handle, previous_event=event, num_sms=8)[0]
         found += [] if torch.equal(got, again) else [f"{case}: not the same ways"]
         counts = [int((every[1] == e).sum()) for e in mine]
+        found += [] if seen.tolist() == [n + 1 for n in counts] else [f"{case}: statistics"]
         aligned = [-(-n // alignment) * alignment for n in counts]
         found += [] if not sync or handle.num_recv_tokens_per_expert_list == aligned else [f"{case}: lengths"]
         if expand:
@@ -290,13 +292,17 @@ def bad_of_deep_ep(
         (lambda: buffer.dispatch((x, x), chosen), "ArgumentError: x is a pair: rows with scale factors are not sent"),
         (lambda: buffer.dispatch(x), "ArgumentError: topk_idx of new tokens, or the handle of a dispatch"),
         (lambda: buffer.dispatch(x, chosen, num_experts=experts + 1), f"num_experts={experts + 1}: as many on each"),
-        (lambda: buffer.dispatch(x, chosen, x, num_experts=experts), "ShapeError: topk_weights have shape"),
+        (lambda: buffer.dispatch(x, chosen, x, None, experts), "ShapeError: topk_weights have shape"),
         (
             lambda: buffer.dispatch(x, chosen, num_experts=experts, expert_alignment=1 - 2 * rank),
             ("ArgumentError: expert_alignment=-" if rank else "RankFailedError: rank 1 raised ArgumentError"),
         ),
         (lambda: buffer.combine(torch.zeros(99, 8), handle), "ShapeError: x has shape (99, 8): a matrix of as many"),
-        (lambda: ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=0), "num_max_tokens_per_rank=0: 1 or more"),
+        (lambda: buffer.dispatch(x, chosen, None, None, experts, 0), "num_max_tokens_per_rank=0: 1 or more"),
+        (lambda: buffer.dispatch(x, chosen, num_expert=experts), "num_expert= is no argument; there are num_sms"),
+        (lambda: buffer.combine(x, handle, num_experts=experts), "num_experts= is no argument; there are num_sms"),
+        (lambda: ElasticBuffer(dist.group.WORLD, hiden=8), "hiden= is no argument; there are"),
+        (lambda: ElasticBuffer(dist.group.WORLD, use_fp8_dispatch=True), "use_fp8_dispatch: rows are float32"),
         (lambda: buffer.dispatch(x, beyond, num_experts=experts), "CapacityError"),
         (lambda: buffer.dispatch(x, beyond, num_experts=experts, do_expand=True), "CapacityError"),
         (
@@ -304,3 +310,17 @@ def bad_of_deep_ep(
             "ArgumentError: tokens=6, and this rank has 7" if rank == 0 else "RankFailedError: rank 0 raised Argument",
         ),
     ]
+
+
+def bad_of_transformers() -> list[str]:
+    """What is not said of options."""
+    from tilelink.integrations.transformers import register
+
+    found = []
+    for options, text in (
+        ({"cut": "hidden"}, "ArgumentError: transformers says how experts and tokens are laid out"),
+        ({"plan": "ring"}, "ScheduleError: plan is 'ring'; there are push, pull"),
+    ):
+        made = said(lambda options=options: register(**options))  # type: ignore[misc]
+        found += [] if made.startswith(text) else [made]
+    return found

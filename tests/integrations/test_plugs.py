@@ -37,3 +37,7 @@ def test_the_buffer_of_deep_ep(pool: Pool) -> None:
 @pytest.mark.verify
 def test_the_buffer_of_deep_ep_by_programs(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], plugs.of_deep_ep, "interpret")
+
+
+def test_options_of_transformers() -> None:
+    assert plugs.bad_of_transformers() == []

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ArgumentError, ShapeError, Site
+from tilelink.errors import ArgumentError, ShapeError, Site, listed
 from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group
 from tilelink.ops.mixture_of_experts import moe_combine, moe_dispatch
@@ -40,27 +40,38 @@ class EPHandle:
     num_recv_tokens_per_expert_list: list[int]
     psum_num_recv_tokens_per_scaleup_rank: torch.Tensor | None
     psum_num_recv_tokens_per_expert: torch.Tensor
+    num_unaligned_recv_tokens_per_expert: torch.Tensor
     routing: Routing
     place: torch.Tensor
     columns: torch.Tensor
 
 
+OF_BUFFER = (
+    "num_bytes", "num_cpu_bytes", "hidden", "num_topk", "use_fp8_dispatch", "deterministic", "allow_hybrid_mode",
+    "allow_multiple_reduction", "prefer_overlap_with_compute", "sl_idx", "num_allocated_qps", "num_cpu_timeout_secs",
+    "num_gpu_timeout_secs", "explicitly_destroy",
+)  # fmt: skip
+OF_CALLS = ("num_sms", "num_qps", "async_with_compute_stream", "allocate_on_comm_stream")
+OF_DISPATCH = (*OF_CALLS, "do_handle_copy", "do_zero_padding", "use_tma_aligned_col_major_sf")
+EVENTS = ("previous_event", "previous_event_before_epilogue")
+"""Arguments that tune DeepEP's kernels, and events that the current stream has to wait for."""
+
+
 class ElasticBuffer:
-    """DeepEP's buffer. `num_max_tokens_per_rank`: the most tokens that a rank gives, the same on every rank.
-    `plan`: of `tilelink.ops.moe_dispatch`. Arguments that only tune DeepEP's kernels are taken and ignored."""
+    """DeepEP's buffer. `num_max_tokens_per_rank`: the most tokens that a rank gives, the same on every rank, here or in
+    each dispatch. `plan`: of `tilelink.ops.moe_dispatch`. Arguments that tune DeepEP's kernels are ignored. Raises
+    ArgumentError."""
 
     def __init__(
-        self, group: dist.ProcessGroup, *, num_max_tokens_per_rank: int, plan: str | None = None, **tuning: Any
+        self, group: dist.ProcessGroup, *, num_max_tokens_per_rank: int = 0, plan: str | None = None, **tuning: Any
     ) -> None:
         self.group_name, self.plan = name_of_group(group), plan
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         members = Members.named(self.group_name)
         self.rank_idx, self.num_ranks = members.rank, members.world
+        _check_known(tuning, OF_BUFFER)
         if tuning.get("use_fp8_dispatch"):
             raise ArgumentError("use_fp8_dispatch: rows are float32, float16 or bfloat16", Site.of_user())
-
-        if num_max_tokens_per_rank < 1:
-            raise ArgumentError(f"num_max_tokens_per_rank={num_max_tokens_per_rank}: 1 or more", Site.of_user())
 
     def destroy(self) -> None:
         """There is nothing to release."""
@@ -70,9 +81,11 @@ class ElasticBuffer:
         x: torch.Tensor,
         topk_idx: torch.Tensor | None = None,
         topk_weights: torch.Tensor | None = None,
+        cumulative_local_expert_recv_stats: torch.Tensor | None = None,
         num_experts: int | None = None,
         num_max_tokens_per_rank: int | None = None,
         expert_alignment: int | None = None,
+        *,
         handle: EPHandle | None = None,
         do_cpu_sync: bool | None = None,
         do_expand: bool = False,
@@ -88,8 +101,10 @@ class ElasticBuffer:
         `tilelink.ops.moe_dispatch` does.
         """
         alignment = 1 if expert_alignment is None else expert_alignment
+        most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
 
         def check() -> None:
+            _check_known(tuning, (*OF_DISPATCH, *EVENTS))
             if not isinstance(x, torch.Tensor):
                 raise ArgumentError("x is a pair: rows with scale factors are not sent", Site.of_user())
             if (topk_idx is None) == (handle is None):
@@ -97,6 +112,8 @@ class ElasticBuffer:
             if handle is None and (num_experts is None or num_experts < 1 or num_experts % self.num_ranks):
                 what = f"num_experts={num_experts}: as many on each of {self.num_ranks} ranks"
                 raise ArgumentError(what, Site.of_user())
+            if most < 1:
+                raise ArgumentError(f"num_max_tokens_per_rank={most}: 1 or more", Site.of_user())
             if alignment < 1:
                 raise ArgumentError(f"expert_alignment={alignment}: 1 or more rows", Site.of_user())
             chosen = topk_idx if handle is None else handle.topk_idx
@@ -105,10 +122,12 @@ class ElasticBuffer:
                 raise ShapeError(f"{shapes}: one weight for each expert of a token", Site.of_user())
 
         told(self.group_name, check, "arguments", x)
+        _wait(tuning)
         if handle is None:
             assert topk_idx is not None and num_experts is not None
-            most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
             handle = self._handle(topk_idx, num_experts, most, alignment, do_cpu_sync, do_expand)
+        if cumulative_local_expert_recv_stats is not None:
+            cumulative_local_expert_recv_stats += handle.num_unaligned_recv_tokens_per_expert
         recv_x = _taken(self._sent(x, handle.routing), handle.place)
         weights = None
         if topk_weights is not None:
@@ -134,11 +153,13 @@ class ElasticBuffer:
         `recv_topk_weights`. Raises ShapeError, and as `tilelink.ops.moe_combine` does."""
 
         def check() -> None:
+            _check_known(tuning, (*OF_CALLS, *EVENTS))
             if x.dim() != 2 or len(x) != handle.num_recv_tokens:
                 rows = f"the dispatch gave {handle.num_recv_tokens}"
                 raise ShapeError(f"x has shape {tuple(x.shape)}: a matrix of as many rows as {rows}", Site.of_user())
 
         told(self.group_name, check, "arguments", x)
+        _wait(tuning)
         weights = None
         if topk_weights is not None:
             columns = _taken(handle.columns, handle.place, False)
@@ -180,7 +201,7 @@ class ElasticBuffer:
         return EPHandle(
             expand, experts, alignment, most, topk_idx.clone(), total, [] if sync is False else aligned.tolist(),
             None if expand else routing.counts[rank].cumsum(0), ends - aligned + counts if expand else ends,
-            routing, place, columns,
+            counts, routing, place, columns,
         )  # fmt: skip
 
     def _sent(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -209,3 +230,15 @@ def _segment(lengths: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 def _taken(rows: torch.Tensor, place: torch.Tensor, fill: int = 0) -> torch.Tensor:
     return torch.where(place[:, None] < 0, fill, rows[place.clamp(min=0)])
+
+
+def _check_known(given: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Raises ArgumentError for arguments that DeepEP does not have."""
+    if unknown := [name for name in given if name not in known]:
+        raise ArgumentError(f"{unknown[0]}= is no argument; there are {listed(known, unknown[0])}", Site.of_user())
+
+
+def _wait(given: dict[str, Any]) -> None:
+    for name in EVENTS:
+        if given.get(name) is not None:
+            given[name].current_stream_wait()

@@ -25,11 +25,12 @@ def register(name: str = "tilelink", **options: Any) -> type:
     share a batch: each computes a part of its tokens, and the results are gathered. Raises ArgumentError and
     ScheduleError for options; the implementation raises as `ExpertParallel` does.
     """
-    from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
-
     style = ExpertParallel(**options)
     if style.cut != "experts" or style.layout != Shard(0):
-        raise ArgumentError("transformers says how experts and tokens are laid out: no cut=, no input_layouts=")
+        what = "transformers says how experts and tokens are laid out: no cut=, no input_layouts="
+        raise ArgumentError(what, Site.of_user())
+
+    from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
     class TileLinkEP(EPImplementation):
         """Whole experts on the ranks of `ep_mesh`; each rank has the tokens of its `tp_mesh`."""

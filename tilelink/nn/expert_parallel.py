@@ -18,6 +18,7 @@ from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, list
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.nn.layouts import Layouts, as_dtensor, distributed, laid_out, redistributed
+from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group
 from tilelink.ops.mixture_of_experts import mixture_of_experts
 from tilelink.plans.names import AUTO, TORCH
@@ -180,7 +181,8 @@ class SpreadExperts(nn.Module):
     ) -> torch.Tensor:
         """As `mixture_of_experts` with the weights of this module; arguments are named as transformers names them."""
         how, given = self.spread, (hidden_states, top_k_index, top_k_weights)
-        gate_up, down = self._local(how.gate_up), self._local(how.down)
+        name = how.layouts.group_name
+        gate_up, down = told(name, lambda: (self._local(how.gate_up), self._local(how.down)), "weights", *given)
         return computed(given, gate_up, down, how.activation or gate_of(self), how.layouts, how.options)
 
     def _local(self, name: str) -> torch.Tensor:
