@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 
 from bench.gates import (
     BUDGETS,
+    EXPERTS_WITHIN,
     RECORDS,
     WITHIN_BUDGET,
     Figures,
@@ -25,6 +27,7 @@ from tilelink.kernels.all_gather_matmul import all_gather_matmul
 TWICE = "dispatch_matmul", "matmul_combine few"
 """Programs of whose loop LLVM makes a step twice for gfx942."""
 FILES = sorted(RECORDS.glob("triton-*.json"))
+RECORDED = [json.loads(path.read_text()) for path in FILES]
 
 
 def test_there_is_a_record() -> None:
@@ -95,6 +98,11 @@ def test_cases_within_the_budget_are_held_to_it() -> None:
     specialised = f"{case}+warps"
     assert list(over(specialised, Figures(168, 0, 1000, 1000, 61, 0))) == ["step: 61, the budget is 60"]
     assert list(over(case, Figures(255, 0, 1000, 1000))) == ["step: no loop with matrix instructions was found"]
+    assert {*EXPERTS_WITHIN} <= {f"{name} {target}" for name, *_ in forms() for target in BUDGETS}
+    for name in EXPERTS_WITHIN:
+        assert list(over(name, Figures(255, 0, 1000, 1000, 90, 1)))[-1] == "async_copies: 1, the budget is 0"
+        held = [Figures(**{f.name: of[name][f.name] for f in fields(Figures)}) for of in RECORDED if name in of]
+        assert held and not [found for figures in held for found in over(name, figures)], name
     assert list(over("somebody else's sm_90", Figures(255, 4, 1000, 1000, 81, 8))) == []
 
 
