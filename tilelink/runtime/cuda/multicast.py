@@ -37,8 +37,8 @@ def multicast_address(
     offset: int,
     memory: torch.Tensor,
     group: dist.ProcessGroup,
-    near: Sequence[int] | None = None,
     read: Callable[[int, torch.device], int] = read_sum,
+    near: Sequence[int] | None = None,
 ) -> int:
     """The multicast address of the heaps, of which `memory` (uint8) is this rank's; 0 where they have none. Collective,
     and overwrites the first word of each heap. `given`: what torch says, `offset`: bytes from the allocation to the
@@ -52,8 +52,9 @@ def multicast_address(
     gathered(group, None)  # all words are there
     right, seen = sum(map(_word, range(world) if near is None else near)), []
     for address in (given, given + offset)[: 1 + bool(offset)]:
-        seen.append(read(address, memory.device))
-        if all(gathered(group, seen[-1] == right)):
+        found = read(address, memory.device)
+        seen.append(gathered(group, found))
+        if all(gathered(group, found == right)):
             return address
     if rank == 0:
         warnings.warn(

@@ -102,7 +102,7 @@ def nodes_group(
     team, near = library.team(pes), [r for r, there in enumerate(node) if there]
     of_node = library.team([pes[r] for r in near])
     given = library.multicast(mine, of_node) if len(near) > 1 else 0
-    multicast = multicast_address(given, 0, heaps[rank], process_group, near)
+    multicast = multicast_address(given, 0, heaps[rank], process_group, near=near)
     sms = device.sms - reserved
     target = device.target.unspecialised.across_nodes()
     lane = NodesLane(device, layout, heaps, sms, bounds, multicast, target, per_node, table)
