@@ -1,8 +1,10 @@
-"""Loops that wait become two where cells hold several steps; where that can't be, they are not pipelined."""
+"""Loops that wait become two where cells hold several steps, or where they add up what all ranks send; where that
+can't be, they are not pipelined."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -10,10 +12,19 @@ import tilelink as tk
 from tests.analysis.runs import ATTENTION
 from tests.programs.attention import gathered_attention
 from tests.programs.gathered import notifies_in_each_step, waits_in_each_step
-from tilelink.analysis.events import WAIT
+from tests.programs.ring_attention import waits_for_whole_entries
+from tilelink.analysis.check.structure import why_not_structural
+from tilelink.analysis.events import OPS, WAIT
+from tilelink.backend.facts import Facts
+from tilelink.backend.lower import lower
+from tilelink.backend.targets import CPU
+from tilelink.frontend import ir
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.programs.program import Program
 
 SIZES = {"M": 128, "K": 64, "N": 32}
+MNK = {"M": 512, "N": 512, "K": 512}
+SUM: dict[str, Any] = {"world": 4, **MNK}
 
 
 def loops(program: Program, schedule: tk.Schedule, role: str) -> list[str]:
@@ -55,6 +66,28 @@ def test_a_wait_that_no_step_changes_comes_first() -> None:
     made, plan = waits_in_each_step, schedule("whole_rows")
     assert loops(made, plan, "whole_rows") == ["if 0 < K:", "wait", "for k"]
     assert stages(made, plan) == [("k", "3")]
+
+
+def test_what_all_ranks_send_is_waited_for_at_once() -> None:
+    """Blocks of several ranks are loaded while others are added; what is read lies in what was waited for."""
+    program = matmul_reduce_scatter.bind("push")
+    assert loops(matmul_reduce_scatter, matmul_reduce_scatter.schedules["push"], "reduce") == ["wait", "for source"]
+    (wait,) = ir.every(ir.Wait, program.role("reduce").body)
+    assert str(wait.views[0]).startswith("inbox[ranks, M[") and why_not_structural(program) == ""
+    source = matmul_reduce_scatter.show("triton", "push", **SUM)
+    assert source.count(" wait_ranks(control, ") == 1 and "world, 1, loop_unroll_factor=2)" in source
+    events = matmul_reduce_scatter.unroll("push", **SUM)
+    tile = (events.role == program.roles.index(program.role("reduce"))) & (events.tile == 0) & (events.rank == 0)
+    assert [OPS[k] for k in events.op[tile]] == ["wait"] * 4 + ["read", "write"]
+
+
+def test_ranks_are_waited_for_one_after_the_other_where_it_matters() -> None:
+    """What is multiplied as it comes; and the waits of a timed run, which records when each of them ends."""
+    bound, sizes = matmul_reduce_scatter.bound_at("push", world=4, sizes=MNK, dtypes="float32")
+    timed = lower(bound, Facts.of(bound, sizes, timed=True), CPU).source
+    assert "wait_ranks(control" not in timed and "for ranks_cell in range(0, world)" in timed
+    roles = tk.Schedule(pass_on_unasked=tk.SMs(2, tile=(16, 16)), attend_all=tk.SMs(tile=(16, 16, 16)))
+    assert loops(waits_for_whole_entries, roles, "attend_all") == ["for s", "wait", "for j"]
 
 
 def test_nothing_is_waited_for_before_what_is_notified() -> None:

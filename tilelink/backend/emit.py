@@ -23,11 +23,15 @@ from tilelink.backend.signals import AT_ONCE, all_at_once, cells_awaited, write_
 from tilelink.backend.targets import Target
 from tilelink.errors import KernelError
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import Expr, of_dim
+from tilelink.frontend.expressions import WORLD, Expr, of_dim
 from tilelink.frontend.ir import Range, Role, Signals, Statement, View
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import TRITON_DTYPES
 from tilelink.frontend.walk import NUMBER
+
+
+UNROLLED = 2
+"""So many blocks are loaded together of those that a tile adds up, one from each rank."""
 
 
 class RoleEmitter:
@@ -149,6 +153,8 @@ class RoleEmitter:
         pipelined loop would read ahead of its waits."""
         counter, bounds = self.local(s.name), (self.text(s.start), self.text(s.stop), s.step)
         if not pipelining.has_dot(s):
+            if (s.start, s.stop) == (0, WORLD) and all(isinstance(b, ir.Compute) and _loads_own(b) for b in s.body):
+                return self.write.loop(counter, *bounds, of="tl.range", loop_unroll_factor=UNROLLED)
             return self.write.loop(counter, *bounds)
         number = pipelining.stages(s, self.role, self.program, self.target, self.stages)
         return self.write.loop(counter, *bounds, of="tl.range", num_stages=number)
@@ -271,7 +277,7 @@ class RoleEmitter:
         cell, known, loops = cells_awaited(signals, view)
         if loops:
             self.write.set(token, ZERO)
-        if all_at_once(signals, view, self.target):
+        if all_at_once(signals, view, self.target, self.facts):
             self.wait_all(token, signals, cell, known, *loops)
             return token
         with ExitStack() as opened:
@@ -307,6 +313,11 @@ class RoleEmitter:
 
     def record(self, what: Source) -> None:
         self.write.set(STAMPS, call("stamp", STAMPS, what, call("clock", CONTROL)))
+
+
+def _loads_own(s: ir.Compute) -> bool:
+    """Whether a statement loads, and only from memory of its own rank."""
+    return bool(s.loads) and not any(load.view.remote for load in s.loads)
 
 
 def _with_range(view: View, old: Range, new: Range) -> View:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import sympy
 
 from tilelink.backend.addresses import Addresses
+from tilelink.backend.facts import Facts
 from tilelink.backend.kernel import ZERO, Source, Writer, call
 from tilelink.backend.targets import Target
 from tilelink.frontend.cells import (
@@ -53,12 +54,14 @@ def cells_awaited(signals: Signals, view: View) -> tuple[Expr, dict[Expr, Expr],
     return cell, known, loops
 
 
-def all_at_once(signals: Signals, view: View, target: Target) -> bool:
-    """Whether a wait for a view polls a block of cells: those of rows that come from several ranks, which lie in a row
-    and are counted each for itself. (Others span two or three, and are polled one after the other.)"""
-    if not target.waits_for_all or any(n.sums for n in signals.notifiers) or not any(c.route for c in signals.grid):
+def all_at_once(signals: Signals, view: View, target: Target, facts: Facts) -> bool:
+    """Whether a wait for a view polls a block of cells: those of what comes from several ranks, which are counted each
+    for itself. (Others span two or three, and are polled one after the other; so are all where times are recorded.)"""
+    if not target.waits_for_all or facts.timed or any(n.sums for n in signals.notifiers):
         return False
-    return len(cells_awaited(signals, view)[2]) == 1
+    _, _, loops = cells_awaited(signals, view)
+    of_ranks = any(name == of_dim(RANKS_DIM, "cell").name for name, _, _ in loops)
+    return len(loops) == 1 and (of_ranks or any(c.route for c in signals.grid))
 
 
 def write_expected(

@@ -80,6 +80,8 @@ def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
     """The cells along one dimension that a range intersects: (first, how many)."""
     if not isinstance(index, Range):
         return index, sympy.S.One
+    if cell.dim == RANKS_DIM:
+        return index.start, index.stop - index.start
     if cell.route:
         return _cells_of_rows(cell, index)
     if cell.size is None:

@@ -116,7 +116,7 @@ def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
                 late = isinstance(s, Notify) and s.late  # in a tile, and behind the last one
                 for view in s.views:
                     signals = program.signals_of(view.tensor)
-                    wide = isinstance(s, Wait) and all_at_once(signals, view, lowered.target)
+                    wide = isinstance(s, Wait) and all_at_once(signals, view, lowered.target, lowered.facts)
                     made[WAIT_ALL if wide else type(s).__name__.lower(), signals.scope] += 1 + late
             fills |= isinstance(s, Notify) or (isinstance(s, Copy | Store) and s.target.tensor in heap)
         made["credit", "sys"] += fills

@@ -192,7 +192,8 @@ def _contained(view: ir.View, waited: ir.View, place: RolePlace) -> bool:
     pairs = zip(view.index, waited.index, strict=True)
     return all(
         i == w
-        or (isinstance(i, ir.Range) and isinstance(w, ir.Range) and (w.whole or _lies(i, w.start, w.stop, place)))
+        or (isinstance(w, ir.Range) and w.whole)
+        or (isinstance(i, ir.Range) and isinstance(w, ir.Range) and _lies(i, w.start, w.stop, place))
         for i, w in pairs
     )
 

@@ -1,4 +1,6 @@
-"""Loops that wait, split at the boundaries of signals: an outer loop waits for a cell, an inner one goes through it.
+"""Loops that wait, split so that what they load can be loaded together.
+
+At the boundaries of signals: an outer loop waits for a cell, an inner one goes through it.
 
     for s in steps:                        for s_cell in cells of the signals:
         k = wait(keys[s])       becomes        k = wait(keys[s_cell])
@@ -7,6 +9,15 @@
 
 A loop with a wait in it can't be pipelined: its loads would be issued before the wait. The inner loop can. Nothing is
 waited for earlier than before, so that a tile may notify in such a loop what a later step of another waits for.
+
+A loop over what all ranks have sent, which adds it up, waits for all of it first, and loads then:
+
+    for r in ranks:                        k = wait(keys[all ranks])
+        k = wait(keys[r])       becomes    for r in ranks:
+        ... k.load() ...                       ... k.load() ...
+
+It gives nothing that anybody waits for, and so may wait earlier. One that multiplies does not: it would be idle until
+the last rank has sent.
 """
 
 from __future__ import annotations
@@ -19,7 +30,7 @@ from math import gcd
 import sympy
 
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import Expr, symbol
+from tilelink.frontend.expressions import WORLD, Expr, symbol
 from tilelink.frontend.passes.elaborate import Binding
 
 Grids = Mapping[str, ir.Signals]
@@ -31,9 +42,35 @@ def split_waits(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
     grids = {s.tensor: s for s in program.signals}
 
     def change(s: ir.Statement) -> ir.Body:
-        return (_split(s, grids) if isinstance(s, ir.For) else s,)
+        if not isinstance(s, ir.For):
+            return (s,)
+        return _for_all_ranks(s, program) or (_split(s, grids),)
 
     return replace(program, roles=tuple(replace(r, body=ir.rewritten(r.body, change)) for r in program.roles))
+
+
+def _for_all_ranks(s: ir.For, program: ir.TileProgram) -> ir.Body:
+    """A loop over all ranks that only loads and adds what it waits for, after a wait for that of all ranks; nothing for
+    another loop."""
+    waits = [w for w in takewhile(lambda b: isinstance(b, ir.Wait), s.body) if isinstance(w, ir.Wait)]
+    rest = s.body[len(waits) :]
+    loads_alone = all(isinstance(b, ir.Compute) and not b.code.dots for b in rest)
+    if not waits or not loads_alone or (s.start, s.stop, s.step) != (0, WORLD, 1):
+        return ()
+    name, everybody = symbol(s.name), ir.Range(ir.RANKS_DIM, sympy.S.Zero, WORLD, None, whole=True)
+    gathered = []
+    for w in waits:
+        views = []
+        for v in w.views:
+            tensor = program.tensor(v.tensor)
+            entries = [i == name and d == ir.RANKS_DIM for d, i in zip(tensor.dims, v.index, strict=True)]
+            index = (everybody if of_rank else i for of_rank, i in zip(entries, v.index, strict=True))
+            whole = replace(v, index=tuple(index))
+            if sum(entries) != 1 or name in whole.symbols or tensor.buffers:
+                return ()
+            views.append(whole)
+        gathered.append(replace(w, views=tuple(views)))
+    return (*gathered, replace(s, body=rest))
 
 
 def _split(s: ir.For, grids: Grids) -> ir.Statement:
