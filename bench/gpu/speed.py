@@ -1,16 +1,13 @@
-"""How fast: the GEMM with all signals set against cuBLAS, and what a call costs the host. One rank, the whole GPU."""
+"""How fast: the GEMM with all signals set against cuBLAS. One rank, the whole GPU."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from bench.check import LIMITS, relative_rms
 from bench.gpu.place import Place
@@ -25,8 +22,8 @@ from tilelink.runtime.cuda.virtual_world import VirtualGroup, VirtualWorld
 from tilelink.runtime.launch import Result
 
 CUBLAS = "cuBLAS (torch.matmul)"
-SETS, WARM_UP, CALLS = 3, 5, 2000
-"""Sets of inputs that take turns, so that no call finds its own in the cache; and the calls of the host's time."""
+SETS, WARM_UP = 3, 5
+"""Sets of inputs that take turns, so that no call finds its own in the cache; and turns that are not counted."""
 
 
 def speed(place: Place, report: Report) -> None:
@@ -158,53 +155,3 @@ def _play(group: VirtualGroup, script: Script, tensors: tuple[torch.Tensor, torc
     device = group.lane.device
     script.play(named, Streams(device.current(), {}))
     return named["out"]
-
-
-# ---- the host
-
-
-@triton.jit
-def _little(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n), mask=at < n)
-
-
-def host(place: Place, report: Report) -> None:
-    """What a call takes of the host, beside a bare launch of Triton's: many calls of a small size, none waited for."""
-    with report.case("host time of a call", op="all_gather_matmul", dtype="bfloat16", world=1) as found:
-        if not place.on_gpu:
-            found |= {"ok": None, "error": "the host of interpreted kernels says nothing"}
-            return
-        x = torch.randn(256, 256, device=place.place).bfloat16()
-        weight = torch.randn(256, 256, device=place.place).bfloat16()
-        out = torch.empty_like(x)
-
-        def bare() -> None:
-            _little[(1,)](x, out, 256, BLOCK=256)
-
-        figures: dict[str, list[float]] = {}
-
-        def body(group: VirtualGroup) -> None:
-            def call(schedule: str) -> Callable[[], Any]:
-                return lambda: all_gather_matmul(x, weight, schedule=schedule, group=group)
-
-            for name, what in {"bare": bare, "push": call("push"), "pull": call("pull")}.items():
-                what()
-                figures[name] = [_host_time(what) for _ in range(5)]
-
-        place.world(1).run(body)
-        for name, us in figures.items():
-            found[f"{name}_us"] = spread(us)
-        found |= spread(figures["push"])
-        found["above_a_bare_launch_us"] = round(median(figures["push"]) - median(figures["bare"]), 2)
-
-
-def _host_time(call: Callable[[], Any], calls: int = CALLS // 10) -> float:
-    """Microseconds of the host for one of many calls. Few enough for the queue, or the host would wait for the GPU."""
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(calls):
-        call()
-    took = (time.perf_counter() - began) / calls * 1e6
-    torch.cuda.synchronize()
-    return took

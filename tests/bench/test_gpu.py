@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import bench.gpu.place
-from bench.gpu import command, others, recorded, right, speed, supervise, vain
+from bench.gpu import command, host, others, recorded, right, speed, supervise, vain
 from bench.gpu.command import STEPS, main
 from bench.gpu.place import Place, by_host, dry
 from bench.gpu.report import BEGUN, DIED, OUT_OF_TIME, WRONG, OutOfTimeError, Report
@@ -36,7 +36,7 @@ def reported(step: Any, tmp_path: Path, place: Place, seconds: float = 300) -> l
     return records(tmp_path / "found.jsonl")
 
 
-@pytest.mark.parametrize("step", ["first", "vain", "graphs", "speed", "host", "kernels", "timelines", "tiles"])
+@pytest.mark.parametrize("step", ["first", "vain", "graphs", "speed", "kernels", "timelines", "tiles"])
 def test_steps_on_the_cpu(step: str, tmp_path: Path) -> None:
     assert command.here(dry(), tmp_path / "found.jsonl", step, "a command") == 0
     begun, *found = records(tmp_path / "found.jsonl")
@@ -44,6 +44,13 @@ def test_steps_on_the_cpu(step: str, tmp_path: Path) -> None:
     assert found and all(r["step"] == step and r["kind"] == "interpreted" and r["ok"] is not False for r in found)
     assert all(r["command"] == "a command" for r in found)
     assert not any(r["speedup"] for r in found), "an interpreter's time is held against nobody's"
+
+
+def test_the_host_is_timed_without_a_gpu(tmp_path: Path) -> None:
+    """Of calls whose launches do nothing, and of a launch of Triton's that does nothing either."""
+    (found,) = reported(host.host, tmp_path, dry())
+    assert all(found[f"{name}_us"]["median_us"] > 0 for name in ("bare", "push", "pull", "push_into"))
+    assert found["above_a_bare_launch_us"] and found["median_us"] is None and "do nothing" in found["what"]
 
 
 def test_every_step_has_its_time() -> None:

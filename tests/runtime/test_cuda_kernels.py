@@ -4,14 +4,13 @@ arguments. Triton's own path is taken; the driver at its end is a stand-in."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver as triton_driver
 
+from bench.gpu.host import NoDriver
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.inputs import Inputs
 from tilelink.backend.targets import FORMS, TARGETS, Target
@@ -30,28 +29,18 @@ SCHEDULES = {
 }
 
 
-class TritonDriver:
-    """As much of Triton's driver as compiling, loading and launching asks for. `launched`: (kernel, grid, stream,
-    arguments) of each launch."""
+class TritonDriver(NoDriver):
+    """`launched`: (kernel, grid, stream, arguments) of each launch."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.launched: list[tuple[str, tuple[int, int, int], int, tuple[Any, ...]]] = []
         self.loaded: list[str] = []
-        self.utils = SimpleNamespace(
-            load_binary=self._load, unload_module=lambda module: None,
-            get_device_properties=lambda device: {"max_shared_mem": 232_448},
-        )  # fmt: skip
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget(HOPPER.backend, HOPPER.arch, HOPPER.warp_size)
-
-    def get_current_device(self) -> int:
-        return 0
 
     def get_current_stream(self, device: int) -> int:
         return -1  # of no launch: each says on which stream
 
-    def _load(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+    def load(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         assert binary[:4] == b"\x7fELF"
         self.loaded.append(name)
         return 1, 0x7000 + len(self.loaded), 128, 0, 1024

@@ -65,7 +65,7 @@ class Call:
 def normal_parts(parts: Any) -> Any:
     """Parts with what they say as `Integers`, which are compared and hashed by value whatever was given. What can be
     none is left, for the check of arguments to refuse."""
-    if not isinstance(parts, Mapping):
+    if parts is None or not isinstance(parts, Mapping):  # what most calls say is looked at before what takes longer
         return parts
     made = {d: Integers.of(given) for d, given in parts.items()}
     plain = {d: given.tolist() if hasattr(given, "tolist") else given for d, given in parts.items() if made[d] is None}

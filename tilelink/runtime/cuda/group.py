@@ -198,9 +198,11 @@ def _outputs(program: Program) -> frozenset[str]:
 def _key(call: Call) -> Any:
     """What calls have in common that are checked, compiled and loaded alike; None where something is no tensor, or
     parts are no integers. That results which are given share no memory with anything has to be seen each time."""
-    parts = {} if call.parts is None else call.parts
-    if not isinstance(parts, Mapping) or not all(isinstance(said, Integers) for said in parts.values()):
-        return None
+    parts = call.parts
+    if parts is not None:
+        if not isinstance(parts, Mapping) or not all(isinstance(said, Integers) for said in parts.values()):
+            return None
+        parts = tuple(parts.items())
     alike: list[Any] = []
     tracked = False
     for t in (*call.tensors, *call.named.values()):
@@ -215,4 +217,4 @@ def _key(call: Call) -> Any:
         names = _outputs(call.program)
         by_name = (*zip(call.program.parameters, call.tensors, strict=False), *call.named.items())
         tracked = any(v is not None and v.requires_grad for n, v in by_name if n in names)
-    return call.program, call.schedule, tuple(parts.items()), tuple(call.named), tuple(alike), tracked, call.timed
+    return call.program, call.schedule, parts, tuple(call.named), tuple(alike), tracked, call.timed
