@@ -151,6 +151,7 @@ def test_a_rank_that_is_killed_is_named_by_the_others(tmp_path: Path) -> None:
     assert found["command"].startswith("torchrun --nproc-per-node 2 -m bench.node --dry")
 
 
+@pytest.mark.verify
 def test_a_step_that_hangs_on_one_rank_leaves_its_record_and_the_others_run(tmp_path: Path) -> None:
     """No rank waits for a time to pass: their patience is over when the one that hangs is in its case."""
     started = tmp_path / "started"

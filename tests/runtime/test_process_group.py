@@ -144,6 +144,7 @@ def test_atomics_are_atomic_across_processes(pool: Pool) -> None:
     assert pool.results(count_together, 1000) == [1000 * WORLD] * WORLD
 
 
+@pytest.mark.verify
 def test_it_runs_under_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
     """A process a rank gives the bits that ranks in one process give."""
     root = Path(__file__).parents[2]
