@@ -5,7 +5,7 @@ A schedule never changes what a program computes; tile sizes, the k step include
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, SupportsIndex
 
@@ -283,6 +283,15 @@ class Schedule(Mapping[str, Resource]):
     def __repr__(self) -> str:
         named: dict[str, Any] = {"slots": self.slots} | ({"cells": self.cells} if self.cells else {}) | self.roles
         return f"Schedule({', '.join(f'{k}={v}' for k, v in named.items())})"
+
+    def without(self, gone: Collection[str]) -> Schedule:
+        """This schedule without what it says of these roles, members and all; it stands where this one does."""
+        if not any(launched(name) in gone for name in self.roles):
+            return self
+        left = {name: resource for name, resource in self.roles.items() if launched(name) not in gone}
+        schedule = Schedule(slots=self.slots, cells=self.cells, **left)
+        schedule.site = self.site
+        return schedule
 
     @public
     def changed(self, /, **roles: Mapping[str, Any]) -> Schedule:

@@ -10,7 +10,7 @@ import triton.language as tl
 import tilelink as tk
 from tilelink.kernels.all_gather_matmul import by_engine, gather
 from tilelink.kernels.matmul_reduce_scatter import as_they_are_made, reduce, send
-from tilelink.kernels.tiles import product, weight_gradient
+from tilelink.kernels.tiles import bias_gradient, product, weight_gradient
 
 
 @tk.tile
@@ -38,25 +38,33 @@ def all_gather_matmul_backward(
     gather[tk.tiles(x, reader=tk.ranks)](x, full)
     input_gradient[tk.tiles(partial)](dy, weight, partial)
     send[tk.tiles(dx, source=tk.ranks)](partial, inbox)
-    for d, dw, db in tk.each(dy, dweight, dbias):
-        weight_gradient[tk.tiles(dw)](full, d, dw, db)
+    for d, dw in tk.each(dy, dweight):
+        weight_gradient[tk.tiles(dw)](full, d, dw)
+    for d, db in tk.each(dy, dbias):
+        if db is not None:
+            bias_gradient[tk.tiles(db)](d, db)
     reduce[tk.tiles(dx)](inbox, dx)
 
 
 partial_gemm = tk.SMs(tile=(128, 128, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
-add = tk.SMs(tile=(64, 256))
+add, columns = tk.SMs(tile=(64, 256)), tk.SMs(tile=(64, 256))
 # Twice as many SMs bring rows as send sums: gradients of weights wait for rows, and fill the SMs while sums travel.
 around = tk.SMs(16, tile=(128, 256), order=tk.ring, at="home")
 sent = tk.SMs(8, tile=(128, 256), order=tk.next_rank_first, at="source")
 epilogue = tk.Epilogue("input_gradient")
-push = tk.Schedule(gather=around, input_gradient=partial_gemm, send=sent, weight_gradient=gemm, reduce=add)
+push = tk.Schedule(
+    gather=around, input_gradient=partial_gemm, send=sent, weight_gradient=gemm, bias_gradient=columns, reduce=add
+)
 pull = push.changed(
     gather={"order": tk.own_rank_first, "at": "reader"}, send={"order": as_they_are_made, "at": "home"}
 )
-fused = tk.Schedule(gather=around, input_gradient=partial_gemm, send=epilogue, weight_gradient=gemm, reduce=add)
+fused = tk.Schedule(
+    gather=around, input_gradient=partial_gemm, send=epilogue, weight_gradient=gemm, bias_gradient=columns, reduce=add
+)
 engine = tk.Schedule(
     gather=by_engine, input_gradient=partial_gemm, send=epilogue,
-    weight_gradient=tk.SMs(tile=(128, 128, 64), order=tk.grouped(8), stages=3, warps=8), reduce=add,
+    weight_gradient=tk.SMs(tile=(128, 128, 64), order=tk.grouped(8), stages=3, warps=8), bias_gradient=columns,
+    reduce=add,
 )  # fmt: skip
 operator = "all_gather_linear_backward"

@@ -8,7 +8,7 @@ a rank the sum of its own rows of dy, as torch does for replicated parameters; o
 
 import tilelink as tk
 from tilelink.kernels.all_gather_matmul import by_engine, gather
-from tilelink.kernels.tiles import product, weight_gradient
+from tilelink.kernels.tiles import bias_gradient, product, weight_gradient
 
 
 @tk.tile
@@ -32,14 +32,19 @@ def matmul_reduce_scatter_backward(
     full = tk.local("M", "N")
     gather[tk.tiles(dy, reader=tk.ranks)](dy, full)
     input_gradient[tk.tiles(dx)](full, weight, dx)
-    weight_gradient[tk.tiles(dweight)](full, x, dweight, dbias, True)
+    weight_gradient[tk.tiles(dweight)](full, x, dweight, True)
+    if dbias is not None:
+        bias_gradient[tk.tiles(dbias)](full, dbias, True)
 
 
 input_gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)
 weight_gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
 around = tk.SMs(16, tile=(128, 256), order=tk.ring, at="home")
-push = tk.Schedule(gather=around, input_gradient=input_gemm, weight_gradient=weight_gemm)
+columns = tk.SMs(tile=(64, 256))
+push = tk.Schedule(gather=around, input_gradient=input_gemm, weight_gradient=weight_gemm, bias_gradient=columns)
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
 multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast"})
-engine = tk.Schedule(gather=by_engine, input_gradient=input_gemm, weight_gradient=weight_gemm)
+engine = tk.Schedule(
+    gather=by_engine, input_gradient=input_gemm, weight_gradient=weight_gemm, bias_gradient=columns
+)
 operator = "linear_reduce_scatter_backward"

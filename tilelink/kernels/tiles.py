@@ -36,21 +36,27 @@ def gated_product(t, rows, gate, up, gate_bias, up_bias, combine):
 
 
 @tk.tile
-def weight_gradient(t, full, local, dweight, dbias, turned=False):
-    """One tile of a weight's gradient, x^T @ dy, and of its bias's: over the rows of all ranks, as they come.
-    `full` is x, and `local` is dy; turned: `full` is dy, and `local` is x."""
+def weight_gradient(t, full, local, dweight, turned=False):
+    """One tile of a weight's gradient, x^T @ dy: over the rows of all ranks, as they come. `full` is x, and `local` is
+    dy; turned: `full` is dy, and `local` is x."""
     acc = tl.zeros(t.shape, tl.float32)
-    total = tl.zeros((len(t.cols),), tl.float32)
     for m in tk.steps(full.rows):
         rows = tk.wait(full[m])
         block = (rows if turned else local[m])[:, t.cols].load()
         left = local[m, t.rows] if turned else rows[:, t.rows]
         acc = tl.dot(tl.trans(left.load()), block, acc, input_precision="ieee")
-        if dbias is not None:
-            total += tl.sum(block.to(tl.float32), 0)
     dweight[t].store(acc)
-    if dbias is not None and t.rows.start == 0:
-        dbias[t.cols].store(total)
+
+
+@tk.tile
+def bias_gradient(t, dy, dbias, gathered=False):
+    """Some columns of a bias's gradient: the sum over all rows of dy; gathered: as they come from all ranks. It is a
+    role of its own, because a sum in the loop of a product takes longer than the product."""
+    total = tl.zeros(t.shape, tl.float32)
+    for m in tk.steps(dy.rows):
+        rows = tk.wait(dy[m]) if gathered else dy[m]
+        total += tl.sum(rows[:, t].load().to(tl.float32), 0)
+    dbias[t].store(total)
 
 
 @tk.tile

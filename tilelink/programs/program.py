@@ -131,20 +131,27 @@ class Program:
 
     @property
     def schedules(self) -> dict[str, Schedule]:
-        """The schedules that stand beside the program in its file, by name; the first is the default."""
-        return self.schedules_without(frozenset()) | self.schedules_without(self.optional)
+        """The schedules that stand beside the program in its file, by name, with all that they say; the first is the
+        default."""
+        whole, least = self.schedules_without(frozenset()), self.schedules_without(self.optional)
+        return whole | {name: s for name, s in least.items() if name not in whole}
 
     def schedules_without(self, absent: frozenset[str]) -> dict[str, Schedule]:
-        """Those for the roles that there are where the parameters in `absent` are None."""
-        roles = {launched(launch.scheduled) for launch in self.recorded(absent).launches}
-        schedules = {n: s for n, s in self.function.__globals__.items() if isinstance(s, Schedule)}
+        """Those for the roles that there are where the parameters in `absent` are None, without what they say of roles
+        that there would be else."""
+        roles, gone = self._roles(absent), self._roles(frozenset()) - self._roles(absent)
+        schedules = {n: s.without(gone) for n, s in self.function.__globals__.items() if isinstance(s, Schedule)}
         return {n: s for n, s in schedules.items() if s.launched == roles}
+
+    def _roles(self, absent: frozenset[str]) -> frozenset[str]:
+        """The roles that there are where the parameters in `absent` are None."""
+        return frozenset(launched(launch.scheduled) for launch in self.recorded(absent).launches)
 
     def schedule(self, wanted: Schedule | str | None, absent: frozenset[str] | None = None) -> Schedule:
         """A schedule by name, the default one for None. Raises ScheduleError."""
         _check_schedule(wanted)
         if isinstance(wanted, Schedule):
-            return wanted
+            return wanted if absent is None else wanted.without(self._roles(frozenset()) - self._roles(absent))
         known = self.schedules if absent is None else self.schedules_without(absent)
         if not known and wanted is None:
             raise ScheduleError(f"{self.name} has no schedule beside it: {nearly(self, absent)}", self.site)
