@@ -17,7 +17,7 @@ from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.events import OPS, WAIT
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
-from tilelink.backend.targets import CPU
+from tilelink.backend.targets import TARGETS
 from tilelink.frontend import ir
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.programs.program import Program
@@ -74,7 +74,7 @@ def test_what_all_ranks_send_is_waited_for_at_once() -> None:
     assert loops(matmul_reduce_scatter, matmul_reduce_scatter.schedules["push"], "reduce") == ["wait", "for source"]
     (wait,) = ir.every(ir.Wait, program.role("reduce").body)
     assert str(wait.views[0]).startswith("inbox[ranks, M[") and why_not_structural(program) == ""
-    source = matmul_reduce_scatter.show("triton", "push", **SUM)
+    source = matmul_reduce_scatter.show("triton", "push", target="sm_90", **SUM)
     assert source.count(" wait_all(control, ") == 1 and "world, 1, loop_unroll_factor=2)" in source
     events = matmul_reduce_scatter.unroll("push", **SUM)
     tile = (events.role == program.roles.index(program.role("reduce"))) & (events.tile == 0) & (events.rank == 0)
@@ -84,7 +84,7 @@ def test_what_all_ranks_send_is_waited_for_at_once() -> None:
 def test_ranks_are_waited_for_one_after_the_other_where_it_matters() -> None:
     """What is multiplied as it comes; and the waits of a timed run, which records when each of them ends."""
     bound, sizes = matmul_reduce_scatter.bound_at("push", world=4, sizes=MNK, dtypes="float32")
-    timed = lower(bound, Facts.of(bound, sizes, timed=True), CPU).source
+    timed = lower(bound, Facts.of(bound, sizes, timed=True), TARGETS["sm_90"]).source
     assert "wait_all(control" not in timed and "for ranks_cell in range(0, world)" in timed
     roles = tk.Schedule(pass_on_unasked=tk.SMs(2, tile=(16, 16)), attend_all=tk.SMs(tile=(16, 16, 16)))
     assert loops(waits_for_whole_entries, roles, "attend_all") == ["for s", "wait", "for j"]

@@ -29,7 +29,6 @@ from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import TRITON_DTYPES
 from tilelink.frontend.walk import NUMBER
 
-
 UNROLLED = 2
 """So many blocks are loaded together of those that a tile adds up, one from each rank."""
 
