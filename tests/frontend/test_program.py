@@ -18,10 +18,12 @@ import torch
 
 import tilelink as tk
 from tests.programs.attention import gathered_attention
+from tilelink.errors import RoleWithoutScheduleError
 from tilelink.frontend.ir import Range, View
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_reduce_scatter import push as scatter
+from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
 
 EXPECTED = Path(__file__).parent / "expected"
 WITHOUT_BIAS = frozenset(["bias"])
@@ -142,3 +144,16 @@ def test_views_and_ranges_as_text() -> None:
     assert isinstance(copy.target, View) and isinstance(copy.target.index[0], Range)
     assert str(copy.target) == "full[M[M_lo:+128], K[K_lo:+256]].at(reader)"
     assert str(copy.target.index[0]) == "M[M_lo:+128]"
+
+
+def test_schedules_may_name_roles_that_an_optional_tensor_brings() -> None:
+    """What a schedule says of a role holds where there is one, be it taken by name or given as it is."""
+    dtypes = dict.fromkeys(matmul_reduce_scatter_backward.parameters.keys() - {"dbias"}, "bfloat16")
+    given = matmul_reduce_scatter_backward.schedules["push"].changed(bias_gradient={"tile": (32, 128)})
+    for schedule in ("push", given):
+        without = matmul_reduce_scatter_backward.bind(schedule, dtypes)
+        whole = matmul_reduce_scatter_backward.bind(schedule, dtypes | {"dbias": "float32"})
+        assert [r.name for r in whole.roles if r not in without.roles] == ["bias_gradient"]
+    with pytest.raises(RoleWithoutScheduleError, match="says nothing of role bias_gradient"):
+        known = {n: r for n, r in given.items() if n != "bias_gradient"}
+        matmul_reduce_scatter_backward.bind(tk.Schedule(**known), dtypes | {"dbias": "float32"})

@@ -16,10 +16,10 @@ from tilelink.frontend.passes.publish import publish
 from tilelink.frontend.passes.resources import check_resources
 from tilelink.frontend.passes.signals import derive_signals
 from tilelink.frontend.passes.split import split_waits
-from tilelink.frontend.schedule import Schedule, SMs, launched
+from tilelink.frontend.schedule import Schedule, SMs
 from tilelink.frontend.values import dtype_name
 from tilelink.frontend.verify import verify
-from tilelink.language import Recording, TensorWord
+from tilelink.language import Recording, TensorWord, launched
 
 PASSES = (elaborate, multicast, fold, drop_unread, check_resources, publish, derive_signals, split_waits, late_signals)
 

@@ -18,12 +18,12 @@ from tilelink.frontend.body import *  # noqa: F403  # statements and views have 
 from tilelink.frontend.body import Body, Notify, Wait, every
 from tilelink.frontend.expressions import WORLD, Expr, symbol
 from tilelink.frontend.kept import hashed_once
-from tilelink.frontend.schedule import CopyEngine, SMs, launched
+from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.frontend.tables import Table
 from tilelink.frontend.views import *  # noqa: F403
 from tilelink.frontend.views import Range, Tensor, View
 from tilelink.language import RANKS_DIM as RANKS_DIM
-from tilelink.language import RouteWord
+from tilelink.language import RouteWord, launched
 
 
 @dataclass(frozen=True)

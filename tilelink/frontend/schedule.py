@@ -15,6 +15,7 @@ from tilelink.errors import ScheduleError, Site, TileSizeError, listed, public, 
 from tilelink.frontend.arithmetic import evaluate, to_text
 from tilelink.frontend.expressions import RANK, WORLD, Expr, own, without_fractions
 from tilelink.frontend.kept import kept
+from tilelink.language import launched
 
 STEP = own("step")
 PartOrder = Callable[[Any, Any, Any], Any]
@@ -286,12 +287,8 @@ class Schedule(Mapping[str, Resource]):
 
     def without(self, gone: Collection[str]) -> Schedule:
         """This schedule without what it says of these roles, members and all; it stands where this one does."""
-        if not any(launched(name) in gone for name in self.roles):
-            return self
-        left = {name: resource for name, resource in self.roles.items() if launched(name) not in gone}
-        schedule = Schedule(slots=self.slots, cells=self.cells, **left)
-        schedule.site = self.site
-        return schedule
+        left = {name: r for name, r in self.roles.items() if launched(name) not in gone}
+        return self if len(left) == len(self.roles) else self._with(left)
 
     @public
     def changed(self, /, **roles: Mapping[str, Any]) -> Schedule:
@@ -319,14 +316,12 @@ class Schedule(Mapping[str, Resource]):
                     what = f"{name}={new[name]} has no {' and '.join(unknown)}"
                     raise ScheduleError(f"{what}; it has {listed(has, unknown[0])}", Site.of_user())
                 new[member] = replace(new[member], **changes)
-        schedule = Schedule(slots=self.slots, cells=self.cells, **new)
+        return self._with(new)
+
+    def _with(self, roles: Mapping[str, Resource]) -> Schedule:
+        schedule = Schedule(slots=self.slots, cells=self.cells, **roles)
         schedule.site = self.site
         return schedule
-
-
-def launched(role: str) -> str:
-    """The role that "matmul[1]" is a member of."""
-    return role.partition("[")[0]
 
 
 def _check_walk(tile: Any, order: Any, site: Site) -> None:

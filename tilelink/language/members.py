@@ -102,6 +102,11 @@ def member_name(name: str, k: int) -> str:
     return f"{name}_{k}"
 
 
+def launched(role: str) -> str:
+    """The role that "matmul[1]", as schedules call it, is a member of."""
+    return role.partition("[")[0]
+
+
 def own_dims(parameters: Parameters) -> frozenset[str]:
     """The dimensions that only lists have: every member has its own."""
     shared = {d for p in parameters.values() if isinstance(p, Declared) for d in p.dims}

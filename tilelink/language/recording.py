@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, UndefinedNameError, similar
 from tilelink.language.declarations import RANKS_DIM, Declared, Dim, RouteWord, Space, TensorWord, declared_dims, ranks
-from tilelink.language.members import Each, FunctionWord, Parameters, Variant, lists_of, member_name, own_dims
+from tilelink.language.members import Each, FunctionWord, Parameters, Variant, launched, lists_of, member_name, own_dims
 
 if TYPE_CHECKING:
     from tilelink.language.tile_functions import TileFunction
@@ -55,6 +55,11 @@ class Recording:
     routes: list[RouteWord] = field(default_factory=list)
     begun: dict[str, Site] = field(default_factory=dict)
     member: int | None = None
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """The roles that are launched, those of members as one."""
+        return frozenset(launched(launch.scheduled) for launch in self.launches)
 
     def each(self, lists: tuple[Any, ...], site: Site) -> Iterator[Any]:
         """The members of lists, one after the other."""

@@ -8,8 +8,9 @@ from typing import Any
 from tilelink.errors import Site
 from tilelink.frontend.ir import Role, TileProgram, walk
 from tilelink.frontend.kept import kept
-from tilelink.frontend.schedule import Schedule, launched, smallest_tile
+from tilelink.frontend.schedule import Schedule, smallest_tile
 from tilelink.frontend.sizes import even_parts, stepped
+from tilelink.language import launched
 
 IN_REGISTERS = 64, 32
 """Largest extent of a tile, and longest step of its loop, where products are float32 and exact: no GPU has matrix

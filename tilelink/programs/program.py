@@ -12,12 +12,12 @@ from tilelink.errors import ArgumentError, NotUnderstoodError, ScheduleError, Si
 from tilelink.frontend.binding import bind
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import Kept
-from tilelink.frontend.schedule import Schedule, launched
+from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes, check_world
 from tilelink.language import Declared, Function, Parameters, Recording, Variant, check_lists, declarations, record
 from tilelink.programs.fitting import fitted, in_registers
 from tilelink.programs.given import CALL_OPTIONS, Call, at_sizes
-from tilelink.programs.schedule_text import NamedSchedule, nearly, read_schedule
+from tilelink.programs.schedule_text import NamedSchedule, check_schedule, nearly, read_schedule
 
 if TYPE_CHECKING:
     from tilelink.analysis.check import Report
@@ -131,27 +131,25 @@ class Program:
 
     @property
     def schedules(self) -> dict[str, Schedule]:
-        """The schedules that stand beside the program in its file, by name, with all that they say; the first is the
-        default."""
-        whole, least = self.schedules_without(frozenset()), self.schedules_without(self.optional)
-        return whole | {name: s for name, s in least.items() if name not in whole}
+        """The schedules beside the program in its file, by name, with all that they say; the first is the default."""
+        return self.schedules_without(self.optional) | self.schedules_without(frozenset())
 
     def schedules_without(self, absent: frozenset[str]) -> dict[str, Schedule]:
         """Those for the roles that there are where the parameters in `absent` are None, without what they say of roles
         that there would be else."""
-        roles, gone = self._roles(absent), self._roles(frozenset()) - self._roles(absent)
+        roles, gone = self.recorded(absent).roles, self._gone(absent)
         schedules = {n: s.without(gone) for n, s in self.function.__globals__.items() if isinstance(s, Schedule)}
         return {n: s for n, s in schedules.items() if s.launched == roles}
 
-    def _roles(self, absent: frozenset[str]) -> frozenset[str]:
-        """The roles that there are where the parameters in `absent` are None."""
-        return frozenset(launched(launch.scheduled) for launch in self.recorded(absent).launches)
+    def _gone(self, absent: frozenset[str]) -> frozenset[str]:
+        """The roles that there would be if nothing were absent."""
+        return self.recorded().roles - self.recorded(absent).roles
 
     def schedule(self, wanted: Schedule | str | None, absent: frozenset[str] | None = None) -> Schedule:
         """A schedule by name, the default one for None. Raises ScheduleError."""
-        _check_schedule(wanted)
+        check_schedule(wanted)
         if isinstance(wanted, Schedule):
-            return wanted if absent is None else wanted.without(self._roles(frozenset()) - self._roles(absent))
+            return wanted if absent is None else wanted.without(self._gone(absent))
         known = self.schedules if absent is None else self.schedules_without(absent)
         if not known and wanted is None:
             raise ScheduleError(f"{self.name} has no schedule beside it: {nearly(self, absent)}", self.site)
@@ -333,7 +331,7 @@ class Program:
 
     def _call(self, tensors: tuple[Any, ...], schedule: Any, group: Any, options: Mapping[str, Any]) -> Call:
         """Raises ScheduleError or ArgumentError for what is no schedule or no group."""
-        _check_schedule(schedule)
+        check_schedule(schedule)
         if not hasattr(group, "call"):
             what = "missing" if group is None else f"a {type(group).__name__}"
             raise ArgumentError(
@@ -345,15 +343,6 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<program {self.name} of {self.file}>"
-
-
-def _check_schedule(wanted: Any) -> None:
-    """Raises ScheduleError for what is neither a schedule nor the name of one."""
-    if not (wanted is None or isinstance(wanted, (str, Schedule, NamedSchedule))):  # quickest first: every call asks
-        what = f"schedule= is a {type(wanted).__name__}"
-        raise ScheduleError(
-            f"{what}: write tk.Schedule(role=tk.SMs(...)), or the name of one in the program's file", Site.of_user()
-        )
 
 
 def program(function: Callable[..., None]) -> Program:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tilelink.errors import ScheduleError, TileLinkError, listed, similar
+from tilelink.errors import ScheduleError, Site, TileLinkError, listed, similar
 from tilelink.frontend import schedule as words
-from tilelink.frontend.schedule import Epilogue, Order, Resource, Schedule, launched
+from tilelink.frontend.schedule import Epilogue, Order, Resource, Schedule
+from tilelink.language import launched
 
 if TYPE_CHECKING:
     from tilelink.programs.program import Program
@@ -173,3 +174,12 @@ def nearly(program: Program, absent: frozenset[str] | None) -> str:
             less = [f"no {r}" for r in roles if r not in schedule.launched]
             near.append(f"{name} names {', '.join(more + less)}")
     return f"its roles are {', '.join(roles)}; " + ("; ".join(near) or "write one, tk.Schedule(...)")
+
+
+def check_schedule(wanted: Any) -> None:
+    """Raises ScheduleError for what is neither a schedule nor the name of one."""
+    if not (wanted is None or isinstance(wanted, (str, Schedule, NamedSchedule))):  # quickest first: every call asks
+        what = f"schedule= is a {type(wanted).__name__}"
+        raise ScheduleError(
+            f"{what}: write tk.Schedule(role=tk.SMs(...)), or the name of one in the program's file", Site.of_user()
+        )

@@ -16,10 +16,10 @@ from tilelink.errors import ScheduleError
 from tilelink.frontend import ir
 from tilelink.frontend.expressions import shown
 from tilelink.frontend.passes.elaborate import Binding, with_role
-from tilelink.frontend.schedule import Epilogue, Schedule, SMs, launched
+from tilelink.frontend.schedule import Epilogue, Schedule, SMs
 from tilelink.frontend.values import TRITON_DTYPES
 from tilelink.frontend.walk import rank_axes
-from tilelink.language import Launch, RouteWord
+from tilelink.language import Launch, RouteWord, launched
 
 
 def fold(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
