@@ -11,7 +11,7 @@ from tilelink.backend.targets import FORMS
 from tilelink.errors import TargetError
 from tilelink.programs.show import STAGES, show, target_of
 from tilelink.tools.cli.command import Answer, Command, Flag, UsageError
-from tilelink.tools.cli.program import Question, program_flags
+from tilelink.tools.cli.program import Question, program_flags, read_schedule
 
 FIGURES = ("expected", "found", "registers", "spill_bytes", "shared_bytes")
 """What is said of machine code."""
@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> Answer:
     keys |= asdict(verdict) if verdict is not None else {}
     note = [f"sizes by default: {', '.join(keys['defaults'])}"] if keys["defaults"] else []
     note += [f"without: {', '.join(keys['absent'])}"] if keys["absent"] else []
-    if not FORMS[target].backend and Question.of(args, target=FORMS[GPU]).schedule != asked.schedule:
+    of_gpu = read_schedule(asked.program, args.schedule, args.world, asked.sizes, dtypes=args.dtype, target=FORMS[GPU])
+    if not FORMS[target].backend and of_gpu != asked.schedule:
         note += [f"a GPU has smaller tiles of exact float32 products: --target {GPU} shows them"]
     note += [f"{key}: {keys[key]}" for key in (*FIGURES, "events", "sha256") if key in keys]
     note += [f"wrong: {finding}" for finding in findings]
