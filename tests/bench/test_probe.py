@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bench.gpu.right import Inputs
 from tests.bench.card_model import CardModel
 from tests.bench.on_stand_in import OnStandIn
 from tests.runtime.cuda_stand_in import StandIn
+from tilelink.backend.targets import CPU
 from tilelink.runtime.cuda import probed
 from tilelink.runtime.cuda.probed import FORMS
 
@@ -95,6 +97,19 @@ def test_both_forms_are_asked_for_results_and_times(
     found = forms.both_forms(OnStandIn().place(), lambda form: StandIn(sms=48))
     assert found["right"] is right and found["forms"] == ["cpu"] and found["answer"] is answer
     assert (found["portable_us"], found["specialised_us"]) == (10.0, us)
+
+
+def test_a_form_that_no_call_had_has_no_good_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in has no descriptors, so its calls have the portable form, which is right, and here faster."""
+    monkeypatch.setattr(forms, "timed", lambda place, calls: [[10.0], [9.0]])
+
+    def device(specialised: bool) -> StandIn:
+        made = StandIn(sms=48)
+        made.target = replace(CPU, name="cpu+warps", specialised=True) if specialised else CPU
+        return made
+
+    found = forms.both_forms(OnStandIn().place(), device)
+    assert found["right"] and found["forms"] == ["cpu"] and not found["answer"]
 
 
 def test_a_process_that_fails_gives_no_answer() -> None:
