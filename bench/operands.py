@@ -12,12 +12,15 @@ from bench.check import LIMITS, relative_rms_of_all, scatter
 from bench.references import ONE_BIAS, REFERENCES, ROUNDED
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.values import dtype_name
 from tilelink.language import Each, TensorWord
 from tilelink.programs.program import Program
 
 POISON = float("nan")
-EXPERTS = 2
-"""Of a rank, where rows are routed to experts."""
+EXPERTS, CHOICES = 2, 2
+"""Of a rank, and of a token, where rows are routed to experts."""
+TOKENS, TOP = "tokens", "top"
+"""What programs with a route call the dimensions of tokens and choices."""
 LAYOUTS = ("rows", "columns", "offset")
 """How a matrix lies in memory: row by row, column by column, or as every other column of a part of a larger one, which
 is poisoned."""
@@ -53,10 +56,11 @@ class Operands:
         rows: Any = self.parts
         for route in recorded.routes:
             rows = self._routing()
-            self.by_rank = self.said = rows.parts(route)
-            self.routed = {route.rows: rows.counts}
+            self.by_rank = self.said = {**rows.parts(route), TOKENS: tuple(-(-n // CHOICES) for n in self.parts)}
+            self.picked = {route.sent: TOKENS, TOKENS: route.sent}
+            self.routed = {route.rows: rows.counts, TOKENS: self.by_rank[TOKENS]}
             self.counts[route.counts] = torch.from_numpy(rows.array.astype("int32"))
-            self.lengths[route.per_rank] = EXPERTS
+            self.lengths |= {route.per_rank: EXPERTS, TOP: CHOICES}
         if all(t.sharded is None for t in self.tensors.values()):
             self.said = {}
         for dim, own in ((d, n) for d, n in sizes.items() if isinstance(n, tuple)):
@@ -73,7 +77,7 @@ class Operands:
         dims = {d for t in self.tensors.values() for d in t.dims}
         sizes: dict[str, Any] = {d: n for d, n in self.lengths.items() if d in dims}
         sizes |= self.routed or self.said
-        dtypes = dict.fromkeys(self.tensors, self.dtype)
+        dtypes = dict.fromkeys(self.tensors.keys() & self.variant.of_any_dtype, self.dtype)
         return self.variant.fit(schedule, world=len(self.parts), dtypes=dtypes, absent=self.absent, **sizes)
 
     def call(self, do: Callable[..., Any], group: Any, *, poisoned: bool = False, **options: Any) -> list[torch.Tensor]:
@@ -105,10 +109,21 @@ class Operands:
         found: dict[str, Any] = {}
         for parameter, members in self.variant.flattened.items():
             words = [self.tensors[n] for n, _ in members if n in self.tensors and self.tensors[n].kind == kind]
-            made = [self.counts[w.name] if w.name in self.counts else make(self._shape(w, rank)) for w in words]
+            made = [self._made(w, rank, make) for w in words]
             if made:
                 found[parameter] = made if isinstance(self.program.declared[parameter], Each) else made[0]
         return found
+
+    def _made(self, word: TensorWord, rank: int, make: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
+        """A tensor of a rank: counts, integers that pick rows of the rank, or numbers."""
+        if word.name in self.counts:
+            return self.counts[word.name]
+        shape, dtype = self._shape(word, rank), None if word.dtype is None else dtype_name(word.dtype)
+        if dtype == "int32":
+            most = self.by_rank[self.picked[word.dims[0]]][rank]
+            return torch.randint(-1, most, shape, generator=self.random, dtype=torch.int32)
+        made = make(shape)
+        return made if dtype is None else made.to(getattr(torch, dtype))
 
     def _shape(self, word: TensorWord, rank: int) -> list[int]:
         return [self.by_rank[d][rank] if k == word.sharded else self.lengths[d] for k, d in enumerate(word.dims)]

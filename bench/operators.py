@@ -19,6 +19,7 @@ from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.all_reduce import all_reduce
 from tilelink.kernels.matmul import matmul
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
+from tilelink.kernels.matmul_fabric_all_reduce import matmul_fabric_all_reduce
 from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
@@ -198,6 +199,7 @@ class MatmulAllReduce(Reduction):
         return {
             UNFUSED: (fitted(matmul, "gemm", multiply=tile), fitted(all_reduce, "pull", fetch=few, share=few)),
             **{n: (fitted(matmul_all_reduce, n, matmul=tile, share=few),) for n in ("fused", "multicast")},
+            "fabric": (fitted(matmul_fabric_all_reduce, "multicast", matmul=tile, share=few),),
             "one_shot": (fitted(matmul_one_shot_all_reduce, "fused", matmul=tile, reduce={"tile": (32, 256)}),),
         }
 

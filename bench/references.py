@@ -20,6 +20,7 @@ from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
 from tilelink.kernels.matmul import matmul
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_combine import matmul_combine
+from tilelink.kernels.matmul_fabric_all_reduce import matmul_fabric_all_reduce
 from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
@@ -90,16 +91,30 @@ def _reduce(total: Callable[[Sequence[Rank]], torch.Tensor]) -> Reference:
 
 
 def _dispatch_matmul(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
-    rows = _by_home(routing, _sent(ranks, routing, "x"))
+    rows = _by_home(routing, _sent(ranks, routing))
     lengths = routing.array.sum(1).reshape(len(ranks), -1).tolist()
     made = [[x @ w for x, w in zip(mine.split(of), r["weight"], strict=True)]
             for mine, of, r in zip(rows, lengths, ranks, strict=True)]  # fmt: skip
     return [{"out": torch.cat(of), "gathered": mine} for of, mine in zip(made, rows, strict=True)]
 
 
-def _sent(ranks: Sequence[Rank], routing: Routing, name: str) -> list[list[torch.Tensor]]:
+def _sent(ranks: Sequence[Rank], routing: Routing) -> list[list[torch.Tensor]]:
     """The rows that each rank sends, by expert of all ranks."""
-    return [list(r[name].split(routing.array[:, source].tolist())) for source, r in enumerate(ranks)]
+    of_ranks = (routing.array[:, source].tolist() for source in range(len(ranks)))
+    return [list(_picked(r["x"], r["order"][: sum(of)]).split(of)) for r, of in zip(ranks, of_ranks, strict=True)]
+
+
+def _picked(rows: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
+    """The rows that integers say, zeros for -1."""
+    some = integers.long()
+    return torch.where(some[..., None] >= 0, torch.cat([rows, rows.new_zeros(1, rows.shape[1])])[some], 0)
+
+
+def _summed(ranks: Sequence[Rank], back: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+    """The sums of what came back, and what came back."""
+    weights = (r["weights"] if "weights" in r else torch.ones(r["place"].shape) for r in ranks)
+    each = zip(ranks, back, weights, strict=True)
+    return [{"out": (w[..., None] * _picked(rows, r["place"])).sum(1), "kept": rows} for r, rows, w in each]
 
 
 def _by_home(routing: Routing, of: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
@@ -110,13 +125,13 @@ def _by_home(routing: Routing, of: Sequence[Sequence[torch.Tensor]]) -> list[tor
 
 
 def _dispatch(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
-    return [{"out": rows} for rows in _by_home(routing, _sent(ranks, routing, "x"))]
+    return [{"out": rows} for rows in _by_home(routing, _sent(ranks, routing))]
 
 
 def _combine(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
     lengths = routing.array.reshape(len(ranks), -1).tolist()
     got = [piece for r, of in zip(ranks, lengths, strict=True) for piece in r["rows"].split(of)]
-    return [{"out": torch.cat(got[source :: len(ranks)])} for source in range(len(ranks))]
+    return _summed(ranks, [torch.cat(got[source :: len(ranks)]) for source in range(len(ranks))])
 
 
 def _expert_weight_gradient(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
@@ -132,7 +147,7 @@ def _matmul_combine(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, A
         [sum(of_expert) for of_expert in routing.counts[home * experts : (home + 1) * experts]]
     )]  # fmt: skip
     made = [(mine @ w).split(list(of)) for mine, w, of in zip(rows, weights, routing.counts, strict=True)]
-    return [{"out": torch.cat([of_expert[source] for of_expert in made])} for source in range(len(ranks))]
+    return _summed(ranks, [torch.cat([of_expert[source] for of_expert in made]) for source in range(len(ranks))])
 
 
 def _matmul(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]:
@@ -152,6 +167,7 @@ REFERENCES: dict[Program, Reference] = {
     matmul: _matmul,
     matmul_all_reduce: _reduce(_sum_of_products),
     matmul_combine: _matmul_combine,
+    matmul_fabric_all_reduce: _reduce(_sum_of_products),
     matmul_one_shot_all_reduce: _reduce(_sum_of_products),
     matmul_reduce_scatter: _scatter(_sum_of_products),
     matmul_reduce_scatter_backward: _scatter_backward,
@@ -160,7 +176,8 @@ REFERENCES: dict[Program, Reference] = {
 }
 """What is right of each program."""
 ONE_BIAS = (
-    matmul_all_reduce, matmul_one_shot_all_reduce, matmul_reduce_scatter, matmul_ring_reduce_scatter,
+    matmul_all_reduce, matmul_fabric_all_reduce, matmul_one_shot_all_reduce, matmul_reduce_scatter,
+    matmul_ring_reduce_scatter,
 )  # fmt: skip
 """A bias is added to the sum over the ranks, once, so it has to be the same on all of them."""
 ROUNDED = (all_gather_gated_matmul,)

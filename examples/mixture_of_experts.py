@@ -15,15 +15,15 @@ def mixture_of_experts(x, router, up, down, group):
     """x: (tokens of this rank, width); router: (width, experts of all ranks); up, down: the weights of the experts of
     this rank, (experts, width, 2 * hidden) and (experts, hidden, width)."""
     gates, chosen = torch.topk((x @ router).softmax(-1), TOP)
-    order = chosen.flatten().argsort(stable=True)  # a row for each token and expert of it, in the order of experts
-    token = order // TOP
+    pairs = chosen.flatten().argsort(stable=True)  # a row for each token and expert of it, in the order of experts
+    place = torch.empty_like(pairs).scatter_(0, pairs, torch.arange(len(pairs))).view(-1, TOP)
     mine = torch.bincount(chosen.flatten(), minlength=router.shape[1]).to(torch.int32)
     counts = all_gather(mine[None], group=group).T  # rows of each expert, from each rank; the host does not look
-    made = dispatch_matmul(x[token], up, counts, group=group)  # with room for the rows of all ranks
+    made = dispatch_matmul(x, up, counts, pairs // TOP, group=group)  # with room for the rows of all ranks
     gate, value = made.chunk(2, -1)
-    parts = {"sent": (len(order),) * group.world}
-    back = matmul_combine(torch.nn.functional.silu(gate) * value, down, counts, group=group, parts=parts)
-    return torch.zeros_like(x).index_add_(0, token, gates.flatten()[order, None] * back)
+    parts = {"sent": (len(pairs),) * group.world}
+    rows = torch.nn.functional.silu(gate) * value
+    return matmul_combine(rows, down, counts, place, weights=gates, group=group, parts=parts)
 
 
 def in_one_place(x, router, up, down):

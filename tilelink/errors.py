@@ -1,4 +1,4 @@
-"""Errors of TileLink: one class per kind, all with the place in the user's source they are about."""
+"""Errors of TileLink: one class per kind, each with the place in the user's source."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import ParamSpec, Self, TypeVar
 
 
 def shown(file: str) -> str:
-    """A file as reports name it: from the working directory where it is below it, else as it is."""
+    """A file's name in reports: relative to the working directory if it is below it."""
     try:
         return file.removeprefix(os.path.join(os.getcwd(), ""))
-    except OSError:  # the directory is there no more
+    except OSError:  # the directory was deleted
         return file
 
 
 @dataclass(frozen=True)
 class Site:
-    """A place in the user's source: file (its whole path), line (1-based) and the expression that stands there. Of what
-    was typed `file` is that, and the line 0."""
+    """A place in the user's source: `file` (full path), `line` (1-based) and `text`, the source line. For typed text,
+    `file` is the text and `line` is 0."""
 
     file: str
     line: int
@@ -38,7 +38,7 @@ class Site:
 
     @classmethod
     def of_user(cls) -> Site:
-        """The place in the user's code (or in our library of kernels) from which TileLink was called."""
+        """The place in the user's code, or in our library of kernels, that called TileLink."""
         frame = sys._getframe(1)
         while frame.f_back is not None and _is_ours(frame):
             frame = frame.f_back
@@ -52,8 +52,8 @@ _WRAPPERS = (contextlib.__file__, dataclasses.__file__, functools.__file__)
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether a frame is TileLink's machinery, or what it is called through: the standard library's wrappers, and torch
-    for operators."""
+    """Whether a frame belongs to TileLink, or to code through which it is called: wrappers of the standard library, or
+    torch for operators."""
     file = frame.f_code.co_filename
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     if file == "<string>":  # made by dataclasses for a class of ours; else what the user typed
@@ -64,14 +64,14 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def similar(name: object, known: Iterable[str]) -> str:
-    """What an error says behind the names that it lists: which of those was meant, if one is much like it."""
+    """The end of an error that lists names: a suggestion if one name is similar, else ""."""
     by_letters = {n.lower(): n for n in known if n != name}
     close = get_close_matches(str(name).lower(), by_letters, 1)
     return f"; did you mean {by_letters[close[0]]}?" if close else ""
 
 
 def listed(known: Iterable[str], name: object) -> str:
-    """The names that are known, as an error lists them, and which of them was meant."""
+    """The known names, as an error lists them, with a suggestion."""
     names = list(known)
     return ", ".join(names) + similar(name, names)
 
@@ -81,8 +81,8 @@ R = TypeVar("R")
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that users call. The traceback of an error of ours that leaves it holds the user's frames alone; that
-    of another error holds our frames only behind the user's last. Arguments that it does not take are an ArgumentError
+    """Decorates a function that users call. The traceback of a TileLink error then has only the user's frames. The
+    traceback of another error has our frames only after the user's last frame. Wrong arguments become an ArgumentError
     with the user's line."""
 
     @functools.wraps(function)
@@ -105,7 +105,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _users(trace: TracebackType | None, and_ours_behind: bool = False) -> TracebackType | None:
-    """A traceback without our frames, or without those before the user's last one."""
+    """A traceback without our frames, or only without those before the user's last frame."""
     if trace is None:
         return None
     rest = _users(trace.tb_next, and_ours_behind)
@@ -115,8 +115,8 @@ def _users(trace: TracebackType | None, and_ours_behind: bool = False) -> Traceb
 
 
 class TileLinkError(Exception):
-    """Base of all errors of TileLink. `site` is the place in the user's source, where there is one, and `tile` the tile
-    that would do it: its role, number and rank."""
+    """Base of all errors of TileLink. `site`: the place in the user's source, if there is one. `tile`: the tile that
+    makes the mistake (its role, number and rank), if there is one."""
 
     tile: tuple[str, int, int] | None = None
 
@@ -127,7 +127,7 @@ class TileLinkError(Exception):
         super().__init__(f"{where}{message}{what}")
 
     def because_of(self, what: str, site: Site) -> Self:
-        """The same error, which names a second place that it is due to, unless that is its own."""
+        """The same error with a second place that contributes, unless that is the error's own place."""
         if self.site is not None and (self.site.file, self.site.line) == (site.file, site.line):
             return self
         return type(self)(f"{self.message}; {what}: {site}", self.site)
@@ -142,15 +142,19 @@ class UndefinedNameError(TileLinkError):
 
 
 class ViewError(TileLinkError):
-    """Memory is touched outside a view, or a view is used for what it can't do."""
+    """Memory access outside a view, or a use that the view does not allow."""
 
 
 class GuardError(ViewError):
-    """A guarded view is read beyond what was waited for."""
+    """A read of a guarded view beyond the region that was waited for."""
+
+
+class RowIndexError(ViewError):
+    """An integer of a tensor that picks rows is the number of none."""
 
 
 class UnguardedReadError(TileLinkError):
-    """A read of what other tiles wrote, without a wait."""
+    """A read of data of other tiles, without a wait."""
 
 
 class WaitWithoutNotifyError(TileLinkError):
@@ -162,7 +166,7 @@ class NotifyWithoutStoreError(TileLinkError):
 
 
 class SignalCountError(TileLinkError):
-    """How often a signal is given in a run can't be derived, or differs from what was derived."""
+    """The number of notifications of a signal can't be derived, or differs from the derived one."""
 
 
 class HomeError(TileLinkError):
@@ -174,7 +178,7 @@ class DimensionError(TileLinkError):
 
 
 class DtypeError(TileLinkError):
-    """A dtype that an operation does not take, or dtypes that do not go together."""
+    """A dtype that an operation does not take, or dtypes that can't be combined."""
 
 
 class RankError(TileLinkError):
@@ -182,7 +186,7 @@ class RankError(TileLinkError):
 
 
 class WorldError(TileLinkError):
-    """A world that can't be: no ranks, or not the number that was promised."""
+    """A world without ranks, or with another number of ranks than promised."""
 
 
 class TileSizeError(TileLinkError):
@@ -190,15 +194,15 @@ class TileSizeError(TileLinkError):
 
 
 class DataBranchError(TileLinkError):
-    """A branch on data around what has to be known before the run."""
+    """A branch on data around a value that must be known before the run."""
 
 
 class ScheduleError(TileLinkError):
-    """A schedule that asks for what a role or the machine can't do."""
+    """A schedule that asks for something that a role or the machine can't do."""
 
 
 class FormError(TileLinkError):
-    """A program that a form of kernels does not take."""
+    """A program that a form of kernels does not support."""
 
 
 class RoleWithoutScheduleError(ScheduleError):
@@ -206,11 +210,11 @@ class RoleWithoutScheduleError(ScheduleError):
 
 
 class ScheduleWithoutRoleError(ScheduleError):
-    """A name in the schedule that is no role of the program."""
+    """A name in the schedule that is not a role of the program."""
 
 
 class ArgumentError(TileLinkError):
-    """An argument of a call that is not what the program declares."""
+    """An argument of a call that does not fit the program's declaration."""
 
 
 class ShapeError(ArgumentError):
@@ -230,7 +234,7 @@ class HeapError(TileLinkError):
 
 
 class TargetError(TileLinkError):
-    """A target that there is not, or that can't do what is asked of it."""
+    """Unknown target, or a target without the requested feature."""
 
 
 class FarAccessError(TileLinkError):
@@ -238,7 +242,7 @@ class FarAccessError(TileLinkError):
 
 
 class NvshmemError(TileLinkError):
-    """NVSHMEM is not installed, or not in a version that goes with the rest."""
+    """NVSHMEM is not installed, or its version does not fit the other packages."""
 
 
 class RankMismatchError(TileLinkError):
@@ -246,7 +250,7 @@ class RankMismatchError(TileLinkError):
 
 
 class RankDiedError(TileLinkError):
-    """The process of a rank has ended while its peers wait for it."""
+    """The process of a rank ended while its peers wait for it."""
 
 
 class RankFailedError(TileLinkError):
@@ -254,11 +258,11 @@ class RankFailedError(TileLinkError):
 
 
 class MachineError(TileLinkError):
-    """A description of a machine with a number that is missing, has no source or can't be."""
+    """A description of a machine with a number that is missing, has no source, or is impossible."""
 
 
 class UnknownMachineError(MachineError):
-    """A machine of which there is no description."""
+    """A machine without a description."""
 
 
 class MachineMemoryError(TileLinkError):
@@ -266,11 +270,11 @@ class MachineMemoryError(TileLinkError):
 
 
 class ConfigError(TileLinkError):
-    """A model's configuration that can't be read, or that can't be cut over the ranks."""
+    """A model's configuration that can't be read, or can't be split over the ranks."""
 
 
 class StuckError(TileLinkError):
-    """No rank can go on: a wait whose signals will never come. `lines`: the places in the source that wait."""
+    """No rank can continue: a wait whose signals never come. `lines`: the source lines that wait."""
 
     def __init__(self, message: str, site: Site | None = None, lines: tuple[str, ...] = ()) -> None:
         self.lines = lines
@@ -282,31 +286,31 @@ class CapacityError(TileLinkError):
 
 
 class NeverEnteredError(StuckError):
-    """A rank waited too long for another one to come to a run."""
+    """A rank waited too long for another rank to enter a run."""
 
 
 class BudgetError(TileLinkError):
-    """A check that would take more time and memory than it may."""
+    """A check that needs more time and memory than its budget."""
 
 
 class UnsafeProgramError(TileLinkError):
-    """A program that `check` finds unsafe, before it is launched."""
+    """A program that `check` finds unsafe; it is not launched."""
 
 
 class TileProgramError(TileLinkError):
-    """A tile program that is not well formed: a fault of a pass of the frontend, not of the user's program."""
+    """A malformed tile program: a bug in a pass of the frontend, not in the user's program."""
 
 
 class KernelError(TileLinkError):
-    """A kernel in which a name has no meaning, or two: a fault of the lowering, not of the program."""
+    """A kernel in which a name has no meaning, or two: a bug in the lowering, not in the program."""
 
 
 class TraceMismatchError(TileLinkError):
-    """A lowered kernel did something else than the unrolled program says."""
+    """A lowered kernel made other memory operations than the unrolled program."""
 
 
 class SymmetricMemoryError(TileLinkError):
-    """Memory that the ranks of a group reach in each other can't be had."""
+    """The ranks of a group can't get memory that they all can access."""
 
 
 class DriverError(TileLinkError):
@@ -314,8 +318,8 @@ class DriverError(TileLinkError):
 
 
 class ResidencyError(ScheduleError):
-    """Workers that wait for each other, and can't all be on the device at a time."""
+    """Workers that wait for each other, but do not fit on the device at the same time."""
 
 
 class CaptureError(TileLinkError):
-    """A call inside the capture of a CUDA graph that would have to compile or allocate: it was not prepared."""
+    """A call, captured in a CUDA graph, that would have to compile or allocate because it was not prepared."""

@@ -17,6 +17,7 @@ from tilelink.frontend.sizes import even_parts
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
+from tilelink.kernels.matmul_fabric_all_reduce import matmul_fabric_all_reduce
 from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
@@ -24,7 +25,7 @@ from tilelink.programs.program import Program
 
 SUMS = {
     matmul_reduce_scatter: True, matmul_ring_reduce_scatter: True, matmul_all_reduce: False,
-    matmul_one_shot_all_reduce: False,
+    matmul_fabric_all_reduce: False, matmul_one_shot_all_reduce: False,
 }  # fmt: skip
 """The programs that add up partial sums of all ranks, and whether the rows of the sum are cut over them."""
 WORLDS = (2, 1, 4)

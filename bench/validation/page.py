@@ -13,23 +13,35 @@ from bench.validation.results import UNFITTED, Outcome, Result, errors, fitted, 
 from tilelink.analysis.simulate import FUSED, OUTSIDE
 
 HEAD = """\
-# Predicted beside published
+# Predicted times compared with published times
 
-For whoever wants to know how far a prediction is from the truth. Nothing here was measured by us.
+This page is for engineers who use predictions of TileLink. After reading it you know their errors,
+and where the model is wrong. We measured none of these times.
 
 """
 
 ABOUT = """\
-Written by `python -m bench.validation`; [performance-model.md](performance-model.md) says what the model is.
-*Unfitted* is our model on the machine as described, with nothing fitted. *Events* is our model and *simple* is
-max(operations / rate, bytes / bandwidth), both with the same parameters, fitted to rows of the same papers: they say
-how good the model could be if a machine's rates were measured. Within a source rows alternate in the order listed: the
-first is for fitting (f), the second for judging (J), and so on; a row for judging is looked at only here. Numbers in
-ms, or, where marked x, how many times faster than unfused. Errors are predicted / published - 1.
+`python -m bench.validation` writes this page. [performance-model.md](performance-model.md)
+describes the model. The tables have three predictions:
 
-Parameters: `matmul`, TFLOP/s of the fused kernel, and `library`, of the library's; `link`, GB/s that an implementation
-gets out of a link in one direction; `collective`, GB/s of the library's; `fixed`, microseconds that a run takes beside
-all else; `host`, microseconds in which the host enqueues it, and before which it can't end.
+- *Unfitted* is our model on the machine as described.
+- *Events* is our model with fitted parameters.
+- *Simple* is max(operations / rate, bytes / bandwidth) with the same parameters, fitted, too.
+
+Parameters are fitted to rows of the same papers. *Events* and *simple* therefore say how good the
+models could be if a machine's rates were measured. Within a source, rows alternate in the listed
+order: the first is for fitting (f), the second for judging (J), and so on. Fits never use a row for
+judging. Numbers are in ms; numbers marked x are speed-ups over the unfused form. Errors are
+predicted / published - 1.
+
+| parameter | unit | meaning |
+|---|---|---|
+| `matmul` | TFLOP/s | rate of the fused kernel |
+| `library` | TFLOP/s | rate of the library's matmul |
+| `link` | GB/s | rate that an implementation gets from a link in one direction |
+| `collective` | GB/s | rate of the library's collective |
+| `fixed` | us | time that a run takes in addition to its work |
+| `host` | us | time in which the host enqueues the run; the run can't end earlier |
 
 """
 
@@ -59,13 +71,14 @@ def _unfitted(outcomes: Sequence[Outcome]) -> str:
     (all_off, worst), (judged_off, _) = errors(fused, UNFITTED), errors(judged, UNFITTED)
     unfused_off, unfused_worst = errors(unfused, UNFITTED)
     return (
-        "**`tilelink simulate` and `tilelink plan` use nothing fitted.** Of fused rows their predictions are "
-        f"{judged_off:.0%} off where rows are for judging, {all_off:.0%} over all {len(fused)}, {worst:.0%} at worst; "
-        f"{fast} of {len(fused)} took longer than predicted. Of two implementations of a row they say rightly which is "
-        f"faster in {right} of {total} pairs. Unfused rows are {unfused_off:.0%} off, {unfused_worst:.0%} at worst.\n"
+        "**`tilelink simulate` and `tilelink plan` use nothing fitted.** Their predictions of fused rows are "
+        f"{judged_off:.0%} off for the rows for judging, and {all_off:.0%} for all {len(fused)} rows.\n"
+        f"The largest error is {worst:.0%}. {fast} of {len(fused)} took longer than predicted.\n"
+        f"Predictions name the faster of two implementations of a row in {right} of {total} pairs.\n"
+        f"Unfused rows are {unfused_off:.0%} off, with a largest error of {unfused_worst:.0%}.\n"
         f"On 29 further rows from public threads, {OUTSIDE}.\n"
-        f"So both commands print an interval, {FUSED}, around a fused time. It is rough: {inside} of the {len(fused)} "
-        "rows here lie in it.\n\n"
+        f"Both commands therefore print an interval, {FUSED}, around a fused time. The interval is rough:\n"
+        f"{inside} of the {len(fused)} rows here lie in it.\n\n"
     )
 
 
@@ -79,10 +92,10 @@ def _decided(outcomes: Sequence[Outcome]) -> str:
     lines = [
         "## What `tilelink plan` decides",
         "",
-        f"Of {len(made)} published fused rows with an unfused one it would fuse {fused}, in the library's own "
-        f"schedules. {wrong} of these were slower than unfused, and {missed} of the others were faster. Taking what it "
-        f"decides is {gained(made):.3f} times as fast as unfused, the geometric mean; taking the faster of both is "
-        f"{best:.3f}.",
+        f"{len(made)} published fused rows have an unfused row. `tilelink plan` would fuse {fused} of them, in the\n"
+        f"library's own schedules. {wrong} of these were slower than unfused, and {missed} of the others were faster.\n"
+        f"Its decisions are {gained(made):.3f} times as fast as unfused (geometric mean);\n"
+        f"taking the faster of both is {best:.3f}.",
         "",
         "| source | row | implementation | published | predicted | form | fused |",
         "|---" * 7 + "|",
@@ -106,10 +119,10 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
         lines.append(f"| {name} | {len(results)} | {_errors(results)} |")
     for o in outcomes:
         judged = [r for r in o.results if r.fused and r.judged]
-        lines.append(f"| of them, judged: {o.source.name} | {len(judged)} | {_errors(judged)} |")
+        lines.append(f"| judged: {o.source.name} | {len(judged)} | {_errors(judged)} |")
     right, total = map(sum, zip(*(order_kept(o.results, EVENTS) for o in outcomes), strict=True))
     simple, _ = map(sum, zip(*(order_kept(o.results, SIMPLE) for o in outcomes), strict=True))
-    order = f"Fitted, {right} of {total} pairs of implementations are in the right order; the simple model, {simple}."
+    order = f"*Events* puts {right} of {total} pairs of implementations in the right order, *simple* {simple}."
     return "\n".join(lines) + f"\n\n{order}\n\n"
 
 

@@ -92,7 +92,7 @@ SOURCES = (
             for k, fused in ((512, 6.483), (1024, 6.613), (4096, 11.828))
         ),
         ("matmul", "link:ParallelKittens:RS"),
-        "Its stores add up at the home; the program of ours stores as many bytes there, and adds nothing.",
+        "Its stores add up at the home; our program stores as many bytes there and adds nothing.",
     ),
     Source(
         "flux, 8x L20",
@@ -179,6 +179,6 @@ SOURCES = (
             for m, nccl, fused in ((512, 0.133653, 0.307717), (1024, 0.223621, 0.314597), (2048, 0.422704, 0.409870))
         ),
         ("host", "library"),
-        "A host enqueues a wait and a copy for every peer: its time is a floor, not a sum.",
+        "A host enqueues a wait and a copy for every peer. Its time is a lower bound of the run's time.",
     ),
 )

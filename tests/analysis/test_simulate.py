@@ -18,6 +18,7 @@ from tests.programs.exchanges import readers_first
 from tests.programs.notifying import moves
 from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import Prediction, predict, steps_of
+from tilelink.analysis.simulate.costs import costs, way
 from tilelink.analysis.simulate.steps import fold
 from tilelink.analysis.simulate.verdict import WORTH_SAYING, deciding, neighbour, times_as_fast
 from tilelink.errors import (
@@ -30,6 +31,7 @@ from tilelink.errors import (
     shown,
 )
 from tilelink.frontend.sizes import Sizes
+from tilelink.kernels import matmul_fabric_all_reduce as fabric
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul import matmul
@@ -140,6 +142,21 @@ def test_a_multicast_leaves_once() -> None:
 
     assert took("load-store") == pytest.approx(3 * SIZE / 1e3)
     assert took("multicast") == pytest.approx(SIZE / 1e3)
+
+
+def test_a_sum_of_the_fabric_enters_once() -> None:
+    """Rank 0 adds up all rows: loads from three peers keep its link busy three times as long as loads of the sum."""
+    on = plain(agents__load_store__saturation=1.0, agents__multicast__saturation=1.0)
+    sizes: dict[str, Any] = {"M": (64, 0, 0, 0), "N": 64, "K": 64}
+
+    def entering(via: str) -> float:
+        tiles = {"matmul": {"tile": (64, 64, 64)}, "share": {"tile": (64, 64), "via": via}, "take": {"tile": (64, 64)}}
+        bound = fabric.matmul_fabric_all_reduce.bind(fabric.multicast.changed(**tiles), "bfloat16")
+        steps = steps_of(bound, Sizes.of(bound, 4, sizes), on, {})
+        return float(way(steps, costs(steps, on, {}), on).entering[~steps.pushed].sum())
+
+    assert entering("load-store") == pytest.approx(3 * SIZE / 1e3)
+    assert entering("multicast") == pytest.approx(SIZE / 1e3)
 
 
 def test_an_engine_takes_no_sm_and_sets_up_every_copy() -> None:

@@ -26,6 +26,7 @@ from tilelink.emulator.late_network import (  # noqa: F401, kernels import them 
 )
 
 WORLD = tl.constexpr(4)
+(_elements,) = portable.over(globals(), multicast_by_loops._elements)
 (multicast_store,) = portable.over(globals(), multicast_by_loops.multicast_store)
 
 

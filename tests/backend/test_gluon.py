@@ -36,7 +36,8 @@ from tilelink.programs.program import Program
 
 __all__ = ["own_cache"]
 WARPS = "sm_90+warps"
-SIZES = {"M": 1024, "N": 1024, "K": 1024, "S": 1024, "sent": 1024, "routed": 1024, "experts": 2}
+SIZES = {"M": 1024, "N": 1024, "K": 1024, "S": 1024, "sent": 1024, "routed": 1024, "experts": 2,
+         "tokens": 1024}  # fmt: skip
 
 
 @tk.tile

@@ -16,16 +16,19 @@ from triton.compiler import ASTSource
 import tilelink as tk
 from tests.backend import multicast_by_loops, multicast_in_nodes
 from tests.backend.edited import replaced
-from tests.backend.small_programs import lowered, verdict
+from tests.backend.small_programs import lowered, small, verdict
 from tests.kernels.gather_gemm import Call, small_world
+from tests.kernels.gemm_reduce import Sum, in_tiles
 from tests.programs.exchanges import telling
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
 from tilelink.backend.parameters import Parameter
 from tilelink.backend.targets import CPU
-from tilelink.backend.targets.multimem import multicast_notify, multicast_store
+from tilelink.backend.targets.multimem import multicast_notify, multicast_store, multicast_sum
+from tilelink.errors import FarAccessError
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, multicast, push
+from tilelink.kernels.matmul_fabric_all_reduce import matmul_fabric_all_reduce
 from tilelink.runtime.cpu.world import LATE, CpuWorld
 from tilelink.runtime.launch import Run
 
@@ -100,6 +103,22 @@ def test_vectors_with_an_entry_a_rank(M: int, at_once: bool) -> None:
     assert ("multicast_store(" in prepared.lowered.source) == at_once
 
 
+SUMMED = in_tiles(matmul_fabric_all_reduce, "multicast", (16, 16, 16), (16, 16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("rows", "N", "at_once"), [(48, 32, True), (17, 40, True), (2, 20, False)])
+def test_a_sum_over_all_ranks_is_read_at_once(rows: int, N: int, at_once: bool, dtype: torch.dtype) -> None:
+    """Two calls in a row, of rows that no tile divides; 20 columns are no whole 16 bytes of 16-bit elements."""
+    call = Sum((rows, 0, 0), N=N, K=24, dtype=dtype, schedule=SUMMED, integers=True, program=matmul_fabric_all_reduce)
+    world = with_multicast()
+    results = world.run(lambda group: [call.on(group, out=call.poison()) for _ in range(2)])
+    (prepared,) = world.lane.prepared.values()
+    assert ("multicast_sum(" in prepared.lowered.source) == (at_once or dtype == torch.float32)
+    for outs in zip(*results, strict=True):
+        call.check(outs)
+
+
 # ---- inside nodes, with a network between them
 
 IN_NODES = replace(LATE, name="multicast in nodes", module=multicast_in_nodes.__name__, multicast=True)
@@ -135,6 +154,12 @@ def test_blocks_from_registers_go_to_the_node_at_once_and_to_others_by_way_of_a_
     assert "put_far(" in prepared.lowered.source
 
 
+def test_no_network_adds() -> None:
+    x, weight = torch.ones(32, 16), torch.ones(16, 32)
+    with pytest.raises(FarAccessError, match="may be on another node, and no network loads into registers"):
+        nodes_with_multicast().run(lambda g: matmul_fabric_all_reduce(x, weight, schedule=SUMMED, group=g))
+
+
 POINTERS = {"bf16": 16, "fp16": 16, "fp32": 32, "i8": 8, "fp8e4nv": 8}
 
 
@@ -163,6 +188,40 @@ def test_multimem_stores_16_bytes_as_they_were_loaded(dtype: str, arch: int) -> 
     )
     assert ptx.count("multimem.red.release.sys.global.add.u32") == ptx.count("fence.proxy.alias") == 1
     assert made.metadata.shared == 0
+
+
+@triton.jit
+def read(out, multicast, M, N):
+    tile = tl.program_id(0)
+    rows = tl.arange(0, 32)[:, None]
+    width: tl.constexpr = 128 // out.dtype.element_ty.primitive_bitwidth
+    offsets = tile * 64 + rows * N + tl.arange(0, 64 // width)[None, :] * width
+    block = multicast_sum(multicast, 256, offsets, rows < M, out.dtype.element_ty)
+    tl.store(out + tile * 64 + rows * N + tl.arange(0, 64)[None, :], block, mask=rows < M)
+
+
+@pytest.mark.parametrize("arch", [90, 100])
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("bf16", "acc::f32.v4.bf16x2"), ("fp16", "acc::f32.v4.f16x2"), ("fp32", "v4.f32")]
+)
+def test_multimem_loads_16_bytes_of_sums(dtype: str, kind: str, arch: int) -> None:
+    """Compiled only. What a thread loads it stores as 16 bytes: no way through shared memory."""
+    aligned = {(k,): [["tt.divisibility", 16]] for k in (0, 3)}
+    signature = {"out": f"*{dtype}", "multicast": "i64", "M": "i32", "N": "i32"}
+    made = triton.compile(ASTSource(read, signature, {}, aligned), target=GPUTarget("cuda", arch, 32))
+    ptx, each = made.asm["ptx"], 32 * 64 * POINTERS[dtype] // 8 // 128 // 16
+    assert ptx.count(f"multimem.ld_reduce.relaxed.sys.global.add.{kind}") == ptx.count("st.global.v4.b32") == each
+    assert ptx.count("fence.proxy.alias") == 1 and ptx.index("fence.proxy.alias") < ptx.index("multimem.ld_reduce")
+    assert made.metadata.shared == 0
+
+
+def test_gates_see_what_sums_depend_on() -> None:
+    """A sum that is read whether or not its tiles have come."""
+    made = small("sm_90", matmul_fabric_all_reduce, "multicast")
+    whole = verdict(made)
+    assert whole.findings == () and whole.expected == whole.found
+    early = verdict(made, replaced(r"(multicast_sum\(.*) \+ ready, ", r"\1, "))
+    assert any(finding.startswith("guarded") for finding in early.findings)
 
 
 def test_gates_count_what_multimem_does() -> None:

@@ -37,7 +37,7 @@ TINY = ["--shapes", "M=32,N=64,K=64", "--worlds", "2", "--dtypes", "fp32", "--op
 FORMS = (UNFUSED, "push", "pull", "multicast", "engine")
 REDUCTIONS = {
     "matmul_reduce_scatter": (UNFUSED, "fused", "push", "pull", "engine", "ring"),
-    "matmul_all_reduce": (UNFUSED, "fused", "multicast", "one_shot"),
+    "matmul_all_reduce": (UNFUSED, "fused", "multicast", "fabric", "one_shot"),
 }
 Record = dict[str, Any]
 

@@ -37,7 +37,7 @@ NODES = [
         "entry a node",
         DimensionError,
         {'    full = tk.local("M", "K")': '    full = tk.local(tk.nodes, "M", "K")  # <-'},
-        "dimension 0, tk.nodes, has to be the name of a dimension, or tk.ranks",
+        "dimension 0, tk.nodes, must be the name of a dimension, or tk.ranks",
     ),
     tile("at all nodes", RankError, "a = x[t.rows].at(tk.nodes)  # <-", "takes a rank or tk.ranks, not tk.nodes"),
     tile("place without a node", NotUnderstoodError, "a = tk.rank_at(1)  # <-", "tk.rank_at takes node, place"),
@@ -65,7 +65,7 @@ NODES = [
             'tile=(16, 16), at="home"': 'tile=(16, 16), at="home", order=tk.order(lambda step, rank, world: step // 2)',
             UNROLL: UNROLL.replace("world=2", "world=4, per_node=2"),
         },
-        "walks the parts [0, 0] on rank 0 of 2; it has to be a permutation of 0..1",
+        "walks the parts [0, 0] on rank 0 of 2; it must be a permutation of 0..1",
     ),
 ]
 

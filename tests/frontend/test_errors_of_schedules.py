@@ -160,7 +160,7 @@ SCHEDULES = [
         "resource without a role",
         ScheduleError,
         f"tk.Schedule(tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",
-        "tk.Schedule(SMs(...)): a resource has the name of its role",
+        "tk.Schedule(SMs(...)): name the role of the resource",
     ),
     schedule(
         "change that is a number",
@@ -230,8 +230,8 @@ SCHEDULES = [
             USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: s if r else w - 1 - s)",
             LAUNCH_USE: f"{LAUNCH_USE}  # <-",
         },
-        "[1, 0] on rank 0 of 2, but as integer arithmetic it is step",
-        "Python decides something",
+        "[1, 0] on rank 0 of 2, but in the kernel it is step",
+        "can't take a branch of Python",
     ),
     pair(
         "order from a list",
@@ -271,7 +271,7 @@ SCHEDULES = [
             USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: s if isinstance(s, int) is False else float(s))",
             LAUNCH_USE: f"{LAUNCH_USE}  # <-",
         },
-        "walks the parts [0.0, 1.0] on rank 0 of 2; it has to be a permutation of 0..1",
+        "walks the parts [0.0, 1.0] on rank 0 of 2; it must be a permutation of 0..1",
     ),
     pair(
         "order that fails",

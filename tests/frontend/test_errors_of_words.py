@@ -225,7 +225,7 @@ STATEMENTS = [
         "launch of what is no tile function",
         NotUnderstoodError,
         {"@tk.tile\ndef use": "def use", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
-        "what is launched so is a tile function: write @tk.tile above use (",
+        "only tile functions are launched like this: write @tk.tile above use (",
     ),
     tile("store with a mask", NotUnderstoodError, "out[t].store(1.0, mask=None)  # <-", "out[t].store takes block"),
     tile("store of nothing", NotUnderstoodError, "out[t].store()  # <-", "out[t].store takes block"),

@@ -205,7 +205,7 @@ def needs_a_function(x: tk.Local("M", "N"), out: tk.Local("M", "N"), function: t
     [
         (lambda: tk.Each("M"), DimensionError, "a list of tensors"),
         (lambda: tk.program(each_of_one_length).recorded(), NotUnderstoodError, "lists of one length"),
-        (lambda: tk.program(own_dimension_cut).recorded(), DimensionError, "cut along M, of which every member"),
+        (lambda: tk.program(own_dimension_cut).recorded(), DimensionError, "but each member has another M"),
         (lambda: tk.program(needs_a_function).recorded(), ArgumentError, "needs a function function"),
         (lambda: all_gather_matmul.of(0), ArgumentError, "at least 1"),
         (lambda: all_gather_matmul.of(epilogue=abs), ArgumentError, "@triton.jit"),

@@ -1,13 +1,18 @@
-"""Roles that multicast: a rank axis that only names where things go becomes views of all ranks."""
+"""Roles that multicast: a rank axis that only names where things go becomes views of all ranks, and so does a loop that
+adds up the same of all ranks."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import triton.language as tl
 
+import tilelink as tk
 from tests.frontend.wrong import GATHER, GATHER_TILE, NOTIFY, Case, check, load, pair
 from tilelink.errors import ScheduleError
+from tilelink.kernels import matmul_fabric_all_reduce as fabric
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, multicast, push
 
 MULTICAST = {GATHER_TILE: f'{GATHER_TILE}, via="multicast"'}
@@ -28,18 +33,18 @@ WRONG = [
     asked(
         "at the reader",
         {GATHER_TILE: 'tile=(16, 16), at="reader", via="multicast"', LAUNCH: f"{LAUNCH}  # <-"},
-        "gather can't multicast: nothing of it goes to all ranks alike",
+        "gather can't multicast: it writes nothing to all ranks alike, and reads no sum over them",
     ),
     asked(
         "no axis",
         MULTICAST
         | {NOTIFY: NOTIFY.replace("t.reader", "0"), LAUNCH: LAUNCH.replace(", reader=tk.ranks", "") + "  # <-"},
-        "it needs a rank axis that it does not execute at",
+        "It needs a rank axis that only names where copies, stores and notifications go",
     ),
     asked(
         "a condition on the axis",
         MULTICAST | {NOTIFY: f"    if t.reader != t.home:\n    {NOTIFY}", LAUNCH: f"{LAUNCH}  # <-"},
-        "only names whose memory copies, stores and notifications go to",
+        "only names where copies, stores and notifications go",
     ),
     asked(
         "arithmetic on the axis",
@@ -80,3 +85,63 @@ def test_a_loop_over_the_ranks_reads_once() -> None:
     written = [sorted(line for line in of if not line.startswith("read")) for of in lines]
     assert written[0] == written[1]
     assert [sum(line.startswith("read") for line in of) for of in lines] == [9, 3]
+
+
+def test_a_sum_over_all_ranks_is_one_load() -> None:
+    program = fabric.matmul_fabric_all_reduce.bind(fabric.multicast, "bfloat16")
+    text = str(program).split("role share")[1].split("role take")[0]
+    assert "ready = wait(partial[M[M_lo:+128], N[N_lo:+256]].at(all ranks))\n" in text
+    assert "+ partial[M[M_lo:+128], N[N_lo:+256]].at(all ranks).load()\n" in text
+    assert "for source" not in text
+    assert "rows" not in {t.name for t in program.tensors}, "it only says how tiles are spread"
+
+
+@tk.tile
+def hand(t, x, there):
+    tk.notify(tk.copy(x[t], there[t]))
+
+
+@tk.tile
+def add(t, there, out):
+    acc = tl.zeros(t.shape, there.dtype)
+    for source in tk.ranks():
+        acc += tk.wait(there[t].at(source)).load()
+    out[t].store(acc)
+
+
+@tk.tile
+def add_twice(t, there, out):
+    acc = tl.zeros(t.shape, there.dtype)
+    for source in tk.ranks():
+        acc += 2 * tk.wait(there[t].at(source)).load()
+    out[t].store(acc)
+
+
+def summing(tile: Any) -> Any:
+    def body(x, out):  # type: ignore[no-untyped-def]
+        there = tk.local("M")
+        hand[tk.tiles(x)](x, there)
+        tile.named("add")[tk.tiles(out)](there, out)
+
+    body.__annotations__ = {"x": tk.Local("M"), "out": tk.Local("M")}
+    return tk.program(body)
+
+
+@pytest.mark.parametrize(("tile", "dtype"), [(add, "int32"), (add, "float8_e5m2"), (add_twice, "float32")])
+def test_what_a_fabric_does_not_add_stays_a_loop(tile: Any, dtype: str) -> None:
+    schedule = tk.Schedule(hand=tk.SMs(tile=(16,)), add=tk.SMs(tile=(16,), via="multicast"))
+    with pytest.raises(ScheduleError, match=r"add can't multicast: .* reads no sum over them"):
+        summing(tile).bind(schedule, dtype)
+
+
+def test_the_same_tiles_are_read_and_awaited_as_by_a_loop() -> None:
+    """One wait and one read of each rank, as many notifications, and a proof for all sizes in both forms."""
+    program, near = fabric.matmul_fabric_all_reduce, fabric.multicast.changed(share={"via": "load-store"})
+    tiles = {"matmul": {"tile": (16, 16, 16)}, "share": {"tile": (16, 16)}, "take": {"tile": (16, 16)}}
+    found = []
+    for schedule in (near, fabric.multicast):
+        events = program.unroll(schedule.changed(**tiles), world=3, M=48, N=32, K=16)
+        lines = (line.split(": ", 1)[1] for line in events.text().splitlines() if " share tile" in line)
+        found.append(sorted(lines))
+        assert "structural" in str(program.check(schedule.changed(**tiles), world=3, M=48, N=32, K=16))
+    assert found[0] == found[1] and sum(line.startswith("wait") for line in found[0]) == 18

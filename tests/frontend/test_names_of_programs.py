@@ -70,7 +70,7 @@ def test_names_that_are_none(name: str, tmp_path: Path) -> None:
     with pytest.raises(NotUnderstoodError, match="a role's name has letters, digits and _"):
         load(tmp_path, SOURCE.replace('"put"', f'"{name}"'))
     if name != "put[0]":
-        with pytest.raises(DimensionError, match="has to be the name of a dimension"):
+        with pytest.raises(DimensionError, match="must be the name of a dimension"):
             load(tmp_path, SOURCE.replace('"M"', f'"{name}"'))
 
 
@@ -83,9 +83,9 @@ def test_results_lie_as_they_are_declared(tmp_path: Path) -> None:
 
 
 def test_what_is_contiguous_is_a_dimension_of_the_tensor(tmp_path: Path) -> None:
-    with pytest.raises(DimensionError, match=r"contiguous='N' is none of the dimensions \('M', 'K'\)"):
+    with pytest.raises(DimensionError, match=r"contiguous='N' is not one of the dimensions \('M', 'K'\)"):
         load(tmp_path, SOURCE.replace('out: tk.Local("M", "K")', 'out: tk.Local("M", "K", contiguous="N")'))
-    with pytest.raises(DimensionError, match=r"contiguous='N' is none of the dimensions \('M', 'K'\)"):
+    with pytest.raises(DimensionError, match=r"contiguous='N' is not one of the dimensions \('M', 'K'\)"):
         load(tmp_path, SOURCE.replace('x: tk.Local("M", "K")', 'x: tk.Sharded("M", "K", contiguous="N")'))
 
 
@@ -93,7 +93,7 @@ def test_what_is_contiguous_is_a_dimension_of_the_tensor(tmp_path: Path) -> None
 def test_what_is_called_like_a_member_is_refused(tensor: str, dim: str, tmp_path: Path) -> None:
     module = load(tmp_path, LISTS.replace("TENSOR", tensor).replace('"K"', f'"{dim}"'))
     clash = tensor if tensor == "w_1" else dim
-    with pytest.raises(ArgumentError, match=f"program: {clash} is what . of one of 2 members is called"):
+    with pytest.raises(ArgumentError, match=f"program: {clash} is the name of . of one of 2 members"):
         module.program.of(2)
     assert module.program.of(1) is module.program
 

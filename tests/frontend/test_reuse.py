@@ -131,7 +131,7 @@ MISUSES = [
         "buffers of a tensor without entries",
         DimensionError,
         "pass",
-        "a number of buffers, at least 1, in which the entries of the first dimension, tk.ranks, take turns",
+        "it must be a number of buffers, at least 1, and the first dimension must be tk.ranks",
         source=REUSING.replace('tk.ranks, "M", "N", buffers=2)', '"M", "N", buffers=2)  # <-'),
     ),
     case(

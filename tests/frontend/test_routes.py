@@ -30,7 +30,7 @@ from tilelink.frontend.routes import Integers, Routing
 from tilelink.kernels.dispatch_matmul import dispatch_matmul, push
 from tilelink.kernels.matmul_combine import matmul_combine
 
-SIZES = {"K": 32, "N": 32, "experts": 2}
+SIZES = {"K": 32, "N": 32, "experts": 2, "tokens": 40}
 COUNTS = [[5, 0], [17, 3], [0, 0], [1, 40]]
 SMALL = push.changed(dispatch={"tile": (16, 16), "count": 2}, matmul={"tile": (16, 16, 16)})
 
@@ -38,7 +38,7 @@ SMALL = push.changed(dispatch={"tile": (16, 16), "count": 2}, matmul={"tile": (1
 def test_rows_lie_by_expert_and_source_at_home_and_by_expert_at_their_source() -> None:
     events = dispatch_matmul.unroll(SMALL, world=2, routed=COUNTS, **SIZES)
     tensors = [t.name for t in events.program.tensors]
-    assert dict(events.sizes.parts) == {"sent": (23, 43), "routed": (25, 41)}
+    assert dict(events.sizes.parts) == {"sent": (23, 43), "routed": (25, 41), "tokens": (20, 20)}
     writes = (events.op == WRITE) & (events.tensor == tensors.index("rows"))
     columns = events.rank, events.home, events.lo[:, 0], events.hi[:, 0]
     assert {tuple(int(c[k]) for c in columns) for k in np.flatnonzero(writes)} == {
@@ -62,7 +62,8 @@ def test_a_tile_of_an_expert_waits_for_the_sources_of_its_rows_alone() -> None:
 @pytest.mark.parametrize("program", [dispatch_matmul, matmul_combine], ids=lambda p: p.name)
 def test_routed_programs_are_safe_for_every_routing(program: Any) -> None:
     for schedule in program.schedules:
-        report = program.check(schedule, world=3, routed=random_counts(3, 2, 7), **SIZES)
+        top = {"top": 2} if program is matmul_combine else {}
+        report = program.check(schedule, world=3, routed=random_counts(3, 2, 7), **SIZES, **top)
         assert (report.verdict, report.proof) == ("safe", "structural")
 
 
@@ -128,17 +129,19 @@ def test_calls_that_are_wrong_are_refused_before_anything_runs() -> None:
     def called(**changed: Any) -> None:
         options = {"counts": torch.tensor(COUNTS), "parts": call.parts, **changed}
         counts = options.pop("counts")
-        given, weight = call.given, call.weight
-        small_world(2).run(lambda g: dispatch_matmul(given[g.rank], weight[g.rank], counts, group=g, **options))
+        given, weight, picks = call.given, call.weight, call.picks
+        small_world(2).run(
+            lambda g: dispatch_matmul(given[g.rank], weight[g.rank], counts, picks[g.rank], group=g, **options)
+        )
 
     for wrong, kind, said in (
         ({"counts": None}, ArgumentError, "dispatch_matmul needs route: (experts.all, ranks)"),
         ({"counts": COUNTS}, ArgumentError, "route is a list, not a tensor"),
         ({"counts": torch.tensor(COUNTS[:3])}, ShapeError, "route has shape (3, 2); counts are [experts of"),
         ({"counts": torch.tensor(COUNTS).T}, ShapeError, "route has 4 entries along dimension 1: it has one a rank, 2"),
-        ({"counts": torch.tensor(COUNTS).float()}, DtypeError, "route has dtype torch.float32; counts are int32"),
-        ({"parts": {"sent": (23, 42)}}, ShapeError, "x has shape (43, 40), so sent is 43 there; parts makes it 42"),
-        ({"parts": {"sent": (23, 43), "routed": COUNTS}}, ShapeError, "parts of routed are ((5, 0), (17, 3), (0, 0)"),
+        ({"counts": torch.tensor(COUNTS).float()}, DtypeError, "route has dtype torch.float32; its integers are int32"),
+        ({"parts": {**call.parts, "sent": (23, 42)}}, ShapeError, "order has shape (43,), so sent is 43 there; parts"),
+        ({"parts": {**call.parts, "routed": COUNTS}}, ShapeError, "parts of routed are ((5, 0), (17, 3), (0, 0)"),
         ({"timed": True}, ArgumentError, "dispatch_matmul has no timed calls"),
     ):
         with pytest.raises(kind, match=re.escape(said)):
@@ -263,11 +266,11 @@ def again(t, out, rows):  # type: ignore[no-untyped-def]
     ("body", "schedule", "kind", "said"),
     [
         (two_at_once, {}, DimensionError, "the rows of one route, not of"),
-        (along_two_cuts, {}, DimensionError, "goes along no other dimension that is cut over the ranks"),
-        (plainly, {}, DimensionError, r"take goes along R, a dimension of route: .* tk.tiles\(route, ...\)"),
+        (along_two_cuts, {}, DimensionError, "can't have another dimension that is cut over the ranks"),
+        (plainly, {}, DimensionError, r"the tile space of take has R, a dimension of route: .* tk.tiles\(route, ...\)"),
         (whole, {"cells": {"buffer0": (32, 16)}}, ScheduleError, "rows of several pieces along R, .* say None there"),
         (whole, {"move": tk.CopyEngine(tile=(None, None), at="home")}, ScheduleError, "the host enqueues its copies"),
-        (more_axes, {}, DimensionError, "have their own axes; reader can't be one too"),
+        (more_axes, {}, DimensionError, "have their own axes; reader can't be another"),
         (without_sources, {}, DimensionError, "dimension 0 of x is S; it is given R"),
         (cut_in_two_ways, {"again": tk.SMs(2, tile=(16, 16))}, SignalCountError, "cut from R in another way"),
         (whole, {"move": tk.SMs(2, tile=(16, 16), at="expert")}, ScheduleError, "it can be one of home, source"),
@@ -307,8 +310,8 @@ def test_a_route_is_between_two_cuts() -> None:
         whole(x, x, route, out)
 
     for program, said in (
-        (of_columns, "K is no dimension along which a tensor is cut over the ranks"),
-        (of_cut_experts, "S has to be a dimension of its own, of local tensors"),
+        (of_columns, "tensors with dimension K must be cut along it over the ranks"),
+        (of_cut_experts, "S must be a separate dimension, of local tensors"),
     ):
         with pytest.raises(DimensionError, match=said):
             program.recorded()
@@ -351,7 +354,7 @@ def test_an_entry_for_each_expert_is_written_by_a_tile_of_all_its_rows(over: str
 def test_what_the_structure_does_not_show_for_all_routings_is_not_called() -> None:
     program, schedule = summed("expert"), tk.Schedule(of_expert=tk.SMs(3, tile=(16, 16, 16)))
     given = torch.zeros(66, 16), torch.zeros(2, 16), torch.tensor(COUNTS)
-    with pytest.raises(UnsafeProgramError, match="does not show that it is safe wherever they go: that out"):
+    with pytest.raises(UnsafeProgramError, match="does not show that it is safe wherever they go: two tiles may"):
         small_world(2).run(lambda g: program(*given, schedule=schedule, group=g, parts={"R": (66, 66)}))
 
 

@@ -13,12 +13,13 @@ from tests.kernels.gather_gemm import Call
 from tilelink import Schedule
 from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
+from tilelink.kernels.matmul_fabric_all_reduce import matmul_fabric_all_reduce
 from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 
 SCATTERING = (matmul_reduce_scatter, matmul_ring_reduce_scatter)
-PROGRAMS = (*SCATTERING, matmul_all_reduce, matmul_one_shot_all_reduce)
+PROGRAMS = (*SCATTERING, matmul_all_reduce, matmul_fabric_all_reduce, matmul_one_shot_all_reduce)
 FORMS = [(program, name) for program in PROGRAMS for name in program.schedules]
 """Every program with every schedule beside it."""
 

@@ -26,6 +26,13 @@ ALONE = [(dispatch, "pull"), (combine, "pull")]
 """Without a product."""
 FORMS = [(p, s) for p in PROGRAMS for s in p.schedules]
 Counts = Sequence[Sequence[int]]
+TOP = 3
+"""Rows that a token adds up."""
+
+
+def _padded(integers: torch.Tensor, room: int) -> torch.Tensor:
+    """With integers behind them that are no rows, and that nobody looks at."""
+    return torch.nn.functional.pad(integers, (0, room - len(integers)), value=1 << 20)
 
 
 def random_counts(world: int, experts: int, seed: int, most: int = 40, empty: float = 0.3) -> Counts:
@@ -38,12 +45,13 @@ def random_counts(world: int, experts: int, seed: int, most: int = 40, empty: fl
 
 class Routed:
     """One call of every rank, of small whole numbers or normally distributed ones. `room`: rows that every rank has
-    room for, on both sides; as many as there are, by default. What has no row is poisoned."""
+    room for, on both sides; as many as there are, by default. `least`: of integers that say which token a row is.
+    What has no row is poisoned."""
 
     def __init__(
         self, form: tuple[Program, str | Schedule], counts: Counts, *, K: int = 40, N: int = 24,
         dtype: torch.dtype = torch.float32, integers: bool = False, tile: int = 16, seed: int = 0,
-        room: int | None = None,
+        room: int | None = None, least: int = -1,
     ) -> None:  # fmt: skip
         self.program, self.counts, self.dtype, self.integers = form[0], counts, dtype, integers
         self.schedule = form[1] if isinstance(form[1], Schedule) else in_tiles(*form, tile)
@@ -55,18 +63,32 @@ class Routed:
                 return torch.randint(-2, 3, shape, generator=random).to(dtype)
             return torch.randn(shape, generator=random).to(dtype)
 
-        first, *_ = self.program.parameters
         (route,) = self.program.recorded().routes
-        dim = self.program.parameters[first].dims[0]
         routing = Routing(Integers.of_array(np.array(counts)))
         rows = routing.parts(route)
         self.parts = rows if room is None else dict.fromkeys(rows, (room,) * self.world)
-        self.given = [numbers(n, K) for n in rows[str(dim)]]
-        self.dim, self.out = str(dim), next(d for d in route.sides if d != dim)
         self.multiplies = "weight" in self.program.parameters
+        self.sends = "x" in self.program.parameters
+        self.parts["tokens"] = tuple(5 + 13 * rank % 20 for rank in range(self.world))
+        side = self.parts["tokens"] if self.sends else rows[route.rows]
+        self.given = [numbers(n, K) for n in side]
         self.weight = [numbers(self.experts, K, N if self.multiplies else K) for _ in range(self.world)]
-        ranks = [{first: x.double(), "weight": w.double()} for x, w in zip(self.given, self.weight, strict=True)]
-        self.right = [of_rank["out"] for of_rank in REFERENCES[self.program](ranks, routing)]
+        sizes = list(zip(self.parts["tokens"], rows[route.sent], self.parts[route.sent], strict=True))
+        if self.sends:  # rows that a rank sends are any of its tokens
+            self.picks = [_padded(torch.randint(least, n, (sent,), generator=random), room) for n, sent, room in sizes]
+            more = [{"order": picks[: sent]} for picks, (_, sent, _) in zip(self.picks, sizes, strict=True)]
+        else:  # a token adds up any of the rows that came back
+            self.picks = [torch.randint(-1, sent, (n, TOP), generator=random) for n, sent, _ in sizes]
+            self.weights = [numbers(n, TOP).float() for n, *_ in sizes]
+            more = [{"place": p, "weights": w.double()} for p, w in zip(self.picks, self.weights, strict=True)]
+        first = "x" if self.sends else "rows"
+        ranks = [
+            {first: x.double(), "weight": w.double(), **m}
+            for x, w, m in zip(self.given, self.weight, more, strict=True)
+        ]
+        self.references = REFERENCES[self.program](ranks, routing)
+        self.right = [of_rank["out"] for of_rank in self.references]
+        self.dim, self.out = ("tokens", route.rows) if self.sends else (route.rows, "tokens")
 
     def on(self, group: Group, **options: Any) -> torch.Tensor:
         mine, weight, rank = self.given[group.rank], self.weight[group.rank], group.rank
@@ -77,8 +99,10 @@ class Routed:
         x[: len(mine)] = mine
         counts = torch.tensor(self.counts, dtype=torch.int32)
         options = {"schedule": self.schedule, "parts": self.parts, "counts": counts, **options}
+        options |= {} if self.sends else {"weights": self.weights[rank]}
         given = [x, weight] if self.multiplies else [x]
-        made: torch.Tensor = self.program(*given, options.pop("counts"), out, group=group, **options)
+        picks = self.picks[rank].to(torch.int64 if self.integers else torch.int32)
+        made: torch.Tensor = self.program(*given, options.pop("counts"), picks, out, group=group, **options)
         return made
 
     def check(self, outs: Sequence[torch.Tensor]) -> None:
@@ -100,6 +124,8 @@ def in_tiles(program: Program, schedule: str, tile: int) -> Schedule:
     for name in known:
         if name == "matmul":
             changes[name] = {"tile": (tile, 16, 16)}
+        elif name == "add_up":
+            changes[name] = {"tile": (16, 16), "count": 2}
         else:
             changes[name] = {"tile": (tile, 16 if schedule == "few" else None), "count": 2}
     return known.changed(**changes)

@@ -92,6 +92,9 @@ class Drawn:
         rank, sent = group.rank, self.counts.sum(0).tolist()
         routed = self.counts.reshape(self.world, -1).sum(1).tolist()
         room = {"sent": (max(sent) + 2,) * self.world, "routed": (max(routed) + 3,) * self.world}
+        room["tokens"] = room["sent"]  # each row is a token here
+        order = torch.arange(room["sent"][0], dtype=torch.int32)
+        place = torch.where(order < sent[rank], order, -1)[:, None]
         own = slice(rank * self.experts, (rank + 1) * self.experts)
 
         def padded(rows: torch.Tensor) -> torch.Tensor:
@@ -104,12 +107,14 @@ class Drawn:
 
         def call(program: Any, *tensors: torch.Tensor, out: torch.Tensor, **named: Any) -> None:
             schedule = in_tiles(program, self.schedule, self.tile)
-            program(*tensors, self.counts, out, schedule=schedule, parts=room, group=group, **named)
+            picks = order if program is dispatch_matmul else place
+            program(*tensors, self.counts, picks, out, schedule=schedule, parts=room, group=group, **named)
 
         def gradient(rows: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
             dweight = torch.full((self.experts, rows.shape[1], dout.shape[1]), float("nan"))
             tiles = expert_weight_gradient.schedule("gemm").changed(weight_gradient={"tile": (None, 16, 16, 16)})
-            expert_weight_gradient(rows, dout, self.counts, dweight, schedule=tiles, parts=room, group=group)
+            sides = {d: room[d] for d in ("sent", "routed")}
+            expert_weight_gradient(rows, dout, self.counts, dweight, schedule=tiles, parts=sides, group=group)
             return dweight.mT
 
         x, dz = (padded(self.given[n].split(sent)[rank]) for n in ("x", "dz"))
@@ -120,7 +125,7 @@ class Drawn:
         call(matmul_combine, y, second.mT, out=z)
         call(dispatch_matmul, dz, second, out=dy, gathered=drows)
         call(matmul_combine, dy, first, out=dx)
-        assert all(t[sent[rank] :].isnan().all() for t in (z, dx))
+        assert not any(t[sent[rank] :].any() for t in (z, dx))  # tokens without rows
         grads = {"dfirst": gradient(rows, dy), "dsecond": gradient(y, drows)}
         return {"z": z[: sent[rank]], "dx": dx[: sent[rank]], **grads}
 

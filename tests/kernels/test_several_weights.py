@@ -132,7 +132,7 @@ def test_one_tensor_is_no_list_and_a_list_of_one_is_one() -> None:
     [
         ({"weight": 2, "bias": 1}, ArgumentError, "lists of one length, of 1 member or more: weight has 2, bias has 1"),
         ({"weight": 0}, ArgumentError, "weight has 0"),
-        ({"weight": 2, "epilogue": torch.relu}, ArgumentError, "epilogue is of type .*, .* have @triton.jit"),
+        ({"weight": 2, "epilogue": torch.relu}, ArgumentError, "epilogue is of type .*; it must be .* @triton.jit"),
         ({"weight": [(40, 16), (24, 16)]}, ShapeError, r"weight_1 has shape \(24, 16\), so K is 24 there; x makes"),
         ({"weight": [(40, 16), torch.float16]}, DtypeError, "operands of one dtype"),
         ({"weight": 2, "x": "list"}, ArgumentError, "x is a list, not a tensor"),

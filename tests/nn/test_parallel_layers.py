@@ -270,8 +270,8 @@ BAD = {
     biases_of_some: ("ArgumentError", "one width, and all a bias or none; these are Linear(in_features=4"),
     no_layers: ("ArgumentError", "one width, and all a bias or none; these are none"),
     lengths_where_tokens_are_whole: ("ArgumentError", "lengths are (1, 2): every rank has all tokens"),
-    other_features: ("ShapeError", "weight 0 has shape (2, 4), (N, K); K is 5"),
-    one_dimension: ("ShapeError", "two dimensions at least"),
+    other_features: ("ShapeError", "weight 0 has shape (2, 4); for x with shape"),
+    one_dimension: ("ShapeError", "at least two dimensions"),
     tokens_that_can_not_be_shared: ("ShapeError", "dimension 0 of x is 3, which 2 ranks can't share evenly"),
 }
 

@@ -140,7 +140,7 @@ BAD = {
     no_such_linear: ("ArgumentError", "'down.bias' is no linear of FeedForward, which has gate, up, down"),
     no_such_argument: ("ArgumentError", "forward of FeedForward takes (x): there is no memory"),
     spread_twice: ("ArgumentError", "is spread already"),
-    two_dimensions: ("ArgumentError", "the mesh has 2 dimensions ('dp', 'tp'); layers are spread over one, mesh['tp']"),
+    two_dimensions: ("ArgumentError", "the mesh has 2 dimensions ('dp', 'tp'); pass one of them, mesh['tp']"),
     another_input: ("ArgumentError", "up is called with another tensor than gate"),
     no_such_dimension: ("ShapeError", "the layout is"),
     changed_input: ("ArgumentError", "up is called with a tensor that was changed since it was given to gate"),

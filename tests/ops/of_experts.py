@@ -149,13 +149,16 @@ def opchecked(group: dist.ProcessGroup) -> None:
         return torch.randn(shape, generator=numbers).requires_grad_()
 
     assert world == 2
+    order = torch.tensor([0, 2, 1, 0, -1], dtype=torch.int32)
+    place = torch.tensor([[0, 3], [2, -1], [1, -1]], dtype=torch.int32)
     op = torch.ops.tilelink
     for operator, arguments in (
-        (op.dispatch_linear, (leaf(5, 4), leaf(2, 6, 4), counts, 9, True, name, None)),
-        (op.dispatch_linear, (leaf(5, 4), leaf(2, 6, 4).detach(), counts, 9, False, name, None)),
-        (op.linear_combine, (leaf(9, 4), leaf(2, 6, 4), counts, 5, name, None)),
-        (op.moe_dispatch, (leaf(5, 4), counts, 9, name, None)),
-        (op.moe_combine, (leaf(9, 4), counts, 5, name, None)),
+        (op.dispatch_linear, (leaf(3, 4), leaf(2, 6, 4), counts, order, place, 9, True, name, None)),
+        (op.dispatch_linear, (leaf(3, 4), leaf(2, 6, 4).detach(), counts, order, place, 9, False, name, None)),
+        (op.linear_combine, (leaf(9, 4), leaf(2, 6, 4), counts, place, leaf(3, 2), 5, True, name, None)),
+        (op.linear_combine, (leaf(9, 4), leaf(2, 6, 4), counts, place, None, 5, False, name, None)),
+        (op.moe_dispatch, (leaf(3, 4), counts, order, place, 9, name, None)),
+        (op.moe_combine, (leaf(9, 4), counts, place, leaf(3, 2), 5, True, name, None)),
         (op.expert_gradients, (leaf(9, 6).detach(), leaf(9, 4).detach(), counts, name, None)),
         (op.gather_counts, (torch.full((1, 4), rank, dtype=torch.int32), 3, 2, name, None)),
     ):

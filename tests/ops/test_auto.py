@@ -78,7 +78,7 @@ def test_ranks_that_know_different_machines_are_told(pool: Pool) -> None:
     for (error,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.raised_on, machines, False)[:2]:
         assert error.startswith("RankMismatchError") and "rank 1 has machine l20, rank 0 h800" in error
     for (error,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.raised_on, machines, True)[:2]:
-        assert error.startswith("RankMismatchError") and "set TILELINK_MACHINE to one on all ranks" in error
+        assert error.startswith("RankMismatchError") and "set TILELINK_MACHINE to one machine on all ranks" in error
     for (error,) in pool.results(on_ranks.on_groups, PAIR, auto_on_ranks.raised_on, ["h800"] * 2, True)[:2]:
         assert error == "nothing"
 

@@ -112,27 +112,27 @@ def no_group(g: dist.ProcessGroup) -> None:
 
 
 EVERYWHERE = {
-    other_features: ("ShapeError", "weight 0 has shape (6, 5), (N, K); K is 4"),
-    one_dimension: ("ShapeError", "two dimensions at least"),
+    other_features: ("ShapeError", "weight 0 has shape (6, 5); for x with shape (2, 4) it must be (N, 4)"),
+    one_dimension: ("ShapeError", "at least two dimensions"),
     no_such_dimension: ("ShapeError", "scatter_dim=2: x has shape (2, 4)"),
-    can_not_be_shared: ("ShapeError", "dimension 0 of x is 3, which 2 ranks can't share evenly: tell all"),
+    can_not_be_shared: ("ShapeError", "dimension 0 of x is 3, which 2 ranks can't share evenly: pass lengths="),
     mixed_dtypes: ("DtypeError", "weight 0 is float16, x float32"),
     integers: ("DtypeError", "x is int32; operators take float32, float16, bfloat16"),
-    bias_of_other_length: ("ShapeError", "bias 1 has shape (6,); weight 1 makes it (5,)"),
+    bias_of_other_length: ("ShapeError", "bias 1 has shape (6,); for weight 1 it must be (5,)"),
     one_bias_for_two: ("ArgumentError", "1 biases for 2 weights"),
     no_weights: ("ArgumentError", "no weights"),
     other_device: ("DeviceError", "weight 0 is on meta, x on cpu"),
     sparse: ("ArgumentError", "weight 0 has layout torch.sparse_coo"),
     no_such_plan: ("ScheduleError", "plans of all_gather_linear are push, pull, multicast, engine, torch and auto"),
-    plan_of_another_operator: ("ScheduleError", "one_shot, one_shot:push, one_shot:multicast, torch and auto"),
-    plan_where_there_is_none: ("ScheduleError", "along the dimension that is summed over has no plan but torch"),
-    no_such_reduction: ("ArgumentError", "reduce_op is 'max'; there are sum, avg"),
+    plan_of_another_operator: ("ScheduleError", "fabric, one_shot, one_shot:push, one_shot:multicast, torch and auto"),
+    plan_where_there_is_none: ("ScheduleError", "along the dimension that is summed over has only the plan torch"),
+    no_such_reduction: ("ArgumentError", "reduce_op is 'max'; it must be one of sum, avg"),
     too_many_lengths: ("ShapeError", "lengths are (2, 2, 2): 2 are needed"),
     lengths_of_another_tensor: ("ShapeError", "lengths are (3, 3); x has shape (2, 4) on rank"),
-    a_lane: ("ArgumentError", "take a group of torch.distributed, of which tilelink.group made it, or its name"),
+    a_lane: ("ArgumentError", "take a group of torch.distributed, the one given to tilelink.group, or its name"),
     a_layer: ("ArgumentError", "weight is a Linear, not a tensor: its tensors are .weight and .bias"),
     no_group: ("ArgumentError", "group is a list: operators take a group of torch.distributed, or its name"),
-    no_such_backend: ("ArgumentError", "TILELINK_BACKEND is 'gpu'; there are torch, interpret"),
+    no_such_backend: ("ArgumentError", "TILELINK_BACKEND is 'gpu'; it must be one of torch, interpret"),
 }
 
 

@@ -88,6 +88,7 @@ PLANS = {
     "ring": (Call(SCATTER, (8, 16), (20,), dtype=BF16, reduce_op="avg"), "matmul_ring_reduce_scatter ringed"),
     "one_shot": (Call(REDUCE, (3, 16), (20,), bias=True, reduce_op="avg"), "matmul_one_shot_all_reduce fused"),
     "one_shot:push": (Call(REDUCE, (5, 16), (20,), dtype=FP16, bias=True), "matmul_one_shot_all_reduce push"),
+    "fabric": (Call(REDUCE, (4, 16), (20,), bias=True), "matmul_fabric_all_reduce multicast"),
     "multicast": (Call(REDUCE, (3, 16), (20,)), "matmul_all_reduce multicast"),
     "torch": (Call(SCATTER, (8, 16), (20,), bias=True), "matmul_reduce_scatter_backward push"),
 }
@@ -167,7 +168,7 @@ def test_where_results_lie(pool: Pool, group: tuple[int, ...]) -> None:
 
 def test_a_lane_is_made_once(pool: Pool) -> None:
     (said,) = pool.results(on_ranks.on_groups, [(2,)], on_ranks.lane_twice)[2]
-    assert said == "the group has its lane already, made without sms: say so before any call"
+    assert said == "the group already has a lane, made without sms: pass options before the first call"
 
 
 def test_lengths_in_all_forms(pool: Pool) -> None:

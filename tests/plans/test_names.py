@@ -13,7 +13,9 @@ def test_programs_say_which_operator_they_compute() -> None:
     assert found == {
         "all_gather_linear": {"": "all_gather_matmul"},
         "all_gather_linear_backward": {"": "all_gather_matmul_backward"},
-        "linear_all_reduce": {"": "matmul_all_reduce", "one_shot": "matmul_one_shot_all_reduce"},
+        "linear_all_reduce": {
+            "": "matmul_all_reduce", "fabric": "matmul_fabric_all_reduce", "one_shot": "matmul_one_shot_all_reduce",
+        },
         "linear_reduce_scatter": {"": "matmul_reduce_scatter", "ring": "matmul_ring_reduce_scatter"},
         "linear_reduce_scatter_backward": {"": "matmul_reduce_scatter_backward"},
     }

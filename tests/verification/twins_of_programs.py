@@ -91,7 +91,7 @@ CASES: list[Case] = [
            "frontend", "ViewError", 2,
            Tiles(programs.atomics, tk.Schedule(add_atomically=COPIES, take_sum=COPIES), SIZES), SUMMED,
            ("tl.atomic_add(sums",), ()),
-    *twins("pull-among-push", "one rank tuned to a protocol its peers do not speak",
+    *twins("pull-among-push", "one rank using another protocol than its peers",
            "execution", "RankMismatchError", 2,
            Disagreeing(gathered, PUSH, SIZES, GATHERED.arguments), GATHERED,
            says="rank 0 has schedule {'gather': "),

@@ -32,7 +32,7 @@ class Events:
     number on the rank), `home` (whose memory; of a notify, who gets the signal), `lo` and `hi` (events x dimensions,
     global coordinates; of an access to a buffer whose entries take turns, where the entry lies), `entry` (which entry
     such an access is of, -1 else), `cell` and `expected` (of a signal, -1 else), `amount` (bytes of a read or write,
-    operations of a dot), `site` (index of `sites`).
+    operations of a dot), `site` (index of `sites`), `picked` (a read of rows that integers pick: of its region, some).
 
     `worker`: those of the kernel, an SM each, have the numbers from 0 to `kernel_workers - 1`. Behind them come the
     agents of the copy engine, a stream for each peer: `kernel_workers + p` copies between its rank's memory and that of
@@ -57,13 +57,14 @@ class Events:
     expected: np.ndarray
     amount: np.ndarray
     site: np.ndarray
+    picked: np.ndarray
     sites: tuple[Site, ...]
     allotment: dict[str, Allotment]
 
     COLUMNS: ClassVar[Mapping[str, type]] = MappingProxyType({
         "op": np.int8, "rank": np.int16, "worker": np.int32, "role": np.int16, "tile": np.int32, "tensor": np.int16,
         "home": np.int16, "lo": np.int32, "hi": np.int32, "entry": np.int16, "cell": np.int32, "expected": np.int32,
-        "amount": np.float64, "site": np.int32,
+        "amount": np.float64, "site": np.int32, "picked": np.bool_,
     })  # fmt: skip
 
     def __len__(self) -> int:

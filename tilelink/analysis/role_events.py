@@ -19,6 +19,7 @@ from tilelink.errors import GuardError, HomeError, ScheduleError, Site, WaitWith
 from tilelink.frontend import ir
 from tilelink.frontend.cells import WAITER, recipient
 from tilelink.frontend.expressions import RANK, Expr, own, symbol
+from tilelink.frontend.routes import PART
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.frontend.walk import NUMBER
 
@@ -26,8 +27,10 @@ ORDER = ("seq", "tile", "role", "turn", "launch", "worker", "rank")
 """Columns by which events are put in order, the last one first; `launch`, `turn` and `seq` (inside a tile) say in which
 order a worker does things, and are no columns of events."""
 NOTHING = dict.fromkeys(("tensor", "home", "entry", "cell", "expected"), -1)
-NOTHING |= {"lo": 0, "hi": 1, "amount": 0, "late": False}
+NOTHING |= {"lo": 0, "hi": 1, "amount": 0, "late": False, "picked": False}
 """What stands in columns of which nothing is said. `late`, no column of events: given by the worker's next tile."""
+AT_HOME = own("home")
+"""The rank whose memory a view is that is waited for or notified."""
 
 
 def no_events(program: ir.TileProgram) -> dict[str, np.ndarray]:
@@ -96,8 +99,8 @@ class RoleEvents(Lanes):
         if not len(self.act):
             return
         for s in statements:
-            for load in s.loads:
-                self.attempt(partial(self.access, READ, load.view, s.site))
+            for view in s.read:
+                self.attempt(partial(self.access, READ, view, s.site))
             match s:
                 case ir.Compute():
                     self.dots(s.code, s.site)
@@ -105,7 +108,6 @@ class RoleEvents(Lanes):
                     self.dots(s.value, s.site)
                     self.attempt(partial(self.access, WRITE, s.target, s.site))
                 case ir.Copy():
-                    self.attempt(partial(self.access, READ, s.source, s.site))
                     self.attempt(partial(self.access, WRITE, s.target, s.site))
                 case ir.Wait():
                     self.guards[s.name] = {}
@@ -163,7 +165,12 @@ class RoleEvents(Lanes):
             entry = lo[:, 0].copy()
             lo[:, 0] = entry % tensor.buffers
             hi[:, 0] = lo[:, 0] + 1
-        size = np.prod(hi - lo, axis=1) * ITEM_SIZE[tensor.dtype]
+        lengths = hi - lo
+        for k, i in enumerate(view.index):  # of rows that integers pick, so many as there are integers
+            if isinstance(i, ir.Range) and i.by is not None:
+                integers = np.prod([np.subtract(*self.bounds(j)[::-1]) for j in i.by.index], axis=0)
+                lengths[:, k] = np.where(lengths[:, k] > 0, integers, 0)
+        size = np.prod(lengths, axis=1) * ITEM_SIZE[tensor.dtype]
         own = op == WRITE and tensor.kind == "output"
         for home in self.homes(view, site):
             away = (home != self.values[RANK.name]) & (size > 0)
@@ -177,6 +184,7 @@ class RoleEvents(Lanes):
             if self.role in self.program.on_engine:
                 self.copy_with(home, away, site)
             said = {"tensor": view.tensor, "home": home, "lo": lo, "hi": hi, "entry": entry, "amount": size}
+            said["picked"] = bool(view.picked_by)
             self.where(size > 0, partial(self.emit, op, site, **said))
 
     def copy_with(self, home: np.ndarray, away: np.ndarray, site: Site) -> None:
@@ -197,10 +205,11 @@ class RoleEvents(Lanes):
         lo, hi = self.box(view, s.site)
         self.guards[s.name].setdefault(view.tensor, []).append((lo, hi))
         signals = self.program.signals_of(view.tensor)
-        some = (hi > lo).all(axis=1)
+        some = (hi > lo).all(axis=1) | any(c.pieces == PART for c in signals.grid)  # a rank without rows waits, too
         expected, filled = self.run.counts(signals)
         for home in self.homes(view, s.site):
-            for cell, there in self.cells(signals, signals.index(view)):
+            self.values[AT_HOME.name] = home
+            for cell, there in self.cells(signals, signals.index(view, AT_HOME)):
                 there = there & some
                 at = self.values[RANK.name], np.where(there, cell, 0)
                 lost = there & (expected[at] == 0) & filled[at]
@@ -218,14 +227,14 @@ class RoleEvents(Lanes):
 
     def notify(self, view: ir.View, site: Site, late: bool) -> None:
         lo, hi = self.box(view, site)
-        signals, told = self.program.signals_of(view.tensor), own("notified")
-        to, condition = recipient(signals, view, told)
+        signals = self.program.signals_of(view.tensor)
+        to, condition = recipient(signals, view, AT_HOME)
         for home in self.homes(view, site):
-            self.values[told.name] = home
+            self.values[AT_HOME.name] = home
             for rank in [self.get(to)] if to is not None else range(self.sizes.world):
                 self.values[WAITER.name] = rank
                 gets = self.get(condition)
-                for cell, there in self.cells(signals, signals.index(view, told)):
+                for cell, there in self.cells(signals, signals.index(view, AT_HOME)):
                     said = {"tensor": view.tensor, "home": rank, "lo": lo, "hi": hi, "cell": cell, "late": late}
                     self.where(there & gets, partial(self.emit, NOTIFY, site, **said))
 
@@ -257,13 +266,16 @@ class RoleEvents(Lanes):
 
 def _summarisable(s: ir.For) -> bool:
     """No synchronisation or stores inside, and the variable only as where a block of the step's length begins, or as
-    the number of an entry."""
+    the number of an entry, also in integers that pick rows."""
     name = symbol(s.name)
 
     def goes_along(i: ir.Range | Expr) -> bool:
         return (i.start, i.extent) == (name, s.step) if isinstance(i, ir.Range) else (i, s.step) == (name, 1)
 
+    def known(i: ir.Range | Expr) -> ir.Range | Expr:
+        return replace(i, by=None) if isinstance(i, ir.Range) else i
+
     inside = list(ir.walk(s.body))
-    views = (load.view for inner in inside for load in inner.loads)
-    others = (replace(v, index=tuple(i for i in v.index if not goes_along(i))) for v in views)
+    views = (view for inner in inside for view in inner.read)
+    others = (replace(v, index=tuple(known(i) for i in v.index if not goes_along(i))) for v in views)
     return all(isinstance(inner, ir.Compute) for inner in inside) and not any(name in v.symbols for v in others)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Set
 from dataclasses import dataclass
 
 import sympy
@@ -12,7 +12,7 @@ from tilelink.backend.kernel import ONE, ZERO, Scope, Source, call, grouped
 from tilelink.backend.parameters import HEAPS, Names
 from tilelink.backend.parameters import RANK as OWN
 from tilelink.frontend.arithmetic import to_triton
-from tilelink.frontend.expressions import RANK, WORLD, Expr, first_of, modulo, of_dim, shown, symbol
+from tilelink.frontend.expressions import RANK, WORLD, Expr, begin_of, first_of, modulo, of_dim, shown, symbol
 from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, View
 from tilelink.frontend.values import TRITON_DTYPES
 from tilelink.frontend.walk import longest_part
@@ -131,6 +131,12 @@ class Addresses:
                 corner += [self.offset(at, strides[k])] if at != ZERO else []
                 continue
             spread, elements = along(ranges.index(i), len(ranges)), arange(i.extent)
+            if i.by is not None:
+                rows = self.picked(view)
+                corner += [self.offset(at, strides[k])] if at != ZERO else []
+                corner.append(_times(f"tl.cast({rows}, tl.int64){spread}", strides[k]))
+                masks.append(f"({rows} >= 0){spread}")
+                continue
             if hoisted:
                 corner += [self.offset(at, strides[k])] if at != ZERO else []
                 inside.append(_times(elements + spread, strides[k]))
@@ -145,6 +151,16 @@ class Addresses:
             own = "" if self.on_heap(tensor, published) or tensor.name not in self.heap else "own_"
             pointer.append(self.hoist(f"{tensor.name}_{own}{shape}", " + ".join(inside)))
         return Address(" + ".join(pointer), " & ".join(masks) if masks else None)
+
+    def picked(self, view: View) -> str:
+        """What the numbers of the rows are called that integers pick."""
+        (by,) = view.picked_by
+        return self.made(f"{view.tensor}_rows", "picked", view.tensor, by)
+
+    def count(self, r: Range, loops: Set[Expr]) -> Source:
+        """How many rows a range has: read from tables once a tile, where no variable of `loops` says of whom."""
+        value, read = self.text(r.stop - r.start), r.stop.has(begin_of, first_of)
+        return self.per_tile(f"{r.dim}_count", value) if read and not r.stop.free_symbols & loops else value
 
     def corner(self, view: View, token: Source | None) -> list[Source]:
         """Where a view begins in the memory of its home, along each dimension. The first range takes the token, or the

@@ -17,20 +17,20 @@ from tilelink.backend.addresses import Addresses, arange
 from tilelink.backend.facts import copied_chunks
 from tilelink.backend.far import Far
 from tilelink.backend.kernel import ZERO, Body, Comment, Function, Kind, Source, Writer, call, grouped
-from tilelink.backend.parameters import CONTROL, RANK, RUN, STAMPS, WAIT_ALL, Names
+from tilelink.backend.parameters import CONTROL, PICKED, RANK, RUN, STAMPS, WAIT_ALL, Names
 from tilelink.backend.reach import All, Near, Reach, Reached, home_of
 from tilelink.backend.signals import AT_ONCE, all_at_once, cells_awaited, write_expected
 from tilelink.backend.targets import Target
 from tilelink.errors import KernelError
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import WORLD, Expr, of_dim
+from tilelink.frontend.expressions import Expr, of_dim, symbol
 from tilelink.frontend.ir import Range, Role, Signals, Statement, View
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import TRITON_DTYPES
 from tilelink.frontend.walk import NUMBER
 
 UNROLLED = 2
-"""So many blocks are loaded together of those that a tile adds up, one from each rank."""
+"""So many blocks are loaded together of those that a tile adds up, such as one from each rank."""
 
 
 class RoleEmitter:
@@ -152,7 +152,7 @@ class RoleEmitter:
         pipelined loop would read ahead of its waits."""
         counter, bounds = self.local(s.name), (self.text(s.start), self.text(s.stop), s.step)
         if not pipelining.has_dot(s):
-            if (s.start, s.stop) == (0, WORLD) and all(isinstance(b, ir.Compute) and _loads_own(b) for b in s.body):
+            if s.step == 1 and all(isinstance(b, ir.Compute) and _loads_own(b) for b in s.body):
                 return self.write.loop(counter, *bounds, of="tl.range", loop_unroll_factor=UNROLLED)
             return self.write.loop(counter, *bounds)
         number = pipelining.stages(s, self.role, self.program, self.target, self.stages)
@@ -196,15 +196,35 @@ class RoleEmitter:
     def load(self, view: View) -> Source:
         block = pipelining.block_of(view, self.program, self.facts) if self.pipelined else None
         token = self.token(view)
+        if view.home == ir.ALL_RANKS:
+            return (self.all if self.all and self.all.reaches(view) else self.near).sum(view, token)
         if block is not None:
             described, corner = self.described(block, view, token)
             loaded = f"{described}.load({corner})"
             loaded += f".reshape({', '.join(map(str, block.matrix))})" if len(block.shape) > 2 else ""
             return call("tl.trans", loaded) if block.turned else loaded
+        self.pick(view)
         at = self.addresses.block(view, token=token)
         narrow = self.dtype(view).startswith("float8")  # Triton makes none of an integer
         other = ("0.0" if narrow else "0") if at.mask else None
         return call("tl.load", at.pointer, mask=at.mask, other=other)
+
+    def pick(self, view: View) -> None:
+        """Loads the integers that pick the rows of a view, if any do: before what is loaded of these."""
+        for r, by in ((r, r.by) for r in view.ranges if r.by is not None):
+            at = self.addresses.block(by, token=self.token(by))
+            integers = call("tl.load", at.pointer, mask=at.mask, other="-1" if at.mask else None)
+            rows = call(PICKED, integers, self.count(r), repr(view.picking))
+            self.write.set(self.addresses.picked(view), rows, Kind.TEMPORARY)
+
+    def pick_one(self, r: Range, by: View) -> Source:
+        """The number of the one row that an integer picks: the coordinate `row` along the dimension."""
+        integer = call("tl.load", self.addresses.block(by, token=self.token(by)).pointer)
+        return self.write.set(self.local(of_dim(r.dim, "row").name), call(PICKED, integer, self.count(r), "''"))
+
+    def count(self, r: Range) -> Source:
+        """How many rows there are to pick from."""
+        return self.addresses.count(r, {symbol(s.name) for s in ir.every(ir.For, self.role.body)})
 
     def described(self, block: pipelining.DescribedBlock, view: View, token: Source | None) -> tuple[Source, Source]:
         """The descriptor that loads a view, and where it begins in that."""
@@ -240,6 +260,7 @@ class RoleEmitter:
         """A copy by loads, as much at a time as registers hold, and by what puts a block to a view."""
         token = None if self.publishing else self.token(s.source)
         source, target = s.source, s.target
+        self.pick(source)
         with ExitStack() as opened:
             for a, n in copied_chunks(s.source.ranges):
                 lo, bounds = of_dim(a.dim, "at"), (self.text(a.start), self.text(a.stop))
@@ -249,7 +270,8 @@ class RoleEmitter:
                 b = next(r for r in s.target.ranges if r.dim == a.dim or a.same_rows(r))
                 target = _with_range(target, b, chunk if b.dim == a.dim else _shifted(chunk, a, b))
             here = self.addresses.block(source, token=token, published=not self.publishing)
-            block = call("tl.load", here.pointer, mask=here.mask)
+            other = "0" if source.picked_by else None
+            block = call("tl.load", here.pointer, mask=here.mask, other=other)
             put(target, self.write.set(self.block_name(source), block, Kind.TEMPORARY))
 
     # ---- signals

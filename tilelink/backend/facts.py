@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilelink.frontend.ir import ALL_RANKS, RANKS_DIM, Copy, Range, Store, Tensor, TileProgram, walk
+from tilelink.frontend.ir import ALL_RANKS, RANKS_DIM, Copy, Range, Tensor, TileProgram, walk
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import Sizes, extents
@@ -94,10 +94,10 @@ def _blocks(program: TileProgram) -> frozenset[tuple[str, int]]:
 
 
 def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:
-    """(dimension, elements) of the rows that roles multicast."""
+    """(dimension, elements) of the rows that roles multicast, or whose sum over all ranks they load."""
     roles = [r for r in program.in_kernel if isinstance(r.resource, SMs) and r.resource.via == "multicast"]
-    stores = [s for r in roles for s in walk(r.body) if isinstance(s, Copy | Store) and s.target.home == ALL_RANKS]
-    found = {program.tensor(s.target.tensor) for s in stores}
+    views = [v for r in roles for s in walk(r.body) for v in s.touched if v.home == ALL_RANKS]
+    found = {program.tensor(v.tensor) for v in views}
     return {(t.dims[-1], n) for t in found if (n := vector_of(t)) is not None and t.dims[-1] != RANKS_DIM}
 
 

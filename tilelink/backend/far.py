@@ -77,6 +77,8 @@ class Far(Reach):
         if isinstance(s, Store):
             return target
         source = self.may_be(s.source.home)
+        for by in s.source.picked_by if source or target else ():
+            self.check_load(s, by)
         if (source and s.target.remote) or (target and s.source.remote):
             raise FarAccessError(
                 f"from {s.source} to {s.target}: a network copies from the own memory, or to "
@@ -94,7 +96,8 @@ class Far(Reach):
         if self.may_be(view.home):
             raise FarAccessError(
                 f"{view} may be on another node, and no network loads into registers: tk.copy it to a buffer of the "
-                "reader's first, notify that, and read what a wait for it returns",
+                "reader's first, notify that, and read what a wait for it returns; or let its rank execute the tile "
+                "(at=)",
                 s.site,
             )
 
@@ -208,9 +211,12 @@ class Far(Reach):
         """One piece, of the `last` ranges, in loops over the rows of the others; and how many elements it has."""
         loops = ranges[: len(ranges) - last]
         with ExitStack() as opened:
-            for r in loops:
+            for r in (loop.walked for loop in loops):
                 bounds = self.text(r.start), self.text(r.stop)
                 opened.enter_context(self.write.loop(self.emitter.local(of_dim(r.dim, "at").name), *bounds))
+            for r, by in ((r, r.by) for r in loops if r.by is not None):
+                row = self.emitter.pick_one(r, _index_at(by, loops))
+                opened.enter_context(self.write.branch(f"{row} >= 0"))
             extents = [f"({self.text(r.stop - r.start)})" for r in ranges[len(loops) :]]
             yield loops, " * ".join(extents) if extents else ONE
 
@@ -245,7 +251,7 @@ class Far(Reach):
         for view in views:
             sharded, count = self.program.tensor(view.tensor).sharded, 0
             for k, i in reversed([*enumerate(view.index)]):
-                if not isinstance(i, Range):
+                if not isinstance(i, Range) or i.by is not None:
                     break
                 count += 1
                 if not i.whole or k == sharded:
@@ -255,13 +261,19 @@ class Far(Reach):
 
     def _corner(self, view: View, loops: tuple[Range, ...]) -> Source:
         """Where a piece of a view begins, as a place of the own heap."""
-        index = tuple(_at(i, loops) if isinstance(i, Range) else i for i in view.index)
-        return self.emitter.addresses.block(replace(view, index=index), OWN).pointer
+        return self.emitter.addresses.block(_index_at(view, loops), OWN).pointer
+
+
+def _index_at(view: View, loops: tuple[Range, ...]) -> View:
+    """The one element of a view where loops over the rows of a copy are."""
+    return replace(view, index=tuple(_at(i, loops) if isinstance(i, Range) else i for i in view.index))
 
 
 def _at(r: Range, loops: tuple[Range, ...]) -> Expr:
     """Where loops over the rows of a copy are along a range of either end, or where that begins."""
-    for loop in loops:
+    if r.by is not None:
+        return r.start + of_dim(r.dim, "row")
+    for loop in (loop.walked for loop in loops):
         if loop.dim == r.dim:
             return of_dim(r.dim, "at")
         if loop.same_rows(r):

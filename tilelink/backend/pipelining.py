@@ -141,7 +141,7 @@ def blocks(program: TileProgram, facts: Facts) -> Iterator[DescribedBlock]:
 def block_of(view: View, program: TileProgram, facts: Facts) -> DescribedBlock | None:
     """The block of a view that a descriptor of its tensor can load, None where none can."""
     contiguous = dict(facts.described).get(view.tensor)
-    if contiguous is None or view.home != RANK:
+    if contiguous is None or view.home != RANK or view.picked_by:
         return None
     tensor = program.tensor(view.tensor)
     ranges = {k: i for k, i in enumerate(view.index) if isinstance(i, Range)}

@@ -90,9 +90,19 @@ class Near(Reach):
         signals = self.program.signals_of(view.tensor)
         self.write.do(call("notify", self.emitter.signal(signals, self.text(to), cell), f'"{signals.scope}"'))
 
+    def sum(self, view: View, token: Source | None) -> Source:
+        """The sum of a view of all ranks, in its dtype; added up in float32. `token`: what the load depends on."""
+        shape = f"({', '.join(str(r.extent) for r in view.ranges)},)"
+        total = self.write.set(self.emitter.made("total"), call("tl.zeros", shape, "tl.float32"))
+        with self.homes(view) as home:
+            at = self.emitter.addresses.block(view, home, token=token)
+            block = call("tl.load", at.pointer, mask=at.mask, other="0" if at.mask else None)
+            self.write.set(total, block, operator="+=")
+        return converted(total, self.emitter.dtype(view))
+
     @contextmanager
     def homes(self, view: View) -> Iterator[Source | None]:
-        """The home of a view that is written to, None for the own rank; in a loop over the ranks for a view of all."""
+        """The home of a view, None for the own rank; in a loop over the ranks for a view of all."""
         if view.home != ALL_RANKS:
             yield self.text(home_of(view)) if view.remote else None
             return
@@ -118,23 +128,30 @@ class Near(Reach):
 
 
 class All(Reach):
-    """What the schedule sends to all ranks by `via="multicast"` is stored, and notified, once, at an address where the
-    heaps of all ranks of a node lie one over the other. A store takes 16 bytes, so this needs rows of whole 16 bytes;
-    for others, and for all roles of other schedules, a loop over the ranks stays."""
+    """Accesses to an address where the heaps of all ranks of a node lie one over the other, for roles with
+    `via="multicast"`. A store or notification reaches all heaps; a load returns the sum over them. Each takes 16 bytes,
+    so this needs rows of whole 16 bytes. For other rows, and for roles of other schedules, a loop over the ranks
+    stays."""
 
     def takes(self, s: Reached) -> bool:
         """Whether a statement goes to all ranks at once: each of them waits for its own."""
-        view, resource = s.views[0] if isinstance(s, Notify) else s.target, self.emitter.role.resource
+        view = s.views[0] if isinstance(s, Notify) else s.target
+        if not self.reaches(view):
+            return False
+        if view.tensor not in {s.tensor for s in self.program.signals}:
+            return True
+        return recipient(self.program.signals_of(view.tensor), view, home_of(view)) == (home_of(view), sympy.true)
+
+    def reaches(self, view: View) -> bool:
+        """Whether a view of all ranks is one access: the schedule asks for it, and its rows are whole 16 bytes."""
+        resource = self.emitter.role.resource
         if view.home != ALL_RANKS or not isinstance(resource, SMs) or resource.via != "multicast":
             return False
         last, width = view.index[-1], vector_of(self.program.tensor(view.tensor))
         if not isinstance(last, Range) or last.bounded or len(view.ranges) > 2:
             return False
-        if width is None or (last.dim, width) not in self.emitter.facts.exact or (last.extent or width) % width:
-            return False
-        if view.tensor not in {s.tensor for s in self.program.signals}:
-            return True
-        return recipient(self.program.signals_of(view.tensor), view, home_of(view)) == (home_of(view), sympy.true)
+        exact = self.emitter.facts.exact
+        return width is not None and (last.dim, width) in exact and (last.extent or width) % width == 0
 
     def put(self, view: View, block: Source) -> None:
         offsets, here = self.vectors(view)
@@ -146,6 +163,12 @@ class All(Reach):
         cell = self.text(cell_of(self.program.signals_of(view.tensor), view, home_of(view)))
         at = self.emitter.names.of("signals", view.tensor)
         self.write.do(call("multicast_notify", MULTICAST, at, cell))
+
+    def sum(self, view: View, token: Source | None) -> Source:
+        """As `Near.sum`."""
+        offsets, here = self.vectors(view)
+        at, offsets = self.emitter.names.of("at", view.tensor), f"{offsets} + {token}" if token else offsets
+        return call("multicast_sum", MULTICAST, at, offsets, here, f"tl.{self.emitter.dtype(view)}")
 
     def vectors(self, view: View) -> tuple[Source, Source]:
         """Where each 16 bytes of a block lie, in elements from the beginning of the tensor, and which of them exist."""

@@ -22,7 +22,7 @@ from tilelink.frontend.cells import (
 )
 from tilelink.frontend.expressions import RANK, Expr, floor_div, of_dim, symbol, with_values
 from tilelink.frontend.ir import RANKS_DIM, Cell, Range, Signals, View
-from tilelink.frontend.routes import EXPERT
+from tilelink.frontend.routes import EXPERT, PART
 
 AT_ONCE = 32
 """Cells that a wait polls at once: a thread of each warp has one."""
@@ -42,7 +42,9 @@ def cells_awaited(signals: Signals, view: View) -> tuple[Expr, dict[Expr, Expr],
     cell: Expr = sympy.S.Zero
     known: dict[Expr, Expr] = {}
     loops: list[tuple[str, Expr, Expr]] = []
-    home = view.home if signals.by_home and isinstance(view.home, Expr) else RANK
+    home = RANK
+    if signals.by_home:
+        home = view.home if isinstance(view.home, Expr) else of_dim(RANKS_DIM, "cell")
     for k, (c, i) in enumerate(zip(signals.grid, signals.index(view), strict=True)):
         first, count = cells_of(c, i)
         if count != 1:
@@ -114,6 +116,8 @@ def _place(c: Cell, k: int, i: Range | Expr, at: Expr, home: Expr) -> dict[Expr,
 
 def _place_of_rows(c: Cell, i: Range | Expr, at: Expr, home: Expr) -> dict[Expr, Expr]:
     """The same for the cells of the rows of a route, in memory of a rank."""
+    if c.pieces == PART:
+        return {of_cell("cell", c.dim): at}
     one = isinstance(i, Range) and i.segment is not None and (i.segment.source is not None or c.pieces == EXPERT)
     if one:
         piece = cells_of(replace(c, size=None), i)[0]

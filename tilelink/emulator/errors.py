@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilelink.errors import Site, TileLinkError
 
@@ -110,6 +110,15 @@ class OutOfBoundsError(TileLinkError):
         if nearest is not None:
             where = f"{self.offset} bytes from the base of {nearest}, which has {nearest.end - nearest.base} bytes"
         super().__init__(f"{who}: out of bounds: {kind} {where}", site)
+
+
+class AssertionFailed(AssertionError):
+    """`tl.device_assert` of what does not hold. `what`: its message; `values`: of the names of the function that says
+    it, where it does not hold first."""
+
+    def __init__(self, what: str, values: Mapping[str, Any]) -> None:
+        self.what, self.values = what, values
+        super().__init__(f"{what}: {', '.join(f'{n} = {v}' for n, v in values.items())}")
 
 
 class KernelError(TileLinkError):

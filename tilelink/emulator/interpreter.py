@@ -29,7 +29,7 @@ from triton.runtime.jit import JITFunction
 from tilelink.emulator import sites
 from tilelink.emulator.accesses import Accesses
 from tilelink.emulator.arithmetic import ARITHMETIC, reduce_or_scan
-from tilelink.emulator.kernel_values import numpy_dtype, unwrapped
+from tilelink.emulator.kernel_values import assert_all, numpy_dtype, unwrapped
 from tilelink.emulator.memory_hooks import memory_hooks
 from tilelink.emulator.operators import Forms, operators
 
@@ -141,6 +141,7 @@ def _patched(memory: Accesses) -> ExitStack:
         for name, hook in (memory_hooks(memory) | ARITHMETIC).items():
             if hasattr(_Builder, name) or name == "get_bf16":
                 _replace(patches, _Builder, name, hook)
+        _replace(patches, _Builder, "create_assert", assert_all)
         forms = Forms()
         _replace(patches, tl.tensor, "__init__", lambda self, *of: forms.initialize(self, *of))
         for name, operator in operators(forms).items():

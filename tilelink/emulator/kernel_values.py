@@ -8,6 +8,8 @@ import numpy as np
 import triton.language as tl
 import triton.runtime.interpreter as stock
 
+from tilelink.emulator import sites
+from tilelink.emulator.errors import AssertionFailed
 from tilelink.emulator.memory import Array
 
 Handle = stock.TensorHandle
@@ -46,6 +48,17 @@ def as_element(value: Any, pointer: Any) -> Array:
 def as_tensor(values: Array | None, element: Any) -> Any:
     """One element as a number of a kernel."""
     return tl.tensor(Handle(values, element), element)
+
+
+def assert_all(self: Any, condition: Any, message: str) -> None:
+    """In place of the method of Triton's builder. Raises AssertionFailed."""
+    wrong = np.flatnonzero(~np.asarray(condition.data, bool))
+    if not len(wrong):
+        return
+    blocks = {n: v.handle.data.reshape(-1) for n, v in sites.names().items() if isinstance(v, tl.tensor)}
+    size = condition.data.size
+    found = {n: b[wrong[0] if b.size == size else 0].item() for n, b in blocks.items() if b.size in (1, size)}
+    raise AssertionFailed(message, found)
 
 
 def unwrapped(value: Any) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import linecache
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from traceback import walk_tb
 from types import FrameType, TracebackType
+from typing import Any
 
 from tilelink.errors import Site
 
@@ -35,6 +37,14 @@ def current() -> KernelSite:
             places += ((file, frame.f_lineno),)
         frame = frame.f_back
     return _site(places)
+
+
+def names() -> Mapping[str, Any]:
+    """The names, with their values, of the function of a kernel that is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename not in files:
+        frame = frame.f_back
+    return {} if frame is None else frame.f_locals
 
 
 def of_traceback(traceback: TracebackType | None) -> KernelSite | None:

@@ -95,8 +95,8 @@ class Statement:
 
     @property
     def read(self) -> tuple[View, ...]:
-        """The views that it reads itself."""
-        return (*self._views(self.READS), *(load.view for load in self.loads))
+        """The views that it reads itself, each behind the integers that pick its rows."""
+        return _with_integers((*self._views(self.READS), *(load.view for load in self.loads)))
 
     @property
     def given(self) -> tuple[View, ...]:
@@ -106,7 +106,7 @@ class Statement:
     @property
     def touched(self) -> tuple[View, ...]:
         """The views that it names itself."""
-        return (*self._views(self.READS + self.AWAITS + self.GIVES), *(load.view for load in self.loads))
+        return (*self.read, *self._views(self.AWAITS + self.GIVES))
 
     @property
     def blocks(self) -> tuple[Body, ...]:
@@ -139,6 +139,10 @@ class Statement:
     def _views(self, fields: tuple[str, ...]) -> tuple[View, ...]:
         values = (getattr(self, name) for name in fields)
         return tuple(view for value in values for view in (value if isinstance(value, tuple) else (value,)))
+
+
+def _with_integers(views: tuple[View, ...]) -> tuple[View, ...]:
+    return tuple(v for view in views for v in (*view.picked_by, view))
 
 
 @dataclass(frozen=True)

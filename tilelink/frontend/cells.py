@@ -25,7 +25,7 @@ from tilelink.frontend.expressions import (
 )
 from tilelink.frontend.ir import RANKS_DIM, Cell, Notifier, Range, Signals, View
 from tilelink.frontend.kept import kept
-from tilelink.frontend.routes import EXPERT, SEGMENT, Segment, segments, segments_of_rank
+from tilelink.frontend.routes import EXPERT, PART, SEGMENT, Segment, end_of_rows, segments, segments_of_rank
 from tilelink.frontend.tables import ENTRY, ROW, Table
 from tilelink.frontend.walk import longest_part
 
@@ -39,6 +39,8 @@ def cells_along(cell: Cell) -> Expr:
     """How many cells a rank has along a dimension; of the rows of a route, room for so many."""
     if cell.dim == RANKS_DIM:
         return WORLD
+    if cell.pieces == PART:
+        return sympy.S.One
     if cell.route:
         filling = sympy.S.Zero if cell.size is None else floor_div(longest_part(cell.dim), cell.size)
         return filling + pieces_of_rank(cell)
@@ -61,12 +63,17 @@ def pieces_of_rank(cell: Cell) -> Expr:
 
 def cells_of_pieces(cell: Cell) -> Table:
     """Where the cells of the pieces of each rank begin, where a piece may have several."""
-    assert cell.size is not None
     names = piece_place(cell, ENTRY)
     piece = piece_of(cell, ROW, dict(names))
     begin, end = piece.bounds(cell.dim)
-    name = own(f"cells.{cell.dim}.{cell.pieces}.{cell.size}")
-    return Table(name, pieces_of_rank(cell), ceil_div(natural(end - begin), cell.size))
+    name = own(f"cells.{cell.dim}.{cell.pieces}.{cell.size or 'whole'}")
+    length = natural(end - begin)
+    return Table(name, pieces_of_rank(cell), sympy.Min(1, length) if cell.size is None else ceil_div(length, cell.size))
+
+
+def tiles_of_part(cell: Cell, tile: int | None) -> Table:
+    """Where the tiles begin that segments are cut into, in a cell of all rows that a rank has on a side of a route."""
+    return cells_of_pieces(replace(cell, size=tile, pieces=SEGMENT))
 
 
 @kept()
@@ -105,6 +112,8 @@ def _cells_of_rows(cell: Cell, rows: Range) -> tuple[Expr, Expr]:
     segments, the cells of all that they touch, each of which is one then."""
     segment, route = rows.segment, cell.route
     assert route is not None
+    if cell.pieces == PART:
+        return sympy.S.Zero, sympy.S.One
     if segment is None:
         return sympy.S.Zero, cells_along(cell)
     if segment.source is None and cell.pieces == SEGMENT:
@@ -191,7 +200,7 @@ def piece_of(cell: Cell, rank: Expr, named: Mapping[str, Expr] | None = None) ->
 
     if cell.dim == cell.route.sent:
         return Segment(cell.route, name("home"), name(EXPERT), rank)
-    return Segment(cell.route, rank, name(EXPERT), name("source") if cell.pieces == SEGMENT else None)
+    return Segment(cell.route, rank, name(EXPERT), name("source") if cell.pieces != EXPERT else None)
 
 
 def place_equations(grid: Sequence[Cell], index: Sequence[Range | Expr]) -> Equations:
@@ -204,7 +213,7 @@ def place_equations(grid: Sequence[Cell], index: Sequence[Range | Expr]) -> Equa
         elif cell.route and i.segment is not None:
             piece = piece_of(cell, RANK)
             equations.append((i.segment.expert, piece.expert))
-            if cell.pieces == SEGMENT and i.segment.source is not None:
+            if cell.pieces != EXPERT and i.segment.source is not None:
                 of_rows = cell.dim == cell.route.rows
                 equations.append((i.segment.source, piece.source) if of_rows else (i.segment.home, piece.home))
         elif not cell.route and cell.cut and not cell.local and i.part is not None:
@@ -237,14 +246,25 @@ def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False
 
 @kept()
 def cell_filled(signals: Signals) -> Expr:
-    """1 where a cell holds elements, 0 where it does not, in the names of `position`."""
+    """0 where a cell holds no elements, else more, in the names of `position`."""
     home = of_cell("index", 0) if signals.by_home else RANK
-    return sympy.prod([_tiles_in_cell(c, c.size, False, home) for c in signals.grid if c.dim != RANKS_DIM])
+    parts = [_rows_of_part(c, home) for c in signals.grid if c.pieces == PART]
+    others = [c for c in signals.grid if c.dim != RANKS_DIM and c.pieces != PART]
+    return sympy.prod([*parts, *(_tiles_in_cell(c, c.size, False, home) for c in others)])
+
+
+def _rows_of_part(cell: Cell, home: Expr) -> Expr:
+    """How many rows of a route a rank has on a side."""
+    assert cell.route is not None
+    return natural(end_of_rows(cell.route, cell.dim, home) - first_of(symbol(cell.dim), home))
 
 
 def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Expr:
     """How many tiles of this size lie in a cell of memory of rank `home`; 0 where the cell is empty."""
     begin, end = sympy.S.Zero, symbol(cell.dim)
+    if cell.route and cell.pieces == PART:
+        table = tiles_of_part(cell, tile)
+        return table.begin(home, table.steps)
     if cell.route:
         begin, end = piece_of(cell, home).bounds(cell.dim)
     elif cell.cut:

@@ -21,7 +21,7 @@ from tilelink.frontend.kept import hashed_once
 from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.frontend.tables import Table
 from tilelink.frontend.views import *  # noqa: F403
-from tilelink.frontend.views import Range, Tensor, View
+from tilelink.frontend.views import ALL_RANKS, Range, Tensor, View
 from tilelink.language import RANKS_DIM as RANKS_DIM
 from tilelink.language import RouteWord, launched
 
@@ -93,7 +93,8 @@ class Cell:
     """The signal grid along one dimension. `size`: elements a cell, None for the whole dimension or part.
 
     `cut`: cells do not cross the parts of the ranks. `local`: only this rank's part has cells here (sharded tensors).
-    `pieces`: of the rows of a route, what cells do not cross: a "segment", or the rows of an "expert".
+    `pieces`: of the rows of a route, what cells do not cross: a "segment", or the rows of an "expert"; or all rows that
+    a rank has on that side, in one cell, its "part".
     """
 
     dim: str
@@ -139,9 +140,11 @@ class Signals:
     waiters: sympy.logic.boolalg.Boolean
 
     def index(self, view: View, home: Expr | None = None) -> tuple[Range | Expr, ...]:
-        """A view's index in the grid; `home` instead of its own where it is a view of all ranks."""
+        """A view's index in the grid, or what it is at one `home` if the view is one of all ranks."""
         if not self.by_home:
             return view.index
+        if view.home == ALL_RANKS and home is None:
+            return (Range(RANKS_DIM, sympy.S.Zero, WORLD, None, whole=True), *view.index)
         where = view.home if home is None else home
         assert isinstance(where, Expr)
         return (where, *view.index)

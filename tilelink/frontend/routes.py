@@ -23,9 +23,9 @@ from tilelink.frontend.expressions import WORLD, Expr, begin_of, first_of, own, 
 from tilelink.frontend.tables import ENTRY, ROW, Table
 from tilelink.language import RouteWord
 
-SEGMENT, EXPERT = "segment", "expert"
-"""The pieces of the rows of a route; the latter is also what the axis of a tile space is called that goes through the
-experts of a rank."""
+SEGMENT, EXPERT, PART = "segment", "expert", "part"
+"""The pieces of the rows of a route, the last all that a rank has on a side; `EXPERT` is also what the axis of a tile
+space is called that goes through the experts of a rank."""
 
 
 def counts_of(route: RouteWord) -> sympy.Symbol:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from tilelink.frontend.arithmetic import evaluate
-from tilelink.frontend.cells import cells_of_pieces
+from tilelink.frontend.cells import cells_of_pieces, tiles_of_part
 from tilelink.frontend.expressions import running
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import kept
-from tilelink.frontend.routes import Routing, counts_of, segments
+from tilelink.frontend.routes import PART, Routing, counts_of, segments
 from tilelink.frontend.tables import ENTRY, ROW, Table
 from tilelink.language import RouteWord
 
@@ -28,6 +28,13 @@ def tile_tables(program: TileProgram) -> tuple[Table, ...]:
     """Where the tiles of pieces begin, and their cells: made of where segments begin."""
     tiles = [role.walk.table for role in program.roles if role.walk.table is not None]
     cells = [cells_of_pieces(c) for s in program.signals for c in s.grid if c.route and c.size is not None]
+    cells += [
+        tiles_of_part(c, tile)
+        for s in program.signals
+        for n in s.notifiers
+        for c, tile in zip(s.grid, n.tiles, strict=True)
+        if c.route and c.pieces == PART
+    ]
     return tuple(dict.fromkeys([*tiles, *cells]))
 
 

@@ -1,6 +1,6 @@
-"""Schedules: which resource runs a role, in tiles of what size, in what order, and on which side.
+"""Schedules: the resource of each role, its tiles, their order and the executing rank.
 
-A schedule never changes what a program computes; tile sizes, the k step included, stand here and nowhere else.
+A schedule never changes a program's results. Only schedules have tile sizes, including the k step.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ PartOrder = Callable[[Any, Any, Any], Any]
 
 @dataclass(frozen=True)
 class Order:
-    """In what order a worker set walks the tiles of a role.
+    """The order in which a worker set walks the tiles of a role.
 
-    `parts(step, rank, world)` is the rank whose part (or the value of whose rank axis) comes at `step` on `rank`: for
-    each rank a permutation of 0..world-1, in integer arithmetic, because it is printed into the kernel.
-    `group`: tiles of the last two dimensions are walked in groups of so many rows, column by column inside a group
-    (1: row by row), which keeps what they share in the cache.
+    `parts(step, rank, world)` returns the rank whose part (or the value of whose rank axis) `rank` walks at `step`. It
+    must be a permutation of 0..world-1 for each rank. It must use integer arithmetic, because TileLink prints it into
+    the kernel.
+    `group`: the tiles of the last two dimensions are walked in groups of this many rows, column by column inside a
+    group (1: row by row). The tiles of a group share data in the cache.
     """
 
     name: str
@@ -40,8 +41,8 @@ class Order:
         return without_fractions(self.parts(step, rank, world))
 
     def check(self, world: int, site: Site | None) -> None:
-        """Raises ScheduleError where the order is not a permutation for each rank of this world, or where what is
-        printed into the kernel is not what the function computes."""
+        """Raises ScheduleError if the order is not a permutation for each rank of this world, or if the printed
+        arithmetic gives other values than the function."""
         if problem := _problem(self, world):
             raise ScheduleError(f"order {self.name} {problem}", site)
 
@@ -51,7 +52,7 @@ class Order:
 
 @kept()
 def _problem(order: Order, world: int) -> str | None:
-    """What is wrong with an order in a world of this size, if anything is."""
+    """The mistake of an order in a world of this size, or None."""
     for rank in range(world):
         try:
             walked = [order.parts(step, rank, world) for step in range(world)]
@@ -60,10 +61,10 @@ def _problem(order: Order, world: int) -> str | None:
             return f"fails on rank {rank} of {world}: {e}"
         walks = f"walks the parts {walked} on rank {rank} of {world}"
         if not all(isinstance(p, SupportsIndex) for p in walked) or sorted(walked) != list(range(world)):
-            return f"{walks}; it has to be a permutation of 0..{world - 1}"
+            return f"{walks}; it must be a permutation of 0..{world - 1}"
         if (evaluate(part, {STEP.name: np.arange(world), RANK.name: rank, WORLD.name: world}) != walked).any():
             printed = to_text(part)
-            return f"{walks}, but as integer arithmetic it is {printed}: Python decides something, which a kernel can't"
+            return f"{walks}, but in the kernel it is {printed}: a kernel can't take a branch of Python"
     return None
 
 
@@ -73,14 +74,14 @@ ring = Order("ring", lambda step, rank, world: (rank - step) % world)
 
 
 def order(parts: PartOrder, *, group: int = 1) -> Order:
-    """The user's own order; see `Order`. Can be used as a decorator of a function `(step, rank, world) -> part`."""
+    """An order from a function `(step, rank, world) -> part`; see `Order`. Can be used as a decorator."""
     return Order(getattr(parts, "__name__", "order"), parts, group)
 
 
 def grouped(group: int, parts: Order = own_rank_first) -> Order:
-    """`parts`, with the tiles of each part walked in groups of `group` rows."""
+    """The order `parts`, with the tiles of each part walked in groups of `group` rows."""
     if group < 1:
-        raise ScheduleError(f"a group of {group} rows: it has to be at least 1", Site.of_user())
+        raise ScheduleError(f"a group of {group} rows: it must be at least 1", Site.of_user())
     return replace(parts, group=group)
 
 
@@ -90,10 +91,10 @@ SIGNALS = ("now", "late")
 
 
 class _Fields:
-    """What is described by fields, of which dataclasses tell a mistake without the user's line."""
+    """Base of dataclasses whose errors name the user's line."""
 
     def __new__(cls, *given: Any, **named: Any) -> Self:
-        """Raises ScheduleError for fields that there are not, or that are given twice."""
+        """Raises ScheduleError for unknown fields, and for fields that are given twice."""
         known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         unknown = [n for n in named if n not in known]
         if unknown or len(given) > len(known) or named.keys() & known[: len(given)]:
@@ -109,20 +110,19 @@ class _Fields:
 
 @dataclass(frozen=True)
 class SMs(_Fields):
-    """A role on streaming multiprocessors, one worker an SM, inside the program's persistent kernel.
+    """A role on streaming multiprocessors (SMs), inside the program's persistent kernel. One worker runs on one SM.
 
-    `count`: how many (None: all that roles with a count leave; roles without one share them, in program order).
-    `tile`: elements along each dimension of the role's space, then the step of its `tk.steps` loops, if it has one.
-    None for a dimension stands for the whole of it, for roles that only copy.
-    `at`: who executes a tile: "home" (the rank in whose part it lies) or the name of a rank axis of the space; by
-    default the home of a sharded space, and every rank for a local one.
-    `via`: "load-store", or "multicast": a rank axis that only names whose memory copies, stores and notifications go to
-    is no axis then, but views of all ranks, which a target whose fabric multicasts stores to at once.
-    `signals`: "now", or "late": a tile's notifications are given behind the main loop of the worker's next tile (of
-    its last tile, behind that). Before a notification the tile's stores have to arrive, which is waited for where they
-    have long done so. For roles that wait for nothing, since a tile that waits would keep others waiting.
-    `whole`: elements of a block over a whole dimension, such as {"D": 128} where a tile function loads `q[t.rows]` of a
-    tensor with the dimensions S and D. At least the dimension's size; the rest is masked.
+    `count`: the number of SMs (None: all that others leave; roles without a count share them, in program order).
+    `tile`: elements along each dimension of the role's space, then the step of its `tk.steps` loops, if it has any.
+    None stands for a whole dimension, in roles that only copy.
+    `at`: the rank that executes a tile: "home" (the rank of the tile's part) or the name of a rank axis of the space.
+    The default is the home for a sharded space, and every rank for a local one.
+    `via`: "load-store" or "multicast". With multicast, a rank axis that only selects the memory of copies, stores and
+    notifications becomes one access to all ranks. The fabric of the target must multicast stores.
+    `signals`: "now" or "late". With "late", the worker gives a tile's notifications after the main loop of its next
+    tile, when the tile's stores have arrived (of its last tile, after that tile). The role must not wait.
+    `whole`: elements of a block over a whole dimension, such as {"D": 128} if a tile function loads `q[t.rows]` of a
+    tensor with the dimensions S and D. It is at least the size of the dimension; the rest is masked.
     """
 
     count: int | None = None
@@ -153,7 +153,7 @@ class SMs(_Fields):
         if self.signals not in SIGNALS:
             raise ScheduleError(f"signals={self.signals!r}: it is one of {', '.join(map(repr, SIGNALS))}", site)
         if not power_of_two(self.warps):
-            raise ScheduleError(f"{self.warps!r} warps: their number is a power of two", site)
+            raise ScheduleError(f"{self.warps!r} warps: the number must be a power of two", site)
 
     def __str__(self) -> str:
         parts = [str(self.count)] if self.count else []
@@ -166,11 +166,11 @@ class SMs(_Fields):
 
 @dataclass(frozen=True)
 class Epilogue(_Fields):
-    """A role inside the epilogue of the role that makes what it waits for: `of`, a role launched before it.
+    """A role inside the epilogue of `of`, an earlier role that makes the tiles it waits for.
 
-    It then stores the block that is still in registers where it would have copied it to, tile by tile, in the order and
-    on the rank of `of`; FLUX (arXiv 2406.06858) brings the tiles of a GEMM to their owners so. For roles that wait for
-    what a tile of `of` notifies, copy it and notify.
+    The role stores the block from registers to the target of its copy, tile by tile, in the order and on the rank of
+    `of`. It must wait for the views that a tile of `of` notifies, copy them and notify. FLUX (arXiv 2406.06858) sends
+    the tiles of a GEMM to their owners like this.
     """
 
     of: str
@@ -185,16 +185,16 @@ class Epilogue(_Fields):
 
 @dataclass(frozen=True)
 class CopyEngine(_Fields):
-    """A role on the copy engines: the host enqueues its copies, each followed by a write of 1 to its signal, beside
-    the program's kernel, which has all SMs. `tile`, `order`, `at` as for `SMs`.
+    """A role on the copy engines. The host enqueues its copies, each followed by a write of 1 to its signal. The
+    program's kernel keeps all SMs. `tile`, `order`, `at` as for `SMs`.
 
-    `streams`: "peers", a stream for each peer, whose copies go on at the same time; or "one", on which a rank does all
-    its copies one after the other, in its order. With one stream, what is wanted first arrives first, and only one link
-    of a mesh is busy.
+    `streams`: "peers" has a stream for each peer, whose copies run at the same time. "one" has one stream for all
+    copies of a rank, in its order. Then the tiles that are needed first arrive first, but only one link of a mesh is
+    busy.
 
-    For roles that compute nothing. An engine writes signals and can't add, so a tile covers a whole cell of the signal
-    grid. It waits until its rank may write and peers have entered, and for tiles that the kernel of its own rank makes;
-    for nothing else. FLUX (arXiv 2406.06858) gathers so.
+    The role must not compute. An engine writes signals and can't add, so a tile covers a whole cell of the signal grid.
+    An engine waits until its rank may write and peers have entered, and for tiles of its own rank's kernel only. FLUX
+    (arXiv 2406.06858) gathers like this.
     """
 
     tile: tuple[int | None, ...] = ()
@@ -222,11 +222,11 @@ Resource = SMs | CopyEngine | Epilogue
 class Schedule(Mapping[str, Resource]):
     """The resource of each role, by the role's name: `tk.Schedule(gather=tk.SMs(...), matmul=tk.SMs(...))`.
 
-    `slots`: how many copies of the program's buffers and signals the host may alternate between. More than one hides
-    the latency of the credits between calls; results do not depend on it.
-    `cells`: the signal grid of a tensor where the derived one is not wanted: {"full": (128, None)}.
-    Where a role is launched for each member of a list, "matmul[1]" names that of the second, where "matmul" is not for
-    it: `tk.Schedule(matmul=large, **{"matmul[1]": small})`.
+    `slots`: the number of copies of the program's buffers and signals that calls use in turn. More than one hides the
+    latency of the credits between calls. Results do not depend on it.
+    `cells`: the signal grid of a tensor, instead of the derived one: {"full": (128, None)}.
+    If a role is launched for each member of a list, "matmul[1]" schedules the second member, and "matmul" the others:
+    `tk.Schedule(matmul=large, **{"matmul[1]": small})`.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class Schedule(Mapping[str, Resource]):
         self.site = Site.of_user()
         if unnamed:
             kind = type(unnamed[0]).__name__
-            message = f"tk.Schedule({kind}(...)): a resource has the name of its role, tk.Schedule(matmul={kind}(...))"
+            message = f"tk.Schedule({kind}(...)): name the role of the resource, tk.Schedule(matmul={kind}(...))"
             raise ScheduleError(message, self.site)
         if not isinstance(slots, int) or slots < 1:
             raise ScheduleError(f"slots={slots!r}: a number of slots, at least 1", self.site)
@@ -264,12 +264,12 @@ class Schedule(Mapping[str, Resource]):
         return len(self.roles)
 
     def of(self, role: str) -> Resource:
-        """The resource of a role, by the name that its launch has: "matmul", or "matmul[1]" for one of several."""
+        """The resource of a role, by the name of its launch: "matmul", or "matmul[1]" for one of several members."""
         return self.roles[role if role in self.roles else launched(role)]
 
     @property
     def launched(self) -> frozenset[str]:
-        """The roles that it names, those of members as one."""
+        """The roles that it names; all members of a list are one role."""
         return frozenset(map(launched, self.roles))
 
     def _key(self) -> tuple[Any, ...]:
@@ -286,20 +286,20 @@ class Schedule(Mapping[str, Resource]):
         return f"Schedule({', '.join(f'{k}={v}' for k, v in named.items())})"
 
     def without(self, gone: Collection[str]) -> Schedule:
-        """This schedule without what it says of these roles, members and all; it stands where this one does."""
+        """This schedule without these roles and their members, with the same site."""
         left = {name: r for name, r in self.roles.items() if launched(name) not in gone}
         return self if len(left) == len(self.roles) else self._with(left)
 
     @public
     def changed(self, /, **roles: Mapping[str, Any]) -> Schedule:
-        """This schedule with fields of roles replaced: `push.changed(matmul={"tile": (64, 64, 32)})`. What is replaced
-        of a role is replaced for all its members. Raises ScheduleError, TileSizeError."""
+        """This schedule with other fields for roles: `push.changed(matmul={"tile": (64, 64, 32)})`. A change of a role
+        applies to all its members. Raises ScheduleError, TileSizeError."""
         schedule = self.with_fields(**roles)
         schedule.site = Site.of_user()
         return schedule
 
     def with_fields(self, /, **roles: Mapping[str, Any]) -> Schedule:
-        """As `changed`; it stands where this one does."""
+        """As `changed`, with the same site."""
         new = dict(self.roles)
         for name, changes in roles.items():
             if name not in new and launched(name) not in new:
@@ -336,11 +336,11 @@ def _check_walk(tile: Any, order: Any, site: Site) -> None:
         said = f"write order=tk.{order}" if order in named else f"ours are {', '.join(f'tk.{n}' for n in named)}"
         raise ScheduleError(f"order={order!r}: an order is an object, not a name; {said}{similar(order, named)}", site)
     if not isinstance(order, Order):
-        raise ScheduleError(f"order {order!r}: a function becomes an order by tk.order(function)", site)
+        raise ScheduleError(f"order {order!r}: make an order of a function by tk.order(function)", site)
 
 
 def power_of_two(size: Any) -> bool:
-    """Whether a size is one that a block in registers may have."""
+    """Whether a block in registers may have this size."""
     return isinstance(size, int) and size > 0 and not size & (size - 1)
 
 

@@ -225,7 +225,7 @@ def extents(role: Role) -> frozenset[tuple[str, int]]:
     found = {(r.dim, r.extent) for r in role.walk.ranges if r.extent is not None}
     for s in walk(role.body):
         for view in s.touched:
-            found |= {(r.dim, r.extent) for r in view.ranges if r.extent is not None}
+            found |= {(r.dim, r.extent) for r in view.ranges if r.extent is not None and r.by is None}
     return frozenset(found)
 
 

@@ -67,6 +67,8 @@ class Range:
     `bounded`: it may end earlier than all that, at a bound of the user's.
     `segment`: what its rows have in common along a dimension of a route, None where that is not known; `offset` is
     counted from the beginning of the segment then.
+    `by`: the integers that pick its elements, so many as `extent` says, from [start, stop), counted from `start`; -1
+    picks none. What is known of it before the run is that range.
     """
 
     dim: str
@@ -79,6 +81,12 @@ class Range:
     inside: int | None = None
     bounded: bool = False
     segment: Segment | None = None
+    by: View | None = None
+
+    @property
+    def walked(self) -> Range:
+        """The range that a tile goes along: where integers pick elements, that of the integers."""
+        return self if self.by is None else self.by.ranges[0]
 
     @property
     def limit(self) -> Expr:
@@ -89,7 +97,8 @@ class Range:
     @property
     def symbols(self) -> set[sympy.Basic]:
         """The symbols in its bounds."""
-        return self.start.free_symbols | self.stop.free_symbols
+        own: set[sympy.Basic] = self.start.free_symbols | self.stop.free_symbols
+        return own if self.by is None else own | self.by.symbols
 
     def same_rows(self, other: Range) -> bool:
         """Whether it holds the same rows on the other side of a route."""
@@ -97,8 +106,8 @@ class Range:
         return known and (self.offset, self.extent) == (other.offset, other.extent)
 
     def __str__(self) -> str:
-        if self.whole:
-            return self.dim
+        if self.whole or self.by is not None:
+            return self.dim if self.by is None else str(self.by)
         return f"{self.dim}[{to_text(self.start)}:{f'+{self.extent}' if self.extent else to_text(self.stop)}]"
 
 
@@ -131,6 +140,16 @@ class View:
     @property
     def ranges(self) -> tuple[Range, ...]:
         return tuple(i for i in self.index if isinstance(i, Range))
+
+    @property
+    def picking(self) -> str:
+        """Whose rows integers pick, and which integers do, as kernels say it."""
+        return f"{self.tensor}[{', '.join(map(str, self.picked_by))}]"
+
+    @property
+    def picked_by(self) -> tuple[View, ...]:
+        """The integers that pick its rows, if any do."""
+        return tuple(r.by for r in self.ranges if r.by is not None)
 
     @property
     def remote(self) -> bool:

@@ -154,10 +154,7 @@ def _signals(lowered: Lowered) -> Counter[tuple[str, str]]:
 
 
 def _reads(role: Role) -> Iterator[View]:
-    for s in walk(role.body):
-        yield from (load.view for load in s.loads)
-        if isinstance(s, Copy):
-            yield s.source
+    return (view for s in walk(role.body) for view in s.read)
 
 
 def _homes_entered(program: TileProgram, role: Role) -> list[Expr | str | None]:

@@ -47,8 +47,10 @@ class Read:
 
     def _reads(self) -> Iterator[tuple[Operation, list[Operation]]]:
         """Loads, with what acquired the words that their addresses depend on."""
-        for load in self.kernel.named(*LOADS):
-            behind = self.kernel.depends_on(load.address)
+        for load in self.kernel.operations:
+            if load.name not in LOADS and "multimem.ld_reduce" not in load.assembly:
+                continue
+            behind = self.kernel.depends_on(load.address or load.operands)
             makers = (self.kernel.made_by[v] for v in behind if v in self.kernel.made_by)
             yield load, [o for o in makers if any(kind == "acquire" for kind, _ in kinds_of(o))]
 
@@ -94,7 +96,7 @@ def kinds_of(o: Operation) -> Iterator[tuple[str, str]]:
     """What an operation does for signals, and how far."""
     if o.name in ("gpu.barrier", "ttg.barrier"):
         yield "barrier", ""
-    if o.name == "tt.atomic_rmw":
+    if o.name.endswith("atomic_rmw"):  # of AMD there are some of blocks by one base, too
         order, scope = re.findall(r"\b(relaxed|acquire|release|acq_rel), (cta|gpu|sys)\b", o.text)[0]
         yield from ((kind, scope) for kind in ("acquire", "release") if order in (kind, "acq_rel"))
     if _POLL.search(o.assembly):

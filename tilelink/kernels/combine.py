@@ -1,21 +1,40 @@
-"""Combine alone: rows go back from the ranks of their experts. Of `dispatch` it is the backward."""
+"""Combine alone: rows go back from the ranks of their experts, and each token adds up its own. Of `dispatch` it is the
+backward."""
+
+import triton.language as tl
 
 import tilelink as tk
+from tilelink.kernels.matmul_combine import add_up, keep
 
 
 @tk.tile
-def combine_rows(t, rows, out):
+def combine_rows(t, rows, back):
     """Bring rows of one expert back to their source."""
-    tk.copy(rows[t], out[t])
+    tk.notify(tk.copy(rows[t], back[t]))
 
 
 @tk.program
 def combine(
-    rows: tk.Sharded("routed", "K"), route: tk.Route("sent", "routed", "experts"), out: tk.Sharded("sent", "K")
+    rows: tk.Sharded("routed", "K"),
+    route: tk.Route("sent", "routed", "experts"),
+    place: tk.Sharded("tokens", "top", dtype=tl.int32),
+    out: tk.Sharded("tokens", "K"),
+    weights: tk.Sharded("tokens", "top", dtype=tl.float32) = None,
+    kept: tk.Sharded("sent", "K") = None,
 ):
-    """out = the rows that this rank sent to experts, in the order of all experts. rows: those that are routed to the
-    experts of this rank, by expert and source."""
-    combine_rows[tk.tiles(route, out.cols)](rows, out)
+    """out = of each token of this rank the sum of its rows, each times that of `weights` (1 without), in float32 and in
+    the order of choices. rows: those that are routed to the experts of this rank, by expert and source. place: of each
+    token and choice the row among those that this rank sent, in the order of all experts, or -1 for none. kept = those
+    rows as they came back, if they are asked for."""
+    back = tk.sharded("sent", "K")
+    combine_rows[tk.tiles(route, back.cols)](rows, back)
+    if kept is not None:
+        keep[tk.tiles(route, back.cols)](back, kept)
+    add_up[tk.tiles(out)](back, place, out, weights)
 
 
-pull = tk.Schedule(combine_rows=tk.SMs(tile=(32, None), order=tk.own_rank_first, at="source"))
+pull = tk.Schedule(
+    combine_rows=tk.SMs(tile=(32, None), order=tk.own_rank_first, at="source"),
+    keep=tk.SMs(16, tile=(32, None), order=tk.own_rank_first, at="source"),
+    add_up=tk.SMs(32, tile=(16, 512)),
+)

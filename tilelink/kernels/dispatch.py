@@ -1,21 +1,26 @@
-"""Dispatch alone: rows go to the ranks of their experts. Of `combine` it is the backward."""
+"""Dispatch alone: tokens go to the ranks of their experts. Of `combine` it is the backward."""
+
+import triton.language as tl
 
 import tilelink as tk
 
 
 @tk.tile
-def dispatch_rows(t, x, out):
-    """Bring rows of one source to the home of their expert."""
-    tk.copy(x[t], out[t])
+def dispatch_rows(t, x, order, out):
+    """Bring rows of one source, each a token of it, to the home of their expert."""
+    tk.copy(x[order[t.sent], t.cols], out[t])
 
 
 @tk.program
 def dispatch(
-    x: tk.Sharded("sent", "K"), route: tk.Route("sent", "routed", "experts"), out: tk.Sharded("routed", "K")
+    x: tk.Sharded("tokens", "K"),
+    route: tk.Route("sent", "routed", "experts"),
+    order: tk.Sharded("sent", dtype=tl.int32),
+    out: tk.Sharded("routed", "K"),
 ):
-    """out = the rows that are routed to the experts of this rank, by expert and source. x: the rows that this rank
-    sends, in the order of all experts."""
-    dispatch_rows[tk.tiles(route, x.cols)](x, out)
+    """out = the rows that are routed to the experts of this rank, by expert and source. x: the tokens of this rank;
+    order: the token of each row that it sends, in the order of all experts, -1 for a row of zeros."""
+    dispatch_rows[tk.tiles(route, x.cols)](x, order, out)
 
 
 pull = tk.Schedule(dispatch_rows=tk.SMs(tile=(32, None), order=tk.own_rank_first, at="home"))

@@ -1,13 +1,15 @@
-"""MoE layer 0, dispatch and grouped GEMM: rows go to the ranks of their experts, and each expert multiplies its own."""
+"""MoE layer 0, dispatch and grouped GEMM: tokens go to the ranks of their experts, each of which multiplies its own."""
+
+import triton.language as tl
 
 import tilelink as tk
 from tilelink.kernels.tiles import product
 
 
 @tk.tile
-def dispatch(t, x, rows):
-    """Bring rows of one source to the home of their expert."""
-    tk.notify(tk.copy(x[t], rows[t]))
+def dispatch(t, x, order, rows):
+    """Bring rows of one source, each a token of it, to the home of their expert."""
+    tk.notify(tk.copy(x[order[t.sent], t.cols], rows[t]))
 
 
 @tk.tile
@@ -24,17 +26,19 @@ def matmul(t, rows, weight, out, gathered=None):
 
 @tk.program
 def dispatch_matmul(
-    x: tk.Sharded("sent", "K"),
+    x: tk.Sharded("tokens", "K"),
     weight: tk.Local("experts", "K", "N", contiguous="K"),
     route: tk.Route("sent", "routed", "experts"),
+    order: tk.Sharded("sent", dtype=tl.int32),
     out: tk.Sharded("routed", "N"),
     gathered: tk.Sharded("routed", "K") = None,
 ):
     """out = the rows that are routed to the experts of this rank, by expert and source, each times the weight of its
-    expert. x: the rows that this rank sends, in the order of all experts. Behind those rows x and out may have room.
-    gathered = the rows themselves, if they are asked for."""
+    expert. x: the tokens of this rank; order: the token of each row that it sends, in the order of all experts, -1 for
+    a row of zeros. Behind those rows order and out may have room. gathered = the rows themselves, if they are asked
+    for."""
     rows = tk.sharded("routed", "K")
-    dispatch[tk.tiles(route, x.cols)](x, rows)
+    dispatch[tk.tiles(route, x.cols)](x, order, rows)
     matmul[tk.tiles(route.experts, out.cols)](rows, weight, out, gathered)
 
 

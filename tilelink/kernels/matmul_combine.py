@@ -1,7 +1,9 @@
-"""MoE layer 1, grouped GEMM and combine: each expert multiplies its rows, and these go back where they came from."""
+"""MoE layer 1, grouped GEMM and combine: experts multiply their rows, these go back, and each token adds up its own."""
+
+import triton.language as tl
 
 import tilelink as tk
-from tilelink.kernels.tiles import product
+from tilelink.kernels.tiles import product, sum_of_rows
 
 
 @tk.tile
@@ -19,9 +21,15 @@ def combine(t, made, back):
 
 
 @tk.tile
-def keep(t, back, out):
-    """One tile of out, as soon as its rows are back."""
-    tk.copy(tk.wait(back[t]), out[t])
+def keep(t, back, kept):
+    """Rows of one expert, as they came back."""
+    tk.copy(tk.wait(back[:, t.cols].at(tk.rank()))[t.sent, :], kept[t])
+
+
+@tk.tile
+def add_up(t, back, place, out, weights=None):
+    """One tile of tokens, as soon as all rows are back."""
+    out[t].store(sum_of_rows(t, tk.wait(back[:, t.cols].at(tk.rank())), place, weights))
 
 
 @tk.program
@@ -29,20 +37,31 @@ def matmul_combine(
     rows: tk.Sharded("routed", "K"),
     weight: tk.Local("experts", "K", "N", contiguous="K"),
     route: tk.Route("sent", "routed", "experts"),
-    out: tk.Sharded("sent", "N"),
+    place: tk.Sharded("tokens", "top", dtype=tl.int32),
+    out: tk.Sharded("tokens", "N"),
+    weights: tk.Sharded("tokens", "top", dtype=tl.float32) = None,
+    kept: tk.Sharded("sent", "N") = None,
 ):
-    """out = the rows that this rank sent to experts, in the order of all experts, each times the weight of its expert.
-    rows: those that are routed to the experts of this rank, by expert and source. Behind them there may be room."""
+    """out = of each token of this rank the sum of its rows, each times the weight of its expert, and times that of
+    `weights` (1 without), in float32 and in the order of choices. rows: those that are routed to the experts of this
+    rank, by expert and source; behind them there may be room. place: of each token and choice the row among those that
+    this rank sent, in the order of all experts, or -1 for none. kept = those rows as they came back, if they are asked
+    for."""
     made, back = tk.sharded("routed", "N"), tk.sharded("sent", "N")
     matmul[tk.tiles(route.experts, made.cols)](rows, weight, made)
     combine[tk.tiles(route, made.cols)](made, back)
-    keep[tk.tiles(route, out.cols)](back, out)
+    if kept is not None:
+        keep[tk.tiles(route, made.cols)](back, kept)
+    add_up[tk.tiles(out)](back, place, out, weights)
 
 
 gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
-copies = tk.SMs(6, tile=(32, None), order=tk.ring, at="source")
 sent = tk.SMs(16, tile=(32, None), order=tk.own_rank_first, at="home")
-push = tk.Schedule(matmul=gemm, combine=sent, keep=copies)
+sums = tk.SMs(8, tile=(16, 512))
+kept_rows = tk.SMs(4, tile=(32, None), order=tk.ring, at="source")
+push = tk.Schedule(matmul=gemm, combine=sent, keep=kept_rows, add_up=sums)
 pull = push.changed(combine={"at": "source"})
 lines = {"tile": (16, None)}
-few = push.changed(matmul={"tile": (16, 128, 128), "stages": 5}, combine=lines, keep=lines)  # rows of an expert
+few = push.changed(  # rows of an expert
+    matmul={"tile": (16, 128, 128), "stages": 5}, combine=lines, keep=lines, add_up={"tile": (16, 128)}
+)

@@ -69,6 +69,17 @@ def added_up(t, inbox):
 
 
 @tk.tile
+def sum_of_rows(t, rows, place, weights=None):
+    """The sum, for each row of a tile, of the rows that `place` picks for it, each times that of `weights`, in the
+    order in which they stand there."""
+    acc = tl.zeros(t.shape, tl.float32)
+    for k in range(place.cols.size):
+        row = rows[place[t.rows, k], :].load().to(tl.float32)
+        acc += row if weights is None else weights[t.rows, k].load()[:, None] * row
+    return acc
+
+
+@tk.tile
 def finished(acc, cols, bias=None, epilogue=None):
     """A sum with its bias (along `cols`), and what the user's function makes of it."""
     if bias is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from tilelink.errors import DimensionError, NotUnderstoodError, Site, similar
@@ -15,9 +15,10 @@ def only_in_tile_functions(word: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class RanksWord:
-    """`tk.ranks`: all ranks of the world; `tk.nodes`: the nodes they are on; `tk.locals`: the places of a node. Each is
-    a rank axis of a tile space, and a loop in a tile function, `for r in tk.ranks():`. `tk.ranks` is a dimension of a
-    buffer and an argument of `.at()`, too."""
+    """`tk.ranks`: all ranks of the world. `tk.nodes`: their nodes. `tk.locals`: the places on a node.
+
+    Each is a rank axis of a tile space, and a loop in a tile function, `for r in tk.ranks():`. `tk.ranks` can also be a
+    dimension of a buffer and an argument of `.at()`."""
 
     name: str
 
@@ -29,7 +30,7 @@ class RanksWord:
 
 
 RANKS_DIM = "ranks"
-"""What dimensions with an entry a rank are called."""
+"""The name of a dimension with one entry for each rank."""
 ranks = RanksWord(RANKS_DIM)
 nodes = RanksWord("nodes")
 locals = RanksWord("locals")
@@ -38,37 +39,40 @@ Dim = str | RanksWord
 
 @dataclass(frozen=True)
 class Declared:
-    """The declaration of a parameter: its dimensions by name, which of them is cut over the ranks, if one is, and along
-    which its elements are contiguous. `route`: the route whose counts it is."""
+    """The declaration of a parameter. `dims`: its dimensions by name. `sharded`: the dimension that is cut over the
+    ranks, or None. `contiguous`: the dimension along which its elements are contiguous. `route`: the route whose counts
+    it holds. `dtype`: the dtype if a call gives none."""
 
     dims: tuple[Dim, ...]
     sharded: int | None
     contiguous: int = -1
     route: RouteWord | None = None
+    dtype: Any = None
 
 
-def Local(*dims: Dim, contiguous: Dim | None = None) -> Declared:
-    """A tensor of which every rank has its own: `tk.Local("K", "N")`.
+def Local(*dims: Dim, contiguous: Dim | None = None, dtype: Any = None) -> Declared:
+    """A separate tensor on every rank: `tk.Local("K", "N")`. Raises DimensionError.
 
-    `contiguous`: the dimension along which neighbours usually lie side by side in memory, by default the last: a weight
-    of `torch.nn.Linear`, given as `weight.T`, is `tk.Local("K", "N", contiguous="K")`. Calls take any strides; this is
-    how results are allocated, and what is compiled where no tensor is at hand (`tilelink show`, the gates). Raises
-    DimensionError."""
-    return declared_dims(dims, None, Site.of_user(), contiguous)
+    `contiguous`: the dimension along which elements usually are contiguous, by default the last. A weight of
+    `torch.nn.Linear`, given as `weight.T`, is `tk.Local("K", "N", contiguous="K")`. Calls take any strides. TileLink
+    uses `contiguous` to allocate results, and to compile without a tensor (`tilelink show`, the gates). `dtype`: a
+    dtype for the same uses, by default that of the program's first tensor. Calls take any dtype, except that a tensor
+    declared `int32` must be int32 or int64, because its elements select rows."""
+    return replace(declared_dims(dims, None, Site.of_user(), contiguous), dtype=dtype)
 
 
-def Sharded(*dims: Dim, axis: int = 0, contiguous: Dim | None = None) -> Declared:
-    """A tensor cut along dimension `axis` over the ranks, so that each element has one home. `contiguous` as in
+def Sharded(*dims: Dim, axis: int = 0, contiguous: Dim | None = None, dtype: Any = None) -> Declared:
+    """A tensor cut along dimension `axis` over the ranks; each element has one home. `contiguous` and `dtype` as in
     `Local`. Raises DimensionError."""
-    return declared_dims(dims, axis, Site.of_user(), contiguous)
+    return replace(declared_dims(dims, axis, Site.of_user(), contiguous), dtype=dtype)
 
 
 def Route(sent: str, rows: str, experts: str) -> Declared:
-    """Rows that go to experts, as only the device knows: what a call gives for it are the counts, an integer tensor
-    [experts of all ranks, world], the same on every rank: rows of each expert from each source.
+    """Rows that are routed to experts; only the device knows their numbers. A call gives the counts: an integer tensor
+    [experts of all ranks, world], the same on every rank, with the number of rows for each expert from each source.
 
-    `sent`: the dimension in which the rows lie at their source; `rows`: that in which they lie at the home of their
-    expert; `experts`: that with an entry for each expert of a rank. In the program it is a `RouteWord`."""
+    `sent`: the dimension of the rows at their source. `rows`: the dimension of the rows at the home of their expert.
+    `experts`: the dimension with an entry for each expert of a rank. A program gets it as a `RouteWord`."""
     return Declared((f"{experts}.all", ranks), None, route=RouteWord(sent, rows, experts))
 
 
@@ -76,19 +80,19 @@ def declared_dims(dims: tuple[Dim, ...], sharded: int | None, site: Site, contig
     """Dimensions, checked. Raises DimensionError."""
     for k, d in enumerate(dims):
         if d != ranks and not (isinstance(d, str) and d.isidentifier() and d != RANKS_DIM):
-            raise DimensionError(f"dimension {k}, {d!r}, has to be the name of a dimension, or tk.ranks", site)
+            raise DimensionError(f"dimension {k}, {d!r}, must be the name of a dimension, or tk.ranks", site)
         if d in dims[:k]:
-            raise DimensionError(f"the dimensions {dims}: each has a name of its own", site)
+            raise DimensionError(f"the dimensions {dims}: each must have another name", site)
     if sharded is not None and (not 0 <= sharded < len(dims) or isinstance(dims[sharded], RanksWord)):
         raise DimensionError(f"axis {sharded} is not a named dimension of {dims}", site)
     if contiguous is not None and contiguous not in dims:
-        raise DimensionError(f"contiguous={contiguous!r} is none of the dimensions {dims}", site)
+        raise DimensionError(f"contiguous={contiguous!r} is not one of the dimensions {dims}", site)
     return Declared(dims, sharded, -1 if contiguous is None else dims.index(contiguous))
 
 
 @dataclass(frozen=True)
 class AxisWord:
-    """A dimension of a tensor, as in `full.cols` or `full.K`. `sharded`: the tensor is cut along it."""
+    """A dimension of a tensor, as in `full.cols` or `full.K`. `sharded`: whether the tensor is cut along it."""
 
     dim: str
     sharded: bool = False
@@ -99,9 +103,9 @@ class AxisWord:
 
 @dataclass(eq=False)
 class TensorWord:
-    """A tensor as a program handles it. `kind` is "input", "output" or "buffer"; `site`: where a buffer is made;
-    `buffers`: how many of its entries of the first dimension have memory at a time (None: all); `called`: how its
-    dimensions are declared, where these are a member's own; `contiguous`: the position of the dimension that is."""
+    """A tensor in a program. `kind`: "input", "output" or "buffer". `site`: the line that makes a buffer. `buffers`:
+    how many entries of the first dimension have memory at a time (None: all). `called`: the declared names of its
+    dimensions, if it is a member of a list. `contiguous`: the position of the contiguous dimension."""
 
     name: str
     dims: tuple[str, ...]
@@ -114,7 +118,7 @@ class TensorWord:
     contiguous: int = -1
 
     def dim(self, name: str) -> str | None:
-        """The dimension of this name, None where there is none."""
+        """The dimension of this name, or None."""
         if name in self.dims:
             return name
         return self.dims[self.called.index(name)] if name in self.called else None
@@ -145,19 +149,20 @@ class TensorWord:
 
 
 def axes_of(word: TensorWord) -> list[AxisWord]:
-    """The dimensions of a tensor that have a name."""
+    """The named dimensions of a tensor."""
     return [word.axis(d) for d in word.dims if d != RANKS_DIM]
 
 
 @dataclass(frozen=True)
 class RouteWord:
-    """A parameter that is declared `tk.Route`: a name for each side of the same rows. `sent`: the dimension in which
-    they lie at the rank that they come from, their source, ordered by expert; `rows`: that in which they lie at the
-    rank of their expert, their home, ordered by expert and then by source; `per_rank`: the dimension of the experts of
-    a rank; `counts`: the parameter.
+    """A parameter that is declared `tk.Route`: the two dimensions of the routed rows.
 
-    A tile space over a route, `tk.tiles(route, x.cols)`, has tiles of rows that have one expert and one source; one
-    over `route.experts` has tiles of the rows of one expert, whatever their source."""
+    `sent`: the dimension at the source, the rank that the rows come from, where they are ordered by expert. `rows`: the
+    dimension at the home, the rank of their expert, where they are ordered by expert and then by source. `per_rank`:
+    the dimension of the experts of a rank. `counts`: the parameter.
+
+    A tile of `tk.tiles(route, x.cols)` has rows of one expert from one source. A tile of `tk.tiles(route.experts, ...)`
+    has rows of one expert from any source."""
 
     sent: str
     rows: str
@@ -171,12 +176,12 @@ class RouteWord:
 
     @property
     def sides(self) -> tuple[str, str]:
-        """The dimensions of its rows."""
+        """The dimensions of its rows, at the source and at the home."""
         return self.sent, self.rows
 
     @property
     def experts(self) -> ExpertsWord:
-        """The experts of the route, as a tile space goes through them."""
+        """The experts of the route, for tile spaces."""
         return ExpertsWord(self)
 
     @property
@@ -184,17 +189,17 @@ class RouteWord:
         return self
 
     def check(self, cut: frozenset[str], local: frozenset[str], site: Site) -> None:
-        """Raises DimensionError. `cut`, `local`: the dimensions of a program's tensors that are cut over the ranks, and
-        those that are not."""
+        """Raises DimensionError for dimensions that do not fit. `cut`: the dimensions along which the program's tensors
+        are cut over the ranks. `local`: their other dimensions."""
         for dim in (d for d in self.sides if d in local):
             raise DimensionError(
-                f"{self}: {dim} is no dimension along which a tensor is cut over the ranks, tk.Sharded({dim!r}, ...)",
+                f"{self}: tensors with dimension {dim} must be cut along it over the ranks, tk.Sharded({dim!r}, ...)",
                 site,
             )
         if self.per_rank in cut or len({self.sent, self.rows, self.per_rank}) < 3:
             raise DimensionError(
-                f"{self}: {self.per_rank} has to be a dimension of its own, of local tensors with an entry for each "
-                f"expert of a rank, tk.Local({self.per_rank!r}, ...)",
+                f"{self}: {self.per_rank} must be a separate dimension, of local tensors with an entry for each expert "
+                f"of a rank, tk.Local({self.per_rank!r}, ...)",
                 site,
             )
 
@@ -214,9 +219,9 @@ class ExpertsWord:
 
 @dataclass(frozen=True)
 class Space:
-    """A tile space: dimensions that are cut into tiles, and rank axes with their names. `sharded`: the first dimension
-    along which one of its tensors is cut over the ranks; in whose part of it a tile lies, that rank is its home.
-    `routed`: the route whose rows it goes through, or the experts of it."""
+    """A tile space. `dims`: the dimensions that are cut into tiles. `axes`: rank axes by name. `sharded`: the first
+    dimension along which one of its tensors is cut over the ranks; the rank of a tile's part of it is the tile's home.
+    `routed`: the route whose rows, or whose experts, it covers."""
 
     dims: tuple[str, ...]
     sharded: str | None

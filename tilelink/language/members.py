@@ -1,7 +1,7 @@
-"""Parameters of a program that are lists of tensors, or functions: what a call says of them makes a variant of it.
+"""Parameters of a program that are lists of tensors, or functions. A call's lists and functions make a variant.
 
-A list may have any number of members, the same for all lists of a program. A variant has a tensor for each member,
-`weight_0`, `weight_1`, and is an ordinary program from there on; of a list with one member it is `weight` itself.
+A list may have any number of members, the same number for all lists of a program. A variant has a tensor for each
+member, `weight_0`, `weight_1`, or `weight` if there is only one. It is an ordinary program for all later stages.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tilelink.language.declarations import Declared
 
 @dataclass(frozen=True)
 class Each:
-    """A list of tensors that are declared alike: `tk.Each(tk.Local("K", "N"))`. A dimension that only lists have is a
-    member's own: each has its own N. One tensor is a list of one."""
+    """A list of tensors with one declaration: `tk.Each(tk.Local("K", "N"))`. If only lists have a dimension, each
+    member has another size along it, such as N. A single tensor is a list with one member."""
 
     declared: Declared
 
@@ -32,7 +32,7 @@ class Each:
 
 @dataclass(frozen=True)
 class FunctionWord:
-    """`tk.Function`: a parameter that is a function of the user's with @triton.jit, `epilogue: tk.Function = None`."""
+    """`tk.Function`: a parameter that is a user's function with @triton.jit, `epilogue: tk.Function = None`."""
 
 
 Function = FunctionWord()
@@ -41,7 +41,7 @@ Parameters = Mapping[str, Declared | Each | FunctionWord]
 
 @dataclass(frozen=True)
 class Variant:
-    """How many members the lists of a program have, and the functions that it is given."""
+    """The number of members of a program's lists, and its functions."""
 
     members: int = 1
     functions: tuple[tuple[str, Any], ...] = ()
@@ -62,7 +62,7 @@ class Variant:
                 raise no_function(name, type(function), site)
 
     def _check_names(self, program: str, parameters: Parameters, site: Site) -> None:
-        """Raises ArgumentError where a member, or a dimension of its own, is called as something else is."""
+        """Raises ArgumentError if the name of a member, or of its dimension, has another meaning, too."""
         shared = {d for p in parameters.values() if isinstance(p, Declared) for d in p.dims if isinstance(d, str)}
         tensors = {n for n, p in parameters.items() if not isinstance(p, Each)}
         for what, lists, others in (
@@ -72,18 +72,18 @@ class Variant:
             for name, member in ((n, m) for n in lists for m in self.names(n)):
                 if self.members > 1 and member in others:
                     raise ArgumentError(
-                        f"{program}: {member} is what {name} of one of {self.members} members is called, and another "
-                        f"{what}, too: rename one",
+                        f"{program}: {member} is the name of {name} of one of {self.members} members and of another "
+                        f"{what}: rename one",
                         site,
                     )
 
     def names(self, name: str) -> tuple[str, ...]:
-        """What the members of a list are called, or of the lengths of a dimension that is their own."""
+        """The names of a list's members, or of the dimension in which they differ."""
         return (name,) if self.members == 1 else tuple(member_name(name, k) for k in range(self.members))
 
     def flattened(self, parameters: Parameters) -> dict[str, tuple[tuple[str, Declared], ...]]:
-        """The tensors that stand for each parameter, functions left out: names, and declarations with the dimensions
-        that the members have."""
+        """The tensors of each parameter, without functions: names, and declarations with the dimensions of the members.
+        """
         own = own_dims(parameters)
         made: dict[str, tuple[tuple[str, Declared], ...]] = {}
         for name, parameter in parameters.items():
@@ -98,32 +98,32 @@ class Variant:
 
 
 def member_name(name: str, k: int) -> str:
-    """What member k of several is called."""
+    """The name of member k of several."""
     return f"{name}_{k}"
 
 
 def launched(role: str) -> str:
-    """The role that "matmul[1]", as schedules call it, is a member of."""
+    """The role that has the member "matmul[1]"."""
     return role.partition("[")[0]
 
 
 def own_dims(parameters: Parameters) -> frozenset[str]:
-    """The dimensions that only lists have: every member has its own."""
+    """The dimensions that only lists have: each member has another size along them."""
     shared = {d for p in parameters.values() if isinstance(p, Declared) for d in p.dims}
     lists = {d for p in parameters.values() if isinstance(p, Each) for d in p.declared.dims}
     return frozenset(d for d in lists - shared if isinstance(d, str))
 
 
 def check_lists(program: str, parameters: Parameters, site: Site) -> None:
-    """Raises DimensionError where a dimension of which every member has its own is cut over the ranks."""
+    """Raises DimensionError if a dimension in which members differ is cut over the ranks."""
     own = own_dims(parameters)
     for name, p in parameters.items():
         if isinstance(p, Each) and p.declared.sharded is not None:
             dim = p.declared.dims[p.declared.sharded]
             if dim in own:
                 raise DimensionError(
-                    f"{name} of {program} is cut along {dim}, of which every member has its own; a dimension that is "
-                    "cut over the ranks is one of a tensor that is no list, too",
+                    f"{name} of {program} is cut along {dim}, but each member has another {dim}; a dimension that is "
+                    "cut over the ranks must also belong to a tensor that is not in a list",
                     site,
                 )
 
@@ -140,6 +140,5 @@ def lists_of(*lists: Any, site: Site) -> list[tuple[Any, ...]]:
 
 
 def no_function(name: str, given: type, site: Site) -> ArgumentError:
-    """The error of a value that is given for a function, and is none."""
-    what = f"{name} is of type {given.__name__}, not a function that computes on blocks"
-    return ArgumentError(f"{what}: those have @triton.jit", site)
+    """The error for a value that is not a function with @triton.jit."""
+    return ArgumentError(f"{name} is of type {given.__name__}; it must be a function with @triton.jit", site)

@@ -1,4 +1,4 @@
-"""Recording a program: its function is run once, and what it makes and launches is written down."""
+"""Recording a program: runs its function once, and keeps its buffers and launches."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launch:
-    """A role as a program launches it: arguments by parameter. `scheduled`: its name in schedules, `matmul`, or
-    `matmul[1]` for the second member of lists; `own`: what the dimensions are called that the member has of its own."""
+    """A role that a program launches, with its arguments by parameter. `scheduled`: its name in schedules, `matmul`, or
+    `matmul[1]` for the second member of lists. `own`: the names of the dimensions in which members differ."""
 
     function: TileFunction
     space: Space
@@ -34,16 +34,16 @@ class Launch:
     own: Mapping[str, str]
 
     def tensors(self, parameter: str) -> tuple[TensorWord, ...]:
-        """What is given for a parameter: a tensor, or the members of a list."""
+        """The argument for a parameter: a tensor, or the members of a list."""
         given = self.arguments.get(parameter)
         return tuple(w for w in (given if isinstance(given, tuple) else (given,)) if isinstance(w, TensorWord))
 
 
 @dataclass
 class Recording:
-    """What running a program's function records. `own`: dimensions of which each of `variant.members` has its own;
-    `begun`: launches that have a space and no tensors yet, and where; `member`: the one for which things are recorded
-    at present, where there are several."""
+    """The record of a program's function. `own`: the dimensions in which the members of `variant` differ. `begun`:
+    launches with a space and without tensors so far, and their lines. `member`: the member that is recorded now, if
+    there are several."""
 
     name: str
     buffer_names: dict[int, list[str]]
@@ -58,7 +58,7 @@ class Recording:
 
     @property
     def roles(self) -> frozenset[str]:
-        """The roles that are launched, those of members as one."""
+        """The launched roles; all members of a list are one role."""
         return frozenset(launched(launch.scheduled) for launch in self.launches)
 
     def each(self, lists: tuple[Any, ...], site: Site) -> Iterator[Any]:
@@ -70,7 +70,7 @@ class Recording:
 
     @property
     def called(self) -> dict[str, str]:
-        """What the dimensions are called that the present member has of its own."""
+        """The names of the dimensions of the present member, if members differ in them."""
         return {} if self.member is None else {d: member_name(d, self.member) for d in self.own}
 
     def buffer(
@@ -81,8 +81,8 @@ class Recording:
         declared = declared_dims(dims, axis, site)
         if buffers is not None and (not isinstance(buffers, int) or buffers < 1 or dims[:1] != (ranks,)):
             raise DimensionError(
-                f"buffers={buffers!r} of {dims}: a number of buffers, at least 1, in which the entries of the first "
-                "dimension, tk.ranks, take turns",
+                f"buffers={buffers!r} of {dims}: it must be a number of buffers, at least 1, and the first dimension "
+                "must be tk.ranks",
                 site,
             )
         for d in dims:
@@ -105,7 +105,7 @@ class Recording:
         for route in self.routes if space.routed is None else ():
             for dim in (d for d in space.dims if d in route.sides):
                 raise DimensionError(
-                    f"{function.name} goes along {dim}, a dimension of {route.counts}: a tile space of its rows is "
+                    f"the tile space of {function.name} has {dim}, a dimension of {route.counts}: for its rows, write "
                     f"tk.tiles({route.counts}, ...), or tk.tiles({route.counts}.experts, ...)",
                     site,
                 )
@@ -148,7 +148,7 @@ def _names(dims: tuple[Dim, ...]) -> tuple[str, ...]:
 
 
 def _buffer_names(function: Callable[..., Any]) -> dict[int, list[str]]:
-    """Names that the program's source gives its buffers, by the line on which they are made."""
+    """The buffers' names in the program's source, by the line that makes them."""
     names: dict[int, list[str]] = {}
     lines, first_line = inspect.getsourcelines(function)
     for name, value in assigned(ast.parse(textwrap.dedent("".join(lines)))):
@@ -169,7 +169,7 @@ def declarations(function: Callable[..., None]) -> Parameters:
 
 
 def site_of(function: Callable[..., None]) -> Site:
-    """Where a program's function stands."""
+    """The file and line of a program's function."""
     return Site(inspect.getsourcefile(function) or "", function.__code__.co_firstlineno, f"def {function.__name__}")
 
 
@@ -185,7 +185,7 @@ def record(function: Callable[..., None], absent: frozenset[str], variant: Varia
         words = tuple(
             None
             if n in absent
-            else TensorWord(n, _names(d.dims), d.sharded, "input", called=called, contiguous=d.contiguous)
+            else TensorWord(n, _names(d.dims), d.sharded, "input", d.dtype, called=called, contiguous=d.contiguous)
             for n, d in tensors
         )
         given += [w for w in words if w is not None]
@@ -246,7 +246,7 @@ def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
         plain = next((f for n in names if isinstance(f := function.__globals__.get(n), FunctionType)), None)
         code = plain.__code__ if plain else None
         above = f"{code.co_name} ({Site(code.co_filename, code.co_firstlineno)})" if code else "it"
-        hint = f"; what is launched so is a tile function: write @tk.tile above {above}"
+        hint = f"; only tile functions are launched like this: write @tk.tile above {above}"
     if isinstance(e, NameError):
         code = function.__code__
         hint = similar(e.name, {*code.co_varnames, *code.co_names, *function.__globals__} - {e.name or ""})

@@ -1,5 +1,8 @@
-"""Words of programs (`tiles`, `local`, `sharded`), which are called when one is recorded, and those that stand inside
-tile functions only, whose source is read: calling them is an error."""
+"""The words of programs (`tiles`, `local`, `sharded`, `each`) and of tile functions.
+
+TileLink runs a program once to record it. It reads the source of tile functions; calling one of their words is an
+error.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,12 @@ __all__ = [
 def tiles(*of: TensorWord | AxisWord | RouteWord | ExpertsWord, **axes: RanksWord) -> Space:
     """The tile space of a tensor (all its dimensions) or of single dimensions; `reader=tk.ranks` adds a rank axis.
 
-    The tiles of a sharded tensor (or of the dimension it is cut along) are executed once, at their home; those of a
-    local one by every rank. With several that are cut along different dimensions, the first of these says which rank is
-    the home. The tiles of a route have three axes: `home`, the rank of the expert, `source`, the rank that the rows
-    come from, and `expert`, which of the home's; those of `route.experts` have home and expert.
+    The home executes each tile of a sharded tensor (or of the dimension it is cut along) once. Every rank executes the
+    tiles of a local tensor. If several tensors are cut along different dimensions, the first of these dimensions
+    determines the home.
+
+    The tiles of a route have three axes: `home`, the rank of the expert; `source`, the rank of the rows; `expert`, the
+    number of the expert on its home. The tiles of `route.experts` have `home` and `expert`. Raises DimensionError.
     """
     site = Site.of_user()
     spanned: list[AxisWord] = []
@@ -40,7 +45,7 @@ def tiles(*of: TensorWord | AxisWord | RouteWord | ExpertsWord, **axes: RanksWor
     for o in of:
         if isinstance(o, RouteWord | ExpertsWord):
             if routed is not None:
-                raise DimensionError(f"a tile space goes through the rows of one route, not of {routed} and {o}", site)
+                raise DimensionError(f"a tile space has the rows of one route, not of {routed} and {o}", site)
             routed = o
             spanned.append(AxisWord(o.route.rows, sharded=True))
         elif isinstance(o, TensorWord | AxisWord):
@@ -55,17 +60,17 @@ def tiles(*of: TensorWord | AxisWord | RouteWord | ExpertsWord, **axes: RanksWor
             raise DimensionError(f"{name}={axis!r}: a rank axis is tk.ranks, tk.nodes or tk.locals", site)
     if routed is not None and len(sharded) > 1:
         raise DimensionError(
-            f"a tile space of {routed} goes along no other dimension that is cut over the ranks, as {sharded} are", site
+            f"a tile space of {routed} can't have another dimension that is cut over the ranks, as {sharded} are", site
         )
     if routed is not None and axes:
-        raise DimensionError(f"the tiles of {routed} have their own axes; {', '.join(axes)} can't be one too", site)
+        raise DimensionError(f"the tiles of {routed} have their own axes; {', '.join(axes)} can't be another", site)
     return Space(tuple(dims), next(iter(sharded), None), axes, routed)
 
 
 def local(*dims: Dim, dtype: Any = None, buffers: int | None = None) -> TensorWord:
-    """A buffer of which every rank has its own. `dtype`: a dtype, or a tensor to be like; by default like the
-    program's first tensor. `buffers`: the entries of the first dimension, which is tk.ranks, take turns in so many
-    buffers: entry e lies where entry e - buffers was, and whoever stores it has to `claim` it."""
+    """A separate buffer on every rank. `dtype`: a dtype, or a tensor whose dtype it takes; the default is the dtype of
+    the program's first tensor. `buffers`: the number of buffers that the entries of the first dimension, tk.ranks,
+    share. Entry e then lies where entry e - buffers was, and the tile that stores it must `claim` it first."""
     return program_of("local").buffer(dims, None, dtype, buffers)
 
 
@@ -75,8 +80,8 @@ def sharded(*dims: Dim, axis: int = 0, dtype: Any = None) -> TensorWord:
 
 
 def each(*lists: Any) -> Iterator[Any]:
-    """The members of lists, side by side: parameters that are declared `tk.Each(...)`. What is launched or made for one
-    of several members has its number in its name; in a tile function, the loop is written out."""
+    """The members of lists, member by member. Lists are parameters that are declared `tk.Each(...)`. A role or buffer
+    made for one of several members has the member's number in its name. In a tile function, the loop is unrolled."""
     return program_of("each").each(lists, Site.of_user())
 
 
@@ -91,12 +96,12 @@ def world() -> Any:
 
 
 def node(rank: Any = None) -> Any:
-    """The node that a rank is on, by default the executing one: ranks are numbered node by node."""
+    """The node of a rank, by default of the executing rank. Ranks are numbered node by node."""
     only_in_tile_functions("node()")
 
 
 def place(rank: Any = None) -> Any:
-    """Which of the ranks of its node a rank is, by default the executing one."""
+    """The number of a rank on its node, by default of the executing rank."""
     only_in_tile_functions("place()")
 
 
@@ -106,11 +111,11 @@ def rank_at(node: Any, place: Any) -> Any:
 
 
 def steps(along: Any, *, stop: Any = None, by: int | None = None) -> Any:
-    """Ranges along a dimension or range, each as long as the schedule's step: the last entry of the role's tile.
+    """Ranges along a dimension or range, each as long as the schedule's step (the last entry of the role's `tile`).
 
-    `stop`: where they end, if not at the end of `along`. `by`: the length of a range, a power of two, in place of the
-    schedule's step, which this loop then does not use; `tile=` needs none if every loop of the role says by=. A
-    schedule can't tune such a loop, and fitting to small sizes does not shorten its steps."""
+    `stop`: the end of the ranges, by default the end of `along`. `by`: the length of a range, a power of two; it
+    replaces the schedule's step in this loop. If every loop of a role has `by`, `tile` has no step. A schedule can't
+    tune such a loop, and fitting to small sizes does not shorten its steps."""
     only_in_tile_functions("steps()")
 
 
@@ -120,21 +125,21 @@ def copy(source: Any, target: Any) -> Any:
 
 
 def wait(*views: Any) -> Any:
-    """Returns the views, guarded, once every tile of this run that notifies a region of them has done so."""
+    """The views, guarded: waits until every tile of this run that notifies a region of them has done it."""
     only_in_tile_functions("wait()")
 
 
 def claim(view: Any) -> Any:
-    """Returns the view of an entry, to be stored to, once every tile of this run that releases a region of the entry
-    that was in its buffer before has done so."""
+    """The view of an entry, ready for stores: waits until every tile of this run that releases a region of the previous
+    entry in the same buffer has released it."""
     only_in_tile_functions("claim()")
 
 
 def release(view: Any) -> Any:
-    """Says that this tile has read a guarded view of an entry, so that its buffer may be claimed for a later one."""
+    """Releases a guarded view of an entry that this tile has read. A later entry may then claim its buffer."""
     only_in_tile_functions("release()")
 
 
 def notify(*views: Any) -> Any:
-    """Makes this tile's stores to the views visible where the views live."""
+    """Makes this tile's stores to the views visible to the tiles that wait for the views on their home rank."""
     only_in_tile_functions("notify()")

@@ -150,10 +150,13 @@ class MoE(nn.Module):
     def heap_bytes(self, tokens: int) -> int:
         """Bytes of a slot of the symmetric heap that a forward takes, and a backward as many; a lane has two slots."""
         world, most = world_of(self.group_name), 0
-        parts = {"sent": (tokens * self.top * self.slices,) * world, "routed": (self.rows(tokens),) * world}
+        top = self.top * self.slices
+        rows = {"tokens": tokens, "sent": tokens * top, "routed": self.rows(tokens)}
+        parts = {d: (length,) * world for d, length in rows.items()}
         for program, (_, n, k) in ((dispatch_matmul, self.gate_up.shape), (matmul_combine, self.down.shape)):
             sizes: dict[str, Any] = {**parts, "experts": len(self.down), "N": n, "K": k}
-            dtypes = dict.fromkeys(program.parameters.keys() - {"route", "gathered"}, self.gate_up.dtype)
+            sizes |= {"top": top} if program is matmul_combine else {}
+            dtypes = dict.fromkeys(program.of_any_dtype - program.on_demand, self.gate_up.dtype)
             plan = None if self.plan in ("torch", "auto") else self.plan
             fitted = program.fit(plan, world=world, dtypes=dtypes, sizes=sizes)
             bound = program.bind(fitted, dtypes)

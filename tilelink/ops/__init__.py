@@ -1,9 +1,9 @@
-"""Operators of torch: linear layers with the collective before or behind them, for tensor parallelism.
+"""Operators of torch for tensor parallelism: linear layers with the collective before or after them.
 
     y = tilelink.ops.all_gather_linear(x, [w_gate, w_up], gather_dim=1, group=tp)
 
-They stand in `torch.ops.tilelink` once this package is imported, have gradients, and can be compiled. On CUDA devices
-they run our programs; on a CPU plain torch, or the programs in Triton's interpreter where TILELINK_BACKEND is
+Importing this package registers them in `torch.ops.tilelink`. They have gradients, and can be compiled. On CUDA devices
+they run our programs. On a CPU they run plain torch, or our programs in Triton's interpreter if TILELINK_BACKEND is
 "interpret". See docs/operators.md.
 """
 

@@ -1,4 +1,4 @@
-"""The ranks of a group make the same calls, or all of them raise: compared on the CPU before anything else is done."""
+"""The ranks of a group compare their calls on the CPU first. If calls differ or one raises, all ranks raise."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tilelink.runtime.agreement import gathered, mismatch
 
 T = TypeVar("T")
 MACHINE = "TILELINK_MACHINE"
-"""The environment variable that names the machine: one of `tilelink machine list`, or the path of a description."""
+"""The environment variable with the machine: a name of `tilelink machine list`, or the path of a description."""
 _machines: WeakKeyDictionary[dist.ProcessGroup, list[dict[str, str]]] = WeakKeyDictionary()
 """Of groups that have agreed on a call on CUDA devices, what the ranks said of their machines."""
 
 
 def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str, Any]]) -> None:
-    """Returns once the ranks agree on what they tell of a call. Raises what `tell()` raises, RankFailedError where it
-    raised on another rank, RankMismatchError where ranks call differently.
+    """Returns when the ranks agree on what `tell()` returns for a call. Raises what `tell()` raises, RankFailedError if
+    it raises on another rank, and RankMismatchError if calls differ.
 
-    On a CPU each call is compared; on CUDA devices the first one of a group that programs compute. Every rank comes to
-    that, whatever it has to tell; the lane of the group compares later calls that are new to it.
+    On a CPU each call is compared. On CUDA devices the first call of a group that programs compute is compared; every
+    rank takes part in that. The lane of the group compares later calls that are new to it.
     """
     site, error = Site.of_user(), None
     try:
@@ -102,14 +102,14 @@ def agreed_machine(members: Members, device: torch.device) -> str | None:
         if theirs != (ours := known[members.rank]):
             if theirs["machine"] == ours["machine"] and theirs.get("reserved") != ours.get("reserved"):
                 raise RankMismatchError(
-                    f"rank {rank} leaves {theirs['reserved']} SMs to NCCL, rank {members.rank} {ours['reserved']}, so "
-                    "that they can't choose alike: set NCCL_MAX_CTAS to one number on all ranks",
+                    f"rank {rank} leaves {theirs['reserved']} SMs to NCCL, rank {members.rank} {ours['reserved']}: to "
+                    "choose the same plan, set NCCL_MAX_CTAS to one number on all ranks",
                     Site.of_user(),
                 )
-            different = f"{theirs['machine']}, rank {members.rank} for {ours['machine']}"
+            different = f"{theirs['machine']}, the machine of rank {members.rank} is {ours['machine']}"
             raise RankMismatchError(
-                f"rank {rank} takes its machine for {different}, so that they can't choose alike: set {MACHINE} to one "
-                "on all ranks",
+                f"the machine of rank {rank} is {different}: to choose the same plan, set {MACHINE} to one machine on "
+                "all ranks",
                 Site.of_user(),
             )
     return machine_name(device)
@@ -155,6 +155,6 @@ def _raise_difference(told: Sequence[Mapping[str, Any]], site: Site, error: Tile
         if "raised" in theirs:
             raise RankFailedError(f"rank {rank} raised {theirs['raised']}", site)
     if any(theirs != told[0] for theirs in told):
-        uneven = "; shards of different lengths are told to every rank, by lengths="
+        uneven = "; for shards of different lengths, pass lengths= on every rank"
         uneven *= len({str(t.get("shapes")) for t in told}) > 1
         raise RankMismatchError((mismatch("this call", dict(enumerate(told))) or "") + uneven, site)

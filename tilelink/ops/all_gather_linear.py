@@ -46,7 +46,7 @@ class AllGatherLinear(Call):
         check_weights(x, sum(self.parts) if self.planless() else x.shape[-1], self.weights, self.biases)
         check_plan(self.name, self.plan)
         if self.planless() and self.plan not in (None, TORCH, AUTO):
-            what = f"what is gathered along the dimension that is summed over has no plan but {TORCH}"
+            what = f"a gather along the dimension that is summed over has only the plan {TORCH}"
             raise ScheduleError(f"plan is {self.plan!r}: {what}")
 
     def check_here(self) -> None:
@@ -87,7 +87,7 @@ class AllGatherLinear(Call):
     def setup(self, ctx: Any, output: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
         ctx.biases = all(b is not None for b in self.biases)
         if not ctx.biases and any(b is not None and b.requires_grad for b in self.biases):
-            raise ArgumentError("biases of which some are None get no gradients from torch: give zeros in their place")
+            raise ArgumentError("torch gives no gradients for a list of biases with None: pass zeros instead of None")
         ctx.call = {"gather_dim": self.dim, "lengths": self.parts, "group_name": self.group_name}
         ctx.kept, ctx.plan = self.return_gathered, self.plan if self.plan == AUTO else None
         ctx.save_for_backward(output[0] if self.return_gathered else self.x, *self.weights)
@@ -206,20 +206,21 @@ def all_gather_linear(
     plan: str | None = None,
     return_gathered: bool = False,
 ) -> Any:
-    """all_gather(x) @ weight.T + bias on every rank, for one weight or several that share the gather (Q, K and V; gate
-    and up). A result for a weight, a list for a list; with `return_gathered`, a pair of the gathered x and that.
+    """all_gather(x) @ weight.T + bias on every rank, for one weight or several weights that share the gather (Q, K and
+    V; gate and up). Returns a tensor for one weight, and a list for a list. With `return_gathered` it returns a pair:
+    the gathered x, and that.
 
-    `x`: (..., K), float32, float16 or bfloat16; its shards of all ranks are put together along `gather_dim`, in the
-    order of ranks: a dimension of tokens, or the last one. `weights`: (N, K) as those of nn.Linear, `biases`: (N,) or
-    None. `lengths`: how long the shards of the ranks are along `gather_dim`, the same on every rank; without it all
-    have one length. `group`: of torch.distributed, or its name; by default all processes. `plan`: the name of a
-    schedule of `tilelink.kernels.all_gather_matmul`, by default the first; "torch", plain torch; or "auto", the one
-    that is predicted to be the fastest, also in the backward.
+    `x`: (..., K), float32, float16 or bfloat16, the rank's shard. The shards are concatenated in the order of ranks
+    along `gather_dim`: a dimension of tokens, or the last one. `weights`: (N, K) as in nn.Linear. `biases`: (N,) or
+    None. `lengths`: the length of each rank's shard along `gather_dim`, the same list on every rank; by default all
+    shards have one length. `group`: of torch.distributed, or its name; by default all processes. `plan`: a schedule of
+    `tilelink.kernels.all_gather_matmul` by name (default: the first); "torch", plain torch; or "auto", the plan with
+    the shortest predicted time, also in the backward.
 
-    All ranks call alike. Gradients: that of x comes by reduce-scatter, that of a weight is the rank's own. For it x is
-    gathered once more in the backward, or kept with `return_gathered`. Results lie in memory with `gather_dim` first.
-    Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError; on every rank, if one does (there as
-    RankFailedError), and RankMismatchError.
+    All ranks must make the same call. The gradient of x comes by reduce-scatter. The gradient of a weight is the rank's
+    own; for it the backward gathers x again, unless `return_gathered` kept it. Results lie in memory with `gather_dim`
+    first. Raises ArgumentError, ShapeError, DtypeError, DeviceError and ScheduleError; if one rank does, the others
+    raise RankFailedError. Raises RankMismatchError if calls differ.
     """
     check_tensors(x=x, weights=weights, biases=biases)
     one = isinstance(weights, torch.Tensor)

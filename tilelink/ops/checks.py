@@ -1,5 +1,5 @@
-"""What calls of operators have to be, on a rank: checked before anything is sent, also while torch traces. Inside
-`torch.autocast` operators take their tensors in its dtype, as nn.Linear does."""
+"""Checks of operator calls on a rank, before any communication and also while torch traces. Inside `torch.autocast`,
+operators take their tensors in its dtype, as nn.Linear does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ T = TypeVar("T", torch.Tensor, torch.Tensor | None)
 
 
 def cast_for(x: torch.Tensor) -> Callable[[T], T]:
-    """What brings a tensor into the dtype that holds here on the device of x, and leaves it as it is outside of
-    `torch.autocast`. Gradients come back in the dtype of what was given."""
+    """A function that casts a tensor to the autocast dtype of x's device; outside of `torch.autocast` it does nothing.
+    Gradients have the dtype of the given tensor."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):
         return lambda tensor: tensor
@@ -31,7 +31,7 @@ def cast_for(x: torch.Tensor) -> Callable[[T], T]:
 
 
 def no_autocast(x: torch.Tensor) -> AbstractContextManager[object]:
-    """Inside, sums that are made in float32 stay so."""
+    """A context in which sums in float32 stay in float32."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
@@ -39,7 +39,7 @@ def no_autocast(x: torch.Tensor) -> AbstractContextManager[object]:
 def check_dim(x: torch.Tensor, dim: int, name: str) -> int:
     """The dimension, counted from 0. Raises ShapeError."""
     if x.dim() < 2:
-        raise ShapeError(f"x has shape {tuple(x.shape)}: two dimensions at least are needed, the last of features")
+        raise ShapeError(f"x has shape {tuple(x.shape)}: it needs at least two dimensions, the last for features")
     if not -x.dim() <= dim < x.dim():
         raise ShapeError(f"{name}={dim}: x has shape {tuple(x.shape)}")
     return dim % x.dim()
@@ -48,10 +48,10 @@ def check_dim(x: torch.Tensor, dim: int, name: str) -> int:
 def check_weights(
     x: torch.Tensor, features: int, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> None:
-    """Weights (N, K) and biases (N,) go with x, whose rows have K `features`. Raises ArgumentError, ShapeError,
+    """Checks weights (N, K) and biases (N,) against x, whose rows have K `features`. Raises ArgumentError, ShapeError,
     DtypeError, DeviceError."""
     if not weights:
-        raise ArgumentError("no weights: one at least is needed")
+        raise ArgumentError("no weights: at least one is needed")
     if len(biases) != len(weights):
         raise ArgumentError(f"{len(biases)} biases for {len(weights)} weights: one for each, or None")
     check_devices(x, weights, biases)
@@ -59,22 +59,23 @@ def check_weights(
         if t.layout != torch.strided:
             raise ArgumentError(f"{name} has layout {t.layout}; only strided tensors can be used")
         if t.dtype != x.dtype:
-            raise DtypeError(f"{name} is {_short(t.dtype)}, x {_short(x.dtype)}: all have one dtype")
+            raise DtypeError(f"{name} is {_short(t.dtype)}, x {_short(x.dtype)}: all must have one dtype")
     if x.dtype not in DTYPES:
         raise DtypeError(f"x is {_short(x.dtype)}; operators take {', '.join(map(_short, DTYPES))}")
     for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         if weight.dim() != 2:
-            raise ShapeError(f"weight {i} has shape {tuple(weight.shape)}: it is (N, K), as that of nn.Linear")
+            raise ShapeError(f"weight {i} has shape {tuple(weight.shape)}: it must be (N, K), as in nn.Linear")
         if weight.shape[1] != features:
             raise ShapeError(
-                f"weight {i} has shape {tuple(weight.shape)}, (N, K); K is {features}, of x with shape {tuple(x.shape)}"
+                f"weight {i} has shape {tuple(weight.shape)}; for x with shape {tuple(x.shape)} it must be "
+                f"(N, {features})"
             )
         if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-            raise ShapeError(f"bias {i} has shape {tuple(bias.shape)}; weight {i} makes it ({weight.shape[0]},)")
+            raise ShapeError(f"bias {i} has shape {tuple(bias.shape)}; for weight {i} it must be ({weight.shape[0]},)")
 
 
 def check_tensors(**given: Any) -> None:
-    """Each is a tensor, or None, or a list of these. Raises ArgumentError."""
+    """Checks that each value is a tensor, None, or a list of these. Raises ArgumentError."""
     for name, value in given.items():
         for t in value if isinstance(value, list | tuple) else [value]:
             if t is not None and not isinstance(t, torch.Tensor):
@@ -83,7 +84,7 @@ def check_tensors(**given: Any) -> None:
 
 
 def check_devices(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
-    """All are on one. Raises DeviceError."""
+    """Checks that all tensors are on one device. Raises DeviceError."""
     for name, t in _named(x, weights, biases).items():
         if t.device != x.device:
             raise DeviceError(f"{name} is on {t.device}, x on {x.device}")
@@ -91,20 +92,20 @@ def check_devices(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequ
 
 def check_reduce_op(reduce_op: str) -> None:
     if reduce_op not in REDUCE_OPS:
-        raise ArgumentError(f"reduce_op is {reduce_op!r}; there are {listed(REDUCE_OPS, reduce_op)}")
+        raise ArgumentError(f"reduce_op is {reduce_op!r}; it must be one of {listed(REDUCE_OPS, reduce_op)}")
 
 
 def check_lengths(lengths: Sequence[int], world: int) -> None:
-    """One length a rank. Raises ShapeError."""
+    """Checks that there is one length for each rank. Raises ShapeError."""
     if len(lengths) != world or any(n < 0 for n in lengths):
         raise ShapeError(f"lengths are {tuple(lengths)}: {world} are needed, one a rank")
 
 
 def parts_of(total: int, world: int, lengths: Sequence[int] | None, what: str) -> list[int]:
-    """How long the part of each rank is of `total` elements that are scattered. Raises ShapeError."""
+    """The length of each rank's part of `total` elements that are scattered. Raises ShapeError."""
     if lengths is None:
         if total % world:
-            raise ShapeError(f"{what} is {total}, which {world} ranks can't share evenly: tell all of them lengths=")
+            raise ShapeError(f"{what} is {total}, which {world} ranks can't share evenly: pass lengths= on every rank")
         return [total // world] * world
     check_lengths(lengths, world)
     if sum(lengths) != total:

@@ -1,6 +1,6 @@
-"""The collectives of `torch.distributed` that operators use: the one place that knows how a torch calls them.
+"""The collectives of `torch.distributed` that operators use. Only this module knows their names in each torch.
 
-torch 2.13 has new names for those that take one tensor, and warns of the old ones; 2.11 has only the old.
+torch 2.13 has new names for the collectives of one tensor, and warns of the old names; 2.11 has only the old ones.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or di
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Later = Callable[[], torch.Tensor]
-"""A result that is under way: calling it waits."""
+"""A result that is being computed: calling it waits."""
 
 
 @dataclass(frozen=True)
 class Members:
-    """A group of `torch.distributed` as its calling rank sees it."""
+    """A group of `torch.distributed`, seen from its calling rank."""
 
     group: dist.ProcessGroup
     rank: int
@@ -82,7 +82,7 @@ class Members:
 
 
 class Traced(Members):
-    """The same while torch traces: results have shapes alone."""
+    """The same collectives while torch traces: results have only shapes."""
 
     def all_gather(self, rows: torch.Tensor, lengths: Sequence[int]) -> Later:
         return lambda: rows.new_empty(sum(lengths), rows.shape[1])
@@ -95,33 +95,33 @@ class Traced(Members):
 
 
 def world_of(name: str) -> int:
-    """The number of ranks of a group, by its name; also where torch traces the caller."""
+    """The number of ranks of a group, by its name; works while torch traces, too."""
     return int(c10d._get_group_size_by_name(name))  # type: ignore[arg-type]  # a private name
 
 
 def name_of_group(group: dist.ProcessGroup | DeviceMesh | str | None) -> str:
-    """The name under which operators find a group, or that of a mesh with one dimension; by default that of all
-    processes. Raises WorldError, RankError, ArgumentError."""
+    """The name of a group, or of the group of a mesh with one dimension; the default is the group of all processes.
+    Raises WorldError, RankError, ArgumentError."""
     if isinstance(group, str):
         return group
     lane: object = group
     if isinstance(lane, Group) and not isinstance(lane, ProcessGroup):
-        of = f"group is a rank of a lane without processes, a {type(lane).__name__}"
+        of = f"group is a {type(lane).__name__}, of a lane without processes"
         raise ArgumentError(f"{of}: operators take a group of torch.distributed, under torchrun", Site.of_user())
     if not dist.is_available() or not dist.is_initialized():
         start = 'torch.distributed.init_process_group("gloo")'
-        raise WorldError(f"there are no processes to group: call {start}", Site.of_user())
+        raise WorldError(f"torch.distributed is not initialised: call {start}", Site.of_user())
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             which = f"{group.ndim} dimensions {group.mesh_dim_names or ''}".rstrip()
-            raise ArgumentError(f"the mesh has {which}; layers are spread over one, mesh['tp']", Site.of_user())
+            raise ArgumentError(f"the mesh has {which}; pass one of them, mesh['tp']", Site.of_user())
         group = group.get_group()
     members = dist.group.WORLD if group is None else group
     outside: object = dist.GroupMember.NON_GROUP_MEMBER
     if members is outside:
-        raise RankError("this process is no rank of the group: only its members call operators on it", Site.of_user())
+        raise RankError("this process is not in the group: only its members call operators on it", Site.of_user())
     if not isinstance(members, dist.ProcessGroup):
-        made = "of which tilelink.group made it, " if isinstance(members, Group) else ""
+        made = "the one given to tilelink.group, " if isinstance(members, Group) else ""
         wanted = f"operators take a group of torch.distributed, {made}or its name"
         raise ArgumentError(f"group is a {type(members).__name__}: {wanted}", Site.of_user())
     return str(members.group_name)

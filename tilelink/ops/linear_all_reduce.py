@@ -1,4 +1,4 @@
-"""linear_all_reduce: the second half of tensor parallelism where every rank has all tokens."""
+"""linear_all_reduce: the second half of tensor parallelism if every rank has all tokens."""
 
 from __future__ import annotations
 
@@ -89,16 +89,16 @@ def linear_all_reduce(
 ) -> torch.Tensor:
     """The sum over the ranks of x @ weight.T, plus bias, on every rank, with the same bits.
 
-    `x`: (..., K), float32, float16 or bfloat16. `weight`: (N, K) as that of nn.Linear, a rank's own part of the
-    features that are summed over. `bias`: (N,), added once, to the sum; the same on every rank. `reduce_op`: "sum", or
-    "avg" over the ranks. `group`: of torch.distributed, or its name; by default all processes. `plan`: the name of a
-    schedule of `tilelink.kernels.matmul_all_reduce`, by default the first; "one_shot", "one_shot:push" or
-    "one_shot:multicast", by `matmul_one_shot_all_reduce`; "torch", plain torch; or "auto", the one that is predicted to
-    be the fastest.
+    `x`: (..., K), float32, float16 or bfloat16. `weight`: (N, K) as in nn.Linear, for the rank's part of the summed
+    features. `bias`: (N,), added once, to the sum; the same on every rank. `reduce_op`: "sum", or "avg" over the ranks.
+    `group`: of torch.distributed, or its name; by default all processes. `plan`: a schedule of
+    `tilelink.kernels.matmul_all_reduce` by name (default: the first); "one_shot", "one_shot:push" or
+    "one_shot:multicast", by `matmul_one_shot_all_reduce`; "torch", plain torch; or "auto", the plan with the shortest
+    predicted time.
 
-    All ranks call alike. The result is one tensor, of which every rank has a copy, and so is its gradient: the backward
-    sends nothing, as in Megatron and DTensor. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError;
-    on every rank, if one does (there as RankFailedError), and RankMismatchError.
+    All ranks must make the same call. Every rank has a copy of the result and of its gradient, so the backward sends
+    nothing, as in Megatron and DTensor. Raises ArgumentError, ShapeError, DtypeError, DeviceError and ScheduleError; if
+    one rank does, the others raise RankFailedError. Raises RankMismatchError if calls differ.
     """
     check_tensors(x=x, weight=weight, bias=bias)
     return _operator.called(group, x, [weight], [bias], reduce_op=reduce_op, plan=plan)

@@ -167,18 +167,18 @@ def linear_reduce_scatter(
 ) -> torch.Tensor:
     """The rank's part, along `scatter_dim`, of the sum over the ranks of x @ weight.T, plus bias.
 
-    `x`: (..., K), float32, float16 or bfloat16. `weight`: (N, K) as that of nn.Linear, a rank's own part of the
-    features that are summed over. `bias`: (N,), added once, to the sum. `scatter_dim`: of the result (..., N), in parts
-    of one length, or of `lengths`, the same on every rank. `reduce_op`: "sum", or "avg" over the ranks. `group`: of
-    torch.distributed, or its name; by default all processes. `plan`: the name of a schedule of
-    `tilelink.kernels.matmul_reduce_scatter`, by default the first; "ring", by `matmul_ring_reduce_scatter`; "torch",
-    plain torch; or "auto", the one that is predicted to be the fastest, also in the backward.
+    `x`: (..., K), float32, float16 or bfloat16. `weight`: (N, K) as in nn.Linear, for the rank's part of the summed
+    features. `bias`: (N,), added once, to the sum. `scatter_dim`: the dimension of the result (..., N) that is split,
+    into parts of one length, or of `lengths`, the same list on every rank. `reduce_op`: "sum", or "avg" over the ranks.
+    `group`: of torch.distributed, or its name; by default all processes. `plan`: a schedule of
+    `tilelink.kernels.matmul_reduce_scatter` by name (default: the first); "ring", by `matmul_ring_reduce_scatter`;
+    "torch", plain torch; or "auto", the plan with the shortest predicted time, also in the backward.
 
-    All ranks call alike, and get the same bits each time. Gradients: that of the result is gathered once, for those of
-    x and of the weight; that of the bias is of the rank's own part (sum it over the ranks where they share one bias:
-    then it is what the program `matmul_reduce_scatter_backward` calls dbias).
-    Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError; on every rank, if one does (there as
-    RankFailedError), and RankMismatchError.
+    All ranks must make the same call, and they get the same bits each time. The backward gathers the result's gradient
+    once, for the gradients of x and weight. The gradient of the bias covers the rank's part of the result. If the ranks
+    share one bias, sum it over the ranks; the program `matmul_reduce_scatter_backward` calls this sum dbias.
+    Raises ArgumentError, ShapeError, DtypeError, DeviceError and ScheduleError; if one rank does, the others raise
+    RankFailedError. Raises RankMismatchError if calls differ.
     """
     check_tensors(x=x, weight=weight, bias=bias)
     given = {"scatter_dim": scatter_dim, "lengths": lengths, "reduce_op": reduce_op, "plan": plan}

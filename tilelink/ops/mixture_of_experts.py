@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, *, plan: str | None = None) 
     is `moe_combine`. Raises ShapeError, DtypeError, ScheduleError and CapacityError."""
     with no_autocast(x):
         rows: torch.Tensor = made_of.moe_dispatch(
-            x=routing.rows(_tokens(x, routing)), counts=routing.counts, room=routing.room,
+            x=_tokens(x, routing), counts=routing.counts, order=routing.order, place=routing.place, room=routing.room,
             group_name=routing.group_name, plan=plan,
         )  # fmt: skip
     return rows
@@ -44,12 +45,10 @@ def moe_combine(
 
     `rows`: (room, K), as `moe_dispatch` gives them; `topk_weights`: (tokens, top), ones by default. The gradient is
     `moe_dispatch`. Raises as that does."""
-    topk_weights = _weights(topk_weights, routing)
     with no_autocast(rows):
-        back = made_of.moe_combine(
-            x=_rows(rows, routing), counts=routing.counts, sent=routing.sent, group_name=routing.group_name, plan=plan
-        )
-        return routing.sums(back, topk_weights)
+        back = _back(topk_weights, routing, plan)
+        out: torch.Tensor = made_of.moe_combine(x=_rows(rows, routing), **back)[0]
+    return out[: routing.mine]
 
 
 @public
@@ -66,8 +65,8 @@ def dispatch_linear(
     keep = torch.is_grad_enabled() and weight.requires_grad
     with no_autocast(x):
         out, _ = made_of.dispatch_linear(
-            x=routing.rows(_tokens(x, routing)), weight=weight, counts=routing.counts, room=routing.room, keep=keep,
-            group_name=routing.group_name, plan=plan,
+            x=_tokens(x, routing), weight=weight, counts=routing.counts, order=routing.order, place=routing.place,
+            room=routing.room, keep=keep, group_name=routing.group_name, plan=plan,
         )  # fmt: skip
     made: torch.Tensor = out
     return made
@@ -88,13 +87,11 @@ def linear_combine(
     by default the first, or "torch". Gradients: that of rows by `dispatch_linear`, beside which the gradients of all
     rows come to their experts, for that of the weight. Raises as `moe_dispatch` does."""
     cast = cast_for(rows)
-    rows, weight, topk_weights = cast(rows), cast(weight), _weights(topk_weights, routing)
+    rows, weight = cast(rows), cast(weight)
     with no_autocast(rows):
-        back = made_of.linear_combine(
-            x=_rows(rows, routing), weight=weight, counts=routing.counts, sent=routing.sent,
-            group_name=routing.group_name, plan=plan,
-        )  # fmt: skip
-        return routing.sums(back, topk_weights)
+        back = _back(topk_weights, routing, plan)
+        out: torch.Tensor = made_of.linear_combine(x=_rows(rows, routing), weight=weight, **back)[0]
+    return out[: routing.mine]
 
 
 @public
@@ -170,10 +167,20 @@ def _torch(plan: str | None) -> str | None:
     return plan if plan == "torch" else None
 
 
+def _back(topk_weights: torch.Tensor | None, routing: Routing, plan: str | None) -> dict[str, Any]:
+    """How rows come back: what operators take for that, but for the rows."""
+    weights = routing.weights(_weights(topk_weights, routing))
+    keep = weights is not None and torch.is_grad_enabled() and weights.requires_grad
+    return {
+        "counts": routing.counts, "place": routing.place, "weights": weights, "sent": len(routing.order), "keep": keep,
+        "group_name": routing.group_name, "plan": plan,
+    }  # fmt: skip
+
+
 def _tokens(x: torch.Tensor, routing: Routing) -> torch.Tensor:
-    if x.dim() != 2 or len(x) != len(routing.there):
-        _refuse(f"x has shape {tuple(x.shape)}; the routing is of {len(routing.there)} tokens", x, routing)
-    return x
+    if x.dim() != 2 or len(x) != routing.mine:
+        _refuse(f"x has shape {tuple(x.shape)}; the routing is of {routing.mine} tokens", x, routing)
+    return routing.tokens(x)
 
 
 def _rows(rows: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -183,8 +190,7 @@ def _rows(rows: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 
 def _weights(weights: torch.Tensor | None, routing: Routing) -> torch.Tensor | None:
-    tokens, top = routing.there.shape
-    shape = (tokens, top // routing.slices)
+    shape = (routing.mine, routing.place.shape[1] // routing.slices)
     if weights is not None and tuple(weights.shape) != shape:
         _refuse(f"topk_weights have shape {tuple(weights.shape)}; the routing has {shape}", weights, routing)
     return weights

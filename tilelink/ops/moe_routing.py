@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,20 +17,19 @@ from tilelink.ops.experts import gather_counts
 @dataclass(frozen=True)
 class Routing:
     """Where the tokens of all ranks go. `counts`: int32 [experts of all ranks, world], rows of each expert from each
-    rank, the same on every rank. A row is a token at one of its experts. `order`: int64 [tokens * top], the pairs
-    (token * top + choice) of this rank in the order of its rows, by expert, those without expert last; `place`: the row
-    of each pair; `there`: bool [tokens, top], whether a pair has an expert. Where experts are cut into `slices`, each
-    slice is an expert here: a token has top * slices of them.
+    rank, the same on every rank. A row is a token at one of its experts. `order`: int32 [rows], the token of each row
+    that this rank sends, by expert; `place`: int32 [tokens, top], of each token and choice its row, -1 without expert.
+    Where experts are cut into `slices`, each slice is an expert here: a token has top * slices of them.
 
-    `sent`, `room`: how many rows each rank has room for, those that it sends and those of its experts. Rows of experts
-    lie by expert and then by rank. Behind them there is padding, whose values say nothing.
+    `order` and `place` are as long as those of the rank with the most tokens; this one has `mine`. `room`: how many
+    rows each rank has room for, those of its experts. Rows of experts lie by expert and then by rank. Behind them there
+    is padding, whose values say nothing.
     """
 
     counts: torch.Tensor
     order: torch.Tensor
     place: torch.Tensor
-    there: torch.Tensor
-    sent: int
+    mine: int
     room: int
     group_name: str
     slices: int = 1
@@ -43,42 +41,18 @@ class Routing:
         experts = len(self.counts) // members.world
         return self.counts[members.rank * experts : (members.rank + 1) * experts].sum(1)
 
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
-        """The rows (sent, K) that this rank sends, of its tokens (tokens, K)."""
-        made: torch.Tensor = _Rows.apply(x, self.order, self.place, self.there)
-        return torch.nn.functional.pad(made, (0, 0, 0, self.sent - len(made)))
+    def tokens(self, x: torch.Tensor) -> torch.Tensor:
+        """The tokens (tokens, K) of this rank, as many as any rank has."""
+        more = len(self.place) - self.mine
+        return torch.nn.functional.pad(x, (0, 0, 0, more)) if more else x
 
-    def sums(self, rows: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-        """Of each token the sum of its rows, each times its weight: in float32, in the order of choices, rounded once
-        to the dtype of the rows. rows: (sent, K); weights: (tokens, top), ones by default."""
-        tokens, top = self.there.shape
-        if weights is not None:
-            weights = weights.repeat_interleave(self.slices, 1)
-        place = self.place.view(tokens, top)
-        total = rows.new_zeros(tokens, rows.shape[1], dtype=torch.float32)
-        for k in range(top):
-            row = torch.where(self.there[:, k, None], rows[place[:, k]], 0).float()
-            weight = 1.0 if weights is None else torch.where(self.there[:, k], weights[:, k].float(), 0)[:, None]
-            total = total + weight * row
-        return total.to(rows.dtype)
-
-
-class _Rows(torch.autograd.Function):
-    """The token of each row; the gradient of a token is the sum of those of its rows, in the order of choices."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
-        x, order, place, there = given
-        ctx.save_for_backward(place, there)
-        return x[order // max(1, there.shape[1])]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (grad,), (place, there) = grads, ctx.saved_tensors
-        total = grad.new_zeros(len(there), grad.shape[1], dtype=torch.float32)
-        for k, rows in enumerate(place.view(there.shape).unbind(1)):
-            total = total + torch.where(there[:, k, None], grad[rows], 0).float()
-        return total.to(grad.dtype), None, None, None
+    def weights(self, weights: torch.Tensor | None) -> torch.Tensor | None:
+        """Weights (tokens, top) of the choices of this rank's tokens, in float32; zeros for those without expert."""
+        if weights is None:
+            return None
+        each = weights.float().repeat_interleave(self.slices, 1)
+        each = torch.where(self.place[: self.mine] >= 0, each, 0)
+        return self.tokens(each)
 
 
 @public
@@ -119,11 +93,15 @@ def moe_routing(
     counts = counts.scatter_add(0, known, torch.ones_like(known, dtype=torch.int32))[:experts]
     wrong = ((ids < -1) | (ids >= experts)).sum().to(torch.int32)
     counts = torch.cat([torch.where(wrong > 0, -wrong, counts[:1]), counts[1:]])
-    order = known.argsort(stable=True)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=ids.device))
+    pad, more = torch.nn.functional.pad, tokens - mine
+    pairs = known.argsort(stable=True)
+    place = torch.empty_like(pairs).scatter_(0, pairs, torch.arange(len(pairs), device=ids.device))
+    place = torch.where(there, place, -1).to(torch.int32).view(mine, top)
+    order, place = (pairs // max(1, top)).to(torch.int32), pad(place, (0, 0, 0, more), value=-1)
+    order = pad(order, (0, more * top), value=-1)
     gathered = gather_counts(x=counts[None], tokens=tokens, top=top, group_name=name, plan=plan)
     room = most if capacity is None else capacity
-    return Routing(gathered, order, place, there.view(mine, top), tokens * top, room, name, slices)
+    return Routing(gathered, order, place, mine, room, name, slices)
 
 
 def _check(topk_idx: torch.Tensor, experts: int, slices: int, tokens: int | None, world: int) -> None:

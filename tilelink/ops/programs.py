@@ -1,4 +1,4 @@
-"""What operators compute, by our programs: on CUDA devices, or on a CPU in Triton's interpreter."""
+"""Operators computed by our programs: on CUDA devices, or on a CPU in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def path_of(device: torch.device, plan: str | None = None) -> type[Plain]:
     which "torch" asks for on any device, as the plan of a call does. Raises ArgumentError."""
     wanted = os.environ.get("TILELINK_BACKEND") or ("interpret" if device.type == "cuda" else "torch")
     if wanted not in BACKENDS:
-        raise ArgumentError(f"TILELINK_BACKEND is {wanted!r}; there are {listed(BACKENDS, wanted)}")
+        raise ArgumentError(f"TILELINK_BACKEND is {wanted!r}; it must be one of {listed(BACKENDS, wanted)}")
     return Plain if TORCH in (wanted, plan) else Programs
 
 
@@ -110,9 +110,11 @@ def _mean_over(world: int) -> Any:
 
 
 def lane(process_group: dist.ProcessGroup | None = None, *, device: str = "cpu", **options: Any) -> ProcessGroup:
-    """The lane on which operators run the programs of a group, on this kind of device. Collective when it is made: by
-    the first operator, with the options that `tilelink.group` has by default, or by a call of this before, with others.
-    Raises WorldError where there is one already and options are given, and what `tilelink.group` raises."""
+    """The lane on which operators run the programs of a group, on this kind of device (`device`: "cpu" or "cuda").
+
+    The first operator makes the lane with the default options of `tilelink.group`. A call of this function before that
+    makes it with other options; it is collective. Raises WorldError if options are given and the lane exists, and the
+    errors of `tilelink.group`."""
     members = dist.group.WORLD if process_group is None else process_group
     if not isinstance(members, dist.ProcessGroup):
         return group(members, **options)  # says what is wrong
@@ -120,12 +122,14 @@ def lane(process_group: dist.ProcessGroup | None = None, *, device: str = "cpu",
     if device not in made:
         made[device] = group(members, device=device, **options)  # type: ignore[arg-type]  # "cpu" or "cuda"
     elif options:
-        raise WorldError(f"the group has its lane already, made without {', '.join(options)}: say so before any call")
+        late = ", ".join(options)
+        raise WorldError(f"the group already has a lane, made without {late}: pass options before the first call")
     return made[device]
 
 
 def reserved_on(members: Members, device: torch.device) -> int:
-    """SMs that the lane of a group leaves to others on this kind of device, or would leave if it were made now."""
+    """SMs that the lane of a group leaves to other kernels on this kind of device, or would leave if it were made now.
+    """
     if device.type != "cuda":
         return 0
     made: Any = _lanes.get(members.group, {}).get("cuda")
@@ -133,14 +137,16 @@ def reserved_on(members: Members, device: torch.device) -> int:
 
 
 def prepare(operator: Callable[..., Any], x: torch.Tensor, *tensors: Any, **options: Any) -> None:
-    """Does all that calls like `operator(x, *tensors, **options)` need once, so that they can be captured in a CUDA
-    graph, and launches no program: the lane of the group is made, programs are checked and compiled, symmetric memory
-    is laid out; for the backward too, where tensors require gradients. Collective. What an operator leaves to torch
-    does run: copies, products without a collective, collectives where a matrix is empty or the gathered x has a
-    gradient, on a CPU the comparison of calls. Where plain torch computes it all, there is nothing to do.
+    """Does the one-time work of calls like `operator(x, *tensors, **options)`, without launching a program. The calls
+    can then be captured in a CUDA graph. Collective.
 
-    `operator`: a function of `tilelink.ops`, or a module in which layers of `tilelink.nn` are; all else in it runs, on
-    what results hold by chance, and `.grad` of its parameters stays as it is. Values do not matter; shapes, strides,
+    It makes the lane of the group, checks and compiles programs, and lays out symmetric memory; for the backward, too,
+    if tensors require gradients. Work that an operator leaves to torch does run: copies, products without a collective,
+    collectives if a matrix is empty or the gathered x has a gradient, and on a CPU the comparison of calls. If plain
+    torch computes the operator, `prepare` does nothing.
+
+    `operator`: a function of `tilelink.ops`, or a module that contains layers of `tilelink.nn`. Other code in the
+    module runs on undefined results; `.grad` of its parameters does not change. Values do not matter; shapes, strides,
     dtypes and devices do. Raises what the call raises.
     """
     if path_of(x.device) is Plain:

@@ -14,6 +14,35 @@ from tilelink.ops.collectives import Traced
 from tilelink.ops.plain import Plain
 
 
+def taken(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """The rows of x that `order` says, zeros for -1."""
+    return _taken(x, order.long(), order >= 0)
+
+
+def summed(rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Of each token the sum of the rows that `place` says, -1 for none, each times its weight: in float32, in the order
+    of choices, rounded once to the dtype of the rows."""
+    total = rows.new_zeros(len(place), rows.shape[1], dtype=torch.float32)
+    for k in range(place.shape[1]):
+        row = taken(rows, place[:, k]).float()
+        total = total + (row if weights is None else weights[:, k, None] * row)
+    return total.to(rows.dtype)
+
+
+def spread(x: torch.Tensor, place: torch.Tensor, weights: torch.Tensor | None, sent: int) -> torch.Tensor:
+    """The rows (sent, K) of each token of x, times their weights, where `place` says; zeros for other rows."""
+    each = x[:, None].expand(-1, place.shape[1], -1)
+    each = each if weights is None else (weights[:, :, None] * each.float()).to(x.dtype)
+    made = x.new_zeros(sent + 1, x.shape[1])
+    return made.index_copy(0, torch.where(place < 0, sent, place).long().flatten(), each.flatten(0, 1))[:sent]
+
+
+def weights_of(grad: torch.Tensor, place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The gradient of weights: of each choice of a token its row times the gradient of the token, in float32."""
+    each = [(taken(rows, of_choice).float() * grad.float()).sum(1) for of_choice in place.unbind(1)]
+    return torch.stack(each, 1) if each else grad.new_zeros(place.shape, dtype=torch.float32)
+
+
 def dispatched(path: Plain, x: torch.Tensor, counts: torch.Tensor, room: int) -> torch.Tensor:
     """The rows (room, K) of the experts of this rank, by expert and source, and zeros behind them; x: (sent, K), those
     that this rank sends, in the order of all experts."""

@@ -1,4 +1,4 @@
-"""Our operators in the place of the fused ones of torch's symmetric memory, which async tensor parallelism calls."""
+"""Our operators instead of torch's fused symmetric-memory operators, which async tensor parallelism calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SymmMemOps:
     _asked = 0
 
     def enable(self) -> None:
-        """From now on calls of the fused operators run ours. To be undone as often as it is done."""
+        """Calls of the fused operators run ours from now on. Call `disable` once for each `enable`."""
         cls = type(self)
         cls._asked += 1
         if cls._library is not None:
@@ -40,7 +40,7 @@ class SymmMemOps:
         cls._library = library
 
     def disable(self) -> None:
-        """Undoes `enable`: torch's own run again."""
+        """Undoes one `enable`. After the last one, torch's own operators run again."""
         cls = type(self)
         cls._asked = max(cls._asked - 1, 0)
         if not cls._asked:
@@ -55,10 +55,11 @@ class SymmMemOps:
 
 
 def replace_symm_mem_ops() -> SymmMemOps:
-    """Lets `torch.ops.symm_mem.fused_all_gather_matmul` and `fused_matmul_reduce_scatter` run our operators, on CUDA
-    devices and on CPUs: inside `with tilelink.replace_symm_mem_ops():`, or from `.enable()` to `.disable()` of what
-    this returns. What torch compiles to these operators (async tensor parallelism) then runs ours. The operators for
-    scaled (float8) matrices stay torch's own on CUDA devices, and raise TargetError on CPUs, for which it has none."""
+    """Makes `torch.ops.symm_mem.fused_all_gather_matmul` and `fused_matmul_reduce_scatter` run our operators, on CUDA
+    devices and on CPUs. This holds inside `with tilelink.replace_symm_mem_ops():`, or between `.enable()` and
+    `.disable()` of the returned object. Code that torch compiles to these operators (async tensor parallelism) then
+    runs ours. The operators for scaled (float8) matrices stay torch's on CUDA devices. On CPUs, where torch has none,
+    they raise TargetError."""
     return SymmMemOps()
 
 
@@ -79,7 +80,7 @@ def _fused_matmul_reduce_scatter(
 def _linear_weight(B: torch.Tensor) -> torch.Tensor:
     """torch has B as (K, N)."""
     if B.dim() != 2:
-        raise ShapeError(f"B has shape {tuple(B.shape)}: it is (K, N)", Site.of_user())
+        raise ShapeError(f"B has shape {tuple(B.shape)}: it must be (K, N)", Site.of_user())
     return B.T
 
 

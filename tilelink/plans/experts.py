@@ -48,7 +48,8 @@ def choose_experts(
         return None
     program = operators()[PROGRAMS[experts.name]]
     shape: dict[str, Any] = {"routed": tokens * experts.each, "experts": experts.all // experts.spread}
-    shape |= {"K": experts.depth, "N": experts.columns}
+    shape |= {"K": experts.depth, "N": experts.columns, "tokens": tokens}
+    shape |= {"top": experts.each} if program.name == "matmul_combine" else {}
     on = {"machine": machine, "world": experts.spread, "dtypes": dtype, **shape}
     if routing == POWER_LAW:
         on["routed"] = power_law(experts, tokens)

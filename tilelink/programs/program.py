@@ -1,4 +1,4 @@
-"""Programs: what `@tk.program` makes of a function, and all that can be asked of it."""
+"""Programs: the object that `@tk.program` makes of a function, and its methods."""
 
 from __future__ import annotations
 
@@ -27,17 +27,14 @@ if TYPE_CHECKING:
     from tilelink.backend.targets import Target
 
 KEPT_SCHEDULES = 256
-"""So many tile programs of a program are kept, of the schedules that were used last; and so many variants of it."""
+"""The number of tile programs, and of variants, that a program keeps; it drops those that were used longest ago."""
 
 
 class Program:
-    """A program: what `@tk.program` makes of a function.
-
-    Calling it runs it: `y = program(x, weight, schedule=push, group=group)`. Tensors go by position or name; a
-    parameter with the default None may be left out; outputs are allocated where they are not given, and returned.
-    For a parameter that is declared `tk.Each(...)` a list may be given, `program(x, [wq, wk, wv], ...)`: then results
-    are lists, too. `variant`: how many members lists have, and the functions that are given; see `of`.
-    """
+    """A program, made by `@tk.program` of a function. A call runs it: `y = program(x, weight, group=group)`. Pass
+    tensors by position or name. A parameter with the default None may be omitted. The call allocates outputs that are
+    not given, and returns them. A parameter that is declared `tk.Each(...)` takes a list, `program(x, [wq, wk], ...)`;
+    results are then lists, too. `variant`: the number of members of lists, and the given functions; see `of`."""
 
     def __init__(self, function: Callable[..., None], variant: Variant = Variant()) -> None:  # noqa: B008  # frozen
         self.function, self.name, self.variant = function, function.__name__, variant
@@ -70,31 +67,36 @@ class Program:
 
     @cached_property
     def flattened(self) -> dict[str, tuple[tuple[str, Declared], ...]]:
-        """The tensors that stand for each parameter that is no function."""
+        """The tensors of each parameter that is not a function."""
         return self.variant.flattened(self.declared)
 
     @cached_property
     def parameters(self) -> dict[str, Declared]:
-        """The declarations of the tensors that it takes, by name, the members of lists one after the other."""
+        """The declarations of its tensors, by name; members of lists follow each other."""
         self.recorded()
         return {n: p for tensors in self.flattened.values() for n, p in tensors}
 
     @cached_property
     def optional(self) -> frozenset[str]:
-        """Tensors that may be left out."""
+        """Tensors that a call may omit."""
         defaults = {n: p.default for n, p in inspect.signature(self.function).parameters.items()}
         return frozenset(n for p, tensors in self.flattened.items() if defaults[p] is None for n, _ in tensors)
 
     @cached_property
+    def of_any_dtype(self) -> frozenset[str]:
+        """Tensors that are declared without a dtype, as counts and integers that pick rows are with one."""
+        return frozenset(n for n, p in self.parameters.items() if p.route is None and p.dtype is None)
+
+    @cached_property
     def on_demand(self) -> frozenset[str]:
-        """Optional outputs: they are there where they are asked for, by a tensor in a call or else by their dtype."""
+        """Optional outputs: a call gets them if it passes a tensor for them, or their dtype."""
         return self.optional & {t.name for t in self.recorded().tensors if t.kind == "output"}
 
     @public
     def of(self, members: int | None = None, **functions: Any) -> Program:
-        """The variant of this program whose lists have so many members and that gets these functions, by parameter:
-        `all_gather_matmul.of(3, epilogue=gelu)`. What is not said stays as it is. A variant is an ordinary program, in
-        which the members of lists are called weight_0, weight_1, ... Raises ArgumentError."""
+        """The variant of this program with this number of members in lists, and these functions by parameter:
+        `all_gather_matmul.of(3, epilogue=gelu)`. The rest stays unchanged. A variant is an ordinary program; its
+        members are weight_0, weight_1, ... Raises ArgumentError."""
         count = self.variant.members if members is None else members
         wanted = Variant(count, tuple(sorted((dict(self.variant.functions) | functions).items())))
         made = self._variants.get(wanted)
@@ -107,16 +109,16 @@ class Program:
 
     @property
     def label(self) -> str:
-        """Its name, and where lists have several members their number: "all_gather_matmul[2]"."""
+        """Its name, and the number of members if there are several: "all_gather_matmul[2]"."""
         return self.name + (f"[{self.variant.members}]" if self.variant.members > 1 else "")
 
     def absent(self, dtypes: Mapping[str, Any] | Any) -> frozenset[str]:
-        """The tensors that are left out where dtypes are given so: optional ones that they say nothing of."""
+        """The absent tensors for these dtypes: optional tensors without a dtype."""
         said = dtypes if isinstance(dtypes, Mapping) else {}
         return self.optional - {n for d in said for n in (d, *(m for m, _ in self.flattened.get(d, ())))}
 
     def recorded(self, absent: frozenset[str] = frozenset()) -> Recording:
-        """Tensors and roles, where the tensors in `absent` are None. Raises ArgumentError for a missing function."""
+        """Tensors and roles, if the tensors in `absent` are None. Raises ArgumentError for a missing function."""
         recorded = self._recorded.get(absent)
         if recorded is None:
             signature, given = inspect.signature(self.function).parameters, dict(self.variant.functions)
@@ -131,22 +133,21 @@ class Program:
 
     @property
     def schedules(self) -> dict[str, Schedule]:
-        """The schedules beside the program in its file, by name, with all that they say; the first is the default."""
+        """The schedules in the program's file, by name and in full. The first is the default."""
         return self.schedules_without(self.optional) | self.schedules_without(frozenset())
 
     def schedules_without(self, absent: frozenset[str]) -> dict[str, Schedule]:
-        """Those for the roles that there are where the parameters in `absent` are None, without what they say of roles
-        that there would be else."""
+        """The schedules for the program without the parameters in `absent`, and without the roles that need those."""
         roles, gone = self.recorded(absent).roles, self._gone(absent)
         schedules = {n: s.without(gone) for n, s in self.function.__globals__.items() if isinstance(s, Schedule)}
         return {n: s for n, s in schedules.items() if s.launched == roles}
 
     def _gone(self, absent: frozenset[str]) -> frozenset[str]:
-        """The roles that there would be if nothing were absent."""
+        """The roles that are missing because of absent parameters."""
         return self.recorded().roles - self.recorded(absent).roles
 
     def schedule(self, wanted: Schedule | str | None, absent: frozenset[str] | None = None) -> Schedule:
-        """A schedule by name, the default one for None. Raises ScheduleError."""
+        """A schedule by name, or the default one for None. Raises ScheduleError."""
         check_schedule(wanted)
         if isinstance(wanted, Schedule):
             return wanted if absent is None else wanted.without(self._gone(absent))
@@ -169,13 +170,12 @@ class Program:
         dtypes: Mapping[str, Any] | Any = "float32",
         absent: frozenset[str] = frozenset(),
     ) -> TileProgram:
-        """The tile program of this schedule. `dtypes`: one for all tensors, or by parameter; outputs are like the first
-        tensor where nothing is said. `absent`: parameters that are None, and so are optional outputs of which `dtypes`
-        says nothing. Raises the errors of the frontend."""
+        """The tile program of this schedule. `dtypes`: by parameter, or one for all tensors that declare none; the
+        default of an output is the dtype of the first tensor. `absent`: parameters that are None, together with
+        optional outputs without an entry in `dtypes`. Raises the errors of the frontend."""
         absent |= self.on_demand & self.absent(dtypes)
         schedule = self.schedule(schedule, absent)
-        like = [n for n, p in self.parameters.items() if p.route is None]  # counts are integers
-        given = dict(dtypes) if isinstance(dtypes, Mapping) else dict.fromkeys(like, dtypes)
+        given = dict(dtypes) if isinstance(dtypes, Mapping) else dict.fromkeys(self.of_any_dtype, dtypes)
         lists = {n: tensors for n, tensors in self.flattened.items() if n in given and len(tensors) > 1}
         given = {m: d for n, d in given.items() for m in ([t for t, _ in lists[n]] if n in lists else [n])}
         key = (schedule, tuple(sorted((n, str(d)) for n, d in given.items())), absent)
@@ -199,11 +199,11 @@ class Program:
         target: Target | None = None,
         **sizes: Any,
     ) -> Schedule:
-        """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension
-        that is spread over the ranks) made as small as the tensor allows. Sizes as in `Sizes.of`, `dtypes` and
-        `absent` as in `bind`: by default, what may be left out and has no dtype by name is absent. For a `target` that
-        is a GPU, exact products of float32 have tiles that fit in registers. A name may have changes after it, which
-        are taken as they are: "push,matmul.tile=16x64x64" (`tilelink.programs.schedule_text`)."""
+        """The schedule with tiles no larger than necessary for their tensors (for the longest part, along a dimension
+        that is cut over the ranks). Sizes as in `Sizes.of`, `dtypes` and `absent` as in `bind`; by default, optional
+        tensors without a dtype by name are absent. For a GPU as `target`, tiles of exact float32 products fit in
+        registers. A name may have changes after it, which are not fitted: "push,matmul.tile=16x64x64"
+        (`tilelink.programs.schedule_text`)."""
         check_world(world)
         variant, sizes = at_sizes(self, sizes)
         if variant is not self:
@@ -229,9 +229,9 @@ class Program:
         per_node: int | None = None,
         target: Target | None = None,
     ) -> tuple[TileProgram, Sizes]:
-        """The tile program at sizes as in `at_sizes` and `Sizes.of`, without the optional tensors that `dtypes` says
-        nothing of. A schedule is taken as it is, one given by name (or by default) is fitted to the sizes, and to a
-        `target` as in `fit`. Raises the errors of the frontend."""
+        """The tile program at sizes as in `at_sizes` and `Sizes.of`, without optional tensors that have no entry in
+        `dtypes`. A Schedule object is used unchanged; a schedule given by name (or by default) is fitted to the sizes
+        and the `target`, as in `fit`. Raises the errors of the frontend."""
         variant, flat = at_sizes(self, sizes)
         absent = variant.absent(dtypes)
         if not isinstance(schedule, Schedule):
@@ -239,7 +239,7 @@ class Program:
         bound = variant.bind(schedule, dtypes, absent)
         return bound, Sizes.of(bound, world, flat, per_node)
 
-    # ---- what can be done with a program; each is the work of a layer above, imported when it is asked for
+    # ---- methods that upper layers implement, imported when they are called
 
     @public
     def unroll(
@@ -271,9 +271,9 @@ class Program:
         tell: Callable[[str], None] = lambda _: None,
         **sizes: Any,
     ) -> Report:
-        """Whether a run is safe, on devices of `sms` SMs (132 by default), `reserve` of which other kernels keep, with
-        slots of `slot_bytes` on the heap (as large as needed by default), on nodes of `per_node` ranks, in `budget`
-        events (10,000,000 by default); see `bound_at` and `tilelink.analysis.check.check`."""
+        """A report that says whether a run is safe. `sms`: SMs of a device (default 132); `reserve`: how many of these
+        other kernels keep. `slot_bytes`: bytes of a slot on the heap (default: as many as needed). `per_node`: ranks of
+        a node. `budget`: events (default 10,000,000). See `bound_at` and `tilelink.analysis.check.check`."""
         from tilelink.analysis.check import BUDGET, DEFAULT_SMS, check
 
         bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
@@ -294,8 +294,8 @@ class Program:
         reserved: int = 0,
         **sizes: Any,
     ) -> Prediction:
-        """Predicts a run on a machine, by its name or description; see `bound_at` and
-        `tilelink.analysis.simulate.simulate`. `reserved`: SMs that the lane leaves to others."""
+        """The predicted times of a run on a machine, given by name or description; see `bound_at` and
+        `tilelink.analysis.simulate.simulate`. `reserved`: SMs that the lane leaves to other kernels."""
         from tilelink.analysis.machine import machine as described
         from tilelink.analysis.simulate import simulate
 
@@ -315,9 +315,9 @@ class Program:
     def __call__(
         self, /, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any
     ) -> Any:
-        """Runs the program on the calling rank of `group`. Options: tensors by name, `parts` (by dimension, lengths of
-        the shards of each rank), `slot` (which copy of buffers and signals; by default they take turns), `timed`
-        (whether workers record times; on all ranks or on none: see `timeline` of the kinds of worlds)."""
+        """Runs the program on the calling rank of `group`, and returns its results. Options: tensors by name; `parts`,
+        the lengths of each rank's shard by dimension; `slot`, the copy of buffers and signals (default: in turn);
+        `timed`, whether workers record times, the same on all ranks (see `timeline` of the kinds of worlds)."""
         call = self._call(tensors, schedule, group, options)
         return call.results(group.call(call))
 
@@ -325,18 +325,18 @@ class Program:
     def prepare(
         self, /, *tensors: Any, schedule: Schedule | str | None = None, group: Any = None, **options: Any
     ) -> None:
-        """Does all that a call like this one needs once, on every rank of `group`, and launches nothing; see
-        `tilelink.runtime.group.Group.prepare_call`. Afterwards such a call may be captured in a CUDA graph."""
+        """Does the one-time work of a call like this, on every rank of `group`, without a launch; see
+        `tilelink.runtime.group.Group.prepare_call`. The call may then be captured in a CUDA graph."""
         group.prepare_call(self._call(tensors, schedule, group, options))
 
     def _call(self, tensors: tuple[Any, ...], schedule: Any, group: Any, options: Mapping[str, Any]) -> Call:
-        """Raises ScheduleError or ArgumentError for what is no schedule or no group."""
+        """Raises ScheduleError or ArgumentError if the schedule or the group has a wrong type."""
         check_schedule(schedule)
         if not hasattr(group, "call"):
             what = "missing" if group is None else f"a {type(group).__name__}"
             raise ArgumentError(
-                f"{self.name} runs on a rank of a group; group= is {what}. In CpuWorld.run(function), function gets "
-                "it; of a group of torch.distributed, tilelink.group(process_group) makes one",
+                f"{self.name} runs on a rank of a group; group= is {what}. CpuWorld.run(function) passes it to "
+                "function; tilelink.group(process_group) makes it for a group of torch.distributed",
                 Site.of_user(),
             )
         return Call.of(self, tensors, schedule, options)

@@ -117,8 +117,8 @@ def with_defaults(
     program: Program, sizes: Mapping[str, int | Sequence[int]], absent: frozenset[str], size: int = SIZE
 ) -> dict[str, int | Sequence[int]]:
     """Sizes of all dimensions, in the order in which the tensors name them; those left out are `size`, or what a block
-    over the whole dimension has in a schedule of the program, if that is less; of experts `EXPERTS`. Rows that are sent
-    are as many as those that are routed."""
+    over the whole dimension has in a schedule of the program, if that is less; of experts, and of integers that a row
+    has to pick others by, `EXPERTS`. Rows that are sent are as many as those that are routed."""
     from tilelink.frontend.ir import RANKS_DIM
 
     recorded = program.recorded(absent)
@@ -127,5 +127,7 @@ def with_defaults(
     resources = [r for s in program.schedules_without(absent).values() for r in s.values()]
     whole = {d: n for r in resources for d, n in dict(getattr(r, "whole", ())).items()}
     whole |= {route.per_rank: EXPERTS for route in recorded.routes}
+    integers = [t for t in recorded.tensors if str(t.dtype) == "int32" and RANKS_DIM not in t.dims]
+    whole |= {d: EXPERTS for t in integers for d in t.dims[1:]}
     sent = {route.sent for route in recorded.routes} - sizes.keys()
     return {d: sizes.get(d, min(whole.get(d, size), size)) for d in (*dims, *sizes) if d not in sent}

@@ -132,8 +132,9 @@ def _check_tensor(word: TensorWord, tensor: torch.Tensor, device: torch.device, 
         )
     if word.kind == "output" and tensor.requires_grad:
         raise ArgumentError(f"{word.name} requires a gradient; results are written without autograd", site)
-    if word.dtype == "int32" and tensor.dtype not in (torch.int32, torch.int64):  # the counts of a route
-        raise DtypeError(f"{word.name} has dtype {tensor.dtype}; counts are int32 or int64", site)
+    integers = word.dtype is not None and dtype_name(word.dtype) == "int32"  # counts, and what picks rows
+    if integers and tensor.dtype not in (torch.int32, torch.int64):
+        raise DtypeError(f"{word.name} has dtype {tensor.dtype}; its integers are int32 or int64", site)
     try:
         return dtype_name(tensor.dtype)
     except ValueError as e:

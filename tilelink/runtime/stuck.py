@@ -1,5 +1,5 @@
-"""Names for a deadlock (which rank, role and tile waits for which view, what was expected and what is there), and for
-the sides of a data race (the role, the tile and the line of the tile function that did it)."""
+"""Names for a deadlock (which rank, role and tile waits for which view, what was expected and what is there), for the
+sides of a data race (the role, the tile and the line of the tile function that did it), and for what kernels raise."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 
 from tilelink.analysis.counting import expected_counts
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
-from tilelink.emulator import DeadlockError, StuckProgram, UnstartedPrograms
+from tilelink.emulator import DeadlockError, KernelError, StuckProgram, UnstartedPrograms
 from tilelink.emulator import Wait as Poll
-from tilelink.emulator.errors import Entry, folded
+from tilelink.emulator.errors import AssertionFailed, Entry, folded
 from tilelink.emulator.races import Party, Race
-from tilelink.errors import Site
+from tilelink.errors import RowIndexError, Site, TileLinkError
+from tilelink.frontend.ir import walk
 from tilelink.runtime.lane import HOST, Reason, Report, entered
 from tilelink.runtime.launch import Record
 from tilelink.runtime.layout import CONTROL_WORDS, HeapLayout
@@ -38,6 +39,19 @@ def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int] = (
         calls = "1 call was" if most == 1 else f"{most} calls were"
         lines.append(f"  {calls} made by rank {runs.index(most)}; {fewer}: the ranks of a group make the same calls")
     return "\n".join(lines)
+
+
+def told_of(error: KernelError, launched: Launched) -> TileLinkError:
+    """What a kernel raised, in the words of the program: an integer that picks rows, and is the number of none."""
+    failed, prepared = error.__cause__, launched.get((error.rank, error.launch))
+    if prepared is None or not isinstance(failed, AssertionFailed):
+        return error
+    for s in (s for role in prepared.program.roles for s in walk(role.body)):
+        for view in (v for v in s.read if v.picked_by and v.picking == failed.what):
+            row, count = failed.values["rows"], failed.values["count"]
+            said = f"{view.picking} picks row {row} on rank {error.rank}"
+            return RowIndexError(f"{said}, and there are {count} rows: 0 to {count - 1}, or -1 for none", s.site)
+    return error
 
 
 def lines_of(deadlock: DeadlockError, launched: Launched) -> tuple[str, ...]:

@@ -110,19 +110,30 @@ class _Worker:
         return done
 
     def accesses(self, wanted: list[int]) -> list[tuple[int, tuple[Operation, ...]]]:
-        """Reads and writes between two synchronisations: each is done in full, by pieces that lie within it."""
-        left = {k: self.volume(k) for k in wanted}
+        """Reads and writes between two synchronisations: each is done in full, by pieces that lie within it; of what
+        integers pick rows from, any pieces are read."""
+        left = {k: self.volume(k) for k in wanted if not self.events.picked[k]}
         pieces: dict[int, list[Operation]] = {k: [] for k in wanted}
-        while any(left.values()):
-            o = self.take(self.events.describe(next(k for k in wanted if left[k])))
+        while any(left.values()) or self.picks(wanted):
+            o = self.take(" or ".join(self.events.describe(k) for k in wanted if left.get(k, 1)))
             box = global_box(self.events, o.region.name, o.region.rank, o.box)
             size = prod(b - a for a, b in box)
-            k = next((k for k in wanted if left[k] >= size and self.fits(k, o, box)), None)
+            k = next((k for k in wanted if left.get(k, size) >= size and self.fits(k, o, box)), None)
             if k is None:
-                self.fail(" or ".join(self.events.describe(k) for k in wanted if left[k]), o)
-            left[k] -= size
+                self.fail(" or ".join(self.events.describe(k) for k in wanted if left.get(k, 1)), o)
+            if k in left:
+                left[k] -= size
             pieces[k].append(o)
         return [(k, tuple(pieces[k])) for k in wanted]
+
+    def picks(self, wanted: list[int]) -> bool:
+        """Whether the next operation reads rows that integers pick."""
+        picked = [k for k in wanted if self.events.picked[k]]
+        if not picked or self.next == len(self.operations):
+            return False
+        o = self.operations[self.next]
+        box = global_box(self.events, o.region.name, o.region.rank, o.box)
+        return any(self.fits(k, o, box) for k in picked)
 
     def wait(self, k: int) -> tuple[Operation, ...]:
         """Polls of all words of a signal, one after the other, until they add up to what is expected."""

@@ -101,8 +101,8 @@ def test_what_is_read_is_overwritten() -> None:
     read, write = found.lines[1], found.lines[0]
     assert write.endswith("full[t].store(tk.wait(full[t]).load() + 1)") and read.endswith("tk.wait(full[t]).load())")
     assert found.remedy == (
-        f"{write} overwrites what others may still read: let the tile that reads ({read}) notify a buffer after it has "
-        "read, and the tile that writes wait for that before it writes; or write to another buffer"
+        f"{write} overwrites what others may still read: let the tile that reads ({read}) notify a buffer after the "
+        "read, and let the tile that writes wait for it before the write; or write to another buffer"
     )
 
 
@@ -114,7 +114,7 @@ def test_a_worker_waits_for_itself() -> None:
     assert found.tiles == ("take tile 0", "gather tile 0")
     launches = [f"{launch.function.name} ({launch.site}: {launch.site.text})" for launch in
                 readers_first.recorded().launches]  # fmt: skip
-    assert found.remedy == f"launch {launches[1]} before {launches[0]}, or give one of them SMs of its own"
+    assert found.remedy == f"launch {launches[1]} before {launches[0]}, or give one of them separate SMs"
     apart = SHARED.changed(gather={"count": 2})
     assert readers_first.check(apart, world=2, sms=8, M=40, K=32).verdict == "safe"
 
@@ -122,15 +122,15 @@ def test_a_worker_waits_for_itself() -> None:
 @pytest.mark.parametrize(
     ("program", "role", "whose"),
     [
-        (unsafe.waits_for_itself, "add_own", "the tile waits for what it notifies itself later"),
+        (unsafe.waits_for_itself, "add_own", "the tile waits for its own later notification"),
         (unsafe.waits_for_each_other, "exchange", "tiles wait for each other"),
     ],
 )
 def test_no_order_of_tiles_helps(program: Program, role: str, whose: str) -> None:
     found = find(program, tk.Schedule(**{role: TWO}), "deadlock")
-    wait, notify = found.lines[0], found.chain[1].partition(" (")[2].partition("); which")[0]
+    wait, notify = found.lines[0], found.chain[1].partition(" (")[2].partition("); step 1 needs")[0]
     assert "tk.wait(full[t])" in wait and "tk.notify(" in notify
-    assert found.remedy == f"{whose}, and no order of tiles ends that: notify ({notify}) before the wait ({wait})"
+    assert found.remedy == f"{whose}, and no order of tiles helps: notify ({notify}) before the wait ({wait})"
 
 
 def test_an_entry_is_claimed_while_another_is_held() -> None:
@@ -138,7 +138,7 @@ def test_an_entry_is_claimed_while_another_is_held() -> None:
     program = ring_in_one_buffer
     found = find(program, tk.Schedule(pass_on=TWO, own_rows_released=TWO), "deadlock", world=3, M=16, K=16)
     assert re.fullmatch(
-        r"more buffers: a tile claims an entry \(.*: tk.claim\(.*\) before it releases the one it holds \(.*: "
+        r"use more buffers: a tile claims an entry \(.*: tk.claim\(.*\) before it releases the one it holds \(.*: "
         r"tk.release\(here\)\)",
         found.remedy,
     )
@@ -174,7 +174,7 @@ def test_a_signal_that_is_lost() -> None:
 
 def test_not_all_workers_are_resident() -> None:
     found = find(all_gather_matmul, gemm(), "residency", sms=8, reserve=3, M=64, N=64)
-    assert "6 workers a rank, 4 of which wait; 5 are resident (8 SMs, 3 of them kept for others)" in found.what
+    assert "6 workers a rank, 4 of them wait; 5 are resident (8 SMs, 3 of them reserved)" in found.what
     assert "sms=5" in found.remedy and re.search(r"in the schedule: .*test_findings.py:\d+$", found.remedy)
 
 
@@ -207,7 +207,7 @@ def test_a_wait_for_too_few() -> None:
 def test_signals_for_nobody_are_noted() -> None:
     report = unsafe.part_of_the_output.check(tk.Schedule(gather=HOME, use_own=TWO), world=2, sms=8, M=40, K=32)
     (note,) = report.notes
-    assert note.startswith("8 notifications of 8 signals of full are made and nobody waits for them")
+    assert note.startswith("nobody waits for 8 notifications of 8 signals of full;")
 
 
 def test_all_that_is_refused_is_reported_and_the_first_is_raised() -> None:
@@ -306,7 +306,7 @@ def test_a_ring_of_two_buffers(world: int) -> None:
     report = ring_attention.check(ring(), Q=128, **options)
     assert [f.kind for f in report.findings] == (["deadlock"] if world > 2 else [])
     if report.findings:
-        assert "as many workers as there are tiles for the roles that release" in report.findings[0].remedy
+        assert "as many workers as tiles for the roles that release" in report.findings[0].remedy
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -325,7 +325,7 @@ def test_an_entry_whose_place_another_has_taken(program: Program, role: str) -> 
     schedule, sizes = tk.Schedule(**{"pass_on": TWO, role: TWO}), {"M": 16, "K": 16}
     assert program.check(schedule, world=2, sms=8, **sizes).verdict == "safe"
     found = find(program, schedule, "stale read", **sizes, world=3)
-    assert found.what == "what is read is entry 0 of ring at rank 0, and entry 2 has taken its place"
+    assert found.what == "a tile reads entry 0 of ring at rank 0, but entry 2 has taken its place"
     assert found.tiles == ("pass_on tile 0", f"{role} tile 0") and found.ranks == (2, 0)
     assert found.regions == (
         "ring[entry 2 in buffer 0, M[0:16], K[0:16]] at rank 0",
@@ -333,7 +333,7 @@ def test_an_entry_whose_place_another_has_taken(program: Program, role: str) -> 
     )
     assert lines(found) == [line(program, "pass_on", "copy(here"), line(program, role, "first.load()")]
     assert found.remedy == (
-        "read entry 0 of ring before entry 2 may take its place: tk.release(...) what is read after its last read, in "
+        "read entry 0 of ring before entry 2 may take its place: tk.release(...) it after the last read, in "
         "every tile that reads it, or give ring more buffers"
     )
 
@@ -343,8 +343,8 @@ def test_an_entry_that_is_not_there_yet() -> None:
     events = ring_attention.unroll(ring(), world=3, Q=16, T=16, D=16)
     wrong = np.flatnonzero((events.op == WRITE) & (events.entry == 2))
     found = report_of(check_events(without(events, wrong)), "stale read")
-    assert found.what == "what is read is entry 2 of ring at rank 0, and the buffer still holds entry 0"
-    assert found.remedy == "let the tile that notifies entry 2 of ring store all of it, before"
+    assert found.what == "a tile reads entry 2 of ring at rank 0, but the buffer still holds entry 0"
+    assert found.remedy == "let the tile that notifies entry 2 of ring store all of it before that"
 
 
 # ---- what a check may take

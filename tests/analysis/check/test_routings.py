@@ -52,7 +52,7 @@ def test_events_of_routings_are_safe_as_the_structure_says(program: Any, schedul
     """So many of those of up to 6 tokens; `make verify` has all of up to 3, too. Tiles have 16 rows at least, so rows
     are taken eight times as well."""
     every = random.Random(0).sample(list(routings()), number) + (list(routings(3)) if number > 100 else [])
-    sizes = {d: 16 for d in ("K", "N") if d in program.recorded().dims}
+    sizes = {d: n for d, n in (("K", 16), ("N", 16), ("tokens", TOKENS), ("top", TOP)) if d in program.recorded().dims}
     for counts in every:
         for times in (1, 8):
             of = [[n * times for n in row] for row in counts]

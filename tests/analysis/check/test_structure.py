@@ -52,17 +52,17 @@ def test_programs_are_safe_at_random_sizes(run: Run) -> None:
 SMALL = tk.SMs(2, tile=(16, 16))
 HOME, READER = (tk.SMs(2, tile=(16, 16), at=at) for at in ("home", "reader"))
 OUTSIDE = [
-    (notifies_twice, {"tell_twice": HOME, "take": SMALL}, "full is notified in another place", {}),
-    (output_of_a_reader, {"to_reader": HOME}, ".at(reader) is memory of the rank that stores it", {1: "safe"}),
-    (reads_rank_1, {"from_rank_1": SMALL}, ".at(1) is memory of a rank of the world", {2: "safe", 3: "safe"}),
-    (scaled_by_rank, {"scaled": SMALL}, "that scale[rank] lies in scale along S", {1: "safe", 2: "safe"}),
+    (notifies_twice, {"tell_twice": HOME, "take": SMALL}, "full is notified elsewhere than after the write", {}),
+    (output_of_a_reader, {"to_reader": HOME}, ".at(reader) may be memory of another rank", {1: "safe"}),
+    (reads_rank_1, {"from_rank_1": SMALL}, ".at(1) may be on a rank outside the world", {2: "safe", 3: "safe"}),
+    (scaled_by_rank, {"scaled": SMALL}, "scale[rank] may lie outside scale along S", {1: "safe", 2: "safe"}),
     (
         second_of_a_row_writes,
         {"and_keep_some_rows": SMALL},
         "whether total[M[M_lo:+16]] is written depends on a",
         {1: "safe", 2: "safe", 3: "safe"},
     ),
-    (scaled_by_three_entries, {"scaled_by_three": SMALL}, "that scale[k] lies in scale along S", {}),
+    (scaled_by_three_entries, {"scaled_by_three": SMALL}, "scale[k] may lie outside scale along S", {}),
 ]
 INSIDE = [
     (reads_next_rank, {"from_next_rank": READER}),

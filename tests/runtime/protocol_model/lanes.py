@@ -75,7 +75,7 @@ FAMILIES = (
         "pull, rowless, gather or partials, decode, causal, every pick of 2 slots, 3 ranks",
         tuple(lane(*kinds, world=3, slots=p) for kinds in MIXED for p in PICKS),
     ),
-    Family("every 2 kinds but relay of which one has engines, 1 slot, 2 ranks", TWO),
+    Family("every 2 kinds but relay, one with engines, 1 slot, 2 ranks", TWO),
     Family(
         "engines 3 times, every pick of 2 slots, 2 ranks",
         tuple(lane(*kinds, world=2, slots=p) for kinds in product(ENGINES, repeat=3) for p in PICKS),

@@ -49,7 +49,7 @@ def test_check_for_a_machine(run: Run) -> None:
     code, found = run("check", "all_gather_matmul", "--machine", "mi300x", "--shape", *shape)
     assert code == 1 and (found["machine"], found["sms"]) == ("mi300x", 304)
     (finding,) = found["findings"]
-    assert finding["kind"] == "residency" and "204 are resident (304 SMs, 100 of them kept" in finding["what"]
+    assert finding["kind"] == "residency" and "204 are resident (304 SMs, 100 of them reserved" in finding["what"]
     code, found = run("check", "all_gather_matmul", "--machine", "h200", "--shape", *shape[:1])
     assert code == 0 and found["sms"] == 132
     code, found = run("check", "all_gather_matmul", "--machine", "h200", "--sms", "8")

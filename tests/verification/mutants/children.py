@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+import torch
+
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -49,4 +51,5 @@ def each(
 
 
 def _send(function: Callable[[A], R], job: A, there: Connection) -> None:
+    torch.set_num_threads(1)  # a fork has none of the threads that torch began, and would wait for them
     there.send(function(job))

@@ -18,25 +18,27 @@ from tilelink.runtime.trace import CONTROL
 
 LAST, TICKET = -1, portable.TICKET.value
 AWAITS = ("wait", "entered", "credit", "last_out")
-SAME = "it does the same to memory, operation by operation, at the sizes and under the seeds that were tried"
+SAME = "it makes the same memory operations in the same order, at the sizes and under the seeds that were tried"
 PUBLISHED = (
-    "the kernel that publishes does the same to memory in another order or by other workers, without a signal; what "
-    "follows on the stream comes after all of it"
+    "the publishing kernel makes the same accesses in another order or by other workers, without a signal; everything "
+    "later on the stream follows all of them"
 )
 AWAITED = (
-    "it waits for less, or with less scope, in the drain of signals each of which a worker of the rank has awaited in "
-    "full before, so the drain finds them given"
+    "its drain waits for less, or with less scope, but workers of the rank have already awaited these signals in full, "
+    "so the drain finds them complete"
 )
-OWN_SIGNALS = "only the rank itself gives the signals that are drained, and its next run comes after this kernel"
+OWN_SIGNALS = "only the rank itself gives the drained signals, and its next run follows this kernel"
 DRAINS_SWAPPED = (
-    "the last worker of the rank drains the signals of two tensors in the other order: no notification waits for a "
-    "drain of its own run, so each comes to its end, whichever is first"
+    "the last worker of the rank drains the signals of two tensors in the other order; no notification waits for a "
+    "drain of its run, so both drains end in either order"
 )
-UNCHANGED = "the word that is read later changes only when the last worker of the rank leaves, after all have read it"
-ROTATED = "the same is stored to all ranks, to another one first, and no rank is told before all stores are done"
-ENTERED = "a credit is for the run before, and entering tells of this one: neither waits for the other"
-UNUSED = "nothing uses what it loads, of words that are there"
-PUBLISHER = "the kernel that publishes, before this one on the stream, has taken the credit of all ranks already"
+UNCHANGED = (
+    "the word that is read later changes only when the last worker of the rank leaves, after all workers have read it"
+)
+ROTATED = "the same value goes to all ranks in another order, and no rank is told before all stores are done"
+ENTERED = "a credit is about the run before, and entering announces this run: neither waits for the other"
+UNUSED = "nothing uses the loaded words, and they exist"
+PUBLISHER = "the publishing kernel, earlier on the stream, has already taken the credit of all ranks"
 
 
 def of_kernel(mutant: Mutant, text: str, right: Ran, rans: list[tuple[Ran, Ran]]) -> str:
@@ -174,18 +176,17 @@ def _all_awaited(events: Events, tensor: str) -> bool:
 
 SAME_TILES = (
     "under every schedule each tile does the same to the same regions between the same waits and notifications, and "
-    "the check shows them to be safe: only who does a tile, or when, is another"
+    "the check shows them to be safe; only its worker or its time differs"
 )
 ANOTHER_SCHEDULE = (
-    "it is another schedule of the same program (who executes, in which order), which the check shows to be safe and "
-    "whose results have the same bits"
+    "it is another schedule of the same program (other workers or another order); the check shows it to be safe, and "
+    "its results have the same bits"
 )
 DEALT_ANEW = (
     "the tiles of each role together make the same reads, writes, waits and notifications, which the check shows to be "
-    "safe, and results of integers have the same bits: which tile does what, and when, is another, and the order of "
-    "sums at most"
+    "safe, and integer results have the same bits; only the tile, the time and at most the order of sums differ"
 )
-MORE_TURNS = "entries take turns in more places than they need"
+MORE_TURNS = "entries take turns in more places than necessary"
 ARGUED = ((r"ring_attention", r"2 -> 3", MORE_TURNS),)
 """By program and change, where the reason is an argument; that the check and the results are right was looked at."""
 
@@ -234,7 +235,7 @@ def _events(ran: Ran) -> Iterator[tuple[tuple[int, int, int], tuple[Any, ...], b
 
 # ---- primitives
 
-OWN_WORDS = "words of the own control block that nobody else reads before the barrier and the release behind them"
+OWN_WORDS = "nobody else reads these words of the rank's control block before the next barrier and release"
 
 
 def of_primitive(module: str, text: str, mutant: Mutant) -> str:

@@ -47,7 +47,7 @@ def keep(record: Mapping[str, Any]) -> None:
 
 def table(record: Mapping[str, Any]) -> str:
     """Markdown: a row for each kind of each level, then why survivors are no mistakes, then what was missed."""
-    heads = ["mutants of", "", "there are", "tried", *(f"by {t}" for t in TOOLS), EQUIVALENT, MISSED]
+    heads = ["mutants of", "", "total", "tried", *(f"by {t}" for t in TOOLS), EQUIVALENT, MISSED]
     lines = [" | ".join(heads), "|".join(["---"] * len(heads))]
     total = dict[str, int]()
     for level, kinds in record["counts"].items():

@@ -1,4 +1,4 @@
-"""What does not fit on a device: workers that have to be resident together, or the heap of a run."""
+"""Findings about a device: workers that must be resident together, and the heap of a run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tilelink.frontend.workload import Allotment, kernel_workers
 
 
 def residency(program: TileProgram, allotment: Mapping[str, Allotment], sms: int, reserve: int) -> list[Finding]:
-    """A finding where workers wait and not all are resident, so that they may keep out those they wait for. One worker
-    has one SM; `reserve` SMs are kept for other kernels."""
+    """A finding if workers wait and not all of them are resident: resident workers may then wait for others that never
+    start. One worker takes one SM; `reserve` SMs are kept for other kernels."""
     workers, resident = kernel_workers(program, allotment), sms - reserve
     waits = [(r, s) for r in program.in_kernel if allotment[r.name].tiles for s in walk(r.body) if isinstance(s, Wait)]
     if workers <= resident or not waits:
@@ -25,8 +25,8 @@ def residency(program: TileProgram, allotment: Mapping[str, Allotment], sms: int
         Finding(
             kind="residency",
             tensor=wait.views[0].tensor,
-            what=f"{workers} workers a rank, {waiting} of which wait; {resident} are resident ({sms} SMs, {reserve} of "
-            "them kept for others), so those that are not may be waited for and never start",
+            what=f"{workers} workers a rank, {waiting} of them wait; {resident} are resident ({sms} SMs, {reserve} of "
+            "them reserved), so they may wait for workers that never start",
             tiles=(f"{role.name} tile 0",),
             ranks=(0,),
             regions=(str(wait.views[0]),),
@@ -39,8 +39,8 @@ def residency(program: TileProgram, allotment: Mapping[str, Allotment], sms: int
 
 
 def too_large(program: TileProgram, sizes: Sizes, slot_bytes: int | None) -> list[Finding]:
-    """A finding where a slot of so many bytes, its zone of signals included, does not hold a run
-    (None: it is large enough)."""
+    """A finding if a slot of `slot_bytes`, including its zone of signals, does not hold a run (None: it is large
+    enough)."""
     placement = placed(program, sizes)
     needed = placement.data_bytes + placement.signal_bytes
     if slot_bytes is None or needed <= slot_bytes:

@@ -1,4 +1,4 @@
-"""What a check finds: findings, and the report that holds them."""
+"""The findings of a check, and the report that holds them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tilelink.analysis.events import NOTIFY, Events
 from tilelink.errors import Site, UnsafeProgramError
 
 SHOWN = 10
-"""How many findings of a kind a report holds; each stands for all that its two lines of source do."""
-TELL_ALL = "notify, on every path, what is stored to the region that is waited for"
-COUNT_ALIKE = "let whether and how often a tile notifies depend on ranks only, so that it can be counted"
-"""Remedies, of what is found in the tile program as of what is found in its events."""
+"""The most findings of a kind in a report. Each stands for all findings of its two source lines."""
+TELL_ALL = "notify, on every path, the stores to the region that is waited for"
+COUNT_ALIKE = "let only ranks decide whether and how often a tile notifies, so that notifications can be counted"
+"""Remedies for findings in the tile program and in its events."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong. `tiles`, `ranks`, `regions` and `lines` have an entry for each of the tiles it is about,
-    in the same order (where it is about what no tile does, there is no tile); `chain`: a shortest chain of events that
-    leads there; `remedy`: what would be right, where that is known, else ""."""
+    """One mistake. `tiles`, `ranks`, `regions` and `lines` have one entry for each tile of the finding, in the same
+    order; they have none if no tile makes the mistake. `chain`: a shortest chain of events that leads to it. `remedy`:
+    the correction if it is known, else ""."""
 
     kind: str
     tensor: str = ""
@@ -41,18 +41,18 @@ class Finding:
         text += [f"    {tile} of rank {rank}: {region}" for tile, rank, region in about]
         text += [f"    {line}" for line in dict.fromkeys(self.lines)]
         if self.chain:
-            text += ["    how it comes to that:", *(f"    {n}. {step}" for n, step in enumerate(self.chain, 1))]
+            text += ["    events that lead to it:", *(f"    {n}. {step}" for n, step in enumerate(self.chain, 1))]
         text += [f"    remedy: {self.remedy}"] if self.remedy else []
         return "\n".join(text)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a check of a program at given sizes has shown.
+    """The result of a check of a program at given sizes.
 
-    `proof`: "structural" where the structure of the program excludes races and deadlocks inside a run at all sizes,
-    "unrolled" where that is shown for these sizes alone; `because` says why the structure does not suffice. `notes`:
-    what is safe, but looks unintended. `peak_rss_bytes` is that of the process.
+    `proof`: "structural" if the structure of the program excludes races and deadlocks inside a run at all sizes,
+    "unrolled" if this is shown for these sizes only. `because`: why the structure does not suffice. `notes`: safe
+    things that look unintended. `peak_rss_bytes`: of the process.
     """
 
     program: str
@@ -76,13 +76,13 @@ class Report:
             raise UnsafeProgramError(f"{self.program} is not safe to run\n{first}{more}", self.findings[0].site)
 
     def keys(self) -> dict[str, Any]:
-        """For programs: what the command line prints as JSON."""
+        """The report as a dict, which the command line prints as JSON."""
         findings = [{k: v for k, v in asdict(f).items() if k != "site"} for f in self.findings]
         names = ("verdict", "proof", "because", "notes", "events", "seconds", "peak_rss_bytes")
         return {"findings": findings, **{name: getattr(self, name) for name in names}}
 
     def text(self) -> str:
-        """For a person."""
+        """The findings and notes as text."""
         return "\n".join(["\n\n".join(map(str, self.findings)), *(f"note: {n}" for n in self.notes)]).strip()
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class Report:
 
 
 def finding(events: Events, kind: str, about: Sequence[int], what: str, chain: Iterable[str], remedy: str) -> Finding:
-    """A finding that is about some events."""
+    """A finding about these events."""
     return Finding(
         kind=kind,
         what=what,

@@ -62,12 +62,12 @@ def _chain(before: Before, writer: int, reader: int) -> list[str]:
     events, chain = before.sync.events, []
     waits = last_before(events, reader, WAIT)
     for wait in waits:
-        chain += [step(events, k, "which the next waits for") for k in _notification(before, wait)]
-        chain.append(step(events, wait, "which says nothing of the write"))
+        chain += [step(events, k, "the next step waits for it") for k in _notification(before, wait)]
+        chain.append(step(events, wait, "which does not cover the write"))
     chain.append(step(events, reader, "" if waits else "no wait of its tile comes before it"))
     chain.append(step(events, writer, "at the same time"))
     tells = _tells(events, writer)[:1]
-    return chain + [step(events, k, "which comes too late, or is not waited for") for k in tells]
+    return chain + [step(events, k, "which is too late, or nobody waits for it") for k in tells]
 
 
 def _tells(events: Events, writer: int) -> list[int]:
@@ -96,8 +96,8 @@ def _remedy(events: Events, writer: int, reader: int) -> str:
     tensor = turns.name
     if turns.buffers:
         return (
-            f"entries of {tensor} take turns in {turns.buffers} buffers: store to what tk.claim(...) of the entry "
-            "returns, and tk.release(...) what was read, in every tile that reads it"
+            f"entries of {tensor} take turns in {turns.buffers} buffers: store to the view that tk.claim(...) of the "
+            "entry returns, and tk.release(...) the entry in every tile that has read it"
         )
     if events.op[reader] == WRITE:
         own = "give the second its own buffer or entry"
@@ -105,14 +105,14 @@ def _remedy(events: Events, writer: int, reader: int) -> str:
     if _overwrites(events, writer, reader):
         return (
             f"{line_of(events, writer)} overwrites what others may still read: let the tile that reads "
-            f"({line_of(events, reader)}) notify a buffer after it has read, and the tile that writes wait for that "
-            f"before it writes; or write to another buffer"
+            f"({line_of(events, reader)}) notify a buffer after the read, and let the tile that writes wait for it "
+            "before the write; or write to another buffer"
         )
     if not _tells(events, writer):
         return f"notify what {line_of(events, writer)} writes, after it: tk.notify(...) of the view that it returns"
     if not last_before(events, reader, WAIT):
-        return f"read what tk.wait({tensor}[...]) returns"
-    return f"wait for all that is read: {events.region(reader)}, at rank {events.home[reader]}, before it is read"
+        return f"read the view that tk.wait({tensor}[...]) returns"
+    return f"wait for {events.region(reader)} at rank {events.home[reader]} before the read"
 
 
 def _overwrites(events: Events, writer: int, reader: int) -> bool:
@@ -135,7 +135,7 @@ def unwritten(cells: Cells, access: np.ndarray, cell: np.ndarray) -> Iterator[Fi
         one = int(access[k])
         what = f"{cells.box(cell[access == one])} is read, and no tile of the run has written it before"
         chain = (step(events, j) for j in (*last_before(events, one, WAIT), one))
-        remedy = "let the tiles that write cover all that is read, or read less"
+        remedy = "let the tiles that write cover the whole read, or read less"
         yield finding(events, "unwritten read", [one], what, chain, remedy)
 
 
@@ -150,15 +150,15 @@ def stale(cells: Cells, pairs: Pairs) -> Iterator[Finding]:
         held, meant = int(events.entry[write]), int(events.entry[read])
         tensor = events.program.tensors[events.tensor[read]]
         if held > meant:
-            what = f"and entry {held} has taken its place"
+            what = f"but entry {held} has taken its place"
             remedy = (
-                f"read entry {meant} of {tensor.name} before entry {held} may take its place: tk.release(...) what is "
-                f"read after its last read, in every tile that reads it, or give {tensor.name} more buffers"
+                f"read entry {meant} of {tensor.name} before entry {held} may take its place: tk.release(...) it after "
+                f"the last read, in every tile that reads it, or give {tensor.name} more buffers"
             )
         else:
-            what = f"and the buffer still holds entry {held}"
-            remedy = f"let the tile that notifies entry {meant} of {tensor.name} store all of it, before"
-        what = f"what is read is entry {meant} of {tensor.name} at rank {cells.home}, {what}"
+            what = f"but the buffer still holds entry {held}"
+            remedy = f"let the tile that notifies entry {meant} of {tensor.name} store all of it before that"
+        what = f"a tile reads entry {meant} of {tensor.name} at rank {cells.home}, {what}"
         chain = [step(events, k) for k in (write, *last_before(events, read, WAIT))]
         chain.append(step(events, read, f"which finds entry {held}"))
         yield finding(events, "stale read", [write, read], what, chain, remedy)
@@ -181,7 +181,7 @@ def twice(cells: Cells) -> Iterator[Finding]:
     for k in firsts(events.site[access[one]], events.site[access[other]])[:SHOWN]:
         both = [int(access[one[k]]), int(access[other[k]])]
         where = cells.box(cell[one[(access[one] == both[0]) & (access[other] == both[1])]])
-        what = f"{where} is written {int(times[cell[one[k]]])} times in a run, and an output is written once"
+        what = f"{where} is written {int(times[cell[one[k]]])} times in a run, but an output must be written once"
         remedy = f"let each tile of {tensor.name} be stored by one tile of one role"
         yield finding(events, "written twice", both, what, (step(events, j) for j in both), remedy)
 
@@ -194,7 +194,7 @@ def missing(cells: Cells) -> Iterator[Finding]:
     never = np.flatnonzero(~written)
     if not len(never):
         return
-    more = f", nor {len(never) - 1} more such pieces of {cells.box(never)}" if len(never) > 1 else ""
+    more = f", and {len(never) - 1} more such pieces of {cells.box(never)} are missing" if len(never) > 1 else ""
     stores = [s for role in events.program.roles for s in walk(role.body) if isinstance(s, Store | Copy)]
     lines = dict.fromkeys(f"{s.site}: {s.site.text}" for s in stores if s.target.tensor == tensor.name)
     yield Finding(

@@ -1,4 +1,4 @@
-"""What the unrolling refuses, as findings: tiles that reach outside of tensors, ranks or what they waited for."""
+"""Refusals of the unrolling as findings: tiles that reach outside tensors, ranks or the regions they waited for."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE, Events
 from tilelink.analysis.lanes import Refusal
 
 KINDS: dict[type[errors.TileLinkError], tuple[str, str]] = {
-    errors.GuardError: ("unguarded read", "wait for all that is read, or read no more than was waited for"),
+    errors.GuardError: ("unguarded read", "wait for the whole region that is read, or read less"),
     errors.ViewError: (
         "out of bounds",
-        "let views end where their tensor, or its part on a rank, does: tk.steps(..., stop=...), a condition",
+        "let views end with their tensor, or with its part on a rank: tk.steps(..., stop=...), or a condition",
     ),
     errors.RankError: (
         "no such rank",
@@ -21,16 +21,16 @@ KINDS: dict[type[errors.TileLinkError], tuple[str, str]] = {
     ),
     errors.HomeError: (
         "foreign output",
-        "store it to a buffer of the rank that the output is of, notify it, and let that rank wait for it",
+        "store it to a buffer on the rank of the output, notify it, and let that rank wait for it",
     ),
     errors.WaitWithoutNotifyError: ("lost signal", TELL_ALL),
     errors.SignalCountError: ("signal count", COUNT_ALIKE),
 }
-"""What findings are called and what would be right, by the error that the unrolling refuses with."""
+"""The kind and the remedy of a finding, by the error of the unrolling."""
 
 
 def refusals(events: Events, refused: list[Refusal]) -> list[Finding]:
-    """What the unrolling refused, and how it went on without it."""
+    """The refusals of the unrolling as findings."""
     return [_unguarded(events, r.error) or _refusal(r) for r in refused]
 
 
@@ -52,7 +52,7 @@ def _refusal(refused: Refusal) -> Finding:
 
 
 def _unguarded(events: Events, error: errors.TileLinkError) -> Finding | None:
-    """The read that goes beyond its wait, and the tile that writes what lies beyond; None where none writes it."""
+    """A finding with the read beyond its wait, and the tile that writes there; None if no tile writes there."""
     if not isinstance(error, errors.GuardError) or error.tile is None:
         return None
     role, number, rank = error.tile
@@ -80,10 +80,10 @@ def _read_beyond(events: Events, write: int, read: int, wait: int) -> Finding:
     tells = events.of_tile(write, NOTIFY)
     tells = tells[events.tensor[tells] == events.tensor[write]]
     chain = [
-        step(events, wait, f"which says nothing of {events.region(write)}"),
+        step(events, wait, f"which does not cover {events.region(write)}"),
         step(events, read),
         step(events, write, "at the same time"),
-        *(step(events, int(k), "which nobody waits for before the read") for k in tells[:1]),
+        *(step(events, int(k), "no wait before the read covers it") for k in tells[:1]),
     ]
     remedy = (
         f"read no further than {events.region(wait)}, or let this tile wait for {events.region(read)}, too: "

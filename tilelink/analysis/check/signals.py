@@ -29,7 +29,7 @@ def miscounts(sync: Synchronisation) -> Iterator[Finding]:
         chain = [*map(int, sync.at[sync.notifies & (sync.signal == signal)][-1:]), k]
         what = (
             f"a wait ends after {events.expected[k]} of {sync.given[signal]} notifications of cell {events.cell[k]} on "
-            f"rank {events.rank[k]}: it does not say whose have come"
+            f"rank {events.rank[k]}, so any of the others may be missing"
         )
         yield finding(events, "signal count", chain, what, (step(events, n) for n in chain), COUNT_ALIKE)
 
@@ -58,8 +58,8 @@ def repeated(events: Events) -> Iterator[Finding]:
     for j in firsts(events.site[one], events.site[other])[:SHOWN]:
         both = [int(one[j]), int(other[j])]
         what = (
-            f"a tile notifies {events.region(both[0])} more than once in a run: waits are for all of that, so only the "
-            "last says anything"
+            f"a tile notifies {events.region(both[0])} more than once in a run: a wait needs all of these, so only the "
+            "last has an effect"
         )
         remedy = "notify a region once, after the last store to it"
         yield finding(events, "notified twice", both, what, (step(events, k) for k in both), remedy)
@@ -89,9 +89,9 @@ def unheard(sync: Synchronisation) -> list[str]:
         of_tensor = silent[events.tensor[sync.at[silent]] == events.tensor[k]]
         count, signals = len(of_tensor), len(np.unique(sync.signal[of_tensor]))
         notes.append(
-            f"{count} notifications of {signals} signals of {tensor} are made and nobody waits for them; the run "
-            f"drains them ({site}: {site.text}). Was one to be waited for? A view without .at(...) is that "
-            "of the rank which executes the tile, and at= of a schedule says which that is"
+            f"nobody waits for {count} notifications of {signals} signals of {tensor}; the run drains them "
+            f"({site}: {site.text}). If a wait is missing: a view without .at(...) is on the rank that executes the "
+            "tile, and at= of the schedule selects that rank"
         )
     return notes
 
@@ -157,9 +157,10 @@ def _lost(sync: Synchronisation, wait: int) -> Finding:
 def _deadlock(sync: Synchronisation, execution: Execution, cycle: list[Hop]) -> Finding:
     events = sync.events
     hops = [(int(sync.at[wait]), int(sync.at[k])) for wait, k in cycle]
-    chain = []
+    chain: list[str] = []
     for wait, k in hops:
-        chain += [step(events, wait), step(events, k, "which that needs, and stands behind:")]
+        needs = f"step {len(chain) + 1} needs it, and it comes after:"
+        chain += [step(events, wait), step(events, k, needs)]
     waits, notifies = ([hop[k] for hop in hops] for k in (0, 1))
     second = waits[1] if len(waits) > 1 else notifies[0]
     workers = "1 worker waits" if len(execution.stuck) == 1 else f"{len(execution.stuck)} workers wait"
@@ -175,19 +176,19 @@ def _remedy(events: Events, waiting: list[int], owed: list[int]) -> str:
     if all(c[k] == c[w] for k, w in zip(owed, behind, strict=True) for c in (events.rank, events.role, events.tile)):
         later, first = line_of(events, notify), line_of(events, behind[0])
         if reused:
-            return f"more buffers: a tile claims an entry ({first}) before it releases the one it holds ({later})"
-        whose = "the tile waits for what it notifies itself later" if len(owed) == 1 else "tiles wait for each other"
-        return f"{whose}, and no order of tiles ends that: notify ({later}) before the wait ({first})"
+            return f"use more buffers: a tile claims an entry ({first}) before it releases the one it holds ({later})"
+        whose = "the tile waits for its own later notification" if len(owed) == 1 else "tiles wait for each other"
+        return f"{whose}, and no order of tiles helps: notify ({later}) before the wait ({first})"
     waits, notifies = (events.program.roles[events.role[k]] for k in (wait, notify))
     if reused:
         return (
-            "more buffers, or as many workers as there are tiles for the roles that release: a tile that has not begun "
+            "use more buffers, or as many workers as tiles for the roles that release: a tile that has not started "
             "releases nothing"
         )
     if waits is not notifies:
         first, then = (f"{r.name} ({r.site}: {r.site.text})" for r in (notifies, waits))
-        return f"launch {first} before {then}, or give one of them SMs of its own"
+        return f"launch {first} before {then}, or give one of them separate SMs"
     return (
-        f"an order for {waits.name} in which each worker comes to the tiles that others wait for "
+        f"choose an order for {waits.name} in which each worker runs the tiles that others wait for "
         "before the tiles that wait for those"
     )

@@ -36,7 +36,7 @@ from tilelink.frontend.expressions import (
     symbol,
 )
 from tilelink.frontend.kept import kept
-from tilelink.frontend.routes import EXPERT
+from tilelink.frontend.routes import EXPERT, end_of_rows
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.views import on_side
 from tilelink.frontend.workload import members
@@ -83,9 +83,7 @@ def _why_not(program: ir.TileProgram) -> str:
             for view in p.statement.views:
                 if numbers[writers[view.tensor].role.name] >= numbers[p.role.name]:
                     return f"{p.role.name} waits for {view.tensor}, which no earlier role writes ({p.statement.site})"
-        views = [load.view for load in p.statement.loads]
-        views += [p.statement.source] if isinstance(p.statement, ir.Copy) else []
-        for view in views:
+        for view in p.statement.read:
             if view.guard is not None and not any(_contained(view, w, p) for w in waits[p.role.name, view.guard].views):
                 return f"{ir.Load(view)} may read more than was waited for ({p.statement.site})"
     return ""
@@ -107,13 +105,13 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
     if _only_first(place) is None or (place.conditional and told):
         return f"whether {view} is written depends on a condition ({site})"
     if not _one_to_one(place, view, tensor):
-        return f"that {view} is another place for each tile, and all of them together are {name}, is not seen ({site})"
+        return f"two tiles may write to one place of {view}, or all tiles together not to all of {name} ({site})"
     after = [v for s in place.rest if isinstance(s, ir.Notify) for v in s.views if v == view]
     if awaited and not after:
         return f"{view} is not notified after it is written ({site})"
     if told and (len(told) > 1 or not after):
         lines = ", ".join(str(p.statement.site) for p, _ in told)
-        return f"{name} is notified in another place than after it is written, or in several ({lines})"
+        return f"{name} is notified elsewhere than after the write, or in several places ({lines})"
     return ""
 
 
@@ -202,9 +200,9 @@ def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
     """Why a view may reach out of its tensor, its part or the world, or is another rank's output; "" if it does not."""
     writes = isinstance(place.statement, ir.Store | ir.Copy) and view == place.statement.target
     if writes and tensor.kind == "output" and view.home != RANK:
-        return f"that {view} is memory of the rank that stores it is not seen"
+        return f"{view} may be memory of another rank than the one that stores it"
     if view.home != ir.ALL_RANKS and not (isinstance(view.home, Expr) and _below(view.home, WORLD, place)):
-        return f"that {view} is memory of a rank of the world is not seen"
+        return f"{view} may be on a rank outside the world"
     for k, (dim, i) in enumerate(zip(tensor.dims, view.index, strict=True)):
         size = WORLD if dim == ir.RANKS_DIM else symbol(dim)
         if isinstance(i, Expr):
@@ -214,7 +212,7 @@ def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
         else:
             inside = _lies(i, sympy.S.Zero, size, place)
         if not inside:
-            return f"that {view} lies in {tensor.name} along {dim} is not seen"
+            return f"{view} may lie outside {tensor.name} along {dim}"
     return ""
 
 
@@ -235,7 +233,7 @@ def _lies(i: ir.Range, begin: Expr, end: Expr, place: RolePlace) -> bool:
         elif start in tiles:
             tile = tiles.pop(start)
             first, last = _bounds(tile.dim, tile.part)
-            stops |= {last} if _least_of(tile.limit) <= stops else set()
+            stops |= _ends(tile, last) if _least_of(tile.limit) <= stops else set()
             start = first
         elif isinstance(start, first_of) and _below(part := start.args[1], WORLD, place):
             stops |= {symbol(i.dim)} if first_of(symbol(i.dim), part + 1) in stops else set()
@@ -249,6 +247,12 @@ def _bounds(dim: str, part: Expr | None) -> tuple[Expr, Expr]:
     """Where a part, or the whole dimension, begins and ends."""
     whole = symbol(dim)
     return (sympy.S.Zero, whole) if part is None else (first_of(whole, part), first_of(whole, part + 1))
+
+
+def _ends(tile: ir.Range, last: Expr) -> set[Expr]:
+    """Where a tile ends at the latest: with its part, and of rows of a route, with those that there are in it."""
+    rows = tile.segment and tile.part is not None
+    return {last, end_of_rows(tile.segment.route, tile.dim, tile.part)} if rows and tile.segment else {last}
 
 
 def _least_of(e: Expr) -> set[Expr]:

@@ -30,7 +30,8 @@ VIA = {"load-store": "load_store", "tma": "tma", "multicast": "multicast"}
 @dataclass(frozen=True, eq=False)
 class Costs:
     """Of each step: `alone`, microseconds on an idle machine without its transfers; `memory`, bytes to and from the
-    rank's device memory. Of each role: `agents`, and `multicasts`, whether what it stores to all ranks leaves once."""
+    rank's device memory. Of each role: `agents`, and `multicasts`, whether
+    what it stores to all ranks leaves once, and what it reads of all ranks enters once, added up by the fabric."""
 
     alone: np.ndarray
     memory: np.ndarray
@@ -116,8 +117,8 @@ def way(steps: Steps, costs: Costs, machine: Machine) -> Wires:
     return Wires(
         out=out,
         into=into,
-        leaving=np.where(again, 0, there),
-        entering=there,
+        leaving=np.where(again & pushed, 0, there),
+        entering=np.where(again & ~pushed, 0, there),
         own=np.where(again, 0, steps.size / (rate * GB_S)),
         setup=setup,
         waited_for=~pushed | ~of(costs.agents, "on_sm").astype(bool),  # an engine does one copy after the other
@@ -133,9 +134,12 @@ def _first(groups: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def _again(steps: Steps, multicast: np.ndarray) -> np.ndarray:
-    """Transfers of a multicast after its first: the fabric makes them of what has left the rank once."""
-    step = steps.transfer_step
-    return multicast & np.concatenate([[False], step[1:] == step[:-1]])[: len(step)]
+    """Transfers of a multicast after its first: the fabric copies what has left the rank once, or adds up what enters
+    it once."""
+    kind = 2 * steps.transfer_step + steps.pushed
+    again = np.ones(len(kind), bool)
+    again[np.unique(kind, return_index=True)[1]] = False
+    return multicast & again
 
 
 # ---- parts of a run, alone

@@ -146,10 +146,10 @@ def _fetched(events: Events, mask: np.ndarray, l2: float) -> np.ndarray:
 
     Tiles of a role are taken in order, as many at once as it has workers: a wave, in which every region is brought in
     once. Bytes between two reads of a region are those that the waves between them bring in, those of other roles
-    aside.
+    aside. Rows that integers pick are brought in by each read.
     """
-    fetched = np.zeros(len(events))
-    chosen = np.flatnonzero(mask)
+    fetched = np.where(events.picked, events.amount, 0)
+    chosen = np.flatnonzero(mask & ~events.picked)
     if not len(chosen):
         return fetched
     workers = np.array([events.allotment[r.name].workers for r in events.program.roles])

@@ -9,7 +9,7 @@ from math import prod
 
 from tilelink.backend import pipelining
 from tilelink.backend.emit import RoleEmitter
-from tilelink.backend.gluon.takes import ZERO, Product, product_of
+from tilelink.backend.gluon.takes import Product, product_of, zeros_of
 from tilelink.backend.kernel import Source, Writer, call
 from tilelink.backend.parameters import CONTROL, Names
 from tilelink.backend.targets import Target
@@ -140,8 +140,8 @@ class Multiplying(Partition):
 
     def compute(self, s: ir.Compute) -> None:
         ring, total = self.ring, self.variable(self.ring.product.sum)
-        if s.targets == (ring.product.sum,) and (zero := ZERO.fullmatch(s.code.text)):
-            self.write.set(total, call("sums", f"({zero[1]}, {zero[2]})"))
+        if s.targets == (ring.product.sum,) and (shape := zeros_of(s.code)):
+            self.write.set(total, call("sums", str(shape)))
         elif s is ring.product.dot:
             phase, factors = self.made("phase"), (self.factor(k) for k in range(len(ring.blocks)))
             self.write.assign((self.stage, phase), call("place", self.step, num_stages=ring.stages))

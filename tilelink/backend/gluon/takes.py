@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -17,8 +17,6 @@ DTYPES = ("bfloat16", "float16")
 """Of operands."""
 WARPS_OF_GROUP, ROWS_OF_GROUP, COLUMNS, DEPTH = 4, 64, 16, 16
 """Matrix instructions are carried out by groups of four warps, on 64 rows; a tile has whole ones for each warp."""
-DOT = re.compile(r"tl\.dot\(\{0\}, \{1\}, \{2\}(, input_precision='\w+')?\)")
-ZERO = re.compile(r"tl\.zeros\(\((\d+), (\d+)\), tl\.float32\)")
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def product_of(role: Role, program: TileProgram, facts: Facts) -> Product:
     if len(places) > 1 or not isinstance(loop, ir.For):
         raise fail("has more than one loop, or one in a branch; it takes one, over the steps of a dot", loop)
     dot = loop.body[0]
-    if len(loop.body) > 1 or not isinstance(dot, ir.Compute) or not DOT.fullmatch(dot.code.text):
+    if len(loop.body) > 1 or not isinstance(dot, ir.Compute) or not _is_dot(dot.code):
         raise fail("does more in its main loop than tl.dot of two blocks that it loads, onto one sum", loop)
     left, right, total = dot.code.holes
     if not isinstance(left, ir.Load) or not isinstance(right, ir.Load) or dot.targets != (str(total),):
@@ -79,12 +77,36 @@ def product_of(role: Role, program: TileProgram, facts: Facts) -> Product:
     _check_tile(role, dot, fail)
     before, behind = role.body[: places[0]], role.body[places[0] + 1 :]
     for s in before:
-        if not isinstance(s, ir.Wait) and not (isinstance(s, ir.Compute) and ZERO.fullmatch(s.code.text)):
+        if not isinstance(s, ir.Wait) and not (isinstance(s, ir.Compute) and zeros_of(s.code)):
             raise fail("does more before its main loop than to wait, and to begin a sum with tl.zeros in float32", s)
     for s in behind:
         if not isinstance(s, ir.Compute | ir.Store | ir.Notify | ir.Owed) or any(v.guard for v in s.read):
             raise fail("does more behind its main loop than to finish its sum, store it and notify", s)
     return Product(loop, dot, dot.targets[0], tuple(operands))
+
+
+def _tree(code: ir.Code) -> ast.expr:
+    """The expression; Python takes a hole, such as {0}, for a set of one number."""
+    return ast.parse(code.text, mode="eval").body
+
+
+def _is_dot(code: ir.Code) -> bool:
+    """Whether it is tl.dot of two blocks and a sum."""
+    match _tree(code):
+        case ast.Call(ast.Attribute(ast.Name("tl"), "dot"), given, keywords):
+            holes = [ast.unparse(a) for a in given] == ["{0}", "{1}", "{2}"]
+            return holes and {k.arg for k in keywords} <= {"input_precision"}
+    return False
+
+
+def zeros_of(code: ir.Code) -> tuple[int, int] | None:
+    """The lengths of the block, where the expression is tl.zeros of two lengths in float32."""
+    match _tree(code):
+        case ast.Call(ast.Attribute(ast.Name("tl"), "zeros"), [ast.Tuple(lengths), dtype]):
+            match lengths:
+                case [ast.Constant(int() as m), ast.Constant(int() as n)] if ast.unparse(dtype) == "tl.float32":
+                    return m, n
+    return None
 
 
 def _check_tile(role: Role, dot: ir.Compute, fail: Callable[[str, ir.Statement], FormError]) -> None:
@@ -118,6 +140,7 @@ def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Ite
         if isinstance(role.resource, SMs) and role.resource.via == "multicast":
             yield f'{role.name} has via="multicast"; it takes stores to one rank after the other', role.site
         for s in ir.walk(role.body):
+            yield from ((f"{role.name} reads {v}, rows that integers pick", s.site) for v in s.read if v.picked_by)
             yield from ((f"{role.name} {why}", s.site) for why in _words(s, role))
 
 
@@ -128,9 +151,11 @@ def _words(s: ir.Statement, role: Role) -> Iterator[str]:
     for code in s.codes:
         for called in (h for h in code.holes if isinstance(h, ir.Called)):
             yield f"calls {called}, a Triton function of the user, whose blocks have no layouts"
-        for word in re.findall(r"\btl\.(\w+)", code.text):
-            if not hasattr(gluon, word) and not (word == "dot" and multiplies(role)):
-                yield f"says tl.{word}, which Gluon has not"
+        for node in ast.walk(_tree(code)):
+            match node:
+                case ast.Attribute(ast.Name("tl"), word) if not hasattr(gluon, word):
+                    if word != "dot" or not multiplies(role):
+                        yield f"says tl.{word}, which Gluon has not"
     if isinstance(s, ir.Copy | ir.Store) and s.target.home == ALL_RANKS and multiplies(role):
         yield "stores to all ranks; it takes stores to one"
 

@@ -1,7 +1,9 @@
-"""Stores and notifications to all ranks of a node at once, for fabrics that multicast: PTX's multimem, from Hopper on.
+"""Stores and notifications to all ranks of a node at once, and loads of sums over them, for fabrics that multicast and
+add: PTX's multimem, from Hopper on.
 
-`multicast` is the address at which the heaps of these ranks lie one over the other: what is stored there arrives at the
-same place of every heap (CUDA's multicast objects). 16 bytes go in one instruction, whatever the dtype.
+`multicast` is the address at which the heaps of these ranks lie one over the other (CUDA's multicast objects). A store
+there arrives at the same place of every heap, and a load there returns the sum of what lies at that place of all heaps.
+16 bytes go in one instruction, whatever the dtype.
 """
 
 import triton
@@ -13,6 +15,16 @@ _STORE = tl.constexpr("""{
     @%here multimem.st.relaxed.sys.global.v4.f32 [$1], {$2, $3, $4, $5};
     mov.b32 $0, 0;
 }""")
+
+
+@triton.constexpr_function
+def sum_of(elements):
+    """PTX that loads 16 bytes of the sum over all heaps, of such elements; those that do not exist are 0."""
+    return f"""{{
+        .reg .pred %here; setp.ne.b32 %here, $5, 0;
+        mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
+        @%here multimem.ld_reduce.relaxed.sys.global.add.{elements} {{$0, $1, $2, $3}}, [$4];
+    }}"""
 
 
 @triton.constexpr_function
@@ -67,6 +79,42 @@ def multicast_store(multicast, at, offsets, block, here):
     exists = ((tl.zeros(first.shape, tl.int32) == 0) & here).to(tl.int32)
     operands = [base + offsets, first, second, third, fourth, exists]
     tl.inline_asm_elementwise(_STORE, "=r,l,r,r,r,r,r,~{memory}", operands, dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _together(even, odd):
+    """Neighbours along the last dimension side by side: what `_halves` takes apart."""
+    n: tl.constexpr = len(even.shape)
+    rows: tl.constexpr = even.shape[0] if n == 2 else 1
+    both = tl.join(even, odd).reshape([rows, 2 * even.shape[n - 1]])
+    if n == 1:
+        both = both.reshape([2 * even.shape[0]])
+    return both
+
+
+@triton.jit
+def multicast_sum(multicast, at, offsets, here, dtype: tl.constexpr):
+    """The sum of a block of every rank's heap (float32, float16 or bfloat16), in its dtype. Arguments are those of
+    `multicast_store`; what does not exist is 0. The ranks stored to other addresses of the same memory than those it is
+    read at: hence the fence of the alias proxy."""
+    tl.inline_asm_elementwise(
+        "fence.proxy.alias; mov.b32 $0, $1;", "=r,r,~{memory}", [tl.program_id(0)], tl.int32, is_pure=False, pack=1
+    )
+    exists = ((tl.zeros(offsets.shape, tl.int32) == 0) & here).to(tl.int32)
+    operands = [tl.cast(multicast + at, tl.pointer_type(dtype)) + offsets, exists]
+    halves: tl.constexpr = "acc::f32.v4.f16x2" if dtype == tl.float16 else "acc::f32.v4.bf16x2"
+    asm: tl.constexpr = sum_of("v4.f32" if dtype == tl.float32 else halves)
+    first, second, third, fourth = tl.inline_asm_elementwise(
+        asm, "=&r,=&r,=&r,=&r,l,r,~{memory}", operands, (tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=False, pack=1,
+    )  # fmt: skip
+    words = _together(_together(first, third), _together(second, fourth))
+    if dtype.primitive_bitwidth == 32:
+        block = words.to(dtype, bitcast=True)
+    else:
+        low, high = (words & 0xFFFF).to(tl.uint16), (words >> 16).to(tl.uint16)
+        block = _together(low, high).to(dtype, bitcast=True)
+    return block
 
 
 @triton.jit

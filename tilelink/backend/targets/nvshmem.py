@@ -17,7 +17,7 @@ from triton.language import core, target_info
 
 from tilelink.backend.targets import portable
 from tilelink.backend.targets.cuda import _until, clock, credit, entered, notify  # noqa: F401, kernels import them from here
-from tilelink.backend.targets.multimem import by_one_thread, count_at_all, multicast_store  # noqa: F401, kernels import it from here
+from tilelink.backend.targets.multimem import by_one_thread, count_at_all, multicast_store, multicast_sum  # noqa: F401, kernels import it from here
 from tilelink.backend.targets.polling import polling
 from tilelink.backend.targets.portable import PROGRESS, RUN, SLOT_LEFT, last_out, peer  # noqa: F401, kernels import them from here
 

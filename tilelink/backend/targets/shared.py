@@ -46,6 +46,15 @@ def segment_of(begins, value, first, count):
 
 
 @triton.jit
+def picked(rows, count, what: tl.constexpr):
+    """The numbers of rows as integers have them, -1 where that is no row of `count`. On a CPU such a number, if it is
+    not -1, is an error; but if no row is there at all, since the run has no room for any, nothing is picked."""
+    there = (rows >= 0) & (rows < count)
+    tl.device_assert(there | (rows == -1) | (count == 0), what)
+    return tl.where(there, rows, -1)
+
+
+@triton.jit
 def refuse(control, run):
     """Tells the host that the rows of a run are left out, since there is no room for them."""
     tl.store(control + REFUSED, run + 1)

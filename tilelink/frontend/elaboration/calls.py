@@ -165,7 +165,7 @@ class Calls(Expressions):
                       f"{self.text(target)}")
         self.readable(node, source)
         self.writable(node, target, "copy to")
-        pairs = list(zip(source.ranges, target.ranges, strict=False))
+        pairs = [(a.walked, b) for a, b in zip(source.ranges, target.ranges, strict=False)]
         if len(source.ranges) != len(target.ranges) or any(a.dim != b.dim and not a.same_rows(b) for a, b in pairs):
             self.fail(DimensionError, node, f"{source} and {target} do not have the same shape")
         for a, b in pairs:
@@ -246,6 +246,10 @@ class Calls(Expressions):
         for v in values:
             if not isinstance(v, ir.View):
                 self.fail(ViewError, node, f"{ast.unparse(node.func)} takes views, not {self.text(v)}")
+            if v.picked_by:
+                self.fail(ViewError, node, f"{ast.unparse(node.func)} of {v}: signals belong to tiles, and which rows "
+                          "integers pick nobody knows before the run; wait for all that they pick from, and index what "
+                          "the wait returns")
             for dim, i in zip(self.tensors[v.tensor].dims, v.index, strict=True):
                 if isinstance(i, Expr) and dim != ir.RANKS_DIM:
                     self.fail(ViewError, node, f"{ast.unparse(node.func)} of {v}: signals belong to tiles, so name a "

@@ -50,6 +50,7 @@ class Source(ABC):
         tile: TileValue, reserved: frozenset[str],
     ) -> None:  # fmt: skip
         self.function = function = launch.function
+        self.routes = program.routes
         self.tensors, self.cut, self.own = {t.name: t for t in recording.tensors}, program.cut, launch.own
         self.dtypes = {t.name: t.dtype for t in program.tensors}
         self.written = {

@@ -18,20 +18,27 @@ from tilelink.errors import (
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.source import Source
-from tilelink.frontend.expressions import RANK, Expr
+from tilelink.frontend.expressions import RANK, Expr, first_of, smaller, symbol
+from tilelink.frontend.routes import end_of_rows
 from tilelink.frontend.values import Block, Static, TileValue, is_floating
 from tilelink.frontend.views import on_side
 from tilelink.language import AxisWord, TensorWord, ranks
+
+INDEX_DTYPES = ("int32", "int64")
+"""Of tensors whose integers pick rows."""
 
 
 class Views(Source):
     """Makes views from indices, and says what may be done with them."""
 
     def view(self, node: ast.expr, tensor: TensorWord, entries: list[ast.expr]) -> ir.View:
-        index: list[ir.Range | Expr] = [
-            self.whole(tensor, k, node) if v is None else ir.whole_range(v.dim) if isinstance(v, AxisWord) else v
-            for k, v in enumerate(self.entries(entries, tensor))
-        ]
+        index: list[ir.Range | Expr] = []
+        for k, v in enumerate(self.entries(entries, tensor)):
+            if isinstance(v, ir.View):
+                v = self.picked(node, v, tensor.name, index, self.picked_from(node, tensor, k, v))
+            index.append(
+                self.whole(tensor, k, node) if v is None else ir.whole_range(v.dim) if isinstance(v, AxisWord) else v
+            )
         if len(index) > len(tensor.dims):
             self.fail(DimensionError, node, f"{tensor.name} has the dimensions {', '.join(tensor.dims)}; "
                       f"{len(index)} indices given: {', '.join(self.text(i) for i in index)}")
@@ -50,17 +57,55 @@ class Views(Source):
         return ir.View(tensor.name, tuple(index), home)
 
     def entries(self, nodes: list[ast.expr], tensor: TensorWord) -> list[Any]:
-        """The entries of an index of a tensor: ranges (a tile has several), dimensions, integers, and None for `:`."""
+        """The entries of an index of a tensor: ranges (a tile has several), dimensions, integers, views of integers
+        that pick rows, and None for `:`."""
         made: list[Any] = []
         for node in nodes:
             v = None if isinstance(node, ast.Slice) else self.value(node)
             if isinstance(node, ast.Slice) and (node.lower or node.upper or node.step):
                 self.fail(ViewError, node, f"{ast.unparse(node)}: views are made of tiles and ranges of the schedule, "
                           "so that what is touched is known; write t.rows, a range of tk.steps, or :")
-            if not isinstance(v, TileValue | ir.Range | AxisWord | Expr | None):
-                self.fail(DimensionError, node, f"{self.text(v)} is no index of a view: use the tile, a range or :")
+            if not isinstance(v, TileValue | ir.Range | AxisWord | ir.View | Expr | None):
+                self.fail(DimensionError, node, f"{self.text(v)} is no index of a view: use the tile, a range, a view "
+                          "of integers or :")
             made += on_side(v.ranges, v.sent, tensor.dims) if isinstance(v, TileValue) else [v]
         return made
+
+    def picked(
+        self, node: ast.expr, by: ir.View, of: str, before: list[ir.Range | Expr], whole: ir.Range | Expr
+    ) -> ir.Range:
+        """The rows of a range that the integers of a view pick. `of`: what they are rows of; `before`: what stands
+        before them in the index."""
+        dtype = self.dtypes[by.tensor]
+        if dtype not in INDEX_DTYPES:
+            self.fail(DtypeError, node, f"{by} picks rows of {of}, and is {dtype}: rows are picked by "
+                      f"{' or '.join(INDEX_DTYPES)}; declare {by.tensor} with dtype=tl.int32")
+        if len(by.ranges) != 1 or by.picked_by:
+            what = "itself picked by integers" if by.picked_by else f"of {len(by.ranges)} dimensions"
+            self.fail(DimensionError, node, f"{by} picks rows of {of}, and is {what}: rows are picked by one row of "
+                      "integers, such as order[t.rows] or place[t.rows, k]")
+        if not isinstance(whole, ir.Range) or any(isinstance(i, ir.Range) for i in before):
+            self.fail(DimensionError, node, f"{by} is no index of dimension {len(before)} of {of}: integers pick along "
+                      "the first dimension of a view")
+        if whole.by is not None:
+            self.fail(ViewError, node, f"{whole} picks rows of {of} already: rows are picked once")
+        self.readable(node, by)
+        integers = replace(by, index=tuple(self.blocked(node, i) if isinstance(i, ir.Range) else i for i in by.index))
+        return replace(whole, extent=integers.ranges[0].extent, whole=False, by=integers)
+
+    def picked_from(self, node: ast.expr, tensor: TensorWord, k: int, by: ir.View) -> ir.Range | Expr:
+        """What integers pick rows of where the view is not said: of a tensor that is cut over the ranks, the part of
+        the rank whose integers these are."""
+        self.one_home(node, by, "load of")
+        cut = k == tensor.sharded and isinstance(by.home, Expr)
+        return self.part(tensor.dims[k], by.home) if cut else self.whole(tensor, k, node)
+
+    def part(self, dim: str, rank: Expr) -> ir.Range:
+        """The part of a dimension that a rank has; of the rows of a route, those that there are."""
+        first, end = (first_of(symbol(dim), r) for r in (rank, rank + 1))
+        route = next((r for r in self.routes if dim in r.sides), None)
+        end = end if route is None else smaller(end, end_of_rows(route, dim, rank))
+        return ir.Range(dim, first, end, None, rank)
 
     def whole(self, tensor: TensorWord, k: int, node: ast.expr) -> ir.Range | Expr:
         if k >= len(tensor.dims):
@@ -79,6 +124,11 @@ class Views(Source):
             self.fail(DimensionError, node, f"{view} has {len(places)} dimensions; {len(given)} indices given")
         for k, v in zip(places, given, strict=False):
             old = index[k]
+            if isinstance(v, ir.View):
+                v = self.picked(node, v, str(view), index[:k], old)
+            elif isinstance(old, ir.Range) and old.by is not None and v is not None:
+                self.fail(ViewError, node, f"{view} has the rows that {old} picks: they are taken whole, {view.tensor}"
+                          f"[:, ...]")
             if v is None:
                 continue
             if isinstance(v, Expr) and k != tensor.sharded:
@@ -92,16 +142,19 @@ class Views(Source):
 
     def at(self, node: ast.Call, view: ir.View) -> ir.View:
         tensor = self.tensors[view.tensor]
-        if tensor.sharded is not None:
-            self.fail(HomeError, node, f"{view} is sharded, so it has its home already: .at() is for local tensors")
         where = self.value(*self.arguments(node, "rank", needed=1))
+        cut = None if tensor.sharded is None else view.index[tensor.sharded]
+        if cut is not None and not (isinstance(cut, ir.Range) and cut.whole and isinstance(where, Expr)):
+            self.fail(HomeError, node, f"{view} is sharded, so it has its home already: .at() is for local tensors, "
+                      f"and for the part that a rank has of one that is sharded, {view.tensor}[:, ...].at(rank)")
         if isinstance(where, Static) and where.value == ranks:
             return replace(view, home=ir.ALL_RANKS, guard=None)
         if not isinstance(where, Expr):
             self.fail(RankError, node, f".at() takes a rank or tk.ranks, not {self.text(where)}")
         if where.is_Integer and where < 0:
             self.fail(RankError, node, f".at({where}): there is no rank {where}; ranks go from 0 to tk.world() - 1")
-        return replace(view, home=where, guard=None)  # what was waited for lies elsewhere
+        index = tuple(self.part(i.dim, where) if i is cut and isinstance(i, ir.Range) else i for i in view.index)
+        return replace(view, index=index, home=where, guard=None)  # what was waited for lies elsewhere
 
     def one_home(self, node: ast.AST, view: ir.View, what: str) -> None:
         if view.home is None:
@@ -114,6 +167,9 @@ class Views(Source):
 
     def writable(self, node: ast.AST, view: ir.View, what: str) -> None:
         self.one_home(node, view, what)
+        if view.picked_by:
+            self.fail(ViewError, node, f"{what} {view}: rows that integers pick are only read, since two may be one; "
+                      f"write {view.tensor} in tiles, and let who reads pick")
         if view.tensor not in self.written:  # what programs record goes by the source alone
             self.fail(NotUnderstoodError, node, f"{what} {view}: write it so that the source shows which tensor it "
                       f"is, such as there = {view.tensor}[...]; there.store(...)")

@@ -150,11 +150,13 @@ def _from_registers(body: ir.Body) -> ir.Body:
 
 
 def drop_unread(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
-    """The program without buffers that only the folded roles read: they are neither stored nor notified."""
+    """The program without buffers that only the folded roles read, which are neither stored nor notified then; and
+    without those that no role touches, whose dimensions only say how tiles are spread."""
+    touched = {v.tensor for r in program.roles for s in ir.walk(r.body) for v in s.touched}
     folded = [r for r in program.roles if r.folded]
     awaited = {v.tensor for r in program.roles for v in r.awaited}
     kept = {s.target.tensor for r in folded for s in ir.every(ir.Store, r.body) if s.value == _kept(s.target)}
-    gone = {t.name for t in program.tensors if t.name in kept - awaited and t.kind == "buffer"}
+    gone = {t.name for t in program.tensors if t.kind == "buffer" and t.name not in touched - (kept - awaited)}
     roles = tuple(replace(r, body=_without(r.body, gone)) if r.folded else r for r in program.roles)
     left = replace(program, tensors=tuple(t for t in program.tensors if t.name not in gone), roles=roles)
     return replace(left, cut=tuple(d for d in left.dims if d in program.cut))

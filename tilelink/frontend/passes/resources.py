@@ -34,6 +34,9 @@ def check_resources(program: TileProgram, _: Binding) -> TileProgram:
                 case Copy() if s.target.home == ALL_RANKS:
                     _fail(role, s.site, "it copies to all ranks at once, and a copy of an engine is between two. Give "
                           "its space a rank axis, reader=tk.ranks, and copy to .at(t.reader)")
+                case Copy() if s.source.picked_by:
+                    _fail(role, s.site, f"it copies {s.source}, rows that integers pick, and the host that enqueues "
+                          "the copy does not know them. Give it SMs")
                 case Copy() if s.target not in role.notified:
                     _fail(role, s.site, f"it notifies nobody of its copy to {s.target}, so nobody would know when that "
                           "is done. Notify what tk.copy returns")

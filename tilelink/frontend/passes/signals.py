@@ -17,7 +17,7 @@ from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.cells import WAITER, Equations, of_cell, piece_place, place_equations
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, ceil_div, own, shown, symbol
 from tilelink.frontend.passes.elaborate import Binding
-from tilelink.frontend.routes import EXPERT, SEGMENT
+from tilelink.frontend.routes import EXPERT, PART, SEGMENT
 from tilelink.frontend.schedule import Schedule, SMs
 from tilelink.language import RouteWord
 
@@ -124,7 +124,8 @@ def _of_route(
     cell: ir.Cell, k: int, tensor: ir.Tensor, notifies: list[_Use], waits: list[_Use], routes: Sequence[RouteWord]
 ) -> ir.Cell:
     """The cells along a dimension; of the rows of a route, those that do not cross the pieces that its tiles are cut
-    from, and one a piece where some tile waits for rows of several. Raises SignalCountError."""
+    from, and one a piece where some tile waits for rows of several; one for all where all tiles wait for all rows of a
+    rank. Raises SignalCountError."""
     route = next((r for r in routes if cell.dim in r.sides), None)
     ranges = [(u, i) for u in notifies if isinstance(i := u.view.index[k], ir.Range)]
     if route is None or k != tensor.sharded or not any(i.segment for _, i in ranges):
@@ -139,6 +140,8 @@ def _of_route(
         )
     (piece,) = pieces
     several = [u for u in waits if not _inside_piece(u.view.index[k], piece)]
+    if piece == SEGMENT and waits and all(isinstance(i := u.view.index[k], ir.Range) and not i.segment for u in waits):
+        piece = PART  # all wait for all rows of a rank
     return replace(cell, size=None if several else cell.size, route=route, pieces=piece)
 
 

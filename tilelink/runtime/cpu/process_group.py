@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from tilelink.emulator import DeadlockError, Execution
+from tilelink.emulator import DeadlockError, Execution, KernelError
 from tilelink.errors import RankDiedError, RankFailedError, Site, StuckError
 from tilelink.runtime.bounds import Bounds, Stillness, wait_until
 from tilelink.runtime.cpu.lane import CpuLane
 from tilelink.runtime.lane import Reason, entered, left
 from tilelink.runtime.launch import Record, Run
 from tilelink.runtime.process_group import ProcessGroup
-from tilelink.runtime.stuck import explain, first_wait
+from tilelink.runtime.stuck import explain, first_wait, told_of
 
 
 class CpuProcessGroup(ProcessGroup):
@@ -35,6 +35,10 @@ class CpuProcessGroup(ProcessGroup):
             execution.run(lambda rank: self.lane.launch(run, execution))
         except (StuckError, RankDiedError, RankFailedError):
             raise
+        except KernelError as e:
+            said = told_of(e, {(self.rank, run.label): record.counted})
+            self.fail(run.number, said)
+            raise said from e.__cause__
         except BaseException as e:
             self.fail(run.number, e)
             raise

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from tilelink.analysis.placement import ALIGNMENT
 from tilelink.analysis.timeline import Timeline
 from tilelink.backend.targets import CPU, Target
-from tilelink.emulator import Admission, DeadlockError, Execution, Operation, PolicyWord, RaceError
+from tilelink.emulator import Admission, DeadlockError, Execution, KernelError, Operation, PolicyWord, RaceError
 from tilelink.emulator.interpreter import is_running
 from tilelink.errors import ArgumentError, Site, StuckError, WorldError, public
 from tilelink.frontend.sizes import check_nodes, check_world
@@ -28,7 +28,7 @@ from tilelink.runtime.group import Group
 from tilelink.runtime.launch import Record, Run
 from tilelink.runtime.layout import HeapLayout, heap_in
 from tilelink.runtime.prepare import Prepared
-from tilelink.runtime.stuck import explain, lines_of, with_tiles
+from tilelink.runtime.stuck import explain, lines_of, told_of, with_tiles
 from tilelink.runtime.timestamps import timeline_of
 
 T = TypeVar("T")
@@ -129,6 +129,8 @@ class CpuWorld:
         except DeadlockError as e:
             lines = lines_of(e, session.known)
             raise StuckError(explain(e, session.known, [g.runs for g in self.groups]), lines=lines) from None
+        except KernelError as e:
+            raise told_of(e, session.known) from e.__cause__
         except RaceError as e:
             raise RaceError(with_tiles(e.races, session.known)) from None
         finally:

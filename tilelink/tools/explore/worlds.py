@@ -16,7 +16,7 @@ from tilelink.analysis.unroll import DEFAULT_SMS, unroll
 from tilelink.emulator import Execution
 from tilelink.emulator.beside import Beside
 from tilelink.errors import Site, TileLinkError, WorldError
-from tilelink.frontend.ir import TileProgram
+from tilelink.frontend.ir import TileProgram, walk
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes
 from tilelink.programs.given import at_sizes
@@ -158,6 +158,8 @@ class Lowered:
 def operands(program: TileProgram, sizes: Sizes, rank: int, call: int) -> dict[str, torch.Tensor]:
     """The tensors of one call of a rank, by name: inputs, others in each call, and outputs that are poisoned."""
     generator = torch.Generator().manual_seed(1000 * call + rank)
+    reads = (v for role in program.roles for s in walk(role.body) for v in s.read)
+    picked = {by.tensor: r.dim for v in reads for r, by in ((r, r.by) for r in v.ranges) if by is not None}
     made = {}
     for tensor in program.tensors:
         if tensor.kind not in ("input", "output"):
@@ -165,6 +167,9 @@ def operands(program: TileProgram, sizes: Sizes, rank: int, call: int) -> dict[s
         shape, dtype = shape_on(tensor, sizes, rank), getattr(torch, tensor.dtype)
         low = 0 if dtype in (torch.bool, torch.uint8) else LOW
         numbers = torch.randint(low, HIGH, shape, generator=generator)
+        if tensor.name in picked:
+            lengths = sizes.lengths(picked[tensor.name])
+            numbers = torch.randint(-1, lengths[rank % len(lengths)], shape, generator=generator)
         if tensor.name in sizes.counts:
             numbers = torch.tensor(sizes.counts[tensor.name])
         made[tensor.name] = poison(torch.empty(shape, dtype=dtype)) if tensor.kind == "output" else numbers.to(dtype)
