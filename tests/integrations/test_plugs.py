@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integrations import plugs
+from tests.integrations import deep_ep, plugs
 from tests.nn.groups import assert_right
 from tests.runtime.processes import Pool
 
@@ -31,12 +31,12 @@ def test_the_dispatcher_of_torchtitan(pool: Pool) -> None:
 
 
 def test_the_buffer_of_deep_ep(pool: Pool) -> None:
-    assert_right(pool, [(0, 1), (1, 2, 3)], plugs.of_deep_ep, "torch")
+    assert_right(pool, [(0, 1), (1, 2, 3)], deep_ep.of_deep_ep, "torch", ["even", "uneven", "copies"])
 
 
 @pytest.mark.verify
 def test_the_buffer_of_deep_ep_by_programs(pool: Pool) -> None:
-    assert_right(pool, [(0, 1)], plugs.of_deep_ep, "interpret")
+    assert_right(pool, [(0, 1)], deep_ep.of_deep_ep, "interpret", ["even", "uneven", "copies"])
 
 
 def test_options_of_transformers() -> None:

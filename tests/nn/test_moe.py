@@ -15,6 +15,7 @@ from tests.ops.on_ranks import computed_by, on_groups
 from tests.runtime.processes import Pool
 from tilelink.errors import ArgumentError, ShapeError, TileLinkError
 from tilelink.nn import MoE
+from tilelink.ops import even_placement, expert_places
 from tilelink.ops.mixture_of_experts import swiglu
 
 WIDTH, HIDDEN, TOP, TOKENS = 16, 16, 2, 6
@@ -38,15 +39,20 @@ class InOnePlace(nn.Module):
         return out
 
 
-def both(group: dist.ProcessGroup, slices: int = 1) -> tuple[MoE, InOnePlace, torch.Tensor]:
-    """The layer of this rank, the whole one, and the tokens of all ranks. `slices`: 0 for as many as ranks."""
+def both(group: dist.ProcessGroup, slices: int = 1, uneven: bool = False) -> tuple[MoE, InOnePlace, torch.Tensor]:
+    """The layer of this rank, the whole one, and the tokens of all ranks. `slices`: 0 for as many as ranks; `uneven`:
+    ranks have different numbers of experts, and the first expert has a copy on the last rank."""
     world = dist.get_world_size(group)
     torch.manual_seed(3)
-    gate_up, down = torch.randn(2 * world, 2 * HIDDEN, WIDTH) / 4, torch.randn(2 * world, WIDTH, HIDDEN) / 4
-    router, shared = nn.Linear(WIDTH, 2 * world), nn.Linear(WIDTH, WIDTH)
+    experts, placement = 2 * world - uneven, None
+    if uneven:
+        placement = even_placement(experts, world)
+        placement[-1] = 0  # the place that is free
+    gate_up, down = torch.randn(experts, 2 * HIDDEN, WIDTH) / 4, torch.randn(experts, WIDTH, HIDDEN) / 4
+    router, shared = nn.Linear(WIDTH, experts), nn.Linear(WIDTH, WIDTH)
     whole = InOnePlace(gate_up, down, router, shared)
     layer = MoE.of(gate_up, down, TOP, group=group, router=router, shared=shared, tokens=TOKENS,
-                   slices=slices or world)  # fmt: skip
+                   slices=slices or world, placement=placement)  # fmt: skip
     return layer, whole, torch.randn(world, 2, TOKENS // 2, WIDTH)
 
 
@@ -55,9 +61,9 @@ def off(name: str, made: torch.Tensor, right: torch.Tensor, limit: float) -> lis
     return [] if error < limit else [f"{name} is off by {error:.1e}"]
 
 
-def layers(group: dist.ProcessGroup, backend: str, slices: int = 1) -> list[str]:
+def layers(group: dist.ProcessGroup, backend: str, slices: int = 1, uneven: bool = False) -> list[str]:
     """What is wrong of a result and of all gradients."""
-    layer, whole, x = both(group, slices)
+    layer, whole, x = both(group, slices, uneven)
     rank = dist.get_rank(group)
     mine, every = x[rank].clone().requires_grad_(), x.clone().requires_grad_()
     with computed_by(backend, group):
@@ -74,6 +80,10 @@ def layers(group: dist.ProcessGroup, backend: str, slices: int = 1) -> list[str]
         if name not in replicated:
             right = layer._part(right[layer._mine], *((1, 2) if name == "gate_up" else (2, 1)))
         grad = replicated[name] if name in replicated else layer.get_parameter(name).grad
+        if uneven and name not in replicated:  # the gradients of copies add up
+            of_expert = torch.where(torch.tensor(layer._mine).view(-1, 1, 1) == 0, grad, 0).sum(0)
+            dist.all_reduce(of_expert, group=group)
+            grad = torch.stack([of_expert if e == 0 else g for e, g in zip(layer._mine, grad, strict=True)])
         found += off(f"grad of {name}", grad, right, 1e-4)
     return found
 
@@ -116,6 +126,9 @@ def refused(group: dist.ProcessGroup) -> list[str]:
             lambda: MoE(4, 4, world, 1, group=group, router=torch.nn.Linear(4, 9))(torch.zeros(3, 4)), ShapeError,
             f"the router gives 9 scores a token, and this layer has {world} experts",
         ),
+        (lambda: MoE(4, 4, 3, 1, group=group, placement=[0, 1]), ArgumentError, "a placement of 2 experts, and the"),
+        (lambda: MoE(4, 4, 3, 1, group=group, placement=[2, 0]), ArgumentError, "expert 1 has no place: experts from"),
+        (lambda: MoE(4, 4, 3, 1, group=group, placement=[2, 0, 1]), ArgumentError, f"as many on each of {world} rank"),
         (lambda: MoE.of(*of_shapes, 1, group=group), ShapeError, "down (2, 4, 5): (experts, 2 * hidden, width) and"),
     ):  # fmt: skip
         try:
@@ -143,6 +156,11 @@ def test_slices_of_every_expert(pool: Pool) -> None:
     assert_right(pool, [(0, 1, 2, 3)], layers, "torch", 0)
 
 
+def test_uneven_experts_and_copies(pool: Pool) -> None:
+    assert_right(pool, GROUPS[1:], layers, "torch", 1, True)
+    assert_right(pool, [(0, 1)], layers, "interpret", 1, True)
+
+
 def test_by_programs(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], layers, "interpret")
 
@@ -153,6 +171,12 @@ def test_twenty_steps_have_one_curve(pool: Pool) -> None:
 
 def test_layers_that_cannot_be(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], refused)
+
+
+def test_placements() -> None:
+    assert even_placement(10, 4) == [0, 1, 2, 3, 4, 5, 6, 7, -1, 8, 9, -1]
+    assert even_placement(2, 3) == [0, 1, -1] and even_placement(4, 2) == [0, 1, 2, 3]
+    assert expert_places([1, 0, -1, 1]).tolist() == [[1, -1], [0, 3]]
 
 
 def test_a_new_layer_is_one_on_any_number_of_ranks(pool: Pool) -> None:

@@ -12,6 +12,7 @@ import torch
 from tests.ops import of_experts, on_ranks
 from tests.ops.of_experts import Layer
 from tests.runtime.processes import Pool
+from tilelink.ops.moe_routing import placed
 
 GROUPS = [(2,), (0, 1), (1, 2, 3), (0, 1, 2, 3)]
 BY_PROGRAMS = [Layer((5, 0, 3)), Layer((4,), 3, 1, none=0.4, K=24, seed=1), Layer((6,), 2, 2, skewed=True, seed=2),
@@ -44,6 +45,13 @@ def test_programs_of_other_worlds_and_dtypes(pool: Pool) -> None:
 def test_tokens_go_and_come_back(pool: Pool, backend: str) -> None:
     for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.parts_of_it, backend)[:2]:
         assert found == [True, True, True]
+
+
+def test_copies_of_an_expert_take_turns() -> None:
+    places = torch.tensor([[-1, 4, 0], [3, -1, -1], [-1, -1, -1]])
+    given = torch.tensor([[0, 1], [0, -1], [0, 3], [2, -2]])
+    assert placed(given, places, 6, rank=0).tolist() == [[4, 3], [0, -1], [4, 6], [6, -2]]
+    assert placed(given, places, 6, rank=1)[:3, 0].tolist() == [0, 4, 0], "few tokens of all ranks, spread out"
 
 
 def test_opcheck(pool: Pool) -> None:

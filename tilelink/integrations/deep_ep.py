@@ -11,9 +11,13 @@ import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ShapeError, Site, listed
 from tilelink.ops.agreement import told
+from tilelink.ops.checks import DTYPES
 from tilelink.ops.collectives import Members, name_of_group
 from tilelink.ops.mixture_of_experts import moe_combine, moe_dispatch
-from tilelink.ops.moe_routing import Routing, moe_routing
+from tilelink.ops.moe_routing import Routing, even_placement, expert_places, moe_routing, placed
+
+Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""Rows, or rows of float8 and their scale factors."""
 
 
 class EventOverlap:
@@ -27,8 +31,9 @@ class EventOverlap:
 
 @dataclass
 class EPHandle:
-    """Where the tokens of a dispatch went. The first names are DeepEP's. `place`: of each row of `recv_x` which row of
-    `moe_dispatch` it is, -1 for padding; `columns`: bool, of each row of that the choices of its token that it is for.
+    """Where the tokens of a dispatch went. The first names are DeepEP's; `topk_idx` has places of experts. `place`: of
+    each row of `recv_x` which row of `moe_dispatch` it is, -1 for padding; of each row of that, `columns`: bool, the
+    choices of its token that it is for, and `local`: their experts, as the rank counts them.
     """
 
     do_expand: bool
@@ -44,6 +49,7 @@ class EPHandle:
     routing: Routing
     place: torch.Tensor
     columns: torch.Tensor
+    local: torch.Tensor
 
 
 OF_BUFFER = (
@@ -53,32 +59,38 @@ OF_BUFFER = (
 )  # fmt: skip
 OF_CALLS = ("num_sms", "num_qps", "async_with_compute_stream", "allocate_on_comm_stream")
 OF_DISPATCH = (*OF_CALLS, "do_handle_copy", "do_zero_padding", "use_tma_aligned_col_major_sf")
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 EVENTS = ("previous_event", "previous_event_before_epilogue")
 """Arguments that tune DeepEP's kernels, and events that the current stream has to wait for."""
 
 
 class ElasticBuffer:
     """DeepEP's buffer. `num_max_tokens_per_rank`: the most tokens that a rank gives, the same on every rank, here or in
-    each dispatch. `plan`: of `tilelink.ops.moe_dispatch`. Arguments that tune DeepEP's kernels are ignored. Raises
-    ArgumentError."""
+    each dispatch. `plan`: of `tilelink.ops.moe_dispatch`. `places`: where experts are that have copies, of
+    `tilelink.ops.moe_routing`; `num_experts` of a dispatch counts places then. Arguments that tune DeepEP's kernels are
+    ignored. Raises ArgumentError."""
 
     def __init__(
-        self, group: dist.ProcessGroup, *, num_max_tokens_per_rank: int = 0, plan: str | None = None, **tuning: Any
+        self,
+        group: dist.ProcessGroup,
+        *,
+        num_max_tokens_per_rank: int = 0,
+        plan: str | None = None,
+        places: torch.Tensor | None = None,
+        **tuning: Any,
     ) -> None:
-        self.group_name, self.plan = name_of_group(group), plan
+        self.group_name, self.plan, self.places = name_of_group(group), plan, places
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         members = Members.named(self.group_name)
         self.rank_idx, self.num_ranks = members.rank, members.world
         _check_known(tuning, OF_BUFFER)
-        if tuning.get("use_fp8_dispatch"):
-            raise ArgumentError("use_fp8_dispatch: rows are float32, float16 or bfloat16", Site.of_user())
 
     def destroy(self) -> None:
         """There is nothing to release."""
 
     def dispatch(
         self,
-        x: torch.Tensor,
+        x: Rows,
         topk_idx: torch.Tensor | None = None,
         topk_weights: torch.Tensor | None = None,
         cumulative_local_expert_recv_stats: torch.Tensor | None = None,
@@ -90,14 +102,16 @@ class ElasticBuffer:
         do_cpu_sync: bool | None = None,
         do_expand: bool = False,
         **tuning: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
+    ) -> tuple[Rows, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
         """(recv_x, recv_topk_idx, recv_topk_weights, handle, event), as DeepEP's.
 
         A token goes once to each rank that has experts of it, and `recv_topk_idx` has these, counted from 0, and -1 for
         others. With `do_expand` a token has a row for each of its experts on a rank; rows lie by expert, each expert's
         from a multiple of `expert_alignment` on, `recv_topk_idx` is None, and there is one weight a row. The host reads
         how many rows there are, unless `do_cpu_sync=False`: then there are as many as may be, and -1 and zeros behind
-        them. With the `handle` of a dispatch, x goes the same ways. Raises ArgumentError and ShapeError, and as
+        them. With the `handle` of a dispatch, x goes the same ways. `x`: rows (tokens, hidden), or a pair of rows in
+        float8 and their scale factors (tokens, n) in float32 or int32; so is recv_x then. If the ranks cannot share the
+        experts evenly, the first ranks have one more. Raises ArgumentError and ShapeError, and as
         `tilelink.ops.moe_dispatch` does.
         """
         alignment = 1 if expert_alignment is None else expert_alignment
@@ -105,12 +119,14 @@ class ElasticBuffer:
 
         def check() -> None:
             _check_known(tuning, (*OF_DISPATCH, *EVENTS))
-            if not isinstance(x, torch.Tensor):
-                raise ArgumentError("x is a pair: rows with scale factors are not sent", Site.of_user())
+            _check_rows(x)
             if (topk_idx is None) == (handle is None):
                 raise ArgumentError("topk_idx of new tokens, or the handle of a dispatch: one of them", Site.of_user())
-            if handle is None and (num_experts is None or num_experts < 1 or num_experts % self.num_ranks):
-                what = f"num_experts={num_experts}: as many on each of {self.num_ranks} ranks"
+            if handle is None and (num_experts is None or num_experts < self.num_ranks):
+                what = f"num_experts={num_experts}: at least one on each of {self.num_ranks} ranks"
+                raise ArgumentError(what, Site.of_user())
+            if handle is None and self.places is not None and (num_experts or 0) % self.num_ranks:
+                what = f"num_experts={num_experts} places: as many on each of {self.num_ranks} ranks"
                 raise ArgumentError(what, Site.of_user())
             if most < 1:
                 raise ArgumentError(f"num_max_tokens_per_rank={most}: 1 or more", Site.of_user())
@@ -121,24 +137,25 @@ class ElasticBuffer:
                 shapes = f"topk_weights have shape {tuple(topk_weights.shape)}, topk_idx {tuple(chosen.shape)}"
                 raise ShapeError(f"{shapes}: one weight for each expert of a token", Site.of_user())
 
-        told(self.group_name, check, "arguments", x)
+        told(self.group_name, check, "arguments", x[0] if isinstance(x, tuple) else x)
         _wait(tuning)
         if handle is None:
             assert topk_idx is not None and num_experts is not None
             handle = self._handle(topk_idx, num_experts, most, alignment, do_cpu_sync, do_expand)
         if cumulative_local_expert_recv_stats is not None:
             cumulative_local_expert_recv_stats += handle.num_unaligned_recv_tokens_per_expert
-        recv_x = _taken(self._sent(x, handle.routing), handle.place)
+        recv_x: Rows
+        if isinstance(x, tuple):
+            recv_x = self._received(x[0], handle), self._received(x[1], handle)
+        else:
+            recv_x = self._received(x, handle)
         weights = None
         if topk_weights is not None:
             sent = self._sent(topk_weights.float(), handle.routing)
             weights = _taken(torch.where(handle.columns, sent, 0), handle.place)
         if handle.do_expand:
             return recv_x, None, None if weights is None else weights.sum(1), handle, EventOverlap()
-        ids = self._sent(handle.topk_idx.float(), handle.routing).long()
-        first = self.rank_idx * (handle.num_experts // self.num_ranks)
-        local = _taken(torch.where(handle.columns, ids - first, -1), handle.place, -1)
-        return recv_x, local, weights, handle, EventOverlap()
+        return recv_x, _taken(handle.local, handle.place, -1), weights, handle, EventOverlap()
 
     def combine(
         self,
@@ -175,22 +192,28 @@ class ElasticBuffer:
     ) -> EPHandle:
         """Where tokens go: to experts, or once to each rank that has experts of theirs."""
         world, rank = self.num_ranks, self.rank_idx
-        each, counted = experts // world, "torch" if self.plan == "torch" else None
-        chosen = topk_idx if expand else _ranks_of(topk_idx, experts, world)
-        kinds = experts if expand else world
+        each, counted = -(-experts // world), "torch" if self.plan == "torch" else None
+        here, places = each, self.places
+        if experts % world:
+            placement = even_placement(experts, world)
+            here = sum(e >= 0 for e in placement[rank * each : (rank + 1) * each])
+            places = expert_places(placement, topk_idx.device)
+        at = topk_idx.long() if places is None else placed(topk_idx, places, each * world, rank)
+        chosen, kinds = (at, each * world) if expand else (_ranks_of(at, each, world), world)
         routing = moe_routing(chosen, experts=kinds, group=self.group_name, tokens=most, plan=counted)
-        ids = self._sent(topk_idx.float(), routing).long()
+        ids = self._sent(at.float(), routing).long()
         rows, of_kinds = torch.arange(routing.room, device=ids.device), routing.rows_of_experts
-        there, mine = rows < of_kinds.sum(), torch.arange(rank * each, (rank + 1) * each, device=ids.device)
+        there, mine = rows < of_kinds.sum(), torch.arange(rank * each, rank * each + here, device=ids.device)
         if expand:
-            columns = ids == mine[_segment(of_kinds, rows), None]
+            columns = ids == _segment(of_kinds, rows)[:, None] + rank * each
         else:
             columns = ids.div(each, rounding_mode="floor") == rank
         columns = columns & there[:, None]
+        of_kinds = of_kinds[:here] if expand else of_kinds
         counts = of_kinds if expand else ((ids[..., None] == mine) & columns[..., None]).sum((0, 1))
         aligned = (counts + alignment - 1).div(alignment, rounding_mode="floor") * alignment
         lengths = aligned if expand else of_kinds
-        total = routing.room + (each * (alignment - 1) if expand else 0)
+        total = routing.room + (here * (alignment - 1) if expand else 0)
         if sync is not False:
             total = int(lengths.sum())
         slots = torch.arange(total, device=ids.device)
@@ -199,10 +222,17 @@ class ElasticBuffer:
         place = torch.where(offset < of_kinds[segment], (of_kinds.cumsum(0) - of_kinds)[segment] + offset, -1)
         ends = aligned.cumsum(0)
         return EPHandle(
-            expand, experts, alignment, most, topk_idx.clone(), total, [] if sync is False else aligned.tolist(),
+            expand, experts, alignment, most, at, total, [] if sync is False else aligned.tolist(),
             None if expand else routing.counts[rank].cumsum(0), ends - aligned + counts if expand else ends,
-            counts, routing, place, columns,
+            counts, routing, place, columns, torch.where(columns, ids - rank * each, -1),
         )  # fmt: skip
+
+    def _received(self, x: torch.Tensor, handle: EPHandle) -> torch.Tensor:
+        """The rows of x that come to this rank. Those of other dtypes go as the floats of the same bits."""
+        carrier = None if x.dtype in DTYPES else torch.float32 if x.element_size() == 4 else torch.float16
+        if carrier is None:
+            return _taken(self._sent(x, handle.routing), handle.place)
+        return _taken(self._sent(x.view(carrier), handle.routing), handle.place).view(x.dtype)
 
     def _sent(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
         return moe_dispatch(x, routing, plan=self.plan)
@@ -214,12 +244,12 @@ class ElasticBuffer:
         return moe_combine(rows[:room], handle.routing, plan=self.plan)
 
 
-def _ranks_of(topk_idx: torch.Tensor, experts: int, world: int) -> torch.Tensor:
+def _ranks_of(at: torch.Tensor, each: int, world: int) -> torch.Tensor:
     """(tokens, world): the ranks of each token's experts, -1 for others; an expert out of range stays out of range."""
-    ranks = torch.arange(world, device=topk_idx.device)
-    of_experts = topk_idx.div(experts // world, rounding_mode="floor")
+    ranks = torch.arange(world, device=at.device)
+    of_experts = at.div(each, rounding_mode="floor")
     found = torch.where((of_experts[:, :, None] == ranks).any(1), ranks, -1)
-    wrong = ((topk_idx < -1) | (topk_idx >= experts)).any(1)
+    wrong = ((at < -1) | (at >= each * world)).any(1)
     return torch.where(wrong[:, None] & (ranks == 0), world, found)
 
 
@@ -230,6 +260,21 @@ def _segment(lengths: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 def _taken(rows: torch.Tensor, place: torch.Tensor, fill: int = 0) -> torch.Tensor:
     return torch.where(place[:, None] < 0, fill, rows[place.clamp(min=0)])
+
+
+def _check_rows(x: object) -> None:
+    """Raises ArgumentError and ShapeError for what is neither rows nor rows of float8 with scale factors."""
+    if isinstance(x, torch.Tensor):
+        return
+    if not isinstance(x, tuple) or len(x) != 2 or not all(isinstance(part, torch.Tensor) for part in x):
+        raise ArgumentError("x is rows, or a pair of rows in float8 and their scale factors", Site.of_user())
+    (rows, scales), kinds = x, (torch.float32, torch.int32)
+    if rows.dtype not in FLOAT8 or scales.dtype not in kinds:
+        what = f"x is a pair of {rows.dtype} and {scales.dtype}"
+        raise ArgumentError(f"{what}: rows in {FLOAT8[0]} or {FLOAT8[1]}, factors in float32 or int32", Site.of_user())
+    if rows.dim() != 2 or scales.dim() != 2 or len(rows) != len(scales) or rows.shape[1] % 2:
+        shapes = f"x has shapes {tuple(rows.shape)} and {tuple(scales.shape)}"
+        raise ShapeError(f"{shapes}: (tokens, hidden), hidden even, and (tokens, factors)", Site.of_user())
 
 
 def _check_known(given: dict[str, Any], known: tuple[str, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -18,7 +18,7 @@ from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.mixture_of_experts import mixture_of_experts, swiglu
-from tilelink.ops.moe_routing import check_slices
+from tilelink.ops.moe_routing import check_slices, expert_places
 
 
 class MoE(nn.Module):
@@ -31,6 +31,9 @@ class MoE(nn.Module):
     alone. `shared`: a module that all tokens pass, whose result is added. `activation`: of rows (n, 2 * hidden) to rows
     (n, hidden). `slices`: how many ranks share an expert, each with a part of its hidden features, as in `moe_routing`:
     1 is whole experts, the world a slice of every expert on every rank; `gate_up` and `down` are of that part then.
+    `placement`: the expert at each place of all ranks, as in `tilelink.ops.expert_places`, where ranks have different
+    numbers of experts or an expert has copies; `gate_up` and `down` are of this rank's places then. Copies of an expert
+    have equal values at first, and each has the gradient of its own rows: sum these for training.
 
     `tokens`, `capacity`, `plan`: as in `mixture_of_experts`. A new layer has the values of `nn.Linear` for each expert:
     seed all ranks alike. Router and shared module are replicated: their gradients are those of this rank's tokens, to
@@ -53,6 +56,7 @@ class MoE(nn.Module):
         tokens: int | None = None,
         capacity: int | None = None,
         slices: int = 1,
+        placement: Sequence[int] | None = None,
         plan: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -60,7 +64,11 @@ class MoE(nn.Module):
         super().__init__()
         self.group_name = name_of_group(group)
         world = world_of(self.group_name)
-        check_slices(experts, slices, world)
+        at = range(experts) if placement is None else placement
+        check_slices(len(at), slices, world)
+        if placement is not None and max(at, default=-1) + 1 != experts:
+            what = f"a placement of {max(at, default=-1) + 1} experts"
+            raise ArgumentError(f"{what}, and the layer has {experts}", Site.of_user())
         if hidden % slices:
             raise ShapeError(f"hidden is {hidden}, which {slices} ranks can't share evenly", Site.of_user())
         if not 1 <= top <= experts:
@@ -70,7 +78,10 @@ class MoE(nn.Module):
         self.tokens, self.capacity, self.slices = tokens, capacity, slices
         self.router = nn.Linear(width, experts, bias=False, device=device, dtype=dtype) if router is None else router
         self.shared = shared
-        mine, part = experts * slices // world, hidden // slices
+        self.placement = placement
+        mine, part = len(at) * slices // world, hidden // slices
+        first = Members.named(self.group_name).rank // slices * mine
+        self._mine = list(at[first : first + mine])  # the experts at the places of this rank
         self.gate_up = nn.Parameter(torch.empty(mine, 2 * part, width, device=device, dtype=dtype))
         self.down = nn.Parameter(torch.empty(mine, width, part, device=device, dtype=dtype))
         self.reset_parameters()
@@ -90,17 +101,17 @@ class MoE(nn.Module):
         for name, module in modules.items():
             setattr(layer, name, module if module is not None else getattr(layer, name))
         with torch.no_grad():
-            layer.gate_up.copy_(layer._part(gate_up[layer._mine], 1, 2))
-            layer.down.copy_(layer._part(down[layer._mine], 2, 1))
+            for weights, whole, of in ((layer.gate_up, gate_up, (1, 2)), (layer.down, down, (2, 1))):
+                for place, expert in zip(weights, layer._mine, strict=True):
+                    place.copy_(layer._part(whole[expert], of[0] - 1, of[1])) if expert >= 0 else place.zero_()
+        layer._place()
         return layer
 
-    @property
-    def _mine(self) -> slice:
-        """The experts of this rank among all."""
-        members = Members.named(self.group_name)
-        each = self.experts * self.slices // members.world
-        first = members.rank // self.slices * each
-        return slice(first, first + each)
+    def _place(self) -> None:
+        """Keeps where experts are on the device of the weights, no parameter and in no checkpoint."""
+        self.places: torch.Tensor | None
+        made = None if self.placement is None else expert_places(self.placement, self.gate_up.device)
+        self.register_buffer("places", made, persistent=False)
 
     def _part(self, whole: torch.Tensor, dim: int, groups: int) -> torch.Tensor:
         """What this rank has of the hidden features along a dimension, which has so many groups of them."""
@@ -109,15 +120,18 @@ class MoE(nn.Module):
 
     def reset_parameters(self) -> None:
         """New values of the experts, those that an `nn.Linear` for each would have."""
-        mine = self._mine
+        self._place()
+        with torch.no_grad():
+            self.gate_up.zero_()
+            self.down.zero_()
         for e in range(self.experts):  # drawn for all, so that ranks that are seeded alike have one layer's
             for weights, shape, of in (
                 (self.gate_up, (self.width, 2 * self.hidden), (0, 2)), (self.down, (self.hidden, self.width), (1, 1)),
             ):  # fmt: skip
                 made = nn.Linear(*shape, False, weights.device, weights.dtype)
-                if mine.start <= e < mine.stop:
-                    with torch.no_grad():
-                        weights[e - mine.start].copy_(self._part(made.weight, *of))
+                with torch.no_grad():
+                    for place in (p for p, at in zip(weights, self._mine, strict=True) if at == e):
+                        place.copy_(self._part(made.weight, *of))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., width) for the tokens (..., width) of this rank."""
@@ -128,7 +142,7 @@ class MoE(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         out = mixture_of_experts(
             x, chosen, weights, self.gate_up, self.down, group=self.group_name, activation=self.activation,
-            tokens=self.tokens, capacity=self.capacity, slices=self.slices, plan=self.plan,
+            tokens=self.tokens, capacity=self.capacity, slices=self.slices, places=self.places, plan=self.plan,
         )  # fmt: skip
         return out if self.shared is None else out + self.shared(x)
 

@@ -107,6 +107,7 @@ def mixture_of_experts(
     tokens: int | None = None,
     capacity: int | None = None,
     slices: int = 1,
+    places: torch.Tensor | None = None,
     plan: str | None = None,
 ) -> torch.Tensor:
     """The sum over a token's experts e of topk_weights * activation(x @ gate_up[e].T) @ down[e].T, for the tokens of
@@ -115,7 +116,8 @@ def mixture_of_experts(
     `x`: (..., K), float32, float16 or bfloat16. `topk_idx`: integers (..., top), of the experts of all ranks in the
     order of ranks, -1 for none; `topk_weights`: (..., top). `gate_up`: (experts of this rank, 2 * hidden, K), gate
     first; `down`: (experts of this rank, K, hidden). `slices`: how many ranks share an expert, as in `moe_routing`;
-    gate_up and down have the hidden features of this rank then, hidden being their number.
+    gate_up and down have the hidden features of this rank then, hidden being their number. `places`: where experts
+    are, as in `moe_routing`; gate_up and down have the weights of this rank's places then.
     `activation`: of the rows of all experts, (rows, 2 * hidden) to (rows, hidden); behind the rows that exist it gets
     any values. `tokens`, `capacity`: as in `moe_routing`; by default no row is dropped. `plan`: a schedule that both
     programs have, "push" or "pull", or "torch".
@@ -129,8 +131,9 @@ def mixture_of_experts(
     width, top = x.shape[-1], topk_idx.shape[-1]
     experts, chosen = len(gate_up) * world_of(name) // max(slices, 1), topk_idx.reshape(-1, top)
     routing = moe_routing(
-        chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, slices=slices, plan=_torch(plan)
-    )
+        chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, slices=slices, places=places,
+        plan=_torch(plan),
+    )  # fmt: skip
     rows = dispatch_linear(x.reshape(-1, width), gate_up, routing, plan=plan)
     made = told(name, lambda: activation(rows), "activation", rows)
     out = linear_combine(made, down, routing, topk_weights.reshape(-1, top), plan=plan)

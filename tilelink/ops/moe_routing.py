@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +66,7 @@ def moe_routing(
     tokens: int | None = None,
     capacity: int | None = None,
     slices: int = 1,
+    places: torch.Tensor | None = None,
     plan: str | None = None,
 ) -> Routing:
     """Where tokens go, from their experts; the counts of all ranks are put together on the device, and no host reads
@@ -73,6 +76,10 @@ def moe_routing(
     ranks share an expert, each with a part of its hidden features: the first `slices` ranks share the first experts,
     and so on. 1 is whole experts on each rank, the world a slice of every expert on every rank. A row goes to each
     slice of its expert, and a slice counts as an expert, numbered rank by rank.
+    `places`: integers (experts that tokens name, copies), the places of each expert among `experts`, -1 for no further
+    copy; the same on every rank. `topk_idx` then names experts, and `experts` counts places, as many on each rank; a
+    place without an expert gets no row. A token t of rank r goes to copy (t + r) modulo the copies of its expert. An
+    expert without a place counts as out of range. See `expert_places`.
     `tokens`: the most that a rank has, the same on every rank; by default as many as this one, and then all have as
     many. `capacity`: rows that a rank has room for, for all of its experts; by default none is ever dropped: as many as
     all ranks have tokens, times the experts that a token may have on a rank. Where rows have no room, or an expert is
@@ -81,7 +88,9 @@ def moe_routing(
     """
     name = name_of_group(group)
     world = world_of(name)
-    told(name, lambda: _check(topk_idx, experts, slices, tokens, world), "arguments", topk_idx)
+    told(name, lambda: _check(topk_idx, experts, slices, places, tokens, world), "arguments", topk_idx)
+    if places is not None:
+        topk_idx = placed(topk_idx, places, experts, Members.named(name).rank)
     each, (mine, top) = experts * slices // world, topk_idx.shape
     tokens = mine if tokens is None else tokens
     most = world * tokens * min(top, each)
@@ -104,11 +113,52 @@ def moe_routing(
     return Routing(gathered, order, place, mine, room, name, slices)
 
 
-def _check(topk_idx: torch.Tensor, experts: int, slices: int, tokens: int | None, world: int) -> None:
-    check_tensors(topk_idx=topk_idx)
-    if topk_idx.dim() != 2 or topk_idx.dtype.is_floating_point or topk_idx.dtype == torch.bool:
-        given = f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}"
-        raise ShapeError(f"{given}: integers (tokens, top)", Site.of_user())
+@public
+def expert_places(placement: Sequence[int], device: torch.device | str | None = None) -> torch.Tensor:
+    """The `places` (experts, copies) of `moe_routing`, from the expert at each place of all ranks.
+
+    `placement`: numbered rank by rank, as many places on each rank, -1 for a place without an expert. An expert may
+    have several places, its copies. Raises ArgumentError where an expert has none."""
+    experts = max(placement, default=-1) + 1
+    found = [[place for place, at in enumerate(placement) if at == expert] for expert in range(experts)]
+    if not found or min(placement) < -1 or not all(found):
+        absent = [e for e, copies in enumerate(found) if not copies]
+        what = f"expert {absent[0]} has no place" if absent else f"the placement is {list(placement)}"
+        raise ArgumentError(f"{what}: experts from 0 on, each at a place, -1 for none", Site.of_user())
+    most = max(map(len, found))
+    return torch.tensor([copies + [-1] * (most - len(copies)) for copies in found], device=device)
+
+
+@public
+def even_placement(experts: int, world: int) -> list[int]:
+    """The expert at each place of all ranks, for ranks that share experts as evenly as they can: the first ones have
+    one more where the world does not divide the experts."""
+    each, (least, more) = -(-experts // world), divmod(experts, world)
+    begins = [rank * least + min(rank, more) for rank in range(world + 1)]
+    of_ranks = [list(range(*ends)) for ends in itertools.pairwise(begins)]
+    return [e for mine in of_ranks for e in mine + [-1] * (each - len(mine))]
+
+
+def placed(topk_idx: torch.Tensor, places: torch.Tensor, experts: int, rank: int) -> torch.Tensor:
+    """(tokens, top): the place of each expert that a token names; what is out of range stays so."""
+    known, number = (topk_idx >= 0) & (topk_idx < len(places)), places.sort(1, descending=True).values
+    copies = number[torch.where(known, topk_idx, 0).long()]
+    turn = torch.arange(rank, rank + len(topk_idx), device=topk_idx.device)[:, None]
+    turn = turn % (copies >= 0).sum(-1).clamp(min=1)
+    found = copies.gather(-1, turn[..., None])[..., 0]
+    beyond = torch.where(topk_idx < 0, topk_idx, experts)
+    return torch.where(known & (found >= 0), found, beyond)
+
+
+def _check(
+    topk_idx: torch.Tensor, experts: int, slices: int, places: torch.Tensor | None, tokens: int | None, world: int
+) -> None:
+    check_tensors(topk_idx=topk_idx, **({} if places is None else {"places": places}))
+    for name, given, shape in (("topk_idx", topk_idx, "(tokens, top)"), ("places", places, "(experts, copies)")):
+        if given is not None and (given.dim() != 2 or given.dtype.is_floating_point or given.dtype == torch.bool):
+            raise ShapeError(f"{name} is {given.dtype} {tuple(given.shape)}: integers {shape}", Site.of_user())
+    if places is not None and 0 in places.shape:
+        raise ShapeError(f"places is {tuple(places.shape)}: (experts, copies), one of each at least", Site.of_user())
     check_slices(experts, slices, world)
     if tokens is not None and tokens < len(topk_idx):
         raise ArgumentError(f"tokens={tokens}, and this rank has {len(topk_idx)}", Site.of_user())
