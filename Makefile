@@ -9,6 +9,8 @@ NVSHMEM = nvidia-nvshmem-cu12==3.4.5
 TRANSFORMERS = transformers==5.23.0
 # The Megatron-Core whose layer of experts the long suites give our dispatcher; without what it asks for beside torch.
 MEGATRON = megatron-core==0.16.1
+# The torchtitan whose experts the long suites give our dispatcher, and what its layers import beside torch.
+TORCHTITAN = torchtitan==0.3.0 spmd_types==0.3.1 tyro==1.0.17 docstring_parser==0.18.0
 # What the reference GPU machine has; its CUDA build of torch runs on CPUs as well. 4 GB.
 STACK = torch==2.11.0 triton==3.6.0
 STACK_PYTHON = 3.12
@@ -61,7 +63,7 @@ gpu: ## one script of under 12 minutes for a machine with a GPU; results in benc
 		|| { $(MAKE) --no-print-directory setup; python=$(RUN); }; \
 	PYTHONPATH=$(CURDIR) $$python -m bench.gpu $(ARGS)
 
-verify: versions stack .triton/nvshmem/.ready .triton/transformers/.ready .triton/megatron/.ready ## the long suites, the Triton versions and the stack; ARGS as for test
+verify: versions stack .triton/nvshmem/.ready .triton/transformers/.ready .triton/megatron/.ready .triton/torchtitan/.ready ## the long suites, the Triton versions and the stack; ARGS as for test
 	$(RUN) -m pytest -q -m "verify and not gpu" $(ARGS)
 
 versions: $(TRITONS:%=triton-%) ## the tests marked versions, on the oldest and the newest Triton
@@ -106,6 +108,10 @@ $(READY): pyproject.toml Makefile tools/setup.py
 .triton/megatron/.ready: .venv/pyvenv.cfg
 	rm -rf $(@D)
 	-$(RUN) -m pip install -q --disable-pip-version-check --no-deps --target $(@D) $(MEGATRON) && touch $@
+
+.triton/torchtitan/.ready: .venv/pyvenv.cfg
+	rm -rf $(@D)
+	-$(RUN) -m pip install -q --disable-pip-version-check --no-deps --target $(@D) $(TORCHTITAN) && touch $@
 
 .PHONY: $(GATED:%=gates-%)
 $(GATED:%=gates-%): gates-%: .triton/%/.ready

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,34 @@ def said(make: Callable[[], object]) -> str:
     except TileLinkError as e:
         return f"{type(e).__name__}: {e.message}"
     return "nothing"
+
+
+def modules(**attributes: dict[str, Any]) -> dict[str, types.ModuleType]:
+    """Stand-ins of modules, and of the packages that they are in, by name with __ for dots: for `sys.modules`."""
+    found: dict[str, types.ModuleType] = {}
+    for name, members in attributes.items():
+        parts = name.split("__")
+        for n in range(1, len(parts) + 1):
+            made = found.setdefault(".".join(parts[:n]), types.ModuleType(".".join(parts[:n])))
+            if n > 1:
+                setattr(found[".".join(parts[: n - 1])], parts[n - 1], made)
+        found[".".join(parts)].__dict__.update(members)
+    return found
+
+
+@contextmanager
+def importable(made: dict[str, types.ModuleType]) -> Iterator[None]:
+    """Inside, these modules are imported in the place of others of their names."""
+    before = {name: sys.modules.get(name) for name in made}
+    sys.modules.update(made)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
 
 
 # ---- transformers
@@ -147,7 +176,7 @@ def of_megatron() -> list[str]:
 
 
 def stand_in_for_torchtitan() -> dict[str, types.ModuleType]:
-    """Modules with the signatures of torchtitan's, which no registry has."""
+    """Modules with the signatures of torchtitan's."""
 
     class LocalTokenDispatcher:
         @dataclass(kw_only=True, slots=True)
@@ -180,18 +209,39 @@ def stand_in_for_torchtitan() -> dict[str, types.ModuleType]:
         def init_buffer(self) -> None:
             pass
 
-    made = types.ModuleType("torchtitan.models.common.token_dispatcher")
-    made.__dict__.update(LocalTokenDispatcher=LocalTokenDispatcher, BaseEPTokenDispatcher=BaseEPTokenDispatcher)
-    parts = made.__name__.split(".")
-    return {".".join(parts[:n]): types.ModuleType(parts[n - 1]) for n in (1, 2, 3)} | {made.__name__: made}
+    class Experts(nn.Module):
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            self.inner_experts, self.token_dispatcher = config.inner_experts, config.token_dispatcher
+
+        @dataclass(kw_only=True, slots=True)
+        class Config:
+            inner_experts: nn.Module
+            token_dispatcher: Any
+
+        def forward(self, *given: torch.Tensor) -> str:
+            return "local"
+
+    class GroupedExperts(nn.Module):
+        def __init__(self, e: int, d: int, f: int) -> None:
+            super().__init__()
+            shapes = {"w1_EFD": (e, f, d), "w2_EDF": (e, d, f), "w3_EFD": (e, f, d)}
+            for name, shape in shapes.items():
+                self.register_parameter(name, nn.Parameter(torch.randn(shape) / 4))
+
+    dispatchers = {"LocalTokenDispatcher": LocalTokenDispatcher, "BaseEPTokenDispatcher": BaseEPTokenDispatcher}
+    of_experts = {"GroupedExperts": GroupedExperts, "RoutedExperts": Experts}
+    return modules(
+        torchtitan__models__common__token_dispatcher=dispatchers, torchtitan__models__common__moe=of_experts
+    )
 
 
 def of_torchtitan(group: dist.ProcessGroup) -> list[str]:
     """What is wrong of tokens that go to experts and come back, and of gradients: expert e multiplies by e + 1."""
     from tilelink.integrations.torchtitan import token_dispatcher
 
-    with mock.patch.dict(sys.modules, stand_in_for_torchtitan()):
-        kind = token_dispatcher()
+    with importable(stand_in_for_torchtitan()):
+        kind = token_dispatcher.__wrapped__()  # of these modules, and not of those before
     dispatcher = kind(kind.Config(num_experts=6, top_k=2, tokens=5))
     x = torch.randn(5 - dist.get_rank(group), 8, requires_grad=True)
     scores = torch.rand(len(x), 2, requires_grad=True)
@@ -208,6 +258,78 @@ def of_torchtitan(group: dist.ProcessGroup) -> list[str]:
     ours, theirs = (torch.autograd.grad((y**2).sum(), (x, scores)) for y in (out, right))
     errors = {"result": far(out, right), "x": far(ours[0], theirs[0]), "scores": far(ours[1], theirs[1])}
     return found + wrong(errors)
+
+
+def of_routed_experts(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of torchtitan's routed experts by our layer, beside all of them in one place."""
+    from tilelink.integrations.torchtitan import routed_experts
+
+    made = stand_in_for_torchtitan()
+    with importable(made):
+        kind = routed_experts.__wrapped__()
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    grouped = made["torchtitan.models.common.moe"].GroupedExperts
+    torch.manual_seed(2)
+    whole, x = grouped(2 * world, 16, 24), torch.randn(world, 2, 3, 16)
+    scores = torch.rand(world, 2, 3, 2)
+    chosen = torch.rand(world, 2, 3, 2 * world).topk(2).indices
+    inner, dispatcher = grouped(2, 16, 24), types.SimpleNamespace(ep_mesh=None)
+    for name, parameter in inner.named_parameters():
+        parameter.data = whole.get_parameter(name).data.chunk(world)[rank].clone()
+    layer = kind(kind.Config(inner_experts=inner, token_dispatcher=dispatcher))
+    x[rank].requires_grad_()
+    given = x[rank].clone().requires_grad_(), scores[rank].clone().requires_grad_(), chosen[rank], torch.empty(0)
+    found = [] if layer(*given) == "local" else ["not local"]
+    dispatcher.ep_mesh = DeviceMesh.from_group(group, "cpu")
+    out = layer(*given)
+    every, their_scores = x.detach().clone().requires_grad_(), scores.clone().requires_grad_()
+    right = torch.zeros_like(x)
+    for e, (w1, w2, w3) in enumerate(zip(whole.w1_EFD, whole.w2_EDF, whole.w3_EFD, strict=True)):
+        weight = (their_scores * (chosen == e)).sum(-1, keepdim=True)
+        right = right + weight * ((nn.functional.silu(every @ w1.T) * (every @ w3.T)) @ w2.T)
+    (out**2).sum().backward()
+    (right**2).sum().backward()
+    errors = {"result": far(out, right[rank]), "x": far(given[0].grad, every.grad[rank])}
+    errors["scores"] = far(given[1].grad, their_scores.grad[rank])
+    for name, parameter in inner.named_parameters():
+        errors[name] = far(parameter.grad, whole.get_parameter(name).grad.chunk(world)[rank])
+    other = said(lambda: kind(kind.Config(inner_experts=nn.Linear(1, 1), token_dispatcher=dispatcher)))
+    found += [] if other.startswith("ArgumentError: inner_experts is Linear: GroupedExperts, whose") else [other]
+    return found + wrong(errors)
+
+
+def of_whole_torchtitan(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of torchtitan's own routed experts with our dispatcher, and of ours in their place, beside those of
+    torchtitan that have all experts. Its products are in bfloat16."""
+    assert beside("torchtitan")
+    from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+    from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher, LocalTokenDispatcher
+
+    from tilelink.integrations.torchtitan import routed_experts, token_dispatcher
+
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    sizes, of_tokens = {"dim": 16, "hidden_dim": 24, "num_experts": 2 * world}, {"num_experts": 2 * world, "top_k": 2}
+    local = RoutedExperts.Config(
+        inner_experts=GroupedExperts.Config(**sizes), token_dispatcher=LocalTokenDispatcher.Config(**of_tokens)
+    )
+    whole = local.build()
+    torch.manual_seed(2)
+    for parameter in whole.parameters():
+        nn.init.normal_(parameter, std=0.25)
+    x, scores = torch.randn(world, 2, 3, 16), torch.rand(world, 2, 3, 2)
+    chosen = torch.rand(world, 2, 3, 2 * world).topk(2).indices
+    counts = torch.bincount(chosen[rank].flatten(), minlength=2 * world)
+    right, errors = whole(x[rank], scores[rank], chosen[rank], counts), {}
+    inner = GroupedExperts.Config(**sizes | {"num_experts": 2})
+    for name, kind, dispatcher in (
+        ("dispatcher", RoutedExperts, token_dispatcher()), ("experts", routed_experts(), AllToAllTokenDispatcher),
+    ):  # fmt: skip
+        layer = kind.Config(inner_experts=inner, token_dispatcher=dispatcher.Config(**of_tokens)).build()
+        for n, parameter in layer.named_parameters():
+            parameter.data = whole.get_parameter(n).data.chunk(world)[rank].clone()
+        layer.token_dispatcher.wire_meshes(ep_mesh=DeviceMesh.from_group(group, "cpu"))
+        errors[name] = far(layer(x[rank], scores[rank], chosen[rank], counts), right)
+    return [f"{n}: {e:.1e}" for n, e in errors.items() if not e < 1e-2]
 
 
 def bad_of_transformers() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integrations import deep_ep, plugs
+from tests.integrations import deep_ep, plugs, serving
 from tests.nn.groups import assert_right
 from tests.runtime.processes import Pool
 
@@ -28,6 +28,25 @@ def test_a_layer_of_megatron(pool: Pool) -> None:
 
 def test_the_dispatcher_of_torchtitan(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], plugs.of_torchtitan)
+
+
+def test_the_experts_of_torchtitan(pool: Pool) -> None:
+    assert_right(pool, [(0, 1, 2, 3)], plugs.of_routed_experts)
+
+
+@pytest.mark.verify
+def test_torchtitan_itself(pool: Pool) -> None:
+    if not plugs.beside("torchtitan"):
+        pytest.skip("there is no torchtitan")
+    assert_right(pool, [(0, 1, 2, 3)], plugs.of_whole_torchtitan)
+
+
+def test_the_experts_of_vllm(pool: Pool) -> None:
+    assert_right(pool, [(0, 1, 2, 3)], serving.of_vllm)
+
+
+def test_the_dispatcher_of_sglang(pool: Pool) -> None:
+    assert_right(pool, [(0, 1, 2, 3)], serving.of_sglang)
 
 
 def test_the_buffer_of_deep_ep(pool: Pool) -> None:

@@ -1,5 +1,6 @@
-"""A token dispatcher of torchtitan by our operators: `token_dispatcher().Config` takes the place of the `Config` of
-torchtitan's `AllToAllTokenDispatcher`."""
+"""Experts of torchtitan by our operators: `routed_experts().Config` takes the place of the `Config` of torchtitan's
+`RoutedExperts`, and fuses the products with the exchange; `token_dispatcher().Config` takes that of its
+`AllToAllTokenDispatcher`, for experts that are to stay as they are."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from tilelink.ops.mixture_of_experts import moe_combine, moe_dispatch
+from tilelink.errors import ArgumentError, Site
+from tilelink.ops.mixture_of_experts import mixture_of_experts, moe_combine, moe_dispatch
 from tilelink.ops.moe_routing import Routing, moe_routing
 
 
@@ -62,3 +65,51 @@ def token_dispatcher() -> type:
             return moe_combine(routed_output_RD, routing, scores, plan=self.plan)
 
     return TileLinkTokenDispatcher
+
+
+@cache
+def routed_experts() -> type:
+    """A subclass of torchtitan's `RoutedExperts` whose forward is `tilelink.ops.mixture_of_experts`. Its `Config` has
+    the fields of that one, and `tokens`, `capacity` and `plan`.
+
+    The mesh is the one that torchtitan gives the token dispatcher; without it, torchtitan computes. Products have the
+    dtype of x. Each call lays gate and up side by side, as torchtitan keeps them apart. Raises ArgumentError for inner
+    experts that are not exactly torchtitan's `GroupedExperts`, and as `mixture_of_experts` does.
+    """
+    from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+
+    class TileLinkRoutedExperts(RoutedExperts):
+        @dataclass(kw_only=True, slots=True)
+        class Config(RoutedExperts.Config):
+            tokens: int | None = None
+            capacity: int | None = None
+            plan: str | None = None
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            if type(self.inner_experts) is not GroupedExperts:
+                what = f"inner_experts is {type(self.inner_experts).__name__}: GroupedExperts, whose products are known"
+                raise ArgumentError(what, Site.of_user())
+            self.options = {"tokens": config.tokens, "capacity": config.capacity, "plan": config.plan}
+
+        def forward(
+            self,
+            x_BLD: torch.Tensor,
+            topk_scores_BLK: torch.Tensor,
+            topk_expert_ids_BLK: torch.Tensor,
+            num_local_tokens_per_expert_E: torch.Tensor,
+        ) -> torch.Tensor:
+            given, mesh = (x_BLD, topk_expert_ids_BLK, topk_scores_BLK), getattr(self.token_dispatcher, "ep_mesh", None)
+            if mesh is None:
+                out: torch.Tensor = super().forward(
+                    x_BLD, topk_scores_BLK, topk_expert_ids_BLK, num_local_tokens_per_expert_E
+                )
+                return out
+            experts = self.inner_experts
+            gate, up, down = (
+                (p.to_local() if isinstance(p, DTensor) else p).to(x_BLD.dtype)
+                for p in (experts.w1_EFD, experts.w3_EFD, experts.w2_EDF)
+            )
+            return mixture_of_experts(*given, torch.cat([gate, up], 1), down, group=mesh, **self.options)
+
+    return TileLinkRoutedExperts
