@@ -138,6 +138,7 @@ def _schedule(dice: random.Random, schedule: Schedule) -> Schedule:
     for role, resource in _tiled(schedule).items():
         first = dice.choice(TILES)
         sizes = [first, dice.choice(TILES), dice.choice([t for t in TILES if t <= first])]
+        sizes[2:2] = (dice.choice(TILES) for _ in resource.tile[3:])
         tile = tuple(n and size for n, size in zip(resource.tile, sizes, strict=False))
         count = {"count": dice.randint(1, WORKERS)} if isinstance(resource, SMs) and resource.count else {}
         changes[role] = {"tile": tile, **count}

@@ -56,7 +56,8 @@ class Operands:
         rows: Any = self.parts
         for route in recorded.routes:
             rows = self._routing()
-            self.by_rank = self.said = {**rows.parts(route), TOKENS: tuple(-(-n // CHOICES) for n in self.parts)}
+            self.by_rank = {**rows.parts(route), TOKENS: tuple(-(-n // CHOICES) for n in self.parts)}
+            self.said = {d: n for d, n in self.by_rank.items() if d in {*route.sides, *recorded.dims}}
             self.picked = {route.sent: TOKENS, TOKENS: route.sent}
             self.routed = {route.rows: rows.counts, TOKENS: self.by_rank[TOKENS]}
             self.counts[route.counts] = torch.from_numpy(rows.array.astype("int32"))

@@ -16,10 +16,12 @@ from tilelink.kernels.all_reduce import all_reduce
 from tilelink.kernels.combine import combine
 from tilelink.kernels.dispatch import dispatch
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.dispatch_matmul_backward import dispatch_matmul_backward
 from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
 from tilelink.kernels.matmul import matmul
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_combine import matmul_combine
+from tilelink.kernels.matmul_combine_backward import matmul_combine_backward
 from tilelink.kernels.matmul_fabric_all_reduce import matmul_fabric_all_reduce
 from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
@@ -134,20 +136,42 @@ def _combine(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
     return _summed(ranks, [torch.cat(got[source :: len(ranks)]) for source in range(len(ranks))])
 
 
+def _by_expert(rows: torch.Tensor, rank: int, world: int, routing: Routing) -> list[torch.Tensor]:
+    """The rows of a home by its experts."""
+    return list(rows.split(routing.array.sum(1).reshape(world, -1)[rank].tolist()))
+
+
 def _expert_weight_gradient(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
-    lengths = routing.array.sum(1).reshape(len(ranks), -1).tolist()
-    both = [(r["rows"].split(of), r["dout"].split(of)) for r, of in zip(ranks, lengths, strict=True)]
-    return [{"dweight": torch.stack([x.T @ y for x, y in zip(*mine, strict=True)])} for mine in both]
+    found = []
+    for rank, r in enumerate(ranks):
+        of_dout, of_rows = (_by_expert(r[n], rank, len(ranks), routing) for n in ("dout", "rows"))
+        found.append({"dweight": torch.stack([d.T @ x for d, x in zip(of_dout, of_rows, strict=True)])})
+    return found
 
 
 def _matmul_combine(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
-    experts = len(routing.counts) // len(ranks)
-    weights = [w for r in ranks for w in r["weight"]]
-    rows = [piece for home, r in enumerate(ranks) for piece in r["rows"].split(
-        [sum(of_expert) for of_expert in routing.counts[home * experts : (home + 1) * experts]]
-    )]  # fmt: skip
-    made = [(mine @ w).split(list(of)) for mine, w, of in zip(rows, weights, routing.counts, strict=True)]
-    return _summed(ranks, [torch.cat([of_expert[source] for of_expert in made]) for source in range(len(ranks))])
+    made = []
+    for rank, r in enumerate(ranks):
+        each = zip(_by_expert(r["rows"], rank, len(ranks), routing), r["weight"], strict=True)
+        made.append({**r, "rows": torch.cat([mine @ w for mine, w in each])})
+    return _combine(made, routing)
+
+
+def _dispatch_matmul_backward(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
+    back = _matmul_combine([{**r, "rows": r["dout"]} for r in ranks], routing)
+    of_weights = _expert_weight_gradient(ranks, routing)
+    return [{"dx": b["out"], **w} for b, w in zip(back, of_weights, strict=True)]
+
+
+def _matmul_combine_backward(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
+    sent = [_picked(r["dout"], r["order"][:n]) for r, n in zip(ranks, routing.array.sum(0).tolist(), strict=True)]
+    sent = [x * r["scale"][: len(x), None] if "scale" in r else x for x, r in zip(sent, ranks, strict=True)]
+    rows = [{"x": x, "order": torch.arange(len(x)), "weight": r["weight"]} for x, r in zip(sent, ranks, strict=True)]
+    made = _dispatch_matmul(rows, routing)
+    of_weights = _expert_weight_gradient(
+        [{"dout": m["gathered"], "rows": r["rows"]} for m, r in zip(made, ranks, strict=True)], routing
+    )
+    return [{"drows": m["out"], **w} for m, w in zip(made, of_weights, strict=True)]
 
 
 def _matmul(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]:
@@ -163,10 +187,12 @@ REFERENCES: dict[Program, Reference] = {
     combine: _combine,
     dispatch: _dispatch,
     dispatch_matmul: _dispatch_matmul,
+    dispatch_matmul_backward: _dispatch_matmul_backward,
     expert_weight_gradient: _expert_weight_gradient,
     matmul: _matmul,
     matmul_all_reduce: _reduce(_sum_of_products),
     matmul_combine: _matmul_combine,
+    matmul_combine_backward: _matmul_combine_backward,
     matmul_fabric_all_reduce: _reduce(_sum_of_products),
     matmul_one_shot_all_reduce: _reduce(_sum_of_products),
     matmul_reduce_scatter: _scatter(_sum_of_products),

@@ -16,7 +16,10 @@ from tilelink.frontend.schedule import Schedule
 from tilelink.kernels.combine import combine
 from tilelink.kernels.dispatch import dispatch
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.dispatch_matmul_backward import dispatch_matmul_backward
+from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
 from tilelink.kernels.matmul_combine import matmul_combine
+from tilelink.kernels.matmul_combine_backward import matmul_combine_backward
 from tilelink.programs.program import Program
 from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
@@ -25,6 +28,9 @@ PROGRAMS = [dispatch_matmul, matmul_combine]
 ALONE = [(dispatch, "pull"), (combine, "pull")]
 """Without a product."""
 FORMS = [(p, s) for p in PROGRAMS for s in p.schedules]
+BACKWARD = [dispatch_matmul_backward, matmul_combine_backward, expert_weight_gradient]
+GRADIENTS = [(p, s) for p in BACKWARD for s in p.schedules]
+"""Those that make the gradients of weights."""
 Counts = Sequence[Sequence[int]]
 TOP = 3
 """Rows that a token adds up."""
@@ -121,13 +127,16 @@ def in_tiles(program: Program, schedule: str, tile: int) -> Schedule:
     """A schedule of the program with small tiles, and with few workers that move whole rows, or pieces of them."""
     known = program.schedule(schedule)
     changes: dict[str, Any] = {}
-    for name in known:
-        if name == "matmul":
+    for name, resource in known.items():
+        if name in ("matmul", "input_gradient"):
             changes[name] = {"tile": (tile, 16, 16)}
+        elif name == "weight_gradient":
+            changes[name] = {"tile": (None, 16, 16, 16)}
         elif name == "add_up":
             changes[name] = {"tile": (16, 16), "count": 2}
         else:
-            changes[name] = {"tile": (tile, 16 if schedule == "few" else None), "count": 2}
+            whole = schedule != "few" and resource.tile[-1] is None
+            changes[name] = {"tile": (tile, None if whole else 16), "count": 2}
     return known.changed(**changes)
 
 

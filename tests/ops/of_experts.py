@@ -148,8 +148,11 @@ def opchecked(group: dist.ProcessGroup) -> None:
     def leaf(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=numbers).requires_grad_()
 
+    def bare(*leaves: torch.Tensor) -> list[torch.Tensor]:
+        return [t.detach() for t in leaves]
+
     assert world == 2
-    order = torch.tensor([0, 2, 1, 0, -1], dtype=torch.int32)
+    order, scale = torch.tensor([0, 2, 1, 0, -1], dtype=torch.int32), torch.rand(5, generator=numbers)
     place = torch.tensor([[0, 3], [2, -1], [1, -1]], dtype=torch.int32)
     op = torch.ops.tilelink
     for operator, arguments in (
@@ -160,6 +163,9 @@ def opchecked(group: dist.ProcessGroup) -> None:
         (op.moe_dispatch, (leaf(3, 4), counts, order, place, 9, name, None)),
         (op.moe_combine, (leaf(9, 4), counts, place, leaf(3, 2), 5, True, name, None)),
         (op.expert_gradients, (leaf(9, 6).detach(), leaf(9, 4).detach(), counts, name, None)),
+        (op.dispatch_linear_backward, (*bare(leaf(9, 4), leaf(2, 6, 4), leaf(9, 6)), counts, place, 5, name, None)),
+        (op.linear_combine_backward, (*bare(leaf(9, 4), leaf(2, 6, 4), leaf(3, 6)), counts, order, None, name, None)),
+        (op.linear_combine_backward, (*bare(leaf(9, 4), leaf(2, 6, 4), leaf(3, 6)), counts, order, scale, name, None)),
         (op.gather_counts, (torch.full((1, 4), rank, dtype=torch.int32), 3, 2, name, None)),
     ):
         torch.library.opcheck(operator.default, arguments)
@@ -209,6 +215,22 @@ def told(group: dist.ProcessGroup, backend: str, **options: Any) -> tuple[str, l
         except TileLinkError as e:
             said = f"{type(e).__name__}: {e.message}"
         return said, call.errors(call.on(group), rank, world)
+
+
+def one_gradient_alone(group: dist.ProcessGroup, backend: str) -> list[str]:
+    """Gradients that differ where only one of those of rows and of weights is asked for, by name."""
+    rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((4, 3), 2, 2, none=0.2)
+    given, wrong = call.operands(world)[rank], []
+    tokens = max(map(call.of, range(world)))
+    with computed_by(backend, group):
+        every = call.on(group)
+        for alone in ("x", "gate_up", "down"):
+            leaves = {k: t.detach().requires_grad_(k == alone) if k != "topk_idx" else t for k, t in given.items()}
+            out = ops.mixture_of_experts(**leaves, group=group, tokens=tokens)
+            (grad,) = torch.autograd.grad(out, leaves[alone], call.cotangent(rank))
+            if not torch.allclose(grad, every[f"grad of {alone}"], rtol=1e-5, atol=1e-6):
+                wrong.append(alone)
+    return wrong
 
 
 def parts_of_it(group: dist.ProcessGroup, backend: str) -> list[bool]:

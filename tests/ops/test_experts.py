@@ -54,6 +54,12 @@ def test_copies_of_an_expert_take_turns() -> None:
     assert placed(given, places, 6, rank=1)[:3, 0].tolist() == [0, 4, 0], "few tokens of all ranks, spread out"
 
 
+@pytest.mark.parametrize("backend", ["torch", "interpret"])
+def test_a_gradient_that_is_needed_alone_is_the_same(pool: Pool, backend: str) -> None:
+    for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.one_gradient_alone, backend)[:2]:
+        assert found == []
+
+
 def test_opcheck(pool: Pool) -> None:
     pool.results(on_ranks.on_groups, [(0, 1)], of_experts.opchecked)
 

@@ -3,72 +3,23 @@ come back, with a product on the way or without."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from tilelink.errors import ArgumentError, DtypeError, ScheduleError, ShapeError, listed
+from tilelink.errors import ArgumentError, ShapeError
 from tilelink.kernels.combine import combine
 from tilelink.kernels.dispatch import dispatch
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
-from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
 from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.ops import routed
-from tilelink.ops.checks import DTYPES
-from tilelink.ops.operator import Call, Operator
+from tilelink.ops.experts_backward import dispatch_linear_gradients, expert_gradients, linear_combine_gradients
+from tilelink.ops.experts_call import OfExperts
+from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
-from tilelink.ops.programs import Programs, path_of
-from tilelink.plans.names import AUTO, TORCH, Plan
-from tilelink.programs.program import Program
-from tilelink.programs.schedule_text import NamedSchedule
-
-
-class OfExperts(Call):
-    """A call on rows that go to experts. `x`: a matrix of tokens or rows; `counts`: (experts of all ranks, world), the
-    same on every rank; `order`: (sent,), the token of each row that this rank sends; `place`: (tokens, top), the row of
-    each choice of a token, or -1; `program`: by which it is computed."""
-
-    program: ClassVar[Program]
-    counts: torch.Tensor
-
-    def check(self) -> None:
-        if self.x.dim() != 2 or self.x.dtype not in DTYPES:
-            raise DtypeError(f"x is {self.x.dtype} {tuple(self.x.shape)}: a matrix of rows, of {DTYPES}")
-        shape, world = tuple(self.counts.shape), self.members.world
-        if len(shape) != 2 or shape[1] != world or not shape[0] or shape[0] % world:
-            raise ShapeError(f"counts have shape {shape}: (experts of all ranks, {world}), as many on each rank")
-        self.check_plan()
-
-    def check_plan(self) -> None:
-        known = list(self.program.schedules)
-        if self.plan not in (None, TORCH, AUTO, *known):
-            raise ScheduleError(f"plan is {self.plan!r}; there are {listed([*known, TORCH, AUTO], str(self.plan))}")
-
-    def check_weight(self, weight: torch.Tensor) -> None:
-        experts = len(self.counts) // self.members.world
-        if weight.dim() != 3 or len(weight) != experts or weight.shape[2] != self.x.shape[1]:
-            raise ShapeError(
-                f"weight has shape {tuple(weight.shape)}: ({experts}, N, {self.x.shape[1]}), of the experts of a rank"
-            )
-        if weight.dtype != self.x.dtype:
-            raise DtypeError(f"weight is {weight.dtype}, x {self.x.dtype}: both have one dtype")
-
-    def told(self) -> Mapping[str, Any]:
-        return {"rows": tuple(self.x.shape), "experts": tuple(self.counts.shape)}
-
-    def _path(self) -> Plain:
-        """Nothing of this is predicted: "auto" is the first schedule."""
-        path = path_of(self.x.device, self.plan)
-        if path is Plain or not self.x.numel():
-            return Plain(self.members)
-        name = next(iter(self.program.schedules)) if self.plan in (None, AUTO) else str(self.plan)
-        return Programs(self.members, Plan(name, self.program, NamedSchedule(name)))
-
-    def parts(self, **lengths: int) -> dict[str, Sequence[int]]:
-        """Tokens of each rank, and the room for rows on both sides."""
-        return {d: (n,) * self.members.world for d, n in lengths.items()}
+from tilelink.ops.programs import Programs
 
 
 class Sums(OfExperts):
@@ -103,11 +54,15 @@ class Sums(OfExperts):
 
 
 def spread(ctx: Any, grad: torch.Tensor) -> dict[str, Any]:
-    """What dispatches the gradients of the rows that tokens are sums of, each a token of its own."""
+    """What dispatches the gradients of the rows that tokens are sums of. Where rows have weights, each is laid out as a
+    token of its own."""
     place, weights, *_ = ctx.saved_tensors
-    order = torch.arange(ctx.sent, dtype=torch.int32, device=grad.device)
-    rows = routed.spread(grad, place, weights, ctx.sent)
-    return {"x": rows, "order": order, "place": order[:, None], "room": ctx.room, **ctx.called}
+    order, scale = routed.sources(place, weights, ctx.sent)
+    if scale is not None:
+        grad = routed.scaled(routed.taken(grad, order), scale)
+        order = torch.arange(ctx.sent, dtype=torch.int32, device=grad.device)
+        place = order[:, None]
+    return {"x": grad.contiguous(), "order": order, "place": place, "room": ctx.room, **ctx.called}
 
 
 @dataclass
@@ -158,14 +113,15 @@ class DispatchLinear(OfExperts):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        (weight, counts, place, rows), (grad, _) = ctx.saved_tensors, grads
-        found = {}
-        if ctx.needs_input_grad[0]:
-            back = {"place": place, "weights": None, "sent": ctx.sent, "keep": False}
-            found["x"], _ = linear_combine(x=grad.contiguous(), weight=weight.mT, counts=counts, **back, **ctx.call)
-        if ctx.needs_input_grad[1]:
-            found["weight"] = expert_gradients(dout=grad, x=rows, counts=counts, **ctx.call)
-        return found
+        (weight, counts, place, rows), dout = ctx.saved_tensors, grads[0].contiguous()
+        call = {"counts": counts, **ctx.call}
+        if not ctx.needs_input_grad[0]:
+            return {"weight": expert_gradients(dout=dout, x=rows, **call)}
+        back = {"place": place, "sent": ctx.sent}
+        if not ctx.needs_input_grad[1]:
+            return {"x": linear_combine(x=dout, weight=weight.mT, weights=None, keep=False, **back, **call)[0]}
+        dx, dweight = dispatch_linear_gradients(x=rows, weight=weight, dout=dout, **back, **call)
+        return {"x": dx, "weight": dweight}
 
 
 @dataclass
@@ -210,11 +166,18 @@ class LinearCombine(Sums):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
-        (place, _, back, x, weight), grad, keep = ctx.saved_tensors, grads[0], bool(ctx.needs_input_grad[1])
+        (place, weights, back, x, weight), grad = ctx.saved_tensors, grads[0]
         found = {"weights": routed.weights_of(grad, place, back)} if ctx.needs_input_grad[4] else {}
-        if ctx.needs_input_grad[0] or keep:
-            found["x"], rows = dispatch_linear(weight=weight.mT, keep=keep, **spread(ctx, grad))
-        return found | ({"weight": expert_gradients(dout=rows, x=x, **ctx.called)} if keep else {})
+        match tuple(ctx.needs_input_grad[:2]):
+            case (True, True):
+                order, scale = routed.sources(place, weights, ctx.sent)
+                given = {"x": x, "weight": weight, "dout": grad.contiguous(), "order": order, "scale": scale}
+                found["x"], found["weight"] = linear_combine_gradients(**given, **ctx.called)
+            case (True, False):
+                found["x"], _ = dispatch_linear(weight=weight.mT, keep=False, **spread(ctx, grad))
+            case (False, True):
+                found["weight"] = expert_gradients(dout=moe_dispatch(**spread(ctx, grad)), x=x, **ctx.called)
+        return found
 
 
 @dataclass
@@ -292,34 +255,6 @@ class Combine(Sums):
 
 
 @dataclass
-class ExpertGradients(OfExperts):
-    """dout^T @ x over the rows of each expert of this rank: the gradients of weights (experts, N, K)."""
-
-    name = "expert_gradients"
-    results = "Tensor"
-    program = expert_weight_gradient
-
-    dout: torch.Tensor
-    x: torch.Tensor
-    counts: torch.Tensor
-    group_name: str
-    plan: str | None
-
-    def check_plan(self) -> None:
-        """The plan is that of a layer: it says whether plain torch computes this."""
-        self.plan = TORCH if self.plan == TORCH else None
-
-    def run(self, path: Plain) -> torch.Tensor:
-        if not isinstance(path, Programs):
-            return routed.weight_gradients(path, self.dout, self.x, self.counts)
-        experts = len(self.counts) // self.members.world
-        made = path.empty(self.x, (experts, self.dout.shape[1], self.x.shape[1]))
-        parts = self.parts(sent=self.members.world * len(self.x), routed=len(self.x))
-        path.call(self.dout, self.x, self.counts, dweight=made, parts=parts)
-        return made
-
-
-@dataclass
 class GatherCounts(OfExperts):
     """The counts of all ranks, (experts of all ranks, world), from those of each: x is (1, experts of all ranks).
     `tokens`: the most that a rank has, each at `top` experts."""
@@ -347,4 +282,4 @@ class GatherCounts(OfExperts):
 
 dispatch_linear, linear_combine = Operator(DispatchLinear), Operator(LinearCombine)
 moe_dispatch, moe_combine = Operator(Dispatch), Operator(Combine)
-expert_gradients, gather_counts = Operator(ExpertGradients), Operator(GatherCounts)
+gather_counts = Operator(GatherCounts)

@@ -29,12 +29,20 @@ def summed(rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor | None
     return total.to(rows.dtype)
 
 
-def spread(x: torch.Tensor, place: torch.Tensor, weights: torch.Tensor | None, sent: int) -> torch.Tensor:
-    """The rows (sent, K) of each token of x, times their weights, where `place` says; zeros for other rows."""
-    each = x[:, None].expand(-1, place.shape[1], -1)
-    each = each if weights is None else (weights[:, :, None] * each.float()).to(x.dtype)
-    made = x.new_zeros(sent + 1, x.shape[1])
-    return made.index_copy(0, torch.where(place < 0, sent, place).long().flatten(), each.flatten(0, 1))[:sent]
+def sources(place: torch.Tensor, weights: torch.Tensor | None, sent: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of each of `sent` rows the token that `place` says it for, int32 and -1 for none, and its weight, float32."""
+    tokens = torch.arange(len(place), dtype=torch.int32, device=place.device)[:, None].expand_as(place)
+    rows = torch.where(place < 0, sent, place).long().flatten()
+
+    def at_rows(values: torch.Tensor, other: int) -> torch.Tensor:
+        return values.new_full((sent + 1,), other).index_copy(0, rows, values.flatten())[:sent]
+
+    return at_rows(tokens, -1), None if weights is None else at_rows(weights, 0)
+
+
+def scaled(rows: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Rows times their scale, in float32, rounded to the dtype of the rows."""
+    return rows if scale is None else (scale[:, None] * rows.float()).to(rows.dtype)
 
 
 def weights_of(grad: torch.Tensor, place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

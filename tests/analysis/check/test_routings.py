@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 import tilelink as tk
-from tests.kernels.routed import ALONE, FORMS, in_tiles
-from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
+from tests.kernels.routed import ALONE, FORMS, GRADIENTS, in_tiles
 
 RANKS, EXPERTS, TOP, TOKENS = 2, 4, 2, 6
 Counts = tuple[tuple[int, ...], ...]
-GRADIENT = tk.Schedule(weight_gradient=tk.SMs(2, tile=(None, 16, 16, 16)))
-SCHEDULED = [(p, in_tiles(p, s, 16)) for p, s in (*FORMS, *ALONE)] + [(expert_weight_gradient, GRADIENT)]
-NAMES = [f"{p.name} {s}" for p, s in (*FORMS, *ALONE)] + ["expert_weight_gradient"]
+EVERY = (*FORMS, *ALONE, *GRADIENTS)
+SCHEDULED = [(p, in_tiles(p, s, 16)) for p, s in EVERY]
+NAMES = [f"{p.name} {s}" for p, s in EVERY]
 
 
 @cache

@@ -15,6 +15,7 @@ import torch
 import tilelink as tk
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule
 from tilelink.frontend.sizes import Sizes, even_parts
+from tilelink.frontend.values import dtype_name
 from tilelink.kernels import operators
 from tilelink.language import RANKS_DIM
 from tilelink.programs.program import Program
@@ -24,6 +25,8 @@ FURTHER = ("tests.programs.ring_attention:ring_attention", "tests.programs.gathe
 """Programs of the tests that use words which no operator uses (claim, release), or notify in vain."""
 OWN_SCHEDULES = {"ring_attention": tk.Schedule(pass_on=tk.SMs(2, tile=(16, 16)), attend=tk.SMs(2, tile=(16, 16, 16)))}
 """Of programs that have none beside them."""
+PICKED = (-1, 10)
+"""Bounds of integers that pick rows: every rank has as many rows."""
 FIXED = ("ring_attention",)
 """Of more tiles than it has workers, this can't go on."""
 TILE, WORKERS, SMS = 16, 2, 8
@@ -81,6 +84,7 @@ class Subject:
         """The dtypes of all parameters but optional outputs that are not asked for."""
         there = self.dtypes.keys() | (program.parameters.keys() - program.on_demand)
         usual = dict.fromkeys((route.counts for route in program.recorded().routes), "int32")
+        usual |= {n: dtype_name(p.dtype) for n, p in program.parameters.items() if p.dtype is not None}
         usual |= self.dtypes
         return {name: usual.get(name, "float32") for name in program.parameters if name in there}
 
@@ -107,7 +111,8 @@ class Subject:
         for n, tensor in enumerate(bound.inputs):
             shape = [exact.lengths(d)[rank] if k == tensor.sharded else whole[d] for k, d in enumerate(tensor.dims)]
             generator = torch.Generator().manual_seed(100 * rank + n)
-            numbers = torch.randint(-3, 4, shape, generator=generator)
+            least, most = PICKED if program.parameters[tensor.name].dtype else (-3, 4)
+            numbers = torch.randint(least, most, shape, generator=generator)
             numbers = torch.tensor(exact.counts[tensor.name]) if tensor.name in exact.counts else numbers
             made[tensor.name] = numbers.to(getattr(torch, tensor.dtype))
         return made
@@ -138,12 +143,14 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "combine": ROUTED,
     "dispatch": ROUTED,
     "dispatch_matmul": ROUTED,
+    "dispatch_matmul_backward": ROUTED,
     "expert_weight_gradient": ROUTED,
     "gathered_attention": {"size": {"S": (20, 13)}},
     "hierarchical_all_gather_matmul": {"world": 4, "per_node": 2, "size": {"M": (17, 3, 0, 9), "K": 16, "N": 16}},
     "lower_rows": {"size": {"M": (20, 20)}},
     "matmul_all_to_all": {"size": {"M": (20, 13), "N": (16, 7)}},
     "matmul_combine": ROUTED,
+    "matmul_combine_backward": ROUTED,
     "matmul_reduce_scatter push": UNEVEN,
     "matmul_reduce_scatter": {"size": {"M": (20, 13)}},
     "matmul_reduce_scatter_backward": BIASED,

@@ -1,0 +1,137 @@
+"""Gradients of the weights of experts: alone, or together with those of their rows, by one program for both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilelink.errors import ShapeError
+from tilelink.kernels.dispatch_matmul_backward import dispatch_matmul_backward
+from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
+from tilelink.kernels.matmul_combine_backward import matmul_combine_backward
+from tilelink.ops import routed
+from tilelink.ops.experts_call import OfExperts
+from tilelink.ops.operator import Operator
+from tilelink.ops.plain import Plain
+from tilelink.ops.programs import Programs
+from tilelink.plans.names import TORCH
+
+
+@dataclass
+class ExpertGradients(OfExperts):
+    """dout^T @ x over the rows of each expert of this rank: the gradients of weights (experts, N, K)."""
+
+    name = "expert_gradients"
+    results = "Tensor"
+    program = expert_weight_gradient
+
+    dout: torch.Tensor
+    x: torch.Tensor
+    counts: torch.Tensor
+    group_name: str
+    plan: str | None
+
+    def check_plan(self) -> None:
+        """The plan is that of a layer: it says whether plain torch computes this."""
+        self.plan = TORCH if self.plan == TORCH else None
+
+    def run(self, path: Plain) -> torch.Tensor:
+        if not isinstance(path, Programs):
+            return routed.weight_gradients(path, self.dout, self.x, self.counts)
+        experts = len(self.counts) // self.members.world
+        made = path.empty(self.x, (experts, self.dout.shape[1], self.x.shape[1]))
+        parts = self.parts(sent=self.members.world * len(self.x), routed=len(self.x))
+        path.call(self.dout, self.x, self.counts, dweight=made, parts=parts)
+        return made
+
+
+class OfWeights(OfExperts):
+    """A call that makes the gradients of rows and of `weight`, (experts, N, K), from `dout`. `x`: the rows of the
+    experts of this rank, (room, K)."""
+
+    weight: torch.Tensor
+    dout: torch.Tensor
+
+    def check(self) -> None:
+        super().check()
+        self.check_weight(self.weight)
+        if self.dout.dim() != 2 or self.dout.shape[1] != self.weight.shape[1]:
+            raise ShapeError(f"dout has shape {tuple(self.dout.shape)}: rows of {self.weight.shape[1]}")
+
+    def told(self) -> Mapping[str, Any]:
+        return {**super().told(), "weight": tuple(self.weight.shape), "dout": tuple(self.dout.shape)}
+
+
+@dataclass
+class DispatchLinearBackward(OfWeights):
+    """Gradients of tokens, (tokens, K), and of weights, from those of the rows of experts, dout (room, N)."""
+
+    name = "dispatch_linear, backward"
+    results = "(Tensor, Tensor)"
+    program = dispatch_matmul_backward
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    dout: torch.Tensor
+    counts: torch.Tensor
+    place: torch.Tensor
+    sent: int
+    group_name: str
+    plan: str | None
+
+    def told(self) -> Mapping[str, Any]:
+        return {**super().told(), "place": tuple(self.place.shape), "sent": self.sent}
+
+    def run(self, path: Plain) -> tuple[torch.Tensor, torch.Tensor]:
+        x, dout, counts = self.x, self.dout, self.counts
+        if not isinstance(path, Programs):
+            made = routed.multiplied(path, dout, self.weight.mT, counts)
+            dx = routed.summed(routed.combined(path, made, counts, self.sent), self.place, None)
+            return dx, routed.weight_gradients(path, dout, x, counts)
+        dx, dweight = path.empty(x, (len(self.place), x.shape[1])), path.empty(x, self.weight.shape)
+        parts = self.parts(tokens=len(self.place), sent=self.sent, routed=len(x))
+        path.call(dout, self.weight, counts, self.place, x, dx=dx, dweight=dweight, parts=parts)
+        return dx, dweight
+
+
+@dataclass
+class LinearCombineBackward(OfWeights):
+    """Gradients of the rows of experts, (room, K), and of weights, from those of tokens, dout (tokens, N). `order`:
+    (sent,), the token of each row that this rank sent; `scale`: (sent,), by how much a token counts it."""
+
+    name = "linear_combine, backward"
+    results = "(Tensor, Tensor)"
+    program = matmul_combine_backward
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    dout: torch.Tensor
+    counts: torch.Tensor
+    order: torch.Tensor
+    scale: torch.Tensor | None
+    group_name: str
+    plan: str | None
+
+    def told(self) -> Mapping[str, Any]:
+        return {**super().told(), "order": tuple(self.order.shape), "scale": self.scale is not None}
+
+    def run(self, path: Plain) -> tuple[torch.Tensor, torch.Tensor]:
+        x, counts = self.x, self.counts
+        if not isinstance(path, Programs):
+            sent = routed.scaled(routed.taken(self.dout, self.order), self.scale)
+            grads = routed.dispatched(path, sent, counts, len(x))
+            drows = routed.multiplied(path, grads, self.weight.mT, counts)
+            return drows, routed.weight_gradients(path, grads, x, counts)
+        drows, dweight = path.empty(x, x.shape), path.empty(x, self.weight.shape)
+        parts = self.parts(tokens=len(self.dout), sent=len(self.order), routed=len(x))
+        given = (self.dout, self.weight, counts, self.order, x)
+        path.call(*given, drows=drows, dweight=dweight, scale=self.scale, parts=parts)
+        return drows, dweight
+
+
+expert_gradients = Operator(ExpertGradients)
+dispatch_linear_gradients = Operator(DispatchLinearBackward)
+linear_combine_gradients = Operator(LinearCombineBackward)

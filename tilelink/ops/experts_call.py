@@ -1,0 +1,63 @@
+"""What calls of the operators of experts have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from tilelink.errors import DtypeError, ScheduleError, ShapeError, listed
+from tilelink.ops.checks import DTYPES
+from tilelink.ops.operator import Call
+from tilelink.ops.plain import Plain
+from tilelink.ops.programs import Programs, path_of
+from tilelink.plans.names import AUTO, TORCH, Plan
+from tilelink.programs.program import Program
+from tilelink.programs.schedule_text import NamedSchedule
+
+
+class OfExperts(Call):
+    """A call on rows that go to experts. `x`: a matrix of tokens or rows; `counts`: (experts of all ranks, world), the
+    same on every rank; `order`: (sent,), the token of each row that this rank sends; `place`: (tokens, top), the row of
+    each choice of a token, or -1; `program`: by which it is computed."""
+
+    program: ClassVar[Program]
+    counts: torch.Tensor
+
+    def check(self) -> None:
+        if self.x.dim() != 2 or self.x.dtype not in DTYPES:
+            raise DtypeError(f"x is {self.x.dtype} {tuple(self.x.shape)}: a matrix of rows, of {DTYPES}")
+        shape, world = tuple(self.counts.shape), self.members.world
+        if len(shape) != 2 or shape[1] != world or not shape[0] or shape[0] % world:
+            raise ShapeError(f"counts have shape {shape}: (experts of all ranks, {world}), as many on each rank")
+        self.check_plan()
+
+    def check_plan(self) -> None:
+        known = list(self.program.schedules)
+        if self.plan not in (None, TORCH, AUTO, *known):
+            raise ScheduleError(f"plan is {self.plan!r}; there are {listed([*known, TORCH, AUTO], str(self.plan))}")
+
+    def check_weight(self, weight: torch.Tensor) -> None:
+        experts = len(self.counts) // self.members.world
+        if weight.dim() != 3 or len(weight) != experts or weight.shape[2] != self.x.shape[1]:
+            raise ShapeError(
+                f"weight has shape {tuple(weight.shape)}: ({experts}, N, {self.x.shape[1]}), of the experts of a rank"
+            )
+        if weight.dtype != self.x.dtype:
+            raise DtypeError(f"weight is {weight.dtype}, x {self.x.dtype}: both have one dtype")
+
+    def told(self) -> Mapping[str, Any]:
+        return {"rows": tuple(self.x.shape), "experts": tuple(self.counts.shape)}
+
+    def _path(self) -> Plain:
+        """Nothing of this is predicted: "auto" is the first schedule."""
+        path = path_of(self.x.device, self.plan)
+        if path is Plain or not self.x.numel():
+            return Plain(self.members)
+        name = next(iter(self.program.schedules)) if self.plan in (None, AUTO) else str(self.plan)
+        return Programs(self.members, Plan(name, self.program, NamedSchedule(name)))
+
+    def parts(self, **lengths: int) -> dict[str, Sequence[int]]:
+        """Tokens of each rank, and the room for rows on both sides."""
+        return {d: (n,) * self.members.world for d, n in lengths.items()}
