@@ -27,6 +27,7 @@ from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_redu
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
+from tilelink.kernels.mixture_of_experts import mixture_of_experts
 from tilelink.kernels.reduce_scatter import reduce_scatter
 from tilelink.programs.program import Program
 
@@ -130,10 +131,31 @@ def _dispatch(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
     return [{"out": rows} for rows in _by_home(routing, _sent(ranks, routing))]
 
 
+def _by_source(routing: Routing, of: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The rows that come back to each source, of those of each home by expert and source."""
+    lengths = routing.array.reshape(len(of), -1).tolist()
+    got = [piece for mine, pieces in zip(of, lengths, strict=True) for piece in mine.split(pieces)]
+    return [torch.cat(got[source :: len(of)]) for source in range(len(of))]
+
+
 def _combine(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
-    lengths = routing.array.reshape(len(ranks), -1).tolist()
-    got = [piece for r, of in zip(ranks, lengths, strict=True) for piece in r["rows"].split(of)]
-    return _summed(ranks, [torch.cat(got[source :: len(ranks)]) for source in range(len(ranks))])
+    return _summed(ranks, _by_source(routing, [r["rows"] for r in ranks]))
+
+
+def _mixture_of_experts(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
+    homes = _by_home(routing, _sent(ranks, routing))
+    lengths = routing.array.sum(1).reshape(len(ranks), -1).tolist()
+    activation = ranks[0].get("activation", lambda gate, up: torch.nn.functional.silu(gate) * up)
+    kept, made = [], []
+    for r, rows, of in zip(ranks, homes, lengths, strict=True):
+        by_expert = [
+            (x @ gate, x @ up, activation(x @ gate, x @ up) @ w)
+            for x, gate, up, w in zip(rows.split(of), r["gate"], r["up"], r["weight"], strict=True)
+        ]
+        gates, ups, outs = (torch.cat(each) for each in zip(*by_expert, strict=True))
+        kept.append({"gathered": rows, "gates": gates, "ups": ups})
+        made.append(outs)
+    return [a | b for a, b in zip(_summed(ranks, _by_source(routing, made)), kept, strict=True)]
 
 
 def _by_expert(rows: torch.Tensor, rank: int, world: int, routing: Routing) -> list[torch.Tensor]:
@@ -198,6 +220,7 @@ REFERENCES: dict[Program, Reference] = {
     matmul_reduce_scatter: _scatter(_sum_of_products),
     matmul_reduce_scatter_backward: _scatter_backward,
     matmul_ring_reduce_scatter: _scatter(_sum_of_products),
+    mixture_of_experts: _mixture_of_experts,
     reduce_scatter: _scatter(_sum),
 }
 """What is right of each program."""
@@ -206,5 +229,5 @@ ONE_BIAS = (
     matmul_ring_reduce_scatter,
 )  # fmt: skip
 """A bias is added to the sum over the ranks, once, so it has to be the same on all of them."""
-ROUNDED = (all_gather_gated_matmul,)
+ROUNDED = (all_gather_gated_matmul, mixture_of_experts)
 """Of whole numbers these don't make whole ones: held to a limit of the relative RMS instead."""

@@ -63,7 +63,7 @@ class RoleEvents(Lanes):
             moves = late & (next_tile >= 0)
             lane, seq = np.where(moves, next_tile, lane), np.where(moves, 2 * self.owed - 1, seq)
         rank, tile = self.values[RANK.name], self.values[NUMBER.name]
-        of_lanes = {"rank": rank, "tile": tile, "worker": self.worker(), "turn": self.place.turn(tile)}
+        of_lanes = {"rank": rank, "tile": tile, "worker": self.worker(), "turn": self.place.turn(rank, tile)}
         columns |= {c: v[lane].astype(Events.COLUMNS.get(c, np.int32)) for c, v in of_lanes.items()}
         of_role = {"role": self.index, "launch": self.place.launch}
         columns |= {c: np.full(len(lane), v, np.int16) for c, v in of_role.items()}
@@ -71,8 +71,9 @@ class RoleEvents(Lanes):
 
     def next_tiles(self) -> np.ndarray:
         """Of each lane that of its worker's next tile of this role in the same turn; -1 where it is the last."""
-        by = self.values[RANK.name], self.worker(), self.place.turn(self.values[NUMBER.name])
-        order = np.lexsort((self.values[NUMBER.name], *by))
+        rank, tile = self.values[RANK.name], self.values[NUMBER.name]
+        by = rank, self.worker(), self.place.turn(rank, tile)
+        order = np.lexsort((tile, *by))
         goes_on = np.all([column[order][1:] == column[order][:-1] for column in by], axis=0)
         following = np.full(self.lanes, -1)
         following[order[:-1][goes_on]] = order[1:][goes_on]
@@ -89,7 +90,7 @@ class RoleEvents(Lanes):
         """The worker of each tile. On the copy engine it is the stream of the one peer between whose memory and its own
         a rank's tile copies; or, where all is on one stream, that of the rank itself."""
         if self.role not in self.program.on_engine:
-            return np.asarray(self.place.worker(self.values[NUMBER.name], self.allotment))
+            return np.asarray(self.place.worker(self.values[RANK.name], self.values[NUMBER.name], self.allotment))
         one = getattr(self.role.resource, "streams", "") == "one"
         return self.allotment.first + (self.values[RANK.name] if one else self.peer)
 

@@ -23,9 +23,10 @@ from tilelink.frontend import ir, walk
 from tilelink.frontend.cells import CELL, cell_count, position
 from tilelink.frontend.expressions import Expr, symbol
 from tilelink.frontend.ir import Role, TileProgram
-from tilelink.frontend.workload import members, tiles_in_turn, turns
+from tilelink.frontend.workload import TURN, first_tile, members, turns
 
 DRAIN_BLOCK = 128
+CREDIT = Assign((), call("credit", CONTROL, BEFORE, WORLD))
 ENTERS = call("enter", HEAPS, CONTROL, RANK, RUN, WORLD)
 LEAVES = call("leave", HEAPS, CONTROL, RANK, SLOT, RUN, WORLD)
 NUMBER, ALL = call("tl.program_id", 0), call("tl.num_programs", 0)
@@ -66,6 +67,7 @@ class Module:
         self.imported = dict(self.imports())
         self.names = Names(program, facts, chain(*self.imported.values()))
         self.functions: list[Function] = []
+        self.credits: Body = []
         self.stamps = (STAMPS,) if facts.timed else ()
 
     def written(self) -> Written:
@@ -129,7 +131,7 @@ class Module:
             first, last = (emitter.made(n, n, "of a turn") for n in ("first", "last"))
         write = Writer()
         if emitter.fills_slot():
-            write.do(call("credit", CONTROL, BEFORE, WORLD))
+            (self.credits if takes_turns else write.body).append(CREDIT)
         write.body += emitter.before
         if later:
             write.set(emitter.owed, "-1")
@@ -223,21 +225,18 @@ class Module:
         `workers`."""
         if len(together) == 1:
             return write.assign(self.stamps, functions[together[0].name].call(here, workers))
-        own, turn, first = (addresses.made(n) for n in ("here", "turn", "first"))
+        own, before = addresses.made("here"), addresses.made("tiles_before")
         write.assign((own, WORKERS), ", ".join([here, workers]))
-        counts = []
-        for role in together:
-            own_tiles = addresses.made(f"{role.name}_tiles", "tiles", role.name)
-            counts.append(write.set(own_tiles, addresses.text(tiles_in_turn(role)), Kind.FIXED))
-        with write.loop(turn, addresses.text(turns(together))):
-            write.set(first, f"{turn} * ({' + '.join(counts)})")
-            for k, (role, tiles) in enumerate(zip(together, counts, strict=True)):
-                if k:
-                    write.set(first, counts[k - 1], operator="+=")
-                number = f"({own} + {WORKERS} - {first} % {WORKERS}) % {WORKERS}"
-                begin = f"{turn} * {tiles} + {number}"
-                end = f"({turn} + 1) * {tiles}"
-                write.assign(self.stamps, functions[role.name].call(begin, end, WORKERS))
+        write.body += self.credits[:1]
+        write.set(before, "0")
+        with write.loop(addresses.local(TURN.name), addresses.text(turns(together))):
+            for k, role in enumerate(together):
+                first, last = (addresses.made(f"{role.name}_{n}", n, role.name) for n in ("first", "last"))
+                write.set(first, addresses.text(first_tile(together, k, TURN)))
+                write.set(last, addresses.text(first_tile(together, k, TURN + 1)))
+                begin = f"{first} + ({own} + {WORKERS} - {before} % {WORKERS}) % {WORKERS}"
+                write.assign(self.stamps, functions[role.name].call(begin, last, WORKERS))
+                write.set(before, f"{last} - {first}", operator="+=")
 
     def tables(self) -> Kernel:
         """A kernel of one worker that makes the running tables; where rows have no room, tables of no rows."""

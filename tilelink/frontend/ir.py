@@ -76,6 +76,11 @@ class Role:
         """The role that it is, or is a member of: members share workers."""
         return launched(self.scheduled or self.name)
 
+    @property
+    def wave(self) -> int | None:
+        """Experts in a turn that it takes with the other roles that have a wave; None: it has none."""
+        return self.resource.wave if isinstance(self.resource, SMs) else None
+
     @cached_property
     def awaited(self) -> tuple[View, ...]:
         """The views that its tiles wait for."""

@@ -121,6 +121,8 @@ class SMs(_Fields):
     notifications becomes one access to all ranks. The fabric of the target must multicast stores.
     `signals`: "now" or "late". With "late", the worker gives a tile's notifications after the main loop of its next
     tile, when the tile's stores have arrived (of its last tile, after that tile). The role must not wait.
+    `wave`: experts in a turn. Roles without a count that go over the experts of a route and have a wave take turns: the
+    tiles of some experts in the first role, of the same experts in the next one, then those of the next experts.
     `whole`: elements of a block over a whole dimension, such as {"D": 128} if a tile function loads `q[t.rows]` of a
     tensor with the dimensions S and D. It is at least the size of the dimension; the rest is masked.
     """
@@ -133,6 +135,7 @@ class SMs(_Fields):
     warps: int = 8
     via: str = "load-store"
     signals: str = SIGNALS[0]
+    wave: int | None = None
     whole: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -148,6 +151,8 @@ class SMs(_Fields):
             raise ScheduleError(f"{self.count!r} SMs: a role needs at least 1", site)
         if not isinstance(self.stages, int) or self.stages < 1:
             raise ScheduleError(f"{self.stages!r} stages: at least 1", site)
+        if self.wave is not None and (not isinstance(self.wave, int) or self.wave < 1 or self.count is not None):
+            raise ScheduleError(f"wave={self.wave!r}: experts in a turn, at least 1, of a role without a count", site)
         if self.via not in VIAS:
             raise ScheduleError(f"via={self.via!r}: it is one of {', '.join(map(repr, VIAS))}", site)
         if self.signals not in SIGNALS:
@@ -160,6 +165,7 @@ class SMs(_Fields):
         parts += [f"tile={self.tile}", f"order={self.order}"] + ([f"at={self.at!r}"] if self.at else [])
         parts += [f"via={self.via!r}"] if self.via != VIAS[0] else []
         parts += [f"signals={self.signals!r}"] if self.signals != SIGNALS[0] else []
+        parts += [f"wave={self.wave}"] if self.wave else []
         parts += [f"whole={dict(self.whole)}"] if self.whole else []
         return f"SMs({', '.join(parts)}, stages={self.stages}, warps={self.warps})"
 

@@ -2,11 +2,13 @@
 
 `backend/lower.py` writes the same as loops; the trace of an execution holds the two against each other.
 
-Roles that are one for each member of lists take turns: their workers go through the values of the outermost rank axis,
-and for each of them through the tiles of every member. So the rows that are here first are used by all members, and
-where the tiles of one member end, those of the next go on with the next worker. Tile i of a member is the
-(i % tiles)-th of turn i // tiles; it is number `turn * all + before + i % tiles` of all, and worker `number % workers`
-does it.
+Some roles take turns: in each turn their workers go through some tiles of the first role, then of the next one, and
+where the tiles of one role end, those of the next go on with the next worker. So worker `number % workers` does a tile,
+whose `number` is how many tiles of all these roles come before it.
+- Roles that are one for each member of lists: a turn is a value of their outermost rank axis, so the rows that are here
+  first are used by all members.
+- Roles over the experts of a route that have a wave: in its turns each role goes on by so many experts, and each is a
+  turn behind the one before. So what a role makes of an expert is there when the next role comes to it, soon after.
 """
 
 from __future__ import annotations
@@ -15,30 +17,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import sympy
 
 from tilelink.errors import ScheduleError, TileSizeError
 from tilelink.frontend.arithmetic import evaluate
-from tilelink.frontend.expressions import Expr, symbol
+from tilelink.frontend.expressions import RANK, Expr, ceil_div, larger, own, smaller, symbol
 from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import MAX_COUNT, Sizes
 
 
+TURN = own("turn_taken")
+"""The number of a turn."""
+
+
 def members(roles: Sequence[Role]) -> list[list[Role]]:
-    """The roles in program order, those together that are one for each member of lists."""
-    together: dict[str, list[Role]] = {}
+    """The roles in program order, those together that take turns."""
+    together: dict[str | None, list[Role]] = {}
     for role in roles:
-        together.setdefault(role.launched, []).append(role)
+        together.setdefault(None if role.wave else role.launched, []).append(role)
     return list(together.values())
 
 
 def turns(together: Sequence[Role]) -> Expr:
-    """How many turns there are. Raises ScheduleError where that is not the same for all members, or is data."""
+    """How many turns there are. Raises ScheduleError where that is not the same for all of the roles, or is data."""
+    if any(r.wave for r in together):
+        return _waves(together)
     if len(together) > 1 and any(r.walk.table for r in together):
         raise ScheduleError(
             f"the members of {together[0].launched} go over the rows of a route, and how many tiles they have is data: "
-            "they can't take turns; launch them under names of their own, .named(...)",
+            "they take turns only expert by expert, tk.SMs(wave=...); or launch them under names of their own, "
+            ".named(...)",
             together[0].site,
         )
     found = [next((count for _, count in r.walk.axes), sympy.S.One) for r in together]
@@ -49,10 +59,35 @@ def turns(together: Sequence[Role]) -> Expr:
     return found[0]
 
 
-def tiles_in_turn(role: Role) -> Expr:
-    """The tiles of a member in one of its turns, in terms of sizes."""
-    sizes = {symbol(name): value for name, value in role.walk.sizes}
-    return sympy.sympify(role.walk.count / turns([role])).xreplace(sizes)
+def _waves(together: Sequence[Role]) -> Expr:
+    """As `turns`, of roles that have a wave."""
+    for role in together:
+        if role.walk.table is None:
+            raise ScheduleError(
+                f"{role.name} has wave={role.wave}, and goes over no rows of a route: roles over tk.tiles(route, ...) "
+                "or tk.tiles(route.experts, ...) take turns, expert by expert; leave wave= out",
+                role.site,
+            )
+    found = {r.name: (r.wave, dict(r.walk.axes)[r.walk.expert]) for r in together}
+    if len(set(found.values())) > 1:
+        said = ", ".join(f"{name}: {wave} of {experts}" for name, (wave, experts) in found.items())
+        raise ScheduleError(f"roles that take turns have one wave, of the experts of one route: {said}", together[0].site)
+    ((wave, experts),) = set(found.values())
+    return ceil_div(experts, wave) + len(together) - 1
+
+
+def first_tile(together: Sequence[Role], k: int, turn: Expr) -> Expr:
+    """The number of the first tile of the k-th of roles that take turns in a turn, in terms of sizes; of the number of
+    turns, how many tiles it has."""
+    role, walk = together[k], together[k].walk
+    sizes = {symbol(name): value for name, value in walk.sizes}
+    if role.wave and walk.table is not None:
+        experts = dict(walk.axes)[walk.expert]
+        wave = larger(turn - k, 0) if k else turn
+        piece = smaller(wave * role.wave, experts) * (walk.table.steps / experts)
+        across = sympy.prod(symbol(name) for name, _ in walk.sizes)
+        return sympy.sympify(walk.table.begin(RANK, piece) * across).xreplace(sizes)
+    return turn * sympy.sympify(walk.count / turns([role])).xreplace(sizes)
 
 
 @dataclass(frozen=True)
@@ -121,23 +156,28 @@ def tile_count(role: Role, sizes: Sizes) -> int:
     return int(evaluate(role.walk.most, values))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Place:
-    """The place of a role among all. `launch`: its number, the same for roles that take turns; `tiles` that it has in a
-    turn (all of its own, where it takes none), after `before` of the others, of `all` in the turn."""
+    """The place of a role among all. `launch`: its number, the same for roles that take turns; `first`: its first tile
+    in each turn, and `others`: how many tiles of the others come before that, both (world, turns); None: it takes no
+    turns."""
 
     launch: int
-    tiles: int
-    before: int
-    all: int
+    first: np.ndarray | None = None
+    others: np.ndarray | None = None
 
-    def turn(self, tile: Any) -> Any:
-        """The turn of a tile, or of an array of them."""
-        return tile // self.tiles
+    def turn(self, rank: Any, tile: Any) -> Any:
+        """The turn of a rank's tile, or of arrays of them."""
+        if self.first is None:
+            return tile * 0
+        ahead = int(self.first.max(initial=0)) + 1  # so that the tiles of one rank come before those of the next
+        ranks, turns = self.first.shape
+        every = (self.first + ahead * np.arange(ranks)[:, None]).reshape(-1)
+        return np.searchsorted(every, np.minimum(tile, ahead - 1) + ahead * rank, side="right") - 1 - turns * rank
 
-    def worker(self, tile: Any, given: Allotment) -> Any:
-        """The worker of a tile, or of an array of them."""
-        number = self.turn(tile) * self.all + self.before + tile % self.tiles
+    def worker(self, rank: Any, tile: Any, given: Allotment) -> Any:
+        """The worker of a rank's tile, or of arrays of them."""
+        number = tile if self.others is None else tile + self.others[rank, self.turn(rank, tile)]
         return given.first + number % given.workers
 
 
@@ -145,8 +185,15 @@ def places(program: TileProgram, sizes: Sizes) -> dict[str, Place]:
     """Of all roles, by name."""
     made = {}
     for launch, together in enumerate(members(program.roles)):
-        alone = len(together) == 1
-        tiles = [tile_count(r, sizes) if alone else int(evaluate(tiles_in_turn(r), sizes.values)) for r in together]
+        if len(together) == 1:
+            made[together[0].name] = Place(launch)
+            continue
+        taken = np.arange(int(evaluate(turns(together), sizes.values)) + 1)
+        at = {RANK.name: np.arange(sizes.world)[:, None], TURN.name: taken[None, :]}
+        shape = sizes.world, len(taken)
+        each = (evaluate(first_tile(together, k, TURN), sizes.values | at) for k in range(len(together)))
+        firsts = [np.broadcast_to(first, shape) for first in each]
         for k, role in enumerate(together):
-            made[role.name] = Place(launch, max(1, tiles[k]), sum(tiles[:k]), sum(tiles))
+            others = sum(f[:, 1:] for f in firsts[:k]) + sum(f[:, :-1] for f in firsts[k + 1 :])
+            made[role.name] = Place(launch, firsts[k][:, :-1], others)
     return made

@@ -20,7 +20,7 @@ def silu_gate(gate, up):
 def gated_matmul(t, full, gate, up, out, gate_bias, up_bias, combine):
     """One tile of out, as soon as its rows are here."""
     rows = tk.wait(full[t.rows])
-    out[t].store(gated_product(t, rows, gate, up, gate_bias, up_bias, combine))
+    out[t].store(gated_product(t, rows, gate, up, full.cols, combine, gate_bias, up_bias))
 
 
 @tk.program

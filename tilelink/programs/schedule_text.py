@@ -113,8 +113,8 @@ def _read_field(program: Program, resource: Resource, field: str, value: str) ->
             return {"order": replace(vars(resource)["order"], group=number(value))}
         case "at":
             return {"at": None if value == "none" else value}
-        case "count":
-            return {"count": optional(value)}
+        case "count" | "wave":
+            return {field: optional(value)}
         case "stages" | "warps":
             return {field: number(value)}
     return {field: value}

@@ -56,7 +56,8 @@ def _work(events: Events) -> Iterator[tuple[int, int, int]]:
         if role in events.program.in_kernel:
             place, given = at[role.name], events.allotment[role.name]
             order += [
-                (place.launch, place.turn(tile), number, tile, place.worker(tile, given)) for tile in range(given.tiles)
+                (place.launch, int(place.turn(0, tile)), number, tile, int(place.worker(0, tile, given)))
+                for tile in range(given.tiles)
             ]
     yield from ((worker, role, tile) for _, _, role, tile, worker in sorted(order))
 

@@ -6,12 +6,14 @@ It does so where
    alone that are the first along a dimension, which is not empty then;
 2. that view is notified in the same place after it is written, if anybody waits for the tensor;
 3. what is read of such a tensor lies in what was waited for;
-4. roles wait for roles before them in program order only (roles that take turns are one);
+4. roles wait for roles before them in program order only; those that take turns are one, but that a role with a wave
+   may wait for rows of its expert that an earlier one of these roles writes;
 5. nothing else is notified, so each tile gives the signals of what it writes, once;
 6. views lie in their tensors, and in the part that they name, and in memory of ranks of the world;
 7. outputs are written by their own rank.
 By 1 no two tiles write to one place, and all that is waited for is written. By 2 and 3 each read comes after the one
-write to what it reads. By 4 the roles end one after the other, whatever the order of their tiles. By 5 the number of
+write to what it reads. By 4 the roles end one after the other, whatever the order of their tiles; those with a wave do
+so turn by turn, and within a turn one after the other, as all ranks have as many experts. By 5 the number of
 notifications of a cell is that of the tiles in it, as derived. By 6 and 7 unrolling has nothing to refuse.
 """
 
@@ -36,7 +38,7 @@ from tilelink.frontend.expressions import (
     symbol,
 )
 from tilelink.frontend.kept import kept
-from tilelink.frontend.routes import EXPERT, end_of_rows
+from tilelink.frontend.routes import EXPERT, SEGMENT, end_of_rows
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.views import on_side
 from tilelink.frontend.workload import members
@@ -72,7 +74,8 @@ def _why_not(program: ir.TileProgram) -> str:
     for tensor in program.tensors:
         if tensor.kind in ("buffer", "output") and (reason := _written_once(tensor, found, tensor.name in awaited)):
             return reason
-    numbers = {role.name: n for n, together in enumerate(members(program.roles)) for role in together}
+    turns = members(program.roles)
+    numbers = {role.name: n for n, together in enumerate(turns) for role in together}
     writers = {p.statement.target.tensor: p for p in found if isinstance(p.statement, ir.Store | ir.Copy)}
     waits = {(p.role.name, p.statement.name): p.statement for p in found if isinstance(p.statement, ir.Wait)}
     for p in found:
@@ -81,12 +84,35 @@ def _why_not(program: ir.TileProgram) -> str:
                 return f"{reason} ({p.statement.site})"
         if isinstance(p.statement, ir.Wait):
             for view in p.statement.views:
-                if numbers[writers[view.tensor].role.name] >= numbers[p.role.name]:
+                writer = writers[view.tensor]
+                first, then = numbers[writer.role.name], numbers[p.role.name]
+                if first > then or (first == then and not _earlier_in_turn(writer, p.role, view, program)):
                     return f"{p.role.name} waits for {view.tensor}, which no earlier role writes ({p.statement.site})"
         for view in p.statement.read:
             if view.guard is not None and not any(_contained(view, w, p) for w in waits[p.role.name, view.guard].views):
                 return f"{ir.Load(view)} may read more than was waited for ({p.statement.site})"
     return ""
+
+
+def _earlier_in_turn(writer: RolePlace, role: ir.Role, waited: ir.View, program: ir.TileProgram) -> bool:
+    """Whether what a role waits for, of one that it takes turns with, is written earlier in the same turn: both are
+    about rows of the tile's expert, and so is each of the signals."""
+    order = [r.name for r in program.roles]
+    if not role.wave or order.index(writer.role.name) >= order.index(role.name):
+        return False
+    assert isinstance(writer.statement, ir.Store | ir.Copy)
+    signals = program.signals_of(waited.tensor)
+    cells = signals.grid[1:] if signals.by_home else signals.grid
+    along = zip(cells, writer.statement.target.index, waited.index, strict=True)
+    return any(
+        cell.pieces in (SEGMENT, EXPERT) and _of_tile(written, writer.role) and _of_tile(read, role)
+        for cell, written, read in along
+    )
+
+
+def _of_tile(i: ir.Range | Expr, role: ir.Role) -> bool:
+    """Whether a range is that of a tile's rows, which are of its expert."""
+    return isinstance(i, ir.Range) and i.segment is not None and i in (*role.walk.ranges, role.walk.sent)
 
 
 def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> str:

@@ -1,0 +1,73 @@
+"""A whole layer of experts in one kernel: tokens go to the ranks of their experts, whose rows meet both products there,
+and the results go back, where each token adds up its own."""
+
+import triton.language as tl
+
+import tilelink as tk
+from tilelink.kernels.all_gather_gated_matmul import silu_gate
+from tilelink.kernels.dispatch_matmul import dispatch
+from tilelink.kernels.matmul_combine import add_up, combine, keep
+from tilelink.kernels.tiles import gated_product, product
+
+operator = "mixture_of_experts"
+plan = "one_kernel"
+
+
+@tk.tile
+def gate_up(t, rows, gate, up, hidden, activation, gathered=None, gates=None, ups=None):
+    """One tile of an expert's hidden features, as soon as its rows are here; the first of some rows keeps them, too."""
+    here = tk.wait(rows[t.rows])
+    hidden[t].store(gated_product(t, here, gate[t.expert, :, :], up[t.expert, :, :], rows.cols, activation, gates=gates, ups=ups))
+    tk.notify(hidden[t])
+    if gathered is not None and t.cols.start == 0:
+        for k in tk.steps(rows.cols):
+            tk.copy(here[:, k], gathered[t.rows, k])
+
+
+@tk.tile
+def down(t, hidden, weight, made):
+    """One tile of an expert's results, as soon as the hidden features of its rows are made."""
+    here = tk.wait(hidden[t.rows])
+    made[t].store(product(here, weight[t.expert, :, t.cols], hidden.cols, t.shape))
+    tk.notify(made[t])
+
+
+@tk.program
+def mixture_of_experts(
+    x: tk.Sharded("tokens", "K"),
+    gate: tk.Local("experts", "K", "N", contiguous="K"),
+    up: tk.Local("experts", "K", "N", contiguous="K"),
+    weight: tk.Local("experts", "N", "K", contiguous="N"),
+    route: tk.Route("sent", "routed", "experts"),
+    order: tk.Sharded("sent", dtype=tl.int32),
+    place: tk.Sharded("tokens", "top", dtype=tl.int32),
+    out: tk.Sharded("tokens", "K"),
+    weights: tk.Sharded("tokens", "top", dtype=tl.float32) = None,
+    activation: tk.Function = silu_gate,
+    gathered: tk.Sharded("routed", "K") = None,
+    gates: tk.Sharded("routed", "N") = None,
+    ups: tk.Sharded("routed", "N") = None,
+    kept: tk.Sharded("sent", "K") = None,
+):
+    """out = of each token of this rank the sum over its experts of activation(token @ gate, token @ up) @ weight, each
+    times that of `weights` (1 without)."""
+    rows, hidden = tk.sharded("routed", "K"), tk.sharded("routed", "N")
+    made, back = tk.sharded("routed", "K"), tk.sharded("sent", "K")
+    dispatch[tk.tiles(route, x.cols)](x, order, rows)
+    gate_up[tk.tiles(route.experts, hidden.cols)](rows, gate, up, hidden, activation, gathered, gates, ups)
+    down[tk.tiles(route.experts, made.cols)](hidden, weight, made)
+    combine[tk.tiles(route, made.cols)](made, back)
+    if kept is not None:
+        keep[tk.tiles(route, made.cols)](back, kept)
+    add_up[tk.tiles(out)](back, place, out, weights)
+
+
+gemm = tk.SMs(tile=(128, 128, 64), wave=4, stages=3, warps=8)
+push = tk.Schedule(
+    dispatch=tk.SMs(16, tile=(32, None), order=tk.ring, at="source"),
+    gate_up=gemm,
+    down=gemm,
+    combine=tk.SMs(16, tile=(32, None), order=tk.own_rank_first, at="home"),
+    keep=tk.SMs(4, tile=(32, None), order=tk.ring, at="source"),
+    add_up=tk.SMs(8, tile=(16, 512)),
+)
