@@ -67,6 +67,7 @@ EXPERTS_WITHIN = {
     **{f"{name} {schedule} sm_90": {**BUDGET, "step": 96} for name in EXPERTS for schedule in ("push", "pull")},
     **{f"{name} few sm_90": {**BUDGET, "step": 108} for name in EXPERTS},
     "expert_weight_gradient gemm sm_90": {**BUDGET, "step": 128},  # 126 on Triton 3.8.0, at most 95 on others
+    **{f"mixture_of_experts {s} sm_90": {**BUDGET, "step": 144} for s in ("push", "pull", "few")},  # two products
 }
 """What loops over rows of experts are held to, by case: they also say where the rows end, and whose weight is meant."""
 

@@ -96,7 +96,7 @@ class Operands:
         whole numbers, whether they are `exact`, after rounding to their dtype, as they have to be."""
         right = self.right if rank is None else [self.right[rank]]
         by_output = [([y.cpu() for y in ys], es) for ys, es in zip(_across(results), _across(right), strict=True)]
-        limit = LIMITS[str(self.dtype).removeprefix("torch.")]
+        limit = LIMITS[str(self.dtype).removeprefix("torch.")] * ROUNDED.get(self.program, 1.0)
         errors = [relative_rms_of_all(ys, es) for ys, es in by_output]
         ok = all(e <= limit * scatter(sum(y.numel() for y in ys)) for e, (ys, _) in zip(errors, by_output, strict=True))
         exact = None

@@ -229,5 +229,6 @@ ONE_BIAS = (
     matmul_ring_reduce_scatter,
 )  # fmt: skip
 """A bias is added to the sum over the ranks, once, so it has to be the same on all of them."""
-ROUNDED = (all_gather_gated_matmul, mixture_of_experts)
-"""Of whole numbers these don't make whole ones: held to a limit of the relative RMS instead."""
+ROUNDED = {all_gather_gated_matmul: 1.0, mixture_of_experts: 1.25}
+"""Of whole numbers these don't make whole ones: held to a limit of the relative RMS instead, so many times that of
+others. A layer rounds what its first product made, what its second one made, and sums of that."""

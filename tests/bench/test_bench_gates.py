@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 
 import pytest
@@ -24,8 +25,10 @@ from tilelink.inspect.compile import Compiled
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
-TWICE = "dispatch_matmul", "matmul_combine few"
+TWICE = r"dispatch_matmul|(matmul_combine|mixture_of_experts)(\[.*\])? few"
 """Programs of whose loop LLVM makes a step twice for gfx942."""
+KEEPS = "mixture_of_experts["
+"""With all that gradients need, it has more to store behind a product than sm_90 has registers for: 36 bytes."""
 FILES = sorted(RECORDS.glob("triton-*.json"))
 RECORDED = [json.loads(path.read_text()) for path in FILES]
 
@@ -42,12 +45,12 @@ def test_nothing_is_found_in_kernels_of_the_library(path: object) -> None:
     for case, figures in library.items():
         target = case.split()[-1]
         several = "[dbias]" in case or "backward[2]" in case  # more sums than a thread has registers for
-        spills = target == "gfx942" and several
-        copied = target == "gfx942" and case.startswith(TWICE)
+        spills = (target == "gfx942" and several) or (target == "sm_90" and case.startswith(KEEPS))
+        copied = target == "gfx942" and re.match(TWICE, case) is not None
         smaller = target in ("sm_80", "sm_120")  # the wide tiles are not for these chips
         assert spills or smaller or figures["spill_bytes"] == 0, case
         assert spills or smaller or copied or figures["findings"] == [], case
-        twice = [f"mma: the program says {n}, found {3 * n // 2}" for n in (32, 8)]
+        twice = [f"mma: the program says {n}, found {3 * n // 2}" for n in (32, 16, 8)]
         allowed = twice if copied else ["of registers are spilled"]
         allowed += ["of shared memory; "] if smaller else []
         assert all(any(a in finding for a in allowed) for finding in figures["findings"]), case

@@ -16,7 +16,7 @@ from tests.runtime.processes import Pool
 from tilelink.errors import ArgumentError, ShapeError, TileLinkError
 from tilelink.nn import MoE
 from tilelink.ops import even_placement, expert_places
-from tilelink.ops.mixture_of_experts import swiglu
+from tilelink.ops.one_kernel import swiglu
 
 WIDTH, HIDDEN, TOP, TOKENS = 16, 16, 2, 6
 
@@ -143,7 +143,9 @@ def new(group: dist.ProcessGroup) -> dict[str, Any]:
     """A new layer, seeded alike on all ranks."""
     torch.manual_seed(5)
     layer = MoE(8, 4, 4, 2, group=group, tokens=10, dtype=torch.bfloat16)
-    return {"down": layer.down.detach(), "said": repr(layer), "bytes": layer.heap_bytes(10)}
+    heap = layer.heap_bytes(10)
+    layer.plan = "one_kernel"
+    return {"down": layer.down.detach(), "said": repr(layer), "bytes": heap, "in one kernel": layer.heap_bytes(10)}
 
 
 def test_results_and_gradients(pool: Pool) -> None:
@@ -187,3 +189,5 @@ def test_a_new_layer_is_one_on_any_number_of_ranks(pool: Pool) -> None:
     room = 2 * 10 * 2  # two experts of a rank take a token at most
     assert f"10 tokens a rank: room for {room} rows" in two[0]["said"] and "2 experts of this rank" in two[0]["said"]
     assert two[0]["bytes"] == pytest.approx(room * 8 * 2 + 20 * 8 * 2, abs=1024), "of matmul_combine: made, and back"
+    rows, hidden = room * 8 * 2, room * 4 * 2
+    assert two[0]["in one kernel"] == pytest.approx(2 * rows + hidden + 20 * 8 * 2, abs=1024), "of all its buffers"

@@ -14,7 +14,7 @@ import tilelink.ops as ops
 from tests.ops.on_ranks import computed_by
 from tests.ops.sharded import LIMITS
 from tilelink.errors import TileLinkError
-from tilelink.ops.mixture_of_experts import swiglu
+from tilelink.ops.one_kernel import swiglu
 
 
 @dataclass(frozen=True)
@@ -166,17 +166,28 @@ def opchecked(group: dist.ProcessGroup) -> None:
         (op.dispatch_linear_backward, (*bare(leaf(9, 4), leaf(2, 6, 4), leaf(9, 6)), counts, place, 5, name, None)),
         (op.linear_combine_backward, (*bare(leaf(9, 4), leaf(2, 6, 4), leaf(3, 6)), counts, order, None, name, None)),
         (op.linear_combine_backward, (*bare(leaf(9, 4), leaf(2, 6, 4), leaf(3, 6)), counts, order, scale, name, None)),
+        (
+            op.experts_in_one_kernel,
+            (leaf(3, 4), leaf(2, 6, 4), leaf(2, 4, 3), counts, order, place, leaf(3, 2), 9, 5, True, name, None),
+        ),
+        (
+            op.experts_in_one_kernel,
+            (*bare(leaf(3, 4), leaf(2, 6, 4), leaf(2, 4, 3)), counts, order, place, None, 9, 5, False, name, None),
+        ),
         (op.gather_counts, (torch.full((1, 4), rank, dtype=torch.int32), 3, 2, name, None)),
     ):
         torch.library.opcheck(operator.default, arguments)
 
 
-def compiled(group: dist.ProcessGroup, backend: str) -> list[str]:
+def compiled(group: dist.ProcessGroup, backend: str, plan: str | None) -> list[str]:
     """What is wrong of a layer that is compiled without a break, with its gradients."""
     rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((4,), 2, 2, none=0.2)
     given = call.operands(world)[rank]
     leaves = {k: t.requires_grad_() for k, t in given.items() if k != "topk_idx"}
-    made = torch.compile(lambda of: ops.mixture_of_experts(**of, group=group), fullgraph=True, backend=backend)(given)
+    layer = torch.compile(
+        lambda of: ops.mixture_of_experts(**of, group=group, plan=plan), fullgraph=True, backend=backend
+    )
+    made = layer(given)
     grads = torch.autograd.grad(made, list(leaves.values()), call.cotangent(rank))
     found = {"out": made.detach()} | {f"grad of {k}": g for k, g in zip(leaves, grads, strict=True)}
     return call.errors(found, rank, world)

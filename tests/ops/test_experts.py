@@ -29,7 +29,7 @@ def test_random_layers_on_groups_of_all_sizes(pool: Pool, seed: int) -> None:
     assert_right(pool, GROUPS, of_experts.drawn, 70 if seed else 9, seed)
 
 
-@pytest.mark.parametrize("plan", ["push", "pull"])
+@pytest.mark.parametrize("plan", ["push", "pull", "one_kernel", "one_kernel:few,gate_up.wave=1,down.wave=1"])
 def test_programs_give_the_same(pool: Pool, plan: str) -> None:
     assert_right(pool, [(0, 1)], of_experts.wrong, BY_PROGRAMS, "interpret", plan)
 
@@ -64,9 +64,10 @@ def test_opcheck(pool: Pool) -> None:
     pool.results(on_ranks.on_groups, [(0, 1)], of_experts.opchecked)
 
 
+@pytest.mark.parametrize("plan", [None, "one_kernel"])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.verify)])
-def test_compiled_without_a_break(pool: Pool, backend: str) -> None:
-    for (wrong,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.compiled, backend)[:2]:
+def test_compiled_without_a_break(pool: Pool, backend: str, plan: str | None) -> None:
+    for (wrong,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.compiled, backend, plan)[:2]:
         assert wrong == []
 
 
@@ -84,11 +85,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "said"), BAD, ids=lambda v: v if isinstance(v, str) else "")
-@pytest.mark.parametrize("backend", ["torch", "interpret"])
+@pytest.mark.parametrize(("backend", "plan"), [("torch", None), ("interpret", None), ("interpret", "one_kernel")])
 def test_what_only_the_device_sees_is_an_error_on_every_rank(
-    pool: Pool, backend: str, options: dict[str, Any], said: str
+    pool: Pool, backend: str, plan: str | None, options: dict[str, Any], said: str
 ) -> None:
-    made = pool.results(on_ranks.on_groups, [(0, 1)], partial(of_experts.told, backend=backend, **options))[:2]
+    bad = partial(of_experts.told, backend=backend, plan=plan, **options)
+    made = pool.results(on_ranks.on_groups, [(0, 1)], bad)[:2]
     for ((text, wrong),) in made:
         assert re.match(said, text, re.DOTALL) and wrong == [], text
 
@@ -96,7 +98,9 @@ def test_what_only_the_device_sees_is_an_error_on_every_rank(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"plan": "engine"}, "ScheduleError: plan is 'engine'; there are push, pull"),
+        ({"plan": "engine"}, "ScheduleError: plan is 'engine'; there are push, pull, few, one_kernel, one_kernel:pull"),
+        ({"plan": "one_kernel:ring"}, "ScheduleError: plan is 'one_kernel:ring'; plans of mixture_of_experts are one_"),
+        ({"plan": "one_kernel", "activation": torch.relu}, "ArgumentError: plan='one_kernel' computes SwiGLU inside"),
         ({"activation": "gelu"}, "ArgumentError: activation='gelu': a function of rows"),
         ({"slices": 3}, "ArgumentError: slices=3: a number that divides the world of 2 ranks"),
         ({"given": {"gate_up": torch.zeros(2, 31, 16)}}, r"ShapeError: gate_up has shape \(2, 31, 16\), down"),

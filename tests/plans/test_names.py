@@ -18,6 +18,7 @@ def test_programs_say_which_operator_they_compute() -> None:
         },
         "linear_reduce_scatter": {"": "matmul_reduce_scatter", "ring": "matmul_ring_reduce_scatter"},
         "linear_reduce_scatter_backward": {"": "matmul_reduce_scatter_backward"},
+        "mixture_of_experts": {"one_kernel": "mixture_of_experts"},
     }
 
 

@@ -67,7 +67,7 @@ class Module:
         self.imported = dict(self.imports())
         self.names = Names(program, facts, chain(*self.imported.values()))
         self.functions: list[Function] = []
-        self.credits: Body = []
+        self.credited = set[str]()  # roles that take turns, and need a credit before the first
         self.stamps = (STAMPS,) if facts.timed else ()
 
     def written(self) -> Written:
@@ -130,8 +130,10 @@ class Module:
         if takes_turns:
             first, last = (emitter.made(n, n, "of a turn") for n in ("first", "last"))
         write = Writer()
-        if emitter.fills_slot():
-            (self.credits if takes_turns else write.body).append(CREDIT)
+        if emitter.fills_slot() and takes_turns:
+            self.credited.add(role.name)
+        elif emitter.fills_slot():
+            write.body.append(CREDIT)
         write.body += emitter.before
         if later:
             write.set(emitter.owed, "-1")
@@ -227,7 +229,8 @@ class Module:
             return write.assign(self.stamps, functions[together[0].name].call(here, workers))
         own, before = addresses.made("here"), addresses.made("tiles_before")
         write.assign((own, WORKERS), ", ".join([here, workers]))
-        write.body += self.credits[:1]
+        if any(role.name in self.credited for role in together):
+            write.body.append(CREDIT)
         write.set(before, "0")
         with write.loop(addresses.local(TURN.name), addresses.text(turns(together))):
             for k, role in enumerate(together):

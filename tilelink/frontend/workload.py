@@ -27,7 +27,6 @@ from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import MAX_COUNT, Sizes
 
-
 TURN = own("turn_taken")
 """The number of a turn."""
 
@@ -71,7 +70,7 @@ def _waves(together: Sequence[Role]) -> Expr:
     found = {r.name: (r.wave, dict(r.walk.axes)[r.walk.expert]) for r in together}
     if len(set(found.values())) > 1:
         said = ", ".join(f"{name}: {wave} of {experts}" for name, (wave, experts) in found.items())
-        raise ScheduleError(f"roles that take turns have one wave, of the experts of one route: {said}", together[0].site)
+        raise ScheduleError(f"roles that take turns have one wave, of experts of one route: {said}", together[0].site)
     ((wave, experts),) = set(found.values())
     return ceil_div(experts, wave) + len(together) - 1
 
@@ -194,6 +193,6 @@ def places(program: TileProgram, sizes: Sizes) -> dict[str, Place]:
         each = (evaluate(first_tile(together, k, TURN), sizes.values | at) for k in range(len(together)))
         firsts = [np.broadcast_to(first, shape) for first in each]
         for k, role in enumerate(together):
-            others = sum(f[:, 1:] for f in firsts[:k]) + sum(f[:, :-1] for f in firsts[k + 1 :])
-            made[role.name] = Place(launch, firsts[k][:, :-1], others)
+            before = [f[:, 1:] for f in firsts[:k]] + [f[:, :-1] for f in firsts[k + 1 :]]
+            made[role.name] = Place(launch, firsts[k][:, :-1], np.sum(before, axis=0))
     return made

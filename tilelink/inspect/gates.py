@@ -21,6 +21,7 @@ from tilelink.backend.pipelining import enters
 from tilelink.backend.signals import all_at_once
 from tilelink.frontend.expressions import Expr
 from tilelink.frontend.ir import Code, Copy, Notify, Role, Store, TileProgram, View, Wait, walk
+from tilelink.frontend.workload import members
 from tilelink.inspect.compile import Compiled
 from tilelink.inspect.gates_code import findings_in_code, matrix
 from tilelink.inspect.gates_ttgir import Read
@@ -108,6 +109,7 @@ def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
         made["credit", "sys"] += 1
         sources = {s.source for r in program.on_engine for s in walk(r.body) if isinstance(s, Copy)}
         made["entered", "sys"] += any(v.remote and v.tensor in program.published for v in sources)
+    filling = set[str]()
     for role in program.in_kernel:
         made["entered", "sys"] += len(_homes_entered(program, role))
         fills = False
@@ -119,7 +121,8 @@ def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
                     wide = isinstance(s, Wait) and all_at_once(signals, view, lowered.target, lowered.facts)
                     made[WAIT_ALL if wide else type(s).__name__.lower(), signals.scope] += 1 + late
             fills |= isinstance(s, Notify) or (isinstance(s, Copy | Store) and s.target.tensor in heap)
-        made["credit", "sys"] += fills
+        filling |= {role.name} if fills else set()
+    made["credit", "sys"] += sum(any(r.name in filling for r in turns) for turns in members(program.in_kernel))
     return made
 
 

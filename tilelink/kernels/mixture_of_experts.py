@@ -15,10 +15,11 @@ plan = "one_kernel"
 
 @tk.tile
 def gate_up(t, rows, gate, up, hidden, activation, gathered=None, gates=None, ups=None):
-    """One tile of an expert's hidden features, as soon as its rows are here; the first of some rows keeps them, too."""
+    """One tile of what an expert makes of its rows, as soon as those are here; the first of some rows keeps them,
+    too."""
     here = tk.wait(rows[t.rows])
-    hidden[t].store(gated_product(t, here, gate[t.expert, :, :], up[t.expert, :, :], rows.cols, activation, gates=gates, ups=ups))
-    tk.notify(hidden[t])
+    made = gated_product(t, here, gate[t.expert, :, :], up[t.expert, :, :], rows.cols, activation, gates=gates, ups=ups)
+    tk.notify(hidden[t].store(made))
     if gathered is not None and t.cols.start == 0:
         for k in tk.steps(rows.cols):
             tk.copy(here[:, k], gathered[t.rows, k])
@@ -26,7 +27,7 @@ def gate_up(t, rows, gate, up, hidden, activation, gathered=None, gates=None, up
 
 @tk.tile
 def down(t, hidden, weight, made):
-    """One tile of an expert's results, as soon as the hidden features of its rows are made."""
+    """One tile of what goes back, as soon as the hidden features of its rows are made."""
     here = tk.wait(hidden[t.rows])
     made[t].store(product(here, weight[t.expert, :, t.cols], hidden.cols, t.shape))
     tk.notify(made[t])
@@ -50,7 +51,9 @@ def mixture_of_experts(
     kept: tk.Sharded("sent", "K") = None,
 ):
     """out = of each token of this rank the sum over its experts of activation(token @ gate, token @ up) @ weight, each
-    times that of `weights` (1 without)."""
+    times its entry of `weights` (1 without), in float32 and in the order of choices. x, order: as in `dispatch_matmul`;
+    place: as in `matmul_combine`. If they are asked for: gathered = the rows of this rank's experts, by expert and
+    source; gates, ups = both products of these; kept = the rows that came back, in the order of all experts."""
     rows, hidden = tk.sharded("routed", "K"), tk.sharded("routed", "N")
     made, back = tk.sharded("routed", "K"), tk.sharded("sent", "K")
     dispatch[tk.tiles(route, x.cols)](x, order, rows)
@@ -62,12 +65,21 @@ def mixture_of_experts(
     add_up[tk.tiles(out)](back, place, out, weights)
 
 
-gemm = tk.SMs(tile=(128, 128, 64), wave=4, stages=3, warps=8)
 push = tk.Schedule(
     dispatch=tk.SMs(16, tile=(32, None), order=tk.ring, at="source"),
-    gate_up=gemm,
-    down=gemm,
+    gate_up=tk.SMs(tile=(128, 64, 64), wave=4, stages=3, warps=8),
+    down=tk.SMs(tile=(128, 128, 64), wave=4, stages=3, warps=8),
     combine=tk.SMs(16, tile=(32, None), order=tk.own_rank_first, at="home"),
     keep=tk.SMs(4, tile=(32, None), order=tk.ring, at="source"),
     add_up=tk.SMs(8, tile=(16, 512)),
+)
+pull = push.changed(dispatch={"order": tk.own_rank_first, "at": "home"}, combine={"at": "source"})
+lines = {"tile": (16, None)}
+few = push.changed(  # rows of an expert
+    dispatch=lines,
+    gate_up={"tile": (16, 128, 64), "stages": 5},
+    down={"tile": (16, 128, 128), "stages": 5},
+    combine=lines,
+    keep=lines,
+    add_up={"tile": (16, 128)},
 )

@@ -23,8 +23,8 @@ def product(rows, columns, along, shape, acc=None, transposed=False):
 
 @tk.tile
 def gated_product(t, rows, gate, up, along, combine, gate_bias=None, up_bias=None, gates=None, ups=None):
-    """combine(rows @ gate + gate_bias, rows @ up + up_bias) for the columns of a tile, a step of `along` at a time: rows
-    are loaded once. gates, ups: where both sums are kept, too."""
+    """combine(rows @ gate + gate_bias, rows @ up + up_bias) for the columns of a tile, a step of `along` at a time:
+    rows are loaded once. gates, ups: where both sums are kept, too."""
     left = tl.zeros(t.shape, tl.float32)
     right = tl.zeros(t.shape, tl.float32)
     for k in tk.steps(along):

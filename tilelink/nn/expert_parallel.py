@@ -14,17 +14,14 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, listed
-from tilelink.kernels.dispatch_matmul import dispatch_matmul
-from tilelink.kernels.matmul_combine import matmul_combine
+from tilelink.errors import ArgumentError, ShapeError, Site, listed
 from tilelink.nn.layouts import Layouts, as_dtensor, distributed, laid_out, redistributed
 from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group
-from tilelink.ops.mixture_of_experts import mixture_of_experts
-from tilelink.plans.names import AUTO, TORCH
+from tilelink.ops.mixture_of_experts import known_plan, mixture_of_experts
+from tilelink.ops.one_kernel import swiglu
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
-PLANS = (*(name for name in dispatch_matmul.schedules if name in matmul_combine.schedules), TORCH, AUTO)
 CUTS = ("experts", "hidden")
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 """How transformers names the weights of experts."""
@@ -73,8 +70,7 @@ class ExpertParallel(ParallelStyle):
             raise ArgumentError(f"tokens={tokens}: a rank computes its part of what all ranks have", Site.of_user())
         if activation is not None and not callable(activation):
             raise ArgumentError(f"activation={activation!r}: a function of rows (n, 2 * hidden)", Site.of_user())
-        if plan not in (None, *PLANS):
-            raise ScheduleError(f"plan is {plan!r}; there are {listed(PLANS, str(plan))}", Site.of_user())
+        known_plan(plan)
         self.cut, self.gate_up, self.down = cut, gate_up, down
         self.activation, self.layout = activation, layout
         self.options: dict[str, Any] = {"tokens": tokens, "capacity": capacity, "plan": plan}
@@ -230,6 +226,8 @@ def gate_of(module: nn.Module) -> Activation:
     if own is not None:
         return cast(Activation, own)
     act = getattr(module, "act_fn", None)
+    if type(act) is nn.SiLU:
+        return swiglu
 
     def gated(rows: torch.Tensor) -> torch.Tensor:
         gate, up = rows.chunk(2, -1)

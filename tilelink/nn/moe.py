@@ -15,10 +15,13 @@ from tilelink.errors import ArgumentError, ShapeError, Site
 from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_combine import matmul_combine
+from tilelink.kernels.mixture_of_experts import mixture_of_experts as by_one_kernel
 from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group, world_of
-from tilelink.ops.mixture_of_experts import mixture_of_experts, swiglu
+from tilelink.ops.mixture_of_experts import in_one, mixture_of_experts
 from tilelink.ops.moe_routing import check_slices, expert_places
+from tilelink.ops.one_kernel import swiglu
+from tilelink.programs.program import Program
 
 
 class MoE(nn.Module):
@@ -167,13 +170,16 @@ class MoE(nn.Module):
         top = self.top * self.slices
         rows = {"tokens": tokens, "sent": tokens * top, "routed": self.rows(tokens)}
         parts = {d: (length,) * world for d, length in rows.items()}
-        for program, (_, n, k) in ((dispatch_matmul, self.gate_up.shape), (matmul_combine, self.down.shape)):
-            sizes: dict[str, Any] = {**parts, "experts": len(self.down), "N": n, "K": k}
-            sizes |= {"top": top} if program is matmul_combine else {}
+        (_, both, width), (_, _, hidden) = self.gate_up.shape, self.down.shape
+        programs: list[tuple[Program, dict[str, int]]] = [
+            (dispatch_matmul, {"N": both, "K": width}), (matmul_combine, {"N": width, "K": hidden, "top": top}),
+        ]  # fmt: skip
+        if in_one(self.plan):
+            programs.append((by_one_kernel, {"N": hidden, "K": width, "top": top}))
+        for program, of in programs:
+            sizes: dict[str, Any] = {**parts, "experts": len(self.down), **of}
             dtypes = dict.fromkeys(program.of_any_dtype - program.on_demand, self.gate_up.dtype)
-            plan = None if self.plan in ("torch", "auto") else self.plan
-            fitted = program.fit(plan, world=world, dtypes=dtypes, sizes=sizes)
-            bound = program.bind(fitted, dtypes)
+            bound = program.bind(program.fit(None, world=world, dtypes=dtypes, sizes=sizes), dtypes)
             most = max(most, placed(bound, Sizes.of(bound, world, sizes, counted=False)).data_bytes)
         return most
 

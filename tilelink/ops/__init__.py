@@ -22,6 +22,7 @@ from tilelink.ops.mixture_of_experts import (
     moe_dispatch,
 )
 from tilelink.ops.moe_routing import even_placement, expert_places, moe_routing
+from tilelink.ops.one_kernel import swiglu
 from tilelink.ops.programs import lane, prepare
 from tilelink.ops.symm_mem import replace_symm_mem_ops
 from tilelink.plans import choose as plan
@@ -29,7 +30,7 @@ from tilelink.plans import choose as plan
 __all__ = [
     "all_gather_linear", "dispatch_linear", "even_placement", "expert_places", "lane", "linear_all_reduce",
     "linear_combine", "linear_reduce_scatter", "mixture_of_experts", "moe_combine", "moe_dispatch", "moe_routing",
-    "plan", "prepare", "replace_symm_mem_ops",
+    "plan", "prepare", "replace_symm_mem_ops", "swiglu",
 ]  # fmt: skip
 
 

@@ -55,8 +55,12 @@ class OfExperts(Call):
         path = path_of(self.x.device, self.plan)
         if path is Plain or not self.x.numel():
             return Plain(self.members)
+        return Programs(self.members, self.plan_of_path())
+
+    def plan_of_path(self) -> Plan:
+        """The program, in the schedule that the call names."""
         name = next(iter(self.program.schedules)) if self.plan in (None, AUTO) else str(self.plan)
-        return Programs(self.members, Plan(name, self.program, NamedSchedule(name)))
+        return Plan(name, self.program, NamedSchedule(name))
 
     def parts(self, **lengths: int) -> dict[str, Sequence[int]]:
         """Tokens of each rank, and the room for rows on both sides."""

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ArgumentError, ShapeError, Site, public
+from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, listed, public
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.ops import experts as made_of
 from tilelink.ops.agreement import told
 from tilelink.ops.checks import cast_for, check_tensors, no_autocast
 from tilelink.ops.collectives import name_of_group, world_of
 from tilelink.ops.moe_routing import Routing, moe_routing
+from tilelink.ops.one_kernel import ONE_KERNEL, PLANS_OF_ONE, in_one_kernel, swiglu
+from tilelink.plans.names import AUTO, TORCH
 
-
-def swiglu(rows: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of rows (n, 2 * hidden), gate first."""
-    gate, up = rows.chunk(2, -1)
-    return torch.nn.functional.silu(gate) * up
+PLANS = (*dispatch_matmul.schedules, *PLANS_OF_ONE, TORCH, AUTO)
+"""Of `mixture_of_experts`."""
 
 
 @public
@@ -111,29 +111,35 @@ def mixture_of_experts(
     plan: str | None = None,
 ) -> torch.Tensor:
     """The sum over a token's experts e of topk_weights * activation(x @ gate_up[e].T) @ down[e].T, for the tokens of
-    this rank, with experts spread over the ranks: `dispatch_linear`, the activation, `linear_combine`.
+    this rank, with experts spread over the ranks: `dispatch_linear`, the activation, `linear_combine`; or all of it in
+    one kernel.
 
     `x`: (..., K), float32, float16 or bfloat16. `topk_idx`: integers (..., top), of the experts of all ranks in the
     order of ranks, -1 for none; `topk_weights`: (..., top). `gate_up`: (experts of this rank, 2 * hidden, K), gate
     first; `down`: (experts of this rank, K, hidden). `slices`: how many ranks share an expert, as in `moe_routing`;
     gate_up and down have the hidden features of this rank then, hidden being their number. `places`: where experts
     are, as in `moe_routing`; gate_up and down have the weights of this rank's places then.
-    `activation`: of the rows of all experts, (rows, 2 * hidden) to (rows, hidden); behind the rows that exist it gets
-    any values. `tokens`, `capacity`: as in `moe_routing`; by default no row is dropped. `plan`: a schedule that both
-    programs have, "push" or "pull", or "torch".
+    `activation`: of the rows of all experts, (rows, 2 * hidden) to (rows, hidden), by default `tilelink.ops.swiglu`;
+    behind the rows that exist it gets any values. `tokens`, `capacity`: as in `moe_routing`; by default no row is
+    dropped. `plan`: a schedule that both programs have, "push", "pull" or "few"; "one_kernel", "one_kernel:pull" or
+    "one_kernel:few" for the whole layer in one kernel, `tilelink.kernels.mixture_of_experts`, whose activation is
+    SwiGLU; or "torch".
 
     Gradients: of x, topk_weights, gate_up and down. The host reads no count, so calls can be captured. Raises
     ArgumentError, ShapeError, DtypeError, ScheduleError, RankMismatchError; and CapacityError on every rank where rows
     have no room or an expert is out of range, before anything is sent.
     """
     name, given = name_of_group(group), (x, topk_idx, topk_weights, gate_up, down)
-    told(name, lambda: _check(*given, activation), "arguments", *given)
+    told(name, lambda: _check(*given, activation, plan), "arguments", *given)
     width, top = x.shape[-1], topk_idx.shape[-1]
     experts, chosen = len(gate_up) * world_of(name) // max(slices, 1), topk_idx.reshape(-1, top)
     routing = moe_routing(
         chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, slices=slices, places=places,
         plan=_torch(plan),
     )  # fmt: skip
+    if in_one(plan):
+        out = _one_kernel(x.reshape(-1, width), gate_up, down, routing, topk_weights.reshape(-1, top), plan)
+        return out.reshape(x.shape)
     rows = dispatch_linear(x.reshape(-1, width), gate_up, routing, plan=plan)
     made = told(name, lambda: activation(rows), "activation", rows)
     out = linear_combine(made, down, routing, topk_weights.reshape(-1, top), plan=plan)
@@ -147,8 +153,9 @@ def _check(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     activation: object,
+    plan: str | None,
 ) -> None:
-    """Raises ArgumentError and ShapeError for tensors that do not go with each other."""
+    """Raises ArgumentError, ShapeError and ScheduleError for what does not go with each other."""
     check_tensors(x=x, topk_idx=topk_idx, topk_weights=topk_weights, gate_up=gate_up, down=down)
     if x.dim() < 1 or topk_idx.shape[:-1] != x.shape[:-1] or topk_weights.shape != topk_idx.shape:
         shapes = ", ".join(str(tuple(t.shape)) for t in (x, topk_idx, topk_weights))
@@ -164,10 +171,45 @@ def _check(
         )
     if not callable(activation):
         raise ArgumentError(f"activation={activation!r}: a function of rows (n, 2 * hidden)", Site.of_user())
+    known_plan(plan)
+    if in_one(plan) and activation is not swiglu:
+        raise ArgumentError(
+            f"plan={plan!r} computes SwiGLU inside of its kernel, and activation={activation!r} is another function: "
+            f"give tilelink.ops.swiglu, or take plan={PLANS[0]!r}, whose kernels end before the activation",
+            Site.of_user(),
+        )
+
+
+def known_plan(plan: str | None) -> None:
+    """Raises ScheduleError for what is no plan of a layer. Changes after a name are looked at where it is called."""
+    if plan is not None and plan not in PLANS and not in_one(plan):
+        raise ScheduleError(f"plan is {plan!r}; there are {listed(PLANS, str(plan))}", Site.of_user())
+
+
+def in_one(plan: str | None) -> bool:
+    """Whether a plan is that of the whole layer in one kernel."""
+    return plan is not None and plan.startswith(ONE_KERNEL)
+
+
+def _one_kernel(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing, weights: torch.Tensor,
+    plan: str | None,
+) -> torch.Tensor:  # fmt: skip
+    """The layer by the program `mixture_of_experts`."""
+    cast = cast_for(x)
+    x, gate_up, down = cast(x), cast(gate_up), cast(down)
+    with no_autocast(x):
+        back = _back(weights, routing, plan)
+        trained = (x, gate_up, down, back["weights"])
+        back["keep"] = torch.is_grad_enabled() and any(t.requires_grad for t in trained)
+        out: torch.Tensor = in_one_kernel(
+            x=_tokens(x, routing), gate_up=gate_up, down=down, order=routing.order, room=routing.room, **back
+        )[0]
+    return out[: routing.mine]
 
 
 def _torch(plan: str | None) -> str | None:
-    return plan if plan == "torch" else None
+    return plan if plan == TORCH else None
 
 
 def _back(topk_weights: torch.Tensor | None, routing: Routing, plan: str | None) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 @kept()
 def programs() -> dict[str, dict[str, Program]]:
     """The programs of each operator, as their files say (`tilelink.kernels`): "" is that whose schedules are plans by
-    their own names, others are by what plans call them."""
+    their own names, if there is one, others are by what plans call them."""
     from tilelink.kernels import operators
 
     found: dict[str, dict[str, Program]] = {}
@@ -53,8 +53,8 @@ def plans(operator: str) -> dict[str, Plan]:
     """The plans of an operator by which a program computes it, by name. The first is the default. The first schedule of
     another program has the plan's name alone, the rest "one_shot:push"."""
     others = dict(programs()[operator])
-    usual = others.pop("")
-    named = {schedule: (usual, schedule) for schedule in usual.schedules}
+    usual = others.pop("", None)
+    named = {schedule: (usual, schedule) for schedule in usual.schedules} if usual is not None else {}
     for name, other in others.items():
         first, *rest = other.schedules
         named |= {name: (other, first)} | {f"{name}:{s}": (other, s) for s in rest}

@@ -12,12 +12,15 @@ import pytest
 
 import tilelink as tk
 from tests.kernels.routed import ALONE, FORMS, GRADIENTS, in_tiles
+from tests.kernels.whole_layer import in_tiles as in_waves
+from tilelink.kernels.mixture_of_experts import mixture_of_experts
 
 RANKS, EXPERTS, TOP, TOKENS = 2, 4, 2, 6
 Counts = tuple[tuple[int, ...], ...]
 EVERY = (*FORMS, *ALONE, *GRADIENTS)
 SCHEDULED = [(p, in_tiles(p, s, 16)) for p, s in EVERY]
-NAMES = [f"{p.name} {s}" for p, s in EVERY]
+SCHEDULED += [(mixture_of_experts, in_waves("push", wave)) for wave in (1, 2)]
+NAMES = [*(f"{p.name} {s}" for p, s in EVERY), "mixture_of_experts 1", "mixture_of_experts 2"]
 
 
 @cache

@@ -155,6 +155,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "matmul_reduce_scatter": {"size": {"M": (20, 13)}},
     "matmul_reduce_scatter_backward": BIASED,
     "matmul_ring_reduce_scatter": {"world": 3, "size": {"M": (5, 16, 20)}},
+    "mixture_of_experts": ROUTED,
     "ring_attention": {"world": 4, "size": {"Q": 20, "T": 20, "D": 16}},
     "scaled_matmul": {"size": {"M": (20, 13)}, "dtypes": {"x": "int8", "scale": "float32", "weight": "int8",
                                                           "weight_scale": "float32", "out": "float32"}},

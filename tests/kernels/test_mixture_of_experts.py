@@ -1,0 +1,59 @@
+"""The whole layer of experts as one program gives the right numbers, whatever the world, the routing, the schedule and
+the wave."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.gather_gemm import small_world
+from tests.kernels.routed import random_counts
+from tests.kernels.whole_layer import Layer, in_tiles, run_and_check
+from tilelink.emulator import Operation
+from tilelink.runtime.trace import align
+
+CASES = [("push", 1), ("push", 2), ("push", 3), ("push", 4), ("push", 8), ("pull", 2), ("few", 2)]
+MORE = [pytest.param(s, w, marks=pytest.mark.verify) for s in ("pull", "few") for w in (1, 3, 4, 8)]
+
+
+@pytest.mark.parametrize(("schedule", "world"), [*CASES, *MORE])
+def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(schedule: str, world: int) -> None:
+    """The second time other rows go elsewhere, by what was prepared for the first."""
+    most, experts = (16, 3) if world < 3 else (4, 2)
+    counts = [random_counts(world, experts, seed, most) for seed in (1, 2)]
+    room = 3 + max(max(map(sum, zip(*c, strict=True))) for c in counts) * world
+    calls = [Layer(schedule, c, N=16, K=16, integers=True, keep=True, seed=k, room=room) for k, c in enumerate(counts)]
+    operations: list[Operation] = []
+    lane = small_world(world, observer=operations.append)
+    run_and_check(*calls, world=lane)
+    assert len(lane.lane.prepared) == 1
+    for n in range(2):
+        record = lane.groups[0].recent[n]
+        assert align(record.counted.events, operations, f"mixture_of_experts run {n}").done
+
+
+@pytest.mark.parametrize("schedule", ["push", *(pytest.param(s, marks=pytest.mark.verify) for s in ("pull", "few"))])
+def test_nothing_is_routed_or_all_of_it_to_one_expert_from_one_rank(schedule: str) -> None:
+    nothing = [[0, 0, 0]] * 6
+    one = [[0, 0, 0]] * 4 + [[0, 37, 0], [0, 0, 0]]
+    run_and_check(*(Layer(schedule, counts, K=16, N=16, integers=True) for counts in (nothing, one, nothing)))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, *(pytest.param(d, marks=pytest.mark.verify) for d in (torch.float32, torch.float16))]
+)
+def test_errors_are_those_of_rounding(dtype: torch.dtype) -> None:
+    run_and_check(Layer("push", random_counts(2, 2, 3, most=24), K=64, N=40, dtype=dtype, keep=True))
+
+
+def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_wave() -> None:
+    counts = random_counts(2, 3, 4, most=8)
+    of_waves = [run_and_check(Layer(in_tiles("push", w), counts, K=16, N=16), seed=w or 0)[0] for w in (None, 1, 2)]
+    for outs in of_waves[1:]:
+        assert all(torch.equal(a["out"], b["out"]) for a, b in zip(of_waves[0], outs, strict=True))
+
+
+def test_across_nodes() -> None:
+    counts = [random_counts(4, 1, seed, most=12) for seed in (5, 6)]
+    calls = [Layer("push", c, N=16, K=16, integers=True, least=0) for c in counts]
+    run_and_check(*calls, world=small_world(4, per_node=2))

@@ -1,0 +1,136 @@
+"""The operator of torch that is a whole layer of experts in one kernel. Its gradient is made of the operators of
+`tilelink.ops.experts`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilelink.errors import ArgumentError, ShapeError
+from tilelink.kernels.mixture_of_experts import mixture_of_experts
+from tilelink.ops import routed
+from tilelink.ops.experts import Sums, dispatch_linear, linear_combine, spread
+from tilelink.ops.experts_backward import dispatch_linear_gradients, linear_combine_gradients
+from tilelink.ops.operator import Operator
+from tilelink.ops.plain import Plain
+from tilelink.ops.programs import Programs
+from tilelink.plans.names import AUTO, TORCH, Plan, planned
+
+OPERATOR, ONE_KERNEL = mixture_of_experts.name, "one_kernel"
+PLANS_OF_ONE = (ONE_KERNEL, *(f"{ONE_KERNEL}:{schedule}" for schedule in list(mixture_of_experts.schedules)[1:]))
+"""The plans by which this operator computes the layer, as `tilelink.plans.names` calls them."""
+
+
+def swiglu(rows: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of rows (n, 2 * hidden), gate first."""
+    gate, up = rows.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+@dataclass
+class InOneKernel(Sums):
+    """Tokens go to their experts, each of which multiplies its rows twice, with SwiGLU between; these go back, and each
+    token adds up its own: (tokens, K). Then what gradients need, where `keep` asks for it: the rows of this rank's
+    experts, (room, K); what these made of them before SwiGLU, (room, 2 * hidden); and the rows that came back,
+    (sent, K)."""
+
+    name = "experts_in_one_kernel"
+    results = "(Tensor, Tensor, Tensor, Tensor)"
+    program = mixture_of_experts
+
+    x: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    counts: torch.Tensor
+    order: torch.Tensor
+    place: torch.Tensor
+    weights: torch.Tensor | None
+    room: int
+    sent: int
+    keep: bool
+    group_name: str
+    plan: str | None
+
+    def check(self) -> None:
+        super().check()
+        self.check_weight(self.gate_up)
+        experts, both, width = self.gate_up.shape
+        if both % 2 or tuple(self.down.shape) != (experts, width, both // 2) or self.down.dtype != self.x.dtype:
+            raise ShapeError(
+                f"down is {self.down.dtype} {tuple(self.down.shape)}: {self.x.dtype} ({experts}, {width}, {both // 2}) "
+                f"goes with a gate_up of {both} columns"
+            )
+
+    def check_plan(self) -> None:
+        if self.plan not in (None, TORCH, AUTO):
+            planned(OPERATOR, self.plan)
+
+    def plan_of_path(self) -> Plan:
+        return planned(OPERATOR, None if self.plan == AUTO else self.plan)
+
+    def told(self) -> Mapping[str, Any]:
+        shapes = {"gate_up": tuple(self.gate_up.shape), "down": tuple(self.down.shape), "room": self.room}
+        return {**super().told(), **shapes}
+
+    def run(self, path: Plain) -> tuple[torch.Tensor, ...]:
+        x, width, both = self.x, self.x.shape[1], self.gate_up.shape[1]
+        if not isinstance(path, Programs):
+            rows = routed.dispatched(path, routed.taken(x, self.order), self.counts, self.room)
+            made = routed.multiplied(path, rows, self.gate_up, self.counts)
+            out = routed.multiplied(path, swiglu(made), self.down, self.counts)
+            total, back = self.summed(routed.combined(path, out, self.counts, self.sent))
+            return (total, rows, made, back) if self.keep else (total, x.new_empty(0), x.new_empty(0), back)
+        total, returned = self.results_of(path, width)
+        rows, made = (path.empty(x, (self.room, n)) if self.keep else x.new_empty(0) for n in (width, both))
+        kept: dict[str, Any] = {}
+        if self.keep:
+            kept = dict(zip(("gates", "ups"), made.chunk(2, 1), strict=True)) | {"gathered": rows, "kept": returned}
+        gate, up = (half.mT for half in self.gate_up.chunk(2, 1))
+        path.call(
+            x, gate, up, self.down.mT, self.counts, self.order, self.place, out=total, weights=self.weights, **kept,
+            parts=self.parts(tokens=len(x), sent=self.sent, routed=self.room),
+        )  # fmt: skip
+        return total, rows, made, x.new_empty(0) if returned is None else returned
+
+    def setup(self, ctx: Any, output: tuple[torch.Tensor, ...]) -> None:
+        _, rows, made, back = output
+        given = (self.x, self.gate_up, self.down, self.weights)
+        if not self.keep and any(t is not None and t.requires_grad for t in given):
+            raise ArgumentError("gradients need what the kernel makes on its way: keep=True")
+        plan = TORCH if self.plan == TORCH else self.plan_of_path().schedule.name
+        ctx.called = {"counts": self.counts, "group_name": self.group_name, "plan": plan}
+        ctx.sent, ctx.room = self.sent, self.room
+        ctx.mark_non_differentiable(rows, made, back)
+        ctx.save_for_backward(self.place, self.weights, back, rows, made, self.gate_up, self.down)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
+        (place, weights, back, rows, made, gate_up, down), grad = ctx.saved_tensors, grads[0].contiguous()
+        found = {"weights": routed.weights_of(grad, place, back)} if ctx.needs_input_grad[6] else {}
+        of_x, *of_weights = ctx.needs_input_grad[:3]
+        if not of_x and not any(of_weights):
+            return found
+        gate, up = made.float().chunk(2, 1)
+        some = gate.sigmoid()
+        if any(of_weights):
+            order, scale = routed.sources(place, weights, ctx.sent)
+            hidden = (gate * some * up).to(made.dtype)
+            given = {"x": hidden, "weight": down, "dout": grad, "order": order, "scale": scale}
+            dhidden, found["down"] = linear_combine_gradients(**given, **ctx.called)
+        else:
+            dhidden, _ = dispatch_linear(weight=down.mT, keep=False, **spread(ctx, grad))
+        dgate = dhidden.float() * up * some * (1 + gate * (1 - some))
+        dmade = torch.cat([dgate, dhidden.float() * gate * some], 1).to(made.dtype)
+        back_to = {"place": place, "sent": ctx.sent, **ctx.called}
+        if any(of_weights):
+            given = {"x": rows, "weight": gate_up, "dout": dmade}
+            found["x"], found["gate_up"] = dispatch_linear_gradients(**given, **back_to)
+        else:
+            found["x"], _ = linear_combine(x=dmade, weight=gate_up.mT, weights=None, keep=False, **back_to)
+        return found
+
+
+in_one_kernel = Operator(InOneKernel)
