@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import combinations, combinations_with_replacement
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tilelink as tk
-from tests.kernels.routed import ALONE, FORMS, GRADIENTS, in_tiles
+from tests.kernels.routed import ALONE, FORMS, GRADIENTS, PROGRAMS, in_tiles
 from tests.kernels.whole_layer import in_tiles as in_waves
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
 
@@ -48,15 +48,27 @@ def test_the_enumeration_is_complete() -> None:
     assert len(every) == len(set(every)) and {sum(map(sum, c)) for c in every} == set(range(0, 13, 2))
 
 
-@pytest.mark.parametrize("number", [8, pytest.param(300, marks=pytest.mark.verify)])
-@pytest.mark.parametrize(("program", "schedule"), SCHEDULED, ids=NAMES)
-def test_events_of_routings_are_safe_as_the_structure_says(program: Any, schedule: tk.Schedule, number: int) -> None:
-    """So many of those of up to 6 tokens; `make verify` has all of up to 3, too. Tiles have 16 rows at least, so rows
-    are taken eight times as well."""
-    every = random.Random(0).sample(list(routings()), number) + (list(routings(3)) if number > 100 else [])
+def assert_safe(program: Any, schedule: tk.Schedule, every: Iterable[Counts], scales: tuple[int, ...] = (1, 8)) -> None:
+    """The events of these routings are safe, as the structure says. Tiles have 16 rows at least, so rows are taken
+    eight times as well."""
     sizes = {d: n for d, n in (("K", 16), ("N", 16), ("tokens", TOKENS), ("top", TOP)) if d in program.recorded().dims}
     for counts in every:
-        for times in (1, 8):
+        for times in scales:
             of = [[n * times for n in row] for row in counts]
             report = program.check(schedule, world=RANKS, routed=of, experts=EXPERTS // RANKS, **sizes)
             assert (report.verdict, report.proof, report.findings) == ("safe", "structural", ()), (of, str(report))
+
+
+@pytest.mark.parametrize("number", [8, pytest.param(300, marks=pytest.mark.verify)])
+@pytest.mark.parametrize(("program", "schedule"), SCHEDULED, ids=NAMES)
+def test_events_of_routings_are_safe_as_the_structure_says(program: Any, schedule: tk.Schedule, number: int) -> None:
+    """So many of those of up to 6 tokens; `make verify` has all of up to 3, too."""
+    every = random.Random(0).sample(list(routings()), number) + (list(routings(3)) if number > 100 else [])
+    assert_safe(program, schedule, every)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_events_of_every_routing_are_safe(program: Any) -> None:
+    """All 11,826 of up to 6 tokens, with the first schedule."""
+    assert_safe(program, in_tiles(program, next(iter(program.schedules)), 16), routings(), (1,))
