@@ -5,16 +5,7 @@ import triton.language as tl
 
 import tilelink as tk
 from tilelink.kernels.expert_weight_gradient import weight_gradient
-from tilelink.kernels.matmul_combine import add_up, combine
-from tilelink.kernels.tiles import product
-
-
-@tk.tile
-def input_gradient(t, dout, weight, made):
-    """One tile of the gradient of an expert's rows."""
-    acc = product(dout[t.rows, :], weight[t.expert, :, t.cols], dout.cols, t.shape)
-    made[t].store(acc)
-    tk.notify(made[t])
+from tilelink.kernels.matmul_combine import add_up, combine, matmul
 
 
 @tk.program
@@ -31,7 +22,7 @@ def dispatch_matmul_backward(
     the order of choices; dweight = for each expert of this rank the transpose of its rows of dout times its rows.
     place: of each token and choice the row among those that this rank sent, in the order of all experts, or -1."""
     made, back = tk.sharded("routed", "K"), tk.sharded("sent", "K")
-    input_gradient[tk.tiles(route.experts, made.cols)](dout, weight, made)
+    matmul.named("input_gradient")[tk.tiles(route.experts, made.cols)](dout, weight, made)
     combine[tk.tiles(route, made.cols)](made, back)
     weight_gradient[tk.tiles(route.experts, dweight.N, dweight.K)](dout, rows, dweight)
     add_up[tk.tiles(dx)](back, place, dx)

@@ -5,8 +5,8 @@ weight as soon as all rows of the expert are."""
 import triton.language as tl
 
 import tilelink as tk
+from tilelink.kernels.dispatch_matmul import matmul
 from tilelink.kernels.expert_weight_gradient import weight_gradient
-from tilelink.kernels.tiles import product
 
 
 @tk.tile
@@ -15,13 +15,6 @@ def dispatch(t, dout, order, scale, grads):
     `scale`."""
     block = dout[order[t.sent], t.cols].load()
     tk.notify(grads[t].store(block if scale is None else scale[t.sent].load()[:, None] * block.to(tl.float32)))
-
-
-@tk.tile
-def input_gradient(t, grads, weight, drows):
-    """One tile of the gradient of an expert's rows, as soon as the gradients of its results are here."""
-    here = tk.wait(grads[t.rows])
-    drows[t].store(product(here, weight[t.expert, :, t.cols], grads.cols, t.shape))
 
 
 @tk.program
@@ -41,7 +34,7 @@ def matmul_combine_backward(
     none."""
     grads = tk.sharded("routed", "N")
     dispatch[tk.tiles(route, dout.cols)](dout, order, scale, grads)
-    input_gradient[tk.tiles(route.experts, drows.cols)](grads, weight, drows)
+    matmul.named("input_gradient")[tk.tiles(route.experts, drows.cols)](grads, weight, drows)
     weight_gradient[tk.tiles(route.experts, dweight.N, dweight.K)](grads, rows, dweight, True)
 
 
