@@ -15,7 +15,7 @@ from tests.kernels.routed import FORMS, Routed, random_counts
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.processes import Pool
 from tests.runtime.ranks import in_processes
-from tilelink.errors import CapacityError
+from tilelink.errors import CapacityError, RankMismatchError
 from tilelink.frontend import sizes
 from tilelink.frontend.routes import Routing
 from tilelink.kernels.all_gather import all_gather
@@ -143,6 +143,19 @@ def check_refused(form: Any, made: list[tuple[str, torch.Tensor]], said: str) ->
 def test_rows_without_room_are_an_error_on_every_rank(form: Any, room: Any, counts: Any, said: str) -> None:
     made = small_world(2).run(lambda group: refused_and_then_right(group, form, room, counts))
     check_refused(form, made, said)
+
+
+@pytest.mark.parametrize(("entry", "rows"), [((0, 0), 6), ((2, 0), 7), ((1, 1), 0)], ids=str)
+def test_counts_that_ranks_have_differently_are_an_error(entry: tuple[int, int], rows: int) -> None:
+    """Whether the run ends with wrong rows or is stuck."""
+    call, world = Routed(FORMS[0], FULL, N=16, K=16, integers=True, room=64), small_world(2)
+    counts = torch.tensor(FULL, dtype=torch.int32)
+    counts[entry] = rows
+    given = [torch.tensor(FULL, dtype=torch.int32), counts]
+    said = f"run 0: route[{entry[0]}, {entry[1]}] is {FULL[entry[0]][entry[1]]} on rank 0, and {rows} on rank 1"
+    with pytest.raises(RankMismatchError, match=re.escape(said)):
+        world.run(lambda group: call.on(group, counts=given[group.rank]))
+    call.check(world.run(call.on))
 
 
 def test_an_error_that_nobody_asked_for_is_told_at_the_end() -> None:

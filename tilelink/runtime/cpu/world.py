@@ -19,7 +19,9 @@ from tilelink.analysis.timeline import Timeline
 from tilelink.backend.targets import CPU, Target
 from tilelink.emulator import Admission, DeadlockError, Execution, KernelError, Operation, PolicyWord, RaceError
 from tilelink.emulator.interpreter import is_running
-from tilelink.errors import ArgumentError, Site, StuckError, WorldError, public
+from tilelink.errors import ArgumentError, RankMismatchError, Site, StuckError, WorldError, public
+from tilelink.frontend.expressions import running
+from tilelink.frontend.routes import counts_of
 from tilelink.frontend.sizes import check_nodes, check_world
 from tilelink.programs.given import Call
 from tilelink.runtime.agreement import CallLog
@@ -121,7 +123,10 @@ class CpuWorld:
                 return function(group)
 
         try:
-            results = session.execution.run(host)
+            try:
+                results = session.execution.run(host)
+            finally:  # what else is wrong follows from counts that differ
+                session.compare_counts()
             for group in self.groups:
                 group.raise_if_refused()
             finished = True
@@ -166,6 +171,23 @@ class _Session:
     def known(self) -> dict[tuple[int, str], Prepared]:
         """What was launched, with the events that it had."""
         return {name: record.counted for name, record in self.launched.items()}
+
+    def compare_counts(self) -> None:
+        """Raises RankMismatchError where ranks had different counts for the route of a run: they are on the device, and
+        nobody compares them before."""
+        first: dict[str, tuple[int, Record]] = {}
+        for (rank, _), record in sorted(self.launched.items(), key=lambda launched: launched[0]):
+            other, known = first.setdefault(record.label, (rank, record))
+            for route in record.prepared.program.routes:
+                mine, theirs = (r.tables[running(counts_of(route))].view(-1, self.log.world) for r in (record, known))
+                differing = (mine != theirs).nonzero().tolist()
+                if differing and not any((n == -1).all() for n in (mine, theirs)):  # else one was not read yet
+                    e, s = differing[0]
+                    raise RankMismatchError(
+                        f"{record.label}: {route.counts}[{e}, {s}] is {theirs[e, s]} on rank {other}, and {mine[e, s]} "
+                        f"on rank {rank}: all ranks must be given the same counts",
+                        Site.of_user(),
+                    )
 
 
 class CpuGroup(Group):
