@@ -16,7 +16,7 @@ from tests.runtime.processes import Pool
 from tilelink.errors import ArgumentError, ShapeError, TileLinkError
 from tilelink.nn import MoE
 from tilelink.ops import even_placement, expert_places
-from tilelink.ops.one_kernel import swiglu
+from tilelink.ops.whole_layer import swiglu
 
 WIDTH, HIDDEN, TOP, TOKENS = 16, 16, 2, 6
 

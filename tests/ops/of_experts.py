@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 
 import tilelink.ops as ops
-from tests.ops.on_ranks import computed_by
+from tests.ops.auto_on_ranks import on_machine
+from tests.ops.on_ranks import computed_by, noted
 from tests.ops.sharded import LIMITS
 from tilelink.errors import TileLinkError
-from tilelink.ops.one_kernel import swiglu
+from tilelink.ops import whole_layer
+from tilelink.ops.whole_layer import swiglu
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,21 @@ def drawn(group: dist.ProcessGroup, number: int, seed: int) -> list[str]:
     return wrong(group, layers(dist.get_world_size(group), number, seed), "torch")
 
 
+def by_auto(group: dist.ProcessGroup, machine: str, fastest: str | None) -> tuple[list[str], list[str]]:
+    """The programs that the forward of a layer runs by "auto" on a machine, with their schedules, and what is wrong of
+    it. `fastest`: the plan that is predicted to be, or None for what the planner says."""
+    call, predicted = Layer((5, 3), 2, 2, none=0.2), whole_layer.fastest_layer
+    if fastest is not None:
+        whole_layer.fastest_layer = lambda *_: fastest  # type: ignore[assignment, return-value]
+    try:
+        with on_machine(machine), noted() as runs:
+            errors = wrong(group, [call], "interpret", "auto")
+    finally:
+        whole_layer.fastest_layer = predicted  # type: ignore[assignment]
+    names = [f"{program.name} {options['schedule']}" for program, options in runs if "schedule" in options]
+    return [n for n in names if "backward" not in n], errors
+
+
 # ---- as torch sees them
 
 
@@ -167,11 +184,11 @@ def opchecked(group: dist.ProcessGroup) -> None:
         (op.linear_combine_backward, (*bare(leaf(9, 4), leaf(2, 6, 4), leaf(3, 6)), counts, order, None, name, None)),
         (op.linear_combine_backward, (*bare(leaf(9, 4), leaf(2, 6, 4), leaf(3, 6)), counts, order, scale, name, None)),
         (
-            op.experts_in_one_kernel,
+            op.layer_of_experts,
             (leaf(3, 4), leaf(2, 6, 4), leaf(2, 4, 3), counts, order, place, leaf(3, 2), 9, 5, True, name, None),
         ),
         (
-            op.experts_in_one_kernel,
+            op.layer_of_experts,
             (*bare(leaf(3, 4), leaf(2, 6, 4), leaf(2, 4, 3)), counts, order, place, None, 9, 5, False, name, None),
         ),
         (op.gather_counts, (torch.full((1, 4), rank, dtype=torch.int32), 3, 2, name, None)),

@@ -34,6 +34,21 @@ def test_programs_give_the_same(pool: Pool, plan: str) -> None:
     assert_right(pool, [(0, 1)], of_experts.wrong, BY_PROGRAMS, "interpret", plan)
 
 
+@pytest.mark.parametrize(
+    ("fastest", "programs"),
+    [
+        ("one_kernel:few", ["mixture_of_experts few"]),
+        ("pull", ["dispatch_matmul pull", "matmul_combine pull"]),
+        (None, ["mixture_of_experts few"]),
+    ],
+)
+def test_auto_takes_the_plan_that_is_predicted_to_be_the_fastest(
+    pool: Pool, fastest: str | None, programs: list[str]
+) -> None:
+    for ((ran, wrong),) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.by_auto, "h800", fastest)[:2]:
+        assert ran == programs and wrong == []
+
+
 @pytest.mark.verify
 def test_programs_of_other_worlds_and_dtypes(pool: Pool) -> None:
     of_dtypes = [Layer((3,), dtype=dtype, seed=5) for dtype in (torch.float16, torch.bfloat16)]

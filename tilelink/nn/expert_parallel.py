@@ -19,7 +19,7 @@ from tilelink.nn.layouts import Layouts, as_dtensor, distributed, laid_out, redi
 from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group
 from tilelink.ops.mixture_of_experts import known_plan, mixture_of_experts
-from tilelink.ops.one_kernel import swiglu
+from tilelink.ops.whole_layer import swiglu
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 CUTS = ("experts", "hidden")

@@ -20,7 +20,7 @@ from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.mixture_of_experts import in_one, mixture_of_experts
 from tilelink.ops.moe_routing import check_slices, expert_places
-from tilelink.ops.one_kernel import swiglu
+from tilelink.ops.whole_layer import swiglu
 from tilelink.programs.program import Program
 
 

@@ -22,9 +22,9 @@ from tilelink.ops.mixture_of_experts import (
     moe_dispatch,
 )
 from tilelink.ops.moe_routing import even_placement, expert_places, moe_routing
-from tilelink.ops.one_kernel import swiglu
 from tilelink.ops.programs import lane, prepare
 from tilelink.ops.symm_mem import replace_symm_mem_ops
+from tilelink.ops.whole_layer import swiglu
 from tilelink.plans import choose as plan
 
 __all__ = [

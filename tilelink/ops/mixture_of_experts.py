@@ -15,7 +15,7 @@ from tilelink.ops.agreement import told
 from tilelink.ops.checks import cast_for, check_tensors, no_autocast
 from tilelink.ops.collectives import name_of_group, world_of
 from tilelink.ops.moe_routing import Routing, moe_routing
-from tilelink.ops.one_kernel import ONE_KERNEL, PLANS_OF_ONE, in_one_kernel, swiglu
+from tilelink.ops.whole_layer import ONE_KERNEL, PLANS_OF_ONE, layer_of_experts, swiglu
 from tilelink.plans.names import AUTO, TORCH
 
 PLANS = (*dispatch_matmul.schedules, *PLANS_OF_ONE, TORCH, AUTO)
@@ -123,7 +123,7 @@ def mixture_of_experts(
     behind the rows that exist it gets any values. `tokens`, `capacity`: as in `moe_routing`; by default no row is
     dropped. `plan`: a schedule that both programs have, "push", "pull" or "few"; "one_kernel", "one_kernel:pull" or
     "one_kernel:few" for the whole layer in one kernel, `tilelink.kernels.mixture_of_experts`, whose activation is
-    SwiGLU; or "torch".
+    SwiGLU; "torch"; or "auto" for that of these plans, but for "torch", which is predicted to be the fastest.
 
     Gradients: of x, topk_weights, gate_up and down. The host reads no count, so calls can be captured. Raises
     ArgumentError, ShapeError, DtypeError, ScheduleError, RankMismatchError; and CapacityError on every rank where rows
@@ -137,8 +137,8 @@ def mixture_of_experts(
         chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, slices=slices, places=places,
         plan=_torch(plan),
     )  # fmt: skip
-    if in_one(plan):
-        out = _one_kernel(x.reshape(-1, width), gate_up, down, routing, topk_weights.reshape(-1, top), plan)
+    if in_one(plan) or (plan == AUTO and activation is swiglu):
+        out = _whole_layer(x.reshape(-1, width), gate_up, down, routing, topk_weights.reshape(-1, top), plan)
         return out.reshape(x.shape)
     rows = dispatch_linear(x.reshape(-1, width), gate_up, routing, plan=plan)
     made = told(name, lambda: activation(rows), "activation", rows)
@@ -191,18 +191,18 @@ def in_one(plan: str | None) -> bool:
     return plan is not None and plan.startswith(ONE_KERNEL)
 
 
-def _one_kernel(
+def _whole_layer(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing, weights: torch.Tensor,
     plan: str | None,
 ) -> torch.Tensor:  # fmt: skip
-    """The layer by the program `mixture_of_experts`."""
+    """The layer as one operator."""
     cast = cast_for(x)
     x, gate_up, down = cast(x), cast(gate_up), cast(down)
     with no_autocast(x):
         back = _back(weights, routing, plan)
         trained = (x, gate_up, down, back["weights"])
         back["keep"] = torch.is_grad_enabled() and any(t.requires_grad for t in trained)
-        out: torch.Tensor = in_one_kernel(
+        out: torch.Tensor = layer_of_experts(
             x=_tokens(x, routing), gate_up=gate_up, down=down, order=routing.order, room=routing.room, **back
         )[0]
     return out[: routing.mine]

@@ -125,7 +125,7 @@ def reason(plain: Unfused, forms: Forms) -> str:
         whys = "; ".join(f"{f.plan}: {f.why}" for f in forms.all)
         return f"{of_plain}; no fused form can be: {whys}"
     fused = forms.prediction.makespan_us
-    plan, takes = forms.fastest.plan, f"takes {fused:,.1f} us ({_path(forms.prediction)})"
+    plan, takes = forms.fastest.plan, f"takes {fused:,.1f} us ({path_of(forms.prediction)})"
     ratio = plain.total_us / fused
     far = times_as_fast(ratio)
     if ratio < 1:
@@ -141,7 +141,7 @@ def _parts(plain: Unfused) -> str:
     return said + (f", {plain.hidden_us:,.1f} of them at the same time" if plain.hidden_us else "")
 
 
-def _path(prediction: Prediction) -> str:
+def path_of(prediction: Prediction) -> str:
     """What the critical path is made of, by role, members of a list as one."""
     roles = {r.name: r.launched for r in prediction.steps.events.program.roles}
     shares: dict[str, float] = defaultdict(float)

@@ -87,7 +87,7 @@ def test_layers_of_whole_experts_are_predicted(run: Run, config: Path, one_core:
     """By the programs of dispatch and combine, as they can be simulated."""
     config.write_text(json.dumps(MOE))
     _, found = run("plan", str(config), "--tp", "2", "--ep", "2", "--tokens", "64", "--machine", "h100")
-    rows = [r for r in found["rows"] if r["layer"].startswith("experts")]
+    rows = [r for r in found["rows"] if r["layer"].startswith("experts_")]
     assert [(r["layer"], r["program"]) for r in rows] == [
         ("experts_gate_up", "dispatch_matmul"), ("experts_down", "matmul_combine")
     ]  # fmt: skip
@@ -101,16 +101,36 @@ def test_layers_of_whole_experts_are_predicted(run: Run, config: Path, one_core:
         assert row["choice"] == ("fused" if row["unfused_us"] >= 1.15 * row["fused_us"] else "unfused")
 
 
+def test_a_whole_layer_is_predicted_in_one_kernel_and_in_two(run: Run, config: Path, one_core: None) -> None:
+    config.write_text(json.dumps(MOE))
+    _, found = run("plan", str(config), "--tp", "2", "--ep", "2", "--tokens", "64", "--machine", "h100")
+    first, second, row = found["rows"][-3:]
+    plans = {"one_kernel", "one_kernel:pull", "one_kernel:few", "push", "pull", "few"}
+    assert (row["layer"], row["op"], row["forms_us"].keys()) == ("experts", "mixture_of_experts", plans)
+    shape = ",".join(f"{d}={n}" for d, n in row["shape"].items())
+    asked = ["mixture_of_experts", "--machine", "h100", "--world", "2", "--shape", shape, "--schedule"]
+    assert run("simulate", *asked, "few")[1]["makespan_us"] == row["forms_us"]["one_kernel:few"]
+    assert row["fused_us"] == min(row["forms_us"].values())
+    two = min(row["forms_us"][plan] for plan in ("push", "pull", "few"))
+    assert two > first["fused_us"] + second["fused_us"], "and SwiGLU"
+    assert row["unfused_us"] > first["unfused_us"] + second["unfused_us"]
+    fastest = min(plans, key=lambda plan: row["forms_us"][plan])
+    fused = row["unfused_us"] >= 1.15 * row["fused_us"]
+    assert (row["choice"], row["plan"]) == (("fused", fastest) if fused else ("unfused", "torch"))
+    assert f"{fastest.partition(':')[0]}" in row["reason"] and "SwiGLU over room for 256 rows" in row["reason"]
+
+
 def test_tokens_go_to_experts_by_a_power_law_and_room_is_told(run: Run, config: Path, one_core: None) -> None:
     config.write_text(json.dumps(MOE))
     asked = ["plan", str(config), "--tp", "2", "--ep", "2", "--tokens", "64", "--machine", "h100"]
     even, skewed = (run(*asked, "--routing", routing)[1] for routing in ROUTINGS)
     assert (even["routing"], skewed["routing"]) == ROUTINGS
-    for one, other in zip(even["rows"][-2:], skewed["rows"][-2:], strict=True):
+    for one, other in zip(even["rows"][-3:], skewed["rows"][-3:], strict=True):
         assert other["fused_us"] != one["fused_us"] and other["shape"] == one["shape"]
         assert one["room"] == other["room"] == 2 * 32 * 4
-    gate_up, down = (r["heap_bytes"] for r in even["rows"][-2:])
+    gate_up, down, whole = (r["heap_bytes"] for r in even["rows"][-3:])
     assert (gate_up, down) == (2 * 256 * 64, 2 * (256 + 32 * 4) * 64)
+    assert whole == gate_up + 2 * 256 * MOE["moe_intermediate_size"] + down
     _, out, _ = run.text(*asked)
     assert f"room for 256 rows on a rank, so that none is dropped whatever the routing: {gate_up:,} bytes" in out
 

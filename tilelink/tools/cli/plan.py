@@ -11,7 +11,20 @@ from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import FUSED, UNFUSED
 from tilelink.errors import TileLinkError
 from tilelink.plans import MARGIN, Choice, choose
-from tilelink.plans.experts import CUT, EVEN, EXPONENT, ROUTINGS, choose_experts, experts_bound_us, heap_bytes, room
+from tilelink.plans.experts import (
+    CUT,
+    EVEN,
+    EXPONENT,
+    ROUTINGS,
+    LayerChoice,
+    WholeLayer,
+    choose_experts,
+    choose_layer,
+    experts_bound_us,
+    heap_bytes,
+    layer_heap_bytes,
+    room,
+)
 from tilelink.plans.model import Experts, Layer, Model, model
 from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, columns, on_all_cores
 from tilelink.tools.cli.program import machine_flag
@@ -22,7 +35,7 @@ WORDS = (0, 1, 6, 7)
 """Columns that are no numbers."""
 KEYS = (
     "layer", "op", "tokens", "unfused_us", "fused_us", "unfused_interval_us", "fused_interval_us", "bound_us", "choice",
-    "reason", "schedule", "program", "plan", "shape", "room", "heap_bytes",
+    "reason", "schedule", "program", "plan", "shape", "room", "heap_bytes", "forms_us",
 )  # fmt: skip
 Row = dict[str, Any]
 """By `KEYS`; None where nothing is predicted."""
@@ -35,7 +48,7 @@ class Job(NamedTuple):
     machine: str
     dtype: str
     tp: int
-    layer: Layer | Experts
+    layer: Layer | Experts | WholeLayer
     operator: str | None
     tokens: int
     reserved: int
@@ -69,13 +82,15 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _operators(
     layers: Sequence[Layer], experts: Sequence[Experts], spread: bool
-) -> Iterator[tuple[Layer | Experts, str | None]]:
+) -> Iterator[tuple[Layer | Experts | WholeLayer, str | None]]:
     """The operators of layers that need a collective: with sequence parallelism, where every rank can have a token
     (`spread`), then without; experts last."""
     if spread:
         yield from ((la, "all_gather_linear" if la.gathers else "linear_reduce_scatter") for la in layers)
     yield from ((la, "linear_all_reduce") for la in layers if not la.gathers)
     yield from ((e, None) for e in experts)
+    if experts and experts[0].cut == 1:
+        yield WholeLayer(*experts), "mixture_of_experts"
 
 
 def _rows(jobs: Sequence[Job]) -> list[Row]:
@@ -94,8 +109,11 @@ def _row(job: Job) -> Row:
     """What is predicted of a layer."""
     layer, tokens, described = job.layer, job.tokens, machine(job.machine)
     row: Row = dict.fromkeys(KEYS) | {"layer": layer.name, "op": job.operator, "tokens": tokens, "choice": "unfused"}
-    choice: Choice | None
-    if isinstance(layer, Experts):
+    choice: Choice | LayerChoice | None
+    if isinstance(layer, WholeLayer):
+        choice = choose_layer(layer, described, job.dtype, tokens, job.routing)
+        row["reason"] = "a program of the layer can't be on this machine"
+    elif isinstance(layer, Experts):
         choice = choose_experts(layer, described, job.dtype, tokens, job.routing)
         shape = {"M": tokens, "N": layer.columns, "K": layer.depth, "experts": layer.all, "each": layer.each}
         row |= {"bound_us": experts_bound_us(layer, described, job.dtype, tokens), "reason": CUT, "shape": shape}
@@ -109,8 +127,12 @@ def _row(job: Job) -> Row:
         row |= {k: getattr(choice, k) for k in ("unfused_us", "fused_us", "bound_us", "choice", "reason")}
         if isinstance(layer, Experts):
             row |= {"room": room(layer, tokens), "heap_bytes": heap_bytes(layer, job.dtype, tokens)}
+        if isinstance(layer, WholeLayer):
+            row |= {"room": room(layer.gate_up, tokens), "heap_bytes": layer_heap_bytes(layer, job.dtype, tokens)}
         row |= {"shape": dict(choice.shape), "plan": choice.plan if job.operator else None}
-    if choice is not None and choice.fused is not None:
+    if isinstance(choice, LayerChoice):
+        row["forms_us"] = {name: round(us, 3) for name, us in choice.forms_us.items()}
+    elif choice is not None and choice.fused is not None:
         row |= {"schedule": choice.fused.schedule, "program": choice.fused.program}
     for form, interval in (("unfused", UNFUSED), ("fused", FUSED)):
         us = row[f"{form}_us"]

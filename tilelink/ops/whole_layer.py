@@ -1,5 +1,5 @@
-"""The operator of torch that is a whole layer of experts in one kernel. Its gradient is made of the operators of
-`tilelink.ops.experts`."""
+"""The operator of torch that is a whole layer of experts: in one kernel or, where "auto" finds these faster, in two.
+Its gradient is made of the operators of `tilelink.ops.experts`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from typing import Any
 import torch
 
 from tilelink.errors import ArgumentError, ShapeError
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
 from tilelink.ops import routed
+from tilelink.ops.agreement import agreed_machine
 from tilelink.ops.experts import Sums, dispatch_linear, linear_combine, spread
 from tilelink.ops.experts_backward import dispatch_linear_gradients, linear_combine_gradients
 from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
-from tilelink.ops.programs import Programs
-from tilelink.plans.names import AUTO, TORCH, Plan, planned
+from tilelink.ops.programs import Programs, reserved_on
+from tilelink.plans.experts import fastest_layer
+from tilelink.plans.names import AUTO, TORCH, Plan, planned, plans
+from tilelink.programs.schedule_text import NamedSchedule
 
 OPERATOR, ONE_KERNEL = mixture_of_experts.name, "one_kernel"
 PLANS_OF_ONE = (ONE_KERNEL, *(f"{ONE_KERNEL}:{schedule}" for schedule in list(mixture_of_experts.schedules)[1:]))
@@ -31,13 +36,13 @@ def swiglu(rows: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass
-class InOneKernel(Sums):
+class LayerOfExperts(Sums):
     """Tokens go to their experts, each of which multiplies its rows twice, with SwiGLU between; these go back, and each
     token adds up its own: (tokens, K). Then what gradients need, where `keep` asks for it: the rows of this rank's
     experts, (room, K); what these made of them before SwiGLU, (room, 2 * hidden); and the rows that came back,
     (sent, K)."""
 
-    name = "experts_in_one_kernel"
+    name = "layer_of_experts"
     results = "(Tensor, Tensor, Tensor, Tensor)"
     program = mixture_of_experts
 
@@ -69,38 +74,57 @@ class InOneKernel(Sums):
             planned(OPERATOR, self.plan)
 
     def plan_of_path(self) -> Plan:
-        return planned(OPERATOR, None if self.plan == AUTO else self.plan)
+        """That of one kernel, unless "auto" finds two kernels faster: then the schedule of both, with the first one."""
+        if self.plan != AUTO:
+            return planned(OPERATOR, self.plan)
+        machine, reserved = agreed_machine(self.members, self.x.device), reserved_on(self.members, self.x.device)
+        tokens, top = self.place.shape
+        sizes = (len(self.counts), top, self.x.shape[1], self.down.shape[2], self.room)
+        dtype = str(self.x.dtype).removeprefix("torch.")
+        name = fastest_layer(machine, reserved, self.members.world, dtype, tokens * self.members.world, *sizes)
+        known = plans(OPERATOR)
+        return known[name] if name in known else Plan(name, dispatch_matmul, NamedSchedule(name))
 
     def told(self) -> Mapping[str, Any]:
         shapes = {"gate_up": tuple(self.gate_up.shape), "down": tuple(self.down.shape), "room": self.room}
         return {**super().told(), **shapes}
 
     def run(self, path: Plain) -> tuple[torch.Tensor, ...]:
-        x, width, both = self.x, self.x.shape[1], self.gate_up.shape[1]
         if not isinstance(path, Programs):
-            rows = routed.dispatched(path, routed.taken(x, self.order), self.counts, self.room)
-            made = routed.multiplied(path, rows, self.gate_up, self.counts)
-            out = routed.multiplied(path, swiglu(made), self.down, self.counts)
-            total, back = self.summed(routed.combined(path, out, self.counts, self.sent))
-            return (total, rows, made, back) if self.keep else (total, x.new_empty(0), x.new_empty(0), back)
-        total, returned = self.results_of(path, width)
-        rows, made = (path.empty(x, (self.room, n)) if self.keep else x.new_empty(0) for n in (width, both))
-        kept: dict[str, Any] = {}
-        if self.keep:
-            kept = dict(zip(("gates", "ups"), made.chunk(2, 1), strict=True)) | {"gathered": rows, "kept": returned}
-        gate, up = (half.mT for half in self.gate_up.chunk(2, 1))
-        path.call(
-            x, gate, up, self.down.mT, self.counts, self.order, self.place, out=total, weights=self.weights, **kept,
-            parts=self.parts(tokens=len(x), sent=self.sent, routed=self.room),
-        )  # fmt: skip
-        return total, rows, made, x.new_empty(0) if returned is None else returned
+            return self._plain(path)
+        x, one = self.x, path.plan.program is mixture_of_experts
+        total, returned = self.results_of(path, x.shape[1])
+        rows = path.empty(x, (self.room, x.shape[1])) if self.keep else None
+        made = None if one and not self.keep else path.empty(x, (self.room, self.gate_up.shape[1]))
+        parts = self.parts(tokens=len(x), sent=self.sent, routed=self.room)
+        sums = {"out": total, "weights": self.weights, "kept": returned, "parts": parts}
+        if one:
+            gate, up = (half.mT for half in self.gate_up.chunk(2, 1))
+            gates, ups = (None, None) if made is None else made.chunk(2, 1)
+            given = (x, gate, up, self.down.mT, self.counts, self.order, self.place)
+            path.call(*given, gathered=rows, gates=gates, ups=ups, **sums)
+        else:
+            path.call(x, self.gate_up.mT, self.counts, self.order, out=made, gathered=rows, parts=parts)
+            assert made is not None
+            second = Programs(self.members, path.plan._replace(program=matmul_combine))
+            second.call(swiglu(made), self.down.mT, self.counts, self.place, **sums)
+        kept = (rows, made, returned) if self.keep else (None, None, None)
+        return total, *(x.new_empty(0) if t is None else t for t in kept)
+
+    def _plain(self, path: Plain) -> tuple[torch.Tensor, ...]:
+        x = self.x
+        rows = routed.dispatched(path, routed.taken(x, self.order), self.counts, self.room)
+        made = routed.multiplied(path, rows, self.gate_up, self.counts)
+        out = routed.multiplied(path, swiglu(made), self.down, self.counts)
+        total, back = self.summed(routed.combined(path, out, self.counts, self.sent))
+        return (total, rows, made, back) if self.keep else (total, x.new_empty(0), x.new_empty(0), back)
 
     def setup(self, ctx: Any, output: tuple[torch.Tensor, ...]) -> None:
         _, rows, made, back = output
         given = (self.x, self.gate_up, self.down, self.weights)
         if not self.keep and any(t is not None and t.requires_grad for t in given):
             raise ArgumentError("gradients need what the kernel makes on its way: keep=True")
-        plan = TORCH if self.plan == TORCH else self.plan_of_path().schedule.name
+        plan = self.plan if self.plan in (TORCH, AUTO) else planned(OPERATOR, self.plan).schedule.name
         ctx.called = {"counts": self.counts, "group_name": self.group_name, "plan": plan}
         ctx.sent, ctx.room = self.sent, self.room
         ctx.mark_non_differentiable(rows, made, back)
@@ -133,4 +157,4 @@ class InOneKernel(Sums):
         return found
 
 
-in_one_kernel = Operator(InOneKernel)
+layer_of_experts = Operator(LayerOfExperts)
