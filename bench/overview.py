@@ -35,7 +35,7 @@ from tilelink.tools.cli.simulate import write_timeline
 
 CHECK = "whether results on CPU ranks are right, at a small shape; no figure"
 FORESEEN = "predicted time, which nobody measured; min and max are the interval around it"
-ROWS, N, LIST, K, TILE, WORKERS = (48, 32, 32, 16), 96, (64, 32), 64, 32, 6
+ROWS, N, LIST, K, TILE, WORKERS = (48, 32, 32, 16), 96, (64, 32), 64, 32, 8
 """Of a check: rows of the ranks, which are uneven; columns, and those of two members where a program takes a list;
 depth; elements of a tile along each dimension; and workers of a rank. Most tensors have several tiles, and a rest."""
 MACHINE, WORLD, TOKENS, DTYPE = "h800", 8, 8192, "bfloat16"
