@@ -17,7 +17,8 @@ import numpy as np
 
 from tilelink.analysis.machine import Machine
 from tilelink.analysis.machine import machine as described
-from tilelink.analysis.simulate.costs import GB_S, TFLOP_S, collective
+from tilelink.analysis.simulate import Prediction, predict, steps_of
+from tilelink.analysis.simulate.costs import GB_S, TFLOP_S, collective, costs, workers_least
 from tilelink.analysis.simulate.verdict import times_as_fast
 from tilelink.errors import TileLinkError
 from tilelink.frontend.kept import kept
@@ -72,12 +73,21 @@ def _shape(program: Program, shape: dict[str, int], experts: Experts, tokens: in
 def _forms(
     program: Program, shape: dict[str, int], experts: Experts, machine: Machine, dtype: str, tokens: int, routing: str
 ) -> Forms:
-    """The forms of a program, one a schedule."""
-    on = {"machine": machine, "world": experts.spread, "dtypes": dtype, **_shape(program, shape, experts, tokens)}
+    """The forms of a program, one a schedule. The structure shows that it is safe, so no events are checked."""
+    sizes = _shape(program, shape, experts, tokens)
     if routing == POWER_LAW:
-        on["routed"] = power_law(experts, tokens)
-    known = [Plan(name, program, NamedSchedule(name)) for name in program.schedules]
-    return tried(known, lambda plan, beaten: program.simulate(plan.name, **on))
+        sizes["routed"] = power_law(experts, tokens)
+    on: dict[str, Any] = {"world": experts.spread, "sizes": sizes, "dtypes": dtype}
+
+    def predicted(plan: Plan, beaten: float | None) -> Prediction | str:
+        bound, exact = program.bound_at(plan.name, per_node=machine.nodes_of(experts.spread), **on)
+        steps = steps_of(bound, exact, machine, {})
+        least = workers_least(steps, costs(steps, machine, {}), machine)
+        if beaten is not None and least >= beaten:
+            return f"its busiest workers alone take {least:,.1f} us"
+        return predict(steps, machine, {})
+
+    return tried([Plan(name, program, NamedSchedule(name)) for name in program.schedules], predicted)
 
 
 def _plain(forms: Forms, machine: Machine) -> Unfused:
@@ -148,6 +158,8 @@ def choose_layer(
     of_one = min(forms_us, key=lambda name: forms_us[name])
     parts = {f.plan: (f.us, s.us) for f in first.all for s in second.all if f.plan == s.plan}
     two = {name: a + between + b for name, (a, b) in parts.items() if a is not None and b is not None}
+    if not two:
+        return None
     of_two = min(two, key=lambda name: two[name])
     forms_us |= two
     apart = [_plain(forms, machine) for forms in (first, second)]

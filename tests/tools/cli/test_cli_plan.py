@@ -105,13 +105,14 @@ def test_a_whole_layer_is_predicted_in_one_kernel_and_in_two(run: Run, config: P
     config.write_text(json.dumps(MOE))
     _, found = run("plan", str(config), "--tp", "2", "--ep", "2", "--tokens", "64", "--machine", "h100")
     first, second, row = found["rows"][-3:]
-    plans = {"one_kernel", "one_kernel:pull", "one_kernel:few", "push", "pull", "few"}
-    assert (row["layer"], row["op"], row["forms_us"].keys()) == ("experts", "mixture_of_experts", plans)
+    plans = row["forms_us"].keys()  # but for those whose busiest workers alone take longer than another
+    assert (row["layer"], row["op"]) == ("experts", "mixture_of_experts")
+    assert {"one_kernel", "push"} < plans <= {"one_kernel", "one_kernel:pull", "one_kernel:few", "push", "pull", "few"}
     shape = ",".join(f"{d}={n}" for d, n in row["shape"].items())
     asked = ["mixture_of_experts", "--machine", "h100", "--world", "2", "--shape", shape, "--schedule"]
-    assert run("simulate", *asked, "few")[1]["makespan_us"] == row["forms_us"]["one_kernel:few"]
+    assert run("simulate", *asked, "push")[1]["makespan_us"] == row["forms_us"]["one_kernel"]
     assert row["fused_us"] == min(row["forms_us"].values())
-    two = min(row["forms_us"][plan] for plan in ("push", "pull", "few"))
+    two = min(us for plan, us in row["forms_us"].items() if "one_kernel" not in plan)
     assert two > first["fused_us"] + second["fused_us"], "and SwiGLU"
     assert row["unfused_us"] > first["unfused_us"] + second["unfused_us"]
     fastest = min(plans, key=lambda plan: row["forms_us"][plan])
