@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.kernels.whole_layer import in_tiles
 from tilelink.analysis.unroll import unroll
 from tilelink.errors import ScheduleError, UnsafeProgramError
 from tilelink.frontend.sizes import Sizes
+from tilelink.frontend.workload import turns
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
 
 SIZES = {"K": 40, "N": 24, "experts": 5, "tokens": 40, "top": 2}
@@ -140,6 +142,15 @@ def test_roles_that_wait_for_other_experts_deadlock(program: Any, names: tuple[s
         assert checked(program, None, *names).verdict == "safe"
     with pytest.raises(UnsafeProgramError, match="deadlock"):
         report.raise_if_unsafe()
+
+
+def test_a_walk_that_does_not_go_expert_by_expert_has_no_waves() -> None:
+    bound = mixture_of_experts.bind(in_tiles("push", 1), absent=mixture_of_experts.optional)
+    first, second = (bound.role(name) for name in WAVED)
+    turned = replace(second, walk=replace(second.walk, coordinates=second.walk.coordinates[1:]))
+    turns([first, second])
+    with pytest.raises(ScheduleError, match="down has wave=1, and its order own_rank_first does not go expert by expe"):
+        turns([first, turned])
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,19 @@ class Experts(nn.Module):
         return out
 
 
+class Gated(Experts):
+    """With the activation that transformers gives experts without one of their own, and SiLU."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__(experts)
+        self.act_fn = nn.SiLU()
+
+    def _default_apply_gate(self, rows: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("SwiGLU, whoever computes it")
+
+    _apply_gate = _default_apply_gate
+
+
 class Block(nn.Module):
     """A router of its own, and experts; the stream is (batch, tokens, width)."""
 
@@ -63,8 +76,13 @@ class Block(nn.Module):
 
 
 def model_of(name: str) -> nn.Module:
-    """One block of ours, or two layers of a model of transformers, with eight experts; "few": one of ours with four."""
+    """One block of ours, or two layers of a model of transformers, with eight experts; "few": one of ours with four;
+    "gated": one with SwiGLU."""
     torch.manual_seed(0)
+    if name == "gated":
+        block = Block(8)
+        block.experts = Gated(8)
+        return block
     if name in ("ours", "few"):
         return Block(8 if name == "ours" else 4)
     if str(BESIDE) not in sys.path:
@@ -89,7 +107,7 @@ def model_of(name: str) -> nn.Module:
 def inputs(name: str, seed: int, world: int) -> torch.Tensor:
     """Of all ranks, two sequences each."""
     drawn = torch.Generator().manual_seed(seed)
-    if name in ("ours", "few"):
+    if name in ("ours", "few", "gated"):
         return torch.randn(2 * world, 3, WIDTH, generator=drawn)
     return torch.randint(64, (2 * world, 5), generator=drawn)
 

@@ -28,6 +28,12 @@ def test_a_block(pool: Pool, how: dict[str, object]) -> None:
     assert_right(pool, groups, compared, "ours", "torch", how)
 
 
+@pytest.mark.parametrize("how", [{}, {"cut": "hidden"}], ids=told)
+def test_a_block_in_one_kernel(pool: Pool, how: dict[str, object]) -> None:
+    plan = ",".join(["one_kernel", *(f"{role}.count=2" for role in ("dispatch", "combine", "keep", "add_up"))])
+    assert_right(pool, [(0, 1)], compared, "gated", "interpret", {"plan": plan, **how})
+
+
 @pytest.mark.verify
 @pytest.mark.parametrize("how", CUTS[:5], ids=told)
 @pytest.mark.parametrize("name", MODELS)

@@ -22,10 +22,12 @@ import sympy
 
 from tilelink.errors import ScheduleError, TileSizeError
 from tilelink.frontend.arithmetic import evaluate
-from tilelink.frontend.expressions import RANK, Expr, ceil_div, larger, own, smaller, symbol
+from tilelink.frontend.expressions import RANK, Expr, ceil_div, floor_div, larger, own, smaller, symbol
 from tilelink.frontend.ir import Role, TileProgram
+from tilelink.frontend.routed_walk import TURN as PIECE
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import MAX_COUNT, Sizes
+from tilelink.frontend.walk import NUMBER
 
 TURN = own("turn_taken")
 """The number of a turn."""
@@ -65,6 +67,13 @@ def _waves(together: Sequence[Role]) -> Expr:
             raise ScheduleError(
                 f"{role.name} has wave={role.wave}, and goes over no rows of a route: roles over tk.tiles(route, ...) "
                 "or tk.tiles(route.experts, ...) take turns, expert by expert; leave wave= out",
+                role.site,
+            )
+        begun = floor_div(NUMBER, sympy.prod(symbol(name) for name, _ in role.walk.sizes))
+        if role.walk.coordinates[0] != (PIECE.name, role.walk.table.find(RANK, begun)):
+            raise ScheduleError(
+                f"{role.name} has wave={role.wave}, and its order {role.resource.order} does not go expert by expert: "
+                "leave one of them out",
                 role.site,
             )
     found = {r.name: (r.wave, dict(r.walk.axes)[r.walk.expert]) for r in together}

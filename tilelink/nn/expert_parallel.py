@@ -24,7 +24,9 @@ from tilelink.ops.whole_layer import swiglu
 Activation = Callable[[torch.Tensor], torch.Tensor]
 CUTS = ("experts", "hidden")
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
-"""How transformers names the weights of experts."""
+"""How transformers names the weights of experts,"""
+DEFAULT_GATE = "_default_apply_gate"
+"""and what it calls the activation of modules without one of their own: act_fn of the gate, times up."""
 
 
 class ExpertParallel(ParallelStyle):
@@ -221,9 +223,9 @@ def _odd(module: nn.Module, others: set[str]) -> str:
 
 
 def gate_of(module: nn.Module) -> Activation:
-    """The module's own activation of rows of gate and up."""
+    """The module's own activation of rows of gate and up; `swiglu` itself where it is that."""
     own = getattr(module, "_apply_gate", None)
-    if own is not None:
+    if own is not None and getattr(own, "__name__", "") != DEFAULT_GATE:
         return cast(Activation, own)
     act = getattr(module, "act_fn", None)
     if type(act) is nn.SiLU:
