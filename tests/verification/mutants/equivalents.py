@@ -223,6 +223,9 @@ def _dealt(ran: Ran) -> list[Any]:
 def _events(ran: Ran) -> Iterator[tuple[tuple[int, int, int], tuple[Any, ...], bool]]:
     """The events of a run: by which tile (its role first), what, and whether it reads an input of its own rank."""
     (prepared,) = ran.world.lane.prepared.values()
+    if prepared.program.routes:
+        recent = ran.world.groups[0].recent
+        prepared = recent[max(recent)].counted
     events, tensors = prepared.events, prepared.program.tensors
     for k in range(len(events)):
         tile = int(events.role[k]), int(events.rank[k]), int(events.tile[k])

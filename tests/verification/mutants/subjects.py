@@ -75,6 +75,12 @@ class Subject:
         """The same with all optional outputs asked for."""
         return replace(self, dtypes={**dict.fromkeys(self.program.on_demand, "float32"), **self.dtypes})
 
+    @property
+    def sms(self) -> int:
+        """Of a rank; some are left for roles without a count."""
+        counted = [r for r in self.in_tiles(self.program).values() if getattr(r, "count", None) is not None]
+        return max(SMS, WORKERS * (len(counted) + 1))
+
     def in_tiles(self, program: Program) -> Schedule:
         """The schedule of this name, of this version of the program, in small tiles on few workers."""
         chosen = OWN_SCHEDULES.get(self.schedule) or program.schedule(self.schedule)
@@ -125,7 +131,7 @@ def _small(resource: Any) -> dict[str, Any]:
     if isinstance(resource, CopyEngine):
         return {"tile": tile}
     whole = dict.fromkeys(dict(resource.whole), 32)
-    count = {"count": WORKERS} if resource.count is not None else {}
+    count = {"count": WORKERS} if resource.count is not None else {"wave": 1} if resource.wave else {}
     return {"tile": tile, **count, **({"whole": whole} if whole else {}), "warps": 4}
 
 

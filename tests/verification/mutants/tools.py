@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tests.verification.mutants.subjects import SMS, Subject
+from tests.verification.mutants.subjects import Subject
 from tilelink.backend import cache
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, lower
@@ -81,7 +81,7 @@ def run(
     """Calls a program some times in a row on all ranks."""
     operations: list[Operation] = []
     world = MutatedWorld(
-        subject.world, kernel=kernel, primitives=primitives, per_node=subject.per_node, sms=SMS, slots=slots,
+        subject.world, kernel=kernel, primitives=primitives, per_node=subject.per_node, sms=subject.sms, slots=slots,
         heap_bytes=2 << 20, signal_bytes=8 << 10, observer=operations.append, **options,
     )  # fmt: skip
     parts = subject.parts(program)
@@ -147,7 +147,7 @@ def frontend(subject: Subject, program: Program) -> str:
 def check(subject: Subject, program: Program) -> list[str]:
     """The findings of the check, and its notes on what looks unintended."""
     found = program.check(
-        subject.in_tiles(program), world=subject.world, per_node=subject.per_node, sms=SMS,
+        subject.in_tiles(program), world=subject.world, per_node=subject.per_node, sms=subject.sms,
         dtypes=subject.types(program), **subject.sizes(program),
     )  # fmt: skip
     return [str(f).partition("\n")[0] for f in found.findings] + [f"note: {n.partition(' (')[0]}" for n in found.notes]
