@@ -14,6 +14,7 @@ from tests.verification.mutants.mutant import Mutant, Source, name_of
 from tests.verification.mutants.tools import Ran
 from tilelink.analysis.events import NOTIFY, READ, WAIT, Events
 from tilelink.backend.targets import portable
+from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.trace import CONTROL
 
 LAST, TICKET = -1, portable.TICKET.value
@@ -43,7 +44,7 @@ PUBLISHER = "the publishing kernel, earlier on the stream, has already taken the
 
 def of_kernel(mutant: Mutant, text: str, right: Ran, rans: list[tuple[Ran, Ran]]) -> str:
     """The reason for a mutant of a lowered kernel; `rans`: runs of it, each with that of the kernel as it is."""
-    (prepared,) = right.world.lane.prepared.values()
+    prepared = _counted(right)
     source = Source(text)
     function, statement = place(source, mutant)
     calls = {name_of(n) for n in ast.walk(statement)}
@@ -220,12 +221,16 @@ def _dealt(ran: Ran) -> list[Any]:
     return sorted((tile[0], deed) for tile, deed, _ in _events(ran))
 
 
+def _counted(ran: Ran) -> Prepared:
+    """What was prepared for a run, where it is known how many rows of each route went where."""
+    (prepared,) = ran.world.lane.prepared.values()
+    recent = ran.world.groups[0].recent
+    return recent[max(recent)].counted if prepared.program.routes else prepared
+
+
 def _events(ran: Ran) -> Iterator[tuple[tuple[int, int, int], tuple[Any, ...], bool]]:
     """The events of a run: by which tile (its role first), what, and whether it reads an input of its own rank."""
-    (prepared,) = ran.world.lane.prepared.values()
-    if prepared.program.routes:
-        recent = ran.world.groups[0].recent
-        prepared = recent[max(recent)].counted
+    prepared = _counted(ran)
     events, tensors = prepared.events, prepared.program.tensors
     for k in range(len(events)):
         tile = int(events.role[k]), int(events.rank[k]), int(events.tile[k])
