@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bench.check import LIMITS, relative_rms_of_all, scatter
+from bench.choices import Choices
 from bench.references import ONE_BIAS, REFERENCES, ROUNDED
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.schedule import Schedule
@@ -55,10 +56,12 @@ class Operands:
         self.lengths = {"M": sum(self.parts), **{d: n for d, n in sizes.items() if not isinstance(n, tuple)}}
         rows: Any = self.parts
         for route in recorded.routes:
-            rows = self._routing()
-            self.by_rank = {**rows.parts(route), TOKENS: tuple(-(-n // CHOICES) for n in self.parts)}
+            choices = self._choices()
+            rows = Routing(Integers.of_array(choices.counts))
+            self.by_rank = {**rows.parts(route), TOKENS: tuple(map(len, choices.experts))}
             self.said = {d: n for d, n in self.by_rank.items() if d in {*route.sides, *recorded.dims}}
-            self.picked = {route.sent: TOKENS, TOKENS: route.sent}
+            self.integers = [choices.integers(rank) for rank in range(len(self.parts))]
+            self.lengths[TOKENS] = sum(self.by_rank[TOKENS])
             self.routed = {route.rows: rows.counts, TOKENS: self.by_rank[TOKENS]}
             self.counts[route.counts] = torch.from_numpy(rows.array.astype("int32"))
             self.lengths |= {route.per_rank: EXPERTS, TOP: CHOICES}
@@ -121,20 +124,21 @@ class Operands:
             return self.counts[word.name]
         shape, dtype = self._shape(word, rank), None if word.dtype is None else dtype_name(word.dtype)
         if dtype == "int32":
-            most = self.by_rank[self.picked[word.dims[0]]][rank]
-            return torch.randint(-1, most, shape, generator=self.random, dtype=torch.int32)
+            return self.integers[rank][word.name]
         made = make(shape)
         return made if dtype is None else made.to(getattr(torch, dtype))
 
     def _shape(self, word: TensorWord, rank: int) -> list[int]:
         return [self.by_rank[d][rank] if k == word.sharded else self.lengths[d] for k, d in enumerate(word.dims)]
 
-    def _routing(self) -> Routing:
-        """Each row that a rank sends goes to one of the experts of all ranks."""
-        world = len(self.parts)
-        drawn = [torch.randint(world * EXPERTS, (rows,), generator=self.random) for rows in self.parts]
-        counts = torch.stack([torch.bincount(experts, minlength=world * EXPERTS) for experts in drawn], 1)
-        return Routing(Integers.of_array(counts.numpy()))
+    def _choices(self) -> Choices:
+        """Each row that a rank sends is a token at one of the experts of all ranks."""
+        every, drawn = len(self.parts) * EXPERTS, []
+        for rows in self.parts:
+            experts = torch.full((-(-rows // CHOICES) * CHOICES,), -1)
+            experts[:rows] = torch.randint(every, (rows,), generator=self.random)
+            drawn.append(experts.view(-1, CHOICES).numpy())
+        return Choices(drawn, EXPERTS)
 
     def _numbers(self, shape: list[int]) -> torch.Tensor:
         if self.whole:

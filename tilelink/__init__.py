@@ -5,18 +5,8 @@ import importlib
 from typing import Any
 
 from tilelink.errors import TileLinkError
-from tilelink.frontend.schedule import (
-    CopyEngine,
-    Epilogue,
-    Order,
-    Schedule,
-    SMs,
-    grouped,
-    next_rank_first,
-    order,
-    own_rank_first,
-    ring,
-)
+from tilelink.frontend.orders import Order, columns_first, grouped, next_rank_first, order, own_rank_first, ring
+from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule, SMs
 from tilelink.language import Each, Function, Local, Route, Sharded, locals, nodes, ranks, tile, words
 from tilelink.language.words import *  # noqa: F403
 from tilelink.programs.program import Program, program
@@ -24,8 +14,8 @@ from tilelink.programs.program import Program, program
 __version__ = "0.1.0"
 __all__ = [
     "CopyEngine", "CpuWorld", "Each", "Epilogue", "Function", "KernelRank", "KernelWorld", "Local", "Order", "Program",
-    "Route", "SMs", "Schedule", "Sharded", "TileLinkError", "VirtualWorld", "group", "grouped", "locals",
-    "next_rank_first", "nodes", "order", "own_rank_first", "program", "ranks", "ring", "tile",
+    "Route", "SMs", "Schedule", "Sharded", "TileLinkError", "VirtualWorld", "columns_first", "group", "grouped",
+    "locals", "next_rank_first", "nodes", "order", "own_rank_first", "program", "ranks", "ring", "tile",
 ]  # fmt: skip
 __all__ += words.__all__
 

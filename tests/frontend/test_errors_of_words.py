@@ -217,7 +217,7 @@ STATEMENTS = [
         "load with a mask",
         NotUnderstoodError,
         "a = inbox[0, t].load(mask=None)  # <-",
-        "inbox[0, t].load takes no arguments",
+        "inbox[0, t].load takes where (may be left out)",
     ),
     tile("dimension as a number", NotUnderstoodError, "a = tl.zeros((16,), tl.int32) / x.K  # <-", "elements is .size"),
     tile("range as a number", NotUnderstoodError, "a = tl.zeros((t.rows,), tl.int32)  # <-", ".start, and len()"),

@@ -122,29 +122,32 @@ def test_a_sum_waits_once_for_all_rows_of_its_columns() -> None:
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("program", [picked, picked_from_the_right, picked_product], ids=lambda p: p.name)
 def test_rows_are_picked_by_integers_of_either_width(program: Any, integers: torch.dtype) -> None:
+    """Where -1 picks none, a load reads zeros, and a copy leaves what was there."""
     world, M, S, N = 2, 21, 35, 18
     random = torch.Generator().manual_seed(0)
     x = torch.randint(-4, 5, (world, M, N), generator=random).float()
     order = torch.randint(-1, M, (world, S), generator=random).to(integers)
     weight = torch.randint(-2, 3, (N, 17), generator=random).float()
     more = [weight] if program is picked_product else []
+    left = torch.full((world, S, 17 if more else N), 9.0)
     outs = small_world(world).run(
-        lambda g: program(x[g.rank], order[g.rank], *more, schedule=SCHEDULES[program], group=g)
+        lambda g: program(x[g.rank], order[g.rank], *more, left[g.rank], schedule=SCHEDULES[program], group=g)
     )
     for rank, out in enumerate(outs):
         mine = x[(rank + 1) % world if program is picked_from_the_right else rank]
-        rows = torch.where(order[rank, :, None] >= 0, mine[order[rank].long().clamp(min=0)], 0)
+        rows = torch.where(order[rank, :, None] >= 0, mine[order[rank].long().clamp(min=0)], 0 if more else 9)
         assert torch.equal(out, rows @ weight if more else rows)
 
 
 def test_integers_may_be_made_in_the_run() -> None:
     x, order = torch.randn(2, 9, 20), torch.tensor([3, -1, 8, 0, 5, 5]).int()
     schedule = SCHEDULES[picked_by_brought]
+    left = torch.full((2, 6, 20), 9.0)
     outs = small_world(2).run(
-        lambda g: picked_by_brought(x[g.rank], order[3 * g.rank :][:3], schedule=schedule, group=g)
+        lambda g: picked_by_brought(x[g.rank], order[3 * g.rank :][:3], left[g.rank], schedule=schedule, group=g)
     )
     for mine, out in zip(x, outs, strict=True):
-        assert torch.equal(out, torch.where(order[:, None] >= 0, mine[order.long()], 0))
+        assert torch.equal(out, torch.where(order[:, None] >= 0, mine[order.long()], 9))
     assert "x[here[S[S_lo:+16]], N[N_lo:+16]]" in picked_by_brought.show("program", schedule, world=2)
 
 

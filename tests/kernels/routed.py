@@ -51,13 +51,12 @@ def random_counts(world: int, experts: int, seed: int, most: int = 40, empty: fl
 
 class Routed:
     """One call of every rank, of small whole numbers or normally distributed ones. `room`: rows that every rank has
-    room for, on both sides; as many as there are, by default. `least`: of integers that say which token a row is.
-    What has no row is poisoned."""
+    room for, on both sides; as many as there are, by default. What has no row is poisoned."""
 
     def __init__(
         self, form: tuple[Program, str | Schedule], counts: Counts, *, K: int = 40, N: int = 24,
         dtype: torch.dtype = torch.float32, integers: bool = False, tile: int = 16, seed: int = 0,
-        room: int | None = None, least: int = -1,
+        room: int | None = None,
     ) -> None:  # fmt: skip
         self.program, self.counts, self.dtype, self.integers = form[0], counts, dtype, integers
         self.schedule = form[1] if isinstance(form[1], Schedule) else in_tiles(*form, tile)
@@ -81,7 +80,7 @@ class Routed:
         self.weight = [numbers(self.experts, K, N if self.multiplies else K) for _ in range(self.world)]
         sizes = list(zip(self.parts["tokens"], rows[route.sent], self.parts[route.sent], strict=True))
         if self.sends:  # rows that a rank sends are any of its tokens
-            self.picks = [_padded(torch.randint(least, n, (sent,), generator=random), room) for n, sent, room in sizes]
+            self.picks = [_padded(torch.randint(n, (sent,), generator=random), room) for n, sent, room in sizes]
             more = [{"order": picks[: sent]} for picks, (_, sent, _) in zip(self.picks, sizes, strict=True)]
         else:  # a token adds up any of the rows that came back
             self.picks = [torch.randint(-1, sent, (n, TOP), generator=random) for n, sent, _ in sizes]

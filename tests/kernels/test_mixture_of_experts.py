@@ -55,5 +55,5 @@ def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_wave() -> None
 
 def test_across_nodes() -> None:
     counts = [random_counts(4, 1, seed, most=12) for seed in (5, 6)]
-    calls = [Layer("push", c, N=16, K=16, integers=True, least=0) for c in counts]
+    calls = [Layer("push", c, N=16, K=16, integers=True) for c in counts]
     run_and_check(*calls, world=small_world(4, per_node=2))

@@ -43,7 +43,7 @@ class Layer:
 
     def __init__(
         self, schedule: Schedule | str, counts: Counts, *, K: int = 24, N: int = 20, room: int | None = None,
-        dtype: torch.dtype = torch.float32, integers: bool = False, keep: bool = False, seed: int = 0, least: int = -1,
+        dtype: torch.dtype = torch.float32, integers: bool = False, keep: bool = False, seed: int = 0,
     ) -> None:  # fmt: skip
         self.schedule = in_tiles(schedule) if isinstance(schedule, str) else schedule
         self.counts, self.dtype, self.integers, self.keep = counts, dtype, integers, keep
@@ -63,7 +63,7 @@ class Layer:
         for mine, sent in zip(tokens, rows[route.sent], strict=True):
             each = {"x": numbers(mine, K), "gate": numbers(experts, K, N), "up": numbers(experts, K, N)}
             each |= {"weight": numbers(experts, N, K), "weights": numbers(mine, TOP, of=torch.float32)}
-            each["order"] = torch.randint(least, mine, (sent,), generator=random, dtype=torch.int32)
+            each["order"] = torch.randint(mine, (sent,), generator=random, dtype=torch.int32)
             each["place"] = torch.randint(-1, sent, (mine, TOP), generator=random, dtype=torch.int32)
             self.given.append(each)
         names = ("x", "gate", "up", "weight", "weights")

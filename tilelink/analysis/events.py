@@ -32,7 +32,8 @@ class Events:
     number on the rank), `home` (whose memory; of a notify, who gets the signal), `lo` and `hi` (events x dimensions,
     global coordinates; of an access to a buffer whose entries take turns, where the entry lies), `entry` (which entry
     such an access is of, -1 else), `cell` and `expected` (of a signal, -1 else), `amount` (bytes of a read or write,
-    operations of a dot), `site` (index of `sites`), `picked` (a read of rows that integers pick: of its region, some).
+    operations of a dot), `site` (index of `sites`), `picked` (an access to rows that integers pick, or say that
+    they are moved: to some of its region).
 
     `worker`: those of the kernel, an SM each, have the numbers from 0 to `kernel_workers - 1`. Behind them come the
     agents of the copy engine, a stream for each peer: `kernel_workers + p` copies between its rank's memory and that of

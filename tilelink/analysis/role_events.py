@@ -19,7 +19,6 @@ from tilelink.errors import GuardError, HomeError, ScheduleError, Site, WaitWith
 from tilelink.frontend import ir
 from tilelink.frontend.cells import WAITER, recipient
 from tilelink.frontend.expressions import RANK, Expr, own, symbol
-from tilelink.frontend.routes import PART
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.frontend.walk import NUMBER
 
@@ -100,16 +99,18 @@ class RoleEvents(Lanes):
         if not len(self.act):
             return
         for s in statements:
-            for view in s.read:
-                self.attempt(partial(self.access, READ, view, s.site))
+            for load in s.reads:
+                some = bool(load.view.picked_by) or load.where is not None
+                self.attempt(partial(self.access, READ, load.view, s.site, some))
             match s:
                 case ir.Compute():
                     self.dots(s.code, s.site)
                 case ir.Store():
                     self.dots(s.value, s.site)
-                    self.attempt(partial(self.access, WRITE, s.target, s.site))
+                    self.attempt(partial(self.access, WRITE, s.target, s.site, s.moved is not None))
                 case ir.Copy():
-                    self.attempt(partial(self.access, WRITE, s.target, s.site))
+                    some = bool(s.source.picked_by) or s.moved is not None
+                    self.attempt(partial(self.access, WRITE, s.target, s.site, some))
                 case ir.Wait():
                     self.guards[s.name] = {}
                     for view in s.views:
@@ -157,7 +158,8 @@ class RoleEvents(Lanes):
         for m, n, k in code.dots:
             self.emit(DOT, site, amount=2.0 * m * n * k * self.trips)
 
-    def access(self, op: int, view: ir.View, site: Site) -> None:
+    def access(self, op: int, view: ir.View, site: Site, some: bool) -> None:
+        """A read or write of a view; `some`: of rows that integers pick, or say that they are moved."""
         lo, hi = self.box(view, site)
         if view.guard is not None:
             self.check_guard(view, lo, hi, site)
@@ -185,7 +187,7 @@ class RoleEvents(Lanes):
             if self.role in self.program.on_engine:
                 self.copy_with(home, away, site)
             said = {"tensor": view.tensor, "home": home, "lo": lo, "hi": hi, "entry": entry, "amount": size}
-            said["picked"] = bool(view.picked_by)
+            said["picked"] = some
             self.where(size > 0, partial(self.emit, op, site, **said))
 
     def copy_with(self, home: np.ndarray, away: np.ndarray, site: Site) -> None:
@@ -206,7 +208,7 @@ class RoleEvents(Lanes):
         lo, hi = self.box(view, s.site)
         self.guards[s.name].setdefault(view.tensor, []).append((lo, hi))
         signals = self.program.signals_of(view.tensor)
-        some = (hi > lo).all(axis=1) | any(c.pieces == PART for c in signals.grid)  # a rank without rows waits, too
+        some = (hi > lo).all(axis=1) | view.of_rank  # for what a rank without rows has, too
         expected, filled = self.run.counts(signals)
         for home in self.homes(view, s.site):
             self.values[AT_HOME.name] = home

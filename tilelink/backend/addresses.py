@@ -117,15 +117,17 @@ class Addresses:
         published: bool = True,
         token: Source | None = None,
         hoisted: bool = True,
+        moved: Source | None = None,
     ) -> Address:
         """The address of the block a view describes; all its ranges have extents. `hoisted`: offsets inside the block
-        are made before the loop over tiles; else they are made where the block is, and take no registers elsewhere."""
+        are made before the loop over tiles; else they are made where the block is, and take no registers elsewhere.
+        `moved`: which of its rows are, a vector of truths; None for all."""
         tensor = self.program.tensor(view.tensor)
         strides = self.strides(tensor, published)
         ranges = view.ranges
         corner: list[Source] = []
         inside: list[Source] = []
-        masks: list[Source] = []
+        masks: list[Source] = [] if moved is None else [f"{moved}{along(0, len(ranges))}"]
         for k, (i, at) in enumerate(zip(view.index, self.corner(view, token), strict=True)):
             if not isinstance(i, Range):
                 corner += [self.offset(at, strides[k])] if at != ZERO else []

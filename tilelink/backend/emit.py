@@ -6,7 +6,6 @@ How memory is reached is a strategy (`tilelink.backend.reach`): near, by stores;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ import sympy
 
 from tilelink.backend import pipelining
 from tilelink.backend.addresses import Addresses, arange
-from tilelink.backend.facts import copied_chunks
 from tilelink.backend.far import Far
 from tilelink.backend.kernel import ZERO, Body, Comment, Function, Kind, Source, Writer, call, grouped
 from tilelink.backend.parameters import CONTROL, PICKED, RANK, RUN, STAMPS, WAIT_ALL, Names
@@ -173,7 +171,7 @@ class RoleEmitter:
         for h in code.holes:
             match h:
                 case ir.Load(view=view):
-                    filled.append(self.block(s, view, loads[view.tensor]))
+                    filled.append(self.block(s, h, loads[view.tensor]))
                     loads[view.tensor] += 1
                 case ir.Variable():
                     filled.append(self.variable(h.name))
@@ -183,28 +181,29 @@ class RoleEmitter:
                     filled.append(grouped(self.text(h)))
         return code.text.format(*filled)
 
-    def block(self, s: Statement, view: View, number: int) -> Source:
+    def block(self, s: Statement, load: ir.Load, number: int) -> Source:
         """A load of a block, one of those of its tensor in a statement; its name."""
         if self.far:
-            self.far.check_load(s, view)
-        value = self.load(view)
-        return self.write.set(self.block_name(view, number), value, Kind.TEMPORARY)
+            self.far.check_load(s, load.view)
+        value = self.load(load.view, self.moved(load.where))
+        return self.write.set(self.block_name(load.view, number), value, Kind.TEMPORARY)
 
     def block_name(self, view: View, number: int = 0) -> str:
         return self.made(f"{view.tensor}_block{number or ''}", "block", view.tensor, number)
 
-    def load(self, view: View) -> Source:
-        block = pipelining.block_of(view, self.program, self.facts) if self.pipelined else None
+    def load(self, view: View, moved: Source | None = None) -> Source:
+        described = self.pipelined and moved is None
+        block = pipelining.block_of(view, self.program, self.facts) if described else None
         token = self.token(view)
         if view.home == ir.ALL_RANKS:
             return (self.all if self.all and self.all.reaches(view) else self.near).sum(view, token)
         if block is not None:
-            described, corner = self.described(block, view, token)
-            loaded = f"{described}.load({corner})"
+            descriptor, corner = self.described(block, view, token)
+            loaded = f"{descriptor}.load({corner})"
             loaded += f".reshape({', '.join(map(str, block.matrix))})" if len(block.shape) > 2 else ""
             return call("tl.trans", loaded) if block.turned else loaded
         self.pick(view)
-        at = self.addresses.block(view, token=token)
+        at = self.addresses.block(view, token=token, moved=moved)
         narrow = self.dtype(view).startswith("float8")  # Triton makes none of an integer
         other = ("0.0" if narrow else "0") if at.mask else None
         return call("tl.load", at.pointer, mask=at.mask, other=other)
@@ -217,10 +216,22 @@ class RoleEmitter:
             rows = call(PICKED, integers, self.count(r), repr(view.picking))
             self.write.set(self.addresses.picked(view), rows, Kind.TEMPORARY)
 
+    def moved(self, where: View | None) -> Source | None:
+        """Which rows are moved, as integers say; None for all."""
+        if where is None:
+            return None
+        at = self.addresses.block(where, token=self.token(where))
+        integers = call("tl.load", at.pointer, mask=at.mask, other="-1" if at.mask else None)
+        return self.write.set(self.made(f"{where.tensor}_moved", "moved", where), f"{integers} >= 0", Kind.TEMPORARY)
+
     def pick_one(self, r: Range, by: View) -> Source:
         """The number of the one row that an integer picks: the coordinate `row` along the dimension."""
-        integer = call("tl.load", self.addresses.block(by, token=self.token(by)).pointer)
-        return self.write.set(self.local(of_dim(r.dim, "row").name), call(PICKED, integer, self.count(r), "''"))
+        row = self.local(of_dim(r.dim, "row").name)
+        return self.write.set(row, call(PICKED, self.integer(by), self.count(r), "''"))
+
+    def integer(self, of: View) -> Source:
+        """A load of one integer."""
+        return call("tl.load", self.addresses.block(of, token=self.token(of)).pointer)
 
     def count(self, r: Range) -> Source:
         """How many rows there are to pick from."""
@@ -256,24 +267,6 @@ class RoleEmitter:
     def dtype(self, view: View) -> str:
         return TRITON_DTYPES[self.program.tensor(view.tensor).dtype]
 
-    def through_registers(self, s: ir.Copy, put: Callable[[View, Source], None]) -> None:
-        """A copy by loads, as much at a time as registers hold, and by what puts a block to a view."""
-        token = None if self.publishing else self.token(s.source)
-        source, target = s.source, s.target
-        self.pick(source)
-        with ExitStack() as opened:
-            for a, n in copied_chunks(s.source.ranges):
-                lo, bounds = of_dim(a.dim, "at"), (self.text(a.start), self.text(a.stop))
-                opened.enter_context(self.write.loop(self.local(lo.name), *bounds, n))
-                chunk = Range(a.dim, lo, sympy.Min(lo + n, a.stop), n, a.part)
-                source = _with_range(source, a, chunk)
-                b = next(r for r in s.target.ranges if r.dim == a.dim or a.same_rows(r))
-                target = _with_range(target, b, chunk if b.dim == a.dim else _shifted(chunk, a, b))
-            here = self.addresses.block(source, token=token, published=not self.publishing)
-            other = "0" if source.picked_by else None
-            block = call("tl.load", here.pointer, mask=here.mask, other=other)
-            put(target, self.write.set(self.block_name(source), block, Kind.TEMPORARY))
-
     # ---- signals
 
     def signal(self, signals: Signals, home: Source, cell: Expr) -> Source:
@@ -304,7 +297,8 @@ class RoleEmitter:
         with ExitStack() as opened:
             for counter, first, end in loops:
                 opened.enter_context(self.write.loop(self.local(counter), self.text(first), self.text(end)))
-            expected = write_expected(self.write, self.addresses, signals, known, inside=not loops)
+            inside = not loops and not view.of_rank
+            expected = write_expected(self.write, self.addresses, signals, known, inside=inside)
             where = self.signal(signals, RANK, cell)
             self.stamp("WAIT_BEGINS")
             waited = call("wait", CONTROL, where, expected, f'"{signals.scope}"')
@@ -339,13 +333,3 @@ class RoleEmitter:
 def _loads_own(s: ir.Compute) -> bool:
     """Whether a statement loads, and only from memory of its own rank."""
     return bool(s.loads) and not any(load.view.remote for load in s.loads)
-
-
-def _with_range(view: View, old: Range, new: Range) -> View:
-    return replace(view, index=tuple(new if i == old else i for i in view.index))
-
-
-def _shifted(chunk: Range, a: Range, b: Range) -> Range:
-    """What is a chunk of the rows `a` of a route on its other side, of the rows `b`."""
-    lo = chunk.start - a.start + b.start
-    return Range(b.dim, lo, sympy.Min(lo + (chunk.extent or 0), b.stop), chunk.extent, b.part)

@@ -47,7 +47,7 @@ def _extents(ranges: tuple[Range, ...]) -> list[int]:
     return [r.extent for r in ranges if r.extent is not None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CopyNotify(Copy):
     """A copy whose notification follows it directly: one operation of a network, where the copy is one piece."""
 
@@ -79,6 +79,8 @@ class Far(Reach):
         source = self.may_be(s.source.home)
         for by in s.source.picked_by if source or target else ():
             self.check_load(s, by)
+        if s.where is not None:
+            self.check_load(s, s.where)
         if (source and s.target.remote) or (target and s.source.remote):
             raise FarAccessError(
                 f"from {s.source} to {s.target}: a network copies from the own memory, or to "
@@ -107,7 +109,7 @@ class Far(Reach):
         for s in statements:
             before = made[-1] if made else None
             if isinstance(s, Notify) and type(before) is Copy and self._is_one_put(before, s):
-                made[-1] = CopyNotify(before.site, before.source, before.target, s)
+                made[-1] = CopyNotify(before.site, before.source, before.target, notify=s)
             else:
                 made.append(s)
         return tuple(made)
@@ -115,6 +117,8 @@ class Far(Reach):
     def _is_one_put(self, copy: Copy, notify: Notify) -> bool:
         target = copy.target
         if notify.views != (target,) or not self.may_be(target.home) or self.may_be(copy.source.home):
+            return False
+        if copy.where is not None:  # a row at a time
             return False
         return self._contiguous(copy.source, target) == len(target.ranges) and self._told(target) == home_of(target)
 
@@ -133,17 +137,17 @@ class Far(Reach):
     def store(self, s: Store) -> None:
         emitter, near, one = self.emitter, self.near(s), replace(s.target, home=home_of(s.target))
         value = emitter.value(emitter.code(s, s.value))
-        block = converted(value, emitter.dtype(one))
+        block, moved = converted(value, emitter.dtype(one)), emitter.moved(s.where)
         stage = self._stage(s.target, value) if s.target.home == ALL_RANKS else None
         if stage and near is not self.node:
             with self.far_ranks():
-                self.put(one, stage)
-            return near.put(s.target, block)
+                self._put_staged(one, stage, s.where)
+            return near.put(s.target, block, moved)
         with self.world.homes(s.target):
             with self.if_far(self.text(home_of(one))):
-                self.put(one, stage or self._stage(one, value))
+                self._put_staged(one, stage or self._stage(one, value), s.where)
             with self.write.otherwise():
-                self.node.put(one, block)
+                self.node.put(one, block, moved)
 
     def copy(self, s: Copy) -> None:
         """To all, far ranks come first, since that takes longest; what near ones get is loaded once."""
@@ -196,7 +200,7 @@ class Far(Reach):
 
     def _put(self, s: Copy) -> None:
         """Puts or fetches, one a piece."""
-        with self._pieces(s.source.ranges, self._contiguous(s.source, s.target)) as (loops, count):
+        with self._pieces(s.source.ranges, self._contiguous(s.source, s.target), s.where) as (loops, count):
             target, origin = self._corner(s.target, loops), self._corner(s.source, loops)
             token = None if self.emitter.publishing else self.emitter.token(s.source)
             origin = f"{origin} + {token}" if token else origin
@@ -207,9 +211,12 @@ class Far(Reach):
                 self.write.do(call("fetch_far" if s.source.remote else "put_far", *given))
 
     @contextmanager
-    def _pieces(self, ranges: tuple[Range, ...], last: int) -> Iterator[tuple[tuple[Range, ...], Source]]:
-        """One piece, of the `last` ranges, in loops over the rows of the others; and how many elements it has."""
-        loops = ranges[: len(ranges) - last]
+    def _pieces(
+        self, ranges: tuple[Range, ...], last: int, where: View | None
+    ) -> Iterator[tuple[tuple[Range, ...], Source]]:
+        """One piece, of the `last` ranges, in loops over the rows of the others; and how many elements it has. `where`:
+        the integers that say which rows are moved, if any do."""
+        loops = ranges[: len(ranges) - (last if where is None else min(last, len(ranges) - 1))]
         with ExitStack() as opened:
             for r in (loop.walked for loop in loops):
                 bounds = self.text(r.start), self.text(r.stop)
@@ -217,6 +224,9 @@ class Far(Reach):
             for r, by in ((r, r.by) for r in loops if r.by is not None):
                 row = self.emitter.pick_one(r, _index_at(by, loops))
                 opened.enter_context(self.write.branch(f"{row} >= 0"))
+            if where is not None:
+                moved = self.emitter.integer(_index_at(where, loops))
+                opened.enter_context(self.write.branch(f"{moved} >= 0"))
             extents = [f"({self.text(r.stop - r.start)})" for r in ranges[len(loops) :]]
             yield loops, " * ".join(extents) if extents else ONE
 
@@ -235,10 +245,10 @@ class Far(Reach):
         self.write.do(call("tl.store", f"{stage} + {offsets}", converted(value, dtype), mask=mask))
         return stage
 
-    def put(self, view: View, block: Source) -> None:
+    def _put_staged(self, view: View, block: Source, where: View | None) -> None:
         """Sends a block that lies in the stage, a row at a time."""
         origin, ranges = block, view.ranges
-        with self._pieces(ranges, min(1, self._contiguous(view))) as (loops, count):
+        with self._pieces(ranges, min(1, self._contiguous(view)), where) as (loops, count):
             for k, r in enumerate(loops):
                 at, row = self.emitter.local(of_dim(r.dim, "at").name), prod(_extents(ranges[k + 1 :]))
                 origin = f"{origin} + ({at} - ({self.text(r.start)})) * {row}"

@@ -132,7 +132,7 @@ def blocks(program: TileProgram, facts: Facts) -> Iterator[DescribedBlock]:
         for loop in (s for s in walk(role.body) if pipelined(s, role, program)):
             assert isinstance(loop, For)
             for s in statements_of(loop.body):
-                for view in (load.view for load in s.loads):
+                for view in (load.view for load in s.loads if load.where is None):
                     if block := block_of(view, program, facts):
                         found[replace(block, turned=False, ends=None)] = None
     yield from found

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import sympy
 
 from tilelink.backend.addresses import along, arange
+from tilelink.backend.copies import through_registers
 from tilelink.backend.facts import fills, vector_of
 from tilelink.backend.kernel import Source, call, converted
 from tilelink.backend.parameters import HEAPS, MULTICAST, WORLD
@@ -41,19 +42,29 @@ class Reach(ABC):
     def takes(self, s: Reached) -> bool: ...
 
     @abstractmethod
-    def put(self, view: View, block: Source) -> None:
-        """A block that registers hold, to where a view is."""
+    def store(self, s: Store) -> None: ...
+
+    @abstractmethod
+    def copy(self, s: Copy) -> None: ...
 
     @abstractmethod
     def notify(self, s: Notify) -> None: ...
 
+
+class ByStores(Reach):
+    """A way to reach memory by stores of blocks that registers hold."""
+
+    @abstractmethod
+    def put(self, view: View, block: Source, moved: Source | None) -> None:
+        """A block that registers hold, to where a view is. `moved`: which of its rows are; None for all."""
+
     def store(self, s: Store) -> None:
         value = self.emitter.code(s, s.value)
         value = self.emitter.value(value) if s.target.home == ALL_RANKS else value
-        self.put(s.target, converted(value, self.emitter.dtype(s.target)))
+        self.put(s.target, converted(value, self.emitter.dtype(s.target)), self.emitter.moved(s.where))
 
     def copy(self, s: Copy) -> None:
-        self.emitter.through_registers(s, self.put)
+        through_registers(self.emitter, s, self.put)
 
 
 def home_of(view: View) -> Expr:
@@ -64,7 +75,7 @@ def home_of(view: View) -> Expr:
     return view.home
 
 
-class Near(Reach):
+class Near(ByStores):
     """Memory that is mapped: stores, and atomic additions to signals. A view of all ranks is a loop over them; if it is
     `of_node`, over those of the own node."""
 
@@ -75,9 +86,9 @@ class Near(Reach):
     def takes(self, s: Reached) -> bool:
         return True
 
-    def put(self, view: View, block: Source) -> None:
+    def put(self, view: View, block: Source, moved: Source | None) -> None:
         with self.homes(view) as home:
-            at = self.emitter.addresses.block(view, home, hoisted=not self.emitter.accumulates)
+            at = self.emitter.addresses.block(view, home, hoisted=not self.emitter.accumulates, moved=moved)
             self.write.do(call(self.emitter.store, at.pointer, block, mask=at.mask))
 
     def notify(self, s: Notify) -> None:
@@ -127,7 +138,7 @@ class Near(Reach):
             yield to, cell_of(signals, view, home)
 
 
-class All(Reach):
+class All(ByStores):
     """Accesses to an address where the heaps of all ranks of a node lie one over the other, for roles with
     `via="multicast"`. A store or notification reaches all heaps; a load returns the sum over them. Each takes 16 bytes,
     so this needs rows of whole 16 bytes. For other rows, and for roles of other schedules, a loop over the ranks
@@ -136,7 +147,7 @@ class All(Reach):
     def takes(self, s: Reached) -> bool:
         """Whether a statement goes to all ranks at once: each of them waits for its own."""
         view = s.views[0] if isinstance(s, Notify) else s.target
-        if not self.reaches(view):
+        if not self.reaches(view) or (not isinstance(s, Notify) and s.where is not None):
             return False
         if view.tensor not in {s.tensor for s in self.program.signals}:
             return True
@@ -153,7 +164,8 @@ class All(Reach):
         exact = self.emitter.facts.exact
         return width is not None and (last.dim, width) in exact and (last.extent or width) % width == 0
 
-    def put(self, view: View, block: Source) -> None:
+    def put(self, view: View, block: Source, moved: Source | None) -> None:
+        assert moved is None, "a multicast takes whole blocks"
         offsets, here = self.vectors(view)
         at = self.emitter.names.of("at", view.tensor)
         self.write.do(call("multicast_store", MULTICAST, at, offsets, block, here))

@@ -235,7 +235,7 @@ class Accesses:
                 # fmt: off
                 self.observer(Operation(
                     self._observed, who.rank, who.number, who.launch, who.program, mode.kind, access.region, access.box,
-                    mode.semantic, scope, old, new, me.strand.time, site,
+                    mode.semantic, scope, old, new, me.strand.time, site, access.addresses.size,
                 ))
                 # fmt: on
                 self._observed += 1

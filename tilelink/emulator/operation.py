@@ -34,7 +34,8 @@ class Operation:
     `launch` counts the launches of a rank from 0. `semantic` is "relaxed", "acquire", "release" or "acq_rel" and
     `scope` "cta", "gpu" or "sys" for atomics, both are "" otherwise. `old` and `new` are the values before and after an
     atomic of one element. `time` is the Lamport time after it: an operation costs 1, as do all polls of a wait
-    together; an acquire is later than the release that it reads, a launch than what is before it on its stream."""
+    together; an acquire is later than the release that it reads, a launch than what is before it on its stream.
+    `box` holds the elements that it touches, which are `elements` in number: a mask may leave some out."""
 
     sequence: int
     rank: int
@@ -50,3 +51,4 @@ class Operation:
     new: int | float | None
     time: int
     site: KernelSite
+    elements: int

@@ -20,12 +20,13 @@ from tilelink.frontend.views import View
 
 @dataclass(frozen=True)
 class Load:
-    """A block read from a view."""
+    """A block read from a view. `where`: integers, one a row; rows with -1 are not read, and are zeros."""
 
     view: View
+    where: View | None = None
 
     def __str__(self) -> str:
-        return f"{self.view}.load()"
+        return f"{self.view}.load({'' if self.where is None else f'where={self.where}'})"
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,21 @@ class Statement:
         return tuple(load for code in self.codes for load in code.loads)
 
     @property
+    def reads(self) -> tuple[Load, ...]:
+        """What it reads itself, each behind the integers that pick its rows, or say which of them are moved."""
+        loads = (*(Load(view, self.moved) for view in self._views(self.READS)), *self.loads)
+        alone = () if self.moved is None or self.READS else (Load(self.moved),)
+        return (*alone, *(one for load in loads for one in _with_integers(load)))
+
+    @property
     def read(self) -> tuple[View, ...]:
-        """The views that it reads itself, each behind the integers that pick its rows."""
-        return _with_integers((*self._views(self.READS), *(load.view for load in self.loads)))
+        """The views that it reads itself, integers among them."""
+        return tuple(load.view for load in self.reads)
+
+    @property
+    def moved(self) -> View | None:
+        """The integers that say which rows of its views it moves; None for all."""
+        return None
 
     @property
     def given(self) -> tuple[View, ...]:
@@ -141,8 +154,9 @@ class Statement:
         return tuple(view for value in values for view in (value if isinstance(value, tuple) else (value,)))
 
 
-def _with_integers(views: tuple[View, ...]) -> tuple[View, ...]:
-    return tuple(v for view in views for v in (*view.picked_by, view))
+def _with_integers(load: Load) -> tuple[Load, ...]:
+    integers = (*load.view.picked_by, *([] if load.where is None else [load.where]))
+    return (*map(Load, integers), load)
 
 
 @dataclass(frozen=True)
@@ -180,26 +194,40 @@ class Owed(Statement):
 
 @dataclass(frozen=True)
 class Copy(Statement):
-    """Memory to memory."""
+    """Memory to memory. `where`: integers, one a row; rows with -1 are not moved."""
 
     READS, GIVES = ("source",), ("target",)
     source: View
     target: View
+    where: View | None = None
+
+    @property
+    def moved(self) -> View | None:
+        return self.where
 
     def __str__(self) -> str:
-        return f"copy {self.source} -> {self.target}"
+        return f"copy {self.source} -> {self.target}{_where(self.where)}"
 
 
 @dataclass(frozen=True)
 class Store(Statement):
-    """A block in registers to memory."""
+    """A block in registers to memory. `where`: integers, one a row; rows with -1 are not stored."""
 
     GIVES, CODES = ("target",), ("value",)
     target: View
     value: Code
+    where: View | None = None
+
+    @property
+    def moved(self) -> View | None:
+        return self.where
 
     def __str__(self) -> str:
-        return f"{self.target}.store({self.value})"
+        return f"{self.target}.store({self.value}){_where(self.where)}"
+
+
+def _where(integers: View | None) -> str:
+    return "" if integers is None else f" where {integers}"
 
 
 @dataclass(frozen=True)

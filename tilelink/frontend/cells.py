@@ -250,7 +250,7 @@ def cell_filled(signals: Signals) -> Expr:
     home = of_cell("index", 0) if signals.by_home else RANK
     parts = [_rows_of_part(c, home) for c in signals.grid if c.pieces == PART]
     others = [c for c in signals.grid if c.dim != RANKS_DIM and c.pieces != PART]
-    return sympy.prod([*parts, *(_tiles_in_cell(c, c.size, False, home) for c in others)])
+    return sympy.prod([*parts, *(_tiles_in_cell(c, c.size or 1, False, home) for c in others)])
 
 
 def _rows_of_part(cell: Cell, home: Expr) -> Expr:

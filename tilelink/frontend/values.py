@@ -13,6 +13,7 @@ from typing import Any
 import triton.language as tl
 
 from tilelink.errors import listed
+from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.expressions import Expr
 from tilelink.frontend.ir import Range
 
@@ -106,6 +107,16 @@ class TileValue:
 
     def __str__(self) -> str:
         return "the tile"
+
+
+@dataclass(frozen=True)
+class Part:
+    """`tk.part(rank)`: as an entry of an index, the part of a dimension that a rank has."""
+
+    rank: Expr
+
+    def __str__(self) -> str:
+        return f"tk.part({to_text(self.rank)})"
 
 
 def result_of(

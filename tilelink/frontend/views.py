@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sympy
 
 from tilelink.frontend.arithmetic import to_text
-from tilelink.frontend.expressions import RANK, Expr, symbol
+from tilelink.frontend.expressions import RANK, Expr, first_of, symbol
 from tilelink.frontend.routes import Segment
 
 ALL_RANKS = "all ranks"
@@ -89,6 +89,11 @@ class Range:
         return self if self.by is None else self.by.ranges[0]
 
     @property
+    def of_rank(self) -> bool:
+        """Whether it is all that a rank has of a dimension, which may be nothing."""
+        return self.extent is None and self.part is not None and self.start == first_of(symbol(self.dim), self.part)
+
+    @property
     def limit(self) -> Expr:
         """Where its elements end, besides at the end of the block itself."""
         bounds = self.stop.args if isinstance(self.stop, sympy.Min) else (self.stop,)
@@ -140,6 +145,11 @@ class View:
     @property
     def ranges(self) -> tuple[Range, ...]:
         return tuple(i for i in self.index if isinstance(i, Range))
+
+    @property
+    def of_rank(self) -> bool:
+        """Whether it is all that a rank has along a dimension, so that it may be empty."""
+        return any(r.of_rank for r in self.ranges)
 
     @property
     def picking(self) -> str:

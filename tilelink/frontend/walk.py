@@ -31,8 +31,9 @@ from tilelink.frontend.expressions import (
     whole,
 )
 from tilelink.frontend.ir import Range, Walk
+from tilelink.frontend.orders import STEP
 from tilelink.frontend.routes import Segment
-from tilelink.frontend.schedule import STEP, CopyEngine, SMs
+from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.language import RanksWord, RouteWord, Space, nodes, ranks
 
 NUMBER, TILE = own("i"), own("tile")
@@ -55,6 +56,12 @@ def make_walk(
     """The walk over a space, and the values of its rank axes. `ends`: where the own part ends along a dimension, if
     that is data. Raises ScheduleError, TileSizeError, and NotUnderstoodError for an axis that is called like one that
     the tiles have."""
+    if resource.order.columns:
+        raise ScheduleError(
+            f"{role}: order={resource.order} is for tiles of the experts of a route, and its space is "
+            f"{', '.join(space.dims)}; tk.grouped walks the tiles of a part column by column",
+            site,
+        )
     sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site), strict=True))
     tiled = [d for d, t in sizes.items() if t is not None]
     spread = [d for d in space.dims if d in cut]

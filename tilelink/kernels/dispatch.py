@@ -19,7 +19,7 @@ def dispatch(
     out: tk.Sharded("routed", "K"),
 ):
     """out = the rows that are routed to the experts of this rank, by expert and source. x: the tokens of this rank;
-    order: the token of each row that it sends, in the order of all experts, -1 for a row of zeros."""
+    order: the token of each row that it sends, in the order of all experts."""
     dispatch_rows[tk.tiles(route, x.cols)](x, order, out)
 
 

@@ -34,9 +34,8 @@ def dispatch_matmul(
     gathered: tk.Sharded("routed", "K") = None,
 ):
     """out = the rows that are routed to the experts of this rank, by expert and source, each times the weight of its
-    expert. x: the tokens of this rank; order: the token of each row that it sends, in the order of all experts, -1 for
-    a row of zeros. Behind those rows order and out may have room. gathered = the rows themselves, if they are asked
-    for."""
+    expert. x: the tokens of this rank; order: the token of each row that it sends, in the order of all experts. Behind
+    those rows order and out may have room. gathered = the rows themselves, if they are asked for."""
     rows = tk.sharded("routed", "K")
     dispatch[tk.tiles(route, x.cols)](x, order, rows)
     matmul[tk.tiles(route.experts, out.cols)](rows, weight, out, gathered)

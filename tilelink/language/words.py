@@ -24,8 +24,8 @@ from tilelink.language.declarations import (
 from tilelink.language.recording import program_of
 
 __all__ = [
-    "claim", "copy", "each", "local", "node", "notify", "place", "rank", "rank_at", "release", "sharded", "steps",
-    "tiles", "wait", "world",
+    "claim", "copy", "each", "local", "node", "notify", "part", "place", "rank", "rank_at", "release", "sharded",
+    "steps", "tiles", "wait", "world",
 ]  # fmt: skip
 
 
@@ -119,8 +119,18 @@ def steps(along: Any, *, stop: Any = None, by: int | None = None) -> Any:
     only_in_tile_functions("steps()")
 
 
-def copy(source: Any, target: Any) -> Any:
-    """Copies a view to a view of the same shape, memory to memory; returns the target."""
+def part(rank: Any) -> Any:
+    """As an entry of an index: the part of a rank, along a dimension that is cut over the ranks. Of a local tensor
+    `full`, `full[tk.part(r), :]` is what this rank has of the rows of rank r."""
+    only_in_tile_functions("part()")
+
+
+def copy(source: Any, target: Any, *, where: Any = None) -> Any:
+    """Copies a view to a view of the same shape, memory to memory; returns the target.
+
+    `where`: a view of integers, one for each row, such as `wanted[t.rows, t.reader]`. A row whose integer is -1 is
+    neither read nor written. `load` and `store` of a view take it, too; what is not loaded is zeros."""
+    only_in_tile_functions("copy()")
     only_in_tile_functions("copy()")
 
 

@@ -9,7 +9,8 @@ from tilelink.analysis.machine import Machine
 from tilelink.analysis.simulate import steps_of
 from tilelink.analysis.simulate.costs import collective, compute, costs
 from tilelink.errors import ArgumentError, Site
-from tilelink.frontend.schedule import Schedule, SMs, grouped, smallest_tile
+from tilelink.frontend.orders import grouped
+from tilelink.frontend.schedule import Schedule, SMs, smallest_tile
 from tilelink.frontend.sizes import Sizes
 
 LIBRARY_TILES = ((128, 256, 64), (256, 128, 64), (128, 128, 64), (64, 256, 64))

@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilelink.errors import ScheduleError, Site, TileLinkError, listed, similar
-from tilelink.frontend import schedule as words
-from tilelink.frontend.schedule import Epilogue, Order, Resource, Schedule
+from tilelink.frontend import orders as words
+from tilelink.frontend.orders import Order
+from tilelink.frontend.schedule import Epilogue, Resource, Schedule
 from tilelink.language import launched
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ class Change(NamedTuple):
     value: Any
 
     def __str__(self) -> str:
-        group = f",{self.role}.group={self.value.group}" if self.field == "order" else ""
-        return f"{self.role}.{self.field}={_text(self.field, self.value)}{group}"
+        more = ("group", "columns") if self.field == "order" else ()
+        said = (f",{self.role}.{name}={getattr(self.value, name)}" for name in more)
+        return f"{self.role}.{self.field}={_text(self.field, self.value)}{''.join(said)}"
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,8 @@ def _read_field(program: Program, resource: Resource, field: str, value: str) ->
             if value not in named:
                 raise ScheduleError(f"there is no order {value}; there is {listed(named, value)}")
             return {"order": named[value]}
-        case "group":
-            return {"order": replace(vars(resource)["order"], group=number(value))}
+        case "group" | "columns":
+            return {"order": replace(vars(resource)["order"], **{field: number(value)})}
         case "at":
             return {"at": None if value == "none" else value}
         case "count" | "wave":
@@ -145,7 +147,7 @@ def _field_texts(program: Program, resource: Resource) -> dict[str, str]:
         return texts
     order = resource.order
     called = next((n for n, o in orders(program).items() if o.parts is order.parts), order.name)
-    return {**texts, "order": called, "group": str(order.group)}
+    return {**texts, "order": called, "group": str(order.group), "columns": str(order.columns)}
 
 
 def _text(field: str, value: Any) -> str:

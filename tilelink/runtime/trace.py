@@ -111,7 +111,7 @@ class _Worker:
 
     def accesses(self, wanted: list[int]) -> list[tuple[int, tuple[Operation, ...]]]:
         """Reads and writes between two synchronisations: each is done in full, by pieces that lie within it; of what
-        integers pick rows from, any pieces are read."""
+        integers pick rows from, or say which rows are moved, any pieces are."""
         left = {k: self.volume(k) for k in wanted if not self.events.picked[k]}
         pieces: dict[int, list[Operation]] = {k: [] for k in wanted}
         while any(left.values()) or self.picks(wanted):
@@ -127,7 +127,7 @@ class _Worker:
         return [(k, tuple(pieces[k])) for k in wanted]
 
     def picks(self, wanted: list[int]) -> bool:
-        """Whether the next operation reads rows that integers pick."""
+        """Whether the next operation is on rows that integers pick, or say that they are moved."""
         picked = [k for k in wanted if self.events.picked[k]]
         if not picked or self.next == len(self.operations):
             return False

@@ -58,13 +58,20 @@ def role_places(program: ir.TileProgram) -> list[RolePlace]:
 
 def why_not_structural(program: ir.TileProgram, sizes: Sizes | None = None) -> str:
     """The first thing for which the structure does not suffice, with its line; "" where it does: at all sizes, but for
-    outputs that the first tile along an empty dimension would write at these."""
+    outputs that the first tile along an empty dimension would write at these, and for entries that do not exist."""
     reason = _why_not(program)
     if reason or sizes is None:
         return reason
-    places = (p for p in role_places(program) if isinstance(p.statement, ir.Store | ir.Copy))
+    found = role_places(program)
+    places = (p for p in found if isinstance(p.statement, ir.Store | ir.Copy))
     empty = [r.dim for p in places for r in _only_first(p) or () if not sizes.values[r.dim]]
-    return f"the first tile along {empty[0]} writes an output, and {empty[0]} is 0" if empty else ""
+    if empty:
+        return f"the first tile along {empty[0]} writes an output, and {empty[0]} is 0"
+    for view, site in ((v, p.statement.site) for p in found for v in p.statement.touched):
+        for dim, i in zip(program.tensor(view.tensor).dims, view.index, strict=True):
+            if _numbered(dim, i) and i >= sizes.values[dim]:
+                return f"{view} is entry {i} along {dim}, which has {sizes.values[dim]} ({site})"
+    return ""
 
 
 @kept()
@@ -232,7 +239,7 @@ def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
     for k, (dim, i) in enumerate(zip(tensor.dims, view.index, strict=True)):
         size = WORLD if dim == ir.RANKS_DIM else symbol(dim)
         if isinstance(i, Expr):
-            inside = _below(i, size, place)
+            inside = _numbered(dim, i) or _below(i, size, place)
         elif k == tensor.sharded and i.part is not None:
             inside = _lies(i, first_of(size, i.part), first_of(size, i.part + 1), place)
         else:
@@ -240,6 +247,11 @@ def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
         if not inside:
             return f"{view} may lie outside {tensor.name} along {dim}"
     return ""
+
+
+def _numbered(dim: str, i: ir.Range | Expr) -> bool:
+    """Whether an entry of a view's index is a constant, which is an entry of the dimension at sizes that are larger."""
+    return isinstance(i, sympy.Integer) and i >= 0 and dim != ir.RANKS_DIM
 
 
 def _lies(i: ir.Range, begin: Expr, end: Expr, place: RolePlace) -> bool:

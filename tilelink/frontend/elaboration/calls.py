@@ -26,7 +26,7 @@ from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.reading import Expressions
 from tilelink.frontend.elaboration.source import parsed
 from tilelink.frontend.expressions import RANK, WORLD, Expr, node_of, place_of, rank_at
-from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, TRITON_DTYPES, Block, Static, broadcast, result_of
+from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, TRITON_DTYPES, Block, Part, Static, broadcast, result_of
 from tilelink.language import AxisWord, RanksWord, TensorWord, TileFunction
 
 _TOUCHING = ("load", "store", "make_block_ptr", "advance", "make_tensor_descriptor", "load_tensor_descriptor",
@@ -60,6 +60,8 @@ class Calls(Expressions):
         if called is language.node or called is language.place:
             of = node_of if called is language.node else place_of
             return of(*[RANK if a is None else self.integer(a) for a in self.arguments(node, "rank")])
+        if called is language.part:
+            return Part(self.integer(*self.arguments(node, "rank", needed=1)))
         if called is language.rank_at:
             return rank_at(*map(self.integer, self.arguments(node, "node", "place", needed=2)))
         if called is len:
@@ -125,12 +127,12 @@ class Calls(Expressions):
         if name == "at":
             return self.at(node, view)
         if name == "load":
-            self.arguments(node)
+            (moved,) = self.arguments(node, "where")
             self.readable(node, view)
             block = self.as_block(node, view)
             shape = tuple(int(self.extent(node, r)) for r in block.ranges)
-            return Block(self.hole(ir.Load(block)), shape, self.dtypes[view.tensor])
-        (stored,) = self.arguments(node, "block", needed=1)
+            return Block(self.hole(ir.Load(block, self.moved(node, moved, view))), shape, self.dtypes[view.tensor])
+        stored, moved = self.arguments(node, "block", "where", needed=1)
         self.writable(node, view, "store to")
         place = self.as_block(node, view)
         value = self.value(stored)
@@ -144,7 +146,7 @@ class Calls(Expressions):
         self.whole_numbers(node, place, value)
         made = self.node(stored, value)
         made = self.filled(node, place, made) if number else made
-        self.emit(ir.Store(self.function.site(node), place, self.code(made)))
+        self.emit(ir.Store(self.function.site(node), place, self.code(made), self.moved(node, moved, view)))
         self.stored[view] = self.function.site(node)
         return view
 
@@ -159,7 +161,8 @@ class Calls(Expressions):
         return replace(view, index=tuple(self.blocked(node, i) if isinstance(i, ir.Range) else i for i in view.index))
 
     def copy(self, node: ast.Call, label: str) -> ir.View:
-        source, target = map(self.value, self.arguments(node, "source", "target", needed=2))
+        *views, moved = self.arguments(node, "source", "target", "where", needed=2)
+        source, target = map(self.value, views)
         if not (isinstance(source, ir.View) and isinstance(target, ir.View)):
             self.fail(ViewError, node, f"tk.copy takes two views, from and to, not {self.text(source)} and "
                       f"{self.text(target)}")
@@ -175,7 +178,7 @@ class Calls(Expressions):
         if here != there:
             self.fail(DtypeError, node, f"a copy keeps the dtype: {source.tensor} is {here}, {target.tensor} {there}; "
                       f"declare {target.tensor} with dtype={source.tensor}")
-        self.emit(ir.Copy(self.function.site(node), source, target))
+        self.emit(ir.Copy(self.function.site(node), source, target, self.moved(node, moved, target)))
         self.stored[target] = self.function.site(node)
         return target
 

@@ -20,7 +20,7 @@ from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.source import Source
 from tilelink.frontend.expressions import RANK, Expr, first_of, smaller, symbol
 from tilelink.frontend.routes import end_of_rows
-from tilelink.frontend.values import Block, Static, TileValue, is_floating
+from tilelink.frontend.values import Block, Part, Static, TileValue, is_floating
 from tilelink.frontend.views import on_side
 from tilelink.language import AxisWord, TensorWord, ranks
 
@@ -36,6 +36,8 @@ class Views(Source):
         for k, v in enumerate(self.entries(entries, tensor)):
             if isinstance(v, ir.View):
                 v = self.picked(node, v, tensor.name, index, self.picked_from(node, tensor, k, v))
+            elif isinstance(v, Part):
+                v = self.said_part(node, tensor, k, v)
             index.append(
                 self.whole(tensor, k, node) if v is None else ir.whole_range(v.dim) if isinstance(v, AxisWord) else v
             )
@@ -57,15 +59,15 @@ class Views(Source):
         return ir.View(tensor.name, tuple(index), home)
 
     def entries(self, nodes: list[ast.expr], tensor: TensorWord) -> list[Any]:
-        """The entries of an index of a tensor: ranges (a tile has several), dimensions, integers, views of integers
-        that pick rows, and None for `:`."""
+        """The entries of an index of a tensor: ranges (a tile has several), dimensions, integers, parts, views of
+        integers that pick rows, and None for `:`."""
         made: list[Any] = []
         for node in nodes:
             v = None if isinstance(node, ast.Slice) else self.value(node)
             if isinstance(node, ast.Slice) and (node.lower or node.upper or node.step):
                 self.fail(ViewError, node, f"{ast.unparse(node)}: views are made of tiles and ranges of the schedule, "
                           "so that what is touched is known; write t.rows, a range of tk.steps, or :")
-            if not isinstance(v, TileValue | ir.Range | AxisWord | ir.View | Expr | None):
+            if not isinstance(v, TileValue | ir.Range | AxisWord | ir.View | Part | Expr | None):
                 self.fail(DimensionError, node, f"{self.text(v)} is no index of a view: use the tile, a range, a view "
                           "of integers or :")
             made += on_side(v.ranges, v.sent, tensor.dims) if isinstance(v, TileValue) else [v]
@@ -76,22 +78,41 @@ class Views(Source):
     ) -> ir.Range:
         """The rows of a range that the integers of a view pick. `of`: what they are rows of; `before`: what stands
         before them in the index."""
-        dtype = self.dtypes[by.tensor]
-        if dtype not in INDEX_DTYPES:
-            self.fail(DtypeError, node, f"{by} picks rows of {of}, and is {dtype}: rows are picked by "
-                      f"{' or '.join(INDEX_DTYPES)}; declare {by.tensor} with dtype=tl.int32")
-        if len(by.ranges) != 1 or by.picked_by:
-            what = "itself picked by integers" if by.picked_by else f"of {len(by.ranges)} dimensions"
-            self.fail(DimensionError, node, f"{by} picks rows of {of}, and is {what}: rows are picked by one row of "
-                      "integers, such as order[t.rows] or place[t.rows, k]")
+        integers = self.row_of_integers(node, by, f"picks rows of {of}", "rows are picked by")
         if not isinstance(whole, ir.Range) or any(isinstance(i, ir.Range) for i in before):
             self.fail(DimensionError, node, f"{by} is no index of dimension {len(before)} of {of}: integers pick along "
                       "the first dimension of a view")
         if whole.by is not None:
             self.fail(ViewError, node, f"{whole} picks rows of {of} already: rows are picked once")
-        self.readable(node, by)
-        integers = replace(by, index=tuple(self.blocked(node, i) if isinstance(i, ir.Range) else i for i in by.index))
         return replace(whole, extent=integers.ranges[0].extent, whole=False, by=integers)
+
+    def row_of_integers(self, node: ast.expr, view: ir.View, does: str, rule: str) -> ir.View:
+        """A view of integers, one for each row of a tile, as it is loaded. `does`: what they are for, in errors."""
+        dtype = self.dtypes[view.tensor]
+        if dtype not in INDEX_DTYPES:
+            self.fail(DtypeError, node, f"{view} {does}, and is {dtype}: {rule} {' or '.join(INDEX_DTYPES)}; declare "
+                      f"{view.tensor} with dtype=tl.int32")
+        if len(view.ranges) != 1 or view.picked_by:
+            what = "itself picked by integers" if view.picked_by else f"of {len(view.ranges)} dimensions"
+            self.fail(DimensionError, node, f"{view} {does}, and is {what}: {rule} one row of integers, such as "
+                      "order[t.rows] or place[t.rows, k]")
+        self.readable(node, view)
+        return replace(view, index=tuple(self.blocked(node, i) if isinstance(i, ir.Range) else i for i in view.index))
+
+    def moved(self, node: ast.expr, where: ast.expr | None, view: ir.View) -> ir.View | None:
+        """The integers that say which rows of a view are moved, those of -1 not; None for all."""
+        value = Static(None) if where is None else self.value(where)
+        if isinstance(value, Static) and value.value is None:
+            return None
+        if not isinstance(value, ir.View):
+            self.fail(ViewError, node, f"where={self.text(value)}: it takes a view of integers, one for each row, such "
+                      "as wanted[t.rows, t.reader]")
+        integers = self.row_of_integers(node, value, f"says which rows of {view} are moved", "where= takes")
+        along, rows = integers.ranges[0], next((r.walked for r in view.ranges), None)
+        if rows is None or not (along.same_rows(rows) or _covers(along) == _covers(rows)):
+            self.fail(DimensionError, node, f"{value} says which rows of {view} are moved, and goes along {along}, not "
+                      f"along {rows}: where= takes an integer for each row")
+        return integers
 
     def picked_from(self, node: ast.expr, tensor: TensorWord, k: int, by: ir.View) -> ir.Range | Expr:
         """What integers pick rows of where the view is not said: of a tensor that is cut over the ranks, the part of
@@ -99,6 +120,15 @@ class Views(Source):
         self.one_home(node, by, "load of")
         cut = k == tensor.sharded and isinstance(by.home, Expr)
         return self.part(tensor.dims[k], by.home) if cut else self.whole(tensor, k, node)
+
+    def said_part(self, node: ast.expr, tensor: TensorWord, k: int, part: Part) -> ir.Range:
+        """What `tk.part(rank)` is as entry k of an index."""
+        whole = self.whole(tensor, k, node)
+        if tensor.dims[k] not in self.cut or not isinstance(whole, ir.Range):
+            self.fail(DimensionError, node, f"{part} of {tensor.name}: its dimension {k}, {tensor.dims[k]}, is not cut "
+                      f"over the ranks in this program, so no rank has a part of it; cut are "
+                      f"{', '.join(self.cut) or 'none'}")
+        return self.part(whole.dim, part.rank)
 
     def part(self, dim: str, rank: Expr) -> ir.Range:
         """The part of a dimension that a rank has; of the rows of a route, those that there are."""
@@ -124,6 +154,7 @@ class Views(Source):
             self.fail(DimensionError, node, f"{view} has {len(places)} dimensions; {len(given)} indices given")
         for k, v in zip(places, given, strict=False):
             old = index[k]
+            v = self.said_part(node, tensor, k, v) if isinstance(v, Part) else v
             if isinstance(v, ir.View):
                 v = self.picked(node, v, str(view), index[:k], old)
             elif isinstance(old, ir.Range) and old.by is not None and v is not None:
@@ -192,3 +223,7 @@ class Views(Source):
                       f"({self.written[view.tensor]}) and read without a wait: read what "
                       f"tk.wait({view.tensor}[...]) returns")
 
+
+def _covers(r: ir.Range) -> tuple[Any, ...]:
+    """What two ranges have alike that hold the same elements, as blocks of one length."""
+    return r.dim, r.start, r.stop, r.extent

@@ -70,7 +70,7 @@ def _sum_of_all(s: ir.Statement, program: ir.TileProgram) -> ir.Body:
     match s:
         case ir.For(body=(ir.Wait(views=(waited,)) as wait, ir.Compute(targets=(total,), code=code) as add)):
             adds = code.text in ("{0} + {1}", "{1} + {0}") and ir.Variable(total) in code.holes
-            if not over_ranks or not adds or len(code.loads) != 1:
+            if not over_ranks or not adds or len(code.loads) != 1 or code.loads[0].where is not None:
                 return (s,)
             (load,), rank = code.loads, symbol(s.name)
             awaited, loaded = _of_all(waited, rank), _of_all(load.view, rank)

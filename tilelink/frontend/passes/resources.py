@@ -37,6 +37,9 @@ def check_resources(program: TileProgram, _: Binding) -> TileProgram:
                 case Copy() if s.source.picked_by:
                     _fail(role, s.site, f"it copies {s.source}, rows that integers pick, and the host that enqueues "
                           "the copy does not know them. Give it SMs")
+                case Copy() if s.where is not None:
+                    _fail(role, s.site, f"it copies rows where {s.where} says so, and the host that enqueues the copy "
+                          "does not know those integers. Give it SMs, or copy all rows")
                 case Copy() if s.target not in role.notified:
                     _fail(role, s.site, f"it notifies nobody of its copy to {s.target}, so nobody would know when that "
                           "is done. Notify what tk.copy returns")

@@ -16,7 +16,7 @@ from tilelink.analysis.unroll import DEFAULT_SMS, unroll
 from tilelink.emulator import Execution
 from tilelink.emulator.beside import Beside
 from tilelink.errors import Site, TileLinkError, WorldError
-from tilelink.frontend.ir import TileProgram, walk
+from tilelink.frontend.ir import Copy, TileProgram, walk
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes
 from tilelink.programs.given import at_sizes
@@ -158,8 +158,11 @@ class Lowered:
 def operands(program: TileProgram, sizes: Sizes, rank: int, call: int) -> dict[str, torch.Tensor]:
     """The tensors of one call of a rank, by name: inputs, others in each call, and outputs that are poisoned."""
     generator = torch.Generator().manual_seed(1000 * call + rank)
-    reads = (v for role in program.roles for s in walk(role.body) for v in s.read)
-    picked = {by.tensor: r.dim for v in reads for r, by in ((r, r.by) for r in v.ranges) if by is not None}
+    statements = [s for role in program.roles for s in walk(role.body)]
+    reads = [load for s in statements for load in s.reads]
+    picked = {by.tensor: r.dim for load in reads for r, by in ((r, r.by) for r in load.view.ranges) if by is not None}
+    moved = {v.tensor for v in (*(s.moved for s in statements), *(load.where for load in reads)) if v is not None}
+    moved |= {v.tensor for s in statements if isinstance(s, Copy) for v in s.source.picked_by}
     made = {}
     for tensor in program.tensors:
         if tensor.kind not in ("input", "output"):
@@ -167,8 +170,10 @@ def operands(program: TileProgram, sizes: Sizes, rank: int, call: int) -> dict[s
         shape, dtype = shape_on(tensor, sizes, rank), getattr(torch, tensor.dtype)
         low = 0 if dtype in (torch.bool, torch.uint8) else LOW
         numbers = torch.randint(low, HIGH, shape, generator=generator)
-        if tensor.name in picked:
-            lengths = sizes.lengths(picked[tensor.name])
+        lengths = sizes.lengths(picked[tensor.name]) if tensor.name in picked else (1,)
+        if tensor.name in moved:  # rows that are not moved stay as they were, which is another value in each run
+            numbers = torch.randint(0, max(1, min(lengths)), shape, generator=generator)
+        elif tensor.name in picked:
             numbers = torch.randint(-1, lengths[rank % len(lengths)], shape, generator=generator)
         if tensor.name in sizes.counts:
             numbers = torch.tensor(sizes.counts[tensor.name])

@@ -1,0 +1,51 @@
+"""Copies through registers: loads of as much at a time as registers hold, and stores of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import sympy
+
+from tilelink.backend.facts import copied_chunks
+from tilelink.backend.kernel import Kind, Source, call
+from tilelink.frontend import ir
+from tilelink.frontend.expressions import of_dim
+from tilelink.frontend.ir import Range, View
+
+if TYPE_CHECKING:
+    from tilelink.backend.emit import RoleEmitter
+
+
+def through_registers(emitter: RoleEmitter, s: ir.Copy, put: Callable[[View, Source, Source | None], None]) -> None:
+    """Writes a copy by loads, and by `put`: what puts a block to a view, and of its rows those that are moved. A row
+    that -1 picks is none, and stays as it was, too."""
+    source, target = s.source, s.target
+    token = None if emitter.publishing else emitter.token(source)
+    emitter.pick(source)
+    loaded = emitter.moved(s.where)
+    picked = f"({emitter.addresses.picked(source)} >= 0)" if source.picked_by else None
+    stored = f"({loaded} & {picked})" if loaded and picked else loaded or picked
+    with ExitStack() as opened:
+        for a, n in copied_chunks(s.source.ranges):
+            lo, bounds = of_dim(a.dim, "at"), (emitter.text(a.start), emitter.text(a.stop))
+            opened.enter_context(emitter.write.loop(emitter.local(lo.name), *bounds, n))
+            chunk = Range(a.dim, lo, sympy.Min(lo + n, a.stop), n, a.part)
+            source = _with_range(source, a, chunk)
+            b = next(r for r in s.target.ranges if r.dim == a.dim or a.same_rows(r))
+            target = _with_range(target, b, chunk if b.dim == a.dim else _shifted(chunk, a, b))
+        here = emitter.addresses.block(source, token=token, published=not emitter.publishing, moved=loaded)
+        block = call("tl.load", here.pointer, mask=here.mask)
+        put(target, emitter.write.set(emitter.block_name(source), block, Kind.TEMPORARY), stored)
+
+
+def _with_range(view: View, old: Range, new: Range) -> View:
+    return replace(view, index=tuple(new if i == old else i for i in view.index))
+
+
+def _shifted(chunk: Range, a: Range, b: Range) -> Range:
+    """What is a chunk of the rows `a` of a route on its other side, of the rows `b`."""
+    lo = chunk.start - a.start + b.start
+    return Range(b.dim, lo, sympy.Min(lo + (chunk.extent or 0), b.stop), chunk.extent, b.part)

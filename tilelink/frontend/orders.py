@@ -1,0 +1,94 @@
+"""Orders: in which order workers walk the tiles of a role."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from tilelink.errors import ScheduleError, Site
+from tilelink.frontend.arithmetic import evaluate, to_text
+from tilelink.frontend.expressions import RANK, WORLD, Expr, own, without_fractions
+from tilelink.frontend.kept import kept
+
+STEP = own("step")
+PartOrder = Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order in which a worker set walks the tiles of a role.
+
+    `parts(step, rank, world)` returns the rank whose part (or the value of whose rank axis) `rank` walks at `step`. It
+    must be a permutation of 0..world-1 for each rank. It must use integer arithmetic, because TileLink prints it into
+    the kernel.
+    `group`: the tiles of the last two dimensions are walked in groups of this many rows, column by column inside a
+    group (1: row by row). The tiles of a group share data in the cache.
+    `columns`: the tiles of the experts of a route are walked in groups of this many columns, those of all experts
+    before the next columns (0: expert by expert).
+    """
+
+    name: str
+    parts: PartOrder = field(repr=False)
+    group: int = 1
+    columns: int = 0
+
+    def part_at(self, step: Expr, rank: Expr = RANK, world: Expr = WORLD) -> Expr:
+        """The symbolic part at a step."""
+        return without_fractions(self.parts(step, rank, world))
+
+    def check(self, world: int, site: Site | None) -> None:
+        """Raises ScheduleError if the order is not a permutation for each rank of this world, or if the printed
+        arithmetic gives other values than the function."""
+        if problem := _problem(self, world):
+            raise ScheduleError(f"order {self.name} {problem}", site)
+
+    def __str__(self) -> str:
+        if self.columns:
+            return f"columns_first({self.columns}, {self.name})"
+        return self.name if self.group == 1 else f"grouped({self.group}, {self.name})"
+
+
+@kept()
+def _problem(order: Order, world: int) -> str | None:
+    """The mistake of an order in a world of this size, or None."""
+    for rank in range(world):
+        try:
+            walked = [order.parts(step, rank, world) for step in range(world)]
+            part = order.part_at(STEP)
+        except (TypeError, ValueError, ArithmeticError) as e:
+            return f"fails on rank {rank} of {world}: {e}"
+        walks = f"walks the parts {walked} on rank {rank} of {world}"
+        if not all(isinstance(p, SupportsIndex) for p in walked) or sorted(walked) != list(range(world)):
+            return f"{walks}; it must be a permutation of 0..{world - 1}"
+        if (evaluate(part, {STEP.name: np.arange(world), RANK.name: rank, WORLD.name: world}) != walked).any():
+            printed = to_text(part)
+            return f"{walks}, but in the kernel it is {printed}: a kernel can't take a branch of Python"
+    return None
+
+
+own_rank_first = Order("own_rank_first", lambda step, rank, world: (rank + step) % world)
+next_rank_first = Order("next_rank_first", lambda step, rank, world: (rank + step + 1) % world)
+ring = Order("ring", lambda step, rank, world: (rank - step) % world)
+
+
+def order(parts: PartOrder, *, group: int = 1) -> Order:
+    """An order from a function `(step, rank, world) -> part`; see `Order`. Can be used as a decorator."""
+    return Order(getattr(parts, "__name__", "order"), parts, group)
+
+
+def grouped(group: int, parts: Order = own_rank_first) -> Order:
+    """The order `parts`, with the tiles of each part walked in groups of `group` rows."""
+    if group < 1:
+        raise ScheduleError(f"a group of {group} rows: it must be at least 1", Site.of_user())
+    return replace(parts, group=group)
+
+
+def columns_first(columns: int, parts: Order = own_rank_first) -> Order:
+    """The order `parts`, of tiles of the experts of a route, with `columns` tiles of columns of all experts before the
+    next columns. So whole rows of the first columns are made early (COMET, arXiv 2502.19811, section 3)."""
+    if columns < 1:
+        raise ScheduleError(f"{columns} columns at a time: it must be at least 1", Site.of_user())
+    return replace(parts, columns=columns, group=1)
