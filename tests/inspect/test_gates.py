@@ -118,7 +118,7 @@ PTX: list[tuple[str, str, Edit, str]] = [
     ("barrier of leave", "push", written_out("leave", without("leave", BARRIER)), "barrier"),
     ("release of notify", "push", in_function("notify", "red.release", "red.relaxed"), "release"),
     ("release of enter and leave", "push", in_function("tell", "fence.acq_rel.sys;", "nanosleep.u32 1;"), "release"),
-    ("fence", "push", in_function("wait", r"target_info.cuda_capability_geq\(9, 0\)", "False"), "fence"),
+    ("fence", "push", in_function("wait", '"one", tma', '"one", False'), "fence"),
     ("token", "push", in_function("_until", "return tl.inline_asm.*", "return 0"), "guarded"),
     ("width", "push", in_function("notify", "bitwidth == 64", "bitwidth != 64"), "all_gather_matmul: signal"),
     ("store after the barrier", "push",

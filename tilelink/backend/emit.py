@@ -50,6 +50,7 @@ class RoleEmitter:
         self.pipelined = False
         self.timed, self.later = timed, later
         self.accumulates = any(pipelining.pipelined(s, role, self.program) for s in ir.walk(role.body))
+        self.read_by_tma = pipelining.read_by_tma(role, self.program, self.facts)
         self.addresses = Addresses(names, dict(role.walk.homes), one_layout=self.one_layout)
         self.text, self.local, self.made = self.addresses.text, self.addresses.local, self.addresses.made
         self.write = Writer()
@@ -279,20 +280,22 @@ class RoleEmitter:
 
     def wait(self, s: ir.Wait) -> None:
         """One poll where the views lie in one cell each; else a loop over the cells. All tokens are summed."""
+        tma = "True" if s.name in self.read_by_tma else None
         if len(s.views) == 1:
-            self.tokens[s.name] = self.wait_view(s.name, s.views[0])
+            self.tokens[s.name] = self.wait_view(s.name, s.views[0], tma)
             return
-        each = [self.wait_view(f"{s.name}_{n}", view) for n, view in enumerate(s.views)]
+        each = [self.wait_view(f"{s.name}_{n}", view, tma) for n, view in enumerate(s.views)]
         self.tokens[s.name] = self.write.set(self.made(s.name, "tokens", s.name), " + ".join(each), Kind.FIXED)
 
-    def wait_view(self, guard: str, view: View) -> Source:
+    def wait_view(self, guard: str, view: View, tma: Source | None) -> Source:
+        """`tma`: "True" where a descriptor loads what it guards."""
         token = self.made(guard, "token", guard)
         signals = self.program.signals_of(view.tensor)
         cell, known, loops = cells_awaited(signals, view)
         if loops:
             self.write.set(token, ZERO)
         if all_at_once(signals, view, self.target, self.facts):
-            self.wait_all(token, signals, cell, known, *loops)
+            self.wait_all(token, signals, cell, known, *loops, tma=tma)
             return token
         with ExitStack() as opened:
             for counter, first, end in loops:
@@ -301,14 +304,15 @@ class RoleEmitter:
             expected = write_expected(self.write, self.addresses, signals, known, inside=inside)
             where = self.signal(signals, RANK, cell)
             self.stamp("WAIT_BEGINS")
-            waited = call("wait", CONTROL, where, expected, f'"{signals.scope}"')
+            waited = call("wait", CONTROL, where, expected, f'"{signals.scope}"', tma=tma)
             self.write.set(token, waited, *((Kind.VARIABLE, "+=") if loops else (Kind.FIXED, "=")))
             self.stamp("WAIT_ENDS")
         return token
 
     def wait_all(
-        self, token: str, signals: Signals, cell: Expr, known: dict[Expr, Expr], cells: tuple[str, Expr, Expr]
-    ) -> None:
+        self, token: str, signals: Signals, cell: Expr, known: dict[Expr, Expr], cells: tuple[str, Expr, Expr], *,
+        tma: Source | None,
+    ) -> None:  # fmt: skip
         """Waits for a row of cells, as many at once as a warp has threads."""
         counter, first, end = cells
         at, last = self.made("at", "cells from", token), self.made("last", "last cell", token)
@@ -318,7 +322,8 @@ class RoleEmitter:
             expected = write_expected(self.write, self.addresses, signals, known, inside=False)
             where = self.signal(signals, RANK, cell)
             self.stamp("WAIT_BEGINS")
-            self.write.set(token, call(WAIT_ALL, CONTROL, where, expected, f'"{signals.scope}"'), Kind.VARIABLE, "+=")
+            waited = call(WAIT_ALL, CONTROL, where, expected, f'"{signals.scope}"', tma=tma)
+            self.write.set(token, waited, Kind.VARIABLE, "+=")
             self.stamp("WAIT_ENDS")
 
     def stamp(self, what: str) -> None:

@@ -81,6 +81,13 @@ def stages(loop: For, role: Role, program: TileProgram, target: Target, wanted: 
     return max(1, min(wanted, memory // stage + target.stages_in_registers))
 
 
+def read_by_tma(role: Role, program: TileProgram, facts: Facts) -> frozenset[str]:
+    """The waits of a role that guard what a descriptor loads."""
+    loops = (loop for loop in ir.every(For, role.body) if pipelined(loop, role, program))
+    views = (load.view for loop in loops for s in statements_of(loop.body) for load in s.loads)
+    return frozenset(v.guard for v in views if v.guard and block_of(v, program, facts) is not None)
+
+
 def check_fits(program: TileProgram, target: Target) -> None:
     """Raises TileSizeError for tiles that are never compiled well, some not within minutes: a step of a dot whose
     operands do not fit into shared memory, or a sum that takes more than `FAR` times an SM's registers."""

@@ -17,7 +17,7 @@ from tilelink.backend.cache import store
 from tilelink.backend.gluon.takes import multiplies
 from tilelink.backend.lower import Lowered
 from tilelink.backend.parameters import WAIT_ALL
-from tilelink.backend.pipelining import enters
+from tilelink.backend.pipelining import enters, read_by_tma
 from tilelink.backend.signals import all_at_once
 from tilelink.frontend.expressions import Expr
 from tilelink.frontend.ir import Code, Copy, Notify, Role, Store, TileProgram, View, Wait, walk
@@ -29,8 +29,8 @@ from tilelink.inspect.gates_warps import handed_wrongly
 from tilelink.inspect.ttgir import Kernel
 
 DOES = {
-    "wait": ("acquire", "poll", "fence"),
-    WAIT_ALL: ("acquire", "poll", "fence", "barrier"),
+    "wait": ("acquire", "poll"),
+    WAIT_ALL: ("acquire", "poll", "barrier"),
     "notify": ("barrier", "release"),
     "enter": ("release",),
     "entered": ("acquire", "poll"),
@@ -40,7 +40,7 @@ DOES = {
     "leave": ("barrier", "release"),
     "hand_over": ("barrier",),
 }
-"""What each primitive has to do. A fence is for readers that are another proxy, where the target has such."""
+"""What each primitive has to do. (A wait also has a proxy fence where descriptors load what it guards.)"""
 
 KINDS = ("acquire", "poll", "release", "barrier", "fence", "guarded", "mma")
 
@@ -64,10 +64,7 @@ def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
     tables = "" if lowered.tables is None else lowered.tables.name  # which synchronises with nobody
     read = [(k, Read(Kernel(k.ttgir), file, target)) for k in kernels if k.name != tables]
     signals = sum((r.signals() for _, r in read), Counter[tuple[str, str]]())
-    wanted = Counter(
-        {(kind, scope): n for (kind, scope), n in _signals(lowered).items() if kind != "fence" or target.descriptors}
-    )
-    work, count = _work(lowered), Counter[str]()
+    wanted, work, count = _signals(lowered), _work(lowered), Counter[str]()
     for (kind, _), n in signals.items():
         count[kind] += n
     instructions, done = 0, 0
@@ -153,7 +150,17 @@ def _signals(lowered: Lowered) -> Counter[tuple[str, str]]:
     for (primitive, scope), n in called.items():
         for kind in DOES[primitive]:
             made[kind, scope if kind in ("acquire", "release") else ""] += n
+    made["fence", ""] = fences(lowered)
     return +made
+
+
+def fences(lowered: Lowered) -> int:
+    """How many waits need a proxy fence: a descriptor loads what they guard."""
+    made = 0
+    for role in lowered.program.in_kernel:
+        guards = read_by_tma(role, lowered.program, lowered.facts)
+        made += sum(len(s.views) for s in walk(role.body) if isinstance(s, Wait) and s.name in guards)
+    return made
 
 
 def _reads(role: Role) -> Iterator[View]:

@@ -9,7 +9,7 @@ first (`alive`), so nothing is touched after a wait in vain.
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as tl
-from triton.language import debug_barrier, target_info  # noqa: F401, `over` finds target_info here
+from triton.language import debug_barrier
 
 from tilelink.backend.targets import cuda, portable
 from tilelink.backend.targets.cuda import clock, leave  # noqa: F401, kernels import them from here

@@ -35,7 +35,7 @@ def _stored():
 
 
 @triton.jit
-def wait(control, word, expected, scope: tl.constexpr):
+def wait(control, word, expected, scope: tl.constexpr, tma: tl.constexpr = False):
     """Until the word is at least `expected`, with acquire order. Returns 0, unknown to the compiler: added to an
     address, it makes the load depend on the wait. (It is not bounded here: the control block is not looked at.)"""
     while _look(word, scope, "") < expected:

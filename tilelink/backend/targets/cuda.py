@@ -1,14 +1,13 @@
 """Primitives for NVIDIA GPUs, in PTX: the forms that Triton's passes leave intact (docs/targets.md).
 
-A wait is polled without order by one lane of each warp, acquired once by every lane when the poll has ended, and
-followed, from Hopper on, by a proxy fence: what it guards may be read by the TMA, another proxy. The zero it returns is
-computed from the word that was acquired, in a way no compiler sees through: what adds it to an address can't be
-moved before the wait. A notification is one thread's release after a barrier of the block.
+A wait is polled without order by one lane of each warp, and acquired once by every lane when the poll has ended. A
+proxy fence follows where the TMA, another proxy, reads what the wait guards. The zero it returns is computed from the
+word that was acquired, in a way no compiler sees through: what adds it to an address can't be moved before the wait. A
+notification is one thread's release after a barrier of the block.
 """
 
 import triton
 import triton.language as tl
-from triton.language import target_info
 
 from tilelink.backend.targets import portable
 from tilelink.backend.targets.multimem import by_one_thread, multicast_notify, multicast_store, multicast_sum  # noqa: F401, kernels import them from here
@@ -45,17 +44,17 @@ enter, leave = portable.over(globals(), portable.enter, portable.leave)
 
 
 @triton.jit
-def wait(control, word, expected, scope: tl.constexpr):
+def wait(control, word, expected, scope: tl.constexpr, tma: tl.constexpr = False):
     """Until the word is at least `expected`, with acquire order, for whoever reads. Returns 0, unknown to the
     compiler: added to an address or a coordinate, it makes the load depend on the wait."""
-    return _until(control, word, expected, scope, "one", target_info.cuda_capability_geq(9, 0))
+    return _until(control, word, expected, scope, "one", tma)
 
 
 @triton.jit
-def wait_all(control, words, expected, scope: tl.constexpr):
+def wait_all(control, words, expected, scope: tl.constexpr, tma: tl.constexpr = False):
     """As `wait`, for a block of words, one a thread of each warp. The barrier: each is acquired by some threads alone,
     and what it guards is read by others."""
-    seen = _until(control, words, expected, scope, "all", target_info.cuda_capability_geq(9, 0))
+    seen = _until(control, words, expected, scope, "all", tma)
     tl.debug_barrier()
     return tl.sum(seen, 0)
 

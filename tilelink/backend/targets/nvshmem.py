@@ -13,7 +13,7 @@ an extern of scalars once in every thread: as functions ending in `_block` want 
 
 import triton
 import triton.language as tl
-from triton.language import core, target_info
+from triton.language import core
 
 from tilelink.backend.targets import portable
 from tilelink.backend.targets.cuda import _until, clock, credit, entered, notify  # noqa: F401, kernels import them from here
@@ -145,17 +145,17 @@ def _until_both(control, signal, expected, scope: tl.constexpr, lanes: tl.conste
 
 
 @triton.jit
-def wait(control, signal, expected, scope: tl.constexpr):
+def wait(control, signal, expected, scope: tl.constexpr, tma: tl.constexpr = False):
     """Until a signal is at least `expected`, with acquire order. Returns 0 as `cuda.wait` does. Where far ranks have
     counted, NVSHMEM is asked too: some machines have to be told to make visible what came with the signal. Only then
     does the proxy fence hand it to the TMA."""
     if scope == "gpu":  # this rank alone counts it
-        return _until(control, signal, expected, scope, "one", target_info.cuda_capability_geq(9, 0))
+        return _until(control, signal, expected, scope, "one", tma)
     from_far = _until_both(control, signal, expected, scope, "one", False)
     if (from_far > 0) & leader():
         uint64_test((signal + 1).to(tl.int64), AT_LEAST, tl.cast(0, tl.int64))
     tl.debug_barrier()
-    if target_info.cuda_capability_geq(9, 0):
+    if tma:
         proxy: tl.constexpr = "fence.proxy.async.global; mov.b32 $0, 0;"
         tl.inline_asm_elementwise(proxy, "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
     return tl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [from_far], dtype=tl.int32, is_pure=True, pack=1)

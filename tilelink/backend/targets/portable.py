@@ -49,7 +49,7 @@ FAILED = tl.constexpr(4)
 def over(target: dict[str, Any], *functions: Any) -> list[Any]:
     """Functions of this module in terms of the primitives of another one, whose names are `target`. By what they call
     they mean the function of that name there, where there is one."""
-    made = [FunctionType(f.fn.__code__, globals() | target, f.fn.__name__) for f in functions]
+    made = [FunctionType(f.fn.__code__, globals() | target, f.fn.__name__, f.fn.__defaults__) for f in functions]
     for new, old in zip(made, functions, strict=True):
         new.__annotations__ = old.fn.__annotations__
     return [triton.jit(new) for new in made]
@@ -63,9 +63,10 @@ def peer(heaps, rank, at, dtype: tl.constexpr):
 
 
 @triton.jit
-def wait(control, word, expected, scope: tl.constexpr):
+def wait(control, word, expected, scope: tl.constexpr, tma: tl.constexpr = False):
     """Until the word is at least `expected`, with acquire order. Returns 0, unknown to the compiler: added to an
-    address, it makes the load depend on the wait. (Other targets find in the control block how long it may take.)"""
+    address, it makes the load depend on the wait. `tma`: whether a tensor descriptor loads what it guards. (Other
+    targets need to know that, and find in the control block how long the wait may take.)"""
     missing = tl.minimum(tl.atomic_add(word, 0, sem="acquire", scope=scope) - expected, 0)
     while missing < 0:
         missing = tl.minimum(tl.atomic_add(word, 0, sem="acquire", scope=scope) - expected, 0)
@@ -73,7 +74,7 @@ def wait(control, word, expected, scope: tl.constexpr):
 
 
 @triton.jit
-def wait_all(control, words, expected, scope: tl.constexpr):
+def wait_all(control, words, expected, scope: tl.constexpr, tma: tl.constexpr = False):
     """As `wait`, for a block of words, all of which are polled at once. The barrier: each is acquired by some threads
     alone, and read behind by others. (The interpreter polls one after the other, unless a target says that it takes
     this.)"""

@@ -84,7 +84,7 @@ def missing(signal, expected, scope: tl.constexpr):
 
 
 @triton.jit
-def wait(control, signal, expected, scope: tl.constexpr):
+def wait(control, signal, expected, scope: tl.constexpr, tma: tl.constexpr = False):
     """Until a signal is at least `expected`, with acquire order. Returns 0 as `portable.wait` does."""
     left = tl.maximum(missing(signal, expected, scope), 0)
     while left > 0:
