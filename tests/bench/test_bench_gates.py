@@ -25,7 +25,7 @@ from tilelink.inspect.compile import Compiled
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
-TWICE = r"dispatch_matmul|(matmul_combine|mixture_of_experts)(\[.*\])? few"
+TWICE = r"dispatch_matmul|matmul_combine_backward|(matmul_combine|mixture_of_experts)(\[.*\])? few"
 """Programs of whose loop LLVM makes a step twice for gfx942."""
 KEEPS = "mixture_of_experts["
 """With all that gradients need, it has more to store behind a product than sm_90 has registers for: 36 bytes."""
@@ -50,10 +50,12 @@ def test_nothing_is_found_in_kernels_of_the_library(path: object) -> None:
         smaller = target in ("sm_80", "sm_120")  # the wide tiles are not for these chips
         assert spills or smaller or figures["spill_bytes"] == 0, case
         assert spills or smaller or copied or figures["findings"] == [], case
-        twice = [f"mma: the program says {n}, found {3 * n // 2}" for n in (32, 16, 8)]
-        allowed = twice if copied else ["of registers are spilled"]
+        allowed = [] if copied else ["of registers are spilled"]
         allowed += ["of shared memory; "] if smaller else []
-        assert all(any(a in finding for a in allowed) for finding in figures["findings"]), case
+        for finding in figures["findings"]:
+            twice = re.fullmatch(r"mma: the program says (\d+), found (\d+)", finding) if copied else None
+            ratio = int(twice[2]) / int(twice[1]) if twice else 0
+            assert 1 < ratio <= 1.5 or any(a in finding for a in allowed), (case, finding)
 
 
 def test_every_schedule_of_the_library_and_of_the_examples_is_compiled() -> None:

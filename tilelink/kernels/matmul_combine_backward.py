@@ -41,7 +41,7 @@ def matmul_combine_backward(
 push = tk.Schedule(
     dispatch=tk.SMs(16, tile=(32, 512), order=tk.ring, at="source"),
     input_gradient=tk.SMs(tile=(128, 256, 64), stages=3, warps=8),
-    weight_gradient=tk.SMs(tile=(None, 128, 256, 64), stages=3, warps=8),
+    weight_gradient=tk.SMs(tile=(None, 256, 128, 64), stages=3, warps=8),
 )
 pull = push.changed(dispatch={"order": tk.own_rank_first, "at": "home"})
 few = push.changed(  # rows of an expert
