@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from bench import progress
-from bench.validation import page
+from bench.validation import experts, page
 from bench.validation.averages import averages
 from bench.validation.decisions import decisions
 from bench.validation.fit import fit
@@ -75,7 +75,7 @@ def main() -> None:
             write({SOURCES[k].name: found[k] for k in numbers})
         fits = read()
         outcomes = list(pool.map(predict_source, numbers, [fits] * len(numbers)))
-    page.write(outcomes, averages(), NOTES, PAGE)
+    page.write(outcomes, averages(), list(experts.tables()), NOTES, PAGE)
     progress.say(f"written: {PAGE}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.validation.averages import PUBLISHED
 from bench.validation.decisions import counted, gained
+from bench.validation.experts import Table
 from bench.validation.models import EVENTS, SIMPLE
 from bench.validation.results import UNFITTED, Outcome, Result, errors, fitted, order_kept, slower
 from tilelink.analysis.simulate import FUSED, OUTSIDE
@@ -46,10 +47,13 @@ predicted / published - 1.
 """
 
 
-def write(outcomes: Sequence[Outcome], means: Mapping[str, float], notes: Path, path: Path) -> None:
-    """Writes the page. `means`: predicted averages by name; `notes`: the text that says where the model is wrong."""
+def write(
+    outcomes: Sequence[Outcome], means: Mapping[str, float], tables: Sequence[Table], notes: Path, path: Path
+) -> None:
+    """Writes the page. `means`: predicted averages by name; `tables`: layers of experts; `notes`: the text that says
+    where the model is wrong."""
     text = HEAD + _unfitted(outcomes) + ABOUT + _summary(outcomes) + _decided(outcomes) + notes.read_text()
-    text += "".join(map(_source, outcomes)) + _averages(means)
+    text += "".join(map(_source, outcomes)) + _averages(means) + "\n" + experts(tables)
     path.write_text(text.rstrip() + "\n")
 
 
@@ -58,6 +62,39 @@ def _averages(means: Mapping[str, float]) -> str:
     lines = ["## TileLink, 8x H800", "", about, ""]
     lines += ["| | published | events | error |", "|---|---|---|---|"]
     lines += [f"| {n} | {PUBLISHED[n]:.2f} x | {v:.2f} x | {v / PUBLISHED[n] - 1:+.1%} |" for n, v in means.items()]
+    return "\n".join(lines) + "\n"
+
+
+EXPERTS = """\
+## Layers of experts
+
+Nothing is fitted in the tables of this section: every number is predicted from the machine as
+described. Times are in us. Errors are predicted / published - 1.
+
+"""
+
+
+def experts(tables: Sequence[Table]) -> str:
+    """The section of layers of experts: how far off each prediction is, and the rows of each source."""
+    lines = ["| source | rows | prediction | mean | worst |", "|---" * 5 + "|"]
+    for table in tables:
+        for part in dict.fromkeys(row.part for row in table.rows):
+            rows = [row for row in table.rows if row.part == part]
+            for name in rows[0].predicted:
+                off = [abs(row.off[name]) for row in rows]
+                lines.append(
+                    f"| {table.name}: {part} | {len(rows)} | {name} | {sum(off) / len(off):.0%} | {max(off):.0%} |"
+                )
+    return EXPERTS + "\n".join(lines) + "\n" + "".join(map(_table, tables))
+
+
+def _table(table: Table) -> str:
+    names = list(table.rows[0].predicted)
+    lines = ["", f"### {table.name}", "", f"{table.where}.", table.note, ""]
+    lines += [f"| row | published | {' | '.join(f'{n} | error' for n in names)} |", "|---" * (2 + 2 * len(names)) + "|"]
+    for row in table.rows:
+        cells = [f"{row.predicted[n]:.0f} | {row.off[n]:+.0%}" for n in names]
+        lines.append(f"| {row.part}, {row.row} | {row.published:.0f} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

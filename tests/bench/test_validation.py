@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from bench.validation import experts, page
 from bench.validation import fit as fitting
 from bench.validation.command import PAGE, predict_source, read
 from bench.validation.decisions import counted, decisions, gained
+from bench.validation.experts import Beside, Table
 from bench.validation.fit import cases, fit
 from bench.validation.forms import FORMS
 from bench.validation.models import EVENTS, SIMPLE, Case, Parameters, defaults, predict
 from bench.validation.page import write
 from bench.validation.results import UNFITTED, Outcome, Result, errors, order_kept
 from bench.validation.rows import AG, GATHER, SOURCES, Published, Row, Source
+from tilelink.analysis.machine import machine
 from tilelink.plans import choose
 
 BY_NAME = {s.name: s for s in SOURCES}
@@ -92,7 +95,9 @@ def test_a_page(tmp_path: Path) -> None:
     stored = {EVENTS: defaults(SMALL), SIMPLE: defaults(SMALL)}
     said = {EVENTS: 1.0, SIMPLE: 2.0, UNFITTED: 1.0}
     results = [Result(c, j, said) for row, j in SMALL.split() for c in cases(SMALL) if c.row is row]
-    write([Outcome(SMALL, stored, tuple(results))], {"MLP": 2.48}, notes, tmp_path / "page.md")
+    rows = tuple(Beside("dispatch", f"{n} SMs", n * 10.0, {"ours": 15.0, "bound": 5.0}) for n in (1, 2))
+    tables = [Table("Some experts", "somewhere", "Of a note.", rows)]
+    write([Outcome(SMALL, stored, tuple(results))], {"MLP": 2.48}, tables, notes, tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     first = text.split("\n\n")[2]  # behind the title, and whom the page is for
     assert first.startswith("**`tilelink simulate` and `tilelink plan` use nothing fitted.**") and "1900% off" in first
@@ -101,6 +106,20 @@ def test_a_page(tmp_path: Path) -> None:
     assert "| MLP | 1.24 x | 2.48 x | +100.0% |" in text
     row = "| J | AG+GEMM, M=2048, N=512, K=512 | FLUX | 0.050 | 1.000 | +1900.0% | 2.000 | +3900.0% | 1.000 |"
     assert row in text
+    assert "| Some experts: dispatch | 2 | ours | 38% | 50% |" in text
+    assert "### Some experts\n\nsomewhere.\nOf a note.\n" in text
+    assert "| dispatch, 2 SMs | 20 | 15 | -25% | 5 | -75% |" in text
+
+
+def test_experts_of_the_model_by_hand() -> None:
+    on = machine("h100")
+    there = experts._once(1000)[0]
+    assert there == [662] * 8 and len(there) * 662 / 1000 == pytest.approx(8 * (1 - (7 / 8) ** 8), rel=0.02)
+    slow, fast = (experts._dispatched(on, 512, sms, experts.OURS) for sms in (4, 16))
+    assert 3 < slow / fast < 4
+    faster = experts._dispatched(experts._pushing(on), 512, 16, experts.ITS)
+    assert faster < fast, "half of the SMs, each 4.9 times as fast"
+    assert experts._reached(4, 1) == 1 and experts._reached(4, 2) == 0.9375
 
 
 def test_what_plan_decides_is_counted() -> None:
@@ -115,6 +134,11 @@ def test_what_plan_decides_is_counted() -> None:
     left = replace(faster, predicted=1.0)
     assert counted([faster, slower, left]) == (2, 1, 1)
     assert gained([faster, slower, left]) == pytest.approx(1.0) and gained([faster, left]) == pytest.approx(2**0.5)
+
+
+@pytest.mark.verify
+def test_the_page_holds_what_is_predicted_of_experts() -> None:
+    assert page.experts(list(experts.tables())) in PAGE.read_text()
 
 
 @pytest.mark.verify
