@@ -30,6 +30,7 @@ from bench import progress
 from bench.gpu.place import Place, dry, gpu
 from bench.lanes import WORLDS, lane, world_of
 from bench.records import cores, machine, versions
+from bench.soak_experts import layer, soaked
 from tilelink.tools.cli import Parser, failure, respond
 from tilelink.tools.cli.command import Answer, UsageError
 
@@ -94,6 +95,14 @@ def soak(seeds: Iterator[int], seconds: float, jobs: int) -> Iterator[Case]:
                     running[pool.submit(run, new)] = new
 
 
+def experts(first: int, seconds: float) -> list[Case]:
+    """Cases of layers of experts, which go through the operators on processes."""
+    began = time.perf_counter()
+    found = soaked(first, seconds)
+    each = (time.perf_counter() - began) / len(found)
+    return [Case(seed, layer(seed).world, ("mixture_of_experts",), error, round(each, 2)) for seed, error in found]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line, given without the program's name; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -112,6 +121,9 @@ def _answer(args: argparse.Namespace, command: str) -> Answer:
         print(lane(args.case), file=sys.stderr)
         return _said([run(args.case)], args, command)
     first = args.seed if args.seed is not None else time.time_ns() % 1_000_000 * 1000
+    if args.experts:
+        progress.say(f"layers of experts from seed {first} on; `--experts --seed SEED --seconds 0` repeats one")
+        return _said(experts(first, args.seconds), args, command)
     seeds = (seed for seed in count(first) if world_of(seed) in args.worlds)
     progress.say(f"cases from seed {first} on; `python -m bench.soak --case SEED` repeats one")
     done: list[Case] = []
@@ -166,6 +178,7 @@ def _parser() -> Parser:
         "--seconds", type=float, default=SECONDS, metavar="S", help="no case begins after (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of the first case (default: by the clock)")
+    parser.add_argument("--experts", action="store_true", help="layers of experts by operators, on gloo processes")
     parser.add_argument("--case", type=int, metavar="SEED", help="one case alone")
     parser.add_argument(
         "--worlds", type=_worlds, default=worlds, metavar="N,...",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join
 
-from bench.gpu import host, machine, one_card, others, probe, right, speed, tiles, timelines, vain
+from bench.gpu import experts, host, machine, one_card, others, probe, right, speed, tiles, timelines, vain
 from bench.gpu.place import Place, dry, gpu
 from bench.gpu.report import COMPILED, OUT_OF_TIME, OutOfTimeError, Report
 from bench.gpu.summary import lines_of, summed_up
@@ -27,11 +27,12 @@ STEPS: dict[str, Step] = {
     "results": (80, right.results),
     "sums": (50, right.sums),
     "others": (45, others.others),
+    "experts": (40, experts.experts),
     "vain": (35, vain.vain),
     "graphs": (35, right.graphs),
-    "speed": (60, speed.speed),
-    "one_card": (90, one_card.one_card),
-    "loopback": (60, one_card.loopback),
+    "speed": (45, speed.speed),
+    "one_card": (75, one_card.one_card),
+    "loopback": (50, one_card.loopback),
     "host": (20, host.host),
     "kernels": (30, machine.kernels),
     "timelines": (20, timelines.timelines),

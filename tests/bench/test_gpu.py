@@ -36,7 +36,7 @@ def reported(step: Any, tmp_path: Path, place: Place, seconds: float = 300) -> l
     return records(tmp_path / "found.jsonl")
 
 
-@pytest.mark.parametrize("step", ["first", "vain", "graphs", "speed", "kernels", "timelines", "tiles"])
+@pytest.mark.parametrize("step", ["first", "vain", "experts", "graphs", "speed", "kernels", "timelines", "tiles"])
 def test_steps_on_the_cpu(step: str, tmp_path: Path) -> None:
     assert command.here(dry(), tmp_path / "found.jsonl", step, "a command") == 0
     begun, *found = records(tmp_path / "found.jsonl")

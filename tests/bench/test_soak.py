@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench import soak
+from bench import soak, soak_experts
 from bench.lanes import WORLDS, lane, world_of
 from bench.references import REFERENCES
 from tests.bench.on_stand_in import OnStandIn
@@ -54,6 +54,28 @@ def test_cases_follow_each_other_until_the_time_is_up(tmp_path: Path, capsys: py
 def test_the_same_cases_on_virtual_ranks(seed: int) -> None:
     """Of a device that stands in for a GPU."""
     assert lane(seed).world <= soak.ON_ONE_GPU and not lane(seed).wrong(OnStandIn().place())
+
+
+def test_all_layers_of_experts_come() -> None:
+    layers = [soak_experts.layer(seed) for seed in range(400)]
+    assert layers == [soak_experts.layer(seed) for seed in range(400)]
+    assert {(d.backend, d.plan) for d in layers} >= {("torch", None), ("interpret", "push"), ("interpret", "few")}
+    assert {d.world for d in layers} == {1, 2, 3, 4} and {d.slices for d in layers} >= {1, 2, 3, 4}
+    assert any(d.capacity is not None and d.rows(d.operands()) > d.capacity for d in layers)
+
+
+@pytest.mark.verify
+def test_a_soak_of_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found, said = run(tmp_path, capsys, "--experts", "--seconds", "0", "--seed", "0")
+    assert (code, found["cases"], found["programs"]) == (0, 1, {"mixture_of_experts": 1}) and "from seed 0 on" in said
+
+
+def test_a_finding_of_experts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak, "soaked", lambda first, seconds: [(first, "rank 1: out is off by 1.0e+00")])
+    code, found, _ = run(tmp_path, capsys, "--experts", "--seconds", "0", "--seed", "7")
+    assert code == 1 and found["findings"][0]["error"] == "rank 1: out is off by 1.0e+00"
 
 
 def only(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,106 @@
+"""Is the layer of experts right? `ops.mixture_of_experts` on a group of one process, against all experts in float64:
+two routings in a row, its gradients, and on a GPU another routing through one captured graph."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from bench.check import LIMITS, relative_rms
+from bench.gpu.place import Place
+from bench.gpu.report import Report
+from tilelink import ops
+from tilelink.ops.mixture_of_experts import swiglu
+
+EXPERTS, TOP, HIDDEN = 4, 2, 64
+NAMES = "x", "topk_weights", "gate_up", "down"
+
+
+def experts(place: Place, report: Report) -> None:
+    """Two calls with different routings and gradients, and a graph."""
+    tokens, width = place.sizes["M"], place.sizes["K"]
+    about = {"op": "mixture_of_experts", "dtype": "bfloat16", "world": 1, "shape": f"tokens={tokens},K={width}"}
+    with alone(place):
+        with report.case("result and gradients", **about) as found:
+            for seed in range(2):
+                given = operands(place, tokens, width, seed)
+                found |= judged([_call(given).detach(), *_gradients(given)], right(given))
+                if not found["ok"]:
+                    found["error"] = f"call {seed} is wrong"
+                    break
+        if place.on_gpu:
+            with report.case("a graph and another routing", **about) as found:
+                found |= replayed(place, tokens, width)
+
+
+@contextmanager
+def alone(place: Place) -> Iterator[None]:
+    """A group of this process alone; on a CPU our programs run in Triton's interpreter."""
+    before = os.environ.get("TILELINK_BACKEND")
+    os.environ["TILELINK_BACKEND"] = "interpret"
+    dist.init_process_group("nccl" if place.on_gpu else "gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        os.environ.pop("TILELINK_BACKEND")
+        os.environ |= {} if before is None else {"TILELINK_BACKEND": before}
+
+
+def operands(place: Place, tokens: int, width: int, seed: int) -> dict[str, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(seed)
+    shapes = {
+        "x": (tokens, width), "gate_up": (EXPERTS, 2 * HIDDEN, width), "down": (EXPERTS, width, HIDDEN),
+        "topk_weights": (tokens, TOP),
+    }  # fmt: skip
+    made = {n: torch.randn(s, generator=drawn).bfloat16().to(place.place).requires_grad_() for n, s in shapes.items()}
+    chosen = torch.rand(tokens, EXPERTS, generator=drawn).topk(TOP).indices
+    chosen[torch.rand(tokens, TOP, generator=drawn) < 0.2] = -1
+    return made | {"topk_idx": chosen.to(place.place)}
+
+
+def right(given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The result and the gradients, by plain torch in float64 on the CPU."""
+    leaves = {n: given[n].detach().cpu().double().requires_grad_() for n in NAMES}
+    out = torch.zeros_like(leaves["x"])
+    for e in range(EXPERTS):
+        weight = (leaves["topk_weights"] * (given["topk_idx"].cpu() == e)).sum(1, keepdim=True)
+        out = out + weight * (swiglu(leaves["x"] @ leaves["gate_up"][e].T) @ leaves["down"][e].T)
+    return [out.detach(), *torch.autograd.grad(out.sum(), list(leaves.values()))]
+
+
+def judged(made: list[torch.Tensor], wanted: list[torch.Tensor]) -> dict[str, Any]:
+    """Of results in bfloat16, each of which has been rounded several times on its way."""
+    errors = [relative_rms([m.cpu()], [w]) for m, w in zip(made, wanted, strict=True)]
+    return {"ok": max(errors) <= 8 * LIMITS["bfloat16"], "rel_rms": max(errors), "calls": 2}
+
+
+def replayed(place: Place, tokens: int, width: int) -> dict[str, Any]:
+    """What is wrong of a graph that is captured with one routing and replayed with another."""
+    given, other = (operands(place, tokens, width, seed) for seed in (2, 3))
+    with torch.no_grad():
+        _call(given)
+        place.settle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = _call(given)
+        for name, tensor in given.items():
+            tensor.copy_(other[name])
+        graph.replay()
+    place.settle()
+    return judged([out], right(other)[:1])
+
+
+def _call(given: dict[str, torch.Tensor]) -> torch.Tensor:
+    rest = (given[n] for n in ("topk_idx", "topk_weights", "gate_up", "down"))
+    return ops.mixture_of_experts(given["x"], *rest, group=dist.group.WORLD)
+
+
+def _gradients(given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(_call(given).sum(), [given[n] for n in NAMES]))

@@ -1,0 +1,178 @@
+"""Random layers of experts through the operators, on gloo processes of this machine, until the time is up.
+
+Tokens of each rank, top, experts, capacity, slices, plan, dtype and backend are drawn, each case from its seed; results
+and gradients are held against all experts in one place in float64, and a routing that has no room has to be an error.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+from torch.multiprocessing.spawn import spawn
+
+from bench.check import LIMITS, relative_rms
+from tilelink import ops
+from tilelink.errors import CapacityError
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.ops.mixture_of_experts import swiglu
+
+RANKS = 4
+PATIENCE = timedelta(seconds=120)
+"""That a process waits for the others: then it is a finding that one does not come."""
+LANE: dict[str, Any] = {"heap_bytes": 1 << 20, "signal_bytes": 16 << 10, "sms": 40}
+NAMES = "x", "topk_weights", "gate_up", "down"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A call of every rank with its gradients. `experts`: places of a rank; `capacity`: rows, None for all."""
+
+    seed: int
+    tokens: tuple[int, ...]
+    top: int
+    experts: int
+    slices: int
+    width: int
+    dtype: str
+    crowded: bool
+    none: float
+    capacity: int | None
+    backend: str
+    plan: str | None
+
+    @property
+    def world(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def every(self) -> int:
+        """Experts of all ranks."""
+        return self.experts * self.world // self.slices
+
+    def operands(self) -> list[dict[str, torch.Tensor]]:
+        """Of each rank, in the dtype."""
+        made, kind = [], getattr(torch, self.dtype)
+        for rank, tokens in enumerate(self.tokens):
+            drawn = torch.Generator().manual_seed(1000 * self.seed + rank)
+            scores = torch.rand(tokens, self.every, generator=drawn) - self.crowded * torch.arange(self.every)
+            chosen = scores.topk(self.top).indices
+            chosen[torch.rand(chosen.shape, generator=drawn) < self.none] = -1
+            shapes: dict[str, tuple[int, ...]] = {"x": (tokens, self.width), "topk_weights": (tokens, self.top)}
+            shapes |= {"gate_up": (self.experts, 2 * 16, self.width), "down": (self.experts, self.width, 16)}
+            given = {n: torch.randn(s, generator=drawn).to(kind) for n, s in shapes.items()}
+            made.append(given | {"topk_idx": chosen})
+        return made
+
+    def rows(self, ranks: Sequence[dict[str, torch.Tensor]]) -> int:
+        """The most rows that come to a rank."""
+        chosen = torch.cat([r["topk_idx"].flatten() for r in ranks])
+        of_parts = chosen[chosen >= 0] // self.experts
+        return int(torch.bincount(of_parts, minlength=1).max()) if len(of_parts) else 0
+
+    def right(self, ranks: Sequence[dict[str, torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """Results and gradients of every rank."""
+        leaves = [{n: r[n].double().requires_grad_() for n in NAMES} for r in ranks]
+        outs = []
+        for given, r in zip(leaves, ranks, strict=True):
+            out = torch.zeros_like(given["x"])
+            for place in range(self.experts * self.world):
+                home, number = divmod(place, self.experts)
+                named = r["topk_idx"] == home // self.slices * self.experts + number
+                weight = (given["topk_weights"] * named).sum(1, keepdim=True)
+                gate_up, down = (leaves[home][n][number] for n in ("gate_up", "down"))
+                out = out + weight * (swiglu(given["x"] @ gate_up.T) @ down.T)
+            outs.append(out)
+        torch.stack([out.sum() for out in outs]).sum().backward()
+        return [[out.detach(), *(_grad(given[n]) for n in NAMES)] for out, given in zip(outs, leaves, strict=True)]
+
+    def wrong(self, rank: int, group: dist.ProcessGroup) -> str:
+        """What is wrong on a rank, in words, or ""."""
+        ranks = self.operands()
+        given = {n: t.requires_grad_() if n in NAMES else t for n, t in ranks[rank].items()}
+        tensors = [given[n] for n in ("x", "topk_idx", "topk_weights", "gate_up", "down")]
+        how: dict[str, Any] = {"slices": self.slices, "capacity": self.capacity, "plan": self.plan}
+        without_room = self.capacity is not None and self.rows(ranks) > self.capacity
+        try:
+            out = ops.mixture_of_experts(*tensors, group=group, tokens=max(self.tokens), **how)
+        except CapacityError as e:
+            return "" if without_room else f"CapacityError: {e.message}"
+        if without_room:
+            return f"no CapacityError, of {self.rows(ranks)} rows"
+        grads = torch.autograd.grad(out.sum(), [given[n] for n in NAMES])
+        limit = 16 * LIMITS[self.dtype]
+        with torch.enable_grad():
+            wanted = self.right([{n: t.detach() for n, t in r.items()} for r in ranks])[rank]
+        for name, made, right in zip(("out", *NAMES), (out.detach(), *grads), wanted, strict=True):
+            error = relative_rms([made], [right]) if right.norm() else float(made.double().norm())
+            if not error <= limit:
+                return f"{name} is off by {error:.1e}"
+        return ""
+
+
+def layer(seed: int) -> Layer:
+    """The layer of a seed."""
+    dice = random.Random(seed)
+    world = dice.choice([1, 2, 3, 4])
+    slices = dice.choice([n for n in (1, 1, 2, world) if world % n == 0])
+    experts = dice.choice([1, 2, 3, 5])
+    tokens = tuple(dice.choice([0, 1, 2, 5, 9]) for _ in range(world))
+    top = dice.randint(1, min(4, experts * world // slices))
+    backend = dice.choice(["torch", "torch", "interpret"])
+    plan = dice.choice([None, *dispatch_matmul.schedules]) if backend == "interpret" else None
+    dtype, width = dice.choice(list(LIMITS)), dice.choice([16, 24, 40])
+    capacity = dice.choice([None, None, sum(tokens) * top, 3])
+    odd = dice.random() < 0.2, dice.choice([0.0, 0.0, 0.3, 1.0])
+    return Layer(seed, tokens, top, experts, slices, width, dtype, *odd, capacity, backend, plan)
+
+
+def soaked(first: int, seconds: float) -> list[tuple[int, str]]:
+    """Seeds of all cases, and what is wrong with each, "" for nothing; a finding is the last. Raises as spawn does."""
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_serve, (folder, first, seconds), RANKS)
+        found: list[tuple[int, str]] = torch.load(Path(folder) / "found")
+        return found
+
+
+def _serve(rank: int, folder: str, first: int, seconds: float) -> None:
+    """What each process does."""
+    torch.set_num_threads(1)
+    store = FileStore(f"{folder}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=PATIENCE)
+    groups = [dist.new_group(list(range(n))) for n in range(1, RANKS + 1)]
+    found, with_lane, until = list[tuple[int, str]](), set[int](), time.monotonic() + seconds
+    for seed in range(first, first + 1_000_000):
+        drawn, said = layer(seed), ""
+        if rank < drawn.world:
+            os.environ["TILELINK_BACKEND"] = drawn.backend
+            group = groups[drawn.world - 1]
+            if drawn.backend == "interpret" and drawn.world not in with_lane:
+                ops.lane(group, **LANE)
+                with_lane.add(drawn.world)
+            try:
+                said = drawn.wrong(rank, group)
+            except Exception as e:
+                said = f"{type(e).__name__}: {e}"
+        every: list[Any] = [None] * RANKS
+        dist.all_gather_object(every, (said, time.monotonic() > until))
+        wrong = [f"rank {r}: {text}" for r, (text, _) in enumerate(every) if text]
+        found.append((seed, f"{'; '.join(wrong)}\n    in {drawn}" if wrong else ""))
+        if wrong or any(over for _, over in every):
+            break
+    if rank == 0:
+        torch.save(found, Path(folder) / "found")
+    dist.destroy_process_group()
+
+
+def _grad(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
