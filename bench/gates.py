@@ -60,7 +60,7 @@ WITHIN_BUDGET = frozenset(
 )  # fmt: skip
 """Cases that are held to it, on every Triton; the others stand in docs/targets.md."""
 EXPERTS = "dispatch_matmul", "dispatch_matmul[gathered]", "matmul_combine", "matmul_combine[kept]"
-WITH_WEIGHTS = (("dispatch_matmul_backward", 132), ("matmul_combine_backward", 156))
+WITH_WEIGHTS = (("dispatch_matmul_backward", 132), ("matmul_combine_backward", 168))
 FOR_EXPERTS = "push", "pull", "few"
 EXPERTS_WITHIN = {
     **{f"{name} {schedule} sm_90": {**BUDGET, "step": 96} for name in EXPERTS for schedule in ("push", "pull")},
@@ -70,7 +70,7 @@ EXPERTS_WITHIN = {
     **{f"mixture_of_experts {s} sm_90": {**BUDGET, "step": 144} for s in FOR_EXPERTS},  # two products
 }
 """What loops over rows of experts are held to, by case: they also say where the rows end, and whose weight is meant.
-Gradients of weights take 116 to 153 instructions on Triton 3.8.0, and at most 109 on the others."""
+Gradients of weights take 116 to 165 instructions on Triton 3.8.0, and at most 109 on the others."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from bench.check import LIMITS, relative_rms
 from tilelink import ops
 from tilelink.errors import CapacityError
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
-from tilelink.ops.mixture_of_experts import swiglu
+from tilelink.ops import swiglu
 
 RANKS = 4
 PATIENCE = timedelta(seconds=120)

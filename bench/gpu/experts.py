@@ -16,7 +16,7 @@ from bench.check import LIMITS, relative_rms
 from bench.gpu.place import Place
 from bench.gpu.report import Report
 from tilelink import ops
-from tilelink.ops.mixture_of_experts import swiglu
+from tilelink.ops import swiglu
 
 EXPERTS, TOP, HIDDEN = 4, 2, 64
 NAMES = "x", "topk_weights", "gate_up", "down"
