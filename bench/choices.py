@@ -46,4 +46,4 @@ class Choices:
             at[begins[s] + t, free], choice[begins[s] + t, free] = row, k
         made = {"order": np.array([t for _, t, _ in sent], int), "token": np.array([t for _, _, t, _ in here], int)}
         made |= {"place": place, "wanted": wanted, "at": at, "choice": choice}
-        return {name: torch.from_numpy(of.astype(np.int32)) for name, of in made.items()}
+        return {name: torch.tensor(of.astype(np.int32)) for name, of in made.items()}

@@ -59,13 +59,19 @@ WITHIN_BUDGET = frozenset(
     for schedule in schedules
 )  # fmt: skip
 """Cases that are held to it, on every Triton; the others stand in docs/targets.md."""
-EXPERTS = "dispatch_matmul", "dispatch_matmul[gathered]", "matmul_combine", "matmul_combine[kept]"
+EXPERTS = (
+    "all_gather_grouped_matmul", "all_gather_grouped_matmul[gathered]", "dispatch_matmul", "dispatch_matmul[gathered]",
+    "matmul_combine", "matmul_combine[kept]",
+)  # fmt: skip
 WITH_WEIGHTS = (("dispatch_matmul_backward", 132), ("matmul_combine_backward", 168))
 FOR_EXPERTS = "push", "pull", "few"
 EXPERTS_WITHIN = {
     **{f"{name} {schedule} sm_90": {**BUDGET, "step": 96} for name in EXPERTS for schedule in ("push", "pull")},
     **{f"{name} few sm_90": {**BUDGET, "step": 108} for name in EXPERTS},
     **{f"{name} {s} sm_90": {**BUDGET, "step": step} for name, step in WITH_WEIGHTS for s in FOR_EXPERTS},
+    "grouped_matmul_reduce_scatter push sm_90": {**BUDGET, "step": 96},
+    "grouped_matmul_reduce_scatter few sm_90": {**BUDGET, "step": 108},
+    "matmul_combine columns sm_90": {**BUDGET, "step": 96},
     "expert_weight_gradient gemm sm_90": {**BUDGET, "step": 128},
     **{f"mixture_of_experts {s} sm_90": {**BUDGET, "step": 144} for s in FOR_EXPERTS},  # two products
 }

@@ -122,10 +122,10 @@ class Operands:
         """A tensor of a rank: counts, integers that pick rows of the rank, or numbers."""
         if word.name in self.counts:
             return self.counts[word.name]
-        shape, dtype = self._shape(word, rank), None if word.dtype is None else dtype_name(word.dtype)
+        dtype = None if word.dtype is None else dtype_name(word.dtype)
         if dtype == "int32":
             return self.integers[rank][word.name]
-        made = make(shape)
+        made = make(self._shape(word, rank))
         return made if dtype is None else made.to(getattr(torch, dtype))
 
     def _shape(self, word: TensorWord, rank: int) -> list[int]:

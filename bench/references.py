@@ -10,6 +10,7 @@ import torch
 from tilelink.frontend.routes import Routing
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
+from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
 from tilelink.kernels.all_reduce import all_reduce
@@ -18,6 +19,7 @@ from tilelink.kernels.dispatch import dispatch
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.dispatch_matmul_backward import dispatch_matmul_backward
 from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
+from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
 from tilelink.kernels.matmul import matmul
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_combine import matmul_combine
@@ -96,9 +98,7 @@ def _reduce(total: Callable[[Sequence[Rank]], torch.Tensor]) -> Reference:
 def _dispatch_matmul(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
     rows = _by_home(routing, _sent(ranks, routing))
     lengths = routing.array.sum(1).reshape(len(ranks), -1).tolist()
-    made = [[x @ w for x, w in zip(mine.split(of), r["weight"], strict=True)]
-            for mine, of, r in zip(rows, lengths, ranks, strict=True)]  # fmt: skip
-    return [{"out": torch.cat(of), "gathered": mine} for of, mine in zip(made, rows, strict=True)]
+    return [_of_experts(mine, r["weight"], of) for mine, of, r in zip(rows, lengths, ranks, strict=True)]
 
 
 def _sent(ranks: Sequence[Rank], routing: Routing) -> list[list[torch.Tensor]]:
@@ -118,6 +118,32 @@ def _summed(ranks: Sequence[Rank], back: Sequence[torch.Tensor]) -> list[dict[st
     weights = (r["weights"] if "weights" in r else torch.ones(r["place"].shape) for r in ranks)
     each = zip(ranks, back, weights, strict=True)
     return [{"out": (w[..., None] * _picked(rows, r["place"])).sum(1), "kept": rows} for r, rows, w in each]
+
+
+def _gather_grouped(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
+    """Rows of the experts of a rank, each of them the token of its source that `token` says."""
+    made = []
+    for r, of_rank in zip(ranks, routing.array.reshape(len(ranks), -1, len(ranks)), strict=True):
+        tokens = r["token"][: of_rank.sum()].split(of_rank.reshape(-1).tolist())
+        rows = [_picked(ranks[k % len(ranks)]["x"], some) for k, some in enumerate(tokens)]
+        made.append(_of_experts(torch.cat(rows), r["weight"], of_rank.sum(1).tolist()))
+    return made
+
+
+def _of_experts(rows: torch.Tensor, weight: torch.Tensor, lengths: Sequence[int]) -> dict[str, Any]:
+    """The products of rows, so many of each expert, and the rows."""
+    return {"out": torch.cat([x @ w for x, w in zip(rows.split(lengths), weight, strict=True)]), "gathered": rows}
+
+
+def _grouped_scatter(ranks: Sequence[Rank], routing: Routing) -> list[dict[str, Any]]:
+    """Of each token the sum over the ranks of its rows there, which `at` says."""
+    total: Any = 0
+    for r, of_rank in zip(ranks, routing.array.reshape(len(ranks), -1, len(ranks)), strict=True):
+        lengths = of_rank.sum(1).tolist()
+        rows = _of_experts(r["rows"][: sum(lengths)], r["weight"], lengths)["out"]
+        weights = r["weights"] if "weights" in r else torch.ones(r["at"].shape)
+        total = total + (weights[..., None] * _picked(rows, r["at"])).sum(1)
+    return [{"out": mine} for mine in total.split([len(r["wanted"]) for r in ranks])]
 
 
 def _by_home(routing: Routing, of: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
@@ -203,6 +229,7 @@ def _matmul(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]
 REFERENCES: dict[Program, Reference] = {
     all_gather: _gather,
     all_gather_gated_matmul: _gated,
+    all_gather_grouped_matmul: _gather_grouped,
     all_gather_matmul: _gather_matmul,
     all_gather_matmul_backward: _gather_backward,
     all_reduce: _reduce(_sum),
@@ -211,6 +238,7 @@ REFERENCES: dict[Program, Reference] = {
     dispatch_matmul: _dispatch_matmul,
     dispatch_matmul_backward: _dispatch_matmul_backward,
     expert_weight_gradient: _expert_weight_gradient,
+    grouped_matmul_reduce_scatter: _grouped_scatter,
     matmul: _matmul,
     matmul_all_reduce: _reduce(_sum_of_products),
     matmul_combine: _matmul_combine,

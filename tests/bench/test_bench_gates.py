@@ -25,7 +25,10 @@ from tilelink.inspect.compile import Compiled
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
-TWICE = r"dispatch_matmul|matmul_combine_backward|(matmul_combine|mixture_of_experts)(\[.*\])? few"
+TWICE = (
+    r"dispatch_matmul|matmul_combine_backward|all_gather_grouped_matmul"
+    r"|(matmul_combine|mixture_of_experts|grouped_matmul_reduce_scatter)(\[.*\])? few"
+)
 """Programs of whose loop LLVM makes a step twice for gfx942."""
 KEEPS = "mixture_of_experts["
 """With all that gradients need, it has more to store behind a product than sm_90 has registers for: 36 bytes."""

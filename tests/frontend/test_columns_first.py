@@ -1,4 +1,4 @@
-"""tk.columns_first: tiles of the experts of a route, some columns of all experts before the next columns."""
+"""tk.columns_first: some columns of all ranks, experts and rows before the next columns."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import tilelink as tk
+from tests.kernels.gather_gemm import NAMED, Call
+from tests.kernels.gather_gemm import run_and_check as run_and_check_gather
 from tests.kernels.routed import Routed, in_tiles, random_counts, run_and_check
 from tilelink.analysis.events import DOT, WRITE
 from tilelink.errors import ScheduleError
@@ -20,7 +22,8 @@ COUNTS = [[20, 0], [0, 17], [0, 0], [3, 35]]
 
 def by_columns(columns: int) -> tk.Schedule:
     order = tk.columns_first(columns, tk.next_rank_first)
-    return in_tiles(matmul_combine, "push", 16).changed(matmul={"order": order})
+    moved = {"tile": (16, 32), "order": tk.columns_first(1, tk.ring)}
+    return in_tiles(matmul_combine, "push", 16).changed(matmul={"order": order}, combine=moved)
 
 
 def tiles_of(schedule: tk.Schedule, N: int, rank: int) -> list[tuple[int, int]]:
@@ -57,12 +60,27 @@ def test_results_are_the_same(world: int) -> None:
     assert (report.verdict, report.proof) == ("safe", "structural")
 
 
-def test_it_is_for_tiles_of_rows_and_columns_of_experts() -> None:
-    wrong = all_gather_matmul.schedule("push").changed(matmul={"order": tk.columns_first(2)})
-    with pytest.raises(ScheduleError, match=r"columns_first\(2, own_rank_first\) is for tiles of the experts of a"):
-        all_gather_matmul.check(wrong, world=2, M=256, N=256, K=64)
+def test_columns_of_all_ranks_come_first() -> None:
+    order = {"order": tk.columns_first(2, tk.ring), "tile": (16, 16)}
+    schedule = NAMED["push"].changed(gather=order, matmul={"tile": (16, 16, 16), "order": tk.columns_first(3)})
+    run_and_check_gather(Call((19, 0, 33), 72, 50, integers=True, schedule=schedule))
+    events = all_gather_matmul.unroll(schedule, world=3, M=(19, 0, 33), N=72, K=50)
+    names = [t.name for t in events.program.tensors]
+    writes = (events.op == WRITE) & (events.tensor == names.index("full")) & (events.rank == 2)
+    mine = np.flatnonzero(writes)[np.argsort(events.tile[writes])]
+    homes = zip(events.lo[mine], events.home[mine], strict=True)
+    found = [(int(lo[1]) // 32, int(home), int(lo[0])) for lo, home in homes]
+    expected = [(group, reader, row) for group in (0, 1) for reader in (2, 1, 0) for row in (19, 35, 51)]
+    assert list(dict.fromkeys(found)) == expected
+
+
+def test_it_is_for_tiles_of_rows_and_columns_that_take_no_turns() -> None:
+    by_two = {"order": tk.columns_first(2), "tile": (16, 16, 16)}
+    wrong = NAMED["push"].changed(gather={"tile": (16, 16)}, matmul=by_two)
+    with pytest.raises(ScheduleError, match="take turns, rank by rank, so none of them has columns first"):
+        all_gather_matmul.of(2).check(wrong, world=2, M=256, N=(64, 64), K=64)
     moved = matmul_combine.schedule("push").changed(combine={"order": tk.columns_first(2)})
-    with pytest.raises(ScheduleError, match=r"of the experts of a route, tk\.tiles\(route\.experts, out\.cols\)"):
+    with pytest.raises(ScheduleError, match=r"both with a size; its space is routed, N, and its tile \(32, None\)"):
         matmul_combine.check(moved, world=2, tokens=8, top=2, K=64, N=256, experts=2, routed=COUNTS)
     with pytest.raises(ScheduleError, match="0 columns at a time: it must be at least 1"):
         tk.columns_first(0)

@@ -133,9 +133,9 @@ def wrong(group: dist.ProcessGroup, calls: Sequence[Layer], backend: str, plan: 
         return [e for call in calls for e in call.errors(call.on(group, plan=plan), rank, world)]
 
 
-def drawn(group: dist.ProcessGroup, number: int, seed: int) -> list[str]:
+def drawn(group: dist.ProcessGroup, number: int, seed: int, plan: str | None = None) -> list[str]:
     """As `wrong`, of random layers in plain torch."""
-    return wrong(group, layers(dist.get_world_size(group), number, seed), "torch")
+    return wrong(group, layers(dist.get_world_size(group), number, seed), "torch", plan)
 
 
 def by_auto(group: dist.ProcessGroup, machine: str, fastest: str | None) -> tuple[list[str], list[str]]:
@@ -192,8 +192,23 @@ def opchecked(group: dist.ProcessGroup) -> None:
             (*bare(leaf(3, 4), leaf(2, 6, 4), leaf(2, 4, 3)), counts, order, place, None, 9, 5, False, name, None),
         ),
         (op.gather_counts, (torch.full((1, 4), rank, dtype=torch.int32), 3, 2, name, None)),
+        (op.dispatch_linear_once, (leaf(3, 4), leaf(2, 6, 4), counts, *once_of(rank), 5, True, name, None)),
+        (op.linear_combine_once, (leaf(9, 4), leaf(2, 6, 4), counts, *once_of(rank), leaf(6, 2), 5, name, None)),
+        (op.linear_combine_once, (leaf(9, 4), leaf(2, 6, 4), counts, *once_of(rank), None, 5, name, None)),
+        (op.route_once, (place, 4, 1, 9, name, None)),
+        (op.gather_weights, (leaf(3, 2), name, None)),
+        (op.sum_of_weights, (leaf(6, 2), name, None)),
     ):
         torch.library.opcheck(operator.default, arguments)
+
+
+def once_of(rank: int) -> list[torch.Tensor]:
+    """token, at and wanted of a rank, of the counts of `opchecked`."""
+    token = [[0, 1, 2, 0, 1, 2], [0, 1]][rank]
+    rows = [[0, 1, 2, 3, 4, 5], [0, -1, -1, -1, 1, -1]][rank]
+    wanted = [[[0, 0], [0, -1], [0, -1]], [[0, -1], [0, 0], [0, -1]]][rank]
+    made = [token + [0] * (9 - len(token)), [[row, -1] for row in rows], wanted]
+    return [torch.tensor(of, dtype=torch.int32) for of in made]
 
 
 def compiled(group: dist.ProcessGroup, backend: str, plan: str | None) -> list[str]:
@@ -222,6 +237,18 @@ def under_autocast(group: dist.ProcessGroup) -> tuple[torch.dtype, list[str]]:
 
 
 # ---- bad input
+
+
+def of_another_routing(group: dist.ProcessGroup) -> str:
+    """What a product raises by which tokens go once, with a routing that was made for another plan."""
+    world, call = dist.get_world_size(group), Layer((4,), 2, 2)
+    given = call.operands(world)[dist.get_rank(group)]
+    routing = ops.moe_routing(given["topk_idx"], experts=2 * world, group=group)
+    try:
+        ops.dispatch_linear(given["x"], given["gate_up"], routing, plan="once")
+    except TileLinkError as e:
+        return f"{type(e).__name__}: {e.message}"
+    return "nothing"
 
 
 def told(group: dist.ProcessGroup, backend: str, **options: Any) -> tuple[str, list[str]]:

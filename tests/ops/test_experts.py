@@ -29,9 +29,27 @@ def test_random_layers_on_groups_of_all_sizes(pool: Pool, seed: int) -> None:
     assert_right(pool, GROUPS, of_experts.drawn, 70 if seed else 9, seed)
 
 
-@pytest.mark.parametrize("plan", ["push", "pull", "one_kernel", "one_kernel:few,gate_up.wave=1,down.wave=1"])
+@pytest.mark.parametrize("plan", ["push", "pull", "once", "one_kernel", "one_kernel:few,gate_up.wave=1,down.wave=1"])
 def test_programs_give_the_same(pool: Pool, plan: str) -> None:
     assert_right(pool, [(0, 1)], of_experts.wrong, BY_PROGRAMS, "interpret", plan)
+
+
+def test_tokens_go_once_in_plain_torch_too(pool: Pool) -> None:
+    assert_right(pool, GROUPS, of_experts.drawn, 3, 2, "once")
+
+
+@pytest.mark.verify
+def test_tokens_go_once_in_other_worlds_and_schedules(pool: Pool) -> None:
+    assert_right(pool, GROUPS, of_experts.drawn, 20, 3, "once")
+    of_dtypes = [Layer((3,), dtype=dtype, seed=5) for dtype in (torch.float16, torch.bfloat16)]
+    assert_right(pool, [(0, 1, 2)], of_experts.wrong, [*BY_PROGRAMS, *of_dtypes], "interpret", "once")
+    assert_right(pool, [(0, 1)], of_experts.wrong, BY_PROGRAMS, "interpret", "once:few")
+    assert_right(pool, [(3,)], of_experts.wrong, BY_PROGRAMS[:1], "interpret", "once")
+
+
+def test_a_routing_of_another_plan_is_an_error_on_every_rank(pool: Pool) -> None:
+    for (said,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.of_another_routing)[:2]:
+        assert re.match(r"ArgumentError: plan is 'once', and the routing was not made for it: moe_routing\(", said)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +97,7 @@ def test_opcheck(pool: Pool) -> None:
     pool.results(on_ranks.on_groups, [(0, 1)], of_experts.opchecked)
 
 
-@pytest.mark.parametrize("plan", [None, "one_kernel"])
+@pytest.mark.parametrize("plan", [None, "once", "one_kernel"])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.verify)])
 def test_compiled_without_a_break(pool: Pool, backend: str, plan: str | None) -> None:
     for (wrong,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.compiled, backend, plan)[:2]:
@@ -113,7 +131,7 @@ def test_what_only_the_device_sees_is_an_error_on_every_rank(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"plan": "engine"}, "ScheduleError: plan is 'engine'; there are push, pull, few, one_kernel, one_kernel:pull"),
+        ({"plan": "engine"}, "ScheduleError: plan is 'engine'; there are push, pull, few, once, once:few, one_kernel"),
         ({"plan": "one_kernel:ring"}, "ScheduleError: plan is 'one_kernel:ring'; plans of mixture_of_experts are one_"),
         ({"plan": "one_kernel", "activation": torch.relu}, "ArgumentError: plan='one_kernel' computes SwiGLU inside"),
         ({"activation": "gelu"}, "ArgumentError: activation='gelu': a function of rows"),

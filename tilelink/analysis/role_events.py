@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -100,17 +101,16 @@ class RoleEvents(Lanes):
             return
         for s in statements:
             for load in s.reads:
-                some = bool(load.view.picked_by) or load.where is not None
-                self.attempt(partial(self.access, READ, load.view, s.site, some))
+                self.attempt(partial(self.access, READ, load, s.site))
             match s:
                 case ir.Compute():
                     self.dots(s.code, s.site)
                 case ir.Store():
                     self.dots(s.value, s.site)
-                    self.attempt(partial(self.access, WRITE, s.target, s.site, s.moved is not None))
+                    self.attempt(partial(self.access, WRITE, ir.Load(s.target, s.where), s.site))
                 case ir.Copy():
-                    some = bool(s.source.picked_by) or s.moved is not None
-                    self.attempt(partial(self.access, WRITE, s.target, s.site, some))
+                    picked = bool(s.source.picked_by)
+                    self.attempt(partial(self.access, WRITE, ir.Load(s.target, s.where), s.site, picked))
                 case ir.Wait():
                     self.guards[s.name] = {}
                     for view in s.views:
@@ -158,8 +158,9 @@ class RoleEvents(Lanes):
         for m, n, k in code.dots:
             self.emit(DOT, site, amount=2.0 * m * n * k * self.trips)
 
-    def access(self, op: int, view: ir.View, site: Site, some: bool) -> None:
-        """A read or write of a view; `some`: of rows that integers pick, or say that they are moved."""
+    def access(self, op: int, of: ir.Load, site: Site, picked: bool = False) -> None:
+        """A read or write of a view, where integers say that its rows are moved; `picked`: rows that others pick."""
+        view = of.view
         lo, hi = self.box(view, site)
         if view.guard is not None:
             self.check_guard(view, lo, hi, site)
@@ -186,9 +187,29 @@ class RoleEvents(Lanes):
                 )  # fmt: skip
             if self.role in self.program.on_engine:
                 self.copy_with(home, away, site)
-            said = {"tensor": view.tensor, "home": home, "lo": lo, "hi": hi, "entry": entry, "amount": size}
-            said["picked"] = some
+            said: dict[str, Any] = {"tensor": view.tensor, "home": home, "lo": lo, "hi": hi, "entry": entry}
+            said["amount"] = size * self.share(of.where)
+            said["picked"] = picked or bool(view.picked_by) or of.where is not None
             self.where(size > 0, partial(self.emit, op, site, **said))
+
+    def share(self, where: ir.View | None) -> np.ndarray | float:
+        """Which share of its rows an access moves in each lane, as far as the integers that say so are known."""
+        known = dict(self.sizes.moved).get(where.tensor) if where is not None else None
+        if where is None or known is None:
+            return 1.0
+        bounds = [self.bounds(i) for i in where.index]
+        if self.program.tensor(where.tensor).sharded is None:  # each rank has its own
+            bounds.insert(0, (home := self.get(where.home), home + 1))
+        before = known.array
+        for k in range(before.ndim):
+            before = np.cumsum(np.insert(before, 0, 0, axis=k), axis=k)
+        found, every = np.zeros(self.lanes), np.ones(self.lanes)
+        for corner in product((0, 1), repeat=len(bounds)):
+            at = tuple(np.clip(b[c], 0, n - 1) for b, c, n in zip(bounds, corner, before.shape, strict=True))
+            found = found + (-1) ** (len(bounds) - sum(corner)) * before[at]
+        for lo, hi in bounds:
+            every = every * np.maximum(1, hi - lo)
+        return found / every
 
     def copy_with(self, home: np.ndarray, away: np.ndarray, site: Site) -> None:
         """Notes with whom tiles on the copy engine copy. Raises ScheduleError where a tile has two peers."""

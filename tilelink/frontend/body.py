@@ -112,6 +112,11 @@ class Statement:
         return None
 
     @property
+    def wheres(self) -> tuple[View, ...]:
+        """All integers that say which rows are moved, those of its loads, too."""
+        return tuple(v for v in (self.moved, *(load.where for load in self.loads)) if v is not None)
+
+    @property
     def given(self) -> tuple[View, ...]:
         """The views that it writes, or that it says are written."""
         return self._views(self.GIVES)

@@ -26,8 +26,8 @@ class Order:
     the kernel.
     `group`: the tiles of the last two dimensions are walked in groups of this many rows, column by column inside a
     group (1: row by row). The tiles of a group share data in the cache.
-    `columns`: the tiles of the experts of a route are walked in groups of this many columns, those of all experts
-    before the next columns (0: expert by expert).
+    `columns`: so many tiles along the last dimension are walked for all ranks, experts and rows, before the next ones
+    (0: rank by rank).
     """
 
     name: str
@@ -87,8 +87,8 @@ def grouped(group: int, parts: Order = own_rank_first) -> Order:
 
 
 def columns_first(columns: int, parts: Order = own_rank_first) -> Order:
-    """The order `parts`, of tiles of the experts of a route, with `columns` tiles of columns of all experts before the
-    next columns. So whole rows of the first columns are made early (COMET, arXiv 2502.19811, section 3)."""
+    """The order `parts`, with `columns` tiles of columns of all ranks, experts and rows before the next columns. So the
+    first columns of all rows are made early (COMET, arXiv 2502.19811, section 3)."""
     if columns < 1:
         raise ScheduleError(f"{columns} columns at a time: it must be at least 1", Site.of_user())
     return replace(parts, columns=columns, group=1)

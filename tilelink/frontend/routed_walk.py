@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sympy
 
-from tilelink.errors import ScheduleError, Site
+from tilelink.errors import Site
 from tilelink.frontend.expressions import (
     RANK,
     WORLD,
@@ -22,7 +22,6 @@ from tilelink.frontend.expressions import (
     natural,
     of_dim,
     own,
-    smaller,
     symbol,
 )
 from tilelink.frontend.ir import Range, Walk
@@ -34,6 +33,8 @@ from tilelink.frontend.walk import (
     TILE,
     Coordinates,
     axis_values,
+    by_columns,
+    columns_of,
     executor_of,
     indices_of,
     longest_part,
@@ -77,10 +78,10 @@ def make_routed_walk(
     axes = {executor: RANK} | {a: axis(a) for a in (EXPERT, other) if a is not None}
     counts = {d: of_dim(d, "tiles") for d, extent in sizes.items() if extent is not None}
     across = sympy.prod(n for d, n in counts.items() if d != route.rows)
-    columns = _columns(role, space, resource, site) if resource.order.columns else None
+    columns = columns_of(role, space, resource, site) if resource.order.columns else None
     begun = floor_div(NUMBER, across)
-    if columns is not None:  # the tiles of rows of all experts, for the first columns, then for the next ones
-        begun, column = _by_columns(table.begin(RANK, pieces), counts[columns], resource.order.columns)
+    if columns is not None:  # the tiles of all rows, for the first columns, then for the next ones
+        begun, column = by_columns(table.begin(RANK, pieces), counts[columns], resource.order.columns)
     coordinates: Coordinates = [(TURN.name, table.find(RANK, begun))]
     first = table.begin(RANK, TURN)
     coordinates.append((TILE.name, natural(begun - first if columns else NUMBER - first * across)))
@@ -121,26 +122,6 @@ def make_routed_walk(
         room=room * across,
     )
     return walk, axes
-
-
-def _columns(role: str, space: Space, resource: SMs | CopyEngine, site: Site) -> str:
-    """The dimension of the columns of which some come first. Raises ScheduleError."""
-    dims = [d for d, t in zip(space.dims, resource.tile, strict=False) if t is not None]
-    if not isinstance(space.routed, ExpertsWord) or len(space.dims) != 2 or len(dims) != 2:
-        raise ScheduleError(
-            f"{role}: order={resource.order} is for tiles of rows and columns, both with a size, of the experts of a "
-            f"route, tk.tiles(route.experts, out.cols); its space is {', '.join(space.dims)}",
-            site,
-        )
-    return space.dims[1]
-
-
-def _by_columns(rows: Expr, columns: Expr, together: int) -> tuple[Expr, Expr]:
-    """Of a tile, the number of its rows among those of all experts, and that of its columns. `rows`, `columns`: how
-    many there are; so many columns are walked `together`, row by row."""
-    group = floor_div(NUMBER, larger(1, rows * together))
-    inside, here = natural(NUMBER - group * rows * together), larger(1, smaller(together, columns - group * together))
-    return floor_div(inside, here), group * together + modulo(inside, here)
 
 
 def _segment(routed: RouteWord | ExpertsWord | None, axes: dict[str, Expr]) -> Segment:

@@ -14,9 +14,9 @@ import numpy as np
 from tilelink.errors import DimensionError, RankError, ScheduleError, Site, TileSizeError, WorldError, listed
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.expressions import PER_NODE, WORLD, of_dim, parts_of
-from tilelink.frontend.ir import For, Role, TileProgram, walk
+from tilelink.frontend.ir import RANKS_DIM, For, Role, Tensor, TileProgram, walk
 from tilelink.frontend.kept import hashed_once, kept
-from tilelink.frontend.routes import Routing
+from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.running import tables, with_tables
 from tilelink.frontend.schedule import smallest_tile
 from tilelink.frontend.tables import Table
@@ -33,7 +33,8 @@ last block."""
 class Sizes:
     """World and sizes. `dims`: the whole size of each dimension; `parts`: lengths of the parts of those that are cut
     over the ranks, of the rows of a route the room for them; `per_node`: ranks of a node; `routings`: how many rows of
-    each route go where, where that is known: in an analysis, not in a launch. `tables`: of the program."""
+    each route go where, where that is known: in an analysis, not in a launch. `tables`: of the program. `moved`: of
+    integers that say which rows are moved, 0 or 1 for each, where an analysis is told them, by tensor."""
 
     world: int
     dims: tuple[tuple[str, int], ...]
@@ -41,6 +42,7 @@ class Sizes:
     per_node: int
     routings: tuple[tuple[RouteWord, Routing], ...] = ()
     tables: tuple[Table, ...] = ()
+    moved: tuple[tuple[str, Integers], ...] = ()
 
     @classmethod
     def of(
@@ -55,8 +57,9 @@ class Sizes:
         """Sizes by dimension: a number, or for a dimension that is cut the lengths of its parts. A number is cut into
         parts of ceil(size / world), the last ones shorter or empty. Of a route, the size of its rows is what
         `Routing.of` takes, those that are sent need none, and there is as much room as that takes; or, where rows are
-        not `counted`, sizes are the room for them. All ranks are on one node where `per_node` is not given. Raises
-        WorldError, DimensionError, TileSizeError, ScheduleError."""
+        not `counted`, sizes are the room for them. Integers that say which rows are moved may be given, too, by tensor:
+        those of the whole tensor, or of all ranks' where each has its own. All ranks are on one node where `per_node`
+        is not given. Raises WorldError, DimensionError, TileSizeError, ScheduleError."""
         site = Site.of_user()
         check_world(world)
         dims: dict[str, int] = {}
@@ -76,12 +79,16 @@ class Sizes:
             if dims[d] > MAX_COUNT:
                 why = f"kernels count elements along a dimension in 32 bits, {MAX_COUNT} (2**30) is the most"
                 raise DimensionError(f"{d} is {dims[d]}: {why}", site)
-        for d in sizes:
+        integers = {v.tensor for role in program.roles for s in walk(role.body) for v in s.wheres}
+        integers -= set(program.dims)
+        for d in (d for d in sizes if d not in integers):
             if d not in program.dims:
                 raise DimensionError(f"{program.name} has no dimension {d}; it has {listed(program.dims, d)}", site)
         dims |= {route.everywhere: world * dims[route.per_rank] for route in program.routes}
         nodes = check_nodes(world, per_node)
-        made = cls(world, tuple(dims.items()), tuple(parts.items()), nodes, routed, tables(program))
+        given = sorted(integers & sizes.keys())
+        moved = tuple((n, _moved(program.tensor(n), sizes[n], world, dims, site)) for n in given)
+        made = cls(world, tuple(dims.items()), tuple(parts.items()), nodes, routed, tables(program), moved)
         try:
             made.check(program)
         except (ScheduleError, TileSizeError) as e:
@@ -170,6 +177,19 @@ def _lengths(dim: str, given: Any, cut: bool, world: int, site: Site) -> tuple[i
     if len(given) != world:
         raise DimensionError(f"{dim}: {len(given)} parts {lengths} for {world} ranks", site)
     return counted
+
+
+def _moved(tensor: Tensor, given: Any, world: int, dims: Mapping[str, int], site: Site) -> Integers:
+    """Which rows are moved, of integers that say so. Raises DimensionError."""
+    shape = tuple(world if d == RANKS_DIM else dims[d] for d in tensor.dims)
+    shape = shape if tensor.sharded is not None else (world, *shape)
+    found = np.asarray(given)
+    if found.shape != shape or found.dtype.kind not in "iu":
+        whose = "of the whole tensor" if tensor.sharded is not None else "of all ranks, one after the other"
+        raise DimensionError(
+            f"{tensor.name} is {found.dtype} {found.shape}: integers {shape}, {whose}; -1 for a row that stays", site
+        )
+    return Integers.of_array(found >= 0)
 
 
 def _routing(route: RouteWord, sizes: Mapping[str, Any], world: int, site: Site) -> Routing:

@@ -21,7 +21,9 @@ from tilelink.frontend.expressions import (
     ceil_div,
     first_of,
     floor_div,
+    larger,
     modulo,
+    natural,
     node_of,
     of_dim,
     own,
@@ -56,12 +58,6 @@ def make_walk(
     """The walk over a space, and the values of its rank axes. `ends`: where the own part ends along a dimension, if
     that is data. Raises ScheduleError, TileSizeError, and NotUnderstoodError for an axis that is called like one that
     the tiles have."""
-    if resource.order.columns:
-        raise ScheduleError(
-            f"{role}: order={resource.order} is for tiles of the experts of a route, and its space is "
-            f"{', '.join(space.dims)}; tk.grouped walks the tiles of a part column by column",
-            site,
-        )
     sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site), strict=True))
     tiled = [d for d, t in sizes.items() if t is not None]
     spread = [d for d in space.dims if d in cut]
@@ -73,23 +69,31 @@ def make_walk(
     free = {a: count for a, (count, _) in values.items() if a != executor}
     counts = {d: of_dim(d, "tiles") for d in tiled}
     inner = sympy.prod(counts.values())
-    coordinates = _rank_coordinates(values, list(free), inner, resource, site)
+    number, rows = NUMBER, counts
+    if resource.order.columns:
+        columns = columns_of(role, space, resource, site)
+        rows = {d: n for d, n in counts.items() if d != columns}
+        inner = sympy.prod(rows.values())
+        number, column = by_columns(inner * sympy.prod(free.values()), counts[columns], resource.order.columns)
+    coordinates = _rank_coordinates(values, list(free), inner, resource, site, number)
     axes = ({executor: values[executor][1]} if executor else {}) | {a: axis(a) for a in free}
-    indices = indices_of(TILE if free else NUMBER, list(counts.items()), resource.order.group)
+    indices = indices_of(TILE if free else number, list(rows.items()), resource.order.group)
+    if rows is not counts:
+        indices[columns] = column
     ranges, exists = [], []
     for d, t in sizes.items():
-        number = of_dim(d, "tile")
+        along = of_dim(d, "tile")
         part = axes[homes[d]] if d in spread else None
         begin, end = _bounds(d, part)
         end = (ends or {}).get(d, end)
-        more, made = tile_of(d, begin, end, number, t, part)
-        coordinates += more if t is None else [(number.name, indices[d]), *more]
+        more, made = tile_of(d, begin, end, along, t, part)
+        coordinates += more if t is None else [(along.name, indices[d]), *more]
         ranges.append(made)
         exists += [] if part is None else [made.start < end]
     lengths = {d: longest_part(d) if d in spread else symbol(d) for d in tiled}
     walk = Walk(
         sizes=tuple((count.name, ceil_div(lengths[d], sizes[d])) for d, count in counts.items()),
-        count=inner * sympy.prod(free.values()),
+        count=sympy.prod([*counts.values(), *free.values()]),
         axes=tuple((axis(a).name, count) for a, count in free.items()),
         coordinates=tuple(coordinates),
         exists=sympy.And(*exists),
@@ -141,11 +145,12 @@ def axis_values(word: RanksWord) -> tuple[Expr, Expr]:
 
 
 def _rank_coordinates(
-    values: dict[str, tuple[Expr, Expr]], free: list[str], inner: Expr, resource: SMs | CopyEngine, site: Site
-) -> list[tuple[str, Expr]]:
-    """The axes that are walked on a rank, outermost first, and the tile inside them; the first goes in the schedule's
-    order. `values`: how many values an axis has, and which of them the executing rank is."""
-    number = NUMBER
+    values: dict[str, tuple[Expr, Expr]], free: list[str], inner: Expr, resource: SMs | CopyEngine, site: Site,
+    number: Expr,
+) -> list[tuple[str, Expr]]:  # fmt: skip
+    """The axes that are walked on a rank, outermost first, and the tile inside them, of its `number` among all; the
+    first goes in the schedule's order. `values`: how many values an axis has, and which of them the executing rank
+    is."""
     coordinates: list[tuple[str, Expr]] = []
     for k, name in enumerate(free):
         count, here = values[name]
@@ -154,6 +159,27 @@ def _rank_coordinates(
         value = step if k else part_at(resource, step, here, count, site)
         coordinates.append((axis(name).name, value))
     return [(TILE.name, modulo(number, inner)), *coordinates] if free else []
+
+
+def columns_of(role: str, space: Space, resource: SMs | CopyEngine, site: Site) -> str:
+    """The dimension of the columns of which some come first. Raises ScheduleError."""
+    dims = [d for d, t in zip(space.dims, resource.tile, strict=False) if t is not None]
+    if len(space.dims) != 2 or len(dims) != 2:
+        tile = ", ".join(map(str, resource.tile[: len(space.dims)]))
+        raise ScheduleError(
+            f"{role}: order={resource.order} is for tiles of rows and columns, both with a size; its space is "
+            f"{', '.join(space.dims)}, and its tile ({tile})",
+            site,
+        )
+    return space.dims[1]
+
+
+def by_columns(rows: Expr, columns: Expr, together: int) -> tuple[Expr, Expr]:
+    """Of a tile, the number of its rows among all, and that of its columns. `rows`, `columns`: how
+    many there are; so many columns are walked `together`, row by row."""
+    group = floor_div(NUMBER, larger(1, rows * together))
+    inside, here = natural(NUMBER - group * rows * together), larger(1, smaller(together, columns - group * together))
+    return floor_div(inside, here), group * together + modulo(inside, here)
 
 
 def tile_sizes(role: str, space: Space, resource: SMs | CopyEngine, site: Site) -> tuple[int | None, ...]:

@@ -52,6 +52,12 @@ def turns(together: Sequence[Role]) -> Expr:
             ".named(...)",
             together[0].site,
         )
+    if len(together) > 1 and any(r.resource.order.columns for r in together):
+        raise ScheduleError(
+            f"the members of {together[0].launched} take turns, rank by rank, so none of them has columns first; "
+            "launch them under names of their own, .named(...)",
+            together[0].site,
+        )
     found = [next((count for _, count in r.walk.axes), sympy.S.One) for r in together]
     if len(set(found)) > 1:
         raise ScheduleError(

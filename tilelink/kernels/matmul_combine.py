@@ -61,6 +61,11 @@ sums = tk.SMs(8, tile=(16, 512))
 kept_rows = tk.SMs(4, tile=(32, None), order=tk.ring, at="source")
 push = tk.Schedule(matmul=gemm, combine=sent, keep=kept_rows, add_up=sums)
 pull = push.changed(combine={"at": "source"})
+columns = push.changed(  # COMET (arXiv 2502.19811, section 3): sums of the first columns leave early
+    matmul={"order": tk.columns_first(4)},
+    combine={"tile": (32, 1024), "order": tk.columns_first(1)},
+    add_up={"order": tk.columns_first(2)},
+)
 lines = {"tile": (16, None)}
 few = push.changed(  # rows of an expert
     matmul={"tile": (16, 128, 128), "stages": 5}, combine=lines, keep=lines, add_up={"tile": (16, 128)}

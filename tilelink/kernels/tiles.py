@@ -64,11 +64,11 @@ def bias_gradient(t, dy, dbias, gathered=False):
 
 
 @tk.tile
-def added_up(t, inbox):
-    """The sum of what all ranks have sent of one tile, in rank order."""
+def added_up(t, inbox, wanted=None):
+    """The sum of what all ranks have sent of one tile, in rank order; `wanted`: -1 for a row that a rank did not."""
     acc = tl.zeros(t.shape, tl.float32)
     for source in tk.ranks():
-        acc += tk.wait(inbox[source, t]).load()
+        acc += tk.wait(inbox[source, t]).load(where=None if wanted is None else wanted[t.rows, source])
     return acc
 
 

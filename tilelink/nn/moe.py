@@ -13,13 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from tilelink.analysis.placement import placed
 from tilelink.errors import ArgumentError, ShapeError, Site
 from tilelink.frontend.sizes import Sizes
-from tilelink.kernels.dispatch_matmul import dispatch_matmul
-from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.kernels.mixture_of_experts import mixture_of_experts as by_one_kernel
 from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group, world_of
+from tilelink.ops.experts import DispatchLinear, LinearCombine
 from tilelink.ops.mixture_of_experts import in_one, mixture_of_experts
-from tilelink.ops.moe_routing import check_slices, expert_places
+from tilelink.ops.moe_routing import check_slices, expert_places, is_once
+from tilelink.ops.once import DispatchLinearOnce, LinearCombineOnce
 from tilelink.ops.whole_layer import swiglu
 from tilelink.programs.program import Program
 
@@ -170,10 +170,13 @@ class MoE(nn.Module):
         top = self.top * self.slices
         rows = {"tokens": tokens, "sent": tokens * top, "routed": self.rows(tokens)}
         parts = {d: (length,) * world for d, length in rows.items()}
-        (_, both, width), (_, _, hidden) = self.gate_up.shape, self.down.shape
+        (_, both, width), (_, _, hidden), once = self.gate_up.shape, self.down.shape, is_once(self.plan)
+        there, back = (DispatchLinearOnce, LinearCombineOnce) if once else (DispatchLinear, LinearCombine)
+        most_here = self.top if once else top
         programs: list[tuple[Program, dict[str, int]]] = [
-            (dispatch_matmul, {"N": both, "K": width}), (matmul_combine, {"N": width, "K": hidden, "top": top}),
-        ]  # fmt: skip
+            (there.program, {"N": both, "K": width}),
+            (back.program, {"N": width, "K": hidden, "top": most_here}),
+        ]
         if in_one(self.plan):
             programs.append((by_one_kernel, {"N": hidden, "K": width, "top": top}))
         for program, of in programs:

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from tilelink.errors import ArgumentError, ShapeError
+from tilelink.errors import ArgumentError
+from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
 from tilelink.kernels.combine import combine
 from tilelink.kernels.dispatch import dispatch
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
 from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.ops import routed
 from tilelink.ops.experts_backward import dispatch_linear_gradients, expert_gradients, linear_combine_gradients
@@ -72,7 +74,7 @@ class DispatchLinear(OfExperts):
 
     name = "dispatch_linear"
     results = "(Tensor, Tensor)"
-    program = dispatch_matmul
+    program, once = dispatch_matmul, all_gather_grouped_matmul
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -131,7 +133,7 @@ class LinearCombine(Sums):
 
     name = "linear_combine"
     results = "(Tensor, Tensor)"
-    program = matmul_combine
+    program, once = matmul_combine, grouped_matmul_reduce_scatter
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -254,32 +256,5 @@ class Combine(Sums):
         return found | ({"x": moe_dispatch(**spread(ctx, grad))} if ctx.needs_input_grad[0] else {})
 
 
-@dataclass
-class GatherCounts(OfExperts):
-    """The counts of all ranks, (experts of all ranks, world), from those of each: x is (1, experts of all ranks).
-    `tokens`: the most that a rank has, each at `top` experts."""
-
-    name = "gather_counts"
-    results = "Tensor"
-    program = dispatch
-
-    x: torch.Tensor
-    tokens: int
-    top: int
-    group_name: str
-    plan: str | None
-
-    def check(self) -> None:
-        if self.x.dtype != torch.int32 or self.x.dim() != 2 or len(self.x) != 1 or self.x.shape[1] % self.members.world:
-            raise ShapeError(f"{tuple(self.x.shape)} experts: as many on each of {self.members.world} ranks")
-
-    def told(self) -> Mapping[str, Any]:
-        return {"experts": self.x.shape[1], "top": self.top, "the most tokens of a rank (tokens=)": self.tokens}
-
-    def run(self, path: Plain) -> torch.Tensor:
-        return path.all_gather(self.x, [1] * self.members.world)().T.contiguous()
-
-
 dispatch_linear, linear_combine = Operator(DispatchLinear), Operator(LinearCombine)
 moe_dispatch, moe_combine = Operator(Dispatch), Operator(Combine)
-gather_counts = Operator(GatherCounts)

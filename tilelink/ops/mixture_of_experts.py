@@ -9,16 +9,22 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, listed, public
+from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
 from tilelink.ops import experts as made_of
 from tilelink.ops.agreement import told
 from tilelink.ops.checks import cast_for, check_tensors, no_autocast
 from tilelink.ops.collectives import name_of_group, world_of
-from tilelink.ops.moe_routing import Routing, moe_routing
+from tilelink.ops.experts_call import plans_once
+from tilelink.ops.moe_routing import Once, Routing, is_once, moe_routing, torch_or_none
+from tilelink.ops.of_all_ranks import gather_weights
+from tilelink.ops.once import dispatch_linear_once, linear_combine_once
 from tilelink.ops.whole_layer import ONE_KERNEL, PLANS_OF_ONE, layer_of_experts, swiglu
 from tilelink.plans.names import AUTO, TORCH
 
-PLANS = (*dispatch_matmul.schedules, *PLANS_OF_ONE, TORCH, AUTO)
+ONCE_BOTH = tuple(p for p in plans_once(all_gather_grouped_matmul) if p in plans_once(grouped_matmul_reduce_scatter))
+PLANS = (*dispatch_matmul.schedules, *ONCE_BOTH, *PLANS_OF_ONE, TORCH, AUTO)
 """Of `mixture_of_experts`."""
 
 
@@ -58,11 +64,18 @@ def dispatch_linear(
     """`moe_dispatch`, and each expert's product with its rows, in one kernel: (room, N), rows @ weight[e].T.
 
     `weight`: (experts of this rank, N, K); `plan`: a schedule of `tilelink.kernels.dispatch_matmul`, by default the
-    first, or "torch". Gradients: that of x by `linear_combine`; that of the weight from the rows, which are kept.
-    Raises as `moe_dispatch` does."""
+    first; "once", by which a token goes once to a rank (`all_gather_grouped_matmul`; "once:few" is another schedule of
+    it), with a routing that was made so; or "torch". Gradients: that of x by `linear_combine`; that of the weight from
+    the rows, which are kept. Raises as `moe_dispatch` does, and ArgumentError for a routing of another plan."""
     cast = cast_for(x)
     x, weight = cast(x), cast(weight)
     keep = torch.is_grad_enabled() and weight.requires_grad
+    if is_once(plan):
+        with no_autocast(x):
+            rows: torch.Tensor = dispatch_linear_once(
+                x=_tokens(x, routing), weight=weight, kept=keep, **_met(routing, plan)
+            )[0]  # fmt: skip
+        return rows
     with no_autocast(x):
         out, _ = made_of.dispatch_linear(
             x=_tokens(x, routing), weight=weight, counts=routing.counts, order=routing.order, place=routing.place,
@@ -84,10 +97,17 @@ def linear_combine(
     """Each expert's product with its rows, and `moe_combine`, of which the rows travel in one kernel: (tokens, N).
 
     `rows`: (room, K); `weight`: (experts of this rank, N, K); `plan`: a schedule of `tilelink.kernels.matmul_combine`,
-    by default the first, or "torch". Gradients: that of rows by `dispatch_linear`, beside which the gradients of all
-    rows come to their experts, for that of the weight. Raises as `moe_dispatch` does."""
+    by default the first; "once", by which the rows of a token are added up at their rank before they leave
+    (`grouped_matmul_reduce_scatter`); or "torch". Gradients: that of rows by `dispatch_linear`, beside which the
+    gradients of all rows come to their experts, for that of the weight. Raises as `dispatch_linear` does."""
     cast = cast_for(rows)
     rows, weight = cast(rows), cast(weight)
+    if is_once(plan):
+        met = _met(routing, plan)
+        with no_autocast(rows):
+            weights = _weights_met(routing.once, _weights(topk_weights, routing), routing, plan)
+            sums: torch.Tensor = linear_combine_once(x=_rows(rows, routing), weight=weight, weights=weights, **met)
+        return sums[: routing.mine]
     with no_autocast(rows):
         back = _back(topk_weights, routing, plan)
         out: torch.Tensor = made_of.linear_combine(x=_rows(rows, routing), weight=weight, **back)[0]
@@ -121,9 +141,10 @@ def mixture_of_experts(
     are, as in `moe_routing`; gate_up and down have the weights of this rank's places then.
     `activation`: of the rows of all experts, (rows, 2 * hidden) to (rows, hidden), by default `tilelink.ops.swiglu`;
     behind the rows that exist it gets any values. `tokens`, `capacity`: as in `moe_routing`; by default no row is
-    dropped. `plan`: a schedule that both programs have, "push", "pull" or "few"; "one_kernel", "one_kernel:pull" or
-    "one_kernel:few" for the whole layer in one kernel, `tilelink.kernels.mixture_of_experts`, whose activation is
-    SwiGLU; "torch"; or "auto" for that of these plans, but for "torch", which is predicted to be the fastest.
+    dropped. `plan`: a schedule that both programs have, "push", "pull" or "few"; "once" or "once:few", by which a token
+    goes once to a rank, and one sum of its rows there comes back; "one_kernel", "one_kernel:pull" or "one_kernel:few"
+    for the whole layer in one kernel, `tilelink.kernels.mixture_of_experts`, whose activation is SwiGLU; "torch"; or
+    "auto" for that of these plans, but for "torch" and "once", which is predicted to be the fastest.
 
     Gradients: of x, topk_weights, gate_up and down. The host reads no count, so calls can be captured. Raises
     ArgumentError, ShapeError, DtypeError, ScheduleError, RankMismatchError; and CapacityError on every rank where rows
@@ -134,9 +155,8 @@ def mixture_of_experts(
     width, top = x.shape[-1], topk_idx.shape[-1]
     experts, chosen = len(gate_up) * world_of(name) // max(slices, 1), topk_idx.reshape(-1, top)
     routing = moe_routing(
-        chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, slices=slices, places=places,
-        plan=_torch(plan),
-    )  # fmt: skip
+        chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, slices=slices, places=places, plan=plan
+    )
     if in_one(plan) or (plan == AUTO and activation is swiglu):
         out = _whole_layer(x.reshape(-1, width), gate_up, down, routing, topk_weights.reshape(-1, top), plan)
         return out.reshape(x.shape)
@@ -208,10 +228,6 @@ def _whole_layer(
     return out[: routing.mine]
 
 
-def _torch(plan: str | None) -> str | None:
-    return plan if plan == TORCH else None
-
-
 def _back(topk_weights: torch.Tensor | None, routing: Routing, plan: str | None) -> dict[str, Any]:
     """How rows come back: what operators take for that, but for the rows."""
     weights = routing.weights(_weights(topk_weights, routing))
@@ -220,6 +236,34 @@ def _back(topk_weights: torch.Tensor | None, routing: Routing, plan: str | None)
         "counts": routing.counts, "place": routing.place, "weights": weights, "sent": len(routing.order), "keep": keep,
         "group_name": routing.group_name, "plan": plan,
     }  # fmt: skip
+
+
+def _met(routing: Routing, plan: str | None) -> dict[str, Any]:
+    """What operators take by which tokens go once to a rank. Raises ArgumentError on every rank."""
+    if routing.once is None:
+
+        def refuse() -> None:
+            how = 'moe_routing(..., plan="once")'
+            raise ArgumentError(f"plan is {plan!r}, and the routing was not made for it: {how}", Site.of_user())
+
+        told(routing.group_name, refuse, "arguments", routing.counts)
+    assert routing.once is not None
+    met = {"token": routing.once.token, "at": routing.once.at, "wanted": routing.once.wanted}
+    return {
+        "counts": routing.counts, **met, "sent": len(routing.order), "group_name": routing.group_name, "plan": plan,
+    }  # fmt: skip
+
+
+def _weights_met(
+    once: Once | None, weights: torch.Tensor | None, routing: Routing, plan: str | None
+) -> torch.Tensor | None:
+    """Weights (tokens of all ranks, top) of the rows that are here, of those of this rank's tokens."""
+    if weights is None or once is None:
+        return None
+    every = gather_weights(
+        x=routing.tokens(weights.float()), group_name=routing.group_name, plan=torch_or_none(plan)
+    )  # fmt: skip
+    return torch.where(once.choice >= 0, every.gather(1, once.choice.clamp(min=0)), 0)
 
 
 def _tokens(x: torch.Tensor, routing: Routing) -> torch.Tensor:

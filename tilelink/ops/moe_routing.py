@@ -13,7 +13,22 @@ from tilelink.errors import ArgumentError, ShapeError, Site, public
 from tilelink.ops.agreement import told
 from tilelink.ops.checks import check_tensors
 from tilelink.ops.collectives import Members, name_of_group, world_of
-from tilelink.ops.experts import gather_counts
+from tilelink.ops.experts_call import ONCE
+from tilelink.ops.of_all_ranks import gather_counts, route_once
+from tilelink.plans.names import TORCH
+
+
+@dataclass(frozen=True)
+class Once:
+    """What plans "once" need of a routing besides: where tokens go once. `token`: int32 [room], of each row of the
+    experts of this rank the token, of its rank's; `at`: int32 [tokens of all ranks, top], the rows here of each token,
+    in the order of choices, then -1; `choice`: int64, which choices those are; `wanted`: int32 [tokens, world], -1 for
+    a token of this rank of which a rank has no row, else 0."""
+
+    token: torch.Tensor
+    at: torch.Tensor
+    choice: torch.Tensor
+    wanted: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -25,7 +40,7 @@ class Routing:
 
     `order` and `place` are as long as those of the rank with the most tokens; this one has `mine`. `room`: how many
     rows each rank has room for, those of its experts. Rows of experts lie by expert and then by rank. Behind them there
-    is padding, whose values say nothing.
+    is padding, whose values say nothing. `once`: what plans "once" need besides, where the handle was made for them.
     """
 
     counts: torch.Tensor
@@ -35,6 +50,7 @@ class Routing:
     room: int
     group_name: str
     slices: int = 1
+    once: Once | None = None
 
     @property
     def rows_of_experts(self) -> torch.Tensor:
@@ -84,7 +100,8 @@ def moe_routing(
     many. `capacity`: rows that a rank has room for, for all of its experts; by default none is ever dropped: as many as
     all ranks have tokens, times the experts that a token may have on a rank. Where rows have no room, or an expert is
     out of range (a count is negative then), calls with this routing raise CapacityError on every rank.
-    `plan`: "torch" puts counts together by torch.distributed. Raises ArgumentError, ShapeError.
+    `plan`: that of the operators which get the handle: "torch" puts counts together by torch.distributed, and "once"
+    makes what its operators need besides. Raises ArgumentError, ShapeError.
     """
     name = name_of_group(group)
     world = world_of(name)
@@ -93,7 +110,14 @@ def moe_routing(
         topk_idx = placed(topk_idx, places, experts, Members.named(name).rank)
     each, (mine, top) = experts * slices // world, topk_idx.shape
     tokens = mine if tokens is None else tokens
-    most = world * tokens * min(top, each)
+    room = world * tokens * min(top, each) if capacity is None else capacity
+    met, gathered = None, None
+    if is_once(plan):
+        ids = torch.nn.functional.pad(topk_idx.to(torch.int32), (0, 0, 0, tokens - mine), value=-1)
+        gathered, *found = route_once(
+            x=ids, experts=experts, slices=slices, room=room, group_name=name, plan=None
+        )  # fmt: skip
+        met = Once(*found)
     topk_idx, experts, top = _slices_of(topk_idx.long(), experts, each, slices), experts * slices, top * slices
     ids = topk_idx.reshape(-1)
     there = (ids >= 0) & (ids < experts)
@@ -108,9 +132,19 @@ def moe_routing(
     place = torch.where(there, place, -1).to(torch.int32).view(mine, top)
     order, place = (pairs // max(1, top)).to(torch.int32), pad(place, (0, 0, 0, more), value=-1)
     order = pad(order, (0, more * top), value=-1)
-    gathered = gather_counts(x=counts[None], tokens=tokens, top=top, group_name=name, plan=plan)
-    room = most if capacity is None else capacity
-    return Routing(gathered, order, place, mine, room, name, slices)
+    if gathered is None:
+        gathered = gather_counts(x=counts[None], tokens=tokens, top=top, group_name=name, plan=torch_or_none(plan))
+    return Routing(gathered, order, place, mine, room, name, slices, met)
+
+
+def is_once(plan: str | None) -> bool:
+    """Whether a plan sends a token once to a rank."""
+    return plan is not None and plan.split(":")[0] == ONCE
+
+
+def torch_or_none(plan: str | None) -> str | None:
+    """The plan of what has no schedules of its own."""
+    return plan if plan == TORCH else None
 
 
 @public

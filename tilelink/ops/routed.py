@@ -22,11 +22,16 @@ def taken(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 def summed(rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     """Of each token the sum of the rows that `place` says, -1 for none, each times its weight: in float32, in the order
     of choices, rounded once to the dtype of the rows."""
+    return added(rows, place, weights).to(rows.dtype)
+
+
+def added(rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """The same in float32."""
     total = rows.new_zeros(len(place), rows.shape[1], dtype=torch.float32)
     for k in range(place.shape[1]):
         row = taken(rows, place[:, k]).float()
         total = total + (row if weights is None else weights[:, k, None] * row)
-    return total.to(rows.dtype)
+    return total
 
 
 def sources(place: torch.Tensor, weights: torch.Tensor | None, sent: int) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -76,6 +81,61 @@ def combined(path: Plain, rows: torch.Tensor, counts: torch.Tensor, sent: int) -
     begins = (by_home.cumsum(1) - by_home).reshape(-1, world)[expert, rank]
     every = path.members.all_gather(rows, [room] * world)()
     return _taken(every, expert // experts * room + begins + offset, there)
+
+
+def fanned_out(
+    path: Plain, x: torch.Tensor, token: torch.Tensor, counts: torch.Tensor, sent: int
+) -> torch.Tensor:
+    """The rows (room, K) of the experts of this rank, by expert and source, each the token of its source that `token`
+    says, and zeros behind them; x: (tokens, K) of this rank. `sent`: room for rows that a rank sends."""
+    rank, world, tokens = path.members.rank, path.members.world, len(x)
+    check_room(path, counts, sent, len(token))
+    experts = len(counts) // world
+    segment, _, there = _places(counts.long()[rank * experts : (rank + 1) * experts].reshape(-1), len(token))
+    every = path.members.all_gather(x, [tokens] * world)()
+    return _taken(every, segment % world * tokens + token.long(), there)
+
+
+def of_rows(weights: torch.Tensor, at: torch.Tensor, room: int) -> torch.Tensor:
+    """(room,): of each row the weight of the choice that it is; `at`: the rows of each token, -1 for none."""
+    made = weights.new_zeros(room + 1)
+    return made.index_copy(0, torch.where(at < 0, room, at).long().flatten(), weights.flatten())[:room]
+
+
+def counted(ids: torch.Tensor, experts: int, slices: int) -> torch.Tensor:
+    """int32 (experts of all ranks, world): rows of each expert from each rank, of `ids` (world, tokens * top). A slice
+    is an expert. Where ids are out of range, the first count of their rank is how many, negative."""
+    world = len(ids)
+    there = (ids >= 0) & (ids < experts)
+    places = torch.arange(world, device=ids.device)[:, None] * (experts + 1) + torch.where(there, ids, experts)
+    found = torch.zeros(world * (experts + 1), dtype=torch.int32, device=ids.device)
+    found = found.scatter_add(0, places.flatten(), torch.ones_like(places, dtype=torch.int32).flatten())
+    parts = world // slices
+    counts = found.view(world, experts + 1)[:, :experts].T.reshape(parts, 1, experts // parts, world)
+    counts = counts.expand(parts, slices, experts // parts, world).reshape(experts * slices, world)
+    wrong = ((ids < -1) | (ids >= experts)).sum(1).to(torch.int32)
+    return torch.cat([torch.where(wrong > 0, -wrong, counts[0])[None], counts[1:]])
+
+
+def met(
+    ids: torch.Tensor, experts: int, slices: int, rank: int, world: int, room: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """token, at, choice and wanted of a rank, as `tilelink.ops.moe_routing.Once` says, of the experts of all tokens,
+    `ids`: (tokens of all ranks, top)."""
+    (every, top), each, parts = ids.shape, experts * slices // world, torch.arange(world, device=ids.device) // slices
+    tokens = every // world
+    homes = torch.where((ids >= 0) & (ids < experts), ids // each, -1)
+    mine = homes == rank // slices
+    pairs = torch.where(mine, ids % each, each).flatten().argsort(stable=True)  # by expert, source, token and choice
+    row = torch.empty_like(pairs).scatter_(0, pairs, torch.arange(len(pairs), device=ids.device)).view_as(ids)
+    choice = (~mine).to(torch.int8).argsort(dim=1, stable=True)
+    here = mine.gather(1, choice)
+    at = torch.where(here, row.gather(1, choice), -1).to(torch.int32)
+    token = (pairs // max(1, top) % max(1, tokens)).to(torch.int32)[:room]
+    token = torch.nn.functional.pad(token, (0, room - len(token)))
+    own = homes[rank * tokens : (rank + 1) * tokens]
+    wanted = torch.where((own[:, :, None] == parts).any(1), 0, -1).to(torch.int32)
+    return token, at, torch.where(here, choice, -1), wanted
 
 
 def multiplied(path: Plain, rows: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

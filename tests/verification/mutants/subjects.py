@@ -141,6 +141,7 @@ ROUTED: dict[str, Any] = {"size": {"routed": ((5, 0), (17, 3), (0, 0), (16, 20))
 BIASED: dict[str, Any] = {"dtypes": {"dbias": "float32"}}
 SPECIAL: dict[str, dict[str, Any]] = {
     "all_gather": UNEVEN,
+    "all_gather_grouped_matmul": ROUTED,
     "all_gather_matmul push": UNEVEN,
     "all_gather_matmul pull": {"size": {"M": (20, 20)}},
     "all_gather_matmul multicast": {"world": 3, "size": {"M": (16, 16, 16)}},
@@ -151,6 +152,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "dispatch_matmul": ROUTED,
     "dispatch_matmul_backward": ROUTED,
     "expert_weight_gradient": ROUTED,
+    "grouped_matmul_reduce_scatter": ROUTED,
     "gathered_attention": {"size": {"S": (20, 13)}},
     "hierarchical_all_gather_matmul": {"world": 4, "per_node": 2, "size": {"M": (17, 3, 0, 9), "K": 16, "N": 16}},
     "lower_rows": {"size": {"M": (20, 20)}},

@@ -141,8 +141,7 @@ def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Ite
             yield f'{role.name} has via="multicast"; it takes stores to one rank after the other', role.site
         for s in ir.walk(role.body):
             yield from ((f"{role.name} reads {v}, rows that integers pick", s.site) for v in s.read if v.picked_by)
-            moved = [*(load.where for load in s.loads), s.moved]
-            yield from ((f"{role.name} moves rows where {v} says so", s.site) for v in moved if v is not None)
+            yield from ((f"{role.name} moves rows where {v} says so", s.site) for v in s.wheres)
             yield from ((f"{role.name} {why}", s.site) for why in _words(s, role))
 
 

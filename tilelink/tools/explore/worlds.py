@@ -161,7 +161,7 @@ def operands(program: TileProgram, sizes: Sizes, rank: int, call: int) -> dict[s
     statements = [s for role in program.roles for s in walk(role.body)]
     reads = [load for s in statements for load in s.reads]
     picked = {by.tensor: r.dim for load in reads for r, by in ((r, r.by) for r in load.view.ranges) if by is not None}
-    moved = {v.tensor for v in (*(s.moved for s in statements), *(load.where for load in reads)) if v is not None}
+    moved = {v.tensor for s in statements for v in s.wheres}
     moved |= {v.tensor for s in statements if isinstance(s, Copy) for v in s.source.picked_by}
     made = {}
     for tensor in program.tensors:

@@ -1,0 +1,179 @@
+"""Programs that send a token once to a rank, and one sum of its rows there back: right numbers for every routing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.choices import Choices
+from tests.kernels.gather_gemm import small_world
+from tests.kernels.once import FORMS, PROGRAMS, Once, chosen, in_tiles, run, run_and_check
+from tilelink.emulator import Operation
+from tilelink.errors import CapacityError, UnsafeProgramError
+from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
+from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
+from tilelink.runtime.trace import align
+
+PARTS = {1: (9,), 2: (7, 0), 3: (5, 33, 2), 4: (3, 6, 0, 4), 8: (3, 1, 0, 3, 2, 5, 6, 1)}
+"""Tokens of each rank, by world."""
+
+
+def named(value: Any) -> str:
+    return f"{value[0].name} {value[1]}" if isinstance(value, tuple) else str(value)
+
+
+of_each_form = pytest.mark.parametrize("form", FORMS, ids=named)
+CASES = [(f, w) for f in FORMS for w in PARTS if w == 3 or (f[1] == "push" and w < 8)]
+MORE = [pytest.param(f, w, marks=pytest.mark.verify) for f in FORMS for w in PARTS if (f, w) not in CASES]
+
+
+@pytest.mark.parametrize(("form", "world"), [*CASES, *MORE], ids=named)
+def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(form: tuple[Any, str], world: int) -> None:
+    """The second time tokens go elsewhere, by what was prepared for the first."""
+    top = min(3, 2 * world)
+    calls = [Once(form, chosen(PARTS[world], 2, top, s), integers=True, room=130, seed=s) for s in (1, 2)]
+    operations: list[Operation] = []
+    lane = small_world(world, observer=operations.append)
+    prepared = []
+    for call in calls:
+        run_and_check(call, world=lane)
+        prepared.append(len(lane.lane.prepared))
+    assert prepared[0] == prepared[1]
+    for n in range(2):
+        record = lane.groups[0].recent[n].counted
+        assert align(record.events, operations, f"{form[0].name} run {n}").done
+
+
+@of_each_form
+def test_no_token_has_an_expert_or_all_have_one_or_all_experts_of_a_rank(form: tuple[Any, str]) -> None:
+    """And one token has an expert twice, which counts twice."""
+    parts = (6, 0, 19)
+    nothing = Choices([np.full((n, 3), -1) for n in parts], 3)
+    one = Choices([np.where(np.arange(3) == 1, 4, np.full((n, 3), -1)) for n in parts], 3)
+    of_a_rank = Choices([np.tile([3, 5, 4], (n, 1)) for n in parts], 3)
+    twice = Choices([np.tile([8, 0, 8], (n, 1)) for n in parts], 3)
+    run_and_check(*(Once(form, c, integers=True, seed=k) for k, c in enumerate((nothing, one, of_a_rank, twice))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_errors_are_those_of_rounding(program: Any, dtype: torch.dtype) -> None:
+    run_and_check(Once((program, "push"), chosen((20, 7), 3, 4, 3), K=96, N=40, dtype=dtype))
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(program: Any) -> None:
+    choices = chosen((9, 4, 11), 1, 2, 4)
+    schedules = enumerate((*program.schedules, "push"))
+    results = [run([Once((program, s), choices, N=16)], seed)[0] for seed, s in schedules]
+    for outs in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], outs, strict=True))
+
+
+@pytest.mark.parametrize("form", [f for f in FORMS if f[1] != "pull"], ids=named)
+def test_across_nodes(form: tuple[Any, str]) -> None:
+    calls = [Once(form, chosen(PARTS[4], 1, 3, seed), N=16, K=16, integers=True) for seed in (5, 6)]
+    run_and_check(*calls, world=small_world(4, per_node=2))
+
+
+@pytest.mark.parametrize(
+    ("world", "each", "top", "tokens"), [(4, 4, 4, 6), pytest.param(8, 32, 8, 8, marks=pytest.mark.verify)], ids=str
+)
+def test_a_token_goes_once_to_a_rank_and_a_sum_comes_back_once(world: int, each: int, top: int, tokens: int) -> None:
+    """All that is moved to other ranks is counted."""
+    choices = chosen((tokens,) * world, each, top, 0, none=0)
+    homes = [of // each for of in choices.experts]
+    pairs = sum(len(set(of.tolist()) - {rank}) for rank, of_rank in enumerate(homes) for of in of_rank)
+    rows = sum(int((of != rank).sum()) for rank, of in enumerate(homes))
+    assert pairs < rows
+    for program, tensor in ((all_gather_grouped_matmul, "full"), (grouped_matmul_reduce_scatter, "inbox")):
+        operations: list[Operation] = []
+        lane = small_world(world, observer=operations.append)
+        run_and_check(Once((program, "push"), choices, K=16, N=16, integers=True), world=lane)
+        away = [o for o in operations if o.region.name == tensor and o.kind == "store" and o.region.rank != o.rank]
+        assert sum(o.elements for o in away) == 16 * pairs
+        others = (o for o in operations if o.region.kind == "tensor" and o.region.rank != o.rank)
+        assert {o.region.name for o in others} <= {tensor}
+
+
+def test_4_6_copies_of_a_token_go_to_other_ranks_in_place_of_7_0() -> None:
+    """Of top 8 of 256 experts on 8 ranks, drawn uniformly."""
+    homes = chosen((4096,), 256, 8, 1, none=0).experts[0] // 32  # of tokens of rank 0
+    once, rows = (homes[:, :, None] == np.arange(1, 8)).any(1).sum(), (homes != 0).sum()
+    assert abs(once / len(homes) - 4.6) < 0.05 and abs(rows / len(homes) - 7.0) < 0.05
+
+
+def test_a_simulation_counts_the_rows_that_go_where_it_is_told_which() -> None:
+    choices = chosen((64,) * 8, 32, 8, 2, none=0)
+    integers = [choices.integers(rank) for rank in range(8)]
+    wanted = torch.cat([i["wanted"] for i in integers]).numpy()
+    at = torch.stack([i["at"] for i in integers]).numpy()
+    sizes = {"tokens": 512, "K": 256, "N": 256, "experts": 32, "routed": choices.counts.tolist()}
+    remote = sum(int((of >= 0).sum()) - int((of[:, r] >= 0).sum()) for r, of in enumerate(np.split(wanted, 8)))
+    for program, more in (
+        (all_gather_grouped_matmul, {"wanted": wanted}),
+        (grouped_matmul_reduce_scatter, {"wanted": wanted, "at": at, "top": 8}),
+    ):
+        on = {"machine": "h800", "world": 8, "dtypes": "bfloat16", **sizes}
+        told = program.simulate("push", **on, **more)
+        untold = program.simulate("push", **on, **{n: v for n, v in more.items() if n == "top"})
+        assert told.steps.size.sum() == pytest.approx(remote * 256 * 2)
+        assert untold.steps.size.sum() == 7 * 512 * 256 * 2 and told.makespan_us < untold.makespan_us
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_structure_shows_that_every_routing_is_safe(program: Any) -> None:
+    sizes = {"tokens": 24, "K": 16, "N": 16, "experts": 2, "routed": 40}
+    sizes |= {"top": 2} if program is grouped_matmul_reduce_scatter else {}
+    for schedule in program.schedules:
+        report = program.check(in_tiles(program, schedule), world=4, **sizes)
+        assert (report.verdict, report.proof) == ("safe", "structural")
+
+
+def test_more_rows_than_room_are_an_error_on_every_rank_and_the_next_call_works() -> None:
+    choices = chosen((9, 5), 2, 3, 1, none=0)
+    for program in PROGRAMS:
+        good = Once((program, "push"), choices, integers=True, room=40)
+        lane = small_world(2)
+
+        def refused(group: Any, program: Any = program, good: Once = good) -> None:
+            parts = {**good.parts, "routed": (3, 3)}
+            out = torch.zeros(3 if good.sends else good.parts["tokens"][group.rank], 24)
+            picks, counts = good.picks[group.rank], torch.from_numpy(good.counts.astype(np.int32))
+            given = {"token": torch.zeros(3).int()} if good.sends else {"at": picks["at"]}
+            x = good.given[group.rank] if good.sends else torch.zeros(3, 20)
+            options = {"wanted": picks["wanted"], "schedule": good.schedule, "group": group, "parts": parts}
+            program(x, good.weight[group.rank], counts, out=out, **given, **options)
+            group.synchronize()
+
+        with pytest.raises(CapacityError, match="rows of routed on rank"):
+            lane.run(refused)
+        run_and_check(good, world=lane)
+
+
+def test_a_token_has_at_least_one_choice() -> None:
+    call = Once((grouped_matmul_reduce_scatter, "push"), chosen((4, 4), 2, 0, 1), integers=True, room=9)
+    with pytest.raises(UnsafeProgramError, match=r"is entry 0 along top, which has 0"):
+        run([call])
+
+
+@pytest.mark.verify
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_random_routings(data: Any) -> None:
+    """Any tokens, experts and tiles, two calls in a row."""
+    form = data.draw(st.sampled_from(FORMS))
+    world, each = data.draw(st.sampled_from([1, 2, 3, 4, 8])), data.draw(st.integers(1, 4))
+    tokens = [data.draw(st.sampled_from([0, 1, 3, 17])) for _ in range(world)]
+    top, none = data.draw(st.integers(1, min(8, each * world))), data.draw(st.sampled_from([0, 0.3, 0.9]))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+    sizes = {"K": data.draw(st.integers(1, 50)), "N": data.draw(st.integers(16, 40))}
+    schedule = in_tiles(*form, data.draw(st.sampled_from([16, 32])))
+    run_and_check(
+        *(Once((form[0], schedule), chosen(tokens, each, top, seed, none), dtype=dtype, **sizes) for seed in (1, 2))
+    )

@@ -1,0 +1,53 @@
+"""MoE layer 0 by a gather: a token goes once to each rank that has experts of it, which lays its rows out and
+multiplies them. With a slice of every expert on every rank all tokens go to all ranks, as in FLUX's layer 0.
+
+DeepEP sends a token once to a rank; FLUX (arXiv 2406.06858) and TileLink (MLSys 2025) gather all tokens.
+"""
+
+import triton.language as tl
+
+import tilelink as tk
+from tilelink.kernels.dispatch_matmul import matmul
+
+
+@tk.tile
+def send(t, x, wanted, full):
+    """Bring those of some tokens to a reader that it wants."""
+    tk.notify(tk.copy(x[t], full[t].at(t.reader), where=wanted[t.rows, t.reader]))
+
+
+@tk.tile
+def fan_out(t, full, token, rows):
+    """Rows of one expert from one source, each a token of it, as soon as these are here."""
+    here = tk.wait(full[tk.part(t.source), t.cols])
+    tk.notify(tk.copy(here[token[t.routed], :], rows[t]))
+
+
+@tk.program
+def all_gather_grouped_matmul(
+    x: tk.Sharded("tokens", "K"),
+    weight: tk.Local("experts", "K", "N", contiguous="K"),
+    route: tk.Route("sent", "routed", "experts"),
+    token: tk.Sharded("routed", dtype=tl.int32),
+    wanted: tk.Sharded("tokens", tk.ranks, dtype=tl.int32),
+    out: tk.Sharded("routed", "N"),
+    gathered: tk.Sharded("routed", "K") = None,
+):
+    """out = the rows that are routed to the experts of this rank, by expert and source, each times the weight of its
+    expert. x: the tokens of this rank; token: of each row of the experts of this rank, which of the tokens of its
+    source it is; wanted: of each token of this rank and each rank, -1 where the rank has no row of it. Behind the rows
+    token and out may have room. gathered = the rows themselves, if they are asked for."""
+    full = tk.local("tokens", "K")  # room for all tokens, of which those are here that are wanted
+    rows = tk.sharded("routed", "K")
+    send[tk.tiles(x, reader=tk.ranks)](x, wanted, full)
+    fan_out[tk.tiles(route, full.cols)](full, token, rows)
+    matmul[tk.tiles(route.experts, out.cols)](rows, weight, out, gathered)
+
+
+gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
+laid_out = tk.SMs(16, tile=(32, None), order=tk.own_rank_first, at="home")
+push = tk.Schedule(send=tk.SMs(16, tile=(32, None), order=tk.ring, at="home"), fan_out=laid_out, matmul=gemm)
+pull = push.changed(send={"tile": (32, 512), "order": tk.own_rank_first, "at": "reader"})
+few = push.changed(  # rows of an expert
+    send={"tile": (16, None)}, fan_out={"tile": (16, None)}, matmul={"tile": (16, 128, 128), "stages": 5}
+)

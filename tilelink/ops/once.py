@@ -1,0 +1,179 @@
+"""The operators of torch for tokens that go once to a rank, whose rows are added up there before they go back. Each is
+the gradient of the other; `tilelink.ops.experts` has those that send a row for each choice of a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilelink.errors import ShapeError
+from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
+from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
+from tilelink.ops import routed
+from tilelink.ops.experts_backward import expert_gradients
+from tilelink.ops.experts_call import OfExperts, plans_once
+from tilelink.ops.operator import Operator
+from tilelink.ops.plain import Plain
+from tilelink.ops.programs import Programs
+
+
+class OfTokens(OfExperts):
+    """A call in which tokens meet the experts of a rank. `token`: (room,), of each row here the token, of its source's;
+    `at`: (tokens of all ranks, top), the rows here of each token, then -1; `wanted`: (tokens, world), -1 for a token of
+    this rank of which a rank has no row; `sent`: room for rows that a rank sends."""
+
+    weight: torch.Tensor
+    token: torch.Tensor
+    at: torch.Tensor
+    wanted: torch.Tensor
+    sent: int
+
+    @classmethod
+    def plans(cls) -> Mapping[str, str]:
+        return plans_once(cls.program)
+
+    def check(self) -> None:
+        super().check()
+        self.check_weight(self.weight)
+        tokens, world = self.wanted.shape
+        if world != self.members.world or len(self.at) != world * tokens:
+            shapes = f"wanted has shape {tuple(self.wanted.shape)}, at {tuple(self.at.shape)}"
+            raise ShapeError(f"{shapes}: (tokens, {self.members.world}) and (tokens of all ranks, top)")
+
+    def told(self) -> Mapping[str, Any]:
+        shapes = {n: tuple(getattr(self, n).shape) for n in ("weight", "token", "at")}
+        return {**super().told(), **shapes, "sent": self.sent}
+
+    def parts_of_call(self) -> dict[str, Any]:
+        return self.parts(tokens=len(self.wanted), sent=self.sent, routed=len(self.token))
+
+    def keep(self, ctx: Any, *more: torch.Tensor) -> None:
+        ctx.call = {"sent": self.sent, "group_name": self.group_name, "plan": self.plan}
+        ctx.save_for_backward(self.weight, self.counts, self.token, self.at, self.wanted, *more)
+
+
+def where_rows_are(ctx: Any) -> dict[str, Any]:
+    """What a call takes of that whose gradient it is."""
+    _, counts, token, at, wanted, *_ = ctx.saved_tensors
+    return {"counts": counts, "token": token, "at": at, "wanted": wanted, **ctx.call}
+
+
+@dataclass
+class DispatchLinearOnce(OfTokens):
+    """Tokens go once to each rank that has experts of them, where these multiply their rows: (room, N); and the rows
+    themselves, where they are asked for. Behind the rows of this rank there is room."""
+
+    name = "dispatch_linear_once"
+    results = "(Tensor, Tensor)"
+    program = all_gather_grouped_matmul
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    counts: torch.Tensor
+    token: torch.Tensor
+    at: torch.Tensor
+    wanted: torch.Tensor
+    sent: int
+    kept: bool
+    group_name: str
+    plan: str | None
+
+    def told(self) -> Mapping[str, Any]:
+        return {**super().told(), "kept": self.kept}
+
+    def run(self, path: Plain) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight, room = self.x, self.weight, len(self.token)
+        if not isinstance(path, Programs):
+            rows = routed.fanned_out(path, x, self.token, self.counts, self.sent)
+            return routed.multiplied(path, rows, weight, self.counts), rows if self.kept else x.new_empty(0)
+        out = path.empty(x, (room, weight.shape[1]))
+        gathered = path.empty(x, (room, x.shape[1])) if self.kept else None
+        given = {"gathered": gathered, "parts": self.parts_of_call()}
+        path.call(x, weight.mT, self.counts, self.token, self.wanted, out=out, **given)
+        return out, x.new_empty(0) if gathered is None else gathered
+
+    def setup(self, ctx: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        self.keep(ctx, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
+        (weight, counts, *_, rows), grad, found = ctx.saved_tensors, grads[0].contiguous(), {}
+        if ctx.needs_input_grad[0]:
+            found["x"] = linear_combine_once(x=grad, weight=weight.mT, weights=None, **where_rows_are(ctx))
+        if ctx.needs_input_grad[1]:
+            found["weight"] = gradients(ctx, grad, rows, counts)
+        return found
+
+
+@dataclass
+class LinearCombineOnce(OfTokens):
+    """Each expert multiplies its rows; those of a token are added up, each times its weight, and the sums go back to
+    the token's rank and are added up there: (tokens, N). `weights`: (tokens of all ranks, top), as `at`."""
+
+    name = "linear_combine_once"
+    results = "Tensor"
+    program = grouped_matmul_reduce_scatter
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    counts: torch.Tensor
+    token: torch.Tensor
+    at: torch.Tensor
+    wanted: torch.Tensor
+    weights: torch.Tensor | None
+    sent: int
+    group_name: str
+    plan: str | None
+
+    def told(self) -> Mapping[str, Any]:
+        return {**super().told(), "weights": self.weights is not None}
+
+    def run(self, path: Plain) -> torch.Tensor:
+        x, weight, tokens = self.x, self.weight, len(self.wanted)
+        if not isinstance(path, Programs):
+            routed.check_room(path, self.counts, self.sent, len(x))
+            made = routed.multiplied(path, x, weight, self.counts)
+            here = routed.added(made, self.at, self.weights)
+            return path.members.reduce_scatter(here, [tokens] * path.members.world)().to(x.dtype)
+        out = path.empty(x, (tokens, weight.shape[1]))
+        given = {"weights": self.weights, "parts": self.parts_of_call()}
+        path.call(x, weight.mT, self.counts, self.at, self.wanted, out=out, **given)
+        return out
+
+    def setup(self, ctx: Any, output: torch.Tensor) -> None:
+        self.keep(ctx, self.x, self.x.new_empty(0) if self.weights is None else self.weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
+        """A row's gradient is that of its token times its weight, so that of the weight is the row times what the
+        token's gradient becomes here: no row has to come back for it."""
+        (weight, counts, _, at, _, x, weights), keep = ctx.saved_tensors, bool(ctx.needs_input_grad[1])
+        back, rows = dispatch_linear_once(
+            x=grads[0].contiguous(), weight=weight.mT, kept=keep, **where_rows_are(ctx)
+        )  # fmt: skip
+        scale = routed.of_rows(weights if weights.numel() else torch.ones_like(at, dtype=torch.float32), at, len(x))
+
+        def scaled(of_tokens: torch.Tensor) -> torch.Tensor:
+            return (scale[:, None] * of_tokens.float()).to(x.dtype)
+
+        found: dict[str, Any] = {"x": scaled(back)}
+        if keep:
+            found["weight"] = gradients(ctx, scaled(rows), x, counts)
+        if ctx.needs_input_grad[6]:
+            each = (back.float() * x.float()).sum(1)
+            found["weights"] = routed.taken(each[:, None], at.flatten()).view(at.shape)
+        return found
+
+
+def gradients(ctx: Any, dout: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """The gradients of the weights of a rank's experts."""
+    options = {n: ctx.call[n] for n in ("group_name", "plan")}
+    made: torch.Tensor = expert_gradients(dout=dout, x=rows, counts=counts, **options)
+    return made
+
+
+dispatch_linear_once, linear_combine_once = Operator(DispatchLinearOnce), Operator(LinearCombineOnce)
