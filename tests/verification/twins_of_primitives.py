@@ -16,7 +16,7 @@ CASES: list[Case] = [
            "gates", "barrier", 4, Primitives(in_function("notify", BARRIER, "")), Primitives(),
            says="the program says 5, found 4"),
     *twins("no-proxy-fence", "remote data read through the async proxy (TMA) without a proxy fence",
-           "gates", "fence", 4, Primitives(in_function("wait", r"target_info.cuda_capability_geq\(9, 0\)", "False")),
+           "gates", "fence", 4, Primitives(in_function("wait", '"one", tma', '"one", False')),
            Primitives(),
            says="the program says 1, found 0"),
     *twins("fence-before-the-acquire", "a stage recycled without a proxy fence behind what says that it is free",
