@@ -40,8 +40,8 @@ LOAD = Load(view("full", "k"))
 WAIT = Wait(SITE, "ready", (view("full"),))
 ADD = Compute(SITE, Code("acc = acc + {0} * {1}", (LOAD, symbol("n"))))
 LOOP = For(SITE, "k", sympy.S.Zero, symbol("M"), 4, (ADD,))
-STORE, NOTIFY = Store(SITE, view("out"), Code("acc")), Notify(SITE, (view("out"),))
-IF = If(SITE, sympy.Eq(RANK, 0), (STORE, NOTIFY), (Copy(SITE, view("x"), view("out")),))
+STORE, NOTIFY = Store(SITE, Code("acc"), target=view("out")), Notify(SITE, (view("out"),))
+IF = If(SITE, sympy.Eq(RANK, 0), (STORE, NOTIFY), (Copy(SITE, view("x"), target=view("out")),))
 DATA_IF = DataIf(SITE, Code("{0} > 0", (Load(view("flag")),)), (Compute(SITE, Code("acc = 0")),), ())
 BODY = (WAIT, LOOP, IF, DATA_IF)
 
@@ -115,5 +115,5 @@ def test_what_a_statement_gives_is_changed_and_nothing_else() -> None:
         return replace(v, home=symbol("peer"))
 
     copy = IF.orelse[0]
-    assert copy.giving(far) == Copy(SITE, view("x"), far(view("out")))
+    assert copy.giving(far) == Copy(SITE, view("x"), target=far(view("out")))
     assert NOTIFY.giving(far) == Notify(SITE, (far(view("out")),)) and WAIT.giving(far) == WAIT

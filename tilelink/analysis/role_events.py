@@ -102,14 +102,11 @@ class RoleEvents(Lanes):
         for s in statements:
             for load in s.reads:
                 self.attempt(partial(self.access, READ, load, s.site))
+            for code in s.codes:
+                self.dots(code, s.site)
             match s:
-                case ir.Compute():
-                    self.dots(s.code, s.site)
-                case ir.Store():
-                    self.dots(s.value, s.site)
-                    self.attempt(partial(self.access, WRITE, ir.Load(s.target, s.where), s.site))
-                case ir.Copy():
-                    picked = bool(s.source.picked_by)
+                case ir.Write():
+                    picked = isinstance(s, ir.Copy) and bool(s.source.picked_by)
                     self.attempt(partial(self.access, WRITE, ir.Load(s.target, s.where), s.site, picked))
                 case ir.Wait():
                     self.guards[s.name] = {}

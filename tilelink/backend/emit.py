@@ -88,8 +88,9 @@ class RoleEmitter:
 
     def fills_slot(self) -> bool:
         """Whether the role writes to the slot, its own rank's copy of it included."""
+        heap = self.addresses.heap
         return any(
-            isinstance(s, ir.Notify) or (isinstance(s, ir.Copy | ir.Store) and s.target.tensor in self.addresses.heap)
+            isinstance(s, ir.Notify) or (isinstance(s, ir.Write) and s.target.tensor in heap)
             for s in ir.walk(self.role.body)
         )
 
@@ -107,10 +108,8 @@ class RoleEmitter:
         match s:
             case ir.Compute():
                 self.compute(s)
-            case ir.Store():
-                self.reach(s).store(s)
-            case ir.Copy():
-                self.reach(s).copy(s)
+            case ir.Write():
+                self.reach(s).bring(s)
             case ir.Notify() if not s.late:
                 for one in (replace(s, views=(view,)) for view in s.views):
                     self.reach(one).notify(one)

@@ -17,7 +17,19 @@ from tilelink.backend.signals import cell_of
 from tilelink.errors import FarAccessError
 from tilelink.frontend.cells import recipient
 from tilelink.frontend.expressions import PER_NODE, RANK, Expr, Mod, node_of, of_dim
-from tilelink.frontend.ir import ALL_RANKS, Copy, Notify, Range, Role, Statement, Store, TileProgram, View, walk
+from tilelink.frontend.ir import (
+    ALL_RANKS,
+    Copy,
+    Notify,
+    Range,
+    Role,
+    Statement,
+    Store,
+    TileProgram,
+    View,
+    Write,
+    walk,
+)
 from tilelink.frontend.values import ITEM_SIZE
 
 if TYPE_CHECKING:
@@ -74,7 +86,7 @@ class Far(Reach):
         if isinstance(s, Notify):
             return True
         target = self.may_be(s.target.home)
-        if isinstance(s, Store):
+        if not isinstance(s, Copy):
             return target
         source = self.may_be(s.source.home)
         for by in s.source.picked_by if source or target else ():
@@ -109,7 +121,7 @@ class Far(Reach):
         for s in statements:
             before = made[-1] if made else None
             if isinstance(s, Notify) and type(before) is Copy and self._is_one_put(before, s):
-                made[-1] = CopyNotify(before.site, before.source, before.target, notify=s)
+                made[-1] = CopyNotify(before.site, before.source, target=before.target, notify=s)
             else:
                 made.append(s)
         return tuple(made)
@@ -133,6 +145,13 @@ class Far(Reach):
         other = self.emitter.local(OTHER.name)
         with self.write.loop(other, WORLD), self.if_far(other):
             yield other
+
+    def bring(self, s: Write) -> None:
+        match s:
+            case Store():
+                self.store(s)
+            case Copy():
+                self.copy(s)
 
     def store(self, s: Store) -> None:
         emitter, near, one = self.emitter, self.near(s), replace(s.target, home=home_of(s.target))
@@ -162,7 +181,7 @@ class Far(Reach):
 
     def _near(self, s: Copy) -> None:
         near = self.near(s)
-        near.copy(s)
+        near.bring(s)
         if isinstance(s, CopyNotify):
             near.notify(s.notify)
 

@@ -34,7 +34,7 @@ def _publishing_role(program: TileProgram, tensor: ir.Tensor) -> Role:
     ranges = iter(found.ranges)
     index = tuple(of_cell("index", k) if d == RANKS_DIM else next(ranges) for k, d in enumerate(tensor.dims))
     view = ir.View(tensor.name, index, expressions.RANK)
-    body: ir.Statement = ir.Copy(site, view, view)
+    body: ir.Statement = ir.Copy(site, view, target=view)
     for entry in (i for i in index if isinstance(i, Expr)):
         body = ir.For(site, str(entry), sympy.S.Zero, expressions.WORLD, 1, (body,))
     return Role(f"publish_{tensor.name}", resource, found, (body,), site)

@@ -21,7 +21,7 @@ from tilelink.backend.parameters import HEAPS, MULTICAST, WORLD
 from tilelink.backend.signals import cell_of
 from tilelink.frontend.cells import WAITER, recipient
 from tilelink.frontend.expressions import Expr, own
-from tilelink.frontend.ir import ALL_RANKS, Copy, Notify, Range, Store, View
+from tilelink.frontend.ir import ALL_RANKS, Copy, Notify, Range, Store, View, Write
 from tilelink.frontend.schedule import SMs
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 OTHER = own("other")
 """In a loop over all ranks, one of them."""
-Reached = Store | Copy | Notify
+Reached = Write | Notify
 
 
 class Reach(ABC):
@@ -42,10 +42,7 @@ class Reach(ABC):
     def takes(self, s: Reached) -> bool: ...
 
     @abstractmethod
-    def store(self, s: Store) -> None: ...
-
-    @abstractmethod
-    def copy(self, s: Copy) -> None: ...
+    def bring(self, s: Write) -> None: ...
 
     @abstractmethod
     def notify(self, s: Notify) -> None: ...
@@ -58,13 +55,14 @@ class ByStores(Reach):
     def put(self, view: View, block: Source, moved: Source | None) -> None:
         """A block that registers hold, to where a view is. `moved`: which of its rows are; None for all."""
 
-    def store(self, s: Store) -> None:
-        value = self.emitter.code(s, s.value)
-        value = self.emitter.value(value) if s.target.home == ALL_RANKS else value
-        self.put(s.target, converted(value, self.emitter.dtype(s.target)), self.emitter.moved(s.where))
-
-    def copy(self, s: Copy) -> None:
-        through_registers(self.emitter, s, self.put)
+    def bring(self, s: Write) -> None:
+        match s:
+            case Store():
+                value = self.emitter.code(s, s.value)
+                value = self.emitter.value(value) if s.target.home == ALL_RANKS else value
+                self.put(s.target, converted(value, self.emitter.dtype(s.target)), self.emitter.moved(s.where))
+            case Copy():
+                through_registers(self.emitter, s, self.put)
 
 
 def home_of(view: View) -> Expr:

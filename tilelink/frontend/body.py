@@ -197,42 +197,43 @@ class Owed(Statement):
         return "notify what the tile before left for later"
 
 
-@dataclass(frozen=True)
-class Copy(Statement):
-    """Memory to memory. `where`: integers, one a row; rows with -1 are not moved."""
+@dataclass(frozen=True, kw_only=True)
+class Write(Statement):
+    """What writes to memory. `where`: integers, one a row; rows with -1 are not written."""
 
-    READS, GIVES = ("source",), ("target",)
+    GIVES = ("target",)
+    target: View
+    where: View | None = None
+
+    @property
+    def moved(self) -> View | None:
+        return self.where
+
+    @property
+    def where_text(self) -> str:
+        return "" if self.where is None else f" where {self.where}"
+
+
+@dataclass(frozen=True)
+class Copy(Write):
+    """Memory to memory."""
+
+    READS = ("source",)
     source: View
-    target: View
-    where: View | None = None
-
-    @property
-    def moved(self) -> View | None:
-        return self.where
 
     def __str__(self) -> str:
-        return f"copy {self.source} -> {self.target}{_where(self.where)}"
+        return f"copy {self.source} -> {self.target}{self.where_text}"
 
 
 @dataclass(frozen=True)
-class Store(Statement):
-    """A block in registers to memory. `where`: integers, one a row; rows with -1 are not stored."""
+class Store(Write):
+    """A block in registers to memory."""
 
-    GIVES, CODES = ("target",), ("value",)
-    target: View
+    CODES = ("value",)
     value: Code
-    where: View | None = None
-
-    @property
-    def moved(self) -> View | None:
-        return self.where
 
     def __str__(self) -> str:
-        return f"{self.target}.store({self.value}){_where(self.where)}"
-
-
-def _where(integers: View | None) -> str:
-    return "" if integers is None else f" where {integers}"
+        return f"{self.target}.store({self.value}){self.where_text}"
 
 
 @dataclass(frozen=True)

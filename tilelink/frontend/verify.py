@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from tilelink.errors import TileProgramError
 from tilelink.frontend.body import Owed
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, of_dim, shown, symbol
-from tilelink.frontend.ir import Copy, For, Notify, Place, Range, Role, Store, Tensor, TileProgram, View, Wait, places
+from tilelink.frontend.ir import For, Notify, Place, Range, Role, Tensor, TileProgram, View, Wait, Write, places
 
 Tensors = Mapping[str, Tensor]
 
@@ -47,7 +47,7 @@ def _problems(role: Role, tensors: Tensors, signals: set[str], dims: Collection[
                 if s.name in waits:
                     yield place, f"{s.name} is the name of two waits"
                 waits[s.name] = place
-            case Store() | Copy():
+            case Write():
                 written.add(s.target)
             case Owed() if owed or place.outer or role.awaited:
                 yield place, "late notifications are given once, in every tile, of a role that waits for nothing"

@@ -20,7 +20,7 @@ from tilelink.backend.parameters import WAIT_ALL
 from tilelink.backend.pipelining import enters, read_by_tma
 from tilelink.backend.signals import all_at_once
 from tilelink.frontend.expressions import Expr
-from tilelink.frontend.ir import Code, Copy, Notify, Role, Store, TileProgram, View, Wait, walk
+from tilelink.frontend.ir import Code, Copy, Notify, Role, TileProgram, View, Wait, Write, walk
 from tilelink.frontend.workload import members
 from tilelink.inspect.compile import Compiled
 from tilelink.inspect.gates_code import findings_in_code, matrix
@@ -117,7 +117,7 @@ def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
                     signals = program.signals_of(view.tensor)
                     wide = isinstance(s, Wait) and all_at_once(signals, view, lowered.target, lowered.facts)
                     made[WAIT_ALL if wide else type(s).__name__.lower(), signals.scope] += 1 + late
-            fills |= isinstance(s, Notify) or (isinstance(s, Copy | Store) and s.target.tensor in heap)
+            fills |= isinstance(s, Notify) or (isinstance(s, Write) and s.target.tensor in heap)
         filling |= {role.name} if fills else set()
     made["credit", "sys"] += sum(any(r.name in filling for r in turns) for turns in members(program.in_kernel))
     return made

@@ -11,7 +11,7 @@ from tilelink.analysis.check.cells import Cells, Pairs, conflicts, written_tenso
 from tilelink.analysis.check.findings import SHOWN, Finding, finding, firsts, last_before, line_of, step
 from tilelink.analysis.check.synchronisation import Before, Synchronisation
 from tilelink.analysis.events import NOTIFY, WAIT, WRITE, Events
-from tilelink.frontend.ir import Copy, Store, walk
+from tilelink.frontend.ir import Write, walk
 
 
 def wrong_accesses(sync: Synchronisation, done: np.ndarray, tell: Callable[[str], None]) -> list[Finding]:
@@ -195,7 +195,7 @@ def missing(cells: Cells) -> Iterator[Finding]:
     if not len(never):
         return
     more = f", and {len(never) - 1} more such pieces of {cells.box(never)} are missing" if len(never) > 1 else ""
-    stores = [s for role in events.program.roles for s in walk(role.body) if isinstance(s, Store | Copy)]
+    stores = [s for role in events.program.roles for s in walk(role.body) if isinstance(s, Write)]
     lines = dict.fromkeys(f"{s.site}: {s.site.text}" for s in stores if s.target.tensor == tensor.name)
     yield Finding(
         kind="unwritten output",

@@ -63,7 +63,7 @@ def why_not_structural(program: ir.TileProgram, sizes: Sizes | None = None) -> s
     if reason or sizes is None:
         return reason
     found = role_places(program)
-    places = (p for p in found if isinstance(p.statement, ir.Store | ir.Copy))
+    places = (p for p in found if isinstance(p.statement, ir.Write))
     empty = [r.dim for p in places for r in _only_first(p) or () if not sizes.values[r.dim]]
     if empty:
         return f"the first tile along {empty[0]} writes an output, and {empty[0]} is 0"
@@ -83,7 +83,7 @@ def _why_not(program: ir.TileProgram) -> str:
             return reason
     turns = members(program.roles)
     numbers = {role.name: n for n, together in enumerate(turns) for role in together}
-    writers = {p.statement.target.tensor: p for p in found if isinstance(p.statement, ir.Store | ir.Copy)}
+    writers = {p.statement.target.tensor: p for p in found if isinstance(p.statement, ir.Write)}
     waits = {(p.role.name, p.statement.name): p.statement for p in found if isinstance(p.statement, ir.Wait)}
     for p in found:
         for view in p.statement.touched:
@@ -107,7 +107,7 @@ def _earlier_in_turn(writer: RolePlace, role: ir.Role, waited: ir.View, program:
     order = [r.name for r in program.roles]
     if not role.wave or order.index(writer.role.name) >= order.index(role.name):
         return False
-    assert isinstance(writer.statement, ir.Store | ir.Copy)
+    assert isinstance(writer.statement, ir.Write)
     signals = program.signals_of(waited.tensor)
     cells = signals.grid[1:] if signals.by_home else signals.grid
     along = zip(cells, writer.statement.target.index, waited.index, strict=True)
@@ -127,12 +127,12 @@ def _written_once(tensor: ir.Tensor, found: list[RolePlace], awaited: bool) -> s
     name = tensor.name
     if tensor.buffers:
         return f"entries of {name} take turns in {tensor.buffers} buffers"
-    writers = [p for p in found if isinstance(p.statement, ir.Store | ir.Copy) and p.statement.target.tensor == name]
+    writers = [p for p in found if isinstance(p.statement, ir.Write) and p.statement.target.tensor == name]
     if len(writers) != 1:
         lines = ", ".join(str(p.statement.site) for p in writers) or "no line"
         return f"{name} is written by {len(writers)} statements ({lines})"
     (place,) = writers
-    assert isinstance(place.statement, ir.Store | ir.Copy)
+    assert isinstance(place.statement, ir.Write)
     view, site = place.statement.target, place.statement.site
     told = [(p, v) for p in found if isinstance(p.statement, ir.Notify) for v in p.statement.views if v.tensor == name]
     if _only_first(place) is None or (place.conditional and told):
@@ -231,7 +231,7 @@ def _contained(view: ir.View, waited: ir.View, place: RolePlace) -> bool:
 
 def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
     """Why a view may reach out of its tensor, its part or the world, or is another rank's output; "" if it does not."""
-    writes = isinstance(place.statement, ir.Store | ir.Copy) and view == place.statement.target
+    writes = isinstance(place.statement, ir.Write) and view == place.statement.target
     if writes and tensor.kind == "output" and view.home != RANK:
         return f"{view} may be memory of another rank than the one that stores it"
     if view.home != ir.ALL_RANKS and not (isinstance(view.home, Expr) and _below(view.home, WORLD, place)):

@@ -32,7 +32,7 @@ class GluonEmitter(RoleEmitter):
     one_layout = False
 
     def statement(self, s: Statement) -> None:
-        if isinstance(s, ir.Store | ir.Copy | ir.Notify):
+        if isinstance(s, ir.Write | ir.Notify):
             with self.write.branch(ALIVE):
                 super().statement(s)
         else:

@@ -157,7 +157,7 @@ def _words(s: ir.Statement, role: Role) -> Iterator[str]:
                 case ast.Attribute(ast.Name("tl"), word) if not hasattr(gluon, word):
                     if word != "dot" or not multiplies(role):
                         yield f"says tl.{word}, which Gluon has not"
-    if isinstance(s, ir.Copy | ir.Store) and s.target.home == ALL_RANKS and multiplies(role):
+    if isinstance(s, ir.Write) and s.target.home == ALL_RANKS and multiplies(role):
         yield "stores to all ranks; it takes stores to one"
 
 

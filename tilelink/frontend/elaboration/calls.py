@@ -146,7 +146,8 @@ class Calls(Expressions):
         self.whole_numbers(node, place, value)
         made = self.node(stored, value)
         made = self.filled(node, place, made) if number else made
-        self.emit(ir.Store(self.function.site(node), place, self.code(made), self.moved(node, moved, view)))
+        where = self.moved(node, moved, view)
+        self.emit(ir.Store(self.function.site(node), self.code(made), target=place, where=where))
         self.stored[view] = self.function.site(node)
         return view
 
@@ -178,7 +179,8 @@ class Calls(Expressions):
         if here != there:
             self.fail(DtypeError, node, f"a copy keeps the dtype: {source.tensor} is {here}, {target.tensor} {there}; "
                       f"declare {target.tensor} with dtype={source.tensor}")
-        self.emit(ir.Copy(self.function.site(node), source, target, self.moved(node, moved, target)))
+        where = self.moved(node, moved, target)
+        self.emit(ir.Copy(self.function.site(node), source, target=target, where=where))
         self.stored[target] = self.function.site(node)
         return target
 

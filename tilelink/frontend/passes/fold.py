@@ -143,7 +143,7 @@ def _from_registers(body: ir.Body) -> ir.Body:
             case ir.Wait():
                 return ()
             case ir.Copy() if s.source.guard is not None:
-                return (ir.Store(s.site, s.target, _kept(s.source), s.where),)
+                return (ir.Store(s.site, _kept(s.source), target=s.target, where=s.where),)
         return (s,)
 
     return ir.rewritten(body, change)
