@@ -14,6 +14,9 @@ from tilelink.errors import DimensionError, NotUnderstoodError, Site
 from tilelink.language.declarations import Space
 from tilelink.language.recording import assigned, begin, program_of
 
+WORDS = "tilelink.language.words"
+"""The module of the words of tile functions."""
+
 
 class TileFunction:
     """A function of one tile; `function[space](tensors...)` in a program makes it a role."""
@@ -109,6 +112,16 @@ class TileFunction:
             return getattr(self._meant(node.value), node.attr, None)
         return self.names().get(node.id) if isinstance(node, ast.Name) else None
 
+    def _written_by(self, node: ast.Call) -> ast.expr | None:
+        """What a call writes to: the view of a `store`, or what is the `target` of a word."""
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "store":
+            return node.func.value
+        word = self._meant(node.func)
+        if getattr(word, "__module__", None) != WORDS:
+            return None
+        given = dict(zip(inspect.signature(word).parameters, node.args, strict=False))
+        return given.get("target") or next((k.value for k in node.keywords if k.arg == "target"), None)
+
     def __getitem__(self, space: Space) -> Callable[..., None]:
         if not isinstance(space, Space):
             raise DimensionError(f"{self.name}[{space!r}]: a role runs over tk.tiles(...)", Site.of_user())
@@ -152,12 +165,8 @@ class TileFunction:
                 if parameter in given:
                     written.setdefault(root(given[parameter]), node)
         for node in sorted((n for n in ast.walk(self.node) if isinstance(n, ast.Call)), key=lambda n: n.lineno):
-            if isinstance(node.func, ast.Attribute):
-                if node.func.attr == "store":
-                    written.setdefault(root(node.func.value), node)
-                elif node.func.attr == "copy":
-                    for target in (*node.args[1:], *(k.value for k in node.keywords if k.arg == "target")):
-                        written.setdefault(root(target), node)
+            if (target := self._written_by(node)) is not None:
+                written.setdefault(root(target), node)
         return {p: self.site(written[p]) for p in self.parameters if p in written}
 
 

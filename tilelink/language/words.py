@@ -131,7 +131,6 @@ def copy(source: Any, target: Any, *, where: Any = None) -> Any:
     `where`: a view of integers, one for each row, such as `wanted[t.rows, t.reader]`. A row whose integer is -1 is
     neither read nor written. `load` and `store` of a view take it, too; what is not loaded is zeros."""
     only_in_tile_functions("copy()")
-    only_in_tile_functions("copy()")
 
 
 def wait(*views: Any) -> Any:
