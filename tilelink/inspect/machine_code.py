@@ -22,8 +22,6 @@ from tilelink.inspect.compile import Compiled, CompileError
 from tilelink.inspect.instructions import Code, Stretch
 
 SCHEDULERS = 4
-CLOCK_GHZ = {"sm_80": 1.41, "sm_90": 1.755, "sm_100": 1.85, "sm_103": 1.85, "sm_120": 2.4, "gfx942": 2.1}
-"""Assumed: clocks that chips hold at work."""
 SYSTEM_FENCE_US = 0.58
 """Of a system fence: measured by others on an H200, assumed of the other chips."""
 BARRIER_US, MEMORY_US = 0.03, 0.7
@@ -93,7 +91,7 @@ def listing(kernel: Compiled) -> str:
     return done.stdout
 
 
-def exposed_us(around: Stretch, warps: int, target: str) -> float:
+def exposed_us(around: Stretch, warps: int, clock_ghz: float) -> float:
     """Estimated: microseconds of a tile in which nothing is multiplied, where no wait has to wait.
 
     `around`: what runs in a tile around the steady loop; of a role that does not multiply, all of a tile. A quarter of
@@ -101,7 +99,7 @@ def exposed_us(around: Stretch, warps: int, target: str) -> float:
     one trip to memory before the first product count, one after the other:
     instructions * warps / 4 / clock + barriers * 0.03 us + system fences * 0.58 us + 0.7 us.
     """
-    issue = around.total * warps / SCHEDULERS / (CLOCK_GHZ[target] * 1e3)
+    issue = around.total * warps / SCHEDULERS / (clock_ghz * 1e3)
     return issue + around.kinds["barrier"] * BARRIER_US + around.kinds["system_fence"] * SYSTEM_FENCE_US + MEMORY_US
 
 
@@ -117,7 +115,7 @@ def _role(code: Code, name: str, stages: int, lowered: Lowered) -> RoleCode | No
     before, step, after = map(code.stretch, parts)
     order = [*code.order(parts[0]), "loop(", *code.order(parts[1]), ")", *code.order(parts[2])]
     around = code.stretch([*parts[0], *parts[2]] if step.kinds["matrix"] else once)
-    exposed = round(exposed_us(around, lowered.warps, lowered.target.chip), 2)
+    exposed = round(exposed_us(around, lowered.warps, lowered.target.clock_ghz), 2)
     return RoleCode(name, stages, before, step, after, len(tile.body) - len(once), tuple(order), exposed)
 
 

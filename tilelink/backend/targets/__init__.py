@@ -27,7 +27,8 @@ class Target:
     network's additions to a word are not atomic with a GPU's, so each has its own: there, a signal is two words of 64
     bits, which a wait adds up. `specialised`: a role that multiplies has warps of its own for loading and notifying.
     `wide_polls`: threads of a warp poll a signal each, so that a tile waits for all its signals at once.
-    `tick_ns`: nanoseconds of a step of the chip's clock; None where time is logical.
+    `tick_ns`: nanoseconds of a step of the chip's clock; None where time is logical. `clock_ghz`: assumed, that which
+    the chip holds at work.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Target:
     specialised: bool = False
     wide_polls: bool = False
     tick_ns: float | None = None
+    clock_ghz: float = 1.0
 
     @property
     def chip(self) -> str:
@@ -108,22 +110,21 @@ NARROW = AMPERE | {"float8_e4m3fn", "float8_e5m2"}
 
 _ampere = Target(
     "sm_80", CUDA, "cuda", 80, shared_bytes=166_912, registers=65_536, matrix_dtypes=AMPERE,
-    stages_in_registers=1, wide_polls=True, tick_ns=1,
+    stages_in_registers=1, wide_polls=True, tick_ns=1, clock_ghz=1.41,
 )  # fmt: skip
 _hopper = replace(
     _ampere, name="sm_90", arch=90, shared_bytes=232_448, matrix_dtypes=NARROW, stages_in_registers=0,
-    descriptors=True, multicast=True,
+    descriptors=True, multicast=True, clock_ghz=1.755,
 )  # fmt: skip
 _cdna3 = Target(
     "gfx942", AMD, "hip", "gfx942", warp_size=64, shared_bytes=65_536, stages_in_registers=1,
-    matrix_dtypes=NARROW | {"float32", "float64"}, tick_ns=10,
+    matrix_dtypes=NARROW | {"float32", "float64"}, tick_ns=10, clock_ghz=2.1,
 )  # fmt: skip
-_blackwell = replace(_hopper, name="sm_100", arch=100, one_dot_a_sum=True)
-_siblings = (
-    _ampere,
-    replace(_blackwell, name="sm_103", arch=103),
-    replace(_hopper, name="sm_120", arch=120, shared_bytes=101_376, stages_in_registers=1, multicast=False),
-)
+_blackwell = replace(_hopper, name="sm_100", arch=100, one_dot_a_sum=True, clock_ghz=1.85)
+_geforce = replace(
+    _hopper, name="sm_120", arch=120, shared_bytes=101_376, stages_in_registers=1, multicast=False, clock_ghz=2.4,
+)  # fmt: skip
+_siblings = (_ampere, replace(_blackwell, name="sm_103", arch=103), _geforce)
 TARGETS = {t.name: t for t in (Target("cpu", PORTABLE), _hopper, _blackwell, _cdna3, *_siblings)}
 """By name; the last are chips that are like one of those before them."""
 FORMS = TARGETS | {t.name: t for t in (TARGETS[name].with_own_warps() for name in SPECIALISED)}
