@@ -1,7 +1,9 @@
-"""How vendors write machine code: what each instruction does, where it may go, and the source that it comes from."""
+"""How vendors write machine code: what each instruction does, where it may go, and the source that it comes from; and
+the assembly in our primitives, as TTGIR has it. What gates know of an assembler stands here alone."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -12,6 +14,10 @@ class Dialect:
     `kinds`: of instructions, the first that matches. `about`: a comment about the source; `place`: file and line in it.
     `jump`: the label an instruction may go to; `always`: it goes nowhere else; `end`: a kernel or a function ends;
     `last`: a kernel ends. `width`: of a global access; `widths`: its bytes by what that finds.
+
+    For gates: `assembly`: what the assembly of a primitive does, each with its `scope`; `scopes`: what it calls them.
+    `signals`: the instructions that do it, in PTX or GCN. `matrix`: matrix instructions with their shapes, and how many
+    threads carry out one together.
     """
 
     kinds: dict[str, str]
@@ -26,6 +32,15 @@ class Dialect:
     width: str
     widths: dict[str, int]
     default_width: int
+    assembly: dict[str, str]
+    scopes: dict[str, str]
+    signals: dict[str, str]
+    matrix: tuple[tuple[str, int], ...]
+
+    def bytes_of(self, access: str) -> int:
+        """What an access to global memory moves for a thread, by the word of its instruction."""
+        wide = re.findall(self.width, access)
+        return self.widths[wide[-1]] if wide else self.default_width
 
 
 DIALECTS = {
@@ -64,6 +79,24 @@ DIALECTS = {
         width=r"\.[US]?(8|16|64|128|256)\b",
         widths={"8": 1, "16": 2, "64": 8, "128": 16, "256": 32},
         default_width=4,
+        assembly={
+            # a label, a load of the word that is waited for, a branch back, and a meeting of the lanes behind that
+            "poll": r"(\w+_\$\{:uid\}):\s+ld\.relaxed\S+ \S+ \[\$1\](?s:.*)\bbra \1(?s:.*)bar\.warp\.sync",
+            "acquire": r"ld\.acquire\.(?P<scope>\w+)\S* \S+ \[\$1\]",
+            "release": r"(?:red\.release|fence\.acq_rel)\.(?P<scope>\w+)",
+            "fence": r"fence\.proxy\.async(?!(?s:.*)ld\.acquire)",  # before an acquire it orders nothing
+        },
+        scopes={},
+        signals={
+            "acquire": r"\bld\.acquire\S* %word|\batom\.\S*acq\S*\.add",
+            "release": r"\bred\.release|\bfence\.acq_rel|\batom\.\S*(?:release|acq_rel)\S*\.add",
+            "barrier": r"\bbar(?:rier)?\.(?:cta\.)?sync",
+            "fence": r"\bfence\.proxy\.async\.global",
+        },
+        matrix=(
+            (r"wgmma\.mma_async\S*\.m(\d+)n(\d+)k(\d+)", 128),
+            (r"\bmma\.sync\S*\.m(\d+)n(\d+)k(\d+)", 32),
+        ),
     ),
     "hip": Dialect(
         kinds={
@@ -96,6 +129,13 @@ DIALECTS = {
         widths={"dwordx4": 16, "dwordx3": 12, "dwordx2": 8} | dict.fromkeys(["ushort", "sshort", "short"], 2)
         | dict.fromkeys(["ubyte", "sbyte", "byte"], 1),
         default_width=4,
+        assembly={
+            "acquire": r"buffer_inv (?P<scope>sc0 sc1|sc1)",
+            "stored": r"\A(?!(?s:.*)load)(?s:.*)s_waitcnt vmcnt\(0\)",
+        },
+        scopes={"sc1": "gpu", "sc0 sc1": "sys"},
+        signals={"acquire": r"\bbuffer_inv\b", "release": r"\bbuffer_wbl2\b", "barrier": r"\bs_barrier\b"},
+        matrix=((r"v_mfma_\w+?_(\d+)x(\d+)x(\d+)", 64),),
     ),
 }  # fmt: skip
 """By Triton's backend."""

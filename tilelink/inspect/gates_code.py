@@ -11,20 +11,11 @@ from math import prod
 
 from tilelink.backend.lower import Lowered
 from tilelink.inspect.compile import Compiled
+from tilelink.inspect.dialects import DIALECTS
 from tilelink.inspect.gates_ttgir import Read, kinds_of
 from tilelink.inspect.ttgir import Operation
 
 DOTS = frozenset(["tt.dot", "ttng.warp_group_dot", "ttng.tc_gen5_mma"])
-MACHINE = {
-    "cuda": {
-        "acquire": r"\bld\.acquire\S* %word|\batom\.\S*acq\S*\.add",
-        "release": r"\bred\.release|\bfence\.acq_rel|\batom\.\S*(?:release|acq_rel)\S*\.add",
-        "barrier": r"\bbar(?:rier)?\.(?:cta\.)?sync",
-        "fence": r"\bfence\.proxy\.async\.global",
-    },
-    "hip": {"acquire": r"\bbuffer_inv\b", "release": r"\bbuffer_wbl2\b", "barrier": r"\bs_barrier\b"},
-}
-"""Instructions by which each kind of thing is done."""
 COUNTED = r"\bred\.release\S*\.add\.[us](\d+)"
 """The instruction that gives a signal, with the bits of the word that it counts up."""
 SIGNAL_BITS = 32
@@ -63,7 +54,7 @@ def _same(read: Read, dot: Operation) -> int:
 def findings_in_code(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator[str]:
     """What is wrong with the machine code."""
     target = lowered.target
-    for kind, instruction in MACHINE[target.backend].items():
+    for kind, instruction in DIALECTS[target.backend].signals.items():
         has = len(re.findall(instruction, kernel.code))
         needs = sum(1 for o in read.kernel.operations for k, _ in kinds_of(o) if k == kind)
         if has < needs:
@@ -78,18 +69,10 @@ def findings_in_code(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator
     yield from _narrow(kernel, read, lowered)
 
 
-_MATRIX = (
-    (r"wgmma\.mma_async\S*\.m(\d+)n(\d+)k(\d+)", 128),
-    (r"\bmma\.sync\S*\.m(\d+)n(\d+)k(\d+)", 32),
-    (r"v_mfma_\w+?_(\d+)x(\d+)x(\d+)", 64),
-)
-"""Matrix instructions with their shapes, and how many threads carry out one together."""
-
-
 def _matrix_instructions(line: str, dots: list[Operation]) -> Iterator[tuple[int, int, int, int]]:
     """Shape and threads of the matrix instruction in a line of machine code, if there is one. That of Blackwell has its
     shape in a register: it is the largest that the dot allows, and one thread has it done."""
-    for pattern, threads in _MATRIX:
+    for pattern, threads in (found for dialect in DIALECTS.values() for found in dialect.matrix):
         for m, n, k in re.findall(pattern, line):
             yield int(m), int(n), int(k), threads
     if re.search(r"\btcgen05\.mma\b", line) and dots:
@@ -100,11 +83,10 @@ def _matrix_instructions(line: str, dots: list[Operation]) -> Iterator[tuple[int
 
 WIDE = 16
 """Bytes that a thread should copy at a time."""
-_WIDTHS = {
-    "cuda": r"\b(?:ld|st)\.(?:\w+\.)*?global\S*?(?:\.v(\d))?\.[bsuf](\d+)\b"
-    r"|cp\.async\.\w+\.shared\.global.*?, (0x\w+|\d+)",
-    "hip": r"\b(?:global|buffer)_(?:load|store)_(\w+)",
-}
+_PTX_WIDTH = (
+    r"\b(?:ld|st)\.(?:\w+\.)*?global\S*?(?:\.v(\d))?\.[bsuf](\d+)\b"
+    r"|cp\.async\.\w+\.shared\.global.*?, (0x\w+|\d+)"
+)
 
 
 def _located(code: str, file: str, *, called: bool) -> Iterator[tuple[tuple[int, int], str]]:
@@ -144,10 +126,11 @@ def _narrow(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator[str]:
 
 def _width(line: str, backend: str) -> int:
     """Bytes that an instruction moves between a thread and global memory, 0 for any other instruction."""
-    found = re.search(_WIDTHS[backend], line)
+    if backend != "cuda":
+        access = re.search(r"\b(?:global|buffer)_(?:load|store)_\w+", line)
+        return DIALECTS[backend].bytes_of(access[0]) if access else 0
+    found = re.search(_PTX_WIDTH, line)
     if found is None:
         return 0
-    if backend == "hip":
-        return {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4}.get(found[1], 2)
     vector, bits, copied = found.groups()
     return int(copied, 0) if copied else int(vector or 1) * int(bits) // 8

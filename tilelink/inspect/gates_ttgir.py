@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from tilelink.backend.targets import Target
 from tilelink.inspect.accumulators import read_too_early
+from tilelink.inspect.dialects import DIALECTS
 from tilelink.inspect.ttgir import Kernel, Operation
 
 LOADS = frozenset(
@@ -31,7 +32,7 @@ class Read:
         """What the calls do, by kind and scope."""
         found: Counter[tuple[str, str]] = Counter()
         for operations in self.sites.values():
-            kinds = {kind for o in operations for kind in kinds_of(o)}
+            kinds = {kind for o in operations for kind in kinds_of(o)} - {("stored", "")}
             if any(o.name == "scf.condition" for o in operations) and any(k == "acquire" for k, _ in kinds):
                 kinds.add(("poll", ""))
             found.update(kinds)
@@ -66,7 +67,7 @@ class Read:
                 yield f"{line}: released before the barrier"
             if "store" in order[barrier:release]:
                 yield f"{line}: stores after the barrier that comes before the release"
-            if self.target.backend == "hip" and "stored" not in order[: order.index("barrier")]:
+            if "stored" in DIALECTS[self.target.backend].assembly and "stored" not in order[:barrier]:
                 yield f"{line}: waves come to the barrier without waiting for their stores"
         for o in read_too_early(self.kernel):
             yield f"{_line(o.site(self.file))}: a sum is read before the last matrix instruction into it is done"
@@ -88,10 +89,6 @@ def _line(site: tuple[tuple[int, int], ...]) -> str:
     return f"line {site[0][0]}" if site else "somewhere"
 
 
-_POLL = re.compile(r"(\w+_\$\{:uid\}):\s+ld\.relaxed\S+ \S+ \[\$1\].*\bbra \1.*bar\.warp\.sync", re.DOTALL)
-"""A label, a load of the word that is waited for, a branch back, and a meeting of the lanes when that is over."""
-
-
 def kinds_of(o: Operation) -> Iterator[tuple[str, str]]:
     """What an operation does for signals, and how far."""
     if o.name in ("gpu.barrier", "ttg.barrier"):
@@ -99,16 +96,11 @@ def kinds_of(o: Operation) -> Iterator[tuple[str, str]]:
     if o.name.endswith("atomic_rmw"):  # of AMD there are some of blocks by one base, too
         order, scope = re.findall(r"\b(relaxed|acquire|release|acq_rel), (cta|gpu|sys)\b", o.text)[0]
         yield from ((kind, scope) for kind in ("acquire", "release") if order in (kind, "acq_rel"))
-    if _POLL.search(o.assembly):
-        yield "poll", ""
-    for acquire in re.findall(r"ld\.acquire\.(\w+)\S* \S+ \[\$1\]", o.assembly):
-        yield "acquire", acquire
-    for release in re.findall(r"(?:red\.release|fence\.acq_rel)\.(\w+)", o.assembly):
-        yield "release", release
-    for reach in re.findall(r"buffer_inv (sc0 sc1|sc1)", o.assembly):
-        yield "acquire", "sys" if "sc0" in reach else "gpu"
-    if "fence.proxy.async" in o.assembly.rpartition("ld.acquire")[2]:  # before an acquire it orders nothing
-        yield "fence", ""
+    for dialect in DIALECTS.values() if o.assembly else ():
+        for kind, pattern in dialect.assembly.items():
+            for found in re.finditer(pattern, o.assembly):
+                scope = found.groupdict().get("scope", "")
+                yield kind, dialect.scopes.get(scope, scope)
 
 
 def _steps(o: Operation) -> Iterator[str]:
@@ -116,5 +108,3 @@ def _steps(o: Operation) -> Iterator[str]:
     yield from (kind for kind, _ in kinds_of(o))
     if o.name == "tt.store":
         yield "store"
-    if "s_waitcnt vmcnt(0)" in o.assembly and "load" not in o.assembly:
-        yield "stored"

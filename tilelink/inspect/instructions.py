@@ -160,9 +160,8 @@ class Code:
 def _instruction(text: str, function: str, dialect: Dialect) -> Instruction:
     bare = re.sub(r"^@!?U?P\w+\s+", "", text)
     kind = next((kind for kind, pattern in dialect.kinds.items() if re.match(pattern, bare)), "other")
-    wide = re.findall(dialect.width, bare.split()[0])
-    moved = dialect.widths[wide[-1]] if wide else dialect.default_width
-    return Instruction(bare, kind, function, bare != text, moved if kind in ACCESSES else 0)
+    moved = dialect.bytes_of(bare.split()[0]) if kind in ACCESSES else 0
+    return Instruction(bare, kind, function, bare != text, moved)
 
 
 def _next(k: int, x: Instruction, dialect: Dialect, labels: dict[str, int]) -> Iterator[int]:
