@@ -99,7 +99,6 @@ def sha256_everywhere(program: TileProgram, facts: Facts, target: Target) -> str
     return lower(program, replace(facts, described=frozenset()), target.unspecialised).sha256
 
 
-@kept(256)
 def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     """The Triton source of a program, for a target and for sizes of which `facts` hold. Raises FormError where the
     target is specialised, and the program can't be."""
@@ -109,8 +108,11 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
             "world has several: give it SMs",
             program.on_engine[0].site,
         )
-    if not target.descriptors:
-        facts = replace(facts, described=frozenset())
+    return _lowered(program, facts if target.descriptors else replace(facts, described=frozenset()), target)
+
+
+@kept(256)
+def _lowered(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     if target.specialised:
         program = taken(program, facts)
         return Lowered(program, facts, target, *GluonModule(program, facts, target).written())

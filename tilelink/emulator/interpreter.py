@@ -164,9 +164,9 @@ def _rewritten(kernel: Any, names: Mapping[str, Any]) -> FunctionType:
     It shares globals, closure and defaults with the kernel's, and its lines are those of the file. `names` are bound as
     variables of an enclosing function, so that the globals of the kernel's module stay as they are."""
     function: FunctionType = kernel.fn
-    (definition,) = ast.parse(textwrap.dedent("".join(kernel.raw_src))).body
+    above = "\n" * (kernel.starting_line_number - 1)
+    (definition,) = ast.parse(above + textwrap.dedent("".join(kernel.raw_src))).body
     assert isinstance(definition, ast.FunctionDef)
-    ast.increment_lineno(definition, kernel.starting_line_number - 1)
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells |= {name: CellType(value) for name, value in names.items()}
     (enclosing,) = ast.parse(f"def enclosing({', '.join(cells)}): pass").body

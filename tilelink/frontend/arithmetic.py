@@ -108,12 +108,31 @@ _PLAIN = _Printer({
 
 def to_triton(e: Any, name: Callable[[str], str] = shown) -> str:
     """The expression in the arithmetic of a Triton kernel. `name`: what symbols and tables are called, by key."""
-    return _bare(str(_Printer(_TRITON, name, name).doprint(sympy.sympify(e))))
+    text, keys = _with_holes(sympy.sympify(e))
+    return text.format(*map(name, keys))
 
 
 def to_text(e: Any) -> str:
     """The expression for a person."""
-    return _bare(str(_PLAIN.doprint(sympy.sympify(e))))
+    return _plain(sympy.sympify(e))
+
+
+@kept(1 << 14)
+def _with_holes(e: Any) -> tuple[str, tuple[str, ...]]:
+    """The expression as `to_triton` prints it, with holes for names, and the keys of these in the order of the holes.
+    (sympy takes milliseconds to print a sum.)"""
+    keys: list[str] = []
+
+    def hole(key: str) -> str:
+        keys.append(key)
+        return f"{{{len(keys) - 1}}}"
+
+    return _bare(str(_Printer(_TRITON, hole, hole).doprint(e))), tuple(keys)
+
+
+@kept(1 << 14)
+def _plain(e: Any) -> str:
+    return _bare(str(_PLAIN.doprint(e)))
 
 
 def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
