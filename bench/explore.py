@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import progress
-from bench.gates import programs
+from bench.gates import forms, told_rows
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.programs.program import Program
 from tilelink.tools.cli.explore import TILE
@@ -45,7 +45,8 @@ Key = tuple[str, str, int, str, str]
 
 @dataclass(frozen=True)
 class Case:
-    """A program, by its label, with a schedule in a world, under the schedules of the seeds from 0 to `seeds` - 1."""
+    """A program, by its label, with a schedule in a world, under the schedules of the seeds from 0 to `seeds` - 1.
+    "all_gather_grouped_matmul[wanted]" is told which rows to move."""
 
     program: str
     schedule: str
@@ -81,10 +82,13 @@ class Explored:
 def known() -> dict[tuple[str, str], Program]:
     """The programs, by their label and the name of a schedule. Raises ValueError for two of the same."""
     found: dict[tuple[str, str], Program] = {}
-    for program, schedule in programs():
-        if (program.label, schedule) in found:
-            raise ValueError(f"two programs are called {program.label} {schedule}: name one anew")
-        found[program.label, schedule] = program
+    for name, program, _, asked in forms():
+        if asked and asked != told_rows(program):
+            continue  # an optional output is stored, and nothing else changes
+        label, schedule = name.rsplit(" ", 1)
+        if (label, schedule) in found:
+            raise ValueError(f"two programs are called {name}: name one anew")
+        found[label, schedule] = program
     return found
 
 
@@ -108,14 +112,17 @@ def cases(counts: dict[str, int], only: str = "") -> Iterator[Case]:
 def subject(case: Case) -> Subject:
     """What a case runs."""
     program = known()[case.program, case.schedule]
-    dims = program.recorded(program.optional).dims - {RANKS_DIM}
-    cut = program.bind(case.schedule, DTYPE, program.optional).cut
+    asked = told_rows(program) if case.program != program.label else frozenset[str]()
+    dtypes = dict.fromkeys(program.of_any_dtype - program.optional, DTYPE) | dict.fromkeys(asked, "int32")
+    absent = program.optional - asked
+    dims = program.recorded(absent).dims - {RANKS_DIM}
+    cut = program.bind(case.schedule, DTYPE, absent).cut
     sizes: dict[str, Any] = {d: SIZES.get(d, OTHERS) for d in sorted(dims)}
     sizes |= dict.fromkeys(dims & set(cut), CUT[case.world] * case.world)
     schedule = read_schedule(program, case.schedule, case.world, sizes, TILE)
     per_node = case.world // NODES[program.name] if program.name in NODES and case.world % 2 == 0 else None
     make = Lowered if case.backend == "lowered" else Oracle.of
-    return make(program, schedule, world=case.world, dtypes=DTYPE, sms=SMS, per_node=per_node, **sizes)
+    return make(program, schedule, world=case.world, dtypes=dtypes, sms=SMS, per_node=per_node, **sizes)
 
 
 def explored(case: Case) -> Explored:

@@ -12,7 +12,7 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.targets import FORMS
-from tilelink.errors import FormError
+from tilelink.errors import FormError, ScheduleError, TileSizeError
 from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import Compiled, CompileError, each_compiled
 from tilelink.inspect.gates import Verdict, judge
@@ -129,12 +129,28 @@ def programs() -> Iterator[tuple[Program, str]]:
 
 
 def forms() -> Iterator[tuple[str, Program, str, frozenset[str]]]:
-    """The programs with their schedules under a name; those that have optional outputs also with these asked for."""
+    """The programs with their schedules under a name; those that have optional outputs also with these asked for, and
+    those that may be told which rows to move, where the schedule can do that."""
     for program, schedule in programs():
         yield f"{program.label} {schedule}", program, schedule, frozenset()
-        if program.on_demand and program.variant.members == 1:
-            asked = program.on_demand
-            yield f"{program.name}[{'+'.join(sorted(asked))}] {schedule}", program, schedule, asked
+        for asked in (program.on_demand, told_rows(program)) if program.variant.members == 1 else ():
+            if asked and takes(program, schedule, asked):
+                yield f"{program.name}[{'+'.join(sorted(asked))}] {schedule}", program, schedule, asked
+
+
+def told_rows(program: Program) -> frozenset[str]:
+    """Optional inputs of integers, which say what rows are moved."""
+    integers = {n for n in program.optional - program.on_demand if str(program.parameters[n].dtype) == "int32"}
+    return frozenset(integers)
+
+
+def takes(program: Program, schedule: str, asked: Collection[str]) -> bool:
+    """Whether a schedule can do what is asked of optional tensors: a copy engine is told no rows."""
+    try:
+        program.bind(schedule, "float32", program.optional.difference(asked))
+    except (ScheduleError, TileSizeError):
+        return False
+    return True
 
 
 def lowered_for(
@@ -146,7 +162,8 @@ def lowered_for(
     recorded = program.recorded(program.optional)
     dims = recorded.dims.union(*(t.called for t in recorded.tensors))
     sizes: dict[str, Any] = {d: SIZES[d] for d in SIZES if d in dims}
-    dtypes = dict.fromkeys(program.of_any_dtype - program.optional | asked, dtype)
+    declared = {n: program.parameters[n].dtype or dtype for n in asked}
+    dtypes = dict.fromkeys(program.of_any_dtype - program.optional, dtype) | declared
     made = FORMS[target]
     if not even:
         absent = program.absent(dtypes)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bench.check import LIMITS
+from bench.gates import takes
 from bench.gpu.place import Place
 from bench.operands import LAYOUTS, Operands, optional
 from bench.references import REFERENCES
@@ -113,7 +114,7 @@ def _call(dice: random.Random, program: Program, world: int, slots: int) -> Call
         program, name, _schedule(dice, program.schedules[name]), parts, sizes,
         dtype=dice.choice(list(LIMITS)),
         whole=dice.random() < 0.5 or sum(parts) * min(n if isinstance(n, tuple) else (n,)) < ENOUGH,
-        asked=tuple(p for p in optional(program) if dice.random() < 0.5),
+        asked=tuple(p for p in optional(program) if dice.random() < 0.5 and takes(program, name, {p})),
         layout=dice.choice(LAYOUTS),
         poisoned=dice.random() < 0.5,
         slot=dice.choice([None, None, dice.randrange(slots)]),

@@ -53,6 +53,7 @@ class Operands:
         self.said: dict[str, Any] = {"M": self.parts}
         self.routed: dict[str, Any] = {}
         self.counts: dict[str, torch.Tensor] = {}
+        self.integers: list[dict[str, torch.Tensor]] = [{} for _ in self.parts]
         self.lengths = {"M": sum(self.parts), **{d: n for d, n in sizes.items() if not isinstance(n, tuple)}}
         rows: Any = self.parts
         for route in recorded.routes:
@@ -73,7 +74,8 @@ class Operands:
         for given in self.ranks if program in ONE_BIAS and "bias" in asked else ():
             given["bias"] = self.ranks[0]["bias"]
         self.outputs = list(self._given(0, "output", torch.empty))
-        right = REFERENCES[program]([_each(torch.Tensor.double, given) for given in self.ranks], rows)
+        known = [_each(torch.Tensor.double, given) for given in self.ranks]
+        right = REFERENCES[program]([i | given for i, given in zip(self.integers, known, strict=True)], rows)
         self.right = [[t for p in self.outputs for t in _flat(of_rank[p])] for of_rank in right]
 
     def fitted(self, schedule: Schedule) -> Schedule:

@@ -5,7 +5,16 @@ import importlib
 from typing import Any
 
 from tilelink.errors import TileLinkError
-from tilelink.frontend.orders import Order, columns_first, grouped, next_rank_first, order, own_rank_first, ring
+from tilelink.frontend.orders import (
+    Order,
+    columns_first,
+    grouped,
+    next_rank_first,
+    order,
+    own_rank_first,
+    ranks_first,
+    ring,
+)
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule, SMs
 from tilelink.language import Each, Function, Local, Route, Sharded, locals, nodes, ranks, tile, words
 from tilelink.language.words import *  # noqa: F403
@@ -15,7 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CopyEngine", "CpuWorld", "Each", "Epilogue", "Function", "KernelRank", "KernelWorld", "Local", "Order", "Program",
     "Route", "SMs", "Schedule", "Sharded", "TileLinkError", "VirtualWorld", "columns_first", "group", "grouped",
-    "locals", "next_rank_first", "nodes", "order", "own_rank_first", "program", "ranks", "ring", "tile",
+    "locals", "next_rank_first", "nodes", "order", "own_rank_first", "program", "ranks", "ranks_first", "ring", "tile",
 ]  # fmt: skip
 __all__ += words.__all__
 

@@ -13,7 +13,7 @@ from bench.choices import Choices
 from bench.references import REFERENCES
 from tests.kernels.gather_gemm import LIMITS, small_world
 from tilelink.frontend.routes import Integers, Routing
-from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.schedule import Schedule, SMs
 from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
 from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
 from tilelink.programs.program import Program
@@ -21,7 +21,10 @@ from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
 
 PROGRAMS = [all_gather_grouped_matmul, grouped_matmul_reduce_scatter]
-FORMS = [(p, s) for p in PROGRAMS for s in p.schedules]
+EVERY = [(p, s) for p in PROGRAMS for s in p.schedules]
+"""Forms that send all tokens to all ranks,"""
+FORMS = [(p, s) for p, s in EVERY if s not in ("multicast", "engine")]
+"""and those that may be told which tokens ranks want."""
 
 
 def chosen(tokens: Sequence[int], each: int, top: int, seed: int, none: float = 0.2) -> Choices:
@@ -33,14 +36,16 @@ def chosen(tokens: Sequence[int], each: int, top: int, seed: int, none: float = 
 
 class Once:
     """One call of every rank, of small whole numbers or normally distributed ones. `room`: rows that every rank has
-    room for; as many as there are, by default. What has no row is poisoned."""
+    room for; as many as there are, by default. `every`: all tokens go to all ranks. What has no row is poisoned."""
 
     def __init__(
         self, form: tuple[Program, str | Schedule], choices: Choices, *, K: int = 20, N: int = 24,
         dtype: torch.dtype = torch.float32, integers: bool = False, seed: int = 0, room: int | None = None,
+        every: bool = False,
     ) -> None:  # fmt: skip
         self.program, self.dtype, self.integers = form[0], dtype, integers
         self.schedule = form[1] if isinstance(form[1], Schedule) else in_tiles(*form)
+        self.every = every
         self.world, random = len(choices.experts), torch.Generator().manual_seed(seed)
 
         def numbers(*shape: int) -> torch.Tensor:
@@ -75,7 +80,7 @@ class Once:
         )
         given[: len(self.given[rank])] = self.given[rank]
         options = {"schedule": self.schedule, "parts": self.parts, "group": group, "out": out, **options}
-        options["wanted"] = picks["wanted"]
+        options["wanted"] = None if self.every else picks["wanted"]
         if self.sends:  # behind those that rows have, integers that nobody looks at
             more = self.parts[self.out][rank] - self.rows[rank]
             options["token"] = torch.nn.functional.pad(picks["token"], (0, more), value=1 << 20)
@@ -101,7 +106,10 @@ def in_tiles(program: Program, schedule: str, tile: int = 16) -> Schedule:
     changes: dict[str, Any] = {}
     for name in (known := program.schedule(schedule)):
         columns = None if name in ("send", "fan_out") else 16
-        changes[name] = {"tile": (tile, 16, 16)} if name == "matmul" else {"tile": (16, columns), "count": 2}
+        if not isinstance(known[name], SMs):
+            continue
+        changes[name] = {"tile": (tile, 16, 16)} if name == "matmul" else {"tile": (16, columns)}
+        changes[name] |= {"count": 2} if known[name].count is not None else {}
     return known.changed(**changes)
 
 

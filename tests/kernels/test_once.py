@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from bench.choices import Choices
 from tests.kernels.gather_gemm import small_world
-from tests.kernels.once import FORMS, PROGRAMS, Once, chosen, in_tiles, run, run_and_check
+from tests.kernels.once import EVERY, FORMS, PROGRAMS, Once, chosen, in_tiles, run, run_and_check
 from tilelink.emulator import Operation
-from tilelink.errors import CapacityError, UnsafeProgramError
+from tilelink.errors import CapacityError, ScheduleError, UnsafeProgramError
 from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
 from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
 from tilelink.runtime.trace import align
@@ -69,13 +69,39 @@ def test_errors_are_those_of_rounding(program: Any, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(program: Any) -> None:
     choices = chosen((9, 4, 11), 1, 2, 4)
-    schedules = enumerate((*program.schedules, "push"))
-    results = [run([Once((program, s), choices, N=16)], seed)[0] for seed, s in schedules]
+    forms = [f for f in (*FORMS, (program, "push")) if f[0] is program]
+    results = [run([Once(form, choices, N=16)], seed)[0] for seed, form in enumerate(forms)]
     for outs in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], outs, strict=True))
 
 
-@pytest.mark.parametrize("form", [f for f in FORMS if f[1] != "pull"], ids=named)
+@pytest.mark.parametrize(
+    "form", [f if f not in FORMS or f == FORMS[-2] else pytest.param(f, marks=pytest.mark.verify) for f in EVERY],
+    ids=named,
+)
+def test_all_tokens_go_to_all_ranks_where_no_integers_say_which(form: tuple[Any, str]) -> None:
+    """Twice in a row, the second time with tokens that have no expert, or two experts of a rank."""
+    calls = [
+        Once(form, chosen((5, 33, 2), 2, 3, s, none), integers=True, room=130, every=True, seed=s)
+        for s, none in ((1, 0), (2, 0.5))
+    ]
+    operations: list[Operation] = []
+    lane = small_world(3, observer=operations.append)
+    run_and_check(*calls, world=lane)
+    for n in range(2):
+        record = lane.groups[0].recent[n].counted
+        assert align(record.events, operations, f"{form[0].name} run {n}").done
+
+
+def test_engines_and_multicast_are_told_no_rows() -> None:
+    choices = chosen((5, 3), 2, 2, 1)
+    engine = in_tiles(all_gather_grouped_matmul, "engine").changed(send={"tile": (16, None)})
+    for schedule, said in ((engine, "the host that enqueues the copy does not know"), ("multicast", "all ranks")):
+        with pytest.raises(ScheduleError, match=said):
+            run([Once((all_gather_grouped_matmul, schedule), choices)])
+
+
+@pytest.mark.parametrize("form", [f for f in FORMS if f[1] not in ("pull", "by_rank")], ids=named)
 def test_across_nodes(form: tuple[Any, str]) -> None:
     calls = [Once(form, chosen(PARTS[4], 1, 3, seed), N=16, K=16, integers=True) for seed in (5, 6)]
     run_and_check(*calls, world=small_world(4, per_node=2))
@@ -130,15 +156,17 @@ def test_a_simulation_counts_the_rows_that_go_where_it_is_told_which() -> None:
 def test_structure_shows_that_every_routing_is_safe(program: Any) -> None:
     sizes = {"tokens": 24, "K": 16, "N": 16, "experts": 2, "routed": 40}
     sizes |= {"top": 2} if program is grouped_matmul_reduce_scatter else {}
-    for schedule in program.schedules:
-        report = program.check(in_tiles(program, schedule), world=4, **sizes)
-        assert (report.verdict, report.proof) == ("safe", "structural")
+    for form, more in [(f, {}) for f in EVERY] + [(f, {"wanted": "int32"}) for f in FORMS]:
+        if form[0] is program:
+            dtypes = dict.fromkeys(program.of_any_dtype - program.optional, "float32") | more
+            report = program.check(in_tiles(*form), world=4, dtypes=dtypes, **sizes)
+            assert (report.verdict, report.proof) == ("safe", "structural")
 
 
 def test_more_rows_than_room_are_an_error_on_every_rank_and_the_next_call_works() -> None:
     choices = chosen((9, 5), 2, 3, 1, none=0)
-    for program in PROGRAMS:
-        good = Once((program, "push"), choices, integers=True, room=40)
+    for program, schedule in (*((p, "push") for p in PROGRAMS), (all_gather_grouped_matmul, "engine")):
+        good = Once((program, schedule), choices, integers=True, room=40, every=schedule == "engine")
         lane = small_world(2)
 
         def refused(group: Any, program: Any = program, good: Once = good) -> None:
@@ -147,7 +175,8 @@ def test_more_rows_than_room_are_an_error_on_every_rank_and_the_next_call_works(
             picks, counts = good.picks[group.rank], torch.from_numpy(good.counts.astype(np.int32))
             given = {"token": torch.zeros(3).int()} if good.sends else {"at": picks["at"]}
             x = good.given[group.rank] if good.sends else torch.zeros(3, 20)
-            options = {"wanted": picks["wanted"], "schedule": good.schedule, "group": group, "parts": parts}
+            options = {"schedule": good.schedule, "group": group, "parts": parts}
+            options["wanted"] = None if good.every else picks["wanted"]
             program(x, good.weight[group.rank], counts, out=out, **given, **options)
             group.synchronize()
 
@@ -167,13 +196,12 @@ def test_a_token_has_at_least_one_choice() -> None:
 @given(st.data())
 def test_random_routings(data: Any) -> None:
     """Any tokens, experts and tiles, two calls in a row."""
-    form = data.draw(st.sampled_from(FORMS))
+    form, every = data.draw(st.sampled_from([*((f, True) for f in EVERY), *((f, False) for f in FORMS)]))
     world, each = data.draw(st.sampled_from([1, 2, 3, 4, 8])), data.draw(st.integers(1, 4))
     tokens = [data.draw(st.sampled_from([0, 1, 3, 17])) for _ in range(world)]
     top, none = data.draw(st.integers(1, min(8, each * world))), data.draw(st.sampled_from([0, 0.3, 0.9]))
     dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
     sizes = {"K": data.draw(st.integers(1, 50)), "N": data.draw(st.integers(16, 40))}
     schedule = in_tiles(*form, data.draw(st.sampled_from([16, 32])))
-    run_and_check(
-        *(Once((form[0], schedule), chosen(tokens, each, top, seed, none), dtype=dtype, **sizes) for seed in (1, 2))
-    )
+    options: dict[str, Any] = {"dtype": dtype, "every": every, **sizes}
+    run_and_check(*(Once((form[0], schedule), chosen(tokens, each, top, seed, none), **options) for seed in (1, 2)))

@@ -73,15 +73,20 @@ class Lanes:
         walk = self.role.walk
         for name, e in walk.sizes:
             self.values[name] = int(evaluate(e, self.values))
-        rank, number = self.tiles()
-        self.lanes, self.act = len(rank), np.arange(len(rank))
-        tiles = {RANK.name: rank, NUMBER.name: number}
+        tiles = dict(zip((RANK.name, NUMBER.name), self.tiles(), strict=True))
+        if walk.table is not None:  # of a number beyond the last tile nothing else has a meaning
+            tiles = self._those(walk.count > NUMBER, tiles)
         for name, e in walk.coordinates:
-            tiles[name] = np.broadcast_to(evaluate(e, self.values | tiles), (self.lanes,))
-        exists = walk.exists if walk.table is None else walk.count > NUMBER
-        here = np.broadcast_to(evaluate(exists, self.values | tiles), (self.lanes,))
-        self.values |= {name: v[here] for name, v in tiles.items()}
-        self.lanes, self.act = int(here.sum()), np.arange(int(here.sum()))
+            tiles[name] = np.broadcast_to(evaluate(e, self.values | tiles), (len(tiles[RANK.name]),))
+        tiles = self._those(walk.exists, tiles)
+        self.values |= tiles
+        self.lanes = len(tiles[RANK.name])
+        self.act = np.arange(self.lanes)
+
+    def _those(self, exist: Any, tiles: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The tiles, by coordinates, for which a condition holds."""
+        here = np.broadcast_to(evaluate(exist, self.values | tiles), (len(tiles[RANK.name]),))
+        return {name: v[here] for name, v in tiles.items()}
 
     def tiles(self) -> tuple[np.ndarray, np.ndarray]:
         """Rank and number of each tile, or of a sample of them."""

@@ -28,12 +28,15 @@ class Order:
     group (1: row by row). The tiles of a group share data in the cache.
     `columns`: so many tiles along the last dimension are walked for all ranks, experts and rows, before the next ones
     (0: rank by rank).
+    `by_rank`: over the rows of a route, all experts are walked for one rank before the next rank (False: expert by
+    expert). Over everything else ranks come first anyway.
     """
 
     name: str
     parts: PartOrder = field(repr=False)
     group: int = 1
     columns: int = 0
+    by_rank: bool = False
 
     def part_at(self, step: Expr, rank: Expr = RANK, world: Expr = WORLD) -> Expr:
         """The symbolic part at a step."""
@@ -46,9 +49,10 @@ class Order:
             raise ScheduleError(f"order {self.name} {problem}", site)
 
     def __str__(self) -> str:
+        name = f"ranks_first({self.name})" if self.by_rank else self.name
         if self.columns:
-            return f"columns_first({self.columns}, {self.name})"
-        return self.name if self.group == 1 else f"grouped({self.group}, {self.name})"
+            return f"columns_first({self.columns}, {name})"
+        return name if self.group == 1 else f"grouped({self.group}, {name})"
 
 
 @kept()
@@ -92,3 +96,10 @@ def columns_first(columns: int, parts: Order = own_rank_first) -> Order:
     if columns < 1:
         raise ScheduleError(f"{columns} columns at a time: it must be at least 1", Site.of_user())
     return replace(parts, columns=columns, group=1)
+
+
+def ranks_first(parts: Order = own_rank_first) -> Order:
+    """The order `parts`, with the rows of one rank, of all experts, before those of the next rank, in a role over a
+    route. A role over the experts of a route comes to a tile with the last rank of which the tile has rows. So tiles
+    whose rows are here are made while rows of other ranks travel (COMET, arXiv 2502.19811, section 3)."""
+    return replace(parts, by_rank=True)

@@ -7,9 +7,11 @@ there are, whatever the routing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import sympy
 
-from tilelink.errors import Site
+from tilelink.errors import ScheduleError, Site
 from tilelink.frontend.expressions import (
     RANK,
     WORLD,
@@ -22,6 +24,7 @@ from tilelink.frontend.expressions import (
     natural,
     of_dim,
     own,
+    smaller,
     symbol,
 )
 from tilelink.frontend.ir import Range, Walk
@@ -49,10 +52,103 @@ TURN = own("turn")
 """The number of a piece in the order in which a rank goes through them."""
 
 
+@dataclass(frozen=True)
+class _Pieces:
+    """The pieces that the executing ranks of a role go through, one a turn. `executor`: their axis; `other`: that of
+    the ranks at the other end of a route's rows; `t`: rows of a tile, None for all of a piece.
+
+    A piece is the rows of an expert from or to one rank, or all rows of an expert. Where ranks come first, a role over
+    experts takes these tile by tile: a piece is then the tiles of an expert that end with the rows of one source.
+    """
+
+    space: Space
+    resource: SMs | CopyEngine
+    executor: str
+    other: str | None
+    t: int | None
+    site: Site
+
+    @property
+    def route(self) -> RouteWord:
+        assert self.space.route is not None
+        return self.space.route
+
+    @property
+    def by_source(self) -> bool:
+        """Whether they are tiles that end with the rows of a source."""
+        return self.other is None and self.resource.order.by_rank
+
+    @property
+    def experts(self) -> Expr:
+        return symbol(self.route.per_rank)
+
+    @property
+    def count(self) -> Expr:
+        return self.experts if self.other is None and not self.by_source else self.experts * WORLD
+
+    @property
+    def room(self) -> Expr:
+        """Tiles of a rank, at most."""
+        pieces = self.experts if self.by_source else self.count
+        return pieces + (0 if self.t is None else floor_div(longest_part(self.side), self.t))
+
+    @property
+    def side(self) -> str:
+        """The dimension along which the executing ranks have the rows."""
+        return self.route.sent if self.executor == "source" else self.route.rows
+
+    def ranks(self, step: Expr, rank: Expr) -> Expr:
+        """The other rank that a rank comes to at a step."""
+        return part_at(self.resource, step, rank, WORLD, self.site)
+
+    def place(self, turn: Expr, rank: Expr) -> tuple[Expr, Expr]:
+        """The expert and the other rank of a turn."""
+        if self.resource.order.by_rank:
+            return modulo(turn, self.experts), self.ranks(floor_div(turn, self.experts), rank)
+        return floor_div(turn, WORLD), self.ranks(modulo(turn, WORLD), rank)
+
+    def axes(self, turn: Expr, rank: Expr) -> dict[str, Expr]:
+        """The axes of a piece."""
+        if self.other is None:
+            return {self.executor: rank, EXPERT: self.place(turn, rank)[0] if self.by_source else turn}
+        expert, other = self.place(turn, rank)
+        return {self.executor: rank, EXPERT: expert, self.other: other}
+
+    def tiles(self, turn: Expr, rank: Expr) -> Expr:
+        """How many tiles a piece has."""
+        if self.by_source:
+            expert, source = self.place(turn, rank)
+            last = floor_div(source + 1, WORLD)  # 1 for the last source, whose last tile may be shorter
+            return self.tiles_before(expert, rank, source + 1, last) - self.tiles_before(expert, rank, source)
+        begin, end = _segment(self.space.routed, self.axes(turn, rank)).bounds(self.side)
+        length = natural(end - begin)
+        if self.t is not None:
+            return ceil_div(length, self.t)
+        # where a tile is of all rows of an expert, one without rows has a tile, too
+        return sympy.S.One if self.other is None else sympy.Min(1, length)
+
+    def tiles_before(self, expert: Expr, rank: Expr, source: Expr, shorter: Expr = sympy.S.Zero) -> Expr:
+        """How many tiles of an expert end before the rows of a source do, `shorter` of them being less than a tile. A
+        tile that has rows of the first source that a rank comes to, and of some before it, ends with the latter: it is
+        walked last."""
+        assert self.t is not None
+        first = self.ranks(sympy.S.Zero, rank)
+        table = segments(self.route, self.route.rows)
+
+        def rows_before(source: Expr) -> Expr:
+            begins = table.begin(rank, expert * WORLD)
+            return natural(table.begin(rank, expert * WORLD + source) - begins)
+
+        rest = (self.t - 1) * shorter
+        mixed = ceil_div(rows_before(first), self.t) * smaller(1, larger(0, source - first + 1))
+        return larger(floor_div(rows_before(source) + rest, self.t), mixed)
+
+
 def make_routed_walk(
     role: str, space: Space, resource: SMs | CopyEngine, site: Site
 ) -> tuple[Walk, dict[str, Expr]]:
-    """As `make_walk`, over a route or its experts. Experts are outermost: all ranks go through theirs together."""
+    """As `make_walk`, over a route or its experts. Experts are outermost, and all ranks go through theirs together; or
+    ranks are, where the order has them first. Raises ScheduleError, TileSizeError."""
     route = space.route
     assert route is not None
     sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site), strict=True))
@@ -60,32 +156,26 @@ def make_routed_walk(
     executor = executor_of(role, space, resource, tuple(ranks), site)
     assert executor is not None
     other = next((a for a in ranks if a != executor), None)
-    side = route.sent if executor == "source" else route.rows
-    experts, pieces = symbol(route.per_rank), symbol(route.per_rank) * (1 if other is None else WORLD)
-
-    def piece(turn: Expr, rank: Expr) -> dict[str, Expr]:
-        """The axes of the piece that a rank comes to in a turn."""
-        found = {executor: rank, EXPERT: turn if other is None else floor_div(turn, WORLD)}
-        return found if other is None else found | {other: part_at(resource, modulo(turn, WORLD), rank, WORLD, site)}
-
     t = sizes[route.rows]
-    begin, end = _segment(space.routed, piece(ENTRY, ROW)).bounds(side)
-    length = natural(end - begin)
-    # where a tile is of all rows of an expert, one without rows has a tile, too
-    tiles = ceil_div(length, t) if t is not None else sympy.S.One if other is None else sympy.Min(1, length)
-    table = Table(own(f"tiles.{role}"), pieces, tiles)
-    room = pieces + (0 if t is None else floor_div(longest_part(side), t))
+    pieces = _Pieces(space, resource, executor, other, t, site)
+    if pieces.by_source and t is None:
+        raise ScheduleError(
+            f"{role}: order={resource.order} goes through the tiles of an expert's rows, and its tile has all of them: "
+            "give the rows of a tile",
+            site,
+        )
+    table = Table(own(f"tiles.{role}"), pieces.count, pieces.tiles(ENTRY, ROW))
     axes = {executor: RANK} | {a: axis(a) for a in (EXPERT, other) if a is not None}
     counts = {d: of_dim(d, "tiles") for d, extent in sizes.items() if extent is not None}
     across = sympy.prod(n for d, n in counts.items() if d != route.rows)
     columns = columns_of(role, space, resource, site) if resource.order.columns else None
     begun = floor_div(NUMBER, across)
     if columns is not None:  # the tiles of all rows, for the first columns, then for the next ones
-        begun, column = by_columns(table.begin(RANK, pieces), counts[columns], resource.order.columns)
+        begun, column = by_columns(table.begin(RANK, pieces.count), counts[columns], resource.order.columns)
     coordinates: Coordinates = [(TURN.name, table.find(RANK, begun))]
     first = table.begin(RANK, TURN)
     coordinates.append((TILE.name, natural(begun - first if columns else NUMBER - first * across)))
-    coordinates += [(axis(a).name, value) for a, value in piece(TURN, RANK).items() if a != executor]
+    coordinates += [(axis(a).name, value) for a, value in pieces.axes(TURN, RANK).items() if a != executor]
     if t is not None:
         coordinates.append((counts[route.rows].name, natural(table.begin(RANK, TURN + 1) - first)))
     indices = indices_of(TILE, list(counts.items()), resource.order.group)
@@ -99,8 +189,7 @@ def make_routed_walk(
             more, made = tile_of(d, sympy.S.Zero, symbol(d), number, extent, None)
             coordinates += [(number.name, indices[d])] if extent is not None else []
         elif isinstance(space.routed, ExpertsWord):
-            start = part_at(resource, sympy.S.Zero, RANK, WORLD, site)
-            more, made = _rows_of_expert(segment, indices.get(d), extent, start)
+            more, made = _rows_of_expert(segment, indices.get(d), extent, pieces)
         else:
             coordinates += [(number.name, indices[d])] if extent is not None else []
             more, made = _rows(d, number, extent, axes["home"], segment)
@@ -110,8 +199,8 @@ def make_routed_walk(
         ranges.append(made)
     walk = Walk(
         sizes=tuple((n.name, ceil_div(symbol(d), sizes[d])) for d, n in counts.items() if d != route.rows),
-        count=table.begin(RANK, pieces) * across,
-        axes=tuple((axis(a).name, experts if a == EXPERT else WORLD) for a in (EXPERT, other) if a is not None),
+        count=table.begin(RANK, pieces.count) * across,
+        axes=tuple((axis(a).name, pieces.experts if a == EXPERT else WORLD) for a in (EXPERT, other) if a is not None),
         coordinates=tuple(coordinates),
         exists=sympy.true,
         ranges=tuple(ranges),
@@ -119,7 +208,7 @@ def make_routed_walk(
         expert=axis(EXPERT).name,
         homes=((route.rows, axes["home"]),),
         table=table,
-        room=room * across,
+        room=pieces.room * across,
     )
     return walk, axes
 
@@ -139,13 +228,21 @@ def _rows(dim: str, number: Expr, t: int | None, part: Expr, segment: Segment) -
     return [*ends, *lo], rows
 
 
-def _rows_of_expert(segment: Segment, turn: Expr | None, t: int | None, first: Expr) -> tuple[Coordinates, Range]:
+def _rows_of_expert(
+    segment: Segment, turn: Expr | None, t: int | None, pieces: _Pieces
+) -> tuple[Coordinates, Range]:
     """The rows of a tile of an expert, and the coordinates that say where they are. A worker begins where the rows from
-    source `first` do, and goes round: COMET (arXiv 2502.19811, section 3) has those of the own rank first."""
+    its first source do, and goes round: COMET (arXiv 2502.19811, section 3) has those of the own rank first."""
     dim = segment.route.rows
     begin, end, number = (of_dim(dim, name) for name in ("from", "to", "tile"))
     coordinates, rows = _rows(dim, number, t, segment.home, segment)
-    if turn is not None and t is not None:
+    if turn is not None and pieces.by_source:
+        source, before = own("source"), of_dim(dim, "before")
+        coordinates.insert(2, (source.name, pieces.place(TURN, RANK)[1]))
+        coordinates.insert(3, (before.name, pieces.tiles_before(segment.expert, RANK, source)))
+        coordinates.insert(4, (number.name, turn + before))
+    elif turn is not None and t is not None:
+        first = pieces.ranks(sympy.S.Zero, RANK)
         begins = segments(segment.route, dim).begin(segment.home, segment.expert * WORLD + first)
         tiles = larger(1, ceil_div(natural(end - begin), t))
         coordinates.insert(2, (number.name, modulo(turn + floor_div(natural(begins - begin), t), tiles)))

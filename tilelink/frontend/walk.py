@@ -240,7 +240,7 @@ def indices_of(tile: Expr, counts: list[tuple[str, sympy.Symbol]], group: int) -
         outer = counts[:-2]
         block = modulo(tile, n_rows * n_cols) if outer else tile
         first = floor_div(block, group * n_cols) * group
-        here = smaller(n_rows - first, group)
+        here = smaller(natural(n_rows - first), group)
         inside = modulo(block, group * n_cols)
         indices[rows], indices[cols] = first + modulo(inside, here), floor_div(inside, here)
         rest = floor_div(tile, n_rows * n_cols)

@@ -76,7 +76,8 @@ def _waves(together: Sequence[Role]) -> Expr:
                 role.site,
             )
         begun = floor_div(NUMBER, sympy.prod(symbol(name) for name, _ in role.walk.sizes))
-        if role.walk.coordinates[0] != (PIECE.name, role.walk.table.find(RANK, begun)):
+        by_expert = role.walk.coordinates[0] == (PIECE.name, role.walk.table.find(RANK, begun))
+        if role.resource.order.by_rank or not by_expert:
             raise ScheduleError(
                 f"{role.name} has wave={role.wave}, and its order {role.resource.order} does not go expert by expert: "
                 "leave one of them out",

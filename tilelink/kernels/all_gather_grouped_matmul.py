@@ -12,8 +12,8 @@ from tilelink.kernels.dispatch_matmul import matmul
 
 @tk.tile
 def send(t, x, wanted, full):
-    """Bring those of some tokens to a reader that it wants."""
-    tk.notify(tk.copy(x[t], full[t].at(t.reader), where=wanted[t.rows, t.reader]))
+    """Bring some tokens to a reader, those that it wants."""
+    tk.notify(tk.copy(x[t], full[t].at(t.reader), where=None if wanted is None else wanted[t.rows, t.reader]))
 
 
 @tk.tile
@@ -29,14 +29,15 @@ def all_gather_grouped_matmul(
     weight: tk.Local("experts", "K", "N", contiguous="K"),
     route: tk.Route("sent", "routed", "experts"),
     token: tk.Sharded("routed", dtype=tl.int32),
-    wanted: tk.Sharded("tokens", tk.ranks, dtype=tl.int32),
     out: tk.Sharded("routed", "N"),
+    wanted: tk.Sharded("tokens", tk.ranks, dtype=tl.int32) = None,
     gathered: tk.Sharded("routed", "K") = None,
 ):
     """out = the rows that are routed to the experts of this rank, by expert and source, each times the weight of its
     expert. x: the tokens of this rank; token: of each row of the experts of this rank, which of the tokens of its
-    source it is; wanted: of each token of this rank and each rank, -1 where the rank has no row of it. Behind the rows
-    token and out may have room. gathered = the rows themselves, if they are asked for."""
+    source it is; wanted: of each token of this rank and each rank, -1 where the rank has no row of it; without,
+    all tokens go to all ranks. Behind the rows token and out may have room. gathered = the rows themselves, if they are
+    asked for."""
     full = tk.local("tokens", "K")  # room for all tokens, of which those are here that are wanted
     rows = tk.sharded("routed", "K")
     send[tk.tiles(x, reader=tk.ranks)](x, wanted, full)
@@ -44,10 +45,16 @@ def all_gather_grouped_matmul(
     matmul[tk.tiles(route.experts, out.cols)](rows, weight, out, gathered)
 
 
-gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
-laid_out = tk.SMs(16, tile=(32, None), order=tk.own_rank_first, at="home")
+gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(4), stages=3, warps=8)
+laid_out = tk.SMs(tile=(32, None), order=tk.ranks_first(), at="home")
 push = tk.Schedule(send=tk.SMs(16, tile=(32, None), order=tk.ring, at="home"), fan_out=laid_out, matmul=gemm)
+by_rank = push.changed(  # COMET (arXiv 2502.19811, section 3): tiles of local rows first
+    fan_out={"count": 8}, matmul={"order": tk.grouped(4, tk.ranks_first())}
+)
 pull = push.changed(send={"tile": (32, 512), "order": tk.own_rank_first, "at": "reader"})
+multicast = push.changed(send={"count": 8, "via": "multicast"})  # of all tokens, as is engine: without `wanted`
+by_engine = tk.CopyEngine(tile=(None, None), order=tk.ring, at="home", streams="one")
+engine = tk.Schedule(send=by_engine, fan_out=laid_out, matmul=gemm)
 few = push.changed(  # rows of an expert
     send={"tile": (16, None)}, fan_out={"tile": (16, None)}, matmul={"tile": (16, 128, 128), "stages": 5}
 )

@@ -41,7 +41,7 @@ def dispatch_matmul(
     matmul[tk.tiles(route.experts, out.cols)](rows, weight, out, gathered)
 
 
-gemm = tk.SMs(tile=(128, 256, 64), stages=3, warps=8)
+gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(4), stages=3, warps=8)
 push = tk.Schedule(dispatch=tk.SMs(16, tile=(32, None), order=tk.ring, at="source"), matmul=gemm)
 pull = tk.Schedule(dispatch=tk.SMs(16, tile=(32, None), order=tk.own_rank_first, at="home"), matmul=gemm)
 few = push.changed(dispatch={"tile": (16, None)}, matmul={"tile": (16, 128, 128), "stages": 5})  # rows of an expert

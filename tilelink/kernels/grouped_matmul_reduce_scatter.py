@@ -13,15 +13,15 @@ from tilelink.kernels.tiles import added_up, sum_of_rows
 
 
 @tk.tile
-def add_here(t, made, at, inbox, weights=None):
+def add_here(t, made, at, inbox, wanted=None, weights=None):
     """What some tokens have at one rank, as soon as its rows are made, goes to their home."""
     here = tk.wait(made[:, t.cols].at(tk.rank()))
     total = sum_of_rows(t, here, at, weights)
-    tk.notify(inbox[t.maker, t].store(total, where=at[t.rows, 0]))
+    tk.notify(inbox[t.maker, t].store(total, where=None if wanted is None else at[t.rows, 0]))
 
 
 @tk.tile
-def reduce(t, inbox, wanted, out):
+def reduce(t, inbox, out, wanted=None):
     """Add up what ranks have sent of some tokens."""
     out[t].store(added_up(t, inbox, wanted))
 
@@ -32,20 +32,20 @@ def grouped_matmul_reduce_scatter(
     weight: tk.Local("experts", "K", "N", contiguous="K"),
     route: tk.Route("sent", "routed", "experts"),
     at: tk.Local("tokens", "top", dtype=tl.int32),
-    wanted: tk.Sharded("tokens", tk.ranks, dtype=tl.int32),
     out: tk.Sharded("tokens", "N"),
+    wanted: tk.Sharded("tokens", tk.ranks, dtype=tl.int32) = None,
     weights: tk.Local("tokens", "top", dtype=tl.float32) = None,
 ):
     """out = of each token of this rank the sum of its rows, each times the weight of its expert, and times that of
     `weights` (1 without): added up in float32 at the rank of the experts, in the order of `at`, and then in rank order.
     rows: those that are routed to the experts of this rank, by expert and source; behind them there may be room. at: of
     each token of all ranks its rows at this rank, then -1; weights: of the same rows. wanted: of each token of this
-    rank and each rank, -1 where the rank has no row of it."""
+    rank and each rank, -1 where the rank has no row of it; without, sums of all tokens go to their home."""
     made = tk.sharded("routed", "N")
     inbox = tk.sharded(tk.ranks, "tokens", "N", axis=1)  # one place for every rank
     matmul[tk.tiles(route.experts, made.cols)](rows, weight, made)
-    add_here[tk.tiles(out, maker=tk.ranks)](made, at, inbox, weights)
-    reduce[tk.tiles(out)](inbox, wanted, out)
+    add_here[tk.tiles(out, maker=tk.ranks)](made, at, inbox, wanted, weights)
+    reduce[tk.tiles(out)](inbox, out, wanted)
 
 
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.columns_first(4), stages=3, warps=8)  # COMET: sums leave early

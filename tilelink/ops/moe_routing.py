@@ -23,12 +23,13 @@ class Once:
     """What plans "once" need of a routing besides: where tokens go once. `token`: int32 [room], of each row of the
     experts of this rank the token, of its rank's; `at`: int32 [tokens of all ranks, top], the rows here of each token,
     in the order of choices, then -1; `choice`: int64, which choices those are; `wanted`: int32 [tokens, world], -1 for
-    a token of this rank of which a rank has no row, else 0."""
+    a token of this rank of which a rank has no row, else 0, or None where every rank has a slice of every expert: then
+    all tokens go to all ranks."""
 
     token: torch.Tensor
     at: torch.Tensor
     choice: torch.Tensor
-    wanted: torch.Tensor
+    wanted: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,10 @@ def moe_routing(
     met, gathered = None, None
     if is_once(plan):
         ids = torch.nn.functional.pad(topk_idx.to(torch.int32), (0, 0, 0, tokens - mine), value=-1)
-        gathered, *found = route_once(
+        gathered, token, at, choice, wanted = route_once(
             x=ids, experts=experts, slices=slices, room=room, group_name=name, plan=None
         )  # fmt: skip
-        met = Once(*found)
+        met = Once(token, at, choice, None if slices == world else wanted)
     topk_idx, experts, top = _slices_of(topk_idx.long(), experts, each, slices), experts * slices, top * slices
     ids = topk_idx.reshape(-1)
     there = (ids >= 0) & (ids < experts)

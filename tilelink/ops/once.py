@@ -23,12 +23,13 @@ from tilelink.ops.programs import Programs
 class OfTokens(OfExperts):
     """A call in which tokens meet the experts of a rank. `token`: (room,), of each row here the token, of its source's;
     `at`: (tokens of all ranks, top), the rows here of each token, then -1; `wanted`: (tokens, world), -1 for a token of
-    this rank of which a rank has no row; `sent`: room for rows that a rank sends."""
+    this rank of which a rank has no row, None where all tokens go to all ranks; `sent`: room for rows that a rank
+    sends."""
 
     weight: torch.Tensor
     token: torch.Tensor
     at: torch.Tensor
-    wanted: torch.Tensor
+    wanted: torch.Tensor | None
     sent: int
 
     @classmethod
@@ -38,17 +39,22 @@ class OfTokens(OfExperts):
     def check(self) -> None:
         super().check()
         self.check_weight(self.weight)
-        tokens, world = self.wanted.shape
-        if world != self.members.world or len(self.at) != world * tokens:
+        world = self.members.world
+        if self.wanted is not None and tuple(self.wanted.shape) != (len(self.at) // world, world):
             shapes = f"wanted has shape {tuple(self.wanted.shape)}, at {tuple(self.at.shape)}"
-            raise ShapeError(f"{shapes}: (tokens, {self.members.world}) and (tokens of all ranks, top)")
+            raise ShapeError(f"{shapes}: (tokens, {world}) and (tokens of all ranks, top)")
 
     def told(self) -> Mapping[str, Any]:
         shapes = {n: tuple(getattr(self, n).shape) for n in ("weight", "token", "at")}
-        return {**super().told(), **shapes, "sent": self.sent}
+        return {**super().told(), **shapes, "wanted": self.wanted is not None, "sent": self.sent}
+
+    @property
+    def tokens(self) -> int:
+        """Of each rank."""
+        return len(self.at) // self.members.world
 
     def parts_of_call(self) -> dict[str, Any]:
-        return self.parts(tokens=len(self.wanted), sent=self.sent, routed=len(self.token))
+        return self.parts(tokens=self.tokens, sent=self.sent, routed=len(self.token))
 
     def keep(self, ctx: Any, *more: torch.Tensor) -> None:
         ctx.call = {"sent": self.sent, "group_name": self.group_name, "plan": self.plan}
@@ -75,7 +81,7 @@ class DispatchLinearOnce(OfTokens):
     counts: torch.Tensor
     token: torch.Tensor
     at: torch.Tensor
-    wanted: torch.Tensor
+    wanted: torch.Tensor | None
     sent: int
     kept: bool
     group_name: str
@@ -91,8 +97,8 @@ class DispatchLinearOnce(OfTokens):
             return routed.multiplied(path, rows, weight, self.counts), rows if self.kept else x.new_empty(0)
         out = path.empty(x, (room, weight.shape[1]))
         gathered = path.empty(x, (room, x.shape[1])) if self.kept else None
-        given = {"gathered": gathered, "parts": self.parts_of_call()}
-        path.call(x, weight.mT, self.counts, self.token, self.wanted, out=out, **given)
+        given = {"wanted": self.wanted, "gathered": gathered, "parts": self.parts_of_call()}
+        path.call(x, weight.mT, self.counts, self.token, out=out, **given)
         return out, x.new_empty(0) if gathered is None else gathered
 
     def setup(self, ctx: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -123,7 +129,7 @@ class LinearCombineOnce(OfTokens):
     counts: torch.Tensor
     token: torch.Tensor
     at: torch.Tensor
-    wanted: torch.Tensor
+    wanted: torch.Tensor | None
     weights: torch.Tensor | None
     sent: int
     group_name: str
@@ -133,15 +139,15 @@ class LinearCombineOnce(OfTokens):
         return {**super().told(), "weights": self.weights is not None}
 
     def run(self, path: Plain) -> torch.Tensor:
-        x, weight, tokens = self.x, self.weight, len(self.wanted)
+        x, weight, tokens = self.x, self.weight, self.tokens
         if not isinstance(path, Programs):
             routed.check_room(path, self.counts, self.sent, len(x))
             made = routed.multiplied(path, x, weight, self.counts)
             here = routed.added(made, self.at, self.weights)
             return path.members.reduce_scatter(here, [tokens] * path.members.world)().to(x.dtype)
         out = path.empty(x, (tokens, weight.shape[1]))
-        given = {"weights": self.weights, "parts": self.parts_of_call()}
-        path.call(x, weight.mT, self.counts, self.at, self.wanted, out=out, **given)
+        given = {"wanted": self.wanted, "weights": self.weights, "parts": self.parts_of_call()}
+        path.call(x, weight.mT, self.counts, self.at, out=out, **given)
         return out
 
     def setup(self, ctx: Any, output: torch.Tensor) -> None:

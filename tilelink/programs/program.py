@@ -230,10 +230,10 @@ class Program:
         target: Target | None = None,
     ) -> tuple[TileProgram, Sizes]:
         """The tile program at sizes as in `at_sizes` and `Sizes.of`, without optional tensors that have no entry in
-        `dtypes`. A Schedule object is used unchanged; a schedule given by name (or by default) is fitted to the sizes
-        and the `target`, as in `fit`. Raises the errors of the frontend."""
+        `dtypes`, and whose integers are not among the sizes. A Schedule object is used unchanged; a schedule given by
+        name (or by default) is fitted to the sizes and the `target`, as in `fit`. Raises the errors of the frontend."""
         variant, flat = at_sizes(self, sizes)
-        absent = variant.absent(dtypes)
+        absent = frozenset(variant.absent(dtypes) - flat.keys())
         if not isinstance(schedule, Schedule):
             schedule = variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, target=target, sizes=flat)
         bound = variant.bind(schedule, dtypes, absent)

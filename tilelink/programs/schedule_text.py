@@ -25,8 +25,8 @@ class Change(NamedTuple):
     value: Any
 
     def __str__(self) -> str:
-        more = ("group", "columns") if self.field == "order" else ()
-        said = (f",{self.role}.{name}={getattr(self.value, name)}" for name in more)
+        more = ("group", "columns", "by_rank") if self.field == "order" else ()
+        said = (f",{self.role}.{name}={int(getattr(self.value, name))}" for name in more)
         return f"{self.role}.{self.field}={_text(self.field, self.value)}{''.join(said)}"
 
 
@@ -111,8 +111,9 @@ def _read_field(program: Program, resource: Resource, field: str, value: str) ->
             if value not in named:
                 raise ScheduleError(f"there is no order {value}; there is {listed(named, value)}")
             return {"order": named[value]}
-        case "group" | "columns":
-            return {"order": replace(vars(resource)["order"], **{field: number(value)})}
+        case "group" | "columns" | "by_rank":
+            read = bool(number(value)) if field == "by_rank" else number(value)
+            return {"order": replace(vars(resource)["order"], **{field: read})}
         case "at":
             return {"at": None if value == "none" else value}
         case "count" | "wave":
@@ -147,7 +148,8 @@ def _field_texts(program: Program, resource: Resource) -> dict[str, str]:
         return texts
     order = resource.order
     called = next((n for n, o in orders(program).items() if o.parts is order.parts), order.name)
-    return {**texts, "order": called, "group": str(order.group), "columns": str(order.columns)}
+    more = {name: str(int(getattr(order, name))) for name in ("group", "columns", "by_rank")}
+    return {**texts, "order": called, **more}
 
 
 def _text(field: str, value: Any) -> str:

@@ -37,7 +37,7 @@ SIZE = {"M": 40, "S": 40, "K": 24, "N": 20, "B": 2, "H": 2}
 @dataclass(frozen=True)
 class Subject:
     """A program at small sizes. `size`: of dimensions, the lengths of the ranks' parts, or a route's counts of rows;
-    `dtypes` by parameter."""
+    `dtypes` by parameter; `without`: optional inputs that are left out."""
 
     module: str
     name: str
@@ -46,6 +46,7 @@ class Subject:
     per_node: int | None = None
     size: Mapping[str, Any] = field(default_factory=dict, hash=False)
     dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    without: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.name} {self.schedule}"
@@ -88,7 +89,7 @@ class Subject:
 
     def types(self, program: Program) -> dict[str, str]:
         """The dtypes of all parameters but optional outputs that are not asked for."""
-        there = self.dtypes.keys() | (program.parameters.keys() - program.on_demand)
+        there = self.dtypes.keys() | (program.parameters.keys() - program.on_demand - self.without)
         usual = dict.fromkeys((route.counts for route in program.recorded().routes), "int32")
         usual |= {n: dtype_name(p.dtype) for n, p in program.parameters.items() if p.dtype is not None}
         usual |= self.dtypes
@@ -142,6 +143,8 @@ BIASED: dict[str, Any] = {"dtypes": {"dbias": "float32"}}
 SPECIAL: dict[str, dict[str, Any]] = {
     "all_gather": UNEVEN,
     "all_gather_grouped_matmul": ROUTED,
+    "all_gather_grouped_matmul engine": {**ROUTED, "without": frozenset(["wanted"])},
+    "all_gather_grouped_matmul multicast": {**ROUTED, "without": frozenset(["wanted"])},
     "all_gather_matmul push": UNEVEN,
     "all_gather_matmul pull": {"size": {"M": (20, 20)}},
     "all_gather_matmul multicast": {"world": 3, "size": {"M": (16, 16, 16)}},

@@ -24,7 +24,8 @@ def check_resources(program: TileProgram, _: Binding) -> TileProgram:
     for together in members(program.roles):
         turns(together)
     for role in program.on_engine:
-        if program.routes:
+        touched = {v.tensor for s in walk(role.body) for v in s.touched}
+        if {d for name in touched for d in program.tensor(name).dims} & {*program.routed}:
             _fail(role, role.site, "the host enqueues its copies, and how many rows go where only the device knows. "
                   "Give it SMs")
         for s in walk(role.body):
