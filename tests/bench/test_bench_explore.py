@@ -73,7 +73,8 @@ def test_every_program_and_schedule_is_on_record() -> None:
 def test_lists_of_one_and_of_two_are_two_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known()["all_gather_matmul[2]", "pull"] is all_gather_matmul.of(2)
     assert known()["all_gather_matmul", "pull"] is all_gather_matmul
-    monkeypatch.setattr(command, "programs", lambda: [(all_gather_matmul, "pull")] * 2)
+    twice = [("all_gather_matmul pull", all_gather_matmul, "pull", frozenset[str]())] * 2
+    monkeypatch.setattr(command, "forms", lambda: twice)
     with pytest.raises(ValueError, match="two programs are called all_gather_matmul pull"):
         known.__wrapped__()
 

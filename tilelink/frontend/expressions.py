@@ -145,8 +145,6 @@ class Mod(_Integer):
     def eval(cls, a: Expr, b: Expr) -> Expr | None:
         if b.is_zero:
             return None
-        if (a, b) == (RANK, WORLD):
-            return a
         above, below = _reduced(a, b)
         factor, rest = _reduced(b, below)
         if below == 1:

@@ -101,6 +101,11 @@ class _Pieces:
         """The other rank that a rank comes to at a step."""
         return part_at(self.resource, step, rank, WORLD, self.site)
 
+    def first(self, rank: Expr) -> Expr:
+        """The other rank that a rank comes to first."""
+        found = self.ranks(sympy.S.Zero, rank)
+        return rank if found == modulo(rank, WORLD) else found  # it is one of the world
+
     def place(self, turn: Expr, rank: Expr) -> tuple[Expr, Expr]:
         """The expert and the other rank of a turn."""
         if self.resource.order.by_rank:
@@ -132,7 +137,7 @@ class _Pieces:
         tile that has rows of the first source that a rank comes to, and of some before it, ends with the latter: it is
         walked last."""
         assert self.t is not None
-        first = self.ranks(sympy.S.Zero, rank)
+        first = self.first(rank)
         table = segments(self.route, self.route.rows)
 
         def rows_before(source: Expr) -> Expr:
@@ -242,7 +247,7 @@ def _rows_of_expert(
         coordinates.insert(3, (before.name, pieces.tiles_before(segment.expert, RANK, source)))
         coordinates.insert(4, (number.name, turn + before))
     elif turn is not None and t is not None:
-        first = pieces.ranks(sympy.S.Zero, RANK)
+        first = pieces.first(RANK)
         begins = segments(segment.route, dim).begin(segment.home, segment.expert * WORLD + first)
         tiles = larger(1, ceil_div(natural(end - begin), t))
         coordinates.insert(2, (number.name, modulo(turn + floor_div(natural(begins - begin), t), tiles)))

@@ -111,7 +111,7 @@ def fold(events: Events, l2: float) -> Steps:
     words, cell[signals] = np.unique(events.words(signals), return_inverse=True)
     first = np.flatnonzero(np.diff(worker[head], prepend=-1))
     kinds = np.where(op[head] == WAIT, WAITING, np.where(op[head] == NOTIFY, NOTIFYING, WORK))
-    return Steps(
+    every = Steps(
         events=events,
         kind=kinds,
         event=head,
@@ -133,6 +133,18 @@ def fold(events: Events, l2: float) -> Steps:
         worker_rank=events.rank[head][first],
         cells=len(words),
     )
+    return every.only(_told_anew(every))
+
+
+def _told_anew(steps: Steps) -> np.ndarray:
+    """Steps but for waits of a worker that has waited for the same cell: signals only grow in a run, so these take no
+    time. Workers that wait for all rows of a tensor, tile by tile, have many of them."""
+    anew = steps.kind != WAITING
+    waits = np.flatnonzero(~anew)
+    worker = np.repeat(np.arange(len(steps.first)), steps.last - steps.first)[waits]
+    _, first = np.unique(worker * steps.cells + steps.cell[waits], return_index=True)
+    anew[waits[first]] = True
+    return anew
 
 
 def _before(column: np.ndarray) -> np.ndarray:
