@@ -73,7 +73,11 @@ EXPERTS_WITHIN = {
     "grouped_matmul_reduce_scatter few sm_90": {**BUDGET, "step": 108},
     "matmul_combine columns sm_90": {**BUDGET, "step": 96},
     "expert_weight_gradient gemm sm_90": {**BUDGET, "step": 128},
-    **{f"mixture_of_experts {s} sm_90": {**BUDGET, "step": 144} for s in FOR_EXPERTS},  # two products
+    **{
+        f"{name} {s} sm_90": {**BUDGET, "step": 144}  # two products
+        for name in ("mixture_of_experts", "mixture_of_experts[gates+gathered+kept+ups]")
+        for s in FOR_EXPERTS
+    },
 }
 """What loops over rows of experts are held to, by case: they also say where the rows end, and whose weight is meant.
 Gradients of weights take 116 to 165 instructions on Triton 3.8.0, and at most 109 on the others."""

@@ -8,7 +8,7 @@ import triton.language as tl
 
 import tilelink as tk
 from tilelink.kernels.all_gather_matmul import by_engine, gather
-from tilelink.kernels.tiles import gated_product
+from tilelink.kernels.tiles import finished, two_products
 
 
 @triton.jit
@@ -20,7 +20,10 @@ def silu_gate(gate, up):
 def gated_matmul(t, full, gate, up, out, gate_bias, up_bias, combine):
     """One tile of out, as soon as its rows are here."""
     rows = tk.wait(full[t.rows])
-    out[t].store(gated_product(t, rows, gate, up, full.cols, combine, gate_bias, up_bias))
+    left, right = two_products(t, rows, gate, up, full.cols)
+    left = finished(left, t.cols, gate_bias)
+    right = finished(right, t.cols, up_bias)
+    out[t].store(combine(left, right))
 
 
 @tk.program

@@ -7,7 +7,7 @@ import tilelink as tk
 from tilelink.kernels.all_gather_gated_matmul import silu_gate
 from tilelink.kernels.dispatch_matmul import dispatch
 from tilelink.kernels.matmul_combine import add_up, combine, keep
-from tilelink.kernels.tiles import gated_product, product
+from tilelink.kernels.tiles import product, two_products
 
 operator = "mixture_of_experts"
 plan = "one_kernel"
@@ -15,11 +15,14 @@ plan = "one_kernel"
 
 @tk.tile
 def gate_up(t, rows, gate, up, hidden, activation, gathered=None, gates=None, ups=None):
-    """One tile of what an expert makes of its rows, as soon as those are here; the first of some rows keeps them,
-    too."""
+    """One tile of what an expert makes of its rows, as soon as those are here. What nobody here waits for is kept
+    after it: the first tile of some rows keeps those."""
     here = tk.wait(rows[t.rows])
-    made = gated_product(t, here, gate[t.expert, :, :], up[t.expert, :, :], rows.cols, activation, gates=gates, ups=ups)
-    tk.notify(hidden[t].store(made))
+    left, right = two_products(t, here, gate[t.expert, :, :], up[t.expert, :, :], rows.cols)
+    tk.notify(hidden[t].store(activation(left, right)))
+    if gates is not None:
+        gates[t].store(left)
+        ups[t].store(right)
     if gathered is not None and t.cols.start == 0:
         for k in tk.steps(rows.cols):
             tk.copy(here[:, k], gathered[t.rows, k])
