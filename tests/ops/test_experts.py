@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.ops import of_experts, on_ranks
-from tests.ops.of_experts import Layer
+from tests.ops.layers import Layer
 from tests.runtime.processes import Pool
 from tilelink.ops.moe_routing import placed
 
@@ -40,7 +40,7 @@ def test_tokens_go_once_in_plain_torch_too(pool: Pool) -> None:
 
 @pytest.mark.verify
 def test_tokens_go_once_in_other_worlds_and_schedules(pool: Pool) -> None:
-    assert_right(pool, GROUPS, of_experts.drawn, 20, 3, "once")
+    assert_right(pool, GROUPS, of_experts.drawn, 40, 3, "once")
     of_dtypes = [Layer((3,), dtype=dtype, seed=5) for dtype in (torch.float16, torch.bfloat16)]
     assert_right(pool, [(0, 1, 2)], of_experts.wrong, [*BY_PROGRAMS, *of_dtypes], "interpret", "once")
     assert_right(pool, [(0, 1)], of_experts.wrong, BY_PROGRAMS, "interpret", "once:few")
@@ -182,3 +182,14 @@ def test_an_activation_that_raises_on_one_rank_is_told_to_the_others(pool: Pool)
     ((of_peer, wrong),), ((of_rank, wrong_too),) = other, own
     assert of_rank == "ValueError: mine" and wrong == wrong_too == []
     assert of_peer.startswith("RankFailedError") and "rank 1 raised ArgumentError: mine (ValueError of act" in of_peer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_sum_is_held_against_its_terms(dtype: torch.dtype) -> None:
+    layer = Layer((5, 3), dtype=dtype, seed=1)
+    right = layer.right(2)[1]
+    terms, part = layer.magnitudes(2)[1], 1e-3 if dtype == torch.float32 else 0.5
+    assert layer.errors(right, 1, 2) == [] and all((terms[n] >= t.abs() * (1 - 1e-9)).all() for n, t in right.items())
+    for name, t in right.items():
+        (said,) = layer.errors({**right, name: t * (1 + part)}, 1, 2)
+        assert f"{name} is off by" in said
