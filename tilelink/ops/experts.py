@@ -33,10 +33,6 @@ class Sums(OfExperts):
     sent: int
     keep: bool
 
-    def told(self) -> Mapping[str, Any]:
-        place, weights = tuple(self.place.shape), self.weights is not None
-        return {**super().told(), "place": place, "weights": weights, "sent": self.sent, "keep": self.keep}
-
     def results_of(self, path: Programs, columns: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Where a program puts the sums, and the rows that come back."""
         sums = path.empty(self.x, (len(self.place), columns))
@@ -89,10 +85,6 @@ class DispatchLinear(OfExperts):
     def check(self) -> None:
         super().check()
         self.check_weight(self.weight)
-
-    def told(self) -> Mapping[str, Any]:
-        shapes = {"weight": tuple(self.weight.shape), "order": tuple(self.order.shape)}
-        return {**super().told(), **shapes, "room": self.room, "keep": self.keep}
 
     def run(self, path: Plain) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight, nothing = self.x, self.weight, self.x.new_empty(0)
@@ -149,9 +141,6 @@ class LinearCombine(Sums):
         super().check()
         self.check_weight(self.weight)
 
-    def told(self) -> Mapping[str, Any]:
-        return {**super().told(), "weight": tuple(self.weight.shape)}
-
     def run(self, path: Plain) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight = self.x, self.weight
         if not isinstance(path, Programs):
@@ -197,9 +186,6 @@ class Dispatch(OfExperts):
     room: int
     group_name: str
     plan: str | None
-
-    def told(self) -> Mapping[str, Any]:
-        return {**super().told(), "order": tuple(self.order.shape), "room": self.room}
 
     def run(self, path: Plain) -> torch.Tensor:
         if not isinstance(path, Programs):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -61,9 +59,6 @@ class OfWeights(OfExperts):
         if self.dout.dim() != 2 or self.dout.shape[1] != self.weight.shape[1]:
             raise ShapeError(f"dout has shape {tuple(self.dout.shape)}: rows of {self.weight.shape[1]}")
 
-    def told(self) -> Mapping[str, Any]:
-        return {**super().told(), "weight": tuple(self.weight.shape), "dout": tuple(self.dout.shape)}
-
 
 @dataclass
 class DispatchLinearBackward(OfWeights):
@@ -81,9 +76,6 @@ class DispatchLinearBackward(OfWeights):
     sent: int
     group_name: str
     plan: str | None
-
-    def told(self) -> Mapping[str, Any]:
-        return {**super().told(), "place": tuple(self.place.shape), "sent": self.sent}
 
     def run(self, path: Plain) -> tuple[torch.Tensor, torch.Tensor]:
         x, dout, counts = self.x, self.dout, self.counts
@@ -114,9 +106,6 @@ class LinearCombineBackward(OfWeights):
     scale: torch.Tensor | None
     group_name: str
     plan: str | None
-
-    def told(self) -> Mapping[str, Any]:
-        return {**super().told(), "order": tuple(self.order.shape), "scale": self.scale is not None}
 
     def run(self, path: Plain) -> tuple[torch.Tensor, torch.Tensor]:
         x, counts = self.x, self.counts

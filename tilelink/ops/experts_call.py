@@ -32,6 +32,7 @@ class OfExperts(Call):
     each choice of a token, or -1; `program`: by which it is computed; `once`: the program of other plans, which
     `tilelink.ops.once` has."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     program: ClassVar[Program]
     once: ClassVar[Program | None] = None
     counts: torch.Tensor
@@ -65,7 +66,9 @@ class OfExperts(Call):
             raise DtypeError(f"weight is {weight.dtype}, x {self.x.dtype}: both have one dtype")
 
     def told(self) -> Mapping[str, Any]:
-        return {"rows": tuple(self.x.shape), "experts": tuple(self.counts.shape)}
+        """The shapes of its tensors, and its numbers."""
+        given = {n: getattr(self, n) for n in self.__dataclass_fields__ if n not in ("group_name", "plan")}
+        return {n: tuple(v.shape) if isinstance(v, torch.Tensor) else v for n, v in given.items()}
 
     def _path(self) -> Plain:
         """Nothing of this is predicted: "auto" is the first schedule."""

@@ -44,10 +44,6 @@ class OfTokens(OfExperts):
             shapes = f"wanted has shape {tuple(self.wanted.shape)}, at {tuple(self.at.shape)}"
             raise ShapeError(f"{shapes}: (tokens, {world}) and (tokens of all ranks, top)")
 
-    def told(self) -> Mapping[str, Any]:
-        shapes = {n: tuple(getattr(self, n).shape) for n in ("weight", "token", "at")}
-        return {**super().told(), **shapes, "wanted": self.wanted is not None, "sent": self.sent}
-
     @property
     def tokens(self) -> int:
         """Of each rank."""
@@ -86,9 +82,6 @@ class DispatchLinearOnce(OfTokens):
     kept: bool
     group_name: str
     plan: str | None
-
-    def told(self) -> Mapping[str, Any]:
-        return {**super().told(), "kept": self.kept}
 
     def run(self, path: Plain) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight, room = self.x, self.weight, len(self.token)
@@ -134,9 +127,6 @@ class LinearCombineOnce(OfTokens):
     sent: int
     group_name: str
     plan: str | None
-
-    def told(self) -> Mapping[str, Any]:
-        return {**super().told(), "weights": self.weights is not None}
 
     def run(self, path: Plain) -> torch.Tensor:
         x, weight, tokens = self.x, self.weight, self.tokens

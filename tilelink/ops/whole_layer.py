@@ -85,10 +85,6 @@ class LayerOfExperts(Sums):
         known = plans(OPERATOR)
         return known[name] if name in known else Plan(name, dispatch_matmul, NamedSchedule(name))
 
-    def told(self) -> Mapping[str, Any]:
-        shapes = {"gate_up": tuple(self.gate_up.shape), "down": tuple(self.down.shape), "room": self.room}
-        return {**super().told(), **shapes}
-
     def run(self, path: Plain) -> tuple[torch.Tensor, ...]:
         if not isinstance(path, Programs):
             return self._plain(path)
