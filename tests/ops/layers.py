@@ -18,7 +18,8 @@ from tilelink.ops.whole_layer import swiglu
 class Layer:
     """One call of every rank, with its gradients. `tokens`: of each rank, repeated where there are more ranks;
     `experts`: of a rank; `slices`: ranks that share an expert, if the world has as many, 0 for all;
-    `skewed`: all tokens go to the first experts; `none`: how often a pair has no expert."""
+    `skewed`: all tokens go to the first experts; `none`: how often a pair has no expert; `twice`: tokens name their
+    first expert as their last one, too; `nan`: the first weight of rank 0 is NaN."""
 
     tokens: tuple[int, ...] = (5,)
     top: int = 2
@@ -30,6 +31,8 @@ class Layer:
     none: float = 0.0
     seed: int = 0
     slices: int = 1
+    twice: bool = False
+    nan: bool = False
 
     def of(self, rank: int) -> int:
         return self.tokens[rank % len(self.tokens)]
@@ -49,10 +52,14 @@ class Layer:
                 scores -= torch.arange(every)
             chosen = scores.topk(min(self.top, every)).indices
             chosen[torch.rand(chosen.shape, generator=drawn) < self.none] = -1
+            if self.twice:
+                chosen[:, -1] = chosen[:, 0]
             shapes = {"x": (n, self.K), "gate_up": (self.experts, 2 * self.hidden, self.K),
                       "down": (self.experts, self.K, self.hidden)}  # fmt: skip
             of_rank = {k: torch.randn(s, generator=drawn).to(self.dtype) for k, s in shapes.items()}
             weights = torch.rand(chosen.shape, generator=drawn).to(self.dtype)
+            if self.nan and rank == 0:
+                weights[0, 0] = float("nan")
             made.append({**of_rank, "topk_idx": chosen, "topk_weights": weights})
         return made
 
@@ -66,6 +73,8 @@ class Layer:
         given = self.operands(world)[rank]
         leaves = {k: t.requires_grad_() for k, t in given.items() if k != "topk_idx"}
         options |= {"tokens": max(map(self.of, range(world))), "slices": self.cut(world)}
+        if self.twice:  # the default has room for experts that differ
+            options["capacity"] = world * options["tokens"] * self.top
         out = ops.mixture_of_experts(**given, group=group, **options)
         grads = torch.autograd.grad(out, list(leaves.values()), self.cotangent(rank))
         return {"out": out.detach()} | {f"grad of {k}": g for k, g in zip(leaves, grads, strict=True)}
@@ -80,7 +89,7 @@ class Layer:
             total = torch.zeros_like(r["x"])
             for e in range(len(down)):
                 expert = e // self.experts // self.cut(world) * self.experts + e % self.experts
-                weight = (r["topk_weights"] * (r["topk_idx"] == expert)).sum(1, keepdim=True)
+                weight = r["topk_weights"].where(r["topk_idx"] == expert, 0).sum(1, keepdim=True)
                 total = total + weight * (swiglu(r["x"] @ gate_up[e].T) @ down[e].T)
             outs.append(total)
         loss = torch.stack([(y * self.cotangent(k).double()).sum() for k, y in enumerate(outs)]).sum()
@@ -104,7 +113,7 @@ class Layer:
             for e, (gate_up, down) in enumerate(experts):
                 owner, own = divmod(e, self.experts)
                 chosen = r["topk_idx"] == owner // self.cut(world) * self.experts + own
-                weight = (r["topk_weights"] * chosen).sum(1, keepdim=True)
+                weight = r["topk_weights"].where(chosen, 0).sum(1, keepdim=True)
                 products = (r["x"] @ gate_up.T).requires_grad_()
                 hidden = swiglu(products)
                 (dproducts,) = torch.autograd.grad(hidden, products, weight * dy @ down)
@@ -121,9 +130,13 @@ class Layer:
         wrong, terms = [], self.magnitudes(world)[rank]
         for name, right in self.right(world)[rank].items():
             limit = 3 * LIMITS[self.dtype] * (1 + name.startswith("grad"))  # some roundings, and few numbers
-            error = (made[name].double() - right).norm() / terms[name].norm().clamp(min=1e-30)
-            if made[name].shape != right.shape or not (error <= limit or terms[name].norm() == made[name].norm() == 0):
-                wrong.append(f"{self}, rank {rank} of {world}: {name} is off by {error:.1e} of its terms")
+            if made[name].shape != right.shape or not made[name].isnan().equal(right.isnan()):
+                wrong.append(f"{self}, rank {rank} of {world}: {name} has another shape, or NaN elsewhere")
+                continue
+            there = ~right.isnan()
+            far, of_terms = ((made[name].double() - right)[there].norm(), terms[name][there].norm())
+            if not (far <= limit * of_terms):
+                wrong.append(f"{self}, rank {rank} of {world}: {name} is off by {far / of_terms:.1e} of its terms")
         return wrong
 
 

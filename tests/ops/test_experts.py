@@ -34,6 +34,16 @@ def test_programs_give_the_same(pool: Pool, plan: str) -> None:
     assert_right(pool, [(0, 1)], of_experts.wrong, BY_PROGRAMS, "interpret", plan)
 
 
+ODD = [Layer((0,)), Layer((0, 4), 3, 2, K=37, hidden=21, seed=4), Layer((5, 2), 3, 2, twice=True, seed=5),
+       Layer((4, 2), 2, 2, nan=True, skewed=True, seed=6)]  # fmt: skip
+"""No token anywhere; none on a rank, and sizes that no tile divides; an expert twice, with the choice between; NaN."""
+
+
+@pytest.mark.parametrize("plan", [None, "push", "few", "once", "one_kernel"])
+def test_odd_tokens_are_no_error(pool: Pool, plan: str | None) -> None:
+    assert_right(pool, [(0, 1)], of_experts.wrong, ODD, "interpret" if plan else "torch", plan)
+
+
 def test_tokens_go_once_in_plain_torch_too(pool: Pool) -> None:
     assert_right(pool, GROUPS, of_experts.drawn, 3, 2, "once")
 
@@ -118,7 +128,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "said"), BAD, ids=lambda v: v if isinstance(v, str) else "")
-@pytest.mark.parametrize(("backend", "plan"), [("torch", None), ("interpret", None), ("interpret", "one_kernel")])
+@pytest.mark.parametrize(
+    ("backend", "plan"),
+    [
+        ("torch", None), ("torch", "once"), ("interpret", None), ("interpret", "once"), ("interpret", "one_kernel"),
+        pytest.param("interpret", "few", marks=pytest.mark.verify),
+        pytest.param("interpret", "pull", marks=pytest.mark.verify),
+    ],
+)  # fmt: skip
 def test_what_only_the_device_sees_is_an_error_on_every_rank(
     pool: Pool, backend: str, plan: str | None, options: dict[str, Any], said: str
 ) -> None:
