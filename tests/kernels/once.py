@@ -86,7 +86,8 @@ class Once:
             options["token"] = torch.nn.functional.pad(picks["token"], (0, more), value=1 << 20)
         else:
             options |= {"at": picks["at"], "weights": self.weights[rank]}
-        made: torch.Tensor = self.program(given, weight, torch.from_numpy(self.counts.astype(np.int32)), **options)
+        counts = options.pop("counts", torch.from_numpy(self.counts.astype(np.int32)))
+        made: torch.Tensor = self.program(given, weight, counts, **options)
         return made
 
     def check(self, outs: Sequence[torch.Tensor]) -> None:

@@ -80,7 +80,7 @@ class Layer:
         shapes["kept"] = (self.parts["sent"][rank], K)
         asked = ("out", *KEPT) if self.keep else ("out",)
         outs = {n: torch.full(shapes[n], float("nan"), dtype=self.dtype) for n in asked}
-        counts = torch.tensor(self.counts, dtype=torch.int32)
+        counts = options.pop("counts", torch.tensor(self.counts, dtype=torch.int32))
         function = {"activation": times} if self.integers else {}
         options = {"schedule": self.schedule, "parts": self.parts, "route": counts, **function, **options}
         mixture_of_experts(**given, **outs, group=group, **options)

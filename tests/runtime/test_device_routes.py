@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from tests.kernels.gather_gemm import small_world
+from tests.kernels.once import FORMS as ONCE
+from tests.kernels.once import Once, chosen
 from tests.kernels.routed import FORMS, Routed, random_counts
+from tests.kernels.whole_layer import Layer
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.processes import Pool
 from tests.runtime.ranks import in_processes
@@ -20,16 +23,21 @@ from tilelink.frontend import sizes
 from tilelink.frontend.routes import Routing
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.mixture_of_experts import mixture_of_experts
 from tilelink.runtime import launch, prepare
 
 ROOM = 24
+LAYER = [(mixture_of_experts, s) for s in mixture_of_experts.schedules]
 of_each_form = pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f[0].name}-{f[1]}")
 
 
-def drawn(form: Any, world: int, seed: int) -> Routed:
+def drawn(form: Any, world: int, seed: int) -> Any:
     """A call with room for `ROOM` rows on both sides, which are never more."""
+    sizes: dict[str, Any] = {"N": 16, "K": 16, "integers": True, "seed": seed, "room": ROOM}
+    if form in ONCE:
+        return Once(form, chosen((5, 3) * (world // 2), 2, 2, seed, none=0.1 * (seed % 8)), **sizes)
     counts = random_counts(world, 2, seed, most=ROOM // (2 * world) + 1)
-    return Routed(form, counts, N=16, K=16, integers=True, seed=seed, room=ROOM)
+    return Layer(form[1], counts, **sizes) if form in LAYER else Routed(form, counts, **sizes)
 
 
 @pytest.fixture
@@ -47,15 +55,19 @@ def blind() -> Any:
     return context
 
 
-@pytest.mark.parametrize("routings", [8, pytest.param(1000, marks=pytest.mark.verify)])
-@of_each_form
+@pytest.mark.parametrize(
+    ("form", "routings"),
+    [(f, 8) for f in (*FORMS, ONCE[0], ONCE[-1], LAYER[0])]
+    + [pytest.param(f, 1000, marks=pytest.mark.verify) for f in (*FORMS, *ONCE, *LAYER)],
+    ids=lambda f: f if isinstance(f, int) else f"{f[0].name}-{f[1]}",
+)
 def test_many_routings_through_one_prepared_call(form: Any, routings: int, blind: Any) -> None:
     """The tables are poison on the host, and the counts are, too: a program makes them that runs as late as the call
     that takes them."""
     world = small_world(2)
     early: list[bool] = []
 
-    def rank(group: Any, calls: list[Routed]) -> list[torch.Tensor]:
+    def rank(group: Any, calls: list[Any]) -> list[Any]:
         outs = []
         for call in calls:
             mine = torch.tensor(call.counts, dtype=torch.int32)[:, group.rank]
@@ -153,6 +165,18 @@ def test_counts_that_ranks_have_differently_are_an_error(entry: tuple[int, int],
     counts[entry] = rows
     given = [torch.tensor(FULL, dtype=torch.int32), counts]
     said = f"run 0: route[{entry[0]}, {entry[1]}] is {FULL[entry[0]][entry[1]]} on rank 0, and {rows} on rank 1"
+    with pytest.raises(RankMismatchError, match=re.escape(said)):
+        world.run(lambda group: call.on(group, counts=given[group.rank]))
+    call.check(world.run(call.on))
+
+
+@pytest.mark.parametrize("form", [*ONCE, *LAYER][::2], ids=lambda f: f"{f[0].name}-{f[1]}")
+def test_counts_that_ranks_have_differently_are_an_error_of_other_plans_too(form: Any) -> None:
+    call, world = drawn(form, 2, 1), small_world(2)
+    counts = torch.as_tensor(np.array(call.counts), dtype=torch.int32)
+    given = [counts, counts.clone()]
+    given[1][1, 0] += 1
+    said = f"run 0: route[1, 0] is {int(counts[1, 0])} on rank 0, and {int(counts[1, 0]) + 1} on rank 1"
     with pytest.raises(RankMismatchError, match=re.escape(said)):
         world.run(lambda group: call.on(group, counts=given[group.rank]))
     call.check(world.run(call.on))
