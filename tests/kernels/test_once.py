@@ -19,7 +19,7 @@ from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
 from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
 from tilelink.runtime.trace import align
 
-PARTS = {1: (9,), 2: (7, 0), 3: (5, 33, 2), 4: (3, 6, 0, 4), 8: (3, 1, 0, 3, 2, 5, 6, 1)}
+PARTS = {1: (9,), 2: (7, 0), 3: (5, 18, 2), 4: (3, 6, 0, 4), 8: (3, 1, 0, 3, 2, 5, 6, 1)}
 """Tokens of each rank, by world."""
 
 
