@@ -20,6 +20,104 @@ REFUSED = ("quant_dtype", "weight_quant_dtype", "w1_scale", "w2_scale", "w1_bias
 """Fields of vLLM's quant_config that have to be None: experts are not quantized and have no bias."""
 
 
+class Experts:
+    """What stands before vLLM's `FusedMoEExpertsModular` among the bases of what `experts` makes. `options`: the
+    arguments of `experts`."""
+
+    options: dict[str, Any]
+    adjust_N_for_activation: Any  # noqa: N815  # vLLM calls it so
+    activation: Any
+
+    def __init__(self, moe_config: Any, quant_config: Any, *counts: Any, **named: Any) -> None:
+        super().__init__(moe_config, quant_config, *counts, **named)  # type: ignore[call-arg]  # that of vLLM
+        if wrong := [name for name in REFUSED if getattr(quant_config, name, None) is not None]:
+            what = f"quant_config has {', '.join(wrong)}: weights are not quantized and have no bias"
+            raise ArgumentError(what, Site.of_user())
+        if not self._supports_parallel_config(moe_config.moe_parallel_config):
+            what = f"{moe_config.moe_parallel_config}: experts are spread, and each rank has tokens of its own"
+            raise ArgumentError(what, Site.of_user())
+        tokens = self.options["tokens"]
+        self.tokens = moe_config.max_num_tokens if tokens is None else tokens
+        self.map: torch.Tensor | None = None
+        self.places: torch.Tensor | None = None
+
+    @staticmethod
+    def activation_format() -> Any:
+        from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEActivationFormat
+
+        return FusedMoEActivationFormat.Standard
+
+    @staticmethod
+    def _supports_current_device() -> bool:
+        return True
+
+    @staticmethod
+    def _supports_no_act_and_mul() -> bool:
+        return False
+
+    @staticmethod
+    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
+        return weight_key is None and activation_key is None
+
+    @staticmethod
+    def _supports_activation(activation: Any) -> bool:
+        return bool(activation.is_gated)
+
+    @staticmethod
+    def _supports_parallel_config(config: Any) -> bool:
+        return bool(config.use_ep and config.ep_size == config.dp_size * config.pcp_size * config.sp_size)
+
+    def finalize_weight_and_reduce_impl(self) -> Any:
+        from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
+
+        return TopKWeightAndReduceNoOP()
+
+    def workspace_shapes(self, M: int, N: int, K: int, *others: Any) -> tuple[tuple[int, ...], ...]:
+        return (0,), (0,), (M, K)
+
+    def apply(
+        self,
+        output: torch.Tensor,
+        hidden_states: torch.Tensor,
+        w1: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        activation: Any,
+        global_num_experts: int,
+        expert_map: torch.Tensor | None,
+        a1q_scale: torch.Tensor | None,
+        a2_scale: torch.Tensor | None,
+        workspace13: torch.Tensor,
+        workspace2: torch.Tensor,
+        expert_tokens_meta: Any,
+        apply_router_weight_on_input: bool,
+    ) -> None:
+        if a1q_scale is not None or a2_scale is not None or not self._supports_activation(activation):
+            what = f"a1q_scale, a2_scale or activation {activation}: not quantized, and gated"
+            raise ArgumentError(what, Site.of_user())
+        members = self.options["group"] or _ep_group()
+        if expert_map is None and len(w1) * dist.get_world_size(members) != global_num_experts:
+            what = f"{len(w1)} experts on each of {dist.get_world_size(members)} ranks"
+            raise ShapeError(f"{what}, and {global_num_experts} experts of all", Site.of_user())
+        if expert_map is not None and expert_map is not self.map:
+            self.map, self.places = expert_map, places_of(expert_map, len(w1), members)
+
+        def activated(rows: torch.Tensor) -> torch.Tensor:
+            made = rows.new_empty(len(rows), self.adjust_N_for_activation(rows.shape[1], activation))
+            self.activation(activation, made, rows)
+            return made
+
+        weights = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
+        output.copy_(
+            mixture_of_experts(
+                hidden_states, topk_ids, weights, w1, w2, group=members, activation=activated, tokens=self.tokens,
+                capacity=self.options["capacity"], places=None if expert_map is None else self.places,
+                plan=self.options["plan"],
+            )
+        )  # fmt: skip
+
+
 @cache
 def experts(
     *,
@@ -36,94 +134,10 @@ def experts(
     ranks exchange their maps once. The activation is vLLM's own. Raises ArgumentError for what `apply` does not serve,
     and as `mixture_of_experts` does.
     """
-    from vllm.model_executor.layers.fused_moe import modular_kernel
-    from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
+    from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEExpertsModular
 
-    class TileLinkExperts(modular_kernel.FusedMoEExpertsModular):
-        def __init__(self, moe_config: Any, quant_config: Any, *counts: Any, **named: Any) -> None:
-            super().__init__(moe_config, quant_config, *counts, **named)
-            if wrong := [name for name in REFUSED if getattr(quant_config, name, None) is not None]:
-                what = f"quant_config has {', '.join(wrong)}: weights are not quantized and have no bias"
-                raise ArgumentError(what, Site.of_user())
-            if not self._supports_parallel_config(moe_config.moe_parallel_config):
-                what = f"{moe_config.moe_parallel_config}: experts are spread, and each rank has tokens of its own"
-                raise ArgumentError(what, Site.of_user())
-            self.tokens = moe_config.max_num_tokens if tokens is None else tokens
-            self.map: torch.Tensor | None = None
-            self.places: torch.Tensor | None = None
-
-        @staticmethod
-        def activation_format() -> Any:
-            return modular_kernel.FusedMoEActivationFormat.Standard
-
-        @staticmethod
-        def _supports_current_device() -> bool:
-            return True
-
-        @staticmethod
-        def _supports_no_act_and_mul() -> bool:
-            return False
-
-        @staticmethod
-        def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
-            return weight_key is None and activation_key is None
-
-        @staticmethod
-        def _supports_activation(activation: Any) -> bool:
-            return bool(activation.is_gated)
-
-        @staticmethod
-        def _supports_parallel_config(config: Any) -> bool:
-            return bool(config.use_ep and config.ep_size == config.dp_size * config.pcp_size * config.sp_size)
-
-        def finalize_weight_and_reduce_impl(self) -> Any:
-            return TopKWeightAndReduceNoOP()
-
-        def workspace_shapes(self, M: int, N: int, K: int, *others: Any) -> tuple[tuple[int, ...], ...]:
-            return (0,), (0,), (M, K)
-
-        def apply(
-            self,
-            output: torch.Tensor,
-            hidden_states: torch.Tensor,
-            w1: torch.Tensor,
-            w2: torch.Tensor,
-            topk_weights: torch.Tensor,
-            topk_ids: torch.Tensor,
-            activation: Any,
-            global_num_experts: int,
-            expert_map: torch.Tensor | None,
-            a1q_scale: torch.Tensor | None,
-            a2_scale: torch.Tensor | None,
-            workspace13: torch.Tensor,
-            workspace2: torch.Tensor,
-            expert_tokens_meta: Any,
-            apply_router_weight_on_input: bool,
-        ) -> None:
-            if a1q_scale is not None or a2_scale is not None or not self._supports_activation(activation):
-                what = f"a1q_scale, a2_scale or activation {activation}: not quantized, and gated"
-                raise ArgumentError(what, Site.of_user())
-            members = group or _ep_group()
-            if expert_map is None and len(w1) * dist.get_world_size(members) != global_num_experts:
-                what = f"{len(w1)} experts on each of {dist.get_world_size(members)} ranks"
-                raise ShapeError(f"{what}, and {global_num_experts} experts of all", Site.of_user())
-            if expert_map is not None and expert_map is not self.map:
-                self.map, self.places = expert_map, places_of(expert_map, len(w1), members)
-
-            def activated(rows: torch.Tensor) -> torch.Tensor:
-                made = rows.new_empty(len(rows), self.adjust_N_for_activation(rows.shape[1], activation))
-                self.activation(activation, made, rows)
-                return made
-
-            weights = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
-            output.copy_(
-                mixture_of_experts(
-                    hidden_states, topk_ids, weights, w1, w2, group=members, activation=activated, tokens=self.tokens,
-                    capacity=capacity, places=None if expert_map is None else self.places, plan=plan,
-                )
-            )  # fmt: skip
-
-    return TileLinkExperts
+    options = {"group": group, "tokens": tokens, "capacity": capacity, "plan": plan}
+    return type("TileLinkExperts", (Experts, FusedMoEExpertsModular), {"options": options})
 
 
 def places_of(expert_map: torch.Tensor, each: int, group: dist.ProcessGroup) -> torch.Tensor:
