@@ -33,6 +33,7 @@ DRAINS_SWAPPED = (
     "the last worker of the rank drains the signals of two tensors in the other order; no notification waits for a "
     "drain of its run, so both drains end in either order"
 )
+ONE_CELL = "the drained tensor has one cell at all sizes of this kernel, and the mask of its first cell is all of it"
 UNCHANGED = (
     "the word that is read later changes only when the last worker of the rank leaves, after all workers have read it"
 )
@@ -54,6 +55,8 @@ def of_kernel(mutant: Mutant, text: str, right: Ran, rans: list[tuple[Ran, Ran]]
         signals = prepared.program.signals_of(function.removeprefix("drain_"))
         if _all_awaited(prepared.events, signals.tensor):
             return AWAITED
+    if in_drain and mutant.what == "here -> here & (cell < 1)" and _has_one_cell(source, function):
+        return ONE_CELL
     if mutant.kind == "order" and "leave(" in mutant.what and "drain_" in mutant.what:
         drained = re.findall(r"drain_(\w+)\(", mutant.what)
         if all(_given_at_home(prepared.events, t) for t in drained):
@@ -109,6 +112,12 @@ def of_wait(source: Source, statement: ast.stmt, mutant: Mutant) -> bool:
         spans = (source.span(statement.value.args[k]) for k in (2, 4))
         return any(begin <= mutant.begin and mutant.end <= end for begin, end in spans)
     return False
+
+
+def _has_one_cell(source: Source, function: str) -> bool:
+    """Whether a drain is of one cell, whatever the sizes are."""
+    of = next(n for n in source.tree.body if isinstance(n, ast.FunctionDef) and n.name == function)
+    return "cells = 1" in map(ast.unparse, of.body)
 
 
 def _done(ran: Ran) -> list[tuple[Any, ...]]:
