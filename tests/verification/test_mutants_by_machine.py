@@ -90,6 +90,11 @@ def test_how_a_drain_waits_is_told_from_what_it_zeroes() -> None:
     assert not any(is_wait for (kind, _), is_wait in of_wait.items() if kind in ("zeroing", "rank"))
 
 
+def test_only_a_drain_of_one_cell_has_no_more_than_its_first_one() -> None:
+    one = Source(DRAIN.replace("M // 16", "1"))
+    assert equivalents._has_one_cell(one, "drain_full") and not equivalents._has_one_cell(Source(DRAIN), "drain_full")
+
+
 def test_what_is_as_a_whole_in_a_tile_stays_as_long() -> None:
     subject = small("gathered_attention causal")
     assert subject.larger.sizes(subject.program)["D"] == subject.sizes(subject.program)["D"]
