@@ -278,7 +278,7 @@ def power_of_two(size: Any) -> bool:
     return isinstance(size, int) and size > 0 and not size & (size - 1)
 
 
-def smallest_tile(size: int, least: int = 16) -> int:
-    """The smallest power of two that holds `size` elements and is at least `least` (what `tl.dot` needs)."""
-    return max(least, 1 << max(0, size - 1).bit_length())
+def smallest_tile(size: int) -> int:
+    """The smallest power of two that holds `size` elements and is at least 16 (what `tl.dot` needs)."""
+    return max(16, 1 << max(0, size - 1).bit_length())
 

@@ -79,22 +79,20 @@ def library_matmul(machine: Machine, dtype: str, m: int, n: int, k: int) -> floa
     largest = (smallest_tile(m), smallest_tile(n), smallest_tile(k))
     fitted = {(min(a, largest[0]), min(b, largest[1]), min(c, largest[2])) for a, b, c in LIBRARY_TILES}
     best = min(sorted(fitted), key=took)
-    return narrowed(best, took, -(-m // best[0]) * -(-n // best[1]), machine.sms)[1]
+    return _narrowed(best, took, -(-m // best[0]) * -(-n // best[1]), machine.sms)
 
 
-def narrowed(
-    tile: tuple[int, ...], took: Callable[[tuple[int, ...]], float], tiles: int, sms: int, best: float | None = None
-) -> tuple[tuple[int, ...], float]:
-    """The tile (rows, columns, step) with half the columns, and half again, while there are fewer `tiles` than SMs, as
-    long as that makes it faster; and what it takes. A narrower tile needs less of all that an SM has."""
-    best = took(tile) if best is None else best
+def _narrowed(tile: tuple[int, int, int], took: Callable[[tuple[int, int, int]], float], tiles: int, sms: int) -> float:
+    """What a tile (rows, columns, step) takes; with half the columns, and half again, while there are fewer `tiles`
+    than SMs, as long as that makes it faster. A narrower tile needs less of all that an SM has."""
+    best = took(tile)
     while tiles < sms and tile[1] > NARROWEST:
-        narrower = (tile[0], tile[1] // 2, *tile[2:])
-        time = took(narrower)
+        tile = (tile[0], tile[1] // 2, tile[2])
+        time = took(tile)
         if time >= best:
             break
-        tile, best, tiles = narrower, time, 2 * tiles
-    return tile, best
+        best, tiles = time, 2 * tiles
+    return best
 
 
 def _product(machine: Machine, dtype: str, m: int, n: int, k: int, tile: tuple[int, ...]) -> float:
