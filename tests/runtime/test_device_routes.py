@@ -18,7 +18,7 @@ from tests.kernels.whole_layer import Layer
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.processes import Pool
 from tests.runtime.ranks import in_processes
-from tilelink.errors import CapacityError, RankMismatchError
+from tilelink.errors import CapacityError, CaptureError, RankMismatchError
 from tilelink.frontend import sizes
 from tilelink.frontend.routes import Routing
 from tilelink.kernels.all_gather import all_gather
@@ -254,3 +254,21 @@ def test_one_graph_serves_every_routing() -> None:
     for k, call in enumerate((calls[0], calls[1], calls[0])):
         call.check([found[k] for found, _ in made])
     assert all("48 rows of routed on rank 0, which has room for 24" in said for _, said in made), made
+
+
+@pytest.mark.parametrize("form", [FORMS[0], ONCE[0], LAYER[0]], ids=lambda f: f[0].name)
+def test_a_graph_of_another_capacity_is_not_captured(form: Any) -> None:
+    """And the next call works, with the capacity that was prepared."""
+    ranks, call = virtual_world(2, StandIn(sms=32)), drawn(form, 2, 1)
+    smaller = dict.fromkeys(("sent", "routed"), (ROOM - 1,) * 2)
+    other = drawn(form, 2, 1)
+    other.parts |= {d: n for d, n in smaller.items() if d in other.parts}
+
+    def body(group: Any) -> Any:
+        call.on(group)
+        said = rf"{form[0].name} is captured .* by {form[0].name}.prepare"
+        with group.lane.device.capture(), pytest.raises(CaptureError, match=said):
+            other.on(group)
+        return call.on(group)
+
+    call.check(ranks.run(body))
