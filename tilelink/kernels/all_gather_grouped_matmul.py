@@ -49,7 +49,7 @@ gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(4), stages=3, warps=8)
 laid_out = tk.SMs(tile=(32, None), order=tk.ranks_first(), at="home")
 push = tk.Schedule(send=tk.SMs(16, tile=(32, None), order=tk.ring, at="home"), fan_out=laid_out, matmul=gemm)
 by_rank = push.changed(  # COMET (arXiv 2502.19811, section 3): tiles of local rows first
-    fan_out={"count": 8}, matmul={"order": tk.grouped(4, tk.ranks_first())}
+    fan_out={"count": 8}, matmul={"tile": (128, 128, 64), "order": tk.grouped(4, tk.ranks_first())}
 )
 pull = push.changed(send={"tile": (32, 512), "order": tk.own_rank_first, "at": "reader"})
 multicast = push.changed(send={"count": 8, "via": "multicast"})  # of all tokens, as is engine: without `wanted`

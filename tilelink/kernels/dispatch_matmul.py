@@ -17,11 +17,11 @@ def matmul(t, rows, weight, out, gathered=None):
     """One tile of an expert's rows, as soon as those are here, from as many sources as they come from; the first of
     some rows keeps them, too."""
     here = tk.wait(rows[t.rows])
-    acc = product(here, weight[t.expert, :, t.cols], rows.cols, t.shape)
-    out[t].store(acc)
-    if gathered is not None and t.cols.start == 0:
+    if gathered is not None and t.cols.start == 0:  # before the product, whose sum fills the registers
         for k in tk.steps(rows.cols):
             tk.copy(here[:, k], gathered[t.rows, k])
+    acc = product(here, weight[t.expert, :, t.cols], rows.cols, t.shape)
+    out[t].store(acc)
 
 
 @tk.program
