@@ -12,7 +12,7 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -21,13 +21,14 @@ from typing import Any
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import Lowered, lower
 from tilelink.backend.targets import FORMS
-from tilelink.errors import FormError, ScheduleError, TileSizeError
+from tilelink.errors import FormError
 from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import Compiled, CompileError, each_compiled
 from tilelink.inspect.gates import Verdict, judge
 from tilelink.inspect.machine_code import KernelCode, inspected
 from tilelink.kernels import operators
 from tilelink.language import Each
+from tilelink.programs.fitting import takes
 from tilelink.programs.program import Program
 
 HERE = Path(__file__).parent
@@ -146,15 +147,6 @@ def told_rows(program: Program) -> frozenset[str]:
     """Optional inputs of integers, which say what rows are moved."""
     integers = {n for n in program.optional - program.on_demand if str(program.parameters[n].dtype) == "int32"}
     return frozenset(integers)
-
-
-def takes(program: Program, schedule: str, asked: Collection[str]) -> bool:
-    """Whether a schedule can do what is asked of optional tensors: a copy engine is told no rows."""
-    try:
-        program.bind(schedule, "float32", program.optional.difference(asked))
-    except (ScheduleError, TileSizeError):
-        return False
-    return True
 
 
 def lowered_for(

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from bench.check import LIMITS
-from bench.gates import takes
 from bench.gpu.place import Place
 from bench.operands import LAYOUTS, Operands, optional
 from bench.references import REFERENCES
 from tilelink.frontend.schedule import Epilogue, Schedule, SMs
 from tilelink.language import Each
+from tilelink.programs.fitting import takes
 from tilelink.programs.program import Program
 
 WORLDS = (1, 2, 3, 4, 8)
@@ -114,7 +114,7 @@ def _call(dice: random.Random, program: Program, world: int, slots: int) -> Call
         program, name, _schedule(dice, program.schedules[name]), parts, sizes,
         dtype=dice.choice(list(LIMITS)),
         whole=dice.random() < 0.5 or sum(parts) * min(n if isinstance(n, tuple) else (n,)) < ENOUGH,
-        asked=tuple(p for p in optional(program) if dice.random() < 0.5 and takes(program, name, {p})),
+        asked=tuple(p for p in optional(program) if dice.random() < 0.5 and takes(program, name, frozenset([p]))),
         layout=dice.choice(LAYOUTS),
         poisoned=dice.random() < 0.5,
         slot=dice.choice([None, None, dice.randrange(slots)]),

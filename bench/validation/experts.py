@@ -12,8 +12,8 @@ from tilelink.kernels.combine import combine
 from tilelink.kernels.dispatch import dispatch
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_combine import matmul_combine
-from tilelink.plans.experts import power_law
 from tilelink.plans.model import Experts
+from tilelink.plans.routings import power_law
 from tilelink.programs.program import Program
 
 RANKS = 8

@@ -29,7 +29,10 @@ def test_random_layers_on_groups_of_all_sizes(pool: Pool, seed: int) -> None:
     assert_right(pool, GROUPS, of_experts.drawn, 70 if seed else 9, seed)
 
 
-@pytest.mark.parametrize("plan", ["push", "pull", "once", "one_kernel", "one_kernel:few,gate_up.wave=1,down.wave=1"])
+CHANGED = "push,dispatch.count=2,combine.count=2", "one_kernel:few,gate_up.wave=1,down.wave=1"
+
+
+@pytest.mark.parametrize("plan", ["pull", "once", "one_kernel", *CHANGED])
 def test_programs_give_the_same(pool: Pool, plan: str) -> None:
     assert_right(pool, [(0, 1)], of_experts.wrong, BY_PROGRAMS, "interpret", plan)
 
@@ -42,6 +45,11 @@ ODD = [Layer((0,)), Layer((0, 4), 3, 2, K=37, hidden=21, seed=4), Layer((5, 2), 
 @pytest.mark.parametrize("plan", [None, "push", "few", "once", "one_kernel"])
 def test_odd_tokens_are_no_error(pool: Pool, plan: str | None) -> None:
     assert_right(pool, [(0, 1)], of_experts.wrong, ODD, "interpret" if plan else "torch", plan)
+
+
+@pytest.mark.parametrize("plan", ["once:engine", "once:multicast"])
+def test_all_tokens_go_to_all_ranks_with_a_slice_of_every_expert_on_each(pool: Pool, plan: str) -> None:
+    assert_right(pool, [(0, 1)], of_experts.wrong, [Layer((5, 3), none=0.3, slices=0)], "interpret", plan)
 
 
 def test_tokens_go_once_in_plain_torch_too(pool: Pool) -> None:
@@ -67,6 +75,8 @@ def test_a_routing_of_another_plan_is_an_error_on_every_rank(pool: Pool) -> None
     [
         ("one_kernel:few", ["mixture_of_experts few"]),
         ("pull", ["dispatch_matmul pull", "matmul_combine pull"]),
+        ("push,combine.count=2", ["dispatch_matmul push", "matmul_combine push,combine.count=2"]),
+        ("once:by_rank", ["all_gather_grouped_matmul by_rank", "grouped_matmul_reduce_scatter push"]),
         (None, ["mixture_of_experts few"]),
     ],
 )
@@ -148,7 +158,8 @@ def test_what_only_the_device_sees_is_an_error_on_every_rank(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"plan": "engine"}, "ScheduleError: plan is 'engine'; there are push, pull, few, once, once:few, one_kernel"),
+        ({"plan": "engine"}, "ScheduleError: plan is 'engine'; there are push, pull, few, columns, once, "),
+        ({"plan": "once:engine"}, "ScheduleError: plan is 'once:engine', which sends all tokens to all ranks: it is for"),
         ({"plan": "one_kernel:ring"}, "ScheduleError: plan is 'one_kernel:ring'; plans of mixture_of_experts are one_"),
         ({"plan": "one_kernel", "activation": torch.relu}, "ArgumentError: plan='one_kernel' computes SwiGLU inside"),
         ({"activation": "gelu"}, "ArgumentError: activation='gelu': a function of rows"),

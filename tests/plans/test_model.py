@@ -10,8 +10,8 @@ import pytest
 
 from tests.plans.configs import MOE, TINY
 from tilelink.errors import ConfigError
-from tilelink.plans.experts import power_law
 from tilelink.plans.model import Experts, Layer, known_models, model
+from tilelink.plans.routings import power_law
 
 
 def written(folder: Path, values: Any) -> str:

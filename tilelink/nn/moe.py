@@ -18,9 +18,10 @@ from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.experts import DispatchLinear, LinearCombine
 from tilelink.ops.mixture_of_experts import in_one, mixture_of_experts
-from tilelink.ops.moe_routing import check_slices, expert_places, is_once
+from tilelink.ops.moe_routing import check_slices, expert_places
 from tilelink.ops.once import DispatchLinearOnce, LinearCombineOnce
 from tilelink.ops.whole_layer import swiglu
+from tilelink.plans.layer_plans import is_once
 from tilelink.programs.program import Program
 
 

@@ -10,11 +10,9 @@ from typing import Any
 import torch
 
 from tilelink.errors import ArgumentError
-from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
 from tilelink.kernels.combine import combine
 from tilelink.kernels.dispatch import dispatch
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
-from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
 from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.ops import routed
 from tilelink.ops.experts_backward import dispatch_linear_gradients, expert_gradients, linear_combine_gradients
@@ -70,7 +68,7 @@ class DispatchLinear(OfExperts):
 
     name = "dispatch_linear"
     results = "(Tensor, Tensor)"
-    program, once = dispatch_matmul, all_gather_grouped_matmul
+    program = dispatch_matmul
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -125,7 +123,7 @@ class LinearCombine(Sums):
 
     name = "linear_combine"
     results = "(Tensor, Tensor)"
-    program, once = matmul_combine, grouped_matmul_reduce_scatter
+    program = matmul_combine
 
     x: torch.Tensor
     weight: torch.Tensor

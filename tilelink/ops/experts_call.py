@@ -7,34 +7,25 @@ from typing import Any, ClassVar
 
 import torch
 
-from tilelink.errors import DtypeError, ScheduleError, ShapeError, listed
+from tilelink.errors import DtypeError, ShapeError
 from tilelink.ops.checks import DTYPES
 from tilelink.ops.operator import Call
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs, path_of
+from tilelink.plans.layer_plans import OF_ROWS, Pair, plan_of
 from tilelink.plans.names import AUTO, TORCH, Plan
 from tilelink.programs.program import Program
-from tilelink.programs.schedule_text import NamedSchedule
-
-ONCE = "once"
-"""The plan by which a token goes once to a rank, and the sum of its rows there comes back."""
-
-
-def plans_once(program: Program) -> Mapping[str, str]:
-    """The plans by which a token goes once to a rank, with the schedule that each is; the first has no name there."""
-    first, *rest = program.schedules
-    return {ONCE: first} | {f"{ONCE}:{name}": name for name in rest}
 
 
 class OfExperts(Call):
     """A call on rows that go to experts. `x`: a matrix of tokens or rows; `counts`: (experts of all ranks, world), the
     same on every rank; `order`: (sent,), the token of each row that this rank sends; `place`: (tokens, top), the row of
-    each choice of a token, or -1; `program`: by which it is computed; `once`: the program of other plans, which
-    `tilelink.ops.once` has."""
+    each choice of a token, or -1; `program`: by which it is computed; `pair`: the programs whose schedules are its
+    plans; `others`: those of plans that are no plans of this operator, which its user may have meant."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     program: ClassVar[Program]
-    once: ClassVar[Program | None] = None
+    pair: ClassVar[Pair] = OF_ROWS
     counts: torch.Tensor
 
     def check(self) -> None:
@@ -45,16 +36,10 @@ class OfExperts(Call):
             raise ShapeError(f"counts have shape {shape}: (experts of all ranks, {world}), as many on each rank")
         self.check_plan()
 
-    @classmethod
-    def plans(cls) -> Mapping[str, str]:
-        """The plans of the program, with the schedule that each is."""
-        return {name: name for name in cls.program.schedules}
-
     def check_plan(self) -> None:
-        known = list(self.plans())
-        if self.plan not in (None, TORCH, AUTO, *known):
-            known += [] if self.once is None else plans_once(self.once)
-            raise ScheduleError(f"plan is {self.plan!r}; there are {listed([*known, TORCH, AUTO], str(self.plan))}")
+        """Raises ScheduleError for what is no plan, TileSizeError for a tile that can't be."""
+        if self.plan not in (None, TORCH, AUTO):
+            plan_of(self.pair, self.program, self.plan)
 
     def check_weight(self, weight: torch.Tensor) -> None:
         experts = len(self.counts) // self.members.world
@@ -79,9 +64,7 @@ class OfExperts(Call):
 
     def plan_of_path(self) -> Plan:
         """The program, in the schedule that the call names."""
-        plans = self.plans()
-        name = next(iter(plans)) if self.plan in (None, AUTO) else str(self.plan)
-        return Plan(name, self.program, NamedSchedule(plans[name]))
+        return plan_of(self.pair, self.program, None if self.plan == AUTO else self.plan)
 
     def parts(self, **lengths: int) -> dict[str, Sequence[int]]:
         """Tokens of each rank, and the room for rows on both sides."""

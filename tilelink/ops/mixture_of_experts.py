@@ -9,23 +9,22 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, listed, public
-from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
-from tilelink.kernels.dispatch_matmul import dispatch_matmul
-from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
 from tilelink.ops import experts as made_of
-from tilelink.ops.agreement import told
+from tilelink.ops.agreement import agree, agreed_machine, told, told_of_machine
 from tilelink.ops.checks import cast_for, check_tensors, no_autocast
-from tilelink.ops.collectives import name_of_group, world_of
-from tilelink.ops.experts_call import plans_once
-from tilelink.ops.moe_routing import Once, Routing, is_once, moe_routing, torch_or_none
+from tilelink.ops.collectives import Members, name_of_group, world_of
+from tilelink.ops.moe_routing import Once, Routing, moe_routing, torch_or_none
 from tilelink.ops.of_all_ranks import gather_weights
 from tilelink.ops.once import dispatch_linear_once, linear_combine_once
+from tilelink.ops.plain import Plain
+from tilelink.ops.programs import path_of, reserved_on
 from tilelink.ops.whole_layer import ONE_KERNEL, PLANS_OF_ONE, layer_of_experts, swiglu
+from tilelink.plans.layer_plans import PAIRS, is_once, without_changes
 from tilelink.plans.names import AUTO, TORCH
+from tilelink.plans.whole_layer import fastest_layer
 
-ONCE_BOTH = tuple(p for p in plans_once(all_gather_grouped_matmul) if p in plans_once(grouped_matmul_reduce_scatter))
-PLANS = (*dispatch_matmul.schedules, *ONCE_BOTH, *PLANS_OF_ONE, TORCH, AUTO)
-"""Of `mixture_of_experts`."""
+PLANS = (*(name for pair in PAIRS for name in pair.schedules), *PLANS_OF_ONE, TORCH, AUTO)
+"""Of `mixture_of_experts`, without changes."""
 
 
 @public
@@ -141,10 +140,12 @@ def mixture_of_experts(
     are, as in `moe_routing`; gate_up and down have the weights of this rank's places then.
     `activation`: of the rows of all experts, (rows, 2 * hidden) to (rows, hidden), by default `tilelink.ops.swiglu`;
     behind the rows that exist it gets any values. `tokens`, `capacity`: as in `moe_routing`; by default no row is
-    dropped. `plan`: a schedule that both programs have, "push", "pull" or "few"; "once" or "once:few", by which a token
-    goes once to a rank, and one sum of its rows there comes back; "one_kernel", "one_kernel:pull" or "one_kernel:few"
-    for the whole layer in one kernel, `tilelink.kernels.mixture_of_experts`, whose activation is SwiGLU; "torch"; or
-    "auto" for that of these plans, but for "torch" and "once", which is predicted to be the fastest.
+    dropped. `plan`: a schedule of the two programs, "push", "pull", "few" or "columns"; "once" or another schedule of
+    the programs by which a token goes once to a rank, and one sum of its rows there comes back, "once:by_rank" say;
+    "one_kernel", "one_kernel:pull" or "one_kernel:few" for the whole layer in one kernel,
+    `tilelink.kernels.mixture_of_experts`, whose activation is SwiGLU; "torch"; or "auto" for that of these plans, but
+    for "torch", which is predicted to be the fastest (in `torch.compile` also but for "once"). A plan may have changes
+    behind its name, "push,dispatch.count=8".
 
     Gradients: of x, topk_weights, gate_up and down. The host reads no count, so calls can be captured. Raises
     ArgumentError, ShapeError, DtypeError, ScheduleError, RankMismatchError; and CapacityError on every rank where rows
@@ -154,6 +155,9 @@ def mixture_of_experts(
     told(name, lambda: _check(*given, activation, plan), "arguments", *given)
     width, top = x.shape[-1], topk_idx.shape[-1]
     experts, chosen = len(gate_up) * world_of(name) // max(slices, 1), topk_idx.reshape(-1, top)
+    if plan == AUTO and activation is swiglu:
+        most, hidden = len(chosen) if tokens is None else tokens, down.shape[2]
+        plan = _fastest(cast_for(x)(x), name, most, experts, top, hidden, capacity, max(slices, 1))
     routing = moe_routing(
         chosen, experts=experts, group=name, tokens=tokens, capacity=capacity, slices=slices, places=places, plan=plan
     )
@@ -200,9 +204,32 @@ def _check(
         )
 
 
+def _fastest(
+    x: torch.Tensor, name: str, tokens: int, experts: int, top: int, hidden: int, capacity: int | None, slices: int
+) -> str:
+    """The plan that "auto" stands for, which all ranks choose alike. It is left to the operator of the whole layer
+    while torch compiles, when numbers of tokens may be symbols, and where plain torch computes. Raises
+    RankMismatchError."""
+    members, device, world = Members.named(name), x.device, world_of(name)
+    if torch.compiler.is_compiling() or path_of(device) is Plain or not tokens * x.shape[-1] or world % slices:
+        return AUTO
+    sizes = (tokens * world, experts, top, x.shape[-1], hidden)
+    room = world * tokens * min(top, experts * slices // world) if capacity is None else capacity
+    dtype = str(x.dtype).removeprefix("torch.")
+
+    def tell() -> dict[str, Any]:
+        return {"operator": "mixture_of_experts", "sizes": (*sizes, room), "dtype": dtype, "slices": slices} | (
+            told_of_machine(members, device)
+        )  # fmt: skip
+
+    agree(members, device, tell)
+    machine, reserved = agreed_machine(members, device), reserved_on(members, device)
+    return fastest_layer(machine, reserved, world, dtype, *sizes, room, slices, True)
+
+
 def known_plan(plan: str | None) -> None:
     """Raises ScheduleError for what is no plan of a layer. Changes after a name are looked at where it is called."""
-    if plan is not None and plan not in PLANS and not in_one(plan):
+    if plan is not None and without_changes(plan) not in PLANS and not in_one(plan):
         raise ScheduleError(f"plan is {plan!r}; there are {listed(PLANS, str(plan))}", Site.of_user())
 
 

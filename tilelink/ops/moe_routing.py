@@ -13,8 +13,8 @@ from tilelink.errors import ArgumentError, ShapeError, Site, public
 from tilelink.ops.agreement import told
 from tilelink.ops.checks import check_tensors
 from tilelink.ops.collectives import Members, name_of_group, world_of
-from tilelink.ops.experts_call import ONCE
 from tilelink.ops.of_all_ranks import gather_counts, route_once
+from tilelink.plans.layer_plans import is_once
 from tilelink.plans.names import TORCH
 
 
@@ -136,11 +136,6 @@ def moe_routing(
     if gathered is None:
         gathered = gather_counts(x=counts[None], tokens=tokens, top=top, group_name=name, plan=torch_or_none(plan))
     return Routing(gathered, order, place, mine, room, name, slices, met)
-
-
-def is_once(plan: str | None) -> bool:
-    """Whether a plan sends a token once to a rank."""
-    return plan is not None and plan.split(":")[0] == ONCE
 
 
 def torch_or_none(plan: str | None) -> str | None:

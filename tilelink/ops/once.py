@@ -9,15 +9,18 @@ from typing import Any
 
 import torch
 
-from tilelink.errors import ShapeError
+from tilelink.errors import ScheduleError, ShapeError
 from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
 from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
 from tilelink.ops import routed
 from tilelink.ops.experts_backward import expert_gradients
-from tilelink.ops.experts_call import OfExperts, plans_once
+from tilelink.ops.experts_call import OfExperts
 from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs
+from tilelink.plans.layer_plans import OF_TOKENS
+from tilelink.plans.names import AUTO, TORCH
+from tilelink.programs.fitting import takes
 
 
 class OfTokens(OfExperts):
@@ -26,15 +29,22 @@ class OfTokens(OfExperts):
     this rank of which a rank has no row, None where all tokens go to all ranks; `sent`: room for rows that a rank
     sends."""
 
+    pair = OF_TOKENS
     weight: torch.Tensor
     token: torch.Tensor
     at: torch.Tensor
     wanted: torch.Tensor | None
     sent: int
 
-    @classmethod
-    def plans(cls) -> Mapping[str, str]:
-        return plans_once(cls.program)
+    def check_plan(self) -> None:
+        super().check_plan()
+        if self.wanted is None or self.plan in (None, TORCH, AUTO):
+            return
+        if not takes(self.program, self.plan_of_path().schedule.name, frozenset(["wanted"])):
+            raise ScheduleError(
+                f"plan is {self.plan!r}, which sends all tokens to all ranks: it is for a slice of every expert on "
+                f"every rank, slices={self.members.world}"
+            )
 
     def check(self) -> None:
         super().check()

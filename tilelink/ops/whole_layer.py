@@ -10,8 +10,6 @@ from typing import Any
 import torch
 
 from tilelink.errors import ArgumentError, ShapeError
-from tilelink.kernels.dispatch_matmul import dispatch_matmul
-from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
 from tilelink.ops import routed
 from tilelink.ops.agreement import agreed_machine
@@ -20,9 +18,9 @@ from tilelink.ops.experts_backward import dispatch_linear_gradients, linear_comb
 from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs, reserved_on
-from tilelink.plans.experts import fastest_layer
-from tilelink.plans.names import AUTO, TORCH, Plan, planned, plans
-from tilelink.programs.schedule_text import NamedSchedule
+from tilelink.plans.layer_plans import OF_ROWS, plan_of, without_changes
+from tilelink.plans.names import AUTO, TORCH, Plan, planned
+from tilelink.plans.whole_layer import fastest_layer
 
 OPERATOR, ONE_KERNEL = mixture_of_experts.name, "one_kernel"
 PLANS_OF_ONE = (ONE_KERNEL, *(f"{ONE_KERNEL}:{schedule}" for schedule in list(mixture_of_experts.schedules)[1:]))
@@ -74,7 +72,7 @@ class LayerOfExperts(Sums):
             planned(OPERATOR, self.plan)
 
     def plan_of_path(self) -> Plan:
-        """That of one kernel, unless "auto" finds two kernels faster: then the schedule of both, with the first one."""
+        """That of one kernel, unless "auto" finds two kernels faster: then that of the first one."""
         if self.plan != AUTO:
             return planned(OPERATOR, self.plan)
         machine, reserved = agreed_machine(self.members, self.x.device), reserved_on(self.members, self.x.device)
@@ -82,8 +80,9 @@ class LayerOfExperts(Sums):
         sizes = (len(self.counts), top, self.x.shape[1], self.down.shape[2], self.room)
         dtype = str(self.x.dtype).removeprefix("torch.")
         name = fastest_layer(machine, reserved, self.members.world, dtype, tokens * self.members.world, *sizes)
-        known = plans(OPERATOR)
-        return known[name] if name in known else Plan(name, dispatch_matmul, NamedSchedule(name))
+        if without_changes(name) in PLANS_OF_ONE:
+            return planned(OPERATOR, name)
+        return plan_of(OF_ROWS, OF_ROWS.first, name)._replace(name=name)
 
     def run(self, path: Plain) -> tuple[torch.Tensor, ...]:
         if not isinstance(path, Programs):
@@ -102,7 +101,7 @@ class LayerOfExperts(Sums):
         else:
             path.call(x, self.gate_up.mT, self.counts, self.order, out=made, gathered=rows, parts=parts)
             assert made is not None
-            second = Programs(self.members, path.plan._replace(program=matmul_combine))
+            second = Programs(self.members, plan_of(OF_ROWS, OF_ROWS.second, path.plan.name))
             second.call(swiglu(made), self.down.mT, self.counts, self.place, **sums)
         kept = (rows, made, returned) if self.keep else (None, None, None)
         return total, *(x.new_empty(0) if t is None else t for t in kept)

@@ -82,6 +82,37 @@ def tried(known: Iterable[Plan], predicted: Callable[[Plan, float | None], Predi
     return Forms(tuple(found), fastest, best)
 
 
+def with_other_counts(forms: Forms, predicted: Callable[[Plan, float | None], Prediction | str]) -> Forms:
+    """The forms, and the fastest with other numbers of SMs: of each role that has a number twice as many, or half,
+    again and again while that is `GAIN` faster. COMET (arXiv 2502.19811, section 3) calls them division points."""
+    form, prediction = forms.fastest, forms.prediction
+    if form is None or prediction is None:
+        return forms
+    for role in dict.fromkeys(r.launched for r in prediction.steps.events.program.roles):
+        for grow in (True, False):
+            before = prediction
+            while (count := _count(role, prediction)) and (count > 1 or grow):
+                plan = form.by.and_changed(role, "count", 2 * count if grow else count // 2)
+                try:
+                    made = predicted(plan, prediction.makespan_us)
+                except TileLinkError:  # more SMs than the machine has
+                    break
+                if isinstance(made, str) or made.makespan_us >= (1 - GAIN) * prediction.makespan_us:
+                    break
+                form, prediction = Form(plan, made.makespan_us), made
+            if prediction is not before:
+                break
+    more = () if form is forms.fastest else (form,)
+    return Forms((*forms.all, *more), form, prediction)
+
+
+def _count(launched: str, prediction: Prediction) -> int | None:
+    """The number of SMs of a role, if its schedule gives one."""
+    roles = prediction.steps.events.program.roles
+    resource = next(r.resource for r in roles if r.launched == launched)
+    return resource.count if isinstance(resource, SMs) else None
+
+
 @dataclass(frozen=True)
 class Question:
     """An operator at its sizes, on a machine."""

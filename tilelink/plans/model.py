@@ -46,6 +46,11 @@ class Experts:
     spread: int
     cut: int
 
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        return self.spread * self.cut
+
 
 @dataclass(frozen=True)
 class Model:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tilelink.errors import Site
+from tilelink.errors import ScheduleError, Site, TileSizeError
 from tilelink.frontend.ir import Role, TileProgram, walk
 from tilelink.frontend.kept import kept
 from tilelink.frontend.schedule import Schedule, smallest_tile
 from tilelink.frontend.sizes import even_parts, stepped
 from tilelink.language import launched
+
+if TYPE_CHECKING:
+    from tilelink.programs.program import Program
 
 IN_REGISTERS = 64, 32
 """Largest extent of a tile, and longest step of its loop, where products are float32 and exact: no GPU has matrix
@@ -66,3 +69,14 @@ def _fitted(
         alike = all(fit == next(iter(fits.values())) for fit in fits.values())
         schedule = schedule.with_fields(**({launched(n): fit for n, fit in fits.items()} if alike else fits))
     return schedule
+
+
+@kept()
+def takes(program: Program, schedule: str | None, asked: frozenset[str]) -> bool:
+    """Whether a schedule of a program, by its name, can do what is asked of optional tensors: a copy engine is told no
+    rows, say."""
+    try:
+        program.bind(schedule, "float32", program.optional.difference(asked))
+    except (ScheduleError, TileSizeError):
+        return False
+    return True

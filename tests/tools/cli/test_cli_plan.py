@@ -13,12 +13,14 @@ from tests.plans.configs import MOE, TINY
 from tests.plans.machines import described
 from tests.tools.cli.command_lines import ROOT, Run
 from tilelink.analysis.simulate import FUSED, UNFUSED
+from tilelink.ops.mixture_of_experts import PLANS
 from tilelink.plans import MARGIN, choose
-from tilelink.plans.experts import ROUTINGS
+from tilelink.plans.routings import ROUTINGS
 from tilelink.tools.cli import plan
 from tilelink.tools.cli.command import tried
 
 CONTRACT = {"layer", "op", "tokens", "unfused_us", "fused_us", "bound_us", "choice", "reason", "schedule"}
+ONCE = "all_gather_grouped_matmul", "grouped_matmul_reduce_scatter"
 GATHER, SCATTER, REDUCE = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce"
 
 
@@ -84,20 +86,20 @@ def test_a_schedule_can_be_simulated_as_it_is_written(run: Run, config: Path, on
 
 
 def test_layers_of_whole_experts_are_predicted(run: Run, config: Path, one_core: None) -> None:
-    """By the programs of dispatch and combine, as they can be simulated."""
+    """By the programs of dispatch and combine, as they can be simulated; those of "once" are told more."""
     config.write_text(json.dumps(MOE))
     _, found = run("plan", str(config), "--tp", "2", "--ep", "2", "--tokens", "64", "--machine", "h100")
     rows = [r for r in found["rows"] if r["layer"].startswith("experts_")]
-    assert [(r["layer"], r["program"]) for r in rows] == [
-        ("experts_gate_up", "dispatch_matmul"), ("experts_down", "matmul_combine")
-    ]  # fmt: skip
+    assert [r["layer"] for r in rows] == ["experts_gate_up", "experts_down"]
     for row in rows:
+        once = row["plan"].startswith("once")
+        assert row["program"] in (ONCE if once else ("dispatch_matmul", "matmul_combine"))
+        if once:
+            continue
         shape = ",".join(f"{d}={n}" for d, n in row["shape"].items())
         asked = ["--machine", "h100", "--world", "2", "--shape", shape, "--schedule", row["schedule"]]
         simulated = run("simulate", row["program"], *asked)[1]
-        assert [simulated[k] for k in ("makespan_us", "unfused_us", "bound_us")] == [
-            row[k] for k in ("fused_us", "unfused_us", "bound_us")
-        ]
+        assert [simulated[k] for k in ("makespan_us", "bound_us")] == [row[k] for k in ("fused_us", "bound_us")]
         assert row["choice"] == ("fused" if row["unfused_us"] >= 1.15 * row["fused_us"] else "unfused")
 
 
@@ -107,14 +109,14 @@ def test_a_whole_layer_is_predicted_in_one_kernel_and_in_two(run: Run, config: P
     first, second, row = found["rows"][-3:]
     plans = row["forms_us"].keys()  # but for those whose busiest workers alone take longer than another
     assert (row["layer"], row["op"]) == ("experts", "mixture_of_experts")
-    assert {"one_kernel", "push"} < plans <= {"one_kernel", "one_kernel:pull", "one_kernel:few", "push", "pull", "few"}
+    names = {plan.split(",")[0] for plan in plans}
+    assert {"one_kernel", "push"} < names <= {*PLANS} and len(plans) - len(names) <= 1, "one with other numbers of SMs"
     shape = ",".join(f"{d}={n}" for d, n in row["shape"].items())
     asked = ["mixture_of_experts", "--machine", "h100", "--world", "2", "--shape", shape, "--schedule"]
     assert run("simulate", *asked, "push")[1]["makespan_us"] == row["forms_us"]["one_kernel"]
     assert row["fused_us"] == min(row["forms_us"].values())
     two = min(us for plan, us in row["forms_us"].items() if "one_kernel" not in plan)
     assert two > first["fused_us"] + second["fused_us"], "and SwiGLU"
-    assert row["unfused_us"] > first["unfused_us"] + second["unfused_us"]
     fastest = min(plans, key=lambda plan: row["forms_us"][plan])
     fused = row["unfused_us"] >= 1.15 * row["fused_us"]
     assert (row["choice"], row["plan"]) == (("fused", fastest) if fused else ("unfused", "torch"))
@@ -127,8 +129,9 @@ def test_tokens_go_to_experts_by_a_power_law_and_room_is_told(run: Run, config: 
     even, skewed = (run(*asked, "--routing", routing)[1] for routing in ROUTINGS)
     assert (even["routing"], skewed["routing"]) == ROUTINGS
     for one, other in zip(even["rows"][-3:], skewed["rows"][-3:], strict=True):
-        assert other["fused_us"] != one["fused_us"] and other["shape"] == one["shape"]
+        assert other["shape"].keys() == one["shape"].keys()
         assert one["room"] == other["room"] == 2 * 32 * 4
+    assert even["rows"][-1]["forms_us"] != skewed["rows"][-1]["forms_us"]
     gate_up, down, whole = (r["heap_bytes"] for r in even["rows"][-3:])
     assert (gate_up, down) == (2 * 256 * 64, 2 * (256 + 32 * 4) * 64)
     assert whole == gate_up + 2 * 256 * MOE["moe_intermediate_size"] + down
@@ -136,14 +139,19 @@ def test_tokens_go_to_experts_by_a_power_law_and_room_is_told(run: Run, config: 
     assert f"room for 256 rows on a rank, so that none is dropped whatever the routing: {gate_up:,} bytes" in out
 
 
-def test_layers_of_experts_that_are_cut_are_not_predicted(run: Run, config: Path, one_core: None) -> None:
+def test_layers_of_experts_that_are_cut_are_predicted_too(run: Run, config: Path, one_core: None) -> None:
+    """With a slice of every expert on every rank all tokens go everywhere once, as they can be simulated."""
     config.write_text(json.dumps(MOE))
-    _, found = run("plan", str(config), "--tp", "2", "--ep", "1", "--tokens", "1", "--machine", "h100")
-    assert [r["layer"] for r in found["rows"]] == ["o", "shared_down", "experts_gate_up", "experts_down"]
-    for row in found["rows"][2:]:
-        assert (row["choice"], row["op"], row["schedule"]) == ("unfused", None, None)
-        assert row["unfused_us"] is row["fused_us"] is None and row["bound_us"] > 0
-        assert "computes experts that are cut over ranks, so neither form is predicted" in row["reason"]
+    _, found = run("plan", str(config), "--tp", "2", "--ep", "1", "--tokens", "256", "--machine", "h100")
+    rows = found["rows"][-3:]
+    assert [r["layer"] for r in rows] == ["experts_gate_up", "experts_down", "experts"]
+    assert {"one_kernel", "once", "push"} <= rows[2]["forms_us"].keys()
+    for row in rows:
+        assert 0 < row["bound_us"] <= row["fused_us"] and row["unfused_us"] > 0
+    for row in rows[:2]:
+        shape = ",".join(f"{d}={n}" for d, n in row["shape"].items())
+        asked = ["--machine", "h100", "--world", "2", "--shape", shape, "--schedule", row["schedule"]]
+        assert run("simulate", row["program"], *asked)[1]["makespan_us"] == row["fused_us"]
 
 
 @pytest.mark.verify

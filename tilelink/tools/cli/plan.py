@@ -11,26 +11,17 @@ from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import FUSED, UNFUSED
 from tilelink.errors import TileLinkError
 from tilelink.plans import MARGIN, Choice, choose
-from tilelink.plans.experts import (
-    CUT,
-    EVEN,
-    EXPONENT,
-    ROUTINGS,
-    LayerChoice,
-    WholeLayer,
-    choose_experts,
-    choose_layer,
-    experts_bound_us,
-    heap_bytes,
-    layer_heap_bytes,
-    room,
-)
+from tilelink.plans.experts import choose_experts, experts_bound_us
 from tilelink.plans.model import Experts, Layer, Model, model
+from tilelink.plans.room import heap_bytes, layer_heap_bytes, room
+from tilelink.plans.routings import EVEN, EXPONENT, ROUTINGS
+from tilelink.plans.whole_layer import LayerChoice, WholeLayer, choose_layer
 from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, columns, on_all_cores
 from tilelink.tools.cli.program import machine_flag
 
 TOKENS = "1,128,2048"
 HEADS = ("layer", "op", "tokens", "unfused us", "fused us", "bound us", "choice", "plan")
+NO_PROGRAM = "a program of the layer can't be on this machine"
 WORDS = (0, 1, 6, 7)
 """Columns that are no numbers."""
 KEYS = (
@@ -42,8 +33,9 @@ Row = dict[str, Any]
 
 
 class Job(NamedTuple):
-    """What makes a row: a layer as one of `tp` ranks has it, the operator that computes it (None: experts, for which
-    there is none), the tokens of all ranks, the SMs that fused forms leave to others, and how tokens go to experts."""
+    """What makes a row: a layer as one of `tp` ranks has it, the operator that computes it (None: a product of experts,
+    which is a part of one), the tokens of all ranks, the SMs that fused forms leave to others, and how tokens go to
+    experts."""
 
     machine: str
     dtype: str
@@ -89,7 +81,7 @@ def _operators(
         yield from ((la, "all_gather_linear" if la.gathers else "linear_reduce_scatter") for la in layers)
     yield from ((la, "linear_all_reduce") for la in layers if not la.gathers)
     yield from ((e, None) for e in experts)
-    if experts and experts[0].cut == 1:
+    if experts:
         yield WholeLayer(*experts), "mixture_of_experts"
 
 
@@ -112,11 +104,11 @@ def _row(job: Job) -> Row:
     choice: Choice | LayerChoice | None
     if isinstance(layer, WholeLayer):
         choice = choose_layer(layer, described, job.dtype, tokens, job.routing)
-        row["reason"] = "a program of the layer can't be on this machine"
+        row["reason"] = NO_PROGRAM
     elif isinstance(layer, Experts):
         choice = choose_experts(layer, described, job.dtype, tokens, job.routing)
         shape = {"M": tokens, "N": layer.columns, "K": layer.depth, "experts": layer.all, "each": layer.each}
-        row |= {"bound_us": experts_bound_us(layer, described, job.dtype, tokens), "reason": CUT, "shape": shape}
+        row |= {"bound_us": experts_bound_us(layer, described, job.dtype, tokens), "reason": NO_PROGRAM, "shape": shape}
     else:
         assert job.operator is not None
         choice = choose(
@@ -126,10 +118,11 @@ def _row(job: Job) -> Row:
     if choice is not None:
         row |= {k: getattr(choice, k) for k in ("unfused_us", "fused_us", "bound_us", "choice", "reason")}
         if isinstance(layer, Experts):
-            row |= {"room": room(layer, tokens), "heap_bytes": heap_bytes(layer, job.dtype, tokens)}
+            by = choice.fused.plan if isinstance(choice, Choice) and choice.fused else None
+            row |= {"room": room(layer, tokens), "heap_bytes": heap_bytes(layer, job.dtype, tokens, by)}
         if isinstance(layer, WholeLayer):
-            row |= {"room": room(layer.gate_up, tokens), "heap_bytes": layer_heap_bytes(layer, job.dtype, tokens)}
-        row |= {"shape": dict(choice.shape), "plan": choice.plan if job.operator else None}
+            row |= {"room": room(layer.gate_up, tokens), "heap_bytes": layer_heap_bytes(*layer, job.dtype, tokens)}
+        row |= {"shape": dict(choice.shape), "plan": choice.plan}
     if isinstance(choice, LayerChoice):
         row["forms_us"] = {name: round(us, 3) for name, us in choice.forms_us.items()}
     elif choice is not None and choice.fused is not None:

@@ -1,0 +1,81 @@
+"""Plans of layers of experts: their names, whose changes they are, and what predictions are told of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tilelink.analysis.machine import machine
+from tilelink.errors import ScheduleError, TileSizeError
+from tilelink.plans.experts import Tokens, choose_experts
+from tilelink.plans.layer_plans import OF_ROWS, OF_TOKENS, combined, is_once, plan_of
+from tilelink.plans.model import Experts, model
+from tilelink.plans.routings import EVEN, POWER_LAW, rows_of_experts, tokens_of_ranks
+from tilelink.plans.whole_layer import WholeLayer, choose_layer, fastest_layer
+
+DOWN = Experts("experts_down", 256, 8, 7168, 2048, spread=8, cut=1)
+
+
+def test_a_program_without_a_schedule_of_the_name_takes_its_first_one() -> None:
+    assert [str(plan_of(OF_ROWS, p, "columns").schedule) for p in (OF_ROWS.first, OF_ROWS.second)] == ["push", "columns"]
+    by_rank = [str(plan_of(OF_TOKENS, p, "once:by_rank").schedule) for p in (OF_TOKENS.first, OF_TOKENS.second)]
+    assert by_rank == ["by_rank", "push"] and str(plan_of(OF_TOKENS, OF_TOKENS.second, "once").schedule) == "push"
+    assert is_once("once:few,send.count=4") and not is_once("one_kernel") and not is_once(None)
+
+
+def test_each_program_takes_the_changes_of_its_roles() -> None:
+    text = "pull,dispatch.count=8,combine.count=32"
+    plans = [plan_of(OF_ROWS, program, text) for program in (OF_ROWS.first, OF_ROWS.second)]
+    assert [str(p.schedule) for p in plans] == ["pull,dispatch.count=8", "pull,combine.count=32"]
+    assert combined(plans) == text
+    wrongs = {"ring": "there are push, pull", "once:ring": "once:by_rank", "push,send.count=2": "roles of a plan push"}
+    for wrong, said in wrongs.items():
+        with pytest.raises(ScheduleError, match=said):
+            plan_of(OF_TOKENS if "once" in wrong else OF_ROWS, OF_ROWS.first, wrong)
+    with pytest.raises(TileSizeError):
+        plan_of(OF_ROWS, OF_ROWS.first, "push,matmul.tile=3x4x5")
+
+
+def test_rows_and_tokens_that_predictions_are_told_go_with_each_other() -> None:
+    for routing in (EVEN, POWER_LAW):
+        told = tokens_of_ranks(DOWN, 4096, routing)
+        remote = (told["wanted"] == 0).sum() / 4096 * 7 / 8
+        rows = (told["at"] >= 0).sum()
+        assert rows == 8 * 4096 and (abs(remote - 4.6) < 0.1 or routing == POWER_LAW)
+        assert ((told["wanted"] == 0) == (told["at"][:, :, 0] >= 0).T).all()
+    assert tokens_of_ranks(replace(DOWN, spread=1, cut=8), 64, EVEN) == {}
+    cut = replace(DOWN, spread=4, cut=2)
+    law = np.array(rows_of_experts(cut, 512, POWER_LAW))
+    assert law.shape == (512, 8) and law.sum() == 2 * 8 * 512
+    groups = law.reshape(4, 2, 64, 8)
+    assert (groups[:, 0] == groups[:, 1]).all() and rows_of_experts(cut, 512, EVEN) == 2 * 8 * 512
+
+
+def test_the_fastest_form_has_the_best_number_of_sms_for_what_moves_rows() -> None:
+    """Of those that are tried: twice as many and half of them are no 2 % faster."""
+    h800, experts = machine("h800"), model("mixtral-8x7b").experts(8, 8)[0]
+    choice = choose_experts(experts, h800, "bfloat16", 1024)
+    assert choice is not None and choice.fused is not None and choice.fused_us is not None
+    asked = Tokens(h800, "bfloat16", 1024)
+    for role, resource in choice.fused.by.program.schedule(choice.fused.by.schedule.name).items():
+        changed = (c.value for c in choice.fused.by.schedule.changes if c.role == role)
+        count = next(changed, resource.count)  # type: ignore[union-attr]
+        for other in (2 * count, count // 2) if count else ():
+            plan = choice.fused.by.and_changed(role, "count", other)
+            made = asked.predicted(experts, {"K": experts.depth, "N": experts.columns}, plan, None)
+            assert not isinstance(made, str) and made.makespan_us >= 0.98 * choice.fused_us
+
+
+def test_auto_is_what_a_whole_layer_is_predicted_to_take() -> None:
+    papers = model("tilelink-moe-1")
+    for spread in (1, 8):
+        layer = WholeLayer(*papers.experts(8, spread))
+        choice = choose_layer(layer, machine("h800"), "bfloat16", 256)
+        assert choice is not None and choice.fused_us == min(choice.forms_us.values())
+        cut = 8 // spread
+        sizes = (256, 8, 2, 2048, 1536 // cut, 256 * min(2, 8 // spread))
+        assert fastest_layer("h800", 0, 8, "bfloat16", *sizes, cut, True) == choice.fastest
+        assert not is_once(fastest_layer("h800", 0, 8, "bfloat16", *sizes, cut, False))
+    assert fastest_layer(None, 0, 8, "bfloat16", 256, 8, 2, 2048, 1536, 512) == "push"

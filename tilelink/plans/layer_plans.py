@@ -1,0 +1,94 @@
+"""Plans of a layer of experts by their names: which two programs compute its products, and in which schedules.
+
+"push" is a schedule of programs that send a row for each choice of a token; "once" and "once:few" are of those that
+send a token once to a rank. A program that has no schedule of this name takes its first one. Behind the name a plan may
+have changes, `push,dispatch.count=8`; each program takes those of its roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tilelink.errors import ScheduleError, listed
+from tilelink.frontend.kept import kept
+from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
+from tilelink.kernels.dispatch_matmul import dispatch_matmul
+from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
+from tilelink.kernels.matmul_combine import matmul_combine
+from tilelink.language import launched
+from tilelink.plans.names import AUTO, TORCH, Plan
+from tilelink.programs.program import Program
+from tilelink.programs.schedule_text import NamedSchedule, read_changes, split_schedule
+
+ONCE = "once"
+"""What plans begin with by which a token goes once to a rank, and the sum of its rows there comes back."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two programs that compute a layer, the first and the second product. `prefix`: what their plans begin with."""
+
+    prefix: str
+    first: Program
+    second: Program
+
+    @property
+    def schedules(self) -> dict[str, str]:
+        """Plans, with the schedule that each is. The first is the default."""
+        named = dict.fromkeys([*self.first.schedules, *self.second.schedules])
+        if not self.prefix:
+            return {s: s for s in named}
+        default = next(iter(named))
+        return {self.prefix if s == default else f"{self.prefix}:{s}": s for s in named}
+
+
+OF_ROWS = Pair("", dispatch_matmul, matmul_combine)
+OF_TOKENS = Pair(ONCE, all_gather_grouped_matmul, grouped_matmul_reduce_scatter)
+PAIRS = (OF_ROWS, OF_TOKENS)
+
+
+def is_once(plan: str | None) -> bool:
+    """Whether a plan sends a token once to a rank."""
+    return plan is not None and plan.split(",")[0].split(":")[0] == ONCE
+
+
+def without_changes(plan: str) -> str:
+    """The name of a plan."""
+    return plan.split(",")[0].strip()
+
+
+@kept()
+def plan_of(pair: Pair, program: Program, plan: str | None) -> Plan:
+    """The plan of one program, which may also be another one that has schedules of these names, of the plan of a layer.
+    Raises ScheduleError for what is no plan of the pair, TileSizeError for a tile that can't be."""
+    known = pair.schedules
+    name, changes = split_schedule(plan)
+    name = name or next(iter(known))
+    if name not in known:
+        every = [*(n for p in PAIRS for n in p.schedules), TORCH, AUTO]
+        raise ScheduleError(f"plan is {plan!r}; there are {listed(every, name)}")
+    schedule = known[name] if known[name] in program.schedules else next(iter(program.schedules))
+    roles = {launched(role) for p in (pair.first, pair.second, program) for role in p.schedule(None)}
+    strange = [change for change in changes if _role(change) not in roles]
+    if strange:
+        raise ScheduleError(f"{strange[0]}: the roles of a plan {name} are {', '.join(sorted(roles))}")
+    own = [change for change in changes if _role(change) in {launched(role) for role in program.schedule(schedule)}]
+    return Plan(name, program, read_changes(program, schedule, program.schedule(schedule), own))
+
+
+def plans_of(pair: Pair, program: Program) -> Iterator[Plan]:
+    """The plans in which a program of a pair has schedules of its own."""
+    for name, schedule in pair.schedules.items():
+        if schedule in program.schedules:
+            yield Plan(name, program, NamedSchedule(schedule))
+
+
+def combined(plans: Sequence[Plan]) -> str:
+    """The plan of a layer, of those of its programs."""
+    changes = [str(change) for plan in plans for change in plan.schedule.changes]
+    return ",".join([plans[0].name, *changes])
+
+
+def _role(change: str) -> str:
+    return launched(change.split(".")[0].strip())

@@ -1,0 +1,206 @@
+"""A whole layer of experts on a machine: unfused, in two kernels with SwiGLU between, or in one. Predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tilelink.analysis.machine import Machine
+from tilelink.analysis.machine import machine as described
+from tilelink.analysis.simulate.costs import GB_S
+from tilelink.analysis.simulate.verdict import times_as_fast
+from tilelink.errors import TileLinkError
+from tilelink.frontend.kept import kept
+from tilelink.frontend.values import ITEM_SIZE
+from tilelink.kernels.mixture_of_experts import mixture_of_experts
+from tilelink.plans.choose import MARGIN, path_of
+from tilelink.plans.experts import Tokens, experts_bound_us, plain_of, shape_of
+from tilelink.plans.forms import Forms
+from tilelink.plans.layer_plans import OF_ROWS, PAIRS, Pair, combined, plan_of, plans_of
+from tilelink.plans.model import Experts
+from tilelink.plans.names import TORCH, plans
+from tilelink.plans.room import DOWN, GATE_UP, room
+from tilelink.plans.routings import EVEN
+from tilelink.plans.unfused import Unfused
+
+
+class WholeLayer(NamedTuple):
+    """The two products of a layer of experts, with what stands between."""
+
+    gate_up: Experts
+    down: Experts
+
+    @property
+    def name(self) -> str:
+        return "experts"
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """What `choose_layer` found, in microseconds, predicted. `forms_us`: of each fused plan of `mixture_of_experts`
+    that was simulated; `fastest`: the plan that takes least; `bound_us`: no schedule in one kernel is faster."""
+
+    unfused_us: float
+    forms_us: Mapping[str, float]
+    fastest: str
+    bound_us: float
+    reason: str
+    shape: Mapping[str, Any]
+
+    @property
+    def fused_us(self) -> float:
+        return self.forms_us[self.fastest]
+
+    @property
+    def choice(self) -> str:
+        """What is predicted to be worth it: "fused" or "unfused"."""
+        return "fused" if self.unfused_us >= (1 + MARGIN) * self.fused_us else "unfused"
+
+    @property
+    def plan(self) -> str:
+        """What operators take, "torch" for the unfused form."""
+        return self.fastest if self.choice == "fused" else TORCH
+
+
+def choose_layer(
+    layer: WholeLayer, machine: Machine, dtype: str, tokens: int, routing: str = EVEN, rows: int | None = None,
+    pairs: Sequence[Pair] = PAIRS,
+) -> LayerChoice | None:  # fmt: skip
+    """Which form of a layer is predicted to be the fastest for `tokens` of all ranks: unfused, two kernels with SwiGLU
+    between, by a pair of programs in each of its schedules, or one kernel; the fastest with the best numbers of SMs for
+    what moves rows. `rows`: that a rank has room for, by default all that may come. None where a program can't be on
+    the machine. Raises MachineMemoryError."""
+    gate_up, down = layer
+    asked = Tokens(machine, dtype, tokens, routing)
+    rows, there = room(gate_up, tokens) if rows is None else rows, tokens * gate_up.each // gate_up.spread
+    between, plain = (activation_us(machine, dtype, n, down.depth) for n in (rows, there))
+    one, shape = OneKernel(asked, layer), {"K": gate_up.depth, "N": down.depth}
+    if one.forms.prediction is None:
+        return None
+    of_two: dict[str, float] = {}
+    several: list[TwoKernels] = []
+    for pair in pairs:
+        beaten = min([*one.forms_us.values(), *of_two.values()]) if several else None
+        for two in TwoKernels.of(asked, layer, pair, between, beaten):
+            several.append(two)
+            of_two |= two.forms_us
+    if not several:
+        return None
+    forms_us = one.forms_us | of_two
+    fastest = _least(forms_us)
+    if fastest in one.forms_us:
+        forms_us |= one.on_other_sms()
+    for two in several:
+        forms_us |= two.on_other_sms(fastest) if fastest in two.forms_us else {}
+    best, of_one, by_two = _least(forms_us), _least(one.forms_us), _least(of_two)
+    unfused_us = min(sum(p.total_us for p in two.plain) for two in several) + plain
+    said = (
+        f"{best} takes {forms_us[best]:,.1f} us; {of_one} takes {forms_us[of_one]:,.1f} us "
+        f"({path_of(one.forms.prediction)}); two kernels, {by_two}, take {of_two[by_two]:,.1f} us ({between:,.1f} of "
+        f"them SwiGLU over room for {rows:,} rows); unfused takes {unfused_us:,.1f} us ({plain:,.1f} of them SwiGLU "
+        f"over {there:,} rows): {_compared(unfused_us / forms_us[best])}"
+    )
+    told = asked.sizes(gate_up, shape, next(iter(plans(mixture_of_experts.name).values())))
+    return LayerChoice(unfused_us, forms_us, best, one.forms.prediction.bound_us, said, told)
+
+
+class OneKernel:
+    """The forms of a layer in one kernel."""
+
+    def __init__(self, asked: Tokens, layer: WholeLayer) -> None:
+        self.asked, self.experts = asked, layer.gate_up
+        self.shape = {"K": layer.gate_up.depth, "N": layer.down.depth}
+        self.forms = asked.forms(self.experts, self.shape, plans(mixture_of_experts.name).values())
+        self.forms_us = {form.plan: form.us for form in self.forms.all if form.us is not None}
+
+    def on_other_sms(self) -> dict[str, float]:
+        """The fastest form with the best numbers of SMs, by its plan, with its time."""
+        form = self.asked.on_other_sms(self.experts, self.shape, self.forms).fastest
+        assert form is not None and form.us is not None
+        return {form.plan: form.us}
+
+
+class TwoKernels:
+    """The forms of a layer by a pair of programs, with `between_us` for SwiGLU between them."""
+
+    def __init__(
+        self, asked: Tokens, layer: WholeLayer, pair: Pair, between_us: float, forms: Sequence[Forms]
+    ) -> None:
+        self.asked, self.pair, self.between_us, self.forms = asked, pair, between_us, forms
+        self.products = list(zip(layer, (pair.first, pair.second), strict=True))
+        self.forms_us = dict(self._together())
+
+    @classmethod
+    def of(
+        cls, asked: Tokens, layer: WholeLayer, pair: Pair, between_us: float, beaten: float | None
+    ) -> list[TwoKernels]:
+        """Those of a pair; none where a program can't be on the machine, or where the first program with the bound of
+        the second product takes no less than `beaten` us."""
+        first = asked.forms(layer.gate_up, shape_of(layer.gate_up), plans_of(pair, pair.first))
+        if first.fastest is None or first.fastest.us is None:
+            return []
+        least = first.fastest.us + between_us + experts_bound_us(layer.down, asked.machine, asked.dtype, asked.number)
+        if beaten is not None and least >= beaten:
+            return []
+        second = asked.forms(layer.down, shape_of(layer.down), plans_of(pair, pair.second))
+        return [] if second.fastest is None else [cls(asked, layer, pair, between_us, (first, second))]
+
+    def _together(self) -> Iterator[tuple[str, float]]:
+        """The plans in which both programs were simulated, with their times: one without a schedule of the name has its
+        first one."""
+        times = [{form.by.name: form.us for form in forms.all} for forms in self.forms]
+        for name in self.pair.schedules:
+            parts = [of.get(name, next(iter(of.values()))) for of in times]
+            if None not in parts:
+                yield name, self.between_us + sum(us for us in parts if us is not None)
+
+    @property
+    def plain(self) -> list[Unfused]:
+        """The unfused forms of both products."""
+        return [plain_of(forms, self.asked.machine) for forms in self.forms]
+
+    def on_other_sms(self, name: str) -> dict[str, float]:
+        """A form with the best numbers of SMs, by its plan, with its time."""
+        found = []
+        for experts, program in self.products:
+            plan, shape = plan_of(self.pair, program, name), shape_of(experts)
+            forms = self.asked.on_other_sms(experts, shape, self.asked.forms(experts, shape, [plan]))
+            assert forms.fastest is not None and forms.fastest.us is not None
+            found.append(forms.fastest)
+        return {combined([form.by for form in found]): self.between_us + sum(form.us or 0.0 for form in found)}
+
+
+@kept(4096)
+def fastest_layer(
+    name: str | None, reserved: int, world: int, dtype: str, tokens: int, experts: int, top: int, width: int,
+    hidden: int, rows: int, slices: int = 1, once: bool = False,
+) -> str:  # fmt: skip
+    """The plan of `mixture_of_experts` that is predicted to be the fastest on a machine, but for plain torch, whose
+    host reads the counts; "push" where nothing is predicted. `reserved`: SMs that are left to others; `tokens`,
+    `experts`: of all ranks; `hidden`: features that a rank has of an expert; `rows`: that a rank has room for;
+    `slices`: ranks that share an expert; `once`: whether plans "once" are among them. Numbers of tokens between two
+    powers of two share a plan."""
+    tokens = 1 << max(0, tokens.bit_length() - 1)
+    sizes = ((GATE_UP, 2 * hidden, width), (DOWN, width, hidden))
+    layer = WholeLayer(*(Experts(of, experts, top, n, k, world // slices, slices) for of, n, k in sizes))
+    try:
+        machine = described(name or "").leaving(reserved)
+        choice = choose_layer(layer, machine, dtype, tokens, rows=rows, pairs=PAIRS if once else (OF_ROWS,))
+    except TileLinkError:
+        choice = None
+    return "push" if choice is None else choice.fastest
+
+
+def activation_us(machine: Machine, dtype: str, rows: int, hidden: int) -> float:
+    """SwiGLU of rows (rows, 2 * hidden), in one kernel of its own that reads and writes device memory."""
+    return machine.launch_us + 3 * rows * hidden * ITEM_SIZE[dtype] / (machine.memory_rate * GB_S)
+
+
+def _compared(ratio: float) -> str:
+    """How many times as fast a form is, and whether that is enough."""
+    return times_as_fast(ratio) + (f", where predictions need {1 + MARGIN:.2f}" if ratio < 1 + MARGIN else "")
+
+
+def _least(forms_us: Mapping[str, float]) -> str:
+    return min(forms_us, key=lambda name: forms_us[name])
