@@ -84,7 +84,7 @@ def test_auto_takes_the_plan_that_is_predicted_to_be_the_fastest(
     pool: Pool, fastest: str | None, programs: list[str]
 ) -> None:
     for ((ran, wrong),) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.by_auto, "h800", fastest)[:2]:
-        assert ran == programs and wrong == []
+        assert ran[: len(programs)] == programs and wrong == []
 
 
 @pytest.mark.verify
@@ -159,7 +159,7 @@ def test_what_only_the_device_sees_is_an_error_on_every_rank(
     ("options", "said"),
     [
         ({"plan": "engine"}, "ScheduleError: plan is 'engine'; there are push, pull, few, columns, once, "),
-        ({"plan": "once:engine"}, "ScheduleError: plan is 'once:engine', which sends all tokens to all ranks: it is for"),
+        ({"plan": "once:engine"}, "ScheduleError: plan is 'once:engine', which sends all tokens to all ranks: it "),
         ({"plan": "one_kernel:ring"}, "ScheduleError: plan is 'one_kernel:ring'; plans of mixture_of_experts are one_"),
         ({"plan": "one_kernel", "activation": torch.relu}, "ArgumentError: plan='one_kernel' computes SwiGLU inside"),
         ({"activation": "gelu"}, "ArgumentError: activation='gelu': a function of rows"),

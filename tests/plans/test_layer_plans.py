@@ -19,7 +19,8 @@ DOWN = Experts("experts_down", 256, 8, 7168, 2048, spread=8, cut=1)
 
 
 def test_a_program_without_a_schedule_of_the_name_takes_its_first_one() -> None:
-    assert [str(plan_of(OF_ROWS, p, "columns").schedule) for p in (OF_ROWS.first, OF_ROWS.second)] == ["push", "columns"]
+    columns = [str(plan_of(OF_ROWS, p, "columns").schedule) for p in (OF_ROWS.first, OF_ROWS.second)]
+    assert columns == ["push", "columns"]
     by_rank = [str(plan_of(OF_TOKENS, p, "once:by_rank").schedule) for p in (OF_TOKENS.first, OF_TOKENS.second)]
     assert by_rank == ["by_rank", "push"] and str(plan_of(OF_TOKENS, OF_TOKENS.second, "once").schedule) == "push"
     assert is_once("once:few,send.count=4") and not is_once("one_kernel") and not is_once(None)
