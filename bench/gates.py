@@ -70,6 +70,7 @@ EXPERTS_WITHIN = {
     **{f"{name} {schedule} sm_90": {**BUDGET, "step": 96} for name in EXPERTS for schedule in ("push", "pull")},
     **{f"{name} few sm_90": {**BUDGET, "step": 108} for name in EXPERTS},
     **{f"{name} {s} sm_90": {**BUDGET, "step": step} for name, step in WITH_WEIGHTS for s in FOR_EXPERTS},
+    **{f"all_gather_grouped_matmul {s} sm_90": {**BUDGET, "step": 96} for s in ("by_rank", "multicast", "engine")},
     "grouped_matmul_reduce_scatter push sm_90": {**BUDGET, "step": 96},
     "grouped_matmul_reduce_scatter few sm_90": {**BUDGET, "step": 108},
     "matmul_combine columns sm_90": {**BUDGET, "step": 96},

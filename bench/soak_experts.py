@@ -1,7 +1,8 @@
 """Random layers of experts through the operators, on gloo processes of this machine, until the time is up.
 
-Tokens of each rank, top, experts, capacity, slices, plan, dtype and backend are drawn, each case from its seed; results
-and gradients are held against all experts in one place in float64, and a routing that has no room has to be an error.
+Tokens of each rank, top, experts, where experts are and their copies, capacity, slices, plan, dtype and backend are
+drawn, each case from its seed; results and gradients are held against all experts in one place in float64, and a
+routing that has no room has to be an error.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from torch.multiprocessing.spawn import spawn
 from bench.check import LIMITS, relative_rms
 from tilelink import ops
 from tilelink.errors import CapacityError
-from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.ops import swiglu
+from tilelink.ops.mixture_of_experts import PLANS
 
 RANKS = 4
 PATIENCE = timedelta(seconds=120)
@@ -36,7 +37,8 @@ NAMES = "x", "topk_weights", "gate_up", "down"
 
 @dataclass(frozen=True)
 class Layer:
-    """A call of every rank with its gradients. `experts`: places of a rank; `capacity`: rows, None for all."""
+    """A call of every rank with its gradients. `experts`: places of a rank; `capacity`: rows, None for all;
+    `placement`: the expert at each place of all ranks, -1 for none, or None where each place has one of its own."""
 
     seed: int
     tokens: tuple[int, ...]
@@ -50,6 +52,7 @@ class Layer:
     capacity: int | None
     backend: str
     plan: str | None
+    placement: tuple[int, ...] | None = None
 
     @property
     def world(self) -> int:
@@ -57,8 +60,20 @@ class Layer:
 
     @property
     def every(self) -> int:
-        """Experts of all ranks."""
-        return self.experts * self.world // self.slices
+        """Experts of all ranks, as tokens name them."""
+        return self.experts * self.world // self.slices if self.placement is None else max(self.placement) + 1
+
+    def places(self, rank: int, topk_idx: torch.Tensor) -> torch.Tensor:
+        """Where the experts are that tokens of a rank name: they take turns at copies."""
+        if self.placement is None:
+            return topk_idx
+        numbered = list(enumerate(self.placement))[::-1]
+        copies = [[p for p, at in numbered if at == e] for e in range(self.every)]
+        found = topk_idx.clone()
+        for t, of_token in enumerate(topk_idx.tolist()):
+            for k, e in enumerate(of_token):
+                found[t, k] = copies[e][(t + rank) % len(copies[e])] if e >= 0 else -1
+        return found
 
     def operands(self) -> list[dict[str, torch.Tensor]]:
         """Of each rank, in the dtype."""
@@ -76,7 +91,7 @@ class Layer:
 
     def rows(self, ranks: Sequence[dict[str, torch.Tensor]]) -> int:
         """The most rows that come to a rank."""
-        chosen = torch.cat([r["topk_idx"].flatten() for r in ranks])
+        chosen = torch.cat([self.places(rank, r["topk_idx"]).flatten() for rank, r in enumerate(ranks)])
         of_parts = chosen[chosen >= 0] // self.experts
         return int(torch.bincount(of_parts, minlength=1).max()) if len(of_parts) else 0
 
@@ -84,11 +99,11 @@ class Layer:
         """Results and gradients of every rank."""
         leaves = [{n: r[n].double().requires_grad_() for n in NAMES} for r in ranks]
         outs = []
-        for given, r in zip(leaves, ranks, strict=True):
-            out = torch.zeros_like(given["x"])
+        for rank, (given, r) in enumerate(zip(leaves, ranks, strict=True)):
+            out, chosen = torch.zeros_like(given["x"]), self.places(rank, r["topk_idx"])
             for place in range(self.experts * self.world):
                 home, number = divmod(place, self.experts)
-                named = r["topk_idx"] == home // self.slices * self.experts + number
+                named = chosen == home // self.slices * self.experts + number
                 weight = (given["topk_weights"] * named).sum(1, keepdim=True)
                 gate_up, down = (leaves[home][n][number] for n in ("gate_up", "down"))
                 out = out + weight * (swiglu(given["x"] @ gate_up.T) @ down.T)
@@ -102,6 +117,7 @@ class Layer:
         given = {n: t.requires_grad_() if n in NAMES else t for n, t in ranks[rank].items()}
         tensors = [given[n] for n in ("x", "topk_idx", "topk_weights", "gate_up", "down")]
         how: dict[str, Any] = {"slices": self.slices, "capacity": self.capacity, "plan": self.plan}
+        how["places"] = None if self.placement is None else ops.expert_places(self.placement)
         without_room = self.capacity is not None and self.rows(ranks) > self.capacity
         try:
             out = ops.mixture_of_experts(*tensors, group=group, tokens=max(self.tokens), **how)
@@ -127,13 +143,25 @@ def layer(seed: int) -> Layer:
     slices = dice.choice([n for n in (1, 1, 2, world) if world % n == 0])
     experts = dice.choice([1, 2, 3, 5])
     tokens = tuple(dice.choice([0, 1, 2, 5, 9]) for _ in range(world))
-    top = dice.randint(1, min(4, experts * world // slices))
+    placement = _placement(dice, experts * world) if slices == 1 and dice.random() < 0.4 else None
+    top = dice.randint(1, min(4, experts * world // slices if placement is None else max(placement) + 1))
     backend = dice.choice(["torch", "torch", "interpret"])
-    plan = dice.choice([None, *dispatch_matmul.schedules]) if backend == "interpret" else None
+    whole = slices != world  # then no plan may send all tokens to all ranks
+    known = [p for p in PLANS if not (whole and p.endswith((":engine", ":multicast")))]
+    plan = dice.choice([None, *known] if backend == "interpret" else [None, None, "once"])
     dtype, width = dice.choice(list(LIMITS)), dice.choice([16, 24, 40])
     capacity = dice.choice([None, None, sum(tokens) * top, 3])
     odd = dice.random() < 0.2, dice.choice([0.0, 0.0, 0.3, 1.0])
-    return Layer(seed, tokens, top, experts, slices, width, dtype, *odd, capacity, backend, plan)
+    return Layer(seed, tokens, top, experts, slices, width, dtype, *odd, capacity, backend, plan, placement)
+
+
+def _placement(dice: random.Random, places: int) -> tuple[int, ...]:
+    """The expert at each place: each expert at one or more, some places without."""
+    every = dice.randint(1, places)
+    more = [dice.choice([-1, dice.randrange(every)]) for _ in range(places - every)]
+    found = [*range(every), *more]
+    dice.shuffle(found)
+    return tuple(found)
 
 
 def soaked(first: int, seconds: float) -> list[tuple[int, str]]:

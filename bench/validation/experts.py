@@ -8,11 +8,17 @@ from math import comb
 from typing import Any
 
 from tilelink.analysis.machine import Machine, machine
+from tilelink.analysis.simulate import predict, steps_of
+from tilelink.frontend.schedule import SMs
 from tilelink.kernels.combine import combine
 from tilelink.kernels.dispatch import dispatch
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_combine import matmul_combine
-from tilelink.plans.model import Experts
+from tilelink.kernels.mixture_of_experts import mixture_of_experts
+from tilelink.plans.experts import Tokens, shape_of
+from tilelink.plans.layer_plans import OF_TOKENS, plans_of
+from tilelink.plans.model import Experts, model
+from tilelink.plans.room import DOWN, GATE_UP
 from tilelink.plans.routings import power_law
 from tilelink.programs.program import Program
 
@@ -21,6 +27,7 @@ OURS, ITS = "as we ship it", "as its source is built"
 """Of DeepEP: our schedule on as many SMs, which load rows from peers; and half of the SMs at the rate of stores to
 peers, as half of DeepEP's send and the others receive (csrc/kernels/intranode.cu)."""
 BF16, FLOAT8, BOUND = "our programs, bfloat16", "our programs, float8", "bound"
+ONE, PLANNED, FEW = "our one kernel, bfloat16", "our planner, bfloat16", "our programs for few rows"
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,9 @@ def tables() -> Iterator[Table]:
     """All of them, predicted now."""
     for name in ("h100", "b200"):
         yield _deep_ep(name)
+        yield _low_latency(name)
     yield _flux()
+    yield _division_points()
     yield _mega_moe()
 
 
@@ -115,8 +124,46 @@ def _pushing(on: Machine) -> Machine:
 def _took(
     program: Program, schedule: str, on: Machine, tokens: int, routed: Any, experts: int = 1, **sizes: int
 ) -> float:
+    """Microseconds of a program. The structure shows that it is safe, so no events are checked."""
     given: dict[str, Any] = {"tokens": RANKS * tokens, "routed": routed, "experts": experts, **sizes}
-    return float(program.simulate(schedule, machine=on, world=RANKS, dtypes="float16", **given).makespan_us)
+    bound = program.bound_at(schedule, world=RANKS, sizes=given, dtypes="float16", per_node=on.nodes_of(RANKS))
+    return float(predict(steps_of(*bound, on, {}), on, {}).makespan_us)
+
+
+# ---- DeepEP's kernels of low latency: a row for each choice of a token
+
+LOW_LATENCY = {  # tokens of a rank: microseconds of dispatch and of combine; hidden size 7168, top 8 of 256 experts
+    "h100": {
+        1: (13.19, 14.40), 4: (13.93, 14.95), 16: (15.62, 20.53), 64: (24.57, 39.72), 256: (62.56, 129.51),
+        1024: (224.06, 489.43),
+    },
+    "b200": {
+        1: (22.08, 22.06), 4: (21.13, 23.64), 16: (23.29, 23.11), 64: (26.61, 31.45), 256: (44.50, 62.91),
+        1024: (129.63, 189.29),
+    },
+}  # fmt: skip
+
+
+def _low_latency(name: str) -> Table:
+    rows, on = [], machine(name)
+    few = {"dispatch": "pull,dispatch_rows.tile=16xnone"}
+    few["combine"] = "pull,combine_rows.tile=16xnone,add_up.tile=16x128"
+    for tokens, published in LOW_LATENCY[name].items():
+        routed, each = RANKS * tokens * TOP, EXPERTS // RANKS
+        halves = (WIDTH + 4 * WIDTH // 128) // 2
+        ours = (
+            _took(dispatch, few["dispatch"], on, tokens, routed, each, K=halves),
+            _took(combine, few["combine"], on, tokens, routed, each, K=WIDTH, top=TOP),
+        )
+        for part, took, predicted in zip(few, published, ours, strict=True):
+            rows.append(Beside(part, f"{tokens} tokens a rank", took, {FEW: predicted}))
+    note = (
+        f"{RANKS} ranks, {EXPERTS} experts, top {TOP}, hidden size {WIDTH}. Dispatch moves float8 rows with their\n"
+        "scale factors, combine bfloat16; both move a row for each choice of a token. Ours are `dispatch` and\n"
+        "`combine` in tiles of 16 rows, as in the schedules `few`, on all SMs."
+    )
+    where = "NVIDIA aiconfigurator (095f58a), DeepEP low-latency kernels, one node"
+    return Table(f"DeepEP, low latency, {RANKS}x {name.upper()}", where, note, tuple(rows))
 
 
 # ---- FLUX: a slice of every expert on some or all ranks
@@ -146,14 +193,51 @@ def _flux() -> Table:
             product = 2 * rank_rows * m * part / described.matmul_rate("bfloat16") / 1e6
             moved = 2 * m * m * _reached(top, RANKS // slices) * (RANKS - 1) / RANKS
             bound = max(product, moved / described.agent("copy_engine").saturation / 1e3)
-            rows.append(Beside(f"layer {layer}", cut, took * 1e3, {BF16: ours, BOUND: bound}))
+            product_of = {"columns": part, "depth": m} if layer == 0 else {"columns": m, "depth": part}
+            experts = Experts((GATE_UP, DOWN)[layer], every, top, **product_of, spread=RANKS // slices, cut=slices)
+            planned = _planned(experts, described, m)
+            predicted = {BF16: ours, PLANNED: planned, BOUND: bound}
+            rows.append(Beside(f"layer {layer}", cut, took * 1e3, predicted))
     note = (
         "M=K=N=8192, 32 experts, top 4. FLUX gathers each token once on each rank, and adds up the choices of\n"
-        "a token before it sends them. Our programs send a row for each slice of each choice: with 8 slices 4\n"
-        "times as many as FLUX. The bound is the longer of the product and of FLUX's bytes at the copy engine's\n"
-        "rate. Uniform routing is assumed."
+        "a token before it sends them. *Our programs* send a row for each slice of each choice: with 8 slices 4\n"
+        "times as many as FLUX. *Our planner* takes the fastest of these and of those that send a token once (plans\n"
+        "`once`), with its numbers of SMs. The bound is the longer of the product and of FLUX's bytes at the copy\n"
+        "engine's rate. Uniform routing is assumed."
     )
     return Table("FLUX, experts in slices, 8 ranks", "bytedance/flux docs/performance.md", note, tuple(rows))
+
+
+def _planned(experts: Experts, on: Machine, tokens: int) -> float:
+    """Microseconds of a product in the form that our planner takes."""
+    asked = Tokens(on, "bfloat16", tokens)
+    form = asked.on_other_sms(experts, shape_of(experts), asked.of_product(experts)).fastest
+    assert form is not None and form.us is not None
+    return form.us
+
+
+# ---- COMET: SMs for communication
+
+DIVISION_POINTS = {(8, 4096): 18, (8, 16384): 26, (4, 16384): 46}
+"""Ranks that share an expert, tokens: SMs of 132 (arXiv 2502.19811, section 3)."""
+
+
+def _division_points() -> Table:
+    rows, on = [], machine("h800")
+    for (slices, tokens), published in DIVISION_POINTS.items():
+        experts = model("mixtral-8x7b").experts(RANKS, RANKS // slices)[1]
+        asked, shape = Tokens(on, "bfloat16", tokens), shape_of(experts)
+        forms = asked.on_other_sms(experts, shape, asked.forms(experts, shape, plans_of(OF_TOKENS, OF_TOKENS.second)))
+        assert forms.prediction is not None
+        resources = [r.resource for r in forms.prediction.steps.events.program.roles]
+        ours = sum(r.count or 0 for r in resources if isinstance(r, SMs))
+        rows.append(Beside("SMs", f"TP{slices}, {tokens} tokens", published, {PLANNED: ours}))
+    note = (
+        "SMs for communication in layer 1, of 132: a number and no time. Our planner tries powers of two times what\n"
+        "the schedule has, for the sums that leave and for those that arrive. The source does not name the model;\n"
+        "we take Mixtral 8x7B."
+    )
+    return Table("COMET, division points, 8x H800", "arXiv 2502.19811, section 3", note, tuple(rows))
 
 
 def _reached(top: int, groups: int) -> float:
@@ -187,16 +271,17 @@ def _mega_moe() -> Table:
                 _took(program, few, on, tokens, routed, each, **sizes)
                 for program, sizes in ((dispatch_matmul, up), (matmul_combine, down))
             )
+        predicted[ONE] = _took(mixture_of_experts, few, on, tokens, routed, each, K=hidden, N=inner, top=top)
         predicted[BOUND] = sum(_float4_bound(e, on, of_all) for e in (first, second))
         routing = "power law 1.2" if skewed else "balanced"
         what = f"{hidden} x {inner}, top {top} of {every}, {tokens} tokens a rank, {routing}"
         rows.append(Beside("layer", what, took, predicted))
     note = (
         "One kernel of DeepGEMM in float8 by float4, on 8 ranks; the last three rows are of GB200, predicted as\n"
-        "B200. We predict the sum of `dispatch_matmul` and `matmul_combine`, without the activation between\n"
-        "them. *float8* halves the bytes and the work of each product and keeps the results in 16 bits; no\n"
-        "program of ours computes it. The bound is the longer of float8 products and of reading float4 weights,\n"
-        "where tokens go evenly to experts."
+        "B200. *Our one kernel* is `mixture_of_experts`. *Our programs* are the sum of `dispatch_matmul` and\n"
+        "`matmul_combine`, without the activation between them. *float8* halves the bytes and\n"
+        "the work of each product and keeps the results in 16 bits; no program of ours computes it. The bound is\n"
+        "the longer of float8 products and of reading float4 weights, where tokens go evenly to experts."
     )
     return Table("Mega MoE, 8x B200", "NVIDIA aiconfigurator (095f58a), DeepGEMM Mega MoE", note, tuple(rows))
 

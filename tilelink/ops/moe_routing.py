@@ -95,8 +95,8 @@ def moe_routing(
     slice of its expert, and a slice counts as an expert, numbered rank by rank.
     `places`: integers (experts that tokens name, copies), the places of each expert among `experts`, -1 for no further
     copy; the same on every rank. `topk_idx` then names experts, and `experts` counts places, as many on each rank; a
-    place without an expert gets no row. A token t of rank r goes to copy (t + r) modulo the copies of its expert. An
-    expert without a place counts as out of range. See `expert_places`.
+    place without an expert gets no row. A token t of rank r goes to copy (t + r) modulo the copies of its expert, which
+    are counted from the highest place down. An expert without a place counts as out of range. See `expert_places`.
     `tokens`: the most that a rank has, the same on every rank; by default as many as this one, and then all have as
     many. `capacity`: rows that a rank has room for, for all of its experts; by default none is ever dropped: as many as
     all ranks have tokens, times the experts that a token may have on a rank. Where rows have no room, or an expert is
