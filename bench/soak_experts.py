@@ -111,6 +111,18 @@ class Layer:
         torch.stack([out.sum() for out in outs]).sum().backward()
         return [[out.detach(), *(_grad(given[n]) for n in NAMES)] for out, given in zip(outs, leaves, strict=True)]
 
+    def terms_of_weights(self, ranks: Sequence[dict[str, torch.Tensor]], rank: int) -> torch.Tensor:
+        """Of each choice of a rank, the magnitudes of what its weight's gradient adds up: what is left of that sum may
+        be little, and rounding goes with its terms."""
+        r = {n: t.double() if n in NAMES else t for n, t in ranks[rank].items()}
+        chosen, found = self.places(rank, r["topk_idx"]), torch.zeros_like(r["topk_weights"])
+        for place in range(self.experts * self.world):
+            home, number = divmod(place, self.experts)
+            gate_up, down = (ranks[home][n][number].double() for n in ("gate_up", "down"))
+            each = (swiglu(r["x"] @ gate_up.T).abs() @ down.T.abs()).sum(1, keepdim=True)
+            found += each * (chosen == home // self.slices * self.experts + number)
+        return found
+
     def wrong(self, rank: int, group: dist.ProcessGroup) -> str:
         """What is wrong on a rank, in words, or ""."""
         ranks = self.operands()
@@ -127,10 +139,13 @@ class Layer:
             return f"no CapacityError, of {self.rows(ranks)} rows"
         grads = torch.autograd.grad(out.sum(), [given[n] for n in NAMES])
         limit = 16 * LIMITS[self.dtype]
+        ranks = [{n: t.detach() for n, t in r.items()} for r in ranks]
         with torch.enable_grad():
-            wanted = self.right([{n: t.detach() for n, t in r.items()} for r in ranks])[rank]
+            wanted = self.right(ranks)[rank]
         for name, made, right in zip(("out", *NAMES), (out.detach(), *grads), wanted, strict=True):
             error = relative_rms([made], [right]) if right.norm() else float(made.double().norm())
+            if name == "topk_weights" and right.norm():
+                error *= float(right.norm() / self.terms_of_weights(ranks, rank).norm())
             if not error <= limit:
                 return f"{name} is off by {error:.1e}"
         return ""
