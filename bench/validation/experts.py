@@ -27,7 +27,8 @@ OURS, ITS = "as we ship it", "as its source is built"
 """Of DeepEP: our schedule on as many SMs, which load rows from peers; and half of the SMs at the rate of stores to
 peers, as half of DeepEP's send and the others receive (csrc/kernels/intranode.cu)."""
 BF16, FLOAT8, BOUND = "our programs, bfloat16", "our programs, float8", "bound"
-ONE, PLANNED, FEW = "our one kernel, bfloat16", "our planner, bfloat16", "our programs for few rows"
+ONE, ONCE, FEW = "our one kernel, bfloat16", "ours, a token once, bfloat16", "our programs for few rows"
+PLANNED = "our planner"
 
 
 @dataclass(frozen=True)
@@ -195,23 +196,22 @@ def _flux() -> Table:
             bound = max(product, moved / described.agent("copy_engine").saturation / 1e3)
             product_of = {"columns": part, "depth": m} if layer == 0 else {"columns": m, "depth": part}
             experts = Experts((GATE_UP, DOWN)[layer], every, top, **product_of, spread=RANKS // slices, cut=slices)
-            planned = _planned(experts, described, m)
-            predicted = {BF16: ours, PLANNED: planned, BOUND: bound}
+            predicted = {BF16: ours, ONCE: _once_a_token(experts, described, m), BOUND: bound}
             rows.append(Beside(f"layer {layer}", cut, took * 1e3, predicted))
     note = (
         "M=K=N=8192, 32 experts, top 4. FLUX gathers each token once on each rank, and adds up the choices of\n"
         "a token before it sends them. *Our programs* send a row for each slice of each choice: with 8 slices 4\n"
-        "times as many as FLUX. *Our planner* takes the fastest of these and of those that send a token once (plans\n"
-        "`once`), with its numbers of SMs. The bound is the longer of the product and of FLUX's bytes at the copy\n"
-        "engine's rate. Uniform routing is assumed."
+        "times as many as FLUX. *A token once* is the fastest schedule of those that send a token once to a rank,\n"
+        "and add up before they send (plans `once`). The bound is the longer of the product and of FLUX's bytes at\n"
+        "the copy engine's rate. Uniform routing is assumed."
     )
     return Table("FLUX, experts in slices, 8 ranks", "bytedance/flux docs/performance.md", note, tuple(rows))
 
 
-def _planned(experts: Experts, on: Machine, tokens: int) -> float:
-    """Microseconds of a product in the form that our planner takes."""
-    asked = Tokens(on, "bfloat16", tokens)
-    form = asked.on_other_sms(experts, shape_of(experts), asked.of_product(experts)).fastest
+def _once_a_token(experts: Experts, on: Machine, tokens: int) -> float:
+    """Microseconds of a product by the fastest schedule that sends a token once to a rank."""
+    program = OF_TOKENS.first if experts.name == GATE_UP else OF_TOKENS.second
+    form = Tokens(on, "bfloat16", tokens).forms(experts, shape_of(experts), plans_of(OF_TOKENS, program)).fastest
     assert form is not None and form.us is not None
     return form.us
 
