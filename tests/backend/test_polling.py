@@ -117,6 +117,23 @@ def test_all_lanes_poll_if_told_to() -> None:
     assert world.polls == 11
 
 
+def test_one_thread_polls_for_others_that_look_at_words_of_their_own() -> None:
+    world, own = World(), SIGNAL + 64
+    world.memory[own] = 5
+    world.at[10] = lambda: world.memory.update({SIGNAL: 4})
+    text = polling.fn(32, "gpu", "first", True)
+    for thread, polls in ((0, 10), (1, 0), (32, 0)):
+        world.polls, world.memory[SIGNAL] = 0, 0
+        special: Mapping[str, Any] = {"%tid.x": thread, "%ctaid.x": 7, "%globaltimer": world.look}
+        machine = Machine(world.memory, special, world.loaded)
+        machine.run(text, SIGNAL, 4, HEAP[ME], own)
+        names = [e[0] for e in machine.log]
+        assert world.polls == polls and machine.registers["$0"] == 5
+        assert names[-4:] == [
+            "bar.warp.sync", "barrier.cta.red.or.pred", "ld.acquire.gpu.global.s32", "fence.proxy.async.global"
+        ]  # fmt: skip
+
+
 def test_a_signal_that_nobody_gives() -> None:
     """All ranks have entered, so this takes 5000 ns: looks at 1000 (from which time counts), 2000, ..., 6000."""
     world = World()

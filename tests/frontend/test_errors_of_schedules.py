@@ -172,7 +172,8 @@ SCHEDULES = [
         "change of a field that is much like another",
         ScheduleError,
         f"tk.Schedule(gather=tk.SMs({GATHER_TILE}), use=tk.SMs({USE_TILE})).changed(use={{'tiles': (16,)}})  # <-",
-        "has no tiles; it has count, tile, order, at, stages, warps, via, signals, wave, whole; did you mean tile?",
+        "has no tiles; it has count, tile, order, at, stages, warps, via, "
+        "signals, waits, wave, whole; did you mean tile?",
     ),
     pair(
         "world that is not said",

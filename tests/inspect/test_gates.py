@@ -110,7 +110,7 @@ def without(function: str, line: str) -> Edit:
 
 
 BARRIER = r"tl.debug_barrier\(\)"
-ACQUIRE = r"ld.acquire.\{scope\}.global.s\{bits\} %word, \[\$1\]"
+ACQUIRE = r"ld.acquire.\{scope\}.global.s\{bits\} %word, \[\{own_word\}\]"
 PTX: list[tuple[str, str, Edit, str]] = [
     ("barrier of notify", "push", without("notify", BARRIER), "barrier"),
     ("barrier of credit", "push", without("credit", BARRIER), "barrier"),
@@ -119,7 +119,7 @@ PTX: list[tuple[str, str, Edit, str]] = [
     ("release of notify", "push", in_function("notify", "red.release", "red.relaxed"), "release"),
     ("release of enter and leave", "push", in_function("tell", "fence.acq_rel.sys;", "nanosleep.u32 1;"), "release"),
     ("fence", "push", in_function("wait", '"one", tma', '"one", False'), "fence"),
-    ("token", "push", in_function("_until", "return tl.inline_asm.*", "return 0"), "guarded"),
+    ("token", "push", in_function("_until", r"return _zero\((.*)\)", r"\1\n    return 0"), "guarded"),
     ("width", "push", in_function("notify", "bitwidth == 64", "bitwidth != 64"), "all_gather_matmul: signal"),
     ("store after the barrier", "push",
      written_out("leave", in_function("leave", rf"^( +tl.store\(control \+ RUN.*\n)( +{BARRIER}\n)", r"\2\1")),
@@ -160,7 +160,7 @@ def test_one_instruction_less_is_found(
 @pytest.mark.parametrize(
     ("old", "new", "kind"),
     [
-        (r"^ +ld\.acquire\.\{scope\}\.global\.s\{bits\} %word, \[\$1\];\n", "", "acquire"),
+        (r"^ +ld\.acquire\.\{scope\}\.global\.s\{bits\} %word, \[\{own_word\}\];\n", "", "acquire"),
         (r"^ +@%p bra POLL_\$\{\{:uid\}\};\n", "", "poll"),
         (r"^ +bar\.warp\.sync 0xffffffff;\n", "", "poll"),
     ],

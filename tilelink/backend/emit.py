@@ -12,13 +12,13 @@ from dataclasses import replace
 import sympy
 
 from tilelink.backend import pipelining
-from tilelink.backend.addresses import Addresses, arange
+from tilelink.backend.addresses import Addresses
 from tilelink.backend.far import Far
-from tilelink.backend.kernel import ZERO, Body, Comment, Function, Kind, Source, Writer, call, grouped
-from tilelink.backend.parameters import CONTROL, PICKED, RANK, RUN, STAMPS, WAIT_ALL, Names
+from tilelink.backend.kernel import Body, Comment, Function, Kind, Source, Writer, call, grouped
+from tilelink.backend.parameters import CONTROL, PICKED, RANK, RUN, STAMPS, WORKERS, Names
 from tilelink.backend.reach import All, Near, Reach, Reached, home_of
-from tilelink.backend.signals import AT_ONCE, all_at_once, cells_awaited, write_expected
 from tilelink.backend.targets import Target
+from tilelink.backend.waits import Waits, in_pieces
 from tilelink.errors import KernelError
 from tilelink.frontend import ir
 from tilelink.frontend.expressions import Expr, of_dim, symbol
@@ -32,8 +32,9 @@ UNROLLED = 2
 
 
 class RoleEmitter:
-    """Writes one role: what does not change into `before`, the body of the loop over its tiles into `body`. `store`:
-    what stores a block. `one_layout`: all blocks along a dimension can have one mask."""
+    """Writes one role: what does not change into `before`, the body of the loop over its tiles into `body`. `opening`:
+    what stands before that loop, where a tile may take several turns of it (`waits.py`). `store`: what stores a block.
+    `one_layout`: all blocks along a dimension can have one mask."""
 
     store = "tl.store"
     one_layout = True
@@ -55,6 +56,8 @@ class RoleEmitter:
         self.text, self.local, self.made = self.addresses.text, self.addresses.local, self.addresses.made
         self.write = Writer()
         self.tokens: dict[str, Source] = {}
+        self.opening: Body = []
+        self.waits = Waits(self)
         self.near = Near(self)
         self.all = All(self) if target.multicast else None
         self.far = Far(self) if target.network else None
@@ -65,8 +68,12 @@ class RoleEmitter:
         routed = self.program.routed
         uneven = [r for r in walk.ranges if r.part is not None and (r.dim in routed or r.dim not in self.facts.equal)]
         exists = self.text(walk.exists) if uneven and walk.exists != sympy.true else None
-        with write.inside([]) as body:
-            self.statements(self.role.body)
+        pieces = in_pieces(self.role, self.program, self.facts, self.target)
+        if pieces:
+            self.opening, body = self.waits.tile_in_pieces(pieces)
+        else:
+            with write.inside([]) as body:
+                self.statements(self.role.body)
         if self.timed:
             number = self.program.roles.index(self.role)
             self.record(f"tl.cast({self.local(NUMBER.name)}, tl.int64) + ({number} << 32)")
@@ -79,6 +86,9 @@ class RoleEmitter:
             for n, value in addresses.of_tile.items():
                 write.set(n, value, Kind.FIXED)
             write.body += body
+        if pieces and exists:
+            with write.otherwise():
+                write.set(self.local(NUMBER.name), WORKERS, operator="+=")
         self.stamp("TILE_ENDS")
         before = Writer()
         sizes = [(self.local(n), self.text(v)) for n, v in walk.sizes]
@@ -117,7 +127,7 @@ class RoleEmitter:
                 self.give_owed(self.write)
                 self.write.set(self.owed, self.local(NUMBER.name))
             case ir.Wait():
-                self.wait(s)
+                self.tokens[s.name] = self.waits.wait(s)
             case ir.For():
                 outside, self.pipelined = self.pipelined, pipelining.pipelined(s, self.role, self.program)
                 with self.loop(s):
@@ -276,54 +286,6 @@ class RoleEmitter:
         if home == RANK:
             base = self.addresses.hoist(f"{signals.tensor}_signals_here", base)
         return base if cell == 0 else f"{base} + {self.text(self.target.signal_words * cell)}"
-
-    def wait(self, s: ir.Wait) -> None:
-        """One poll where the views lie in one cell each; else a loop over the cells. All tokens are summed."""
-        tma = "True" if s.name in self.read_by_tma else None
-        if len(s.views) == 1:
-            self.tokens[s.name] = self.wait_view(s.name, s.views[0], tma)
-            return
-        each = [self.wait_view(f"{s.name}_{n}", view, tma) for n, view in enumerate(s.views)]
-        self.tokens[s.name] = self.write.set(self.made(s.name, "tokens", s.name), " + ".join(each), Kind.FIXED)
-
-    def wait_view(self, guard: str, view: View, tma: Source | None) -> Source:
-        """`tma`: "True" where a descriptor loads what it guards."""
-        token = self.made(guard, "token", guard)
-        signals = self.program.signals_of(view.tensor)
-        cell, known, loops = cells_awaited(signals, view)
-        if loops:
-            self.write.set(token, ZERO)
-        if all_at_once(signals, view, self.target, self.facts):
-            self.wait_all(token, signals, cell, known, *loops, tma=tma)
-            return token
-        with ExitStack() as opened:
-            for counter, first, end in loops:
-                opened.enter_context(self.write.loop(self.local(counter), self.text(first), self.text(end)))
-            inside = not loops and not view.of_rank
-            expected = write_expected(self.write, self.addresses, signals, known, inside=inside)
-            where = self.signal(signals, RANK, cell)
-            self.stamp("WAIT_BEGINS")
-            waited = call("wait", CONTROL, where, expected, f'"{signals.scope}"', tma=tma)
-            self.write.set(token, waited, *((Kind.VARIABLE, "+=") if loops else (Kind.FIXED, "=")))
-            self.stamp("WAIT_ENDS")
-        return token
-
-    def wait_all(
-        self, token: str, signals: Signals, cell: Expr, known: dict[Expr, Expr], cells: tuple[str, Expr, Expr], *,
-        tma: Source | None,
-    ) -> None:  # fmt: skip
-        """Waits for a row of cells, as many at once as a warp has threads."""
-        counter, first, end = cells
-        at, last = self.made("at", "cells from", token), self.made("last", "last cell", token)
-        self.write.set(last, f"{self.text(end)} - 1", Kind.FIXED)
-        with self.write.loop(at, self.text(first), f"{last} + 1", AT_ONCE):
-            self.write.set(self.local(counter), f"tl.minimum({at} + {arange(AT_ONCE)}, {last})", Kind.FIXED)
-            expected = write_expected(self.write, self.addresses, signals, known, inside=False)
-            where = self.signal(signals, RANK, cell)
-            self.stamp("WAIT_BEGINS")
-            waited = call(WAIT_ALL, CONTROL, where, expected, f'"{signals.scope}"', tma=tma)
-            self.write.set(token, waited, Kind.VARIABLE, "+=")
-            self.stamp("WAIT_ENDS")
 
     def stamp(self, what: str) -> None:
         """Records the time, where times are recorded."""

@@ -14,7 +14,7 @@ from tilelink.frontend.values import ITEM_SIZE
 
 COPY_CHUNK = 128
 COPY_BLOCK = 2**15
-"""Elements that are copied at a time, at most, if a copy goes along several dimensions that have no tile size."""
+"""Elements that are copied at a time, at most: 64 KB of bfloat16, which registers hold."""
 COPY_LINES, LONGEST_CHUNK = 2**14, 1024
 """Of a copy of whole lines, as many elements at a time, in pieces of lines that are no longer: 32 KB of bfloat16 are on
 their way at once, which leaves registers for addresses."""
@@ -69,9 +69,14 @@ def fills(r: Range, facts: Facts) -> bool:
 
 
 def copied_chunks(ranges: Sequence[Range]) -> list[tuple[Range, int]]:
-    """The ranges that a copy has no tile size for, in order, each with how much of it is copied at a time."""
+    """The ranges that a copy has no tile size for, or too large a one, in order, each with how much of it is copied at
+    a time."""
     chunks: list[tuple[Range, int]] = []
     block = prod(r.extent or 1 for r in ranges)
+    longest = ranges[-1].extent if ranges else None
+    if longest and all(r.extent for r in ranges) and block > COPY_BLOCK:
+        n = max(COPY_CHUNK, COPY_BLOCK * longest // block)
+        return [(ranges[-1], n)] if n < longest else []
     if [r.extent is None for r in ranges] == [False, True]:
         return [(ranges[-1], max(COPY_CHUNK, min(LONGEST_CHUNK, COPY_LINES // block)))]
     for r in (r for r in reversed(ranges) if r.extent is None):

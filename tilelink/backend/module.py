@@ -137,7 +137,12 @@ class Module:
         write.body += emitter.before
         if later:
             write.set(emitter.owed, "-1")
-        with write.loop(emitter.local(walk.NUMBER.name), first, last, WORKERS):
+        number, goes_on = emitter.local(walk.NUMBER.name), f"{emitter.local(walk.NUMBER.name)} < {last}"
+        if emitter.opening:
+            write.set(number, first)
+            write.body += emitter.opening
+        over_tiles = write.loop(number, first, last, WORKERS)
+        with write.block(f"while {goes_on}", goes_on) if emitter.opening else over_tiles:
             write.body += emitter.body
         if later:
             emitter.give_owed(write)

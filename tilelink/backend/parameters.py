@@ -21,9 +21,9 @@ from tilelink.frontend.walk import longest_part
 
 PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT")
 MULTICAST_PRIMITIVES = ("multicast_store", "multicast_notify", "multicast_sum")
-WAIT_ALL = "wait_all"
+WAIT_ALL, WAIT_SOME = "wait_all", "wait_some"
 NETWORK_PRIMITIVES = ("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far")
-ALL_PRIMITIVES = (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES, WAIT_ALL, "clock", "POISON")
+ALL_PRIMITIVES = (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES, WAIT_ALL, WAIT_SOME, "clock", "POISON")
 SEGMENT_OF, REFUSE, PICKED = "segment_of", "refuse", "picked"
 SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF, REFUSE, PICKED)
 """What modules import: from that of the target, and from that of what all targets have alike."""

@@ -8,9 +8,7 @@ from dataclasses import replace
 import sympy
 
 from tilelink.backend.addresses import Addresses
-from tilelink.backend.facts import Facts
 from tilelink.backend.kernel import ZERO, Source, Writer, call
-from tilelink.backend.targets import Target
 from tilelink.frontend.cells import (
     cells_along,
     cells_in_part,
@@ -23,9 +21,6 @@ from tilelink.frontend.cells import (
 from tilelink.frontend.expressions import RANK, Expr, floor_div, of_dim, symbol, with_values
 from tilelink.frontend.ir import RANKS_DIM, Cell, Range, Signals, View
 from tilelink.frontend.routes import EXPERT, PART
-
-AT_ONCE = 32
-"""Cells that a wait polls at once: a thread of each warp has one."""
 
 
 def cell_of(signals: Signals, view: View, home: Expr) -> Expr:
@@ -54,16 +49,6 @@ def cells_awaited(signals: Signals, view: View) -> tuple[Expr, dict[Expr, Expr],
         known |= _place(c, k, i, first, home)
         cell = cell * cells_along(c) + first
     return cell, known, loops
-
-
-def all_at_once(signals: Signals, view: View, target: Target, facts: Facts) -> bool:
-    """Whether a wait for a view polls a block of cells: those of what comes from several ranks, which are counted each
-    for itself. (Others span two or three, and are polled one after the other; so are all where times are recorded.)"""
-    if not target.waits_for_all or facts.timed or any(n.sums for n in signals.notifiers):
-        return False
-    _, _, loops = cells_awaited(signals, view)
-    of_ranks = any(name == of_dim(RANKS_DIM, "cell").name for name, _, _ in loops)
-    return len(loops) == 1 and (of_ranks or any(c.route for c in signals.grid))
 
 
 def write_expected(

@@ -12,6 +12,7 @@ from tilelink.frontend.passes.elaborate import Binding, elaborate
 from tilelink.frontend.passes.fold import drop_unread, fold
 from tilelink.frontend.passes.late_signals import late_signals
 from tilelink.frontend.passes.multicast import multicast
+from tilelink.frontend.passes.pieces import wait_in_pieces
 from tilelink.frontend.passes.publish import publish
 from tilelink.frontend.passes.resources import check_resources
 from tilelink.frontend.passes.signals import derive_signals
@@ -21,7 +22,10 @@ from tilelink.frontend.values import dtype_name
 from tilelink.frontend.verify import verify
 from tilelink.language import Recording, TensorWord, launched
 
-PASSES = (elaborate, multicast, fold, drop_unread, check_resources, publish, derive_signals, split_waits, late_signals)
+PASSES = (
+    elaborate, multicast, fold, drop_unread, check_resources, publish, wait_in_pieces, derive_signals, split_waits,
+    late_signals,
+)  # fmt: skip
 
 
 def bind(

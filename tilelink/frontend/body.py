@@ -58,6 +58,11 @@ class Code:
     holes: tuple[Load | Variable | Called | Expr, ...] = ()
     dots: tuple[tuple[int, int, int], ...] = ()
 
+    def reading(self, change: Callable[[View], View]) -> Code:
+        """The same code with the views that it loads changed."""
+        loads = (replace(h, view=change(h.view)) if isinstance(h, Load) else h for h in self.holes)
+        return replace(self, holes=tuple(loads))
+
     @property
     def loads(self) -> tuple[Load, ...]:
         return tuple(h for h in self.holes if isinstance(h, Load))
@@ -153,6 +158,12 @@ class Statement:
         old = {name: getattr(self, name) for name in self.GIVES}
         new: dict[str, Any] = {n: tuple(map(change, v)) if isinstance(v, tuple) else change(v) for n, v in old.items()}
         return replace(self, **new) if new else self
+
+    def reading(self, change: Callable[[View], View]) -> Self:
+        """The same statement with the views that it reads itself changed."""
+        made: dict[str, Any] = {name: change(getattr(self, name)) for name in self.READS}
+        made |= {name: getattr(self, name).reading(change) for name in self.CODES}
+        return replace(self, **made) if made else self
 
     def _views(self, fields: tuple[str, ...]) -> tuple[View, ...]:
         values = (getattr(self, name) for name in fields)

@@ -16,6 +16,7 @@ from tilelink.language import launched
 VIAS = ("load-store", "multicast")
 STREAMS = ("peers", "one")
 SIGNALS = ("now", "late")
+WAITS = ("whole", "pieces")
 
 
 class _Fields:
@@ -49,6 +50,8 @@ class SMs(_Fields):
     notifications becomes one access to all ranks. The fabric of the target must multicast stores.
     `signals`: "now" or "late". With "late", the worker gives a tile's notifications after the main loop of its next
     tile, when the tile's stores have arrived (of its last tile, after that tile). The role must not wait.
+    `waits`: "whole" or "pieces". With "pieces", a tile that waits for rows and then goes through them step by step
+    waits in that loop, for what comes next. A piece is as long as the tiles that bring it.
     `wave`: experts in a turn. Roles without a count that go over the experts of a route and have a wave take turns: the
     tiles of some experts in the first role, of the same experts in the next one, then those of the next experts.
     `whole`: elements of a block over a whole dimension, such as {"D": 128} if a tile function loads `q[t.rows]` of a
@@ -63,6 +66,7 @@ class SMs(_Fields):
     warps: int = 8
     via: str = "load-store"
     signals: str = SIGNALS[0]
+    waits: str = WAITS[0]
     wave: int | None = None
     whole: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
 
@@ -85,6 +89,8 @@ class SMs(_Fields):
             raise ScheduleError(f"via={self.via!r}: it is one of {', '.join(map(repr, VIAS))}", site)
         if self.signals not in SIGNALS:
             raise ScheduleError(f"signals={self.signals!r}: it is one of {', '.join(map(repr, SIGNALS))}", site)
+        if self.waits not in WAITS:
+            raise ScheduleError(f"waits={self.waits!r}: it is one of {', '.join(map(repr, WAITS))}", site)
         if not power_of_two(self.warps):
             raise ScheduleError(f"{self.warps!r} warps: the number must be a power of two", site)
 
@@ -93,6 +99,7 @@ class SMs(_Fields):
         parts += [f"tile={self.tile}", f"order={self.order}"] + ([f"at={self.at!r}"] if self.at else [])
         parts += [f"via={self.via!r}"] if self.via != VIAS[0] else []
         parts += [f"signals={self.signals!r}"] if self.signals != SIGNALS[0] else []
+        parts += [f"waits={self.waits!r}"] if self.waits != WAITS[0] else []
         parts += [f"wave={self.wave}"] if self.wave else []
         parts += [f"whole={dict(self.whole)}"] if self.whole else []
         return f"SMs({', '.join(parts)}, stages={self.stages}, warps={self.warps})"

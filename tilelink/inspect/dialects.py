@@ -82,7 +82,7 @@ DIALECTS = {
         assembly={
             # a label, a load of the word that is waited for, a branch back, and a meeting of the lanes behind that
             "poll": r"(\w+_\$\{:uid\}):\s+ld\.relaxed\S+ \S+ \[\$1\](?s:.*)\bbra \1(?s:.*)bar\.warp\.sync",
-            "acquire": r"ld\.acquire\.(?P<scope>\w+)\S* \S+ \[\$1\]",
+            "acquire": r"ld\.acquire\.(?P<scope>\w+)\S* \S+ \[\$[14]\]",
             "release": r"(?:red\.release|fence\.acq_rel)\.(?P<scope>\w+)",
             "fence": r"fence\.proxy\.async(?!(?s:.*)ld\.acquire)",  # before an acquire it orders nothing
         },

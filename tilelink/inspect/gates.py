@@ -16,9 +16,9 @@ from math import prod
 from tilelink.backend.cache import store
 from tilelink.backend.gluon.takes import multiplies
 from tilelink.backend.lower import Lowered
-from tilelink.backend.parameters import WAIT_ALL
+from tilelink.backend.parameters import WAIT_ALL, WAIT_SOME
 from tilelink.backend.pipelining import enters, read_by_tma
-from tilelink.backend.signals import all_at_once
+from tilelink.backend.waits import all_at_once, in_pieces
 from tilelink.frontend.expressions import Expr
 from tilelink.frontend.ir import Code, Copy, Notify, Role, TileProgram, View, Wait, Write, walk
 from tilelink.frontend.workload import members
@@ -31,6 +31,7 @@ from tilelink.inspect.ttgir import Kernel
 DOES = {
     "wait": ("acquire", "poll"),
     WAIT_ALL: ("acquire", "poll", "barrier"),
+    WAIT_SOME: ("acquire", "poll", "barrier"),
     "notify": ("barrier", "release"),
     "enter": ("release",),
     "entered": ("acquire", "poll"),
@@ -73,7 +74,7 @@ def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
         instructions, done = instructions + more, done + weight
     found = {**{k: count[k] for k in KINDS}, "guarded": sum(r.guarded() for _, r in read), "mma": instructions}
     expected = {k: sum(n for (kind, _), n in wanted.items() if kind == k) for k in KINDS}
-    expected["guarded"] = sum(1 for _ in guarded_reads(program))
+    expected["guarded"] = sum(1 for _ in guarded_reads(lowered))
     expected["mma"] = round(instructions * work / done) if done else work and 1
     findings = [f"{k}: the program says {expected[k]}, found {found[k]}" for k in KINDS if expected[k] != found[k]]
     guards, guarding = guarding_words(program), sum(r.guarding() for _, r in read)
@@ -110,25 +111,32 @@ def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
     for role in program.in_kernel:
         made["entered", "sys"] += len(_homes_entered(program, role))
         fills = False
+        pieces = in_pieces(role, program, lowered.facts, lowered.target)
         for s in walk(role.body):
             if isinstance(s, Wait | Notify):
                 late = isinstance(s, Notify) and s.late  # in a tile, and behind the last one
                 for view in s.views:
                     signals = program.signals_of(view.tensor)
                     wide = isinstance(s, Wait) and all_at_once(signals, view, lowered.target, lowered.facts)
-                    made[WAIT_ALL if wide else type(s).__name__.lower(), signals.scope] += 1 + late
+                    name = WAIT_ALL if wide else type(s).__name__.lower()
+                    made[WAIT_SOME if pieces and s in pieces.body else name, signals.scope] += 1 + late
             fills |= isinstance(s, Notify) or (isinstance(s, Write) and s.target.tensor in heap)
         filling |= {role.name} if fills else set()
     made["credit", "sys"] += sum(any(r.name in filling for r in turns) for turns in members(program.in_kernel))
     return made
 
 
-def guarded_reads(program: TileProgram) -> Iterator[View]:
-    """The reads that may only happen after a wait, or after a peer has entered."""
+def guarded_reads(lowered: Lowered) -> Iterator[View]:
+    """The reads that may only happen after a wait, or after a peer has entered; and those at steps of which a wait says
+    that they have come."""
+    program = lowered.program
     for role in program.in_kernel:
-        for view in _reads(role):
-            if view.guard or (view.tensor in program.published and view.remote):
-                yield view
+        pieces = in_pieces(role, program, lowered.facts, lowered.target)
+        stepped = {id(s) for s in walk(pieces.body)} if pieces else set()
+        for s in walk(role.body):
+            for view in s.read:
+                if view.guard or (view.tensor in program.published and view.remote) or id(s) in stepped:
+                    yield view
 
 
 def guarding_words(program: TileProgram) -> int:

@@ -46,4 +46,5 @@ pull = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), at="reader"), matmul=gemm)
 multicast = tk.Schedule(gather=tk.SMs(8, tile=(128, 256), at="home", via="multicast"), matmul=gemm)
 by_engine = tk.CopyEngine(tile=(512, None), order=tk.ring, at="home", streams="one")
 engine = tk.Schedule(gather=by_engine, matmul=gemm)
+pieces = push.changed(gather={"tile": (128, 1024)}, matmul={"waits": "pieces"})
 operator = "all_gather_linear"  # of tilelink.ops: these schedules are its plans

@@ -47,4 +47,5 @@ multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": 
 engine = tk.Schedule(
     gather=by_engine, input_gradient=input_gemm, weight_gradient=weight_gemm, bias_gradient=columns
 )
+pieces = push.changed(gather={"tile": (128, 1024)}, input_gradient={"waits": "pieces"})
 operator = "linear_reduce_scatter_backward"

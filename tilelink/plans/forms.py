@@ -24,6 +24,7 @@ from tilelink.programs.schedule_text import NamedSchedule
 
 GAIN = 0.02
 """By so much other SMs or streams of a role have to make a form faster, to be worth a longer name."""
+UNJUDGED = 'no published kernel has waits="pieces", so nothing judges its predictions; ask for it by name'
 LEFT_OUT = ("bias", "dbias", "gathered", "epilogue")
 """Parameters of programs that predictions are made without."""
 
@@ -113,6 +114,12 @@ def _count(launched: str, prediction: Prediction) -> int | None:
     return resource.count if isinstance(resource, SMs) else None
 
 
+def _in_pieces(plan: Plan) -> bool:
+    """Whether tiles of a plan wait for rows in pieces."""
+    resources = plan.program.schedule(plan.schedule.name).values()
+    return any(isinstance(r, SMs) and r.waits == "pieces" for r in resources)
+
+
 @dataclass(frozen=True)
 class Question:
     """An operator at its sizes, on a machine."""
@@ -130,6 +137,8 @@ class Question:
 
         def predicted(plan: Plan, beaten: float | None) -> Prediction | str:
             program = plan.program
+            if _in_pieces(plan):
+                return UNJUDGED
             if beaten is not None and program.name not in least:
                 least[program.name] = self._least_us(program)
             if beaten is not None and least[program.name] >= beaten:

@@ -28,7 +28,7 @@ RUNS = tuple((1, 3, seed) for seed in range(4))
 ON_TWO_SLOTS = tuple((2, 5, seed) for seed in range(4))
 RUN = ("all_gather_matmul push", "lower_rows push", "all_gather_matmul pull", "matmul_reduce_scatter push")
 """Subjects in which each primitive matters: inputs that are published, signals in vain, several notifiers."""
-COMPILED = ("all_gather_matmul push", "all_gather_matmul pull")
+COMPILED = ("all_gather_matmul push", "all_gather_matmul pull", "all_gather_matmul pieces")
 ON_GPU = dataclasses.replace(
     TARGETS["sm_90"], name="portable on sm_90", module=PORTABLE, descriptors=False, multicast=False
 )

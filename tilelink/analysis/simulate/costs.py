@@ -29,11 +29,13 @@ VIA = {"load-store": "load_store", "tma": "tma", "multicast": "multicast"}
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Of each step: `alone`, microseconds on an idle machine without its transfers; `memory`, bytes to and from the
-    rank's device memory. Of each role: `agents`, and `multicasts`, whether
-    what it stores to all ranks leaves once, and what it reads of all ranks enters once, added up by the fabric."""
+    """Of each step: `alone`, microseconds on an idle machine without its transfers; `refill`, what it takes more where
+    the worker has waited for it in the middle of a product; `memory`, bytes to and from the rank's device memory. Of
+    each role: `agents`, and `multicasts`, whether what it stores to all ranks leaves once, and what it reads of all
+    ranks enters once, added up by the fabric."""
 
     alone: np.ndarray
+    refill: np.ndarray
     memory: np.ndarray
     agents: tuple[Agent, ...]
     multicasts: tuple[bool, ...]
@@ -57,7 +59,8 @@ def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
     chosen = tuple(machine.agent(name) for name in names)
     on_sm = np.array([a.on_sm for a in chosen])[steps.events.role[steps.event]]
     alone = np.where(on_sm, busy + np.where(head, machine.tile_us, 0), 0)
-    return Costs(alone, steps.fetched + steps.written, chosen, tuple(name == "multicast" for name in names))
+    refill = np.where(product & ~head, machine.tile_us / 2, 0)  # assumed: to fill the pipeline takes half of it
+    return Costs(alone, refill, steps.fetched + steps.written, chosen, tuple(name == "multicast" for name in names))
 
 
 def agent_of(role: Role, agents: Mapping[str, str]) -> str:

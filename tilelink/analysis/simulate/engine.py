@@ -66,7 +66,7 @@ class _Engine:
         self.tile = compact(steps.tile)
         self.cell = compact(steps.cell)
         self.far = compact(steps.far)
-        self.alone = compact(costs.alone)
+        self.alone, self.refill = compact(costs.alone), compact(costs.refill)
         self.memory = compact(costs.memory / (machine.memory_rate * GB_S))
         wires = way(steps, costs, machine)
         counts = np.bincount(steps.transfer_step, minlength=len(steps))
@@ -81,7 +81,7 @@ class _Engine:
         self.next = steps.first.tolist()
         self.last = steps.last.tolist()
         self.rank = steps.worker_rank.tolist()
-        self.stored = [0.0] * len(self.next)
+        self.stored, self.waited = [0.0] * len(self.next), [False] * len(self.next)
         self.free = [0.0] * (wires.servers + steps.events.sizes.world)  # of links, and of each rank's memory
         self.memory_of = [wires.servers + rank for rank in self.rank]
         self.missing = np.bincount(steps.cell[steps.kind == NOTIFYING], minlength=steps.cells).tolist()
@@ -127,6 +127,7 @@ class _Engine:
                 if (until := self.seen[cell]) > time:
                     self.waits.extend((step, time, until, self.giver[cell]))
                     time = until
+                    self.waited[worker] = True
             else:
                 time = self.notified(step, worker, time)
             self.stop[tile] = time
@@ -153,6 +154,9 @@ class _Engine:
     def work(self, step: int, worker: int, time: float) -> float:
         """When work that begins now is over."""
         done = time + self.alone[step]
+        if self.waited[worker]:
+            done += self.refill[step]
+            self.waited[worker] = False
         if self.memory[step]:
             done = max(done, self.serve(self.memory_of[worker], time, self.memory[step]))
         computed = done

@@ -134,7 +134,7 @@ class Multiplying(Partition):
 
     def statement(self, s: Statement) -> None:
         super().statement(s)
-        if s is self.ring.product.loop:
+        if s is self.ring.product.bare:
             total = self.variable(self.ring.product.sum)
             self.write.set(total, call("multiplied", total))
 

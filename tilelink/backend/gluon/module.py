@@ -38,8 +38,9 @@ class GluonModule(Module):
     def multiplying(self, role: Role, called: str) -> Function:
         """A function that gives each of three others its warps: the block's multiply, and others load and tell."""
         ring = Ring.of(self.names, role, self.target)
-        loaded = tuple(s for s in role.body if isinstance(s, ir.Wait) or s is ring.product.loop)
-        stored = tuple(s for s in role.body if not isinstance(s, ir.Wait | ir.Notify))
+        loaded = tuple(s for s in role.body if isinstance(s, ir.Wait) or s is ring.product.whole)
+        product = {id(ring.product.whole): ring.product.bare}
+        stored = tuple(product.get(id(s), s) for s in role.body if not isinstance(s, ir.Wait | ir.Notify))
         told = tuple(s for s in role.body if isinstance(s, ir.Notify))
         parts: list[tuple[str, type[Partition], ir.Body]] = [
             ("multiply", Multiplying, stored), ("load", Loading, loaded), ("tell", Telling, told),

@@ -16,6 +16,7 @@ from tilelink.backend.targets.cuda import clock, leave  # noqa: F401, kernels im
 from tilelink.backend.targets.polling import returning as polling  # noqa: F401, `over` finds it here
 from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, last_out, peer  # noqa: F401, kernels import them from here
 
+(_zero,) = portable.over(globals(), cuda._zero)
 (_until,) = portable.over(globals(), cuda._until)
 wait, entered = portable.over(globals(), cuda.wait, cuda.entered)
 

@@ -22,8 +22,11 @@ WARPS_OF_GROUP, ROWS_OF_GROUP, COLUMNS, DEPTH = 4, 64, 16, 16
 @dataclass(frozen=True)
 class Product:
     """How a role multiplies: the loop of `dot`, the sum that it adds to, and the views of both operands, each with the
-    block that a descriptor loads."""
+    block that a descriptor loads. `whole`: the loop with what stands around it, which waits for pieces; `bare`: that
+    without its waits."""
 
+    whole: ir.For | ir.If
+    bare: ir.For | ir.If
     loop: ir.For
     dot: ir.Compute
     sum: str
@@ -52,9 +55,15 @@ def product_of(role: Role, program: TileProgram, facts: Facts) -> Product:
         return FormError(f"{program.name} has no specialised form: {role.name} {why}", s.site if s else role.site)
 
     places = [k for k, s in enumerate(role.body) if any(isinstance(i, ir.For) for i in ir.walk((s,)))]
-    loop = role.body[places[0]]
+    whole = bare = role.body[places[0]]
+    loop = whole
+    match whole:
+        case ir.For(body=(*waits, ir.For() as inner)) | ir.If(body=(*waits, ir.For() as inner), orelse=()):
+            if waits and all(isinstance(w, ir.Wait) for w in waits):
+                loop, bare = inner, replace(whole, body=(inner,))
     if len(places) > 1 or not isinstance(loop, ir.For):
-        raise fail("has more than one loop, or one in a branch; it takes one, over the steps of a dot", loop)
+        raise fail("has more than one loop, or one in a branch; it takes one, over the steps of a dot", whole)
+    assert isinstance(whole, ir.For | ir.If) and isinstance(bare, ir.For | ir.If)
     dot = loop.body[0]
     if len(loop.body) > 1 or not isinstance(dot, ir.Compute) or not _is_dot(dot.code):
         raise fail("does more in its main loop than tl.dot of two blocks that it loads, onto one sum", loop)
@@ -82,7 +91,7 @@ def product_of(role: Role, program: TileProgram, facts: Facts) -> Product:
     for s in behind:
         if not isinstance(s, ir.Compute | ir.Store | ir.Notify | ir.Owed) or any(v.guard for v in s.read):
             raise fail("does more behind its main loop than to finish its sum, store it and notify", s)
-    return Product(loop, dot, dot.targets[0], tuple(operands))
+    return Product(whole, bare, loop, dot, dot.targets[0], tuple(operands))
 
 
 def _tree(code: ir.Code) -> ast.expr:

@@ -16,6 +16,12 @@ from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, 
 
 
 @triton.jit
+def _zero(seen):
+    """0, in a way that no compiler sees through."""
+    return tl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [seen], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
 def _until(control, word, expected, scope: tl.constexpr, lanes: tl.constexpr, fence: tl.constexpr):
     """Polls, acquires, and returns the zero that depends on it."""
     bits: tl.constexpr = word.dtype.scalar.element_ty.primitive_bitwidth
@@ -23,8 +29,7 @@ def _until(control, word, expected, scope: tl.constexpr, lanes: tl.constexpr, fe
     constraints: tl.constexpr = "=r,l,l,l,~{memory}" if bits == 64 else "=r,l,r,l,~{memory}"
     least = tl.cast(expected, word.dtype.scalar.element_ty)
     operands = [word, least, control.to(tl.int64)]
-    seen = tl.inline_asm_elementwise(asm, constraints, operands, dtype=tl.int32, is_pure=False, pack=1)
-    return tl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [seen], dtype=tl.int32, is_pure=True, pack=1)
+    return _zero(tl.inline_asm_elementwise(asm, constraints, operands, dtype=tl.int32, is_pure=False, pack=1))
 
 
 @triton.jit
@@ -57,6 +62,20 @@ def wait_all(control, words, expected, scope: tl.constexpr, tma: tl.constexpr = 
     seen = _until(control, words, expected, scope, "all", tma)
     tl.debug_barrier()
     return tl.sum(seen, 0)
+
+
+@triton.jit
+def wait_some(control, first, words, least, expected, scope: tl.constexpr, tma: tl.constexpr = False):
+    """Until the word `first` is at least `least`. Returns the 0 of `wait`; and how many of a block of words, one a
+    thread, are at least what is expected of them, from its first on, which is `first`: what these guard may be read,
+    too. As all threads have to find the same number, each looks at a word that nobody else looks at."""
+    asm: tl.constexpr = polling(32, scope, "first", tma)
+    operands = [first, tl.cast(least, tl.int32), control.to(tl.int64), words]
+    seen = tl.inline_asm_elementwise(asm, "=r,l,r,l,l,~{memory}", operands, dtype=tl.int32, is_pure=False, pack=1)
+    some: tl.constexpr = words.shape[0]
+    count = tl.min(tl.where(seen < expected, tl.arange(0, some), some), 0)
+    tl.debug_barrier()
+    return _zero(count), count
 
 
 @triton.jit

@@ -18,13 +18,16 @@ from tilelink.backend.targets import portable
 @triton.constexpr_function
 def polling(bits, scope, lanes, fence, pair=False, ends=True):
     """PTX that waits until the word of `bits` at $1 is at least $2; $3 is the control block. `lanes`: "one" polls for
-    its warp, or "all" for themselves, each another word. The result is the low half of the word. `pair`: two words of
+    its warp, or "all" for themselves, each another word; "first" is the block's first thread, which polls for all of
+    them, and then each acquires a word of its own, at $4. The result is the low half of the word. `pair`: two words of
     64 bits are added up, and the result is the low half of the second. `ends`: a worker whose wait gives up ends;
     else the wait returns, when the lane is poisoned."""
     words = {name: word.value for name, word in vars(portable).items() if isinstance(word, tl.constexpr)}
     own = {name: f"[$3+{8 * number}]" for name, number in words.items()}
     poison, progress = 8 * words["POISON"], 8 * words["PROGRESS"]
-    leader = "mov.u32 %n, %laneid; setp.ne.u32 %p, %n, 0; @%p bra DONE_${:uid};"
+    me = {"one": "%laneid", "first": "%tid.x"}.get(lanes)
+    leader = f"mov.u32 %n, {me}; setp.ne.u32 %p, %n, 0; @%p bra DONE_${{:uid}};" if me else ""
+    own_word = "$4" if lanes == "first" else "$1"
     both = f"ld.relaxed.{scope}.global.s64 %v, [$1+8]; add.s64 %word, %word, %v;"
     widen, narrow = ("mov.b64", "cvt.s32.s64") if bits == 64 else ("cvt.s64.s32", "mov.b32")
     reported = "OVER" if ends else "POLL"  # by another wait of this rank, whose poison is on its way
@@ -35,7 +38,7 @@ def polling(bits, scope, lanes, fence, pair=False, ends=True):
         .reg .b64 %v, %limit, %why, %what, %due, %seen, %ranks, %rank, %at, %now, %began, %entered;
         mov.u32 %polls, 0;
         setp.ne.u32 %over, %polls, 0;
-        {leader if lanes == "one" else ""}
+        {leader}
     POLL_${{:uid}}:
         ld.relaxed.{scope}.global.s{bits} %word, [$1];
         {both if pair else ""}
@@ -132,7 +135,7 @@ def polling(bits, scope, lanes, fence, pair=False, ends=True):
     DONE_${{:uid}}:
         bar.warp.sync 0xffffffff;
         {end_together}
-        ld.acquire.{scope}.global.s{bits} %word, [$1];
+        ld.acquire.{scope}.global.s{bits} %word, [{own_word}];
         {f"ld.acquire.{scope}.global.s64 %word, [$1+8];" if pair else ""}
         {"fence.proxy.async.global;" if fence else ""}
         {narrow} $0, %word;

@@ -86,6 +86,17 @@ def wait_all(control, words, expected, scope: tl.constexpr, tma: tl.constexpr = 
 
 
 @triton.jit
+def wait_some(control, first, words, least, expected, scope: tl.constexpr, tma: tl.constexpr = False):
+    """As `wait`, for the word `first`. Also returns how many of a block of words have come, from its first on, which is
+    `first`: what these guard may be read, too. The barrier: as in `wait_all`."""
+    zero = wait(control, first, least, scope)
+    seen, some = tl.atomic_add(words, 0, sem="acquire", scope=scope), words.shape[0]
+    count = tl.min(tl.where(seen < expected, tl.arange(0, some), some), 0)
+    tl.debug_barrier()
+    return zero, count
+
+
+@triton.jit
 def notify(signal, scope: tl.constexpr):
     """Counts one up, with release order, once all threads have stored what they had to."""
     tl.debug_barrier()

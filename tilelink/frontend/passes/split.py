@@ -88,7 +88,8 @@ def _split(s: ir.For, grids: Grids) -> ir.Statement:
         whole = [_along(w, s, lambda r: replace(r, start=s.start, stop=s.stop, extent=None)) for w in waits]
         return ir.If(s.site, sympy.Lt(s.start, s.stop), (*whole, inner), ())
     chunk = gcd(*sizes)
-    if chunk <= s.step:
+    spread = any(r.part is not None for w in waits for v in w.views for r in v.ranges if r.start == symbol(s.name))
+    if chunk < s.step or (chunk == s.step and spread):
         return s
     lo = symbol(f"{s.name}.cell")
 

@@ -1,0 +1,86 @@
+"""Waits for pieces of rows: their place in the program, what signals follow, and the roles that can't have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.frontend.wrong import Case, changed, check
+from tests.kernels.gather_gemm import in_tiles
+from tilelink.analysis.check.structure import why_not_structural
+from tilelink.analysis.events import WAIT
+from tilelink.errors import ScheduleError
+from tilelink.frontend import ir
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+
+PIECES = in_tiles("pieces", (16, 64), (16, 16, 16))
+SOURCE = """
+@tk.tile
+def gather(t, x, full):
+    tk.notify(tk.copy(x[t], full[t].at(t.reader)))
+
+
+@tk.tile
+def matmul(t, full, weight, out):
+    rows = tk.wait(full[t.rows])
+    acc = tl.zeros(t.shape, tl.float32)
+    for k in tk.steps(full.cols):
+        acc = tl.dot(rows[:, k].load(), weight[k, t.cols].load(), acc)
+    out[t].store(acc)
+
+
+@tk.program
+def program(x: tk.Sharded("M", "K"), weight: tk.Local("K", "N"), out: tk.Local("M", "N")):
+    full = tk.local("M", "K")
+    gather[tk.tiles(x, reader=tk.ranks)](x, full)
+    matmul[tk.tiles(out)](full, weight, out)
+
+
+schedule = tk.Schedule(gather=tk.SMs(tile=(16, 16)), matmul=tk.SMs(tile=(16, 16, 16), waits="pieces"))
+
+
+def main():
+    return program.bind(schedule)
+"""
+
+
+def case(name: str, changes: dict[str, str], *says: str) -> Case:
+    return Case(name, ScheduleError, changed(SOURCE, changes), says)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        case("another word", {'"pieces")': '"parts")  # <-\n'}, "waits='parts': it is one of 'whole', 'pieces'"),
+        case(
+            "waits for nothing",
+            {'tile=(16, 16)),': 'tile=(16, 16), waits="pieces"),', "gather[tk.tiles(x, reader=tk.ranks)](x, full)":
+             "gather[tk.tiles(x, reader=tk.ranks)](x, full)  # <-"},
+            'gather has waits="pieces", and no main loop goes step by step through one view that its tiles wait for',
+        ),
+    ],
+    ids=lambda c: c.name,
+)
+def test_what_can_not_wait_in_pieces(wrong: Case, tmp_path: Path) -> None:
+    check(wrong, tmp_path)
+
+
+def test_where_they_stand_in_the_program() -> None:
+    dtypes = dict.fromkeys(["x", "weight", "out", "gathered"], "float32")
+    program = all_gather_matmul.bind(PIECES, dtypes, absent=frozenset({"bias", "epilogue"}))
+    role = program.role("matmul")
+    assert "waits='pieces'" in str(role.resource)
+    assert not any(isinstance(s, ir.Wait) for s in role.body), "none stands before the loops"
+    waits = list(ir.every(ir.Wait, role.body))
+    assert [w.name for w in waits] == ["rows_ready", "rows_ready_1"], "all of them are kept, too"
+    (main,) = (s for s in role.body if isinstance(s, ir.For))
+    assert (main.step, main.body[0]) == (64, waits[0]), "a piece is what a tile of the gathering role brings"
+    assert why_not_structural(program) == ""
+
+
+def test_one_signal_a_piece() -> None:
+    events = all_gather_matmul.unroll(PIECES, world=2, M=64, N=32, K=160)
+    waits = events.op == WAIT
+    assert waits.sum() == 2 * (4 * 2) * 3, "of two ranks, eight tiles each, three pieces of K"
+    assert set(events.expected[waits].tolist()) == {1}

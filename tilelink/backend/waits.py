@@ -1,0 +1,163 @@
+"""How a tile waits: for one signal after the other, for many at once, or for what comes first.
+
+A wait for what a view spans is a poll for each of its cells. Two things are better where the target has wide polls:
+
+- What comes from several ranks is counted cell by cell, and a tile needs all of it: a block of cells is polled at once.
+- A main loop needs a piece of its rows at a time. It waits for the piece that is next, and takes with it all those
+  behind it that have come, too, in one pipelined loop: a tile whose rows are all here waits once, and another one is
+  never behind its rows by more than a piece.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from tilelink.backend import pipelining
+from tilelink.backend.addresses import arange
+from tilelink.backend.facts import Facts
+from tilelink.backend.kernel import ZERO, Body, Kind, Source, call
+from tilelink.backend.parameters import CONTROL, RANK, WAIT_ALL, WAIT_SOME, WORKERS
+from tilelink.backend.signals import cells_awaited, write_expected
+from tilelink.backend.targets import Target
+from tilelink.frontend import ir
+from tilelink.frontend.expressions import Expr, of_dim, own, symbol
+from tilelink.frontend.ir import RANKS_DIM, Role, Signals, TileProgram, View
+from tilelink.frontend.schedule import SMs
+from tilelink.frontend.walk import NUMBER
+
+if TYPE_CHECKING:
+    from tilelink.backend.emit import RoleEmitter
+
+AT_ONCE = 32
+"""Cells that a wait polls at once: a thread of each warp has one."""
+FROM, UP_TO = own("from"), own("up_to")
+"""The steps of a loop whose pieces have come."""
+
+
+def all_at_once(signals: Signals, view: View, target: Target, facts: Facts) -> bool:
+    """Whether a wait for a view polls a block of cells: those of what comes from several ranks, which are counted each
+    for itself. (Others span two or three, and are polled one after the other; so are all where times are recorded.)"""
+    if not target.waits_for_all or facts.timed or any(n.sums for n in signals.notifiers):
+        return False
+    _, _, loops = cells_awaited(signals, view)
+    of_ranks = any(name == of_dim(RANKS_DIM, "cell").name for name, _, _ in loops)
+    return len(loops) == 1 and (of_ranks or any(c.route for c in signals.grid))
+
+
+def in_pieces(role: Role, program: TileProgram, facts: Facts, target: Target) -> ir.For | None:
+    """The main loop of a role, if it waits for a piece, one cell of a signal, and goes through its steps in a pipelined
+    loop: then it takes pieces as they come. (Not where times are recorded.)"""
+    if not target.waits_for_all or facts.timed:
+        return None
+    opening = list(takewhile(lambda s: isinstance(s, ir.Compute) and not s.loads, role.body))
+    match role.body[len(opening) :]:
+        case (ir.For(body=(ir.Wait(views=(view,)), ir.For() as inner)) as loop, *_):
+            signals = program.signals_of(view.tensor)
+            one = not cells_awaited(signals, view)[2] and not any(n.sums for n in signals.notifiers)
+            return loop if one and pipelining.pipelined(inner, role, program) else None
+    return None
+
+
+class Waits:
+    """Writes the waits of a role."""
+
+    def __init__(self, emitter: RoleEmitter) -> None:
+        self.emitter, self.write, self.addresses = emitter, emitter.write, emitter.addresses
+        self.text, self.local, self.made = emitter.text, emitter.local, emitter.made
+
+    def wait(self, s: ir.Wait) -> Source:
+        """A wait for one or several views. Returns the sum of their tokens."""
+        if len(s.views) == 1:
+            return self._view(s.name, s.views[0], self._tma(s))
+        each = [self._view(f"{s.name}_{n}", view, self._tma(s)) for n, view in enumerate(s.views)]
+        return self.write.set(self.made(s.name, "tokens", s.name), " + ".join(each), Kind.FIXED)
+
+    def _tma(self, s: ir.Wait) -> Source | None:
+        """Says that a descriptor loads what a wait guards, if one does."""
+        return "True" if s.name in self.emitter.read_by_tma else None
+
+    def _view(self, guard: str, view: View, tma: Source | None) -> Source:
+        """A poll where the view lies in one cell, else a loop over its cells. Returns the token."""
+        emitter, token = self.emitter, self.made(guard, "token", guard)
+        signals = emitter.program.signals_of(view.tensor)
+        cell, known, loops = cells_awaited(signals, view)
+        if loops:
+            self.write.set(token, ZERO)
+        if all_at_once(signals, view, emitter.target, emitter.facts):
+            self._all(token, signals, cell, known, *loops, tma=tma)
+            return token
+        with ExitStack() as opened:
+            for counter, first, end in loops:
+                opened.enter_context(self.write.loop(self.local(counter), self.text(first), self.text(end)))
+            inside = not loops and not view.of_rank
+            expected = write_expected(self.write, self.addresses, signals, known, inside=inside)
+            where = emitter.signal(signals, RANK, cell)
+            emitter.stamp("WAIT_BEGINS")
+            waited = call("wait", CONTROL, where, expected, f'"{signals.scope}"', tma=tma)
+            self.write.set(token, waited, *((Kind.VARIABLE, "+=") if loops else (Kind.FIXED, "=")))
+            emitter.stamp("WAIT_ENDS")
+        return token
+
+    def _all(
+        self, token: str, signals: Signals, cell: Expr, known: dict[Expr, Expr], cells: tuple[str, Expr, Expr], *,
+        tma: Source | None,
+    ) -> None:  # fmt: skip
+        """Waits for a row of cells, as many at once as a warp has threads."""
+        counter, first, end = cells
+        at, last = self.made("at", "cells from", token), self.made("last", "last cell", token)
+        self.write.set(last, f"{self.text(end)} - 1", Kind.FIXED)
+        with self.write.loop(at, self.text(first), f"{last} + 1", AT_ONCE):
+            self.write.set(self.local(counter), f"tl.minimum({at} + {arange(AT_ONCE)}, {last})")
+            expected = write_expected(self.write, self.addresses, signals, known, inside=False)
+            where = self.emitter.signal(signals, RANK, cell)
+            waited = call(WAIT_ALL, CONTROL, where, expected, f'"{signals.scope}"', tma=tma)
+            self.write.set(token, waited, Kind.VARIABLE, "+=")
+
+    def tile_in_pieces(self, s: ir.For) -> tuple[Body, Body]:
+        """A tile whose main loop takes pieces as they come: what begins a tile, and what a worker repeats. That goes
+        over the pieces that have come, and behind the last it ends the tile and begins the next one. (A loop over
+        pieces inside of the loop over tiles has the same meaning. But ptxas no longer sees then that all threads of a
+        warp go the same way, and issues each matrix instruction of sm_100 in a loop.)"""
+        emitter, write = self.emitter, self.write
+        k = emitter.role.body.index(s)
+        here, number = self.local(FROM.name), self.local(NUMBER.name)
+        with write.inside([]) as begins:
+            emitter.statements(emitter.role.body[:k])
+            write.set(here, self.text(s.start))
+        with write.inside([]) as repeated:
+            stop = write.set(self.made("stop", "stop", s.name), self.text(s.stop), Kind.FIXED)
+            self._pieces(s, here, stop)
+            with write.branch(f"{here} >= {stop}"):
+                emitter.statements(emitter.role.body[k + 1 :])
+                write.body += begins
+                write.set(number, WORKERS, operator="+=")
+        return begins, repeated
+
+    def _pieces(self, s: ir.For, here: str, stop: str) -> None:
+        """The pieces that have come, from `here` on, of which there is one at least. Every thread of a worker looks at
+        another one."""
+        emitter, write, (waited, inner) = self.emitter, self.write, s.body
+        assert isinstance(waited, ir.Wait) and isinstance(inner, ir.For) and isinstance(emitter.role.resource, SMs)
+        (view,) = waited.views
+        signals = emitter.program.signals_of(view.tensor)
+        cell, known, _ = cells_awaited(signals, view)
+        token, came = self.made(waited.name, "token", waited.name), self.made("came", "came", s.name)
+        up_to = self.local(UP_TO.name)
+        next_one = {symbol(s.name): FROM}
+        at_first = {k: v.xreplace(next_one) for k, v in known.items()}
+        first = emitter.signal(signals, RANK, cell.xreplace(next_one))
+        least = write_expected(write, self.addresses, signals, at_first, inside=True)
+        least = call("tl.where", f"{here} < {stop}", least, 0)  # nothing is notified where there is nothing
+        each = f"{here} + {s.step}*{arange(emitter.target.warp_size * emitter.role.resource.warps)}"
+        write.set(self.local(s.name), f"tl.minimum({each}, {stop} - 1)", Kind.FIXED)
+        every = emitter.signal(signals, RANK, cell)
+        expected = write_expected(write, self.addresses, signals, known, inside=True)
+        given = CONTROL, first, every, least, expected, f'"{signals.scope}"'
+        write.assign((token, came), call(WAIT_SOME, *given, tma=self._tma(waited)))
+        write.set(up_to, f"tl.minimum({here} + {s.step}*{came}, {stop})")
+        emitter.tokens[waited.name] = token
+        emitter.statement(replace(inner, start=FROM, stop=UP_TO))
+        write.set(here, up_to)

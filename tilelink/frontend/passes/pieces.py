@@ -1,0 +1,92 @@
+"""Waits for whole rows, made waits for a piece of them at a time, where a schedule says waits="pieces".
+
+    rows = wait(full[rows])               for k in steps:
+    for k in steps:             becomes       rows = wait(full[rows, k])
+        ... rows[:, k].load() ...              ... rows[:, k].load() ...
+
+So a tile begins when the first piece of its rows is there. How long a piece is follows from the tiles that bring it, as
+signals are derived behind this. TileLink (MLSys 2025) and FLUX (arXiv 2406.06858) wait for whole tiles of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilelink.errors import ScheduleError
+from tilelink.frontend import ir
+from tilelink.frontend.expressions import Expr, symbol
+from tilelink.frontend.passes.elaborate import Binding
+from tilelink.frontend.schedule import SMs
+
+
+def wait_in_pieces(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
+    """The program with the waits of roles moved into their main loops, where the schedule says so. Raises ScheduleError
+    for a role that waits before no main loop."""
+    return replace(program, roles=tuple(_in_pieces(r) if _asks(r) else r for r in program.roles))
+
+
+def _asks(role: ir.Role) -> bool:
+    return isinstance(role.resource, SMs) and role.resource.waits == "pieces"
+
+
+def _in_pieces(role: ir.Role) -> ir.Role:
+    body = role.body
+    for wait in [s for s in body if isinstance(s, ir.Wait)]:
+        body = tuple(_moved(wait, body, [wait.name]))
+    if not any(isinstance(inner, ir.Wait) for loop in ir.every(ir.For, body) for inner in loop.body):
+        raise ScheduleError(
+            f'{role.name} has waits="pieces", and no main loop goes step by step through one view that its tiles wait '
+            "for: leave it out",
+            role.site,
+        )
+    return replace(role, body=body)
+
+
+def _moved(wait: ir.Wait, body: ir.Body, names: list[str]) -> Iterator[ir.Statement]:
+    """Statements with a wait in each main loop that reads what it guards, and one before all else that does, under
+    names of their own; `names`: the next one is the last."""
+    for s in body:
+        if s is wait or not any(v.guard == wait.name for inner in ir.walk((s,)) for v in inner.read):
+            yield from () if s is wait else (s,)
+        elif isinstance(s, ir.If):
+            yield s.around(*(tuple(_moved(wait, block, names)) for block in s.blocks))
+        else:
+            name, view = names[-1], _piece(s, wait)
+            names.append(f"{wait.name}_{len(names)}")
+            then = _renamed(s, wait.name, name)
+            if view is None:
+                yield from (replace(wait, name=name), then)
+            else:
+                yield then.around((ir.Wait(wait.site, name, (view,)), *then.blocks[0]))
+
+
+def _renamed(s: ir.Statement, old: str, new: str) -> ir.Statement:
+    """A statement with another guard in place of one."""
+
+    def change(view: ir.View) -> ir.View:
+        return replace(view, guard=new) if view.guard == old else view
+
+    (made,) = ir.rewritten((s,), lambda inner: (inner.reading(change),))
+    return made
+
+
+def _piece(s: ir.Statement, wait: ir.Wait) -> ir.View | None:
+    """What a main loop needs at a step of what is waited for, if that is one view, of which each step reads a part."""
+    if not isinstance(s, ir.For) or len(wait.views) > 1 or not any(c.dots for i in ir.walk(s.body) for c in i.codes):
+        return None
+    (whole,), steps = wait.views, set()
+    for view in (v for inner in ir.walk(s.body) for v in inner.read if v.guard == wait.name):
+        pairs = enumerate(zip(whole.index, view.index, strict=True))
+        steps.add(next(((k, i) for k, (w, i) in pairs if _step_of(i, w, s)), None))
+    if len(steps) != 1 or (found := steps.pop()) is None:
+        return None
+    at, step = found
+    return replace(whole, index=(*whole.index[:at], step, *whole.index[at + 1 :]))
+
+
+def _step_of(i: ir.Range | Expr, whole: ir.Range | Expr, loop: ir.For) -> bool:
+    """Whether a range is the step of a loop, over a whole dimension."""
+    if not isinstance(i, ir.Range) or not isinstance(whole, ir.Range):
+        return False
+    return whole.whole and i.start == symbol(loop.name) and i.extent == loop.step
