@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frontend.wrong import Case, changed, check
+from tests.frontend.wrong import GATHER_TILE, LAUNCH_GATHER, LAUNCH_USE, USE_TILE, Case, check, pair
 from tests.kernels.gather_gemm import in_tiles
 from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.events import WAIT
@@ -15,53 +15,23 @@ from tilelink.frontend import ir
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 PIECES = in_tiles("pieces", (16, 64), (16, 16, 16))
-SOURCE = """
-@tk.tile
-def gather(t, x, full):
-    tk.notify(tk.copy(x[t], full[t].at(t.reader)))
-
-
-@tk.tile
-def matmul(t, full, weight, out):
-    rows = tk.wait(full[t.rows])
-    acc = tl.zeros(t.shape, tl.float32)
-    for k in tk.steps(full.cols):
-        acc = tl.dot(rows[:, k].load(), weight[k, t.cols].load(), acc)
-    out[t].store(acc)
-
-
-@tk.program
-def program(x: tk.Sharded("M", "K"), weight: tk.Local("K", "N"), out: tk.Local("M", "N")):
-    full = tk.local("M", "K")
-    gather[tk.tiles(x, reader=tk.ranks)](x, full)
-    matmul[tk.tiles(out)](full, weight, out)
-
-
-schedule = tk.Schedule(gather=tk.SMs(tile=(16, 16)), matmul=tk.SMs(tile=(16, 16, 16), waits="pieces"))
-
-
-def main():
-    return program.bind(schedule)
-"""
-
-
-def case(name: str, changes: dict[str, str], *says: str) -> Case:
-    return Case(name, ScheduleError, changed(SOURCE, changes), says)
+ASKED = 'tile=(16, 16, 16), waits="pieces"'
+NO_LOOP = 'has waits="pieces", and no main loop goes step by step through one view that its tiles wait for'
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        case("another word", {'"pieces")': '"parts")  # <-\n'}, "waits='parts': it is one of 'whole', 'pieces'"),
-        case(
-            "waits for nothing",
-            {'tile=(16, 16)),': 'tile=(16, 16), waits="pieces"),', "gather[tk.tiles(x, reader=tk.ranks)](x, full)":
-             "gather[tk.tiles(x, reader=tk.ranks)](x, full)  # <-"},
-            'gather has waits="pieces", and no main loop goes step by step through one view that its tiles wait for',
-        ),
+        pair("another word", ScheduleError, {f"{USE_TILE}),": f'{USE_TILE}, waits="parts"),  # <-'},
+             "waits='parts': it is one of 'whole', 'pieces'"),
+        pair("waits for nothing", ScheduleError,
+             {GATHER_TILE: f'{GATHER_TILE}, waits="pieces"', LAUNCH_GATHER: f"{LAUNCH_GATHER}  # <-"},
+             f"gather {NO_LOOP}"),
+        pair("adds up and does not multiply", ScheduleError, {USE_TILE: ASKED, LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
+             f"use {NO_LOOP}"),
     ],
     ids=lambda c: c.name,
-)
+)  # fmt: skip
 def test_what_can_not_wait_in_pieces(wrong: Case, tmp_path: Path) -> None:
     check(wrong, tmp_path)
 
