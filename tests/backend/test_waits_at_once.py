@@ -70,6 +70,11 @@ def test_pieces_are_taken_as_they_come() -> None:
             assert "while i < " in source(world) and "came = wait_some(control, " in source(world)
 
 
+def test_where_there_are_no_pieces_nothing_is_awaited() -> None:
+    call = Call((20, 7, 0), K=0, integers=True, schedule="pieces")
+    run_and_check(call, call, world=CpuWorld(3, target=PIECES, heap_bytes=4 << 20, sms=20))
+
+
 def test_pieces_that_have_not_come_are_a_race() -> None:
     schedule = in_tiles("pieces", (16, 32), (16, 16, 16)).changed(gather={"count": 2})
     edit = replaced(r"up_to = tl.minimum\(.*", "up_to = stop")

@@ -150,11 +150,14 @@ class Waits:
         at_first = {k: v.xreplace(next_one) for k, v in known.items()}
         first = emitter.signal(signals, RANK, cell.xreplace(next_one))
         least = write_expected(write, self.addresses, signals, at_first, inside=True)
-        least = call("tl.where", f"{here} < {stop}", least, 0)  # nothing is notified where there is nothing
         each = f"{here} + {s.step}*{arange(emitter.target.warp_size * emitter.role.resource.warps)}"
         write.set(self.local(s.name), f"tl.minimum({each}, {stop} - 1)", Kind.FIXED)
         every = emitter.signal(signals, RANK, cell)
         expected = write_expected(write, self.addresses, signals, known, inside=True)
+        # Where there is nothing to step through there is no cell: a word is looked at that is never negative.
+        some, nothing = f"{here} < {stop}", f"({CONTROL} + POISON).to(tl.pointer_type(tl.int32))"
+        first, every = (call("tl.where", some, word, nothing) for word in (first, every))
+        least = call("tl.where", some, least, 0)
         given = CONTROL, first, every, least, expected, f'"{signals.scope}"'
         write.assign((token, came), call(WAIT_SOME, *given, tma=self._tma(waited)))
         write.set(up_to, f"tl.minimum({here} + {s.step}*{came}, {stop})")
