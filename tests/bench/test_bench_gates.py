@@ -14,7 +14,9 @@ from bench.gates import (
     RECORDS,
     WITHIN_BUDGET,
     Figures,
+    digest,
     forms,
+    gated,
     instructions,
     lowered_for,
     over,
@@ -72,6 +74,16 @@ def test_every_schedule_of_the_library_and_of_the_examples_is_compiled() -> None
     assert "gathered" in kept.source and "gathered" not in lowered_for(all_gather_matmul, "push", "sm_90")[0].source
     lowered, _ = lowered_for(operators()["matmul"], "gemm", "sm_90")
     assert "(128, 256)" in lowered.source, "sizes at which tiles are not made smaller"
+
+
+def test_what_is_on_record_from_the_same_source_is_left_out() -> None:
+    name, program = "all_gather_matmul push sm_90", all_gather_matmul
+    same = digest(*lowered_for(program, "push", "sm_90"))
+    others = (("pull", "sm_90", "bfloat16"), ("push", "sm_100", "bfloat16"), ("push", "sm_90", "float32"))
+    assert same not in [digest(*lowered_for(program, s, target, dtype=dtype)) for s, target, dtype in others]
+    assert list(gated(["sm_90"], name, {name: same})) == []
+    (case,) = gated(["sm_90"], name, {name: "of another source"})
+    assert case.digest == same and case.figures is not None and case.figures.instructions > 0
 
 
 def test_what_is_worse_is_said() -> None:
