@@ -180,7 +180,7 @@ def test_more_rows_than_room_are_an_error_on_every_rank_and_the_next_call_works(
             program(x, good.weight[group.rank], counts, out=out, **given, **options)
             group.synchronize()
 
-        with pytest.raises(CapacityError, match="rows of routed on rank"):
+        with pytest.raises(CapacityError, match="rows of routed and gets"):
             lane.run(refused)
         run_and_check(good, world=lane)
 

@@ -13,7 +13,7 @@ from torch import nn
 from tests.nn.groups import GROUPS, assert_right
 from tests.ops.on_ranks import computed_by, on_groups
 from tests.runtime.processes import Pool
-from tilelink.errors import ArgumentError, ShapeError, TileLinkError
+from tilelink.errors import ArgumentError, ScheduleError, ShapeError, TileLinkError
 from tilelink.nn import MoE
 from tilelink.ops import even_placement, expert_places
 from tilelink.ops.whole_layer import swiglu
@@ -130,6 +130,8 @@ def refused(group: dist.ProcessGroup) -> list[str]:
         (lambda: MoE(4, 4, 3, 1, group=group, placement=[2, 0]), ArgumentError, "expert 1 has no place: experts from"),
         (lambda: MoE(4, 4, 3, 1, group=group, placement=[2, 0, 1]), ArgumentError, f"as many on each of {world} rank"),
         (lambda: MoE.of(*of_shapes, 1, group=group), ShapeError, "down (2, 4, 5): (experts, 2 * hidden, width) and"),
+        (lambda: MoE.of(of_shapes[0][0], of_shapes[1], 1, group=group), ShapeError, "gate_up has shape (8, 4), down"),
+        (lambda: MoE(4, 4, world, 1, group=group, plan="ring"), ScheduleError, "plan is 'ring'; there are push, "),
     ):  # fmt: skip
         try:
             make()
@@ -144,8 +146,11 @@ def new(group: dist.ProcessGroup) -> dict[str, Any]:
     torch.manual_seed(5)
     layer = MoE(8, 4, 4, 2, group=group, tokens=10, dtype=torch.bfloat16)
     heap = layer.heap_bytes(10)
-    layer.plan = "one_kernel"
-    return {"down": layer.down.detach(), "said": repr(layer), "bytes": heap, "in one kernel": layer.heap_bytes(10)}
+    made = {"down": layer.down.detach(), "said": repr(layer), "bytes": heap}
+    for plan in ("one_kernel", "one_kernel:pull", "pull", "once:pull", "auto", "torch"):
+        layer.plan = plan
+        made[plan] = layer.heap_bytes(10)
+    return made
 
 
 def test_results_and_gradients(pool: Pool) -> None:
@@ -190,4 +195,7 @@ def test_a_new_layer_is_one_on_any_number_of_ranks(pool: Pool) -> None:
     assert f"10 tokens a rank: room for {room} rows" in two[0]["said"] and "2 experts of this rank" in two[0]["said"]
     assert two[0]["bytes"] == pytest.approx(room * 8 * 2 + 20 * 8 * 2, abs=1024), "of matmul_combine: made, and back"
     rows, hidden = room * 8 * 2, room * 4 * 2
-    assert two[0]["in one kernel"] == pytest.approx(2 * rows + hidden + 20 * 8 * 2, abs=1024), "of all its buffers"
+    assert two[0]["one_kernel"] == pytest.approx(2 * rows + hidden + 20 * 8 * 2, abs=1024), "of all its buffers"
+    assert two[0]["one_kernel:pull"] > two[0]["one_kernel"], "tokens are published"
+    assert two[0]["auto"] == max(v for k, v in two[0].items() if k not in ("down", "said")), "it may be any of them"
+    assert two[0]["torch"] == 0

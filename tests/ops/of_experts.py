@@ -225,3 +225,62 @@ def with_a_failing_activation(group: dist.ProcessGroup) -> tuple[str, list[str]]
     except (TileLinkError, ValueError) as e:
         said = f"{type(e).__name__}: {e}"
     return said, call.errors(call.on(group), rank, world)
+
+
+def refused(group: dist.ProcessGroup) -> list[str]:
+    """What is not said of calls of the parts that can't be."""
+    rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((6,), 2, 2)
+    given, found = call.operands(world)[rank], []
+    x, weight = given["x"], given["gate_up"]
+    routing = ops.moe_routing(given["topk_idx"], experts=2 * world, group=group)
+    rows = ops.moe_dispatch(x, routing)
+    linear: Any = torch.nn.Linear(16, 16)
+    bad: Any = [x]
+    for make, said in (
+        (lambda: ops.dispatch_linear(x, linear, routing), "ArgumentError: weight is a Linear, not a tensor: its"),
+        (lambda: ops.dispatch_linear(x, weight.to("meta"), routing), "DeviceError: weight is on meta, x on cpu"),
+        (lambda: ops.moe_dispatch(bad, routing), "ArgumentError: x is a list, not a tensor"),
+        (lambda: ops.moe_combine(rows, routing, bad), "ArgumentError: topk_weights is a list, not a tensor"),
+        (lambda: ops.linear_combine(rows.to("meta"), weight, routing), "DeviceError: weight is on cpu, rows on meta"),
+        (lambda: ops.moe_routing(given["topk_idx"], experts=bad, group=group), "ArgumentError: experts=[tensor"),
+    ):
+        try:
+            make()
+            found.append(f"nothing is said: {said}")
+        except TileLinkError as e:
+            text = f"{type(e).__name__}: {e.message}"
+            found += [] if text.startswith(said) else [text]
+        dist.barrier(group)
+    return found
+
+
+def twice_differentiated(group: dist.ProcessGroup, plan: str | None) -> str:
+    """What torch says of a gradient of a gradient."""
+    rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((6,), 2, 2)
+    given = call.operands(world)[rank]
+    given["x"].requires_grad_(True)
+    with computed_by("torch" if plan is None else "interpret", group):
+        out = ops.mixture_of_experts(**given, group=group, plan=plan)
+        (grad,) = torch.autograd.grad(out.square().sum(), given["x"], create_graph=True)
+        try:
+            grad.square().sum().backward()
+        except RuntimeError as e:
+            return str(e)
+    return "nothing"
+
+
+def of_other_integers(group: dist.ProcessGroup) -> list[Any]:
+    """Counts of the first expert for experts beyond 32 bits, by both kinds of plans, and for 256 places in 8 bits; and
+    what is wrong with choices that lie column by column."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    wide, small = torch.tensor([[2**32, 2**32 + 1]]), torch.tensor([[0, 1], [0, 1]], dtype=torch.uint8)
+    counts = [ops.moe_routing(wide, experts=4, group=group, plan=plan).counts[0].tolist() for plan in (None, "once")]
+    places = torch.zeros(256, 1, dtype=torch.int64)  # all experts at the first
+    counts.append(ops.moe_routing(small, experts=256, group=group, places=places).counts[0].tolist())
+    call = Layer((6,), 2, 2)
+    given = call.operands(world)[rank]
+    turned = ops.mixture_of_experts(
+        **given | {"topk_idx": given["topk_idx"].T.contiguous().T}, group=group, plan="once"
+    )  # fmt: skip
+    right = ops.mixture_of_experts(**given, group=group, plan="once")
+    return [*counts, [] if torch.equal(turned, right) else ["other rows"]]

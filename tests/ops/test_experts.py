@@ -130,9 +130,9 @@ def test_under_autocast(pool: Pool) -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"skewed": True, "capacity": 20}, "CapacityError: .*24 rows of routed on rank 0, which has room for 20"),
-    ({"expert": 9}, r"CapacityError: .*topk_idx was given, rank 0 has 1 wrong expert: 0 to \d, or -1 for none"),
-    ({"expert": 3, "slices": 2}, r"CapacityError: .*topk_idx was given, rank 0 has 5 wrong experts: 0 to \d, or"),
+    ({"skewed": True, "capacity": 20}, "CapacityError: .*rank 0 has room for 20 rows of routed and gets 24"),
+    ({"expert": 9}, r"CapacityError: .*topk_idx of rank 0 names 1 expert out of range; give experts of the"),
+    ({"expert": 3, "slices": 2}, r"CapacityError: .*topk_idx of rank 0 names 5 experts out of range"),
     ({"expert": -2}, r"CapacityError: .*\[0, 0\] is -1"),
 ]
 
@@ -171,7 +171,14 @@ def test_what_only_the_device_sees_is_an_error_on_every_rank(
         ({"given": {"topk_weights": torch.zeros(6, 3)}}, r"ShapeError: x, .* \(6, 16\), \(6, 2\), \(6, 3\)"),
         ({"given": {"down": torch.zeros(3, 16, 16)}}, r"ShapeError: gate_up .* down \(3, 16, 16\)"),
         ({"given": {"down": torch.zeros(2, 16, 8)}}, r"ShapeError: weight has shape \(2, 16, 8\): \(2, N, 16\)"),
+        ({"given": {"down": torch.zeros(2, 17, 16)}}, r"ShapeError: gate_up .* down \(2, 17, 16\)"),
+        ({"given": {"down": torch.zeros(2, 16, 16, device="meta")}}, "DeviceError: down is on meta, x on cpu"),
+        ({"given": {"gate_up": None}}, "ArgumentError: gate_up is None, not a tensor"),
+        ({"given": {"topk_idx": torch.zeros(6, 0), "topk_weights": torch.zeros(6, 0)}}, "ShapeError: .*top > 0"),
         ({"given": {"x": torch.zeros(6, 16, dtype=torch.float64)}}, "DtypeError: x is torch.float64"),
+        ({"plan": 3}, "ScheduleError: plan is 3: the name of one"),
+        ({"capacity": -1}, "ArgumentError: capacity=-1: an integer from 0 on"),
+        ({"slices": "1"}, "ArgumentError: slices='1': an integer from 0 on"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )  # fmt: skip
@@ -198,6 +205,23 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_all(pool: Pool, options: dict[
     ((other, wrong),), ((own, wrong_too),) = pool.results(on_ranks.on_groups, [(0, 1)], bad)[:2]
     assert own.startswith(said) and wrong == wrong_too == []
     assert other.startswith(f"RankFailedError: rank 1 raised {said}"), other
+
+
+def test_wrong_calls_of_the_parts_are_named_errors(pool: Pool) -> None:
+    for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.refused)[:2]:
+        assert found == []
+
+
+@pytest.mark.parametrize("plan", [None, "once", "one_kernel"])
+def test_gradients_of_gradients_are_an_error(pool: Pool, plan: str | None) -> None:
+    for (said,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.twice_differentiated, plan)[:2]:
+        assert "differentiate twice" in said
+
+
+def test_experts_out_of_range_are_so_in_every_integer_type(pool: Pool) -> None:
+    for (counts,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.of_other_integers)[:2]:
+        wide, once, small, turned = counts
+        assert wide == once == [-2, -2] and small == [4, 4] and turned == []
 
 
 def test_ranks_with_other_numbers_of_tokens_say_so(pool: Pool) -> None:

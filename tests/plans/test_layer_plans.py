@@ -9,6 +9,7 @@ import pytest
 
 from tilelink.analysis.machine import machine
 from tilelink.errors import ScheduleError, TileSizeError
+from tilelink.plans import whole_layer
 from tilelink.plans.experts import Tokens, choose_experts
 from tilelink.plans.layer_plans import OF_ROWS, OF_TOKENS, combined, is_once, plan_of
 from tilelink.plans.model import Experts, model
@@ -80,3 +81,11 @@ def test_auto_is_what_a_whole_layer_is_predicted_to_take() -> None:
         assert fastest_layer("h800", 0, 8, "bfloat16", *sizes, cut, True) == choice.fastest
         assert not is_once(fastest_layer("h800", 0, 8, "bfloat16", *sizes, cut, False))
     assert fastest_layer(None, 0, 8, "bfloat16", 256, 8, 2, 2048, 1536, 512) == "push"
+
+
+def test_tokens_between_two_powers_of_two_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(whole_layer, "choose_layer", lambda layer, machine, dtype, tokens, **_: asked.append(tokens))
+    for tokens in (256, 300, 511, 512):
+        fastest_layer("h800", 0, 8, "bfloat16", tokens, 8, 2, 1024, 48, tokens * 2)
+    assert asked == [256, 512]

@@ -110,11 +110,11 @@ def test_tables_are_what_numpy_makes_of_the_same_counts(ranks: int) -> None:
 FULL = [[9, 2], [3, 1], [0, 0], [1, 4]]
 """Of two experts on each of two ranks: 13 and 7 rows are sent, 15 and 5 routed."""
 REFUSED = [
-    ({"routed": (14, 14)}, FULL, "15 rows of routed on rank 0, which has room for 14; most of them, 11, are of exp"),
-    ({"routed": (15, 4)}, FULL, "5 rows of routed on rank 1, which has room for 4; most of them, 5, are of expert 3"),
-    ({"sent": (13, 6)}, FULL, "7 rows of sent on rank 1, which has room for 6; most of them, 4, are of expert 3"),
+    ({"routed": (14, 14)}, FULL, "rank 0 has room for 14 rows of routed and gets 15; expert 0 has the most, 11."),
+    ({"routed": (15, 4)}, FULL, "rank 1 has room for 4 rows of routed and gets 5; expert 3 has the most, 5."),
+    ({"sent": (13, 6)}, FULL, "rank 1 has room for 6 rows of sent and gets 7; expert 3 has the most, 4."),
     ({}, [[9, 2], [3, -1], [0, 0], [1, 4]], "route[1, 1] is -1: counts of rows are from 0 to 1073741824"),
-    ({}, [[9, 2], [3, 1], [0, 1 << 30], [1, 1 << 30]], "2147483651 rows of sent on rank 1"),
+    ({}, [[9, 2], [3, 1], [0, 1 << 30], [1, 1 << 30]], "rank 1 has room for 7 rows of sent and gets 2147483651"),
     ({}, [[9, 2], [2**31 - 1, 1], [0, 0], [1, 4]], "route[1, 0] is 2147483647"),
 ]
 
@@ -185,7 +185,7 @@ def test_counts_that_ranks_have_differently_are_an_error_of_other_plans_too(form
 def test_an_error_that_nobody_asked_for_is_told_at_the_end() -> None:
     call, counts = of_room(FORMS[0], {"routed": (14, 14)}, FULL)
     world = small_world(2)
-    with pytest.raises(CapacityError, match=re.escape("15 rows of routed on rank 0")):
+    with pytest.raises(CapacityError, match=re.escape("rank 0 has room for 14 rows of routed and gets 15")):
         world.run(lambda group: call.on(group, counts=counts))
     call = Routed(FORMS[0], FULL, N=16, K=16, integers=True)
     call.check(world.run(call.on))
@@ -253,7 +253,7 @@ def test_one_graph_serves_every_routing() -> None:
     made = ranks.run(body)
     for k, call in enumerate((calls[0], calls[1], calls[0])):
         call.check([found[k] for found, _ in made])
-    assert all("48 rows of routed on rank 0, which has room for 24" in said for _, said in made), made
+    assert all("rank 0 has room for 24 rows of routed and gets 48" in said for _, said in made), made
 
 
 @pytest.mark.parametrize("form", [FORMS[0], ONCE[0], LAYER[0]], ids=lambda f: f[0].name)

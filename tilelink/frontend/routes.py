@@ -203,17 +203,20 @@ class Routing:
             said = f"{counts}[{e}, {s}] is {table[e, s]}: counts of rows are from 0 to {MAX_ROWS}"
             if table[e, s] >= 0:
                 return said
-            wrong = "1 wrong expert" if table[e, s] == -1 else f"{-table[e, s]} wrong experts"
-            return f"{said}; where topk_idx was given, rank {s} has {wrong}: 0 to {len(table) - 1}, or -1 for none"
+            wrong = "1 expert" if table[e, s] == -1 else f"{-table[e, s]} experts"
+            return (
+                f"{said}. In operators of experts: topk_idx of rank {s} names {wrong} out of range; give experts of "
+                "the layer, or -1 for none"
+            )
         by_home = table.reshape(world, -1, world).sum(2)
         for (dim, room), rows in zip(rooms.items(), (table.T, by_home), strict=True):
             for rank in np.flatnonzero(rows.sum(1) > np.array(room)).tolist():
                 most = int(rows[rank].argmax())
                 expert = most if rows is not by_home else most + rank * by_home.shape[1]
                 return (
-                    f"{rows[rank].sum()} rows of {dim} on rank {rank}, which has room for {room[rank]}; most of them, "
-                    f"{rows[rank, most]}, are of expert {expert}. No row was moved: give room for "
-                    f"{rows[rank].sum()}, in operators of experts by capacity="
+                    f"rank {rank} has room for {room[rank]} rows of {dim} and gets {rows[rank].sum()}; expert {expert} "
+                    f"has the most, {rows[rank, most]}. No row was moved: give room for {rows[rank].sum()}, in "
+                    "operators of experts by capacity="
                 )
         return ""
 

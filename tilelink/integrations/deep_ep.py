@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ShapeError, Site, listed
 from tilelink.ops.agreement import told
-from tilelink.ops.checks import DTYPES
+from tilelink.ops.checks import DTYPES, check_tensors
 from tilelink.ops.collectives import Members, name_of_group
 from tilelink.ops.mixture_of_experts import moe_combine, moe_dispatch
 from tilelink.ops.moe_routing import Routing, even_placement, expert_places, moe_routing, placed
@@ -133,6 +133,10 @@ class ElasticBuffer:
             if alignment < 1:
                 raise ArgumentError(f"expert_alignment={alignment}: 1 or more rows", Site.of_user())
             chosen = topk_idx if handle is None else handle.topk_idx
+            check_tensors(topk_idx=topk_idx, topk_weights=topk_weights)
+            if topk_idx is not None and (topk_idx.dim() != 2 or topk_idx.dtype.is_floating_point):
+                what = f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}: integers (tokens, top)"
+                raise ShapeError(what, Site.of_user())
             if topk_weights is not None and chosen is not None and topk_weights.shape != chosen.shape:
                 shapes = f"topk_weights have shape {tuple(topk_weights.shape)}, topk_idx {tuple(chosen.shape)}"
                 raise ShapeError(f"{shapes}: one weight for each expert of a token", Site.of_user())
@@ -174,6 +178,11 @@ class ElasticBuffer:
             if x.dim() != 2 or len(x) != handle.num_recv_tokens:
                 rows = f"the dispatch gave {handle.num_recv_tokens}"
                 raise ShapeError(f"x has shape {tuple(x.shape)}: a matrix of as many rows as {rows}", Site.of_user())
+            check_tensors(topk_weights=topk_weights)
+            of_rows = {(len(x),)} if handle.do_expand else {(len(x), handle.columns.shape[1])}
+            if topk_weights is not None and tuple(topk_weights.shape) not in of_rows:
+                what = f"topk_weights have shape {tuple(topk_weights.shape)}: {of_rows.pop()}, as recv_topk_weights"
+                raise ShapeError(what, Site.of_user())
 
         told(self.group_name, check, "arguments", x)
         _wait(tuning)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -13,16 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from tilelink.analysis.placement import placed
 from tilelink.errors import ArgumentError, ShapeError, Site
 from tilelink.frontend.sizes import Sizes
-from tilelink.kernels.mixture_of_experts import mixture_of_experts as by_one_kernel
 from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group, world_of
-from tilelink.ops.experts import DispatchLinear, LinearCombine
-from tilelink.ops.mixture_of_experts import in_one, mixture_of_experts
+from tilelink.ops.mixture_of_experts import in_one, known_plan, mixture_of_experts
 from tilelink.ops.moe_routing import check_slices, expert_places
-from tilelink.ops.once import DispatchLinearOnce, LinearCombineOnce
-from tilelink.ops.whole_layer import swiglu
-from tilelink.plans.layer_plans import is_once
-from tilelink.programs.program import Program
+from tilelink.ops.whole_layer import OPERATOR, swiglu
+from tilelink.plans.layer_plans import OF_TOKENS, PAIRS, is_once, plan_of, plans_of
+from tilelink.plans.names import AUTO, TORCH, Plan, planned, plans
+from tilelink.programs.fitting import takes
 
 
 class MoE(nn.Module):
@@ -42,7 +40,7 @@ class MoE(nn.Module):
     `tokens`, `capacity`, `plan`: as in `mixture_of_experts`. A new layer has the values of `nn.Linear` for each expert:
     seed all ranks alike. Router and shared module are replicated: their gradients are those of this rank's tokens, to
     be summed over the group. `group`: of torch.distributed, or a mesh of one dimension; by default all processes.
-    Raises ArgumentError, WorldError.
+    Raises ArgumentError, ShapeError, ScheduleError, WorldError.
     """
 
     def __init__(
@@ -77,6 +75,7 @@ class MoE(nn.Module):
             raise ShapeError(f"hidden is {hidden}, which {slices} ranks can't share evenly", Site.of_user())
         if not 1 <= top <= experts:
             raise ArgumentError(f"top={top}: a token has 1 to {experts} of {experts} experts", Site.of_user())
+        known_plan(plan)
         self.width, self.hidden, self.experts, self.top = width, hidden, experts, top
         self.normalized, self.activation, self.plan = normalized, activation, plan
         self.tokens, self.capacity, self.slices = tokens, capacity, slices
@@ -94,7 +93,7 @@ class MoE(nn.Module):
     def of(cls, gate_up: torch.Tensor, down: torch.Tensor, top: int, **options: Any) -> Self:
         """The layer with this rank's part of the weights of all experts: gate_up (experts, 2 * hidden, width) and down
         (experts, width, hidden). `options`: as of the layer. Raises ShapeError, and what the layer does."""
-        experts, both, width = gate_up.shape
+        experts, both, width = gate_up.shape if gate_up.dim() == 3 else (0, 1, 0)
         if both % 2 or tuple(down.shape) != (experts, width, both // 2):
             shapes = f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}"
             raise ShapeError(f"{shapes}: (experts, 2 * hidden, width) and (experts, width, hidden)", Site.of_user())
@@ -166,26 +165,43 @@ class MoE(nn.Module):
         return world * tokens * min(self.top, len(self.down)) if self.capacity is None else self.capacity
 
     def heap_bytes(self, tokens: int) -> int:
-        """Bytes of a slot of the symmetric heap that a forward takes, and a backward as many; a lane has two slots."""
-        world, most = world_of(self.group_name), 0
-        top = self.top * self.slices
-        rows = {"tokens": tokens, "sent": tokens * top, "routed": self.rows(tokens)}
+        """Bytes of a slot of the symmetric heap that a forward takes, and a backward as many; a lane has two slots. By
+        "auto" as many as the plan takes that takes most, by "torch" none."""
+        world, sent = world_of(self.group_name), tokens * self.top * self.slices
+        rows = {"tokens": tokens, "sent": sent, "routed": self.rows(tokens)}
         parts = {d: (length,) * world for d, length in rows.items()}
-        (_, both, width), (_, _, hidden), once = self.gate_up.shape, self.down.shape, is_once(self.plan)
-        there, back = (DispatchLinearOnce, LinearCombineOnce) if once else (DispatchLinear, LinearCombine)
-        most_here = self.top if once else top
-        programs: list[tuple[Program, dict[str, int]]] = [
-            (there.program, {"N": both, "K": width}),
-            (back.program, {"N": width, "K": hidden, "top": most_here}),
-        ]
-        if in_one(self.plan):
-            programs.append((by_one_kernel, {"N": hidden, "K": width, "top": top}))
-        for program, of in programs:
+        most = 0
+        for plan, of in self._plans():
             sizes: dict[str, Any] = {**parts, "experts": len(self.down), **of}
-            dtypes = dict.fromkeys(program.of_any_dtype - program.on_demand, self.gate_up.dtype)
-            bound = program.bind(program.fit(None, world=world, dtypes=dtypes, sizes=sizes), dtypes)
+            program, dtype = plan.program, self.gate_up.dtype
+            dtypes = dict.fromkeys(program.of_any_dtype - program.on_demand, dtype)
+            if program in (OF_TOKENS.first, OF_TOKENS.second) and self.slices < world:
+                dtypes["wanted"] = torch.int32  # which tokens go to which ranks
+                if not takes(program, plan.schedule.name, frozenset(["wanted"])):
+                    continue
+            absent = program.absent(dtypes)
+            fitted = program.fit(plan.schedule, world=world, dtypes=dtypes, absent=absent, sizes=sizes)
+            bound = program.bind(fitted, dtypes, absent)
             most = max(most, placed(bound, Sizes.of(bound, world, sizes, counted=False)).data_bytes)
         return most
+
+    def _plans(self) -> Iterator[tuple[Plan, dict[str, int]]]:
+        """By which programs a call may be computed, in which schedules, and the sizes of their weights."""
+        (_, both, width), (_, _, hidden), every = self.gate_up.shape, self.down.shape, self.plan == AUTO
+        one, choices = None, self.top * self.slices
+        if self.plan == TORCH:
+            return
+        if every or in_one(self.plan):
+            one = None if every else planned(OPERATOR, self.plan)
+            for plan in plans(OPERATOR).values() if one is None else [one]:
+                yield plan, {"N": hidden, "K": width, "top": choices}
+        for pair in PAIRS:
+            if not every and (pair is OF_TOKENS) != is_once(self.plan):
+                continue
+            name, top = self.plan if one is None else one.schedule.name, self.top if pair is OF_TOKENS else choices
+            for program, of in ((pair.first, {"N": both, "K": width}), (pair.second, {"N": width, "K": hidden})):
+                for plan in plans_of(pair, program) if every else [plan_of(pair, program, name)]:
+                    yield plan, of | ({"top": top} if program is pair.second else {})
 
     def extra_repr(self) -> str:
         told: dict[str, Any] = {"width": self.width, "hidden": self.hidden, "experts": self.experts, "top": self.top}

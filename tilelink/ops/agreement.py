@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tilelink.analysis.machine import machine, machine_of_device
 from tilelink.errors import ArgumentError, RankFailedError, RankMismatchError, Site, TileLinkError
-from tilelink.ops.checks import check_devices
+from tilelink.ops.checks import check_devices, named_tensors
 from tilelink.ops.collectives import Members
 from tilelink.ops.plain import Maybe, Plain, Tensors
 from tilelink.ops.programs import path_of, reserved_on
@@ -51,9 +51,9 @@ def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str
 
 
 def told(group_name: str, made: Callable[[], T], of: str, *given: Any) -> T:
-    """What `made()` returns. What it raises is raised here, and told to the other ranks of the group, which would wait
-    for this one: on them it is a RankFailedError of their next call. `of`: what raises what is no error of ours;
-    `given`: the tensors of the call, among other things."""
+    """Returns `made()`. If it raises, this rank raises that error, and the next call of every other rank of the group,
+    which would wait for this one, raises RankFailedError. `of`: the source of an error that is not TileLink's; `given`:
+    the tensors of the call, among other things."""
     if torch.compiler.is_compiling():
         return made()
     try:
@@ -79,7 +79,7 @@ def agree_on_devices(group_name: str, x: torch.Tensor, weights: Tensors, biases:
     if len(devices) > 1:
 
         def tell() -> Mapping[str, Any]:
-            check_devices(x, weights, biases)
+            check_devices(x, named_tensors(x, weights, biases))
             return {}
 
         agree(Members.named(group_name), next((d for d in devices if d.type == "cpu"), x.device), tell)

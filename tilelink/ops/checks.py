@@ -3,7 +3,7 @@ operators take their tensors in its dtype, as nn.Linear does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -54,8 +54,9 @@ def check_weights(
         raise ArgumentError("no weights: at least one is needed")
     if len(biases) != len(weights):
         raise ArgumentError(f"{len(biases)} biases for {len(weights)} weights: one for each, or None")
-    check_devices(x, weights, biases)
-    for name, t in _named(x, weights, biases).items():
+    named = named_tensors(x, weights, biases)
+    check_devices(x, named)
+    for name, t in named.items():
         if t.layout != torch.strided:
             raise ArgumentError(f"{name} has layout {t.layout}; only strided tensors can be used")
         if t.dtype != x.dtype:
@@ -83,11 +84,11 @@ def check_tensors(**given: Any) -> None:
                 raise ArgumentError(f"{name} is a {type(t).__name__}, not a tensor{hint}", Site.of_user())
 
 
-def check_devices(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
-    """Checks that all tensors are on one device. Raises DeviceError."""
-    for name, t in _named(x, weights, biases).items():
+def check_devices(x: torch.Tensor, named: Mapping[str, torch.Tensor], name_of_x: str = "x") -> None:
+    """Checks that all tensors are on the device of x. Raises DeviceError."""
+    for name, t in named.items():
         if t.device != x.device:
-            raise DeviceError(f"{name} is on {t.device}, x on {x.device}")
+            raise DeviceError(f"{name} is on {t.device}, {name_of_x} on {x.device}")
 
 
 def check_reduce_op(reduce_op: str) -> None:
@@ -113,9 +114,10 @@ def parts_of(total: int, world: int, lengths: Sequence[int] | None, what: str) -
     return list(lengths)
 
 
-def _named(
+def named_tensors(
     x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> dict[str, torch.Tensor]:
+    """The tensors of a linear operator, as errors call them."""
     named = {"x": x} | {f"weight {i}": w for i, w in enumerate(weights)}
     return named | {f"bias {i}": b for i, b in enumerate(biases) if b is not None}
 

@@ -21,11 +21,12 @@ class OfExperts(Call):
     """A call on rows that go to experts. `x`: a matrix of tokens or rows; `counts`: (experts of all ranks, world), the
     same on every rank; `order`: (sent,), the token of each row that this rank sends; `place`: (tokens, top), the row of
     each choice of a token, or -1; `program`: by which it is computed; `pair`: the programs whose schedules are its
-    plans; `others`: those of plans that are no plans of this operator, which its user may have meant."""
+    plans."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     program: ClassVar[Program]
     pair: ClassVar[Pair] = OF_ROWS
+    once_differentiable = True
     counts: torch.Tensor
 
     def check(self) -> None:

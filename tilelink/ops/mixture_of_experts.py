@@ -11,9 +11,9 @@ import torch.distributed as dist
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, listed, public
 from tilelink.ops import experts as made_of
 from tilelink.ops.agreement import agree, agreed_machine, told, told_of_machine
-from tilelink.ops.checks import cast_for, check_tensors, no_autocast
+from tilelink.ops.checks import cast_for, check_devices, check_tensors, no_autocast
 from tilelink.ops.collectives import Members, name_of_group, world_of
-from tilelink.ops.moe_routing import Once, Routing, moe_routing, torch_or_none
+from tilelink.ops.moe_routing import Once, Routing, check_numbers, moe_routing, torch_or_none
 from tilelink.ops.of_all_ranks import gather_weights
 from tilelink.ops.once import dispatch_linear_once, linear_combine_once
 from tilelink.ops.plain import Plain
@@ -32,7 +32,8 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, *, plan: str | None = None) 
     """The rows (room, K) of the experts of this rank, by expert and then by rank, and padding behind them.
 
     `x`: (tokens, K), those of this rank, in float32, float16 or bfloat16. `plan`: "torch" for plain torch. The gradient
-    is `moe_combine`. Raises ShapeError, DtypeError, ScheduleError and CapacityError."""
+    is `moe_combine`. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError and CapacityError."""
+    _check_call(routing, plan, x=x)
     with no_autocast(x):
         rows: torch.Tensor = made_of.moe_dispatch(
             x=_tokens(x, routing), counts=routing.counts, order=routing.order, place=routing.place, room=routing.room,
@@ -50,6 +51,7 @@ def moe_combine(
 
     `rows`: (room, K), as `moe_dispatch` gives them; `topk_weights`: (tokens, top), ones by default. The gradient is
     `moe_dispatch`. Raises as that does."""
+    _check_call(routing, plan, rows=rows, **({} if topk_weights is None else {"topk_weights": topk_weights}))
     with no_autocast(rows):
         back = _back(topk_weights, routing, plan)
         out: torch.Tensor = made_of.moe_combine(x=_rows(rows, routing), **back)[0]
@@ -66,6 +68,7 @@ def dispatch_linear(
     first; "once", by which a token goes once to a rank (`all_gather_grouped_matmul`; "once:few" is another schedule of
     it), with a routing that was made so; or "torch". Gradients: that of x by `linear_combine`; that of the weight from
     the rows, which are kept. Raises as `moe_dispatch` does, and ArgumentError for a routing of another plan."""
+    _check_call(routing, plan, x=x, weight=weight)
     cast = cast_for(x)
     x, weight = cast(x), cast(weight)
     keep = torch.is_grad_enabled() and weight.requires_grad
@@ -99,6 +102,8 @@ def linear_combine(
     by default the first; "once", by which the rows of a token are added up at their rank before they leave
     (`grouped_matmul_reduce_scatter`); or "torch". Gradients: that of rows by `dispatch_linear`, beside which the
     gradients of all rows come to their experts, for that of the weight. Raises as `dispatch_linear` does."""
+    more = {} if topk_weights is None else {"topk_weights": topk_weights}
+    _check_call(routing, plan, rows=rows, weight=weight, **more)
     cast = cast_for(rows)
     rows, weight = cast(rows), cast(weight)
     if is_once(plan):
@@ -147,12 +152,14 @@ def mixture_of_experts(
     for "torch", which is predicted to be the fastest (in `torch.compile` also but for "once"). A plan may have changes
     behind its name, "push,dispatch.count=8".
 
-    Gradients: of x, topk_weights, gate_up and down. The host reads no count, so calls can be captured. Raises
-    ArgumentError, ShapeError, DtypeError, ScheduleError, RankMismatchError; and CapacityError on every rank where rows
-    have no room or an expert is out of range, before anything is sent.
+    Gradients: of x, topk_weights, gate_up and down, once: torch raises an error for gradients of gradients. The host
+    reads no count, so calls can be captured. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError,
+    RankMismatchError; and CapacityError on every rank where rows have no room or an expert is out of range, before
+    anything is sent.
     """
     name, given = name_of_group(group), (x, topk_idx, topk_weights, gate_up, down)
-    told(name, lambda: _check(*given, activation, plan), "arguments", *given)
+    numbers = {"tokens": tokens, "capacity": capacity, "slices": slices}
+    told(name, lambda: _check(*given, activation, plan, numbers), "arguments", *given)
     width, top = x.shape[-1], topk_idx.shape[-1]
     experts, chosen = len(gate_up) * world_of(name) // max(slices, 1), topk_idx.reshape(-1, top)
     if plan == AUTO and activation is swiglu:
@@ -178,16 +185,19 @@ def _check(
     down: torch.Tensor,
     activation: object,
     plan: str | None,
+    numbers: dict[str, Any],
 ) -> None:
-    """Raises ArgumentError, ShapeError and ScheduleError for what does not go with each other."""
-    check_tensors(x=x, topk_idx=topk_idx, topk_weights=topk_weights, gate_up=gate_up, down=down)
-    if x.dim() < 1 or topk_idx.shape[:-1] != x.shape[:-1] or topk_weights.shape != topk_idx.shape:
+    """Raises ArgumentError, ShapeError, DeviceError and ScheduleError for what does not go with each other."""
+    _check_given(plan, {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights, "gate_up": gate_up, "down": down})
+    check_numbers(**numbers)
+    alike = 1 <= x.dim() == topk_idx.dim() and topk_idx.shape[:-1] == x.shape[:-1]
+    if not alike or topk_weights.shape != topk_idx.shape or not topk_idx.shape[-1]:
         shapes = ", ".join(str(tuple(t.shape)) for t in (x, topk_idx, topk_weights))
         said = f"x, topk_idx and topk_weights have shapes {shapes}"
-        raise ShapeError(f"{said}: (..., K), (..., top) and (..., top) of the same tokens", Site.of_user())
+        raise ShapeError(f"{said}: (..., K), (..., top) and (..., top) of the same tokens, top > 0", Site.of_user())
     width = x.shape[-1]
     of_experts = gate_up.dim() == down.dim() == 3 and len(gate_up) == len(down)
-    if not of_experts or gate_up.shape[2] != width or gate_up.shape[1] % 2:
+    if not of_experts or gate_up.shape[2] != width or gate_up.shape[1] % 2 or down.shape[1] != width:
         raise ShapeError(
             f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}: (experts of a rank, 2 * hidden, K) "
             f"and (experts of a rank, K, hidden) with K = {width}, as x has it",
@@ -225,6 +235,25 @@ def _fastest(
     agree(members, device, tell)
     machine, reserved = agreed_machine(members, device), reserved_on(members, device)
     return fastest_layer(machine, reserved, world, dtype, *sizes, room, slices, True)
+
+
+def _check_call(routing: Routing, plan: object, **tensors: torch.Tensor) -> None:
+    """Raises ArgumentError, DeviceError and ScheduleError for arguments of an operator that takes a routing."""
+    given = {**tensors, "routing": routing.counts}
+    told(routing.group_name, lambda: _check_given(plan, given), "arguments", *tensors.values())
+
+
+def _check_given(plan: object, tensors: dict[str, Any]) -> None:
+    """Tensors are tensors, on one device, and a plan is a name."""
+    for name, tensor in tensors.items():
+        if tensor is None or isinstance(tensor, list | tuple):
+            what = "None" if tensor is None else f"a {type(tensor).__name__}"
+            raise ArgumentError(f"{name} is {what}, not a tensor", Site.of_user())
+    check_tensors(**tensors)
+    first = next(iter(tensors))
+    check_devices(tensors[first], tensors, first)
+    if plan is not None and not isinstance(plan, str):
+        raise ScheduleError(f"plan is {plan!r}: the name of one", Site.of_user())
 
 
 def known_plan(plan: str | None) -> None:

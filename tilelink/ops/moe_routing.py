@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ShapeError, Site, public
 from tilelink.ops.agreement import told
-from tilelink.ops.checks import check_tensors
+from tilelink.ops.checks import check_devices, check_tensors
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.of_all_ranks import gather_counts, route_once
 from tilelink.plans.layer_plans import is_once
@@ -106,7 +107,7 @@ def moe_routing(
     """
     name = name_of_group(group)
     world = world_of(name)
-    told(name, lambda: _check(topk_idx, experts, slices, places, tokens, world), "arguments", topk_idx)
+    told(name, lambda: _check(topk_idx, experts, slices, places, tokens, capacity, world), "arguments", topk_idx)
     if places is not None:
         topk_idx = placed(topk_idx, places, experts, Members.named(name).rank)
     each, (mine, top) = experts * slices // world, topk_idx.shape
@@ -114,7 +115,8 @@ def moe_routing(
     room = world * tokens * min(top, each) if capacity is None else capacity
     met, gathered = None, None
     if is_once(plan):
-        ids = torch.nn.functional.pad(topk_idx.to(torch.int32), (0, 0, 0, tokens - mine), value=-1)
+        ids = topk_idx.clamp(-2, experts).to(torch.int32)  # what is out of range stays so
+        ids = torch.nn.functional.pad(ids, (0, 0, 0, tokens - mine), value=-1)
         gathered, token, at, choice, wanted = route_once(
             x=ids, experts=experts, slices=slices, room=room, group_name=name, plan=None
         )  # fmt: skip
@@ -171,8 +173,9 @@ def even_placement(experts: int, world: int) -> list[int]:
 
 def placed(topk_idx: torch.Tensor, places: torch.Tensor, experts: int, rank: int) -> torch.Tensor:
     """(tokens, top): the place of each expert that a token names; what is out of range stays so."""
+    topk_idx = topk_idx.long()
     known, number = (topk_idx >= 0) & (topk_idx < len(places)), places.sort(1, descending=True).values
-    copies = number[torch.where(known, topk_idx, 0).long()]
+    copies = number[torch.where(known, topk_idx, 0)]
     turn = torch.arange(rank, rank + len(topk_idx), device=topk_idx.device)[:, None]
     turn = turn % (copies >= 0).sum(-1).clamp(min=1)
     found = copies.gather(-1, turn[..., None])[..., 0]
@@ -181,8 +184,10 @@ def placed(topk_idx: torch.Tensor, places: torch.Tensor, experts: int, rank: int
 
 
 def _check(
-    topk_idx: torch.Tensor, experts: int, slices: int, places: torch.Tensor | None, tokens: int | None, world: int
-) -> None:
+    topk_idx: torch.Tensor, experts: int, slices: int, places: torch.Tensor | None, tokens: int | None,
+    capacity: int | None, world: int,
+) -> None:  # fmt: skip
+    check_numbers(experts=experts, slices=slices, tokens=tokens, capacity=capacity)
     check_tensors(topk_idx=topk_idx, **({} if places is None else {"places": places}))
     for name, given, shape in (("topk_idx", topk_idx, "(tokens, top)"), ("places", places, "(experts, copies)")):
         if given is not None and (given.dim() != 2 or given.dtype.is_floating_point or given.dtype == torch.bool):
@@ -190,8 +195,18 @@ def _check(
     if places is not None and 0 in places.shape:
         raise ShapeError(f"places is {tuple(places.shape)}: (experts, copies), one of each at least", Site.of_user())
     check_slices(experts, slices, world)
+    if places is not None:
+        check_devices(topk_idx, {"places": places}, "topk_idx")
     if tokens is not None and tokens < len(topk_idx):
         raise ArgumentError(f"tokens={tokens}, and this rank has {len(topk_idx)}", Site.of_user())
+
+
+def check_numbers(**given: Any) -> None:
+    """Each is an integer from 0 on, or None. Raises ArgumentError."""
+    for name, number in given.items():
+        whole = isinstance(number, int | torch.SymInt) and not isinstance(number, bool)
+        if number is not None and (not whole or number < 0):
+            raise ArgumentError(f"{name}={number!r}: an integer from 0 on", Site.of_user())
 
 
 def check_slices(experts: int, slices: int, world: int) -> None:

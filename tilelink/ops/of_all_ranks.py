@@ -71,7 +71,7 @@ class RouteOnce(OfExperts):
     def run(self, path: Plain) -> tuple[torch.Tensor, ...]:
         members, tokens = path.members, len(self.x)
         ids = path.all_gather(self.x, [tokens] * members.world)().long()
-        counts = routed.counted(ids.view(members.world, -1), self.experts, self.slices)
+        counts = routed.counted(ids.reshape(members.world, -1), self.experts, self.slices)
         return counts, *routed.met(ids, self.experts, self.slices, members.rank, members.world, self.room)
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from tilelink.errors import ArgumentError, MachineError, MachineMemoryError
 from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, told_of_machine
@@ -64,10 +65,12 @@ def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype, rese
 
 
 class Call:
-    """A call of an operator. `name`: of the operator, as messages call it; `results`: their types in its schema."""
+    """A call of an operator. `name`: of the operator, as messages call it; `results`: their types in its schema;
+    `once_differentiable`: whether its gradient is made of results that have none, so that it can't have one itself."""
 
     name: ClassVar[str]
     results: ClassVar[str]
+    once_differentiable: ClassVar[bool] = False
     x: torch.Tensor
     group_name: str
     plan: str | None
@@ -204,5 +207,6 @@ def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Ca
     made = make(lambda *given, **named: of(given, **named)())
     made.register_fake(fake)
     if call.backward is not Call.backward:
-        made.register_autograd(backward, setup_context=setup)
+        once = once_differentiable if call.once_differentiable else lambda backward: backward
+        made.register_autograd(once(backward), setup_context=setup)
     return made

@@ -50,7 +50,7 @@ PAIRS = (OF_ROWS, OF_TOKENS)
 
 def is_once(plan: str | None) -> bool:
     """Whether a plan sends a token once to a rank."""
-    return plan is not None and plan.split(",")[0].split(":")[0] == ONCE
+    return plan is not None and without_changes(plan).split(":")[0] == ONCE
 
 
 def without_changes(plan: str) -> str:

@@ -171,7 +171,6 @@ class TwoKernels:
         return {combined([form.by for form in found]): self.between_us + sum(form.us or 0.0 for form in found)}
 
 
-@kept(4096)
 def fastest_layer(
     name: str | None, reserved: int, world: int, dtype: str, tokens: int, experts: int, top: int, width: int,
     hidden: int, rows: int, slices: int = 1, once: bool = False,
@@ -180,8 +179,18 @@ def fastest_layer(
     host reads the counts; "push" where nothing is predicted. `reserved`: SMs that are left to others; `tokens`,
     `experts`: of all ranks; `hidden`: features that a rank has of an expert; `rows`: that a rank has room for;
     `slices`: ranks that share an expert; `once`: whether plans "once" are among them. Numbers of tokens between two
-    powers of two share a plan."""
-    tokens = 1 << max(0, tokens.bit_length() - 1)
+    powers of two share a plan, if ranks have room for rows in proportion."""
+    least = 1 << max(0, tokens.bit_length() - 1)
+    room_of_least = rows * least // max(1, tokens)
+    return _fastest(name, reserved, world, dtype, least, experts, top, width, hidden, room_of_least, slices, once)
+
+
+@kept(4096)
+def _fastest(
+    name: str | None, reserved: int, world: int, dtype: str, tokens: int, experts: int, top: int, width: int,
+    hidden: int, rows: int, slices: int, once: bool,
+) -> str:  # fmt: skip
+    """As `fastest_layer`, for a number of tokens."""
     sizes = ((GATE_UP, 2 * hidden, width), (DOWN, width, hidden))
     layer = WholeLayer(*(Experts(of, experts, top, n, k, world // slices, slices) for of, n, k in sizes))
     try:
