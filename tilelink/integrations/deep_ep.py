@@ -14,7 +14,7 @@ from tilelink.ops.agreement import told
 from tilelink.ops.checks import DTYPES, check_tensors
 from tilelink.ops.collectives import Members, name_of_group
 from tilelink.ops.mixture_of_experts import moe_combine, moe_dispatch
-from tilelink.ops.moe_routing import Routing, even_placement, expert_places, moe_routing, placed
+from tilelink.ops.moe_routing import Routing, even_placement, expert_places, moe_routing, placed, torch_or_none
 
 Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """Rows, or rows of float8 and their scale factors."""
@@ -201,7 +201,7 @@ class ElasticBuffer:
     ) -> EPHandle:
         """Where tokens go: to experts, or once to each rank that has experts of theirs."""
         world, rank = self.num_ranks, self.rank_idx
-        each, counted = -(-experts // world), "torch" if self.plan == "torch" else None
+        each, counted = -(-experts // world), torch_or_none(self.plan)
         here, places = each, self.places
         if experts % world:
             placement = even_placement(experts, world)

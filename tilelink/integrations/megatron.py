@@ -10,7 +10,7 @@ from torch import nn
 
 from tilelink.errors import ArgumentError, Site
 from tilelink.ops.mixture_of_experts import moe_combine, moe_dispatch
-from tilelink.ops.moe_routing import moe_routing
+from tilelink.ops.moe_routing import moe_routing, torch_or_none
 
 REFUSED = {
     "add_bias_linear": "weights are applied to the results of experts, which must not have a bias",
@@ -87,7 +87,7 @@ def token_dispatcher() -> Any:
         def token_dispatch(
             self, hidden_states: torch.Tensor, probs: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            counted = "torch" if self.plan == "torch" else None
+            counted = torch_or_none(self.plan)
             self.probs, self.routing = probs, moe_routing(
                 self.chosen, experts=self.config.num_moe_experts, group=self.ep_group, plan=counted, **self.options
             )  # fmt: skip

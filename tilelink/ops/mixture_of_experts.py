@@ -46,8 +46,8 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, *, plan: str | None = None) 
 def moe_combine(
     rows: torch.Tensor, routing: Routing, topk_weights: torch.Tensor | None = None, *, plan: str | None = None
 ) -> torch.Tensor:
-    """Of each token of this rank the sum of its rows, each times its weight: (tokens, K). Sums are made in float32, in
-    the order of choices.
+    """Returns (tokens, K): for each token of this rank the sum of its rows, each times its weight. Sums are made in
+    float32, in the order of choices.
 
     `rows`: (room, K), as `moe_dispatch` gives them; `topk_weights`: (tokens, top), ones by default. The gradient is
     `moe_dispatch`. Raises as that does."""

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ShapeError, Site, public
+from tilelink.ops import routed
 from tilelink.ops.agreement import told
 from tilelink.ops.checks import check_devices, check_tensors
 from tilelink.ops.collectives import Members, name_of_group, world_of
@@ -122,22 +123,22 @@ def moe_routing(
         )  # fmt: skip
         met = Once(token, at, choice, None if slices == world else wanted)
     topk_idx, experts, top = _slices_of(topk_idx.long(), experts, each, slices), experts * slices, top * slices
-    ids = topk_idx.reshape(-1)
-    there = (ids >= 0) & (ids < experts)
-    known = torch.where(there, ids, experts)
-    counts = torch.zeros(experts + 1, dtype=torch.int32, device=ids.device)
-    counts = counts.scatter_add(0, known, torch.ones_like(known, dtype=torch.int32))[:experts]
-    wrong = ((ids < -1) | (ids >= experts)).sum().to(torch.int32)
-    counts = torch.cat([torch.where(wrong > 0, -wrong, counts[:1]), counts[1:]])
-    pad, more = torch.nn.functional.pad, tokens - mine
-    pairs = known.argsort(stable=True)
+    order, place = _order_and_place(topk_idx, experts, tokens)
+    if gathered is None:
+        counts = routed.counted(topk_idx.reshape(1, -1), experts, 1).view(1, experts)
+        gathered = gather_counts(x=counts, tokens=tokens, top=top, group_name=name, plan=torch_or_none(plan))
+    return Routing(gathered, order, place, mine, room, name, slices, met)
+
+
+def _order_and_place(ids: torch.Tensor, experts: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Routing.order` and `Routing.place` of experts (tokens of this rank, top), where a rank has up to `tokens`."""
+    (mine, top), flat = ids.shape, ids.reshape(-1)
+    there = (flat >= 0) & (flat < experts)
+    pairs = torch.where(there, flat, experts).argsort(stable=True)
     place = torch.empty_like(pairs).scatter_(0, pairs, torch.arange(len(pairs), device=ids.device))
     place = torch.where(there, place, -1).to(torch.int32).view(mine, top)
-    order, place = (pairs // max(1, top)).to(torch.int32), pad(place, (0, 0, 0, more), value=-1)
-    order = pad(order, (0, more * top), value=-1)
-    if gathered is None:
-        gathered = gather_counts(x=counts[None], tokens=tokens, top=top, group_name=name, plan=torch_or_none(plan))
-    return Routing(gathered, order, place, mine, room, name, slices, met)
+    order, pad, more = (pairs // max(1, top)).to(torch.int32), torch.nn.functional.pad, tokens - mine
+    return pad(order, (0, more * top), value=-1), pad(place, (0, 0, 0, more), value=-1)
 
 
 def torch_or_none(plan: str | None) -> str | None:

@@ -35,7 +35,7 @@ def added(rows: torch.Tensor, place: torch.Tensor, weights: torch.Tensor | None)
 
 
 def sources(place: torch.Tensor, weights: torch.Tensor | None, sent: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Of each of `sent` rows the token that `place` says it for, int32 and -1 for none, and its weight, float32."""
+    """The token (int32) and the weight (float32) of each of `sent` rows; -1 and 0 for a row that `place` names not."""
     tokens = torch.arange(len(place), dtype=torch.int32, device=place.device)[:, None].expand_as(place)
     rows = torch.where(place < 0, sent, place).long().flatten()
 

@@ -23,7 +23,8 @@ from tilelink.plans.unfused import Unfused
 
 @dataclass(frozen=True)
 class Tokens:
-    """So many tokens of all ranks, which go to experts by one of `ROUTINGS`, on a machine."""
+    """What is asked of predictions: a number of tokens of all ranks, which go to experts by one of `ROUTINGS`, a dtype
+    and a machine."""
 
     machine: Machine
     dtype: str

@@ -16,7 +16,7 @@ EXPONENT = 1.2
 """Of the power law: the expert that is k-th in demand is asked for k ** -1.2 times as often as the first, by no more
 tokens than there are. NVIDIA's aiconfigurator measures layers of experts so (`power_law_1.2`)."""
 DRAWN = 4096
-"""So many tokens are drawn; others go where these go."""
+"""Number of tokens whose experts are drawn; more tokens repeat these."""
 
 
 def rows_of_experts(experts: Experts, tokens: int, routing: str) -> int | list[list[int]]:

@@ -4,8 +4,8 @@
     for k in steps:             becomes       rows = wait(full[rows, k])
         ... rows[:, k].load() ...              ... rows[:, k].load() ...
 
-So a tile begins when the first piece of its rows is there. How long a piece is follows from the tiles that bring it, as
-signals are derived behind this. TileLink (MLSys 2025) and FLUX (arXiv 2406.06858) wait for whole tiles of rows.
+So a tile begins when the first piece of its rows is there. The tiles that bring the rows decide how long a piece is,
+because a later pass derives the signals. TileLink (MLSys 2025) and FLUX (arXiv 2406.06858) wait for whole rows.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _in_pieces(role: ir.Role) -> ir.Role:
 
 
 def _moved(wait: ir.Wait, body: ir.Body, names: list[str]) -> Iterator[ir.Statement]:
-    """Statements with a wait in each main loop that reads what it guards, and one before all else that does, under
-    names of their own; `names`: the next one is the last."""
+    """The body with a wait moved to its readers: into each main loop, and before each other statement. Each moved wait
+    gets a name; `names`: those given so far, the last of which is the next to use."""
     for s in body:
         if s is wait or not any(v.guard == wait.name for inner in ir.walk((s,)) for v in inner.read):
             yield from () if s is wait else (s,)
