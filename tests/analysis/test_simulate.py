@@ -159,6 +159,13 @@ def test_a_sum_of_the_fabric_enters_once() -> None:
     assert entering("multicast") == pytest.approx(SIZE / 1e3)
 
 
+def test_what_the_fabric_adds_up_or_copies_counts_once_in_the_bound() -> None:
+    """Each rank takes the sum of its rows of all ranks, and sends it to all: no run may beat its own bound."""
+    found = fabric.matmul_fabric_all_reduce.simulate(machine="h800", world=8, M=8192, N=4096, K=512, dtypes="bfloat16")
+    assert 0.5 * found.makespan_us < found.bound_us <= found.makespan_us
+    assert found.link_rate <= 160.0, "GB/s of the fastest agent"
+
+
 def test_an_engine_takes_no_sm_and_sets_up_every_copy() -> None:
     on = plain(sms=1, agents__copy_engine__setup_us=7.0)
     found = gathered(on, agents={"move": "copy_engine"})

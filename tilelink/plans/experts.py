@@ -3,7 +3,7 @@ SMs for what moves rows. Predicted, with tokens dealt out evenly over the expert
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +42,10 @@ class Tokens:
         nodes = machine.nodes_of(experts.world)
         bound = program.bound_at(plan.schedule, world=experts.world, sizes=sizes, dtypes=self.dtype, per_node=nodes)
         steps = steps_of(*bound, machine, {})
+        each = costs(steps, machine, {})
         for least, what in (
-            (workers_least(steps, costs(steps, machine, {}), machine), "its busiest workers"),
-            (most_moved(steps) / (usable(machine, experts.world) * GB_S), "its bytes between ranks"),
+            (workers_least(steps, each, machine), "its busiest workers"),
+            (most_moved(steps, each) / (usable(machine, experts.world) * GB_S), "its bytes between ranks"),
         ):
             if beaten is not None and least >= beaten:
                 return f"{what} alone take {least:,.1f} us"
@@ -100,11 +101,15 @@ def plain_of(forms: Forms, machine: Machine) -> Unfused:
     return Unfused(forms.prediction.compute_us, collective(forms.prediction.steps, machine), machine.launch_us)
 
 
-def experts_bound_us(experts: Experts, machine: Machine, dtype: str, tokens: int) -> float:
-    """Microseconds that no form is faster than, where each expert gets as many tokens as any: the longer of its
-    products at the rate of all SMs, and of reading the weights of experts that have a token."""
-    rows = tokens * experts.each / experts.spread
-    reached = min(experts.all / experts.spread, rows)
-    products = 2 * rows * experts.columns * experts.depth / (machine.matmul_rate(dtype) * TFLOP_S)
-    weights = reached * experts.columns * experts.depth * ITEM_SIZE[dtype] / (machine.memory_rate * GB_S)
-    return max(products, weights)
+def experts_bound_us(
+    products: Sequence[Experts], machine: Machine, dtype: str, tokens: int, routing: str = EVEN
+) -> float:
+    """Microseconds that no form of these products is faster than: what they take at the rate of all SMs, or, where
+    tokens go evenly to experts, to read the weights of those that have a token. Whichever is longer."""
+    operations = weights = 0.0
+    for experts in products:
+        rows = tokens * experts.each / experts.spread
+        reached = min(experts.all / experts.spread, rows) if routing == EVEN else 0.0
+        operations += 2 * rows * experts.columns * experts.depth
+        weights += reached * experts.columns * experts.depth * ITEM_SIZE[dtype]
+    return max(operations / (machine.matmul_rate(dtype) * TFLOP_S), weights / (machine.memory_rate * GB_S))

@@ -174,7 +174,8 @@ class Question:
         few, rows = self.world, self.shape["M"]
         if not isinstance(rows, int) or rows <= few:
             return 0.0
-        moved = most_moved(self._steps(program, M=few)) * rows / few
+        steps = self._steps(program, M=few)
+        moved = most_moved(steps, costs(steps, self.machine, {})) * rows / few
         return moved / (usable(self.machine, self.world) * GB_S)
 
     def _changed(self, form: Form, prediction: Prediction) -> tuple[Form, Prediction]:

@@ -140,7 +140,8 @@ class TwoKernels:
         first = asked.forms(layer.gate_up, shape_of(layer.gate_up), plans_of(pair, pair.first))
         if first.fastest is None or first.fastest.us is None:
             return []
-        least = first.fastest.us + between_us + experts_bound_us(layer.down, asked.machine, asked.dtype, asked.number)
+        least = first.fastest.us + between_us
+        least += experts_bound_us([layer.down], asked.machine, asked.dtype, asked.number, asked.routing)
         if beaten is not None and least >= beaten:
             return []
         second = asked.forms(layer.down, shape_of(layer.down), plans_of(pair, pair.second))

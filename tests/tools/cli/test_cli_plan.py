@@ -99,7 +99,7 @@ def test_layers_of_whole_experts_are_predicted(run: Run, config: Path, one_core:
         shape = ",".join(f"{d}={n}" for d, n in row["shape"].items())
         asked = ["--machine", "h100", "--world", "2", "--shape", shape, "--schedule", row["schedule"]]
         simulated = run("simulate", row["program"], *asked)[1]
-        assert [simulated[k] for k in ("makespan_us", "bound_us")] == [row[k] for k in ("fused_us", "bound_us")]
+        assert simulated["makespan_us"] == row["fused_us"] >= row["bound_us"] > 0
         assert row["choice"] == ("fused" if row["unfused_us"] >= 1.15 * row["fused_us"] else "unfused")
 
 
@@ -107,6 +107,7 @@ def test_a_whole_layer_is_predicted_in_one_kernel_and_in_two(run: Run, config: P
     config.write_text(json.dumps(MOE))
     _, found = run("plan", str(config), "--tp", "2", "--ep", "2", "--tokens", "64", "--machine", "h100")
     first, second, row = found["rows"][-3:]
+    assert max(first["bound_us"], second["bound_us"]) <= row["bound_us"] <= row["fused_us"], "of no schedule"
     plans = row["forms_us"].keys()  # but for those whose busiest workers alone take longer than another
     assert (row["layer"], row["op"]) == ("experts", "mixture_of_experts")
     names = {plan.split(",")[0] for plan in plans}

@@ -97,7 +97,7 @@ class Wires:
 def way(steps: Steps, costs: Costs, machine: Machine) -> Wires:
     """The ways of all transfers. Between nodes they go through the NICs of both ranks, whoever moves them."""
     world = steps.events.sizes.world
-    role = steps.events.role[steps.event[steps.transfer_step]]
+    role = _role_of_transfers(steps)
     source, target, pushed = steps.source, steps.target, steps.pushed
     node = np.array([machine.node(rank) for rank in range(world)])
     far = node[source] != node[target]
@@ -116,7 +116,7 @@ def way(steps: Steps, costs: Costs, machine: Machine) -> Wires:
     out, into = port * world + source, (port + 1) * world + target
     if machine.links == MESH:
         out = into = source * world + target
-    again = _again(steps, np.array(costs.multicasts)[role])
+    again = _again(steps, costs)
     return Wires(
         out=out,
         into=into,
@@ -136,9 +136,15 @@ def _first(groups: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return found
 
 
-def _again(steps: Steps, multicast: np.ndarray) -> np.ndarray:
+def _role_of_transfers(steps: Steps) -> np.ndarray:
+    role: np.ndarray = steps.events.role[steps.event[steps.transfer_step]]
+    return role
+
+
+def _again(steps: Steps, costs: Costs) -> np.ndarray:
     """Transfers of a multicast after its first: the fabric copies what has left the rank once, or adds up what enters
     it once."""
+    multicast = np.array(costs.multicasts)[_role_of_transfers(steps)]
     kind = 2 * steps.transfer_step + steps.pushed
     again = np.ones(len(kind), bool)
     again[np.unique(kind, return_index=True)[1]] = False
@@ -183,16 +189,16 @@ def workers_least(steps: Steps, costs: Costs, machine: Machine) -> float:
     return float((whole.reshape(-1, len(roles)) / workers).max(initial=0.0))
 
 
-def bounds(steps: Steps, machine: Machine) -> dict[str, float]:
-    """What no schedule can be faster than, by what sets it: operations at the rate of all SMs, bytes between ranks at
-    the fastest agent's, and all that is written."""
+def bounds(steps: Steps, costs: Costs, machine: Machine) -> dict[str, float]:
+    """What no schedule that moves the same bytes can be faster than, by what sets it: operations at the rate of all
+    SMs, bytes between ranks at the fastest agent's, and all that is written."""
     world = steps.events.sizes.world
     ranks = steps.events.rank[steps.event]
     operations = np.bincount(ranks, weights=steps.operations, minlength=world).max(initial=0.0)
     written = np.bincount(ranks, weights=steps.written, minlength=world).max(initial=0.0)
     return {
         "the products": float(operations / (machine.matmul_rate(dtype_of(steps.events.program)) * TFLOP_S)),
-        "the bytes between ranks": float(most_moved(steps) / (usable(machine, world) * GB_S)),
+        "the bytes between ranks": float(most_moved(steps, costs) / (usable(machine, world) * GB_S)),
         "the writes to device memory": float(written / (machine.memory_rate * GB_S)),
     }
 
@@ -203,6 +209,10 @@ def usable(machine: Machine, world: int) -> float:
     return fastest * (max(1, world - 1) if machine.links == MESH else 1)
 
 
-def most_moved(steps: Steps) -> float:
-    """Bytes that leave or reach the rank that most leave or reach."""
-    return float(max(np.bincount(r, weights=steps.size).max(initial=0.0) for r in (steps.source, steps.target)))
+def most_moved(steps: Steps, costs: Costs | None = None) -> float:
+    """Bytes that leave or reach the rank that most leave or reach. With `costs`, what is multicast leaves once, and
+    what the fabric adds up enters once."""
+    again = np.zeros(len(steps.size), bool) if costs is None else _again(steps, costs)
+    ways = (steps.source, again & steps.pushed), (steps.target, again & ~steps.pushed)
+    moved = (np.bincount(rank, weights=np.where(free, 0, steps.size)) for rank, free in ways)
+    return float(max(of_ranks.max(initial=0.0) for of_ranks in moved))

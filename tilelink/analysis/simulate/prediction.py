@@ -104,7 +104,7 @@ class Prediction:
 
     @cached_property
     def bound_us(self) -> float:
-        return max(bounds(self.steps, self.machine).values())
+        return max(bounds(self.steps, self.costs, self.machine).values())
 
     @cached_property
     def unfused_us(self) -> float | None:
@@ -125,7 +125,7 @@ class Prediction:
     @property
     def link_rate(self) -> float:
         """GB/s out of, or into, the rank with most to send or get, on average over the run."""
-        return most_moved(self.steps) / (self.makespan_us * GB_S) if self.makespan_us else 0.0
+        return most_moved(self.steps, self.costs) / (self.makespan_us * GB_S) if self.makespan_us else 0.0
 
     @property
     def link_limit(self) -> float:

@@ -45,7 +45,7 @@ def verdict(prediction: Prediction) -> str:
     longest = deciding(prediction)
     others = sorted((role for role in shares if role != longest), key=lambda role: -shares[role])
     rest = ", ".join(f"{shares[role]:,.1f} us of {role}{_place(order, role, longest)}" for role in others)
-    limits = bounds(prediction.steps, prediction.machine)
+    limits = bounds(prediction.steps, prediction.costs, prediction.machine)
     limit = max(limits, key=lambda name: limits[name])
     said = [
         f"{longest} decides: its tiles are {shares[longest]:,.1f} us of the {whole:,.1f} us on the critical path; "

@@ -69,7 +69,8 @@ def run(args: argparse.Namespace) -> Answer:
         "ep": args.ep, "routing": args.routing, "reserved": args.reserved, "margin": MARGIN, "interval": FUSED.keys(),
         "unfused_interval": UNFUSED.keys(), "rows": rows,
     }  # fmt: skip
-    return Answer(keys, _text(described.leaving(args.reserved), configured, tp, rows, args.routing))
+    ep = args.ep if experts else None
+    return Answer(keys, _text(described.leaving(args.reserved), configured, tp, ep, rows, args.routing))
 
 
 def _operators(
@@ -108,7 +109,7 @@ def _row(job: Job) -> Row:
     elif isinstance(layer, Experts):
         choice = choose_experts(layer, described, job.dtype, tokens, job.routing)
         shape = {"M": tokens, "N": layer.columns, "K": layer.depth, "experts": layer.all, "each": layer.each}
-        row |= {"bound_us": experts_bound_us(layer, described, job.dtype, tokens), "reason": NO_PROGRAM, "shape": shape}
+        row |= {"reason": NO_PROGRAM, "shape": shape}
     else:
         assert job.operator is not None
         choice = choose(
@@ -123,6 +124,9 @@ def _row(job: Job) -> Row:
         if isinstance(layer, WholeLayer):
             row |= {"room": room(layer.gate_up, tokens), "heap_bytes": layer_heap_bytes(*layer, job.dtype, tokens)}
         row |= {"shape": dict(choice.shape), "plan": choice.plan}
+    if isinstance(layer, Experts | WholeLayer):
+        products = layer if isinstance(layer, WholeLayer) else (layer,)
+        row["bound_us"] = experts_bound_us(products, described, job.dtype, tokens, job.routing)
     if isinstance(choice, LayerChoice):
         row["forms_us"] = {name: round(us, 3) for name, us in choice.forms_us.items()}
     elif choice is not None and choice.fused is not None:
@@ -137,8 +141,8 @@ def _called(row: Row) -> str:
     return ", ".join([row["layer"], *([row["op"]] if row["op"] else []), f"{row['tokens']}"])
 
 
-def _text(machine: Machine, model: Model, tp: int, rows: list[Row], routing: str) -> str:
-    """For people: a table, and the reasons under it."""
+def _text(machine: Machine, model: Model, tp: int, ep: int | None, rows: list[Row], routing: str) -> str:
+    """For people: a table, and the reasons under it. `ep`: None for a model without experts."""
 
     def time(us: float | None) -> str:
         return "-" if us is None else f"{us:,.1f}"
@@ -160,9 +164,17 @@ def _text(machine: Machine, model: Model, tp: int, rows: list[Row], routing: str
     said += [
         "linear_all_reduce is for a model without sequence parallelism, whose other layers need no collective; the"
     ]
-    said += [f"other operators are for one with it, which takes {tp} tokens or more. Why, row by row:"]
+    said += [f"other operators are for one with it, which takes {tp} tokens or more."]
+    if ep is not None:
+        cut = f"{tp // ep} ranks share each expert, a slice of it each" if ep < tp else "each expert is on one rank"
+        said += [
+            f"Experts are spread over {ep} of {tp} ranks (--ep {ep}): {cut} (slices={tp // ep}).",
+            "experts is the whole layer, experts_gate_up and experts_down are its two products alone.",
+        ]
+    said += ["bound us: operations, bytes between ranks, and bytes written, or for experts weights read, take as long."]
     if routing != EVEN:
         said += [f"Tokens go to experts by a power law: the k-th most wanted gets k^-{EXPONENT} of the first's."]
+    said += ["Why, row by row:"]
     for row in rows:
         said += ["", _called(row), f"  {row['reason']}"]
         if row["room"] is not None:
@@ -192,8 +204,8 @@ COMMAND = Command(
         machine_flag("h100"),
         Flag("--tp", type=int, metavar="N", help="ranks of tensor parallelism (default: all GPUs of the machine)"),
         Flag(
-            "--ep", type=int, default=1, metavar="N", help="of these ranks, over how many experts are spread; the "
-            "others share each expert (default: %(default)s)",
+            "--ep", type=int, default=1, metavar="N", help="groups of ranks that experts are spread over; the ranks of "
+            "a group share each expert, a slice each (default: %(default)s, a slice of every expert on each rank)",
         ),
         Flag(
             "--routing", choices=ROUTINGS, default=EVEN, help="how tokens go to experts: as many to each, or by a "
