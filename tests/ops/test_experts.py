@@ -170,7 +170,7 @@ def test_what_only_the_device_sees_is_an_error_on_every_rank(
         ({"given": {"topk_idx": torch.zeros(6, 2)}}, "ShapeError: topk_idx is torch.float32"),
         ({"given": {"topk_weights": torch.zeros(6, 3)}}, r"ShapeError: x, .* \(6, 16\), \(6, 2\), \(6, 3\)"),
         ({"given": {"down": torch.zeros(3, 16, 16)}}, r"ShapeError: gate_up .* down \(3, 16, 16\)"),
-        ({"given": {"down": torch.zeros(2, 16, 8)}}, r"ShapeError: weight has shape \(2, 16, 8\): \(2, N, 16\)"),
+        ({"given": {"down": torch.zeros(2, 16, 8)}}, r"ShapeError: gate_up .* down \(2, 16, 8\)"),
         ({"given": {"down": torch.zeros(2, 17, 16)}}, r"ShapeError: gate_up .* down \(2, 17, 16\)"),
         ({"given": {"down": torch.zeros(2, 16, 16, device="meta")}}, "DeviceError: down is on meta, x on cpu"),
         ({"given": {"gate_up": None}}, "ArgumentError: gate_up is None, not a tensor"),

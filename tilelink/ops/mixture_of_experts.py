@@ -197,7 +197,7 @@ def _check(
         raise ShapeError(f"{said}: (..., K), (..., top) and (..., top) of the same tokens, top > 0", Site.of_user())
     width = x.shape[-1]
     of_experts = gate_up.dim() == down.dim() == 3 and len(gate_up) == len(down)
-    if not of_experts or gate_up.shape[2] != width or gate_up.shape[1] % 2 or down.shape[1] != width:
+    if not of_experts or gate_up.shape[2] != width or gate_up.shape[1:] != (2 * down.shape[2], down.shape[1]):
         raise ShapeError(
             f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}: (experts of a rank, 2 * hidden, K) "
             f"and (experts of a rank, K, hidden) with K = {width}, as x has it",

@@ -67,7 +67,9 @@ def unfused(operator: str, machine: Machine, world: int, dtype: str, shape: Shap
             gather, scatter = moved("all_gather", k), moved("reduce_scatter", k)
             beside = min(gather, of_x) + min(scatter, of_weights)
             return Unfused(of_x + of_weights, gather + scatter, 2 * launch, beside)
-    raise ArgumentError(f"{operator} is not predicted: nothing describes its unfused form", Site.of_user())
+    hint = "; for layers of experts: `tilelink plan MODEL --ep N`, or plan='auto' in the call"
+    what = f"{operator} is not predicted: nothing describes its unfused form"
+    raise ArgumentError(what + (hint if operator == "mixture_of_experts" else ""), Site.of_user())
 
 
 def library_matmul(machine: Machine, dtype: str, m: int, n: int, k: int) -> float:

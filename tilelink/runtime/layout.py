@@ -83,7 +83,8 @@ def place(program: TileProgram, sizes: Sizes, heap: HeapLayout, target: Target =
             f"the symmetric heap is too small for {program.name} at {dict(sizes.dims)} on {sizes.world} ranks: a slot "
             f"needs {at} bytes for {names} and {signals_end} for signals; it has {heap.data_bytes} and "
             f"{heap.signal_bytes}. Make the world with heap_bytes={heap.control_bytes + heap.slots * slot}"
-            + (f" and signal_bytes={signals_end}" if signals_end > heap.signal_bytes else ""),
+            + (f" and signal_bytes={signals_end}" if signals_end > heap.signal_bytes else "")
+            + "; for operators, tilelink.ops.lane(group, heap_bytes=...) before the first call",
             Site.of_user(),
         )
     return placement
