@@ -95,8 +95,9 @@ def choose_layer(
         forms_us |= two.on_other_sms(fastest) if fastest in two.forms_us else {}
     best, of_one, by_two = _least(forms_us), _least(one.forms_us), _least(of_two)
     unfused_us = min(sum(p.total_us for p in two.plain) for two in several) + plain
+    other = "" if best in (of_one, by_two) else f"{best} takes {forms_us[best]:,.1f} us; "
     said = (
-        f"{best} takes {forms_us[best]:,.1f} us; {of_one} takes {forms_us[of_one]:,.1f} us "
+        f"{other}{of_one} takes {forms_us[of_one]:,.1f} us "
         f"({path_of(one.forms.prediction)}); two kernels, {by_two}, take {of_two[by_two]:,.1f} us ({between:,.1f} of "
         f"them SwiGLU over room for {rows:,} rows); unfused takes {unfused_us:,.1f} us ({plain:,.1f} of them SwiGLU "
         f"over {there:,} rows): {_compared(unfused_us / forms_us[best])}"
@@ -209,7 +210,7 @@ def activation_us(machine: Machine, dtype: str, rows: int, hidden: int) -> float
 
 def _compared(ratio: float) -> str:
     """How many times as fast a form is, and whether that is enough."""
-    return times_as_fast(ratio) + (f", where predictions need {1 + MARGIN:.2f}" if ratio < 1 + MARGIN else "")
+    return times_as_fast(ratio) + (f", where predictions need {1 + MARGIN:.2f}" if 1 < ratio < 1 + MARGIN else "")
 
 
 def _least(forms_us: Mapping[str, float]) -> str:
