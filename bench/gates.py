@@ -28,7 +28,7 @@ from tilelink.backend.targets import FORMS
 from tilelink.errors import FormError
 from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import Compiled, CompileError, each_compiled, stand_ins
-from tilelink.inspect.gates import Verdict, judge
+from tilelink.inspect.gates import Verdict, expectations, judge
 from tilelink.inspect.machine_code import KernelCode, inspected
 from tilelink.kernels import operators
 from tilelink.language import Each
@@ -199,12 +199,13 @@ def gated(targets: list[str], only: str, leave_out: Mapping[str, str]) -> Iterat
 
 
 def digest(lowered: Lowered, sizes: Sizes) -> str:
-    """A digest of what Triton is given, and of the code that compiles and reads it."""
+    """A digest of what Triton is given, of what the program says that has to come out, and of the code that compiles it
+    and reads what came out."""
     kernels = [(k.name, stand_ins(lowered, k.parameters, sizes)) for k in lowered.kernels]
     given = [(name, [(n, described(v)) for n, v in values.items()]) for name, values in kernels]
-    functions = [(name, function.src) for name, function in lowered.functions]
-    asked = lowered.source, functions, sorted(lowered.options.items()), given, lowered.target.name, deciding()
-    return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+    functions = [(name, function.cache_key) for name, function in lowered.functions]  # and of what they call
+    asked = lowered.source, functions, sorted(lowered.options.items()), given, lowered.target.name
+    return hashlib.sha256(repr((asked, expectations(lowered), deciding())).encode()).hexdigest()[:16]
 
 
 def described(value: Any) -> Any:

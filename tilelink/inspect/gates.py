@@ -94,6 +94,12 @@ def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
 # ---- what the program says ---------------------------------------------------------------------------------------
 
 
+def expectations(lowered: Lowered) -> tuple[object, ...]:
+    """All that `judge` reads off the program alone."""
+    guarded = sum(1 for _ in guarded_reads(lowered)), guarding_words(lowered.program)
+    return sorted(_signals(lowered).items()), _work(lowered), guarded
+
+
 def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
     """How often the kernels of a program have to call each primitive, and with what scope."""
     program = lowered.program
