@@ -12,7 +12,7 @@ import torch.distributed as dist
 import tilelink.ops as ops
 from tests.ops.auto_on_ranks import on_machine
 from tests.ops.layers import Layer, layers
-from tests.ops.on_ranks import computed_by, noted
+from tests.ops.on_ranks import computed_by, noted, unsaid
 from tilelink.errors import TileLinkError
 
 mixture: Any = importlib.import_module("tilelink.ops.mixture_of_experts")  # whose function has its name
@@ -230,7 +230,7 @@ def with_a_failing_activation(group: dist.ProcessGroup) -> tuple[str, list[str]]
 def refused(group: dist.ProcessGroup) -> list[str]:
     """What is not said of calls of the parts that can't be."""
     rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((6,), 2, 2)
-    given, found = call.operands(world)[rank], []
+    given, found = call.operands(world)[rank], list[str]()
     x, weight = given["x"], given["gate_up"]
     routing = ops.moe_routing(given["topk_idx"], experts=2 * world, group=group)
     rows = ops.moe_dispatch(x, routing)
@@ -244,12 +244,7 @@ def refused(group: dist.ProcessGroup) -> list[str]:
         (lambda: ops.linear_combine(rows.to("meta"), weight, routing), "DeviceError: weight is on cpu, rows on meta"),
         (lambda: ops.moe_routing(given["topk_idx"], experts=bad, group=group), "ArgumentError: experts=[tensor"),
     ):
-        try:
-            make()
-            found.append(f"nothing is said: {said}")
-        except TileLinkError as e:
-            text = f"{type(e).__name__}: {e.message}"
-            found += [] if text.startswith(said) else [text]
+        found += unsaid(make, said)
         dist.barrier(group)
     return found
 

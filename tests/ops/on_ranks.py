@@ -50,6 +50,16 @@ def computed_by(backend: str, group: dist.ProcessGroup) -> Iterator[None]:
 _with_lane: set[dist.ProcessGroup] = set()
 
 
+def unsaid(call: Callable[[], object], said: str) -> list[str]:
+    """What is wrong with the error of a bad call, which begins with these words: nothing, if all is well."""
+    try:
+        call()
+    except TileLinkError as e:
+        text = f"{type(e).__name__}: {e.message}"
+        return [] if text.startswith(said) else [text]
+    return [f"nothing is said: {said}"]
+
+
 def made(group: dist.ProcessGroup, call: Call, plan: str | None = None) -> dict[str, torch.Tensor]:
     """Results and gradients of a call on this rank."""
     return call.on(dist.get_rank(group), dist.get_world_size(group), group, plan)

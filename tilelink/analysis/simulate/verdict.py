@@ -53,7 +53,7 @@ def verdict(prediction: Prediction) -> str:
         _held(prediction, longest),
         _tiles(prediction, longest),
         _workers(prediction, longest),
-        f"No schedule takes less than {limits[limit]:,.1f} us, for {limit}.",
+        f"No schedule that moves these bytes takes less than {limits[limit]:,.1f} us, for {limit}.",
     ]
     if (plain := prediction.unfused_us) is not None:
         compared = times_as_fast(plain / whole).capitalize()

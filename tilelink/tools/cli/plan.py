@@ -171,7 +171,8 @@ def _text(machine: Machine, model: Model, tp: int, ep: int | None, rows: list[Ro
             f"Experts are spread over {ep} of {tp} ranks (--ep {ep}): {cut} (slices={tp // ep}).",
             "experts is the whole layer, experts_gate_up and experts_down are its two products alone.",
         ]
-    said += ["bound us: operations, bytes between ranks, and bytes written, or for experts weights read, take as long."]
+    said += ["bound us is the least time for the operations, the bytes between ranks and the bytes written."]
+    said += ["For experts it is that for the operations, or for the weights that are read."] * (ep is not None)
     if routing != EVEN:
         said += [f"Tokens go to experts by a power law: the k-th most wanted gets k^-{EXPONENT} of the first's."]
     said += ["Why, row by row:"]

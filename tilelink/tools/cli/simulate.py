@@ -95,7 +95,7 @@ def _text(prediction: Prediction) -> str:
     left = f", {p.machine.reserved} of its SMs left to others" if p.machine.reserved else ""
     rows = [
         ("predicted", p.makespan_us, f"to {_us(p.interval_us[1])} ({FUSED}), on {p.machine.title}{left}"),
-        ("bound", p.bound_us, f"no schedule is faster; the run reaches {p.efficiency:.0%} of it"),
+        ("bound", p.bound_us, f"the least for these bytes and operations; the run reaches {p.efficiency:.0%} of it"),
         ("products alone", p.compute_us, "on all SMs that it has"),
         ("transfers alone", p.comm_us, "by the workers that make them"),
     ]
