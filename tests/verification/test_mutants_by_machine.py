@@ -67,6 +67,12 @@ def test_every_operator_is_a_subject_under_every_schedule() -> None:
     assert made >= {(p.name, name) for p in operators().values() for name in p.schedules}
 
 
+@pytest.mark.parametrize("subject", subjects(), ids=str)
+def test_every_subject_has_its_tensors(subject: Subject) -> None:
+    bound = subject.bound(subject.program)
+    assert subject.operands(subject.program, 0).keys() == {t.name for t in bound.inputs}
+
+
 DRAIN = """\
 def drain_full(control, heaps, rank, M):
     signals = peer(heaps, rank, 0)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import tilelink as tk
+from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Schedule
 from tilelink.frontend.sizes import Sizes, even_parts
 from tilelink.frontend.values import dtype_name
@@ -95,6 +96,10 @@ class Subject:
         usual |= self.dtypes
         return {name: usual.get(name, "float32") for name in program.parameters if name in there}
 
+    def bound(self, program: Program) -> TileProgram:
+        """This version of the program, in small tiles."""
+        return program.bind(self.in_tiles(program), self.types(program), self.without)
+
     def sizes(self, program: Program) -> dict[str, Any]:
         """By dimension: a number, the lengths of the parts, or a route's counts of rows."""
         declared = program.parameters.values()
@@ -105,14 +110,14 @@ class Subject:
 
     def parts(self, program: Program) -> dict[str, Any]:
         """What a call is told of the lengths of parts."""
-        bound = program.bind(self.in_tiles(program), self.types(program))
+        bound = self.bound(program)
         said = Sizes.of(bound, self.world, self.sizes(program)).said
         return {d: n for d, n in said.items() if d in bound.routed or isinstance(self.sizes(program)[d], tuple)}
 
     def operands(self, program: Program, rank: int) -> dict[str, torch.Tensor]:
         """Small integers, of which every sum is exact. Outputs are not among them."""
         made = {}
-        bound = program.bind(self.in_tiles(program), self.types(program))
+        bound = self.bound(program)
         exact = Sizes.of(bound, self.world, self.sizes(program))
         whole = {"ranks": self.world, **dict(exact.dims)}
         for n, tensor in enumerate(bound.inputs):

@@ -165,6 +165,6 @@ def gates(subject: Subject, program: Program, edit: Edit = same, target: Target 
 
 def lowered_for(subject: Subject, program: Program, target: Target) -> tuple[Lowered, Sizes]:
     """A program on one node, with the sizes of its subject, lowered for a target."""
-    bound = program.bind(subject.in_tiles(program), subject.types(program))
+    bound = subject.bound(program)
     sizes = Sizes.of(bound, subject.world, subject.sizes(program))
     return lower(bound, Facts.of(bound, sizes), target), sizes
