@@ -62,3 +62,23 @@ def test_importing_tilelink_registers_nothing() -> None:
     code = "import sys, tilelink; print([m for m in ('torch', 'tilelink.ops') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+GROUP_ENDS = """
+import weakref
+import torch
+import torch.distributed as dist
+from tilelink import ops
+
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+weight = torch.ones(4, 4, requires_grad=True)
+ops.all_gather_linear(torch.ones(2, 4), weight).sum().backward()
+group = weakref.ref(dist.group.WORLD)
+dist.destroy_process_group()
+print(group() is None)
+"""
+
+
+def test_no_operator_keeps_a_group_beyond_its_end() -> None:
+    found = subprocess.run([sys.executable, "-c", GROUP_ENDS], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "True"

@@ -12,12 +12,16 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+import torch.distributed.nn.functional  # see below
 from torch.distributed.device_mesh import DeviceMesh
 
 from tilelink.errors import ArgumentError, RankError, Site, WorldError
 from tilelink.runtime.group import Group
 from tilelink.runtime.process_group import ProcessGroup
 
+# torch.distributed.nn.functional has the default group as defaults of its functions, and torch imports it in the first
+# call of an operator. A group that is there by then stays beyond its end, and a thread of gloo that frees a tensor late
+# aborts the process. So it is imported here: most programs import this module before they make a group.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
