@@ -12,9 +12,9 @@ from tilelink.errors import ScheduleError, TileSizeError
 from tilelink.plans import whole_layer
 from tilelink.plans.experts import Tokens, choose_experts
 from tilelink.plans.layer_plans import OF_ROWS, OF_TOKENS, combined, is_once, plan_of
-from tilelink.plans.model import Experts, model
+from tilelink.plans.model import Experts, WholeLayer, model
 from tilelink.plans.routings import EVEN, POWER_LAW, rows_of_experts, tokens_of_ranks
-from tilelink.plans.whole_layer import WholeLayer, choose_layer, fastest_layer
+from tilelink.plans.whole_layer import choose_layer, fastest_layer
 
 DOWN = Experts("experts_down", 256, 8, 7168, 2048, spread=8, cut=1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -10,17 +10,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tilelink.analysis.placement import placed
 from tilelink.errors import ArgumentError, ShapeError, Site
-from tilelink.frontend.sizes import Sizes
+from tilelink.frontend.values import dtype_name
 from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group, world_of
-from tilelink.ops.mixture_of_experts import in_one, known_plan, mixture_of_experts
+from tilelink.ops.mixture_of_experts import known_plan, mixture_of_experts
 from tilelink.ops.moe_routing import check_slices, expert_places
-from tilelink.ops.whole_layer import OPERATOR, swiglu
-from tilelink.plans.layer_plans import OF_TOKENS, PAIRS, is_once, plan_of, plans_of
-from tilelink.plans.names import AUTO, TORCH, Plan, planned, plans
-from tilelink.programs.fitting import takes
+from tilelink.ops.whole_layer import swiglu
+from tilelink.plans.model import DOWN, GATE_UP, Experts, WholeLayer
+from tilelink.plans.room import heap_bytes
 
 
 class MoE(nn.Module):
@@ -167,41 +165,12 @@ class MoE(nn.Module):
     def heap_bytes(self, tokens: int) -> int:
         """Bytes of a slot of the symmetric heap that a forward takes, and a backward as many; a lane has two slots. By
         "auto" as many as the plan takes that takes most, by "torch" none."""
-        world, sent = world_of(self.group_name), tokens * self.top * self.slices
-        rows = {"tokens": tokens, "sent": sent, "routed": self.rows(tokens)}
-        parts = {d: (length,) * world for d, length in rows.items()}
-        most = 0
-        for plan, of in self._plans():
-            sizes: dict[str, Any] = {**parts, "experts": len(self.down), **of}
-            program, dtype = plan.program, self.gate_up.dtype
-            dtypes = dict.fromkeys(program.of_any_dtype - program.on_demand, dtype)
-            if program in (OF_TOKENS.first, OF_TOKENS.second) and self.slices < world:
-                dtypes["wanted"] = torch.int32  # which tokens go to which ranks
-                if not takes(program, plan.schedule.name, frozenset(["wanted"])):
-                    continue
-            absent = program.absent(dtypes)
-            fitted = program.fit(plan.schedule, world=world, dtypes=dtypes, absent=absent, sizes=sizes)
-            bound = program.bind(fitted, dtypes, absent)
-            most = max(most, placed(bound, Sizes.of(bound, world, sizes, counted=False)).data_bytes)
-        return most
-
-    def _plans(self) -> Iterator[tuple[Plan, dict[str, int]]]:
-        """By which programs a call may be computed, in which schedules, and the sizes of their weights."""
-        (_, both, width), (_, _, hidden), every = self.gate_up.shape, self.down.shape, self.plan == AUTO
-        one, choices = None, self.top * self.slices
-        if self.plan == TORCH:
-            return
-        if every or in_one(self.plan):
-            one = None if every else planned(OPERATOR, self.plan)
-            for plan in plans(OPERATOR).values() if one is None else [one]:
-                yield plan, {"N": hidden, "K": width, "top": choices}
-        for pair in PAIRS:
-            if not every and (pair is OF_TOKENS) != is_once(self.plan):
-                continue
-            name, top = self.plan if one is None else one.schedule.name, self.top if pair is OF_TOKENS else choices
-            for program, of in ((pair.first, {"N": both, "K": width}), (pair.second, {"N": width, "K": hidden})):
-                for plan in plans_of(pair, program) if every else [plan_of(pair, program, name)]:
-                    yield plan, of | ({"top": top} if program is pair.second else {})
+        (places, both, width), (_, _, hidden) = self.gate_up.shape, self.down.shape
+        spread = world_of(self.group_name) // self.slices
+        sizes = ((GATE_UP, both, width), (DOWN, width, hidden))
+        layer = WholeLayer(*(Experts(of, places * spread, self.top, n, k, spread, self.slices) for of, n, k in sizes))
+        dtype = dtype_name(self.gate_up.dtype)
+        return heap_bytes(layer, self.plan, dtype, tokens, self.rows(tokens))
 
     def extra_repr(self) -> str:
         told: dict[str, Any] = {"width": self.width, "hidden": self.hidden, "experts": self.experts, "top": self.top}

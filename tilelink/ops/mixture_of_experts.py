@@ -18,8 +18,8 @@ from tilelink.ops.of_all_ranks import gather_weights
 from tilelink.ops.once import dispatch_linear_once, linear_combine_once
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import path_of, reserved_on
-from tilelink.ops.whole_layer import ONE_KERNEL, PLANS_OF_ONE, layer_of_experts, swiglu
-from tilelink.plans.layer_plans import PAIRS, is_once, without_changes
+from tilelink.ops.whole_layer import PLANS_OF_ONE, layer_of_experts, swiglu
+from tilelink.plans.layer_plans import PAIRS, in_one, is_once, without_changes
 from tilelink.plans.names import AUTO, TORCH
 from tilelink.plans.whole_layer import fastest_layer
 
@@ -260,11 +260,6 @@ def known_plan(plan: str | None) -> None:
     """Raises ScheduleError for what is no plan of a layer. Changes after a name are looked at where it is called."""
     if plan is not None and without_changes(plan) not in PLANS and not in_one(plan):
         raise ScheduleError(f"plan is {plan!r}; there are {listed(PLANS, str(plan))}", Site.of_user())
-
-
-def in_one(plan: str | None) -> bool:
-    """Whether a plan is that of the whole layer in one kernel."""
-    return plan is not None and plan.startswith(ONE_KERNEL)
 
 
 def _whole_layer(

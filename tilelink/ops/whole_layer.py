@@ -18,11 +18,11 @@ from tilelink.ops.experts_backward import dispatch_linear_gradients, linear_comb
 from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs, reserved_on
-from tilelink.plans.layer_plans import OF_ROWS, plan_of, without_changes
+from tilelink.plans.layer_plans import OF_ROWS, ONE_KERNEL, plan_of, without_changes
 from tilelink.plans.names import AUTO, TORCH, Plan, planned
 from tilelink.plans.whole_layer import fastest_layer
 
-OPERATOR, ONE_KERNEL = mixture_of_experts.name, "one_kernel"
+OPERATOR = mixture_of_experts.name
 PLANS_OF_ONE = (ONE_KERNEL, *(f"{ONE_KERNEL}:{schedule}" for schedule in list(mixture_of_experts.schedules)[1:]))
 """The plans by which this operator computes the layer, as `tilelink.plans.names` calls them."""
 

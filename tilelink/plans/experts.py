@@ -14,9 +14,8 @@ from tilelink.frontend.values import ITEM_SIZE
 from tilelink.plans.choose import Choice, chosen
 from tilelink.plans.forms import Forms, Question, tried, with_other_counts
 from tilelink.plans.layer_plans import OF_TOKENS, PAIRS, plans_of
-from tilelink.plans.model import Experts
+from tilelink.plans.model import GATE_UP, Experts
 from tilelink.plans.names import Plan
-from tilelink.plans.room import GATE_UP
 from tilelink.plans.routings import EVEN, rows_of_experts, tokens_of_ranks
 from tilelink.plans.unfused import Unfused
 
@@ -66,7 +65,7 @@ class Tokens:
         """The forms of a product: all schedules of the programs of both pairs that can be the fastest."""
         first = experts.name == GATE_UP
         programs = [(pair, pair.first if first else pair.second) for pair in PAIRS]
-        return self.forms(experts, shape_of(experts), (p for pair, of in programs for p in plans_of(pair, of)))
+        return self.forms(experts, experts.shape, (p for pair, of in programs for p in plans_of(pair, of)))
 
     def on_other_sms(self, experts: Experts, shape: dict[str, int], forms: Forms) -> Forms:
         """The forms with the fastest one on other numbers of SMs for what moves rows, where that is faster."""
@@ -84,15 +83,10 @@ def choose_experts(
     if forms.fastest is None:
         return None
     plain = plain_of(forms, machine)
-    forms = asked.on_other_sms(experts, shape_of(experts), forms)
+    forms = asked.on_other_sms(experts, experts.shape, forms)
     assert forms.fastest is not None
-    told = asked.sizes(experts, shape_of(experts), forms.fastest.by)
+    told = asked.sizes(experts, experts.shape, forms.fastest.by)
     return chosen(Question(experts.name, machine, experts.world, dtype, told), plain, forms)
-
-
-def shape_of(experts: Experts) -> dict[str, int]:
-    """The sizes of a product."""
-    return {"K": experts.depth, "N": experts.columns}
 
 
 def plain_of(forms: Forms, machine: Machine) -> Unfused:

@@ -23,6 +23,8 @@ from tilelink.programs.schedule_text import NamedSchedule, read_changes, split_s
 
 ONCE = "once"
 """What plans begin with by which a token goes once to a rank, and the sum of its rows there comes back."""
+ONE_KERNEL = "one_kernel"
+"""What plans begin with by which one kernel computes the whole layer."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Pair:
 OF_ROWS = Pair("", dispatch_matmul, matmul_combine)
 OF_TOKENS = Pair(ONCE, all_gather_grouped_matmul, grouped_matmul_reduce_scatter)
 PAIRS = (OF_ROWS, OF_TOKENS)
+
+
+def in_one(plan: str | None) -> bool:
+    """Whether a plan is that of the whole layer in one kernel."""
+    return plan is not None and plan.startswith(ONE_KERNEL)
 
 
 def is_once(plan: str | None) -> bool:

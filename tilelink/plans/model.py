@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilelink.errors import ConfigError, Site, shown
 
@@ -19,6 +19,8 @@ LATENT, ALONE = "deepseek_v3", "experts"
 EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", LATENT, ALONE)
 """Values of `model_type` whose blocks are known: gated MLPs, or experts that are; Q, K and V of heads. `LATENT`: K and
 V are made of a latent that every rank has. `ALONE`: nothing but experts, for layers that papers measure."""
+GATE_UP, DOWN = "experts_gate_up", "experts_down"
+"""What the first and the second product of a layer of experts are called."""
 NUMBERS_OF_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -50,6 +52,35 @@ class Experts:
     def world(self) -> int:
         """Ranks."""
         return self.spread * self.cut
+
+    @property
+    def products(self) -> tuple[Experts, ...]:
+        return (self,)
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The sizes of the product, as programs name them."""
+        return {"K": self.depth, "N": self.columns}
+
+
+class WholeLayer(NamedTuple):
+    """The two products of a layer of experts, with what stands between."""
+
+    gate_up: Experts
+    down: Experts
+
+    @property
+    def name(self) -> str:
+        return "experts"
+
+    @property
+    def products(self) -> tuple[Experts, ...]:
+        return self
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The sizes of both products, as the program in one kernel names them."""
+        return {"K": self.gate_up.depth, "N": self.down.depth}
 
 
 @dataclass(frozen=True)
@@ -106,8 +137,8 @@ class Model:
         wide = next(k for k in ("moe_intermediate_size", "intermediate_size") if k in self.values or k[0] == "i")
         inner, width = self._cut(wide, self.number(wide), tp // ep), self.number("hidden_size")
         return (
-            Experts("experts_gate_up", number, each, 2 * inner, width, ep, tp // ep),
-            Experts("experts_down", number, each, width, inner, ep, tp // ep),
+            Experts(GATE_UP, number, each, 2 * inner, width, ep, tp // ep),
+            Experts(DOWN, number, each, width, inner, ep, tp // ep),
         )
 
     @property

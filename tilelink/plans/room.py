@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil
+from typing import Any
 
-from tilelink.frontend.values import ITEM_SIZE
-from tilelink.plans.layer_plans import is_once
-from tilelink.plans.model import Experts
-
-GATE_UP, DOWN = "experts_gate_up", "experts_down"
-"""What the first and the second product of a layer of experts are called."""
+from tilelink.analysis.placement import placed
+from tilelink.frontend.sizes import Sizes
+from tilelink.kernels.mixture_of_experts import mixture_of_experts
+from tilelink.plans.layer_plans import OF_TOKENS, PAIRS, in_one, is_once, plan_of, plans_of
+from tilelink.plans.model import GATE_UP, Experts, WholeLayer
+from tilelink.plans.names import AUTO, TORCH, Plan, planned, plans
+from tilelink.programs.fitting import takes
 
 
 def room(experts: Experts, tokens: int) -> int:
@@ -17,21 +20,46 @@ def room(experts: Experts, tokens: int) -> int:
     return experts.world * ceil(tokens / experts.world) * min(experts.each, experts.all // experts.spread)
 
 
-def heap_bytes(experts: Experts, dtype: str, tokens: int, plan: str | None = None) -> int:
-    """Bytes of a rank's slot of the symmetric heap that the program of a product takes for that room; a lane has two
-    slots. Before the product there are rows; behind it what experts made, and what comes back. By plans "once", tokens
-    of all ranks besides, or a sum of every rank for each token."""
-    own = ceil(tokens / experts.world)
-    if experts.name == GATE_UP:
-        elements = (room(experts, tokens) + (own * experts.world if is_once(plan) else 0)) * experts.depth
-    else:
-        back = own * (experts.world if is_once(plan) else experts.each * experts.cut)
-        elements = (room(experts, tokens) + back) * experts.columns
-    return ITEM_SIZE[dtype] * elements
+def heap_bytes(layer: Experts | WholeLayer, plan: str | None, dtype: str, tokens: int, rows: int) -> int:
+    """Bytes of a rank's slot of the symmetric heap that a call of a plan takes, where each rank has so many tokens, and
+    room for so many rows; a lane has two slots. By "auto" as many as the plan takes that takes most, by "torch" none.
+    """
+    return max((_slot_bytes(by, of, dtype, tokens, rows) for by, of in _programs(layer, plan)), default=0)
 
 
-def layer_heap_bytes(gate_up: Experts, down: Experts, dtype: str, tokens: int) -> int:
-    """As `heap_bytes`, of the whole layer in one kernel: rows that arrive, hidden features, results, and what comes
-    back."""
-    hidden = room(gate_up, tokens) * down.depth * ITEM_SIZE[dtype]
-    return heap_bytes(gate_up, dtype, tokens) + hidden + heap_bytes(down, dtype, tokens)
+def _programs(layer: Experts | WholeLayer, plan: str | None) -> Iterator[tuple[Plan, Experts | WholeLayer]]:
+    """By which programs a plan may compute a layer, with what each of them computes. Where one kernel computes it, two
+    compute its gradients."""
+    if plan == TORCH:
+        return
+    name, every = plan, plan == AUTO
+    if isinstance(layer, WholeLayer) and (every or in_one(plan)):
+        for by in plans(mixture_of_experts.name).values() if every else [planned(mixture_of_experts.name, plan)]:
+            yield by, layer
+            name = by.schedule.name
+    for pair in PAIRS:
+        if every or (pair is OF_TOKENS) == is_once(plan):
+            for product in layer.products:
+                program = pair.first if product.name == GATE_UP else pair.second
+                for by in plans_of(pair, program) if every else [plan_of(pair, program, name)]:
+                    yield by, product
+
+
+def _slot_bytes(plan: Plan, layer: Experts | WholeLayer, dtype: str, tokens: int, rows: int) -> int:
+    """What the program of one plan takes; nothing where its schedule can't be told which tokens go to which ranks."""
+    first, program = layer.products[0], plan.program
+    of_tokens = program in (OF_TOKENS.first, OF_TOKENS.second)
+    parts = {"tokens": tokens, "sent": tokens * first.each * first.cut, "routed": rows}
+    sizes: dict[str, Any] = {d: (length,) * first.world for d, length in parts.items()}
+    sizes |= layer.shape | {"experts": first.all // first.spread}
+    if "top" in program.recorded().dims:
+        sizes["top"] = first.each * (1 if of_tokens else first.cut)
+    dtypes = dict.fromkeys(program.of_any_dtype - program.on_demand, dtype)
+    if of_tokens and first.spread > 1:
+        dtypes["wanted"] = "int32"
+        if not takes(program, plan.schedule.name, frozenset(["wanted"])):
+            return 0
+    absent = program.absent(dtypes)
+    fitted = program.fit(plan.schedule, world=first.world, dtypes=dtypes, absent=absent, sizes=sizes)
+    bound = program.bind(fitted, dtypes, absent)
+    return placed(bound, Sizes.of(bound, first.world, sizes, counted=False)).data_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from tilelink.analysis.machine import Machine
 from tilelink.analysis.machine import machine as described
@@ -15,25 +15,14 @@ from tilelink.frontend.kept import kept
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
 from tilelink.plans.choose import MARGIN, path_of
-from tilelink.plans.experts import Tokens, experts_bound_us, plain_of, shape_of
+from tilelink.plans.experts import Tokens, experts_bound_us, plain_of
 from tilelink.plans.forms import Forms
 from tilelink.plans.layer_plans import OF_ROWS, PAIRS, Pair, combined, plan_of, plans_of
-from tilelink.plans.model import Experts
+from tilelink.plans.model import DOWN, GATE_UP, Experts, WholeLayer
 from tilelink.plans.names import TORCH, plans
-from tilelink.plans.room import DOWN, GATE_UP, room
+from tilelink.plans.room import room
 from tilelink.plans.routings import EVEN
 from tilelink.plans.unfused import Unfused
-
-
-class WholeLayer(NamedTuple):
-    """The two products of a layer of experts, with what stands between."""
-
-    gate_up: Experts
-    down: Experts
-
-    @property
-    def name(self) -> str:
-        return "experts"
 
 
 @dataclass(frozen=True)
@@ -75,7 +64,7 @@ def choose_layer(
     asked = Tokens(machine, dtype, tokens, routing)
     rows, there = room(gate_up, tokens) if rows is None else rows, tokens * gate_up.each // gate_up.spread
     between, plain = (activation_us(machine, dtype, n, down.depth) for n in (rows, there))
-    one, shape = OneKernel(asked, layer), {"K": gate_up.depth, "N": down.depth}
+    one, shape = OneKernel(asked, layer), layer.shape
     if one.forms.prediction is None:
         return None
     of_two: dict[str, float] = {}
@@ -111,7 +100,7 @@ class OneKernel:
 
     def __init__(self, asked: Tokens, layer: WholeLayer) -> None:
         self.asked, self.experts = asked, layer.gate_up
-        self.shape = {"K": layer.gate_up.depth, "N": layer.down.depth}
+        self.shape = layer.shape
         self.forms = asked.forms(self.experts, self.shape, plans(mixture_of_experts.name).values())
         self.forms_us = {form.plan: form.us for form in self.forms.all if form.us is not None}
 
@@ -138,14 +127,14 @@ class TwoKernels:
     ) -> list[TwoKernels]:
         """Those of a pair; none where a program can't be on the machine, or where the first program with the bound of
         the second product takes no less than `beaten` us."""
-        first = asked.forms(layer.gate_up, shape_of(layer.gate_up), plans_of(pair, pair.first))
+        first = asked.forms(layer.gate_up, layer.gate_up.shape, plans_of(pair, pair.first))
         if first.fastest is None or first.fastest.us is None:
             return []
         least = first.fastest.us + between_us
         least += experts_bound_us([layer.down], asked.machine, asked.dtype, asked.number, asked.routing)
         if beaten is not None and least >= beaten:
             return []
-        second = asked.forms(layer.down, shape_of(layer.down), plans_of(pair, pair.second))
+        second = asked.forms(layer.down, layer.down.shape, plans_of(pair, pair.second))
         return [] if second.fastest is None else [cls(asked, layer, pair, between_us, (first, second))]
 
     def _together(self) -> Iterator[tuple[str, float]]:
@@ -166,7 +155,7 @@ class TwoKernels:
         """A form with the best numbers of SMs, by its plan, with its time."""
         found = []
         for experts, program in self.products:
-            plan, shape = plan_of(self.pair, program, name), shape_of(experts)
+            plan, shape = plan_of(self.pair, program, name), experts.shape
             forms = self.asked.on_other_sms(experts, shape, self.asked.forms(experts, shape, [plan]))
             assert forms.fastest is not None and forms.fastest.us is not None
             found.append(forms.fastest)

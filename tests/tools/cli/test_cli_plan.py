@@ -136,6 +136,7 @@ def test_tokens_go_to_experts_by_a_power_law_and_room_is_told(run: Run, config: 
     gate_up, down, whole = (r["heap_bytes"] for r in even["rows"][-3:])
     by_first, by_second = (r["plan"].startswith("once") for r in even["rows"][-3:-1])
     assert gate_up == 2 * (256 + 64 * by_first) * 64 and down == 2 * (256 + 32 * (2 if by_second else 4)) * 64
+    assert even["rows"][-1]["plan"].startswith("one_kernel")
     assert whole == 2 * 256 * 64 + 2 * 256 * MOE["moe_intermediate_size"] + 2 * (256 + 32 * 4) * 64
     _, out, _ = run.text(*asked)
     assert f"room for 256 rows on a rank, so that none is dropped whatever the routing: {gate_up:,} bytes" in out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 from tilelink.analysis.machine import Machine, machine
@@ -12,10 +13,11 @@ from tilelink.analysis.simulate import FUSED, UNFUSED
 from tilelink.errors import TileLinkError
 from tilelink.plans import MARGIN, Choice, choose
 from tilelink.plans.experts import choose_experts, experts_bound_us
-from tilelink.plans.model import Experts, Layer, Model, model
-from tilelink.plans.room import heap_bytes, layer_heap_bytes, room
+from tilelink.plans.model import Experts, Layer, Model, WholeLayer, model
+from tilelink.plans.names import TORCH
+from tilelink.plans.room import heap_bytes, room
 from tilelink.plans.routings import EVEN, EXPONENT, ROUTINGS
-from tilelink.plans.whole_layer import LayerChoice, WholeLayer, choose_layer
+from tilelink.plans.whole_layer import LayerChoice, choose_layer
 from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, columns, on_all_cores
 from tilelink.tools.cli.program import machine_flag
 
@@ -33,15 +35,14 @@ Row = dict[str, Any]
 
 
 class Job(NamedTuple):
-    """What makes a row: a layer as one of `tp` ranks has it, the operator that computes it (None: a product of experts,
-    which is a part of one), the tokens of all ranks, the SMs that fused forms leave to others, and how tokens go to
-    experts."""
+    """What makes a row: a layer as one of `tp` ranks has it, the operator that computes it, the tokens of all ranks,
+    the SMs that fused forms leave to others, and how tokens go to experts."""
 
     machine: str
     dtype: str
     tp: int
     layer: Layer | Experts | WholeLayer
-    operator: str | None
+    operator: str
     tokens: int
     reserved: int
     routing: str
@@ -75,13 +76,13 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _operators(
     layers: Sequence[Layer], experts: Sequence[Experts], spread: bool
-) -> Iterator[tuple[Layer | Experts | WholeLayer, str | None]]:
+) -> Iterator[tuple[Layer | Experts | WholeLayer, str]]:
     """The operators of layers that need a collective: with sequence parallelism, where every rank can have a token
     (`spread`), then without; experts last."""
     if spread:
         yield from ((la, "all_gather_linear" if la.gathers else "linear_reduce_scatter") for la in layers)
     yield from ((la, "linear_all_reduce") for la in layers if not la.gathers)
-    yield from ((e, None) for e in experts)
+    yield from zip(experts, ("dispatch_linear", "linear_combine"), strict=False)
     if experts:
         yield WholeLayer(*experts), "mixture_of_experts"
 
@@ -111,22 +112,19 @@ def _row(job: Job) -> Row:
         shape = {"M": tokens, "N": layer.columns, "K": layer.depth, "experts": layer.all, "each": layer.each}
         row |= {"reason": NO_PROGRAM, "shape": shape}
     else:
-        assert job.operator is not None
         choice = choose(
             job.operator, M=tokens, N=layer.columns if layer.gathers else layer.columns[0], K=layer.depth,
             world=job.tp, machine=job.machine, dtype=job.dtype, reserved=job.reserved,
         )  # fmt: skip
     if choice is not None:
         row |= {k: getattr(choice, k) for k in ("unfused_us", "fused_us", "bound_us", "choice", "reason")}
-        if isinstance(layer, Experts):
-            by = choice.fused.plan if isinstance(choice, Choice) and choice.fused else None
-            row |= {"room": room(layer, tokens), "heap_bytes": heap_bytes(layer, job.dtype, tokens, by)}
-        if isinstance(layer, WholeLayer):
-            row |= {"room": room(layer.gate_up, tokens), "heap_bytes": layer_heap_bytes(*layer, job.dtype, tokens)}
+        if isinstance(layer, Experts | WholeLayer):
+            rows, own = room(layer.products[0], tokens), ceil(tokens / job.tp)
+            by = choice.fastest if isinstance(choice, LayerChoice) else choice.fused.plan if choice.fused else TORCH
+            row |= {"room": rows, "heap_bytes": heap_bytes(layer, by, job.dtype, own, rows)}
         row |= {"shape": dict(choice.shape), "plan": choice.plan}
     if isinstance(layer, Experts | WholeLayer):
-        products = layer if isinstance(layer, WholeLayer) else (layer,)
-        row["bound_us"] = experts_bound_us(products, described, job.dtype, tokens, job.routing)
+        row["bound_us"] = experts_bound_us(layer.products, described, job.dtype, tokens, job.routing)
     if isinstance(choice, LayerChoice):
         row["forms_us"] = {name: round(us, 3) for name, us in choice.forms_us.items()}
     elif choice is not None and choice.fused is not None:
@@ -138,7 +136,7 @@ def _row(job: Job) -> Row:
 
 
 def _called(row: Row) -> str:
-    return ", ".join([row["layer"], *([row["op"]] if row["op"] else []), f"{row['tokens']}"])
+    return f"{row['layer']}, {row['op']}, {row['tokens']}"
 
 
 def _text(machine: Machine, model: Model, tp: int, ep: int | None, rows: list[Row], routing: str) -> str:
@@ -149,7 +147,7 @@ def _text(machine: Machine, model: Model, tp: int, ep: int | None, rows: list[Ro
 
     lines = [
         [
-            r["layer"], r["op"] or "-", f"{r['tokens']}", time(r["unfused_us"]),
+            r["layer"], r["op"], f"{r['tokens']}", time(r["unfused_us"]),
             " to ".join(map(time, r["fused_interval_us"] or [None])), time(r["bound_us"]),
             r["choice"], r["plan"] or "-",
         ]
