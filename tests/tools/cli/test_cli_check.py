@@ -56,3 +56,12 @@ def test_check_for_a_machine(run: Run) -> None:
     assert (code, found["error"]["class"]) == (2, "UsageError")
     code, found = run("check", "all_gather_matmul", "--machine", "h1000")
     assert (code, found["error"]["class"]) == (2, "UnknownMachineError")
+
+
+def test_check_says_which_schedules_it_did_not_look_at(run: Run) -> None:
+    _, _, note = run.text("check", "reduce_scatter")
+    assert "not checked" not in note
+    _, _, note = run.text("check", "all_gather_matmul")
+    assert note.endswith("# Other schedules, not checked (--schedule): pull, multicast, engine, pieces\n")
+    _, _, note = run.text("check", "all_gather_matmul", "--schedule", "pull")
+    assert "not checked" not in note
