@@ -15,10 +15,9 @@ from tilelink.kernels.dispatch import dispatch
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.matmul_combine import matmul_combine
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
-from tilelink.plans.experts import Tokens, shape_of
+from tilelink.plans.experts import Tokens
 from tilelink.plans.layer_plans import OF_TOKENS, plans_of
-from tilelink.plans.model import Experts, model
-from tilelink.plans.room import DOWN, GATE_UP
+from tilelink.plans.model import DOWN, GATE_UP, Experts, model
 from tilelink.plans.routings import power_law
 from tilelink.programs.program import Program
 
@@ -211,7 +210,7 @@ def _flux() -> Table:
 def _once_a_token(experts: Experts, on: Machine, tokens: int) -> float:
     """Microseconds of a product by the fastest schedule that sends a token once to a rank."""
     program = OF_TOKENS.first if experts.name == GATE_UP else OF_TOKENS.second
-    form = Tokens(on, "bfloat16", tokens).forms(experts, shape_of(experts), plans_of(OF_TOKENS, program)).fastest
+    form = Tokens(on, "bfloat16", tokens).forms(experts, experts.shape, plans_of(OF_TOKENS, program)).fastest
     assert form is not None and form.us is not None
     return form.us
 
@@ -226,7 +225,7 @@ def _division_points() -> Table:
     rows, on = [], machine("h800")
     for (slices, tokens), published in DIVISION_POINTS.items():
         experts = model("mixtral-8x7b").experts(RANKS, RANKS // slices)[1]
-        asked, shape = Tokens(on, "bfloat16", tokens), shape_of(experts)
+        asked, shape = Tokens(on, "bfloat16", tokens), experts.shape
         forms = asked.on_other_sms(experts, shape, asked.forms(experts, shape, plans_of(OF_TOKENS, OF_TOKENS.second)))
         assert forms.prediction is not None
         resources = [r.resource for r in forms.prediction.steps.events.program.roles]

@@ -1,0 +1,75 @@
+"""`python -m bench.gates_page`: the tables of docs/targets.md, written from the records of the gates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from bench.gates import HERE, RECORDS, WITHIN_BUDGET
+
+PAGE = HERE.parent / "docs" / "targets.md"
+SHOWN, PORTABLE, SPECIALISED = "3.7.1", ("sm_90", "sm_100"), "sm_90+warps"
+"""The Triton of the tables, the targets of its table of the portable form, and the specialised form."""
+
+Record = Mapping[str, Mapping[str, Any]]
+
+
+def records() -> dict[str, Record]:
+    """What is on record, by the version of Triton."""
+    found = sorted(RECORDS.glob("triton-*.json"))
+    return {path.stem.removeprefix("triton-"): json.loads(path.read_text()) for path in found}
+
+
+def portable(record: Record) -> str:
+    """Programs in the portable form: of each schedule the instructions of a step, and registers. Markdown."""
+    cells: dict[str, dict[str, list[str]]] = {}
+    for case, figures in record.items():
+        program, schedule, target = case.split()
+        if target in PORTABLE and figures["step"]:
+            held = "*" if case in WITHIN_BUDGET else ""
+            more = [f"`cp.async` {figures['async_copies']}"] if figures["async_copies"] else []
+            more += [f"spilled {figures['spill_bytes']}"] if figures["spill_bytes"] else []
+            said = ", ".join([f"{schedule} {figures['step']}{held}", str(figures["registers"]), *more])
+            cells.setdefault(program, {}).setdefault(target, []).append(said)
+    lines = [f"| program | {' | '.join(PORTABLE)} |", "|---|" + "---|" * len(PORTABLE)]
+    lines += [
+        f"| `{program}` | {' | '.join('; '.join(of.get(target, ['-'])) for target in PORTABLE)} |"
+        for program, of in cells.items()
+    ]
+    return "\n".join(lines)
+
+
+def specialised(by_version: Mapping[str, Record]) -> str:
+    """Programs in the specialised form: the instructions of a step on each Triton. Markdown."""
+    shown = by_version[SHOWN]
+    versions = sorted(by_version)
+    lines = [f"| program | schedule | step on {', '.join(versions)} | shared memory, bytes |", "|---|---|---|---|"]
+    for case, figures in shown.items():
+        program, schedule, target = case.split()
+        if target == SPECIALISED:
+            steps = [of[case]["step"] if case in of else "-" for of in by_version.values()]
+            held = "*" if case in WITHIN_BUDGET else ""
+            steps_said = ", ".join(map(str, steps)) + held
+            lines += [f"| `{program}` | {schedule} | {steps_said} | {figures['shared_bytes']:,} |"]
+    return "\n".join(lines)
+
+
+def tables() -> dict[str, str]:
+    """By their names in the page."""
+    found = records()
+    return {"portable": portable(found[SHOWN]), "specialised": specialised(found)}
+
+
+def with_tables(page: str) -> str:
+    """The text of the page with its tables as the records have them."""
+    for name, table in tables().items():
+        begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+        before, *rest = page.split(begin)
+        assert len(rest) == 1 and end in rest[0], f"{PAGE} has no one place for the table {name}"
+        page = before + begin + table + end + rest[0].partition(end)[2]
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))
