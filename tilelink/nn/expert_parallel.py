@@ -89,11 +89,11 @@ class ExpertParallel(ParallelStyle):
             gate_up = down = whole
         distributed(module, {self.gate_up: gate_up, self.down: down}, device_mesh, self.src_data_rank)
         module.__class__ = _class_of(type(module))
-        spread = cast(SpreadExperts, module)
+        experts = cast(SpreadExperts, module)
         name = name_of_group(ranks)
         layouts = Layouts(self.layout, self.layout, True, self.options["plan"], name, lambda: ranks)
         options = self.options | {"slices": self.slices(device_mesh)}
-        spread.spread = Spread(self.gate_up, self.down, self.activation, layouts, device_mesh.ndim, options)
+        experts.how = HowSpread(self.gate_up, self.down, self.activation, layouts, device_mesh.ndim, options)
         return module
 
     def slices(self, mesh: DeviceMesh) -> int:
@@ -158,8 +158,9 @@ def replace_moe(
 
 
 @dataclass(frozen=True)
-class Spread:
-    """What a style says of a module. `dims`: of the mesh of its weights; `options`: of `mixture_of_experts`."""
+class HowSpread:
+    """What a style says of the experts of a module. `dims`: of the mesh of its weights; `options`: of
+    `mixture_of_experts`."""
 
     gate_up: str
     down: str
@@ -172,13 +173,13 @@ class Spread:
 class SpreadExperts(nn.Module):
     """What comes before the class of a module whose experts are spread."""
 
-    spread: Spread
+    how: HowSpread
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """As `mixture_of_experts` with the weights of this module; arguments are named as transformers names them."""
-        how, given = self.spread, (hidden_states, top_k_index, top_k_weights)
+        how, given = self.how, (hidden_states, top_k_index, top_k_weights)
         name = how.layouts.group_name
         gate_up, down = told(name, lambda: (self._local(how.gate_up), self._local(how.down)), "weights", *given)
         return computed(given, gate_up, down, how.activation or gate_of(self), how.layouts, how.options)
@@ -186,14 +187,14 @@ class SpreadExperts(nn.Module):
     def _local(self, name: str) -> torch.Tensor:
         """The experts of this rank. Raises ArgumentError where FSDP has them."""
         weight = self.get_parameter(name)
-        if not isinstance(weight, DTensor) or weight.device_mesh.ndim != self.spread.dims:
+        if not isinstance(weight, DTensor) or weight.device_mesh.ndim != self.how.dims:
             what = f"{name} is a {type(weight).__name__} of shape {tuple(weight.shape)} now"
             last = "it has to stay the DTensor of ExpertParallel; give fully_shard a module around the experts"
             raise ArgumentError(f"{what}: {last}", Site.of_user())
         return weight.to_local()
 
     def extra_repr(self) -> str:
-        how = self.spread
+        how = self.how
         told = {"input": how.layouts.input} | {k: v for k, v in how.options.items() if v is not None}
         experts = len(cast(DTensor, self.get_parameter(how.down)).to_local())
         return ", ".join([f"{experts} experts of this rank", *(f"{k}={v}" for k, v in told.items())])

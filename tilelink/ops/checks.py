@@ -61,8 +61,7 @@ def check_weights(
             raise ArgumentError(f"{name} has layout {t.layout}; only strided tensors can be used")
         if t.dtype != x.dtype:
             raise DtypeError(f"{name} is {_short(t.dtype)}, x {_short(x.dtype)}: all must have one dtype")
-    if x.dtype not in DTYPES:
-        raise DtypeError(f"x is {_short(x.dtype)}; operators take {', '.join(map(_short, DTYPES))}")
+    check_dtype(x)
     for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         if weight.dim() != 2:
             raise ShapeError(f"weight {i} has shape {tuple(weight.shape)}: it must be (N, K), as in nn.Linear")
@@ -120,6 +119,12 @@ def named_tensors(
     """The tensors of a linear operator, as errors call them."""
     named = {"x": x} | {f"weight {i}": w for i, w in enumerate(weights)}
     return named | {f"bias {i}": b for i, b in enumerate(biases) if b is not None}
+
+
+def check_dtype(x: torch.Tensor) -> None:
+    """Raises DtypeError for one that operators do not take."""
+    if x.dtype not in DTYPES:
+        raise DtypeError(f"x is {_short(x.dtype)}; operators take {', '.join(map(_short, DTYPES))}")
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -49,7 +49,7 @@ class Sums(OfExperts):
         ctx.save_for_backward(self.place, self.weights, back, *more)
 
 
-def spread(ctx: Any, grad: torch.Tensor) -> dict[str, Any]:
+def as_dispatched(ctx: Any, grad: torch.Tensor) -> dict[str, Any]:
     """What dispatches the gradients of the rows that tokens are sums of. Where rows have weights, each is laid out as a
     token of its own."""
     place, weights, *_ = ctx.saved_tensors
@@ -163,9 +163,9 @@ class LinearCombine(Sums):
                 given = {"x": x, "weight": weight, "dout": grad.contiguous(), "order": order, "scale": scale}
                 found["x"], found["weight"] = linear_combine_gradients(**given, **ctx.called)
             case (True, False):
-                found["x"], _ = dispatch_linear(weight=weight.mT, keep=False, **spread(ctx, grad))
+                found["x"], _ = dispatch_linear(weight=weight.mT, keep=False, **as_dispatched(ctx, grad))
             case (False, True):
-                found["weight"] = expert_gradients(dout=moe_dispatch(**spread(ctx, grad)), x=x, **ctx.called)
+                found["weight"] = expert_gradients(dout=moe_dispatch(**as_dispatched(ctx, grad)), x=x, **ctx.called)
         return found
 
 
@@ -237,7 +237,7 @@ class Combine(Sums):
     def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
         (place, _, back), grad = ctx.saved_tensors, grads[0]
         found = {"weights": routed.weights_of(grad, place, back)} if ctx.needs_input_grad[3] else {}
-        return found | ({"x": moe_dispatch(**spread(ctx, grad))} if ctx.needs_input_grad[0] else {})
+        return found | ({"x": moe_dispatch(**as_dispatched(ctx, grad))} if ctx.needs_input_grad[0] else {})
 
 
 dispatch_linear, linear_combine = Operator(DispatchLinear), Operator(LinearCombine)

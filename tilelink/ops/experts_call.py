@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from tilelink.errors import DtypeError, ShapeError
-from tilelink.ops.checks import DTYPES
+from tilelink.ops.checks import check_dtype
 from tilelink.ops.operator import Call
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs, path_of
@@ -30,8 +30,9 @@ class OfExperts(Call):
     counts: torch.Tensor
 
     def check(self) -> None:
-        if self.x.dim() != 2 or self.x.dtype not in DTYPES:
-            raise DtypeError(f"x is {self.x.dtype} {tuple(self.x.shape)}: a matrix of rows, of {DTYPES}")
+        if self.x.dim() != 2:
+            raise ShapeError(f"x has shape {tuple(self.x.shape)}: a matrix of rows")
+        check_dtype(self.x)
         shape, world = tuple(self.counts.shape), self.members.world
         if len(shape) != 2 or shape[1] != world or not shape[0] or shape[0] % world:
             raise ShapeError(f"counts have shape {shape}: (experts of all ranks, {world}), as many on each rank")

@@ -13,7 +13,7 @@ from tilelink.errors import ArgumentError, ShapeError
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
 from tilelink.ops import routed
 from tilelink.ops.agreement import agreed_machine
-from tilelink.ops.experts import Sums, dispatch_linear, linear_combine, spread
+from tilelink.ops.experts import Sums, as_dispatched, dispatch_linear, linear_combine
 from tilelink.ops.experts_backward import dispatch_linear_gradients, linear_combine_gradients
 from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
@@ -140,7 +140,7 @@ class LayerOfExperts(Sums):
             given = {"x": hidden, "weight": down, "dout": grad, "order": order, "scale": scale}
             dhidden, found["down"] = linear_combine_gradients(**given, **ctx.called)
         else:
-            dhidden, _ = dispatch_linear(weight=down.mT, keep=False, **spread(ctx, grad))
+            dhidden, _ = dispatch_linear(weight=down.mT, keep=False, **as_dispatched(ctx, grad))
         dgate = dhidden.float() * up * some * (1 + gate * (1 - some))
         dmade = torch.cat([dgate, dhidden.float() * gate * some], 1).to(made.dtype)
         back_to = {"place": place, "sent": ctx.sent, **ctx.called}
