@@ -122,7 +122,7 @@ def bad_of_deep_ep(
     return [
         (lambda: buffer.dispatch((x,), chosen), "ArgumentError: x is rows, or a pair of rows in float8 and their"),
         (lambda: buffer.dispatch((x, x), chosen), "ArgumentError: x is a pair of torch.float32 and torch.float"),
-        (lambda: buffer.dispatch((eights, x[:1]), chosen), "and (1, 8): (tokens, hidden), hidden even, and (tokens, f"),
+        (lambda: buffer.dispatch((eights, x[:1]), chosen), "and (1, 8); they must be (tokens, hidden), hidden even, "),
         (lambda: buffer.dispatch(x), "ArgumentError: topk_idx of new tokens, or the handle of a dispatch"),
         (lambda: buffer.dispatch(x, chosen, num_experts=1), "num_experts=1: at least one on each of"),
         (lambda: copies.dispatch(x, chosen, num_experts=experts + 1), f"num_experts={experts + 1} places: as many on"),
@@ -134,8 +134,8 @@ def bad_of_deep_ep(
             lambda: buffer.dispatch(x, chosen, num_experts=experts, expert_alignment=1 - 2 * rank),
             ("ArgumentError: expert_alignment=-" if rank else "RankFailedError: rank 1 raised ArgumentError"),
         ),
-        (lambda: buffer.combine(torch.zeros(99, 8), handle), "ShapeError: x has shape (99, 8): a matrix of as many"),
-        (lambda: buffer.dispatch(x, chosen, None, None, experts, 0), "num_max_tokens_per_rank=0: 1 or more"),
+        (lambda: buffer.combine(torch.zeros(99, 8), handle), "x has shape (99, 8); it must be a matrix of as many"),
+        (lambda: buffer.dispatch(x, chosen, None, None, experts, 0), "num_max_tokens_per_rank=0; it must be 1 or more"),
         (lambda: buffer.dispatch(x, chosen, num_expert=experts), "num_expert= is no argument; there are num_sms"),
         (lambda: buffer.combine(x, handle, num_experts=experts), "num_experts= is no argument; there are num_sms"),
         (lambda: ElasticBuffer(dist.group.WORLD, hiden=8), "hiden= is no argument; there are"),
@@ -143,6 +143,6 @@ def bad_of_deep_ep(
         (lambda: buffer.dispatch(x, beyond, num_experts=experts, do_expand=True), "CapacityError"),
         (
             lambda: buffer.dispatch(more, more[:, :3].long() * 0 - 1, num_experts=experts),
-            "ArgumentError: tokens=6, and this rank has 7" if rank == 0 else "RankFailedError: rank 0 raised Argument",
+            "ArgumentError: tokens=6 is less than the 7" if rank == 0 else "RankFailedError: rank 0 raised Argument",
         ),
     ]

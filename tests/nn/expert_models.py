@@ -206,7 +206,7 @@ def refused(group: dist.ProcessGroup) -> list[str]:
         (lambda: changed(x), "ArgumentError: down_proj is a Parameter of shape (4, 16, 8) now: it has to stay the DT"),
         (lambda: replace_moe(Block(8), mesh, plan="ring"), "ScheduleError: plan is 'ring'; there are push, pull"),
         (lambda: replace_moe(Block(8), mesh, cut="both"), "ArgumentError: cut='both'; there are experts, hidden"),
-        (lambda: ExpertParallel(activation=3), "ArgumentError: activation=3: a function of rows"),
+        (lambda: ExpertParallel(activation=3), "ArgumentError: activation=3; it must be a function of rows"),
         (lambda: ExpertParallel(input_layouts=Shard(1)), "ArgumentError: input_layouts=Shard(dim=1): Shard(0), each r"),
         (lambda: ExpertParallel(input_layouts=Replicate(), tokens=3), "ArgumentError: tokens=3: a rank computes its p"),
         (

@@ -118,18 +118,18 @@ def refused(group: dist.ProcessGroup) -> list[str]:
     of_shapes = torch.zeros(2, 8, 4), torch.zeros(2, 4, 5)
     for make, kind, said in (
         (lambda: MoE(4, 4, world + 1, 1, group=group), ArgumentError, f"as many on each of {world} ranks"),
-        (lambda: MoE(4, 4, world, world + 1, group=group), ArgumentError, f"a token has 1 to {world} of {world}"),
+        (lambda: MoE(4, 4, world, world + 1, group=group), ArgumentError, f"it must be from 1 to {world}, the"),
         (lambda: MoE(4, 3, world, 1, group=group, slices=2), ShapeError, "hidden is 3, which 2 ranks can't share even"),
-        (lambda: MoE(4, 4, world, 1, group=group, slices=3), ArgumentError, "slices=3: a number that divides the"),
-        (lambda: MoE(4, 4, world, 1, group=group)(torch.zeros(3, 5)), ShapeError, "x has shape (3, 5): (..., 4)"),
+        (lambda: MoE(4, 4, world, 1, group=group, slices=3), ArgumentError, "slices=3; it must divide the num"),
+        (lambda: MoE(4, 4, world, 1, group=group)(torch.zeros(3, 5)), ShapeError, "(3, 5); it must be (..., 4)"),
         (
             lambda: MoE(4, 4, world, 1, group=group, router=torch.nn.Linear(4, 9))(torch.zeros(3, 4)), ShapeError,
             f"the router gives 9 scores a token, and this layer has {world} experts",
         ),
         (lambda: MoE(4, 4, 3, 1, group=group, placement=[0, 1]), ArgumentError, "a placement of 2 experts, and the"),
-        (lambda: MoE(4, 4, 3, 1, group=group, placement=[2, 0]), ArgumentError, "expert 1 has no place: experts from"),
+        (lambda: MoE(4, 4, 3, 1, group=group, placement=[2, 0]), ArgumentError, "is [2, 0], without expert 1; it"),
         (lambda: MoE(4, 4, 3, 1, group=group, placement=[2, 0, 1]), ArgumentError, f"as many on each of {world} rank"),
-        (lambda: MoE.of(*of_shapes, 1, group=group), ShapeError, "down (2, 4, 5): (experts, 2 * hidden, width) and"),
+        (lambda: MoE.of(*of_shapes, 1, group=group), ShapeError, "down (2, 4, 5); they must be (experts, 2"),
         (lambda: MoE.of(of_shapes[0][0], of_shapes[1], 1, group=group), ShapeError, "gate_up has shape (8, 4), down"),
         (lambda: MoE(4, 4, world, 1, group=group, plan="ring"), ScheduleError, "plan is 'ring'; there are push, "),
     ):  # fmt: skip

@@ -114,7 +114,7 @@ def no_group(g: dist.ProcessGroup) -> None:
 EVERYWHERE = {
     other_features: ("ShapeError", "weight 0 has shape (6, 5); for x with shape (2, 4) it must be (N, 4)"),
     one_dimension: ("ShapeError", "at least two dimensions"),
-    no_such_dimension: ("ShapeError", "scatter_dim=2: x has shape (2, 4)"),
+    no_such_dimension: ("ShapeError", "scatter_dim=2 is no dimension of x, whose shape is (2, 4)"),
     can_not_be_shared: ("ShapeError", "dimension 0 of x is 3, which 2 ranks can't share evenly: pass lengths="),
     mixed_dtypes: ("DtypeError", "weight 0 is float16, x float32"),
     integers: ("DtypeError", "x is int32; operators take float32, float16, bfloat16"),

@@ -161,13 +161,13 @@ def test_least_heap(slots: int) -> None:
 
 @pytest.mark.parametrize("slots", [-1, 0, MAX_SLOTS + 1])
 def test_no_such_slots(slots: int) -> None:
-    with pytest.raises(HeapError, match=rf"test_layout.py:\d+: {slots} slots: from 1 to {MAX_SLOTS}"):
+    with pytest.raises(HeapError, match=rf"test_layout.py:\d+: slots={slots}; it must be from 1 to {MAX_SLOTS}"):
         CpuWorld(2, slots=slots)
 
 
 @pytest.mark.parametrize("signal_bytes", [-256, 0, 100, 257])
 def test_zone_of_signals_keeps_the_alignment(signal_bytes: int) -> None:
-    with pytest.raises(HeapError, match=rf"test_layout.py:\d+: {signal_bytes} bytes of signals: a multiple of 256"):
+    with pytest.raises(HeapError, match=rf"test_layout.py:\d+: signal_bytes={signal_bytes}; it must be a multiple"):
         CpuWorld(2, signal_bytes=signal_bytes)
 
 

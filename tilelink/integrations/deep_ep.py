@@ -121,7 +121,9 @@ class ElasticBuffer:
             _check_known(tuning, (*OF_DISPATCH, *EVENTS))
             _check_rows(x)
             if (topk_idx is None) == (handle is None):
-                raise ArgumentError("topk_idx of new tokens, or the handle of a dispatch: one of them", Site.of_user())
+                raise ArgumentError(
+                    "give topk_idx of new tokens, or the handle of a dispatch, and not both", Site.of_user()
+                )
             if handle is None and (num_experts is None or num_experts < self.num_ranks):
                 what = f"num_experts={num_experts}: at least one on each of {self.num_ranks} ranks"
                 raise ArgumentError(what, Site.of_user())
@@ -129,9 +131,9 @@ class ElasticBuffer:
                 what = f"num_experts={num_experts} places: as many on each of {self.num_ranks} ranks"
                 raise ArgumentError(what, Site.of_user())
             if most < 1:
-                raise ArgumentError(f"num_max_tokens_per_rank={most}: 1 or more", Site.of_user())
+                raise ArgumentError(f"num_max_tokens_per_rank={most}; it must be 1 or more", Site.of_user())
             if alignment < 1:
-                raise ArgumentError(f"expert_alignment={alignment}: 1 or more rows", Site.of_user())
+                raise ArgumentError(f"expert_alignment={alignment}; it must be 1 or more rows", Site.of_user())
             chosen = topk_idx if handle is None else handle.topk_idx
             check_tensors(topk_idx=topk_idx, topk_weights=topk_weights)
             if topk_idx is not None and (topk_idx.dim() != 2 or topk_idx.dtype.is_floating_point):
@@ -139,7 +141,7 @@ class ElasticBuffer:
                 raise ShapeError(what, Site.of_user())
             if topk_weights is not None and chosen is not None and topk_weights.shape != chosen.shape:
                 shapes = f"topk_weights have shape {tuple(topk_weights.shape)}, topk_idx {tuple(chosen.shape)}"
-                raise ShapeError(f"{shapes}: one weight for each expert of a token", Site.of_user())
+                raise ShapeError(f"{shapes}; there must be one weight for each expert of a token", Site.of_user())
 
         told(self.group_name, check, "arguments", x[0] if isinstance(x, tuple) else x)
         _wait(tuning)
@@ -177,7 +179,9 @@ class ElasticBuffer:
             _check_known(tuning, (*OF_CALLS, *EVENTS))
             if x.dim() != 2 or len(x) != handle.num_recv_tokens:
                 rows = f"the dispatch gave {handle.num_recv_tokens}"
-                raise ShapeError(f"x has shape {tuple(x.shape)}: a matrix of as many rows as {rows}", Site.of_user())
+                raise ShapeError(
+                    f"x has shape {tuple(x.shape)}; it must be a matrix of as many rows as {rows}", Site.of_user()
+                )
             check_tensors(topk_weights=topk_weights)
             of_rows = {(len(x),)} if handle.do_expand else {(len(x), handle.columns.shape[1])}
             if topk_weights is not None and tuple(topk_weights.shape) not in of_rows:
@@ -280,10 +284,12 @@ def _check_rows(x: object) -> None:
     (rows, scales), kinds = x, (torch.float32, torch.int32)
     if rows.dtype not in FLOAT8 or scales.dtype not in kinds:
         what = f"x is a pair of {rows.dtype} and {scales.dtype}"
-        raise ArgumentError(f"{what}: rows in {FLOAT8[0]} or {FLOAT8[1]}, factors in float32 or int32", Site.of_user())
+        raise ArgumentError(
+            f"{what}; rows must be in {FLOAT8[0]} or {FLOAT8[1]}, factors in float32 or int32", Site.of_user()
+        )
     if rows.dim() != 2 or scales.dim() != 2 or len(rows) != len(scales) or rows.shape[1] % 2:
         shapes = f"x has shapes {tuple(rows.shape)} and {tuple(scales.shape)}"
-        raise ShapeError(f"{shapes}: (tokens, hidden), hidden even, and (tokens, factors)", Site.of_user())
+        raise ShapeError(f"{shapes}; they must be (tokens, hidden), hidden even, and (tokens, factors)", Site.of_user())
 
 
 def _check_known(given: dict[str, Any], known: tuple[str, ...]) -> None:

@@ -69,9 +69,14 @@ class ExpertParallel(ParallelStyle):
         if cut not in CUTS:
             raise ArgumentError(f"cut={cut!r}; there are {listed(CUTS, str(cut))}", Site.of_user())
         if layout == Replicate() and tokens is not None:
-            raise ArgumentError(f"tokens={tokens}: a rank computes its part of what all ranks have", Site.of_user())
+            raise ArgumentError(
+                f"tokens={tokens} with a whole input: each rank computes its part of the tokens, which all ranks have",
+                Site.of_user(),
+            )
         if activation is not None and not callable(activation):
-            raise ArgumentError(f"activation={activation!r}: a function of rows (n, 2 * hidden)", Site.of_user())
+            raise ArgumentError(
+                f"activation={activation!r}; it must be a function of rows (n, 2 * hidden)", Site.of_user()
+            )
         known_plan(plan)
         self.cut, self.gate_up, self.down = cut, gate_up, down
         self.activation, self.layout = activation, layout
@@ -120,7 +125,9 @@ class ExpertParallel(ParallelStyle):
         gate_up, down = tuple(own[self.gate_up].shape), tuple(own[self.down].shape)
         if len(gate_up) != 3 or gate_up[1] % 2 or down != (gate_up[0], gate_up[2], gate_up[1] // 2):
             what = f"{self.gate_up} of {kind} has shape {gate_up}, {self.down} {down}"
-            raise ShapeError(f"{what}: (experts, 2 * hidden, width) and (experts, width, hidden)", Site.of_user())
+            raise ShapeError(
+                f"{what}; they must be (experts, 2 * hidden, width) and (experts, width, hidden)", Site.of_user()
+            )
         slices = self.slices(mesh)
         shared = ("experts", gate_up[0], mesh.size() // slices), ("hidden features", down[2], slices)
         for what, number, ranks in shared:

@@ -72,7 +72,7 @@ class MoE(nn.Module):
         if hidden % slices:
             raise ShapeError(f"hidden is {hidden}, which {slices} ranks can't share evenly", Site.of_user())
         if not 1 <= top <= experts:
-            raise ArgumentError(f"top={top}: a token has 1 to {experts} of {experts} experts", Site.of_user())
+            raise ArgumentError(f"top={top}; it must be from 1 to {experts}, the number of experts", Site.of_user())
         known_plan(plan)
         self.width, self.hidden, self.experts, self.top = width, hidden, experts, top
         self.normalized, self.activation, self.plan = normalized, activation, plan
@@ -94,7 +94,9 @@ class MoE(nn.Module):
         experts, both, width = gate_up.shape if gate_up.dim() == 3 else (0, 1, 0)
         if both % 2 or tuple(down.shape) != (experts, width, both // 2):
             shapes = f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}"
-            raise ShapeError(f"{shapes}: (experts, 2 * hidden, width) and (experts, width, hidden)", Site.of_user())
+            raise ShapeError(
+                f"{shapes}; they must be (experts, 2 * hidden, width) and (experts, width, hidden)", Site.of_user()
+            )
         modules = {name: options.pop(name, None) for name in ("router", "shared")}
         given = {"device": gate_up.device, "dtype": gate_up.dtype, **options}
         layer: Self = nn.utils.skip_init(cls, width, both // 2, experts, top, **given)
@@ -150,7 +152,7 @@ class MoE(nn.Module):
     def _scores(self, x: torch.Tensor) -> torch.Tensor:
         """Those of the router. Raises ShapeError."""
         if x.dim() < 1 or x.shape[-1] != self.width:
-            raise ShapeError(f"x has shape {tuple(x.shape)}: (..., {self.width})", Site.of_user())
+            raise ShapeError(f"x has shape {tuple(x.shape)}; it must be (..., {self.width})", Site.of_user())
         scores: torch.Tensor = self.router(x)
         if scores.shape[-1] != self.experts:
             of_router = f"the router gives {scores.shape[-1]} scores a token"

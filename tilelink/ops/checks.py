@@ -41,7 +41,7 @@ def check_dim(x: torch.Tensor, dim: int, name: str) -> int:
     if x.dim() < 2:
         raise ShapeError(f"x has shape {tuple(x.shape)}: it needs at least two dimensions, the last for features")
     if not -x.dim() <= dim < x.dim():
-        raise ShapeError(f"{name}={dim}: x has shape {tuple(x.shape)}")
+        raise ShapeError(f"{name}={dim} is no dimension of x, whose shape is {tuple(x.shape)}")
     return dim % x.dim()
 
 

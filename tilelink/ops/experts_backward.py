@@ -57,7 +57,7 @@ class OfWeights(OfExperts):
         super().check()
         self.check_weight(self.weight)
         if self.dout.dim() != 2 or self.dout.shape[1] != self.weight.shape[1]:
-            raise ShapeError(f"dout has shape {tuple(self.dout.shape)}: rows of {self.weight.shape[1]}")
+            raise ShapeError(f"dout has shape {tuple(self.dout.shape)}; it must have rows of {self.weight.shape[1]}")
 
 
 @dataclass

@@ -31,11 +31,14 @@ class OfExperts(Call):
 
     def check(self) -> None:
         if self.x.dim() != 2:
-            raise ShapeError(f"x has shape {tuple(self.x.shape)}: a matrix of rows")
+            raise ShapeError(f"x has shape {tuple(self.x.shape)}; it must be a matrix of rows")
         check_dtype(self.x)
         shape, world = tuple(self.counts.shape), self.members.world
         if len(shape) != 2 or shape[1] != world or not shape[0] or shape[0] % world:
-            raise ShapeError(f"counts have shape {shape}: (experts of all ranks, {world}), as many on each rank")
+            raise ShapeError(
+                f"counts have shape {shape}; "
+                f"it must be (experts of all ranks, {world}), with as many experts on each rank"
+            )
         self.check_plan()
 
     def check_plan(self) -> None:
@@ -47,10 +50,11 @@ class OfExperts(Call):
         experts = len(self.counts) // self.members.world
         if weight.dim() != 3 or len(weight) != experts or weight.shape[2] != self.x.shape[1]:
             raise ShapeError(
-                f"weight has shape {tuple(weight.shape)}: ({experts}, N, {self.x.shape[1]}), of the experts of a rank"
+                f"weight has shape {tuple(weight.shape)}; "
+                f"it must be ({experts}, N, {self.x.shape[1]}), of the experts of a rank"
             )
         if weight.dtype != self.x.dtype:
-            raise DtypeError(f"weight is {weight.dtype}, x {self.x.dtype}: both have one dtype")
+            raise DtypeError(f"weight is {weight.dtype}, x {self.x.dtype}; both must have one dtype")
 
     def told(self) -> Mapping[str, Any]:
         """The shapes of its tensors, and its numbers."""

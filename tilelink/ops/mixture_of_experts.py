@@ -194,17 +194,20 @@ def _check(
     if not alike or topk_weights.shape != topk_idx.shape or not topk_idx.shape[-1]:
         shapes = ", ".join(str(tuple(t.shape)) for t in (x, topk_idx, topk_weights))
         said = f"x, topk_idx and topk_weights have shapes {shapes}"
-        raise ShapeError(f"{said}: (..., K), (..., top) and (..., top) of the same tokens, top > 0", Site.of_user())
+        raise ShapeError(
+            f"{said}; they must be (..., K), (..., top) and (..., top) of the same tokens, top > 0", Site.of_user()
+        )
     width = x.shape[-1]
     of_experts = gate_up.dim() == down.dim() == 3 and len(gate_up) == len(down)
     if not of_experts or gate_up.shape[2] != width or gate_up.shape[1:] != (2 * down.shape[2], down.shape[1]):
         raise ShapeError(
-            f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}: (experts of a rank, 2 * hidden, K) "
+            f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}; "
+            f"they must be (experts of a rank, 2 * hidden, K) "
             f"and (experts of a rank, K, hidden) with K = {width}, as x has it",
             Site.of_user(),
         )
     if not callable(activation):
-        raise ArgumentError(f"activation={activation!r}: a function of rows (n, 2 * hidden)", Site.of_user())
+        raise ArgumentError(f"activation={activation!r}; it must be a function of rows (n, 2 * hidden)", Site.of_user())
     known_plan(plan)
     if in_one(plan) and activation is not swiglu:
         raise ArgumentError(
@@ -253,7 +256,7 @@ def _check_given(plan: object, tensors: dict[str, Any]) -> None:
     first = next(iter(tensors))
     check_devices(tensors[first], tensors, first)
     if plan is not None and not isinstance(plan, str):
-        raise ScheduleError(f"plan is {plan!r}: the name of one", Site.of_user())
+        raise ScheduleError(f"plan is {plan!r}; it must be the name of one", Site.of_user())
 
 
 def known_plan(plan: str | None) -> None:

@@ -156,8 +156,9 @@ def expert_places(placement: Sequence[int], device: torch.device | str | None = 
     found = [[place for place, at in enumerate(placement) if at == expert] for expert in range(experts)]
     if not found or min(placement) < -1 or not all(found):
         absent = [e for e, copies in enumerate(found) if not copies]
-        what = f"expert {absent[0]} has no place" if absent else f"the placement is {list(placement)}"
-        raise ArgumentError(f"{what}: experts from 0 on, each at a place, -1 for none", Site.of_user())
+        no = f", without expert {absent[0]}" if absent else ""
+        what = f"the placement is {list(placement)}{no}"
+        raise ArgumentError(f"{what}; it must have each expert from 0 on, and -1 where there is none", Site.of_user())
     most = max(map(len, found))
     return torch.tensor([copies + [-1] * (most - len(copies)) for copies in found], device=device)
 
@@ -192,14 +193,19 @@ def _check(
     check_tensors(topk_idx=topk_idx, **({} if places is None else {"places": places}))
     for name, given, shape in (("topk_idx", topk_idx, "(tokens, top)"), ("places", places, "(experts, copies)")):
         if given is not None and (given.dim() != 2 or given.dtype.is_floating_point or given.dtype == torch.bool):
-            raise ShapeError(f"{name} is {given.dtype} {tuple(given.shape)}: integers {shape}", Site.of_user())
+            raise ShapeError(
+                f"{name} is {given.dtype} {tuple(given.shape)}; it must be integers {shape}", Site.of_user()
+            )
     if places is not None and 0 in places.shape:
-        raise ShapeError(f"places is {tuple(places.shape)}: (experts, copies), one of each at least", Site.of_user())
+        raise ShapeError(
+            f"places has shape {tuple(places.shape)}; it must be (experts, copies), with one of each at least",
+            Site.of_user(),
+        )
     check_slices(experts, slices, world)
     if places is not None:
         check_devices(topk_idx, {"places": places}, "topk_idx")
     if tokens is not None and tokens < len(topk_idx):
-        raise ArgumentError(f"tokens={tokens}, and this rank has {len(topk_idx)}", Site.of_user())
+        raise ArgumentError(f"tokens={tokens} is less than the {len(topk_idx)} tokens of this rank", Site.of_user())
 
 
 def check_numbers(**given: Any) -> None:
@@ -207,16 +213,16 @@ def check_numbers(**given: Any) -> None:
     for name, number in given.items():
         whole = isinstance(number, int | torch.SymInt) and not isinstance(number, bool)
         if number is not None and (not whole or number < 0):
-            raise ArgumentError(f"{name}={number!r}: an integer from 0 on", Site.of_user())
+            raise ArgumentError(f"{name}={number!r}; it must be an integer, 0 or more", Site.of_user())
 
 
 def check_slices(experts: int, slices: int, world: int) -> None:
     """Experts, each cut into so many slices, can be shared evenly. Raises ArgumentError."""
     if slices < 1 or world % slices:
-        raise ArgumentError(f"slices={slices}: a number that divides the world of {world} ranks", Site.of_user())
+        raise ArgumentError(f"slices={slices}; it must divide the number of ranks, {world}", Site.of_user())
     if experts < 1 or experts % (world // slices):
         parts = f"{world} ranks" if slices == 1 else f"{world // slices} parts of the ranks, {slices} in each"
-        raise ArgumentError(f"{experts} experts: as many on each of {parts}", Site.of_user())
+        raise ArgumentError(f"{experts} experts; there must be as many on each of {parts}", Site.of_user())
 
 
 def _slices_of(ids: torch.Tensor, experts: int, each: int, slices: int) -> torch.Tensor:

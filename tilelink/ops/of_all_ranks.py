@@ -33,7 +33,10 @@ class GatherCounts(OfExperts):
 
     def check(self) -> None:
         if self.x.dtype != torch.int32 or self.x.dim() != 2 or len(self.x) != 1 or self.x.shape[1] % self.members.world:
-            raise ShapeError(f"{tuple(self.x.shape)} experts: as many on each of {self.members.world} ranks")
+            raise ShapeError(
+                f"counts have shape {tuple(self.x.shape)}; "
+                f"it must be (1, experts), as many on each of {self.members.world} ranks"
+            )
 
     def told(self) -> Mapping[str, Any]:
         return {"experts": self.x.shape[1], "top": self.top, "the most tokens of a rank (tokens=)": self.tokens}
@@ -61,7 +64,9 @@ class RouteOnce(OfExperts):
 
     def check(self) -> None:
         if self.x.dtype != torch.int32 or self.x.dim() != 2:
-            raise ShapeError(f"experts of tokens are {self.x.dtype} {tuple(self.x.shape)}: int32 (tokens, top)")
+            raise ShapeError(
+                f"experts of tokens are {self.x.dtype} {tuple(self.x.shape)}; they must be int32 (tokens, top)"
+            )
 
     def told(self) -> Mapping[str, Any]:
         tokens, top = self.x.shape

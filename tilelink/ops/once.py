@@ -52,7 +52,7 @@ class OfTokens(OfExperts):
         world = self.members.world
         if self.wanted is not None and tuple(self.wanted.shape) != (len(self.at) // world, world):
             shapes = f"wanted has shape {tuple(self.wanted.shape)}, at {tuple(self.at.shape)}"
-            raise ShapeError(f"{shapes}: (tokens, {world}) and (tokens of all ranks, top)")
+            raise ShapeError(f"{shapes}; they must be (tokens, {world}) and (tokens of all ranks, top)")
 
     @property
     def tokens(self) -> int:

@@ -87,7 +87,7 @@ def choose(
     for name, size in sizes.items():
         several = size if isinstance(size, tuple) else (size,)
         if not several or any(not isinstance(n, int) or n < 1 for n in several):
-            raise ArgumentError(f"{name}={size!r}: a natural number, 1 or more", Site.of_user())
+            raise ArgumentError(f"{name}={size!r}; it must be an integer, 1 or more", Site.of_user())
     try:
         of_dtype = dtype_name(dtype)
     except ValueError as e:

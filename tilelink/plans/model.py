@@ -193,7 +193,7 @@ def model(name: str) -> Model:
     names = ", ".join(known)
     if not path.is_file():
         missing = f"there is no file {shown(str(path))}, and no model of this name"
-        raise ConfigError(f"{missing}: a config.json, or one of {names}")
+        raise ConfigError(f"{missing}; give a config.json, or one of {names}")
     file = str(path)
     try:
         text = path.read_text()

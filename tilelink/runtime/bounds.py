@@ -26,7 +26,9 @@ class Bounds:
     def __post_init__(self) -> None:
         for name, seconds in vars(self).items():
             if not isinstance(seconds, int | float) or not seconds > 0:
-                raise WorldError(f"{name}_timeout={seconds!r}: a number of seconds, more than 0", Site.of_user())
+                raise WorldError(
+                    f"{name}_timeout={seconds!r}; it must be a number of seconds, more than 0", Site.of_user()
+                )
 
 
 class Processes:

@@ -40,9 +40,11 @@ class HeapLayout:
 
     def __post_init__(self) -> None:
         if not 1 <= self.slots <= MAX_SLOTS:
-            raise HeapError(f"{self.slots} slots: from 1 to {MAX_SLOTS}", Site.of_user())
+            raise HeapError(f"slots={self.slots}; it must be from 1 to {MAX_SLOTS}", Site.of_user())
         if self.signal_bytes < ALIGNMENT or self.signal_bytes % ALIGNMENT:
-            raise HeapError(f"{self.signal_bytes} bytes of signals: a multiple of {ALIGNMENT}", Site.of_user())
+            raise HeapError(
+                f"signal_bytes={self.signal_bytes}; it must be a multiple of {ALIGNMENT}, not 0", Site.of_user()
+            )
         least = self.control_bytes + self.slots * (self.signal_bytes + ALIGNMENT)
         if self.heap_bytes < least:
             raise HeapError(

@@ -185,7 +185,9 @@ def _budget() -> int:
     """How many events a check before a call may unroll. Raises ArgumentError."""
     said = os.environ.get("TILELINK_CHECK_BUDGET", str(BUDGET))
     if not said.isdecimal():
-        raise ArgumentError(f"TILELINK_CHECK_BUDGET={said!r}: a number of events, such as {BUDGET}", Site.of_user())
+        raise ArgumentError(
+            f"TILELINK_CHECK_BUDGET={said!r}; it must be a number of events, such as {BUDGET}", Site.of_user()
+        )
     return int(said)
 
 
