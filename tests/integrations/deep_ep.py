@@ -123,7 +123,7 @@ def bad_of_deep_ep(
         (lambda: buffer.dispatch((x,), chosen), "ArgumentError: x is rows, or a pair of rows in float8 and their"),
         (lambda: buffer.dispatch((x, x), chosen), "ArgumentError: x is a pair of torch.float32 and torch.float"),
         (lambda: buffer.dispatch((eights, x[:1]), chosen), "and (1, 8); they must be (tokens, hidden), hidden even, "),
-        (lambda: buffer.dispatch(x), "ArgumentError: topk_idx of new tokens, or the handle of a dispatch"),
+        (lambda: buffer.dispatch(x), "ArgumentError: give topk_idx of new tokens, or the handle of a dispatch"),
         (lambda: buffer.dispatch(x, chosen, num_experts=1), "num_experts=1: at least one on each of"),
         (lambda: copies.dispatch(x, chosen, num_experts=experts + 1), f"num_experts={experts + 1} places: as many on"),
         (lambda: buffer.dispatch(x, chosen, x, None, experts), "ShapeError: topk_weights have shape"),

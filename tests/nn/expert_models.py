@@ -208,7 +208,7 @@ def refused(group: dist.ProcessGroup) -> list[str]:
         (lambda: replace_moe(Block(8), mesh, cut="both"), "ArgumentError: cut='both'; there are experts, hidden"),
         (lambda: ExpertParallel(activation=3), "ArgumentError: activation=3; it must be a function of rows"),
         (lambda: ExpertParallel(input_layouts=Shard(1)), "ArgumentError: input_layouts=Shard(dim=1): Shard(0), each r"),
-        (lambda: ExpertParallel(input_layouts=Replicate(), tokens=3), "ArgumentError: tokens=3: a rank computes its p"),
+        (lambda: ExpertParallel(input_layouts=Replicate(), tokens=3), "ArgumentError: tokens=3 with a whole input"),
         (
             lambda: parallelize_module(Block(8), mesh, {"experts": ExpertParallel(down="w2")}),
             "ArgumentError: Experts has no parameter w2; it has gate_up_proj, down_proj: tell the names",
