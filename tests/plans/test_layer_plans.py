@@ -33,6 +33,7 @@ def test_each_program_takes_the_changes_of_its_roles() -> None:
     assert [str(p.schedule) for p in plans] == ["pull,dispatch.count=8", "pull,combine.count=32"]
     assert combined(plans) == text
     wrongs = {"ring": "there are push, pull", "once:ring": "once:by_rank", "push,send.count=2": "roles of a plan push"}
+    wrongs["push,dispach.count=8"] = "did you mean dispatch"
     for wrong, said in wrongs.items():
         with pytest.raises(ScheduleError, match=said):
             plan_of(OF_TOKENS if "once" in wrong else OF_ROWS, OF_ROWS.first, wrong)

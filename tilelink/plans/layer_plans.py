@@ -79,7 +79,7 @@ def plan_of(pair: Pair, program: Program, plan: str | None) -> Plan:
     roles = {launched(role) for p in (pair.first, pair.second, program) for role in p.schedule(None)}
     strange = [change for change in changes if _role(change) not in roles]
     if strange:
-        raise ScheduleError(f"{strange[0]}: the roles of a plan {name} are {', '.join(sorted(roles))}")
+        raise ScheduleError(f"{strange[0]}: the roles of a plan {name} are {listed(sorted(roles), _role(strange[0]))}")
     own = [change for change in changes if _role(change) in {launched(role) for role in program.schedule(schedule)}]
     return Plan(name, program, read_changes(program, schedule, program.schedule(schedule), own))
 
