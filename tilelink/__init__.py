@@ -7,6 +7,7 @@ from typing import Any
 from tilelink.errors import TileLinkError
 from tilelink.frontend.orders import (
     Order,
+    across_parts,
     columns_first,
     grouped,
     next_rank_first,
@@ -23,8 +24,9 @@ from tilelink.programs.program import Program, program
 __version__ = "0.1.0"
 __all__ = [
     "CopyEngine", "CpuWorld", "Each", "Epilogue", "Function", "KernelRank", "KernelWorld", "Local", "Order", "Program",
-    "Route", "SMs", "Schedule", "Sharded", "TileLinkError", "VirtualWorld", "columns_first", "group", "grouped",
-    "locals", "next_rank_first", "nodes", "order", "own_rank_first", "program", "ranks", "ranks_first", "ring", "tile",
+    "Route", "SMs", "Schedule", "Sharded", "TileLinkError", "VirtualWorld", "across_parts", "columns_first",
+    "group", "grouped", "locals", "next_rank_first", "nodes", "order", "own_rank_first", "program", "ranks",
+    "ranks_first", "ring", "tile",
 ]  # fmt: skip
 __all__ += words.__all__
 

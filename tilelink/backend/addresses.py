@@ -12,7 +12,7 @@ from tilelink.backend.kernel import ONE, ZERO, Scope, Source, call, grouped
 from tilelink.backend.parameters import HEAPS, Names
 from tilelink.backend.parameters import RANK as OWN
 from tilelink.frontend.arithmetic import to_triton
-from tilelink.frontend.expressions import RANK, WORLD, Expr, begin_of, first_of, modulo, of_dim, shown, symbol
+from tilelink.frontend.expressions import RANK, WORLD, Expr, begin_of, first_of, floor_div, modulo, of_dim, part_of, shown, symbol
 from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, View
 from tilelink.frontend.values import TRITON_DTYPES
 from tilelink.frontend.walk import longest_part
@@ -87,7 +87,11 @@ class Addresses:
                 return bound
             return first_of(dim, part)
 
+        def part(dim: Expr, at: Expr, count: Expr) -> Expr:
+            return floor_div(at, longest_part(str(dim))) if str(dim) in equal else part_of(dim, at, count)
+
         e = sympy.sympify(e)
+        e = e.replace(part_of, part) if e.has(part_of) else e
         if isinstance(e, sympy.logic.boolalg.BooleanFunction):
             return e.func(*map(self.resolve, e.args))
         return sympy.expand_mul(e.replace(first_of, begin)) if e.has(first_of) else e

@@ -39,12 +39,14 @@ FROM, UP_TO = own("from"), own("up_to")
 
 def all_at_once(signals: Signals, view: View, target: Target, facts: Facts) -> bool:
     """Whether a wait for a view polls a block of cells: those of what comes from several ranks, which are counted each
-    for itself. Other waits span two or three cells and poll them in turn; a kernel that records times always does."""
+    for itself, or of rows in the parts of several. Other waits span two or three cells and poll them in turn; a kernel that records times always does."""
     if not target.waits_for_all or facts.timed or any(n.sums for n in signals.notifiers):
         return False
     _, _, loops = cells_awaited(signals, view)
+    spanned = zip(signals.grid, signals.index(view), strict=True)
     of_ranks = any(name == of_dim(RANKS_DIM, "cell").name for name, _, _ in loops)
-    return len(loops) == 1 and (of_ranks or any(c.route for c in signals.grid))
+    across = any(c.cut and isinstance(i, ir.Range) and i.across_parts for c, i in spanned)
+    return len(loops) == 1 and (of_ranks or across or any(c.route for c in signals.grid))
 
 
 def in_pieces(role: Role, program: TileProgram, facts: Facts, target: Target) -> ir.For | None:

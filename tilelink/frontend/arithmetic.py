@@ -13,7 +13,7 @@ import numpy as np
 import sympy
 from sympy.printing.str import StrPrinter
 
-from tilelink.frontend.expressions import Expr, Mod, first_of, never_negative, parts_of, running, shown
+from tilelink.frontend.expressions import Expr, Mod, first_of, never_negative, part_of, parts_of, running, shown
 from tilelink.frontend.kept import kept
 
 
@@ -71,10 +71,10 @@ class _Printer(StrPrinter):
         return reduce(self.templates[type(e).__name__].format, map(self._print, sorted(e.args, key=str)))
 
     def _print_first_of(self, e: Expr) -> str:
-        table = (parts_of if isinstance(e, first_of) else running)(e.args[0])
+        table = (parts_of if isinstance(e, first_of | part_of) else running)(e.args[0])
         return self.templates[type(e).__name__].format(self.table(table), *map(self._print, e.args[1:]))
 
-    _print_begin_of = _print_segment_of = _print_first_of
+    _print_begin_of = _print_segment_of = _print_part_of = _print_first_of
 
     def _print_natural(self, e: Expr) -> str:
         return self._atom(e.args[0])
@@ -94,15 +94,15 @@ class _Printer(StrPrinter):
 
 _TRITON = {
     "Min": "tl.minimum({}, {})", "Max": "tl.maximum({}, {})", "first_of": "tl.load({} + {})",
-    "begin_of": "tl.load({} + {})", "segment_of": "segment_of({}, {}, {}, {})",
+    "begin_of": "tl.load({} + {})", "segment_of": "segment_of({}, {}, {}, {})", "part_of": "segment_of({}, {}, 0, {})",
 }  # fmt: skip
 _NUMPY = _Printer({
     "Min": "np.minimum({}, {})", "Max": "np.maximum({}, {})", "first_of": "{}[{}]", "begin_of": "{}[{}]",
-    "segment_of": "segment_of({}, {}, {}, {})",
+    "segment_of": "segment_of({}, {}, {}, {})", "part_of": "segment_of({}, {}, 0, {})",
 }, *["values[{!r}]".format] * 2)  # fmt: skip
 _PLAIN = _Printer({
     "Min": "min({}, {})", "Max": "max({}, {})", "first_of": "first_of({}, {})", "begin_of": "begin_of({}, {})",
-    "segment_of": "segment_of({}, {}, {}, {})",
+    "segment_of": "segment_of({}, {}, {}, {})", "part_of": "part_of({}, {}, {})",
 }, shown, lambda table: table.rpartition(".")[0])  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from tilelink.frontend.expressions import (
     modulo,
     natural,
     own,
+    part_of,
     smaller,
     symbol,
 )
@@ -91,6 +92,9 @@ def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
         return index.start, index.stop - index.start
     if cell.route:
         return _cells_of_rows(cell, index)
+    if index.across_parts and cell.cut and not cell.local:
+        first, last = (_cell_at(cell, at) for at in (index.start, natural(index.stop - 1)))
+        return first, last - first + 1
     if cell.size is None:
         if not cell.cut or cell.local:
             return sympy.S.Zero, sympy.S.One
@@ -105,6 +109,13 @@ def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
     if index.extent is not None and cell.size % index.extent == 0 and not index.segment:
         return before + first, sympy.S.One
     return before + first, ceil_div(offset + natural(index.stop - index.start), cell.size) - first
+
+
+def _cell_at(cell: Cell, at: Expr) -> Expr:
+    """The cell that an element lies in, of cells that do not cross parts."""
+    part = part_of(symbol(cell.dim), at, WORLD)
+    inside = 0 if cell.size is None else floor_div(natural(at - first_of(symbol(cell.dim), part)), cell.size)
+    return part * cells_in_part(cell) + inside
 
 
 def _cells_of_rows(cell: Cell, rows: Range) -> tuple[Expr, Expr]:

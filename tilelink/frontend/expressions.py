@@ -79,6 +79,12 @@ class first_of(_Natural):  # noqa: N801 - reads as a function in printed express
         return sympy.S.Zero if part.is_zero else dim if part == WORLD else None
 
 
+class part_of(_Natural):  # noqa: N801 - as above
+    """part_of(D, i, n): in which of the n parts of dimension D element i lies."""
+
+    nargs = 3
+
+
 class begin_of(_Natural):  # noqa: N801 - as above
     """begin_of(T, k): entry k of the running table T; see `tilelink.frontend.tables`."""
 

@@ -23,7 +23,7 @@ class Order:
 
     `parts(step, rank, world)` returns the rank whose part (or the value of whose rank axis) `rank` walks at `step`. It
     must be a permutation of 0..world-1 for each rank. It must use integer arithmetic, because TileLink prints it into
-    the kernel.
+    the kernel. None: tiles don't end where a part ends, and are walked from the first row to the last.
     `group`: the tiles of the last two dimensions are walked in groups of this many rows, column by column inside a
     group (1: row by row). The tiles of a group share data in the cache.
     `columns`: so many tiles along the last dimension are walked for all ranks, experts and rows, before the next ones
@@ -33,13 +33,14 @@ class Order:
     """
 
     name: str
-    parts: PartOrder = field(repr=False)
+    parts: PartOrder | None = field(repr=False)
     group: int = 1
     columns: int = 0
     by_rank: bool = False
 
     def part_at(self, step: Expr, rank: Expr = RANK, world: Expr = WORLD) -> Expr:
         """The symbolic part at a step."""
+        assert self.parts is not None, "tiles that go across parts walk no part"
         return without_fractions(self.parts(step, rank, world))
 
     def check(self, world: int, site: Site | None) -> None:
@@ -58,6 +59,8 @@ class Order:
 @kept()
 def _problem(order: Order, world: int) -> str | None:
     """The mistake of an order in a world of this size, or None."""
+    if order.parts is None:
+        return None
     for rank in range(world):
         try:
             walked = [order.parts(step, rank, world) for step in range(world)]
@@ -76,6 +79,9 @@ def _problem(order: Order, world: int) -> str | None:
 own_rank_first = Order("own_rank_first", lambda step, rank, world: (rank + step) % world)
 next_rank_first = Order("next_rank_first", lambda step, rank, world: (rank + step + 1) % world)
 ring = Order("ring", lambda step, rank, world: (rank - step) % world)
+across_parts = Order("across_parts", None)
+"""Tiles go over the boundaries of parts, from the first row of all ranks to the last, so a tile has no home. It is for
+few rows a rank: together they fill a tile, and a block of a weight is read once for all ranks."""
 
 
 def order(parts: PartOrder, *, group: int = 1) -> Order:
@@ -84,7 +90,7 @@ def order(parts: PartOrder, *, group: int = 1) -> Order:
 
 
 def grouped(group: int, parts: Order = own_rank_first) -> Order:
-    """The order `parts`, with the tiles of each part walked in groups of `group` rows."""
+    """The order `parts`, with the tiles of each part (across parts: all tiles) walked in groups of `group` rows."""
     if group < 1:
         raise ScheduleError(f"a group of {group} rows: it must be at least 1", Site.of_user())
     return replace(parts, group=group)

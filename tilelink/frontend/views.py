@@ -94,6 +94,11 @@ class Range:
         return self.extent is None and self.part is not None and self.start == first_of(symbol(self.dim), self.part)
 
     @property
+    def across_parts(self) -> bool:
+        """Whether it may begin in the part of one rank and end in that of another, along a dimension that is cut."""
+        return self.part is None and not self.whole and self.by is None
+
+    @property
     def limit(self) -> Expr:
         """Where its elements end, besides at the end of the block itself."""
         bounds = self.stop.args if isinstance(self.stop, sympy.Min) else (self.stop,)

@@ -58,6 +58,7 @@ def make_walk(
     """The walk over a space, and the values of its rank axes. `ends`: where the own part ends along a dimension, if
     that is data. Raises ScheduleError, TileSizeError, and NotUnderstoodError for an axis that is called like one that
     the tiles have."""
+    cut = frozenset() if resource.order.parts is None else cut
     sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site), strict=True))
     tiled = [d for d, t in sizes.items() if t is not None]
     spread = [d for d in space.dims if d in cut]
@@ -159,6 +160,20 @@ def _rank_coordinates(
         value = step if k else part_at(resource, step, here, count, site)
         coordinates.append((axis(name).name, value))
     return [(TILE.name, modulo(number, inner)), *coordinates] if free else []
+
+
+def check_across_parts(role: str, space: Space, resource: SMs | CopyEngine, site: Site) -> None:
+    """Raises ScheduleError for a role whose tiles have a home or a rank axis, or are copied by an engine: its tiles
+    can't go across parts."""
+    has = [f"its space is cut over the ranks along {space.sharded}, so a tile has one home"] if space.sharded else []
+    has += [f"its space has the rank axis {name}, whose order this is" for name in space.axes]
+    has += ["a copy engine covers the signals of one rank"] if isinstance(resource, CopyEngine) else []
+    if has:
+        raise ScheduleError(
+            f"{role}: order={resource.order} is for tiles of local tensors on SMs, and {has[0]}; use an order of "
+            "ranks, such as tk.own_rank_first",
+            site,
+        )
 
 
 def columns_of(role: str, space: Space, resource: SMs | CopyEngine, site: Site) -> str:

@@ -25,7 +25,7 @@ Tile = tuple[str, int]
 
 def fitted(schedule: Schedule, bound: TileProgram, world: int, sizes: Mapping[str, int | Sequence[int]]) -> Schedule:
     """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension that
-    is spread over the ranks) made as small as the tensor allows. `bound`: the tile program of the schedule; sizes as in
+    is spread over the ranks, if tiles do not go across parts) made as small as the tensor allows. `bound`: the tile program of the schedule; sizes as in
     `Sizes.of`. Rows that are routed allow any tile: how many there are is data."""
     sizes = {d: n for d, n in sizes.items() if d in bound.dims and d not in bound.routed}
     parts = {d: even_parts(n, world) if d in bound.cut and isinstance(n, int) else n for d, n in sizes.items()}
@@ -60,7 +60,8 @@ def _fitted(
     changes: dict[str, dict[str, dict[str, Any]]] = {}
     for role in bound.roles:
         tile = role.resource.tile
-        cut = [t and min(t, longest.get(r.dim, t)) for t, r in zip(tile, role.walk.ranges, strict=False)]
+        along = zip(tile, role.walk.ranges, strict=False)
+        cut = [t and min(t, (longest if r.part is not None else totals).get(r.dim, t)) for t, r in along]
         cut += [t and min(t, *(longest.get(d, t) for d in stepped(role)), t) for t in tile[len(cut) :]]
         whole = {d: min(n, totals.get(d, n)) for d, n in dict(role.resource.whole).items()}
         made = {"tile": tuple(cut)} | ({"whole": whole} if whole else {})

@@ -41,7 +41,7 @@ class Source(ABC):
     """What all parts of the elaborator share: the names in scope, and source text with holes for Triton's part.
 
     `written`: the tensors that tiles write, and where first; `step`: the length of steps that the schedule gives;
-    `functions`: the Triton functions that roles call, by name; `own`: what the dimensions are called that the launch's
+    `order`: that of its tiles; `functions`: the Triton functions that roles call, by name; `own`: what the dimensions are called that the launch's
     member of lists has of its own; `reserved`: names of the role that this one is folded into.
     """
 
@@ -59,6 +59,7 @@ class Source(ABC):
             for p, site in other.function.written_parameters().items()
             for word in other.tensors(p)
         }
+        self.order = resource.order
         self.step, self.sizes = step_size(resource, launch.space), dict(resource.whole)
         self.functions, self.reserved = dict(program.functions), reserved
         self.names = function.names()

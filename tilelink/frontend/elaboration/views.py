@@ -190,9 +190,12 @@ class Views(Source):
     def one_home(self, node: ast.AST, view: ir.View, what: str) -> None:
         if view.home is None:
             tensor = self.tensors[view.tensor]
-            dim = tensor.dims[tensor.sharded or 0]
+            dim, cut = tensor.dims[tensor.sharded or 0], view.index[tensor.sharded or 0]
+            across = isinstance(cut, ir.Range) and cut.across_parts
             self.fail(HomeError, node, f"{what} {view}: it has more than one home, because {dim} is spread over the "
-                      f"ranks and {dim}[0:{dim}] crosses the parts; use a range of the tile, which lies in one part")
+                      f"ranks and {cut if across else f'{dim}[0:{dim}]'} crosses the parts; " + (
+                      f"give the role an order of ranks in place of order={self.order}" if across else
+                      "use a range of the tile, which lies in one part"))
         if view.home == ir.ALL_RANKS and what == "load of":
             self.fail(HomeError, node, f"load of {view}: say of which rank, with .at(rank)")
 

@@ -10,7 +10,7 @@ from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.routed_walk import make_routed_walk
 from tilelink.frontend.schedule import CopyEngine, Epilogue, Resource, Schedule, SMs
 from tilelink.frontend.values import TileValue
-from tilelink.frontend.walk import make_walk
+from tilelink.frontend.walk import check_across_parts, make_walk
 from tilelink.language import Launch, Recording
 
 
@@ -52,6 +52,8 @@ def with_role(
     """A launch as a role, and the program with the Triton functions that the role calls. `taken`: names that its
     variables must not have, as it goes into another role."""
     function, recording, cut = launch.function, binding.recording, frozenset(program.cut)
+    if resource.order.parts is None:
+        check_across_parts(function.name, launch.space, resource, launch.site)
     if launch.space.route is None:
         found, axes = make_walk(function.name, launch.space, resource, cut, launch.site)
     else:
