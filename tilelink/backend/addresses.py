@@ -12,7 +12,19 @@ from tilelink.backend.kernel import ONE, ZERO, Scope, Source, call, grouped
 from tilelink.backend.parameters import HEAPS, Names
 from tilelink.backend.parameters import RANK as OWN
 from tilelink.frontend.arithmetic import to_triton
-from tilelink.frontend.expressions import RANK, WORLD, Expr, begin_of, first_of, floor_div, modulo, of_dim, part_of, shown, symbol
+from tilelink.frontend.expressions import (
+    RANK,
+    WORLD,
+    Expr,
+    begin_of,
+    first_of,
+    floor_div,
+    modulo,
+    of_dim,
+    part_of,
+    shown,
+    symbol,
+)
 from tilelink.frontend.ir import RANKS_DIM, Range, Tensor, View
 from tilelink.frontend.values import TRITON_DTYPES
 from tilelink.frontend.walk import longest_part

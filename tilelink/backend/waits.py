@@ -39,7 +39,8 @@ FROM, UP_TO = own("from"), own("up_to")
 
 def all_at_once(signals: Signals, view: View, target: Target, facts: Facts) -> bool:
     """Whether a wait for a view polls a block of cells: those of what comes from several ranks, which are counted each
-    for itself, or of rows in the parts of several. Other waits span two or three cells and poll them in turn; a kernel that records times always does."""
+    for itself, or of rows in the parts of several. Other waits span two or three cells and poll them in turn; a kernel
+    that records times always does."""
     if not target.waits_for_all or facts.timed or any(n.sums for n in signals.notifiers):
         return False
     _, _, loops = cells_awaited(signals, view)

@@ -25,8 +25,8 @@ Tile = tuple[str, int]
 
 def fitted(schedule: Schedule, bound: TileProgram, world: int, sizes: Mapping[str, int | Sequence[int]]) -> Schedule:
     """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension that
-    is spread over the ranks, if tiles do not go across parts) made as small as the tensor allows. `bound`: the tile program of the schedule; sizes as in
-    `Sizes.of`. Rows that are routed allow any tile: how many there are is data."""
+    is spread over the ranks, if tiles do not go across parts) made as small as the tensor allows. `bound`: the tile
+    program of the schedule; sizes as in `Sizes.of`. Rows that are routed allow any tile: how many there are is data."""
     sizes = {d: n for d, n in sizes.items() if d in bound.dims and d not in bound.routed}
     parts = {d: even_parts(n, world) if d in bound.cut and isinstance(n, int) else n for d, n in sizes.items()}
     longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in parts.items()}

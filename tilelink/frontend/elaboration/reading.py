@@ -238,8 +238,8 @@ class Expressions(Views):
         if found:
             return self.one_meaning(node, found)
         if self.order.parts is None and node.attr.rpartition("_")[2] == "home":
-            self.fail(HomeError, node, f"no tile has a {node.attr} where order={self.order}: it may have rows of several "
-                      "ranks; give the role an order of ranks, such as tk.own_rank_first")
+            self.fail(HomeError, node, f"no tile has a {node.attr} where order={self.order}: it may have rows of "
+                      "several ranks; give the role an order of ranks, such as tk.own_rank_first")
         known = ["rows", "cols", "shape", *(r.dim for r in ranges), *tile.axes]
         self.fail(UndefinedNameError, node, f"this tile has no {node.attr}; it has {listed(known, node.attr)}")
 

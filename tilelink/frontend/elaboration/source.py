@@ -41,8 +41,9 @@ class Source(ABC):
     """What all parts of the elaborator share: the names in scope, and source text with holes for Triton's part.
 
     `written`: the tensors that tiles write, and where first; `step`: the length of steps that the schedule gives;
-    `order`: that of its tiles; `functions`: the Triton functions that roles call, by name; `own`: what the dimensions are called that the launch's
-    member of lists has of its own; `reserved`: names of the role that this one is folded into.
+    `order`: that of its tiles; `functions`: the Triton functions that roles call, by name; `own`: what the dimensions
+    are called that the launch's member of lists has of its own; `reserved`: names of the role that this one is folded
+    into.
     """
 
     def __init__(
