@@ -102,11 +102,13 @@ def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
     if index.part is None and cell.cut:
         return sympy.S.Zero, cells_along(cell)
     before = cells_in_part(cell) * index.part if cell.cut and not cell.local else sympy.S.Zero
-    offset = index.offset
+    offset, among_parts = index.offset, index.part is not None and not cell.cut
     if index.segment:
         offset = natural(index.start - first_of(symbol(cell.dim), index.part))
+    elif among_parts:
+        offset = index.start
     first = floor_div(offset, cell.size)
-    if index.extent is not None and cell.size % index.extent == 0 and not index.segment:
+    if index.extent is not None and cell.size % index.extent == 0 and not index.segment and not among_parts:
         return before + first, sympy.S.One
     return before + first, ceil_div(offset + natural(index.stop - index.start), cell.size) - first
 

@@ -47,3 +47,5 @@ push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"),
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
 multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast"})
 engine = tk.Schedule(gather=by_engine, gated_matmul=gemm)
+across = {"tile": (128, 64, 64), "order": tk.across_parts, "stages": 6}
+few = push.changed(gather={"count": 32}, gated_matmul=across)

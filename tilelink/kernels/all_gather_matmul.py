@@ -47,4 +47,6 @@ multicast = tk.Schedule(gather=tk.SMs(8, tile=(128, 256), at="home", via="multic
 by_engine = tk.CopyEngine(tile=(512, None), order=tk.ring, at="home", streams="one")
 engine = tk.Schedule(gather=by_engine, matmul=gemm)
 pieces = push.changed(gather={"tile": (128, 1024)}, matmul={"waits": "pieces"})
+across = {"tile": (128, 64, 64), "order": tk.across_parts, "stages": 6}
+few = push.changed(gather={"count": 32}, matmul=across)
 operator = "all_gather_linear"  # of tilelink.ops: these schedules are its plans

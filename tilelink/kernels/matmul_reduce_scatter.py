@@ -59,4 +59,7 @@ push = tk.Schedule(matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=tk.next_r
 pull = tk.Schedule(matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=as_they_are_made, at="home"), reduce=add)
 by_rows = tk.CopyEngine(tile=(256, None), order=tk.next_rank_first, at="source")
 engine = tk.Schedule(matmul=gemm, send=by_rows, reduce=add)
+few = push.changed(
+    matmul={"tile": (128, 64, 64), "order": tk.across_parts, "stages": 6}, send={"count": 32, "tile": (128, 128)}
+)
 operator = "linear_reduce_scatter"

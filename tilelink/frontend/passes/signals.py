@@ -108,7 +108,7 @@ def _grid(
                     site,
                 )
             size = asked
-        cell = ir.Cell(dim, size, dim in program.cut, k == tensor.sharded)
+        cell = ir.Cell(dim, size, dim in program.cut and not _across_parts(k, notifies), k == tensor.sharded)
         cells.append(_of_route(cell, k, tensor, notifies, waits, program.routes))
     for cell, size in zip(cells, wanted or (), strict=False):
         if cell.size != size:
@@ -118,6 +118,21 @@ def _grid(
                 site,
             )
     return tuple(cells)
+
+
+def _across_parts(k: int, notifies: list[_Use]) -> bool:
+    """Whether tiles notify a tensor in regions that go across the parts of a dimension; the cells do so, too, then.
+    Raises SignalCountError where others notify in regions that do not."""
+    ranges = [(u, i) for u in notifies if isinstance(i := u.view.index[k], ir.Range) and i.extent is not None]
+    across = [u for u, i in ranges if i.across_parts]
+    others = [u for u, i in ranges if not i.across_parts]
+    if across and others:
+        raise SignalCountError(
+            f"notify of {others[0].view}: tiles of {across[0].role.name} notify {across[0].view.tensor} across the "
+            "parts of the ranks, and a signal belongs to one kind of tiles; give both roles orders of one kind",
+            others[0].site,
+        )
+    return bool(across)
 
 
 def _of_route(
