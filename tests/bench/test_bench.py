@@ -174,7 +174,7 @@ class TestOverview:
     def test_predicts_with_intervals_beside_unfused_and_the_bound(self, tmp_path: Path) -> None:
         layer = overview.Layer("small up", "all_gather_linear", 256, 512, tmp_path, tokens=512, world=2)
         records = layer.run()
-        assert [r["schedule"] for r in records] == [*FORMS[1:], "pieces"]
+        assert [r["schedule"] for r in records] == [*FORMS[1:], "pieces", "few"]
         for r in records:
             found = operators()["all_gather_matmul"].simulate(
                 r["schedule"], machine="h800", world=2, M=512, N=256, K=512

@@ -107,7 +107,7 @@ def test_bound_once() -> None:
 
 
 def test_schedules_are_found_by_name() -> None:
-    assert list(all_gather_matmul.schedules) == ["push", "pull", "multicast", "engine", "pieces"]
+    assert list(all_gather_matmul.schedules) == ["push", "pull", "multicast", "engine", "pieces", "few"]
     assert all_gather_matmul.schedule("pull") is pull
     assert all_gather_matmul.schedule(None) is push
     assert all_gather_matmul.schedule(scatter) is scatter

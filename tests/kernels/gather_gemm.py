@@ -12,12 +12,12 @@ import torch
 import tilelink as tk
 from bench.operands import laid_out
 from tilelink import Schedule
-from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, multicast, pieces, pull, push
+from tilelink.kernels.all_gather_matmul import all_gather_matmul, engine, few, multicast, pieces, pull, push
 from tilelink.runtime.cpu.world import CpuWorld
 
 LIMITS = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 2.5e-3}
 """Relative RMS against float64 of the rounded inputs: what rounding once costs, and not much more."""
-NAMED = {"push": push, "pull": pull, "multicast": multicast, "engine": engine, "pieces": pieces}
+NAMED = {"push": push, "pull": pull, "multicast": multicast, "engine": engine, "pieces": pieces, "few": few}
 ENGINES = {
     at: engine.changed(gather={"at": at, "order": tk.own_rank_first, "streams": "peers"}) for at in ("home", "reader")
 }

@@ -168,4 +168,4 @@ def test_cells_of_signals_may_be_chosen(schedule: str) -> None:
     """The grid of the signals is the schedule's to coarsen: one signal for two rows of tiles."""
     tiles = in_tiles(schedule, (16, 32), (32, 32, 32))
     coarse = tk.Schedule(cells={"full": (32, None)}, **tiles)
-    run_and_check(*[Call((70, 33), N=17, K=37, schedule=coarse)] * 2)
+    run_and_check(*[Call((70, 33), N=17, K=37, schedule=coarse)] * 2, sms=40)

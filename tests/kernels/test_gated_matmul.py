@@ -48,7 +48,7 @@ def run(parts: tuple[int, ...], schedule: str, dtype: torch.dtype, integers: boo
     return small_world(len(parts)).run(on), products
 
 
-CASES = list(zip(SCHEDULES, [(20,), (5, 0, 17), (18, 7), (9, 33)], strict=True))
+CASES = list(zip(SCHEDULES, [(20,), (5, 0, 17), (18, 7), (9, 33), (5, 0, 9)], strict=True))
 
 
 @pytest.mark.parametrize(("schedule", "parts"), CASES, ids=str)

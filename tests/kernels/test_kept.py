@@ -12,7 +12,7 @@ from tilelink.errors import UnsafeProgramError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 KEPT = {"x": "float32", "gathered": "float32"}
-CASES = list(zip(NAMED, [(20, 0, 7), (33, 1), (16, 16, 5), (0, 20), (20, 17)], strict=True))
+CASES = list(zip(NAMED, [(20, 0, 7), (33, 1), (16, 16, 5), (0, 20), (20, 17), (5, 0, 9)], strict=True))
 
 
 @pytest.mark.parametrize(("schedule", "parts"), CASES, ids=str)

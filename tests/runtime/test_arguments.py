@@ -237,7 +237,7 @@ BAD = [
     Bad(
         "unknown schedule",
         ScheduleError,
-        "has no schedule pusch; it has push, pull, multicast, engine, pieces; did you mean push?",
+        "has no schedule pusch; it has push, pull, multicast, engine, pieces, few; did you mean push?",
         options={"schedule": "pusch"},
         at=KERNEL,
     ),

@@ -24,10 +24,8 @@ from tilelink.programs.schedule_text import NamedSchedule
 
 GAIN = 0.02
 """By so much other SMs or streams of a role have to make a form faster, to be worth a longer name."""
-NEAR = 0.3
-"""A form across parts that takes by so much longer than the fastest is tried with changes, too: narrower tiles and more
-SMs help it more than others, because it has few tiles."""
 UNJUDGED = 'no published kernel has waits="pieces", so nothing judges its predictions; ask for it by name'
+FILLED = "the rows of a rank fill its tiles, which go across parts for few rows"
 LEFT_OUT = ("bias", "dbias", "gathered", "epilogue")
 """Parameters of programs that predictions are made without."""
 
@@ -117,10 +115,10 @@ def _count(launched: str, prediction: Prediction) -> int | None:
     return resource.count if isinstance(resource, SMs) else None
 
 
-def _across_parts(plan: Plan) -> bool:
-    """Whether tiles of a plan go across the parts of ranks."""
+def _rows_across(plan: Plan) -> int:
+    """Rows of the tiles of a plan that go across the parts of ranks; 0 where none do."""
     resources = plan.program.schedule(plan.schedule.name).values()
-    return any(isinstance(r, SMs) and r.order.parts is None for r in resources)
+    return max((int(r.tile[0] or 0) for r in resources if isinstance(r, SMs) and r.order.parts is None), default=0)
 
 
 def _in_pieces(plan: Plan) -> bool:
@@ -148,6 +146,8 @@ class Question:
             program = plan.program
             if _in_pieces(plan):
                 return UNJUDGED
+            if 0 < _rows_across(plan) * self.world <= int(str(self.shape["M"])):
+                return FILLED
             if beaten is not None and program.name not in least:
                 least[program.name] = self._least_us(program)
             if beaten is not None and least[program.name] >= beaten:
@@ -158,9 +158,11 @@ class Question:
         if found.fastest is None or found.prediction is None:
             return found
         made = [self._changed(found.fastest, found.prediction)]
-        for form in (f for f in found.all if f is not found.fastest and _across_parts(f.by)):
-            if form.us is not None and form.us < (1 + NEAR) * found.prediction.makespan_us:
-                made.append(self._changed(form, self._prediction(form.by)))
+        across = bool(_rows_across(found.fastest.by))
+        others = [f for f in found.all if f.us is not None and bool(_rows_across(f.by)) != across]
+        if others:  # narrower tiles help one kind more
+            form = min(others, key=lambda f: f.us or 0.0)
+            made.append(self._changed(form, self._prediction(form.by)))
         fastest, prediction = min(made, key=lambda m: m[1].makespan_us)
         check_events(prediction.steps.events).raise_if_unsafe()
         more = () if fastest in found.all else (fastest,)

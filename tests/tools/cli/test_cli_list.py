@@ -13,7 +13,7 @@ def test_list(run: Run) -> None:
     by_name = {o["name"]: o for o in found["operators"]}
     assert list(by_name) == list(operators())
     found = by_name["all_gather_matmul"]
-    assert found["schedules"] == ["push", "pull", "multicast", "engine", "pieces"]
+    assert found["schedules"] == ["push", "pull", "multicast", "engine", "pieces", "few"]
     assert found["tensors"] == [
         {"name": "x", "kind": "input", "dims": ["M", "K"], "sharded": "M", "optional": False, "each": False},
         {"name": "weight", "kind": "input", "dims": ["K", "N"], "sharded": None, "optional": False, "each": True},
@@ -32,5 +32,5 @@ def test_list_for_people(run: Run) -> None:
     assert lines[2:5] == [
         "    x[M/world, K], each weight[K, N], each bias[N] (optional) -> each out[M, N], gathered[M, K] (optional)",
         "    functions: epilogue",
-        "    schedules: push (default), pull, multicast, engine, pieces",
+        "    schedules: push (default), pull, multicast, engine, pieces, few",
     ]
