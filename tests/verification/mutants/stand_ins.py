@@ -16,11 +16,17 @@ LOOKING = '''\
     return tl.atomic_add(word, 0, sem="acquire", scope=scope)
 '''
 TELLING = 'tl.atomic_xchg(word, progress, sem="release", scope="sys")'
+SOME_SEEN = '''\
+    wait(control, first, least, scope)
+    seen = tl.atomic_add(words, 0, sem="acquire", scope=scope)
+'''
 NOTIFYING = 'tl.atomic_add(signal, 1, sem="release", scope=scope)'
 
 MEANINGS: dict[str, tuple[tuple[str, str], ...]] = {
     "cuda": (
         (r"    bits: tl\.constexpr = word(?:.*\n)+?    return .*\n", POLLING),
+        (r"    asm: tl\.constexpr = polling\(32(?:.*\n)+?    seen = .*\n", SOME_SEEN),
+        (r"_zero\(count\)", "0 * count"),
         (r"    (?:release|store): tl\.constexpr = .*\n", ""),
         (r"    tl\.inline_asm_elementwise\(release, .*\n", ""),
         (r"tl\.inline_asm_elementwise\(\n? +store, (?:.*\n)+?        \)", TELLING),
