@@ -114,6 +114,6 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
 @kept(256)
 def _lowered(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     if target.specialised:
-        program = taken(program, facts)
+        program = taken(program, facts, target)
         return Lowered(program, facts, target, *GluonModule(program, facts, target).written())
     return Lowered(program, facts, target, *Module(program, facts, target).written())

@@ -28,11 +28,11 @@ SEGMENT_OF, REFUSE, PICKED = "segment_of", "refuse", "picked"
 SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF, REFUSE, PICKED)
 """What modules import: from that of the target, and from that of what all targets have alike."""
 OWN_WARPS = ("alive", "store")
-RING = (
-    "ring", "barriers", "end", "place", "claim", "fetch", "sums", "multiply", "multiplied", "hand_over", "take_over",
-    "give_back",
-)  # fmt: skip
-"""What those of the specialised form import besides: from that of the target, and from `gluon/ring.py`."""
+RING = "ring", "barriers", "end", "place", "fetch", "hand_over", "take_over", "give_back"
+IN_REGISTERS = "claim", "sums", "multiply", "multiplied"
+IN_TENSOR_MEMORY = "claim", "accumulators", "emptied", "multiply", "complete", "finished"
+"""What those of the specialised form import besides: from that of the target, from `gluon/ring.py`, and from
+`gluon/wgmma.py` or `gluon/tcgen05.py`."""
 STAMPS, TIMES = "stamps", "recorded times"
 """The parameter for where workers record times, if they do: int64 of workers x records x 2, what and when; and what
 that memory is called beside tensors, whose names have no spaces."""

@@ -48,7 +48,7 @@ class _Reading:
 
     def after(self, o: Operation, now: Unfinished) -> Unfinished:
         if o.name.startswith("ttng.tc_gen5_mma"):
-            return {**now, self.whole(o.operands[2]): frozenset([_barrier(o)])}
+            return {**now, self.whole(o.operands[2]): frozenset([barriers_of(o)])}
         if o.name == "ttng.wait_barrier":
             return {s: frozenset(b for b in left if o.operands[0] not in b) for s, left in now.items()}
         if o.name == "ttng.tmem_alloc":
@@ -74,8 +74,8 @@ class _Reading:
         return self.whole(maker.operands[0]) if maker is not None and maker.name in PARTS else value
 
 
-def _barrier(mma: Operation) -> Barrier:
-    """The barrier that a matrix instruction arrives at: `%barrier[%predicate]`, behind both factors and the sum."""
+def barriers_of(mma: Operation) -> Barrier:
+    """The barriers that a matrix instruction arrives at: `%barrier[%predicate]`, behind both factors and the sum."""
     values = list(zip(mma.operands, re.finditer(r"%[\w#-]+(\[?)", mma.text), strict=True))
     return frozenset(value for value, written in values[3:] if written[1])
 

@@ -12,7 +12,7 @@ class Dialect:
     """How the machine code of a vendor is written, in regular expressions.
 
     `kinds`: of instructions, the first that matches. `about`: a comment about the source; `place`: file and line in it.
-    `jump`: the label an instruction may go to; `always`: it goes nowhere else; `end`: a kernel or a function ends;
+    `jump`: the labels an instruction may go to; `always`: it goes nowhere else; `end`: a kernel or a function ends;
     `last`: a kernel ends. `width`: of a global access; `widths`: its bytes by what that finds.
 
     For gates: `assembly`: what the assembly of a primitive does, each with its `scope`; `scopes`: what it calls them.
@@ -72,8 +72,9 @@ DIALECTS = {
         instruction=r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;",
         about=r"\s*//## File",
         place=r'"([^"]*)", line (\d+)',
-        jump=r"(?:BRA(?!\.U\.ANY)|CALL|JMP)\b.*?(L_\w+)",  # with .U.ANY: lanes take turns at one instruction, no loop
-        always=r"(?:BRA|JMP)\s+`?\(",
+        # with .U.ANY, lanes take turns at one instruction, no loop; BRX names a table of targets
+        jump=r"(?:^(?:BRA(?!\.U\.ANY)|CALL|JMP)\b.*?|BRANCH_TARGETS \.|,\.)(L_\w+)",
+        always=r"(?:BRA|JMP)\s+`?\(|BRX\b",
         end=r"EXIT|RET",
         last=r"EXIT",
         width=r"\.[US]?(8|16|64|128|256)\b",
@@ -121,7 +122,7 @@ DIALECTS = {
         instruction=r"\s+((?:[sv]|ds|global|buffer|flat|scratch)_\w+[^;]*)",
         about=r"\s*\.loc\b",
         place=r"([^\s@\[]+\.py):(\d+):\d+",
-        jump=r"s_c?branch\w* (\.?\w+)",
+        jump=r"^s_c?branch\w* (\.?\w+)",
         always=r"s_branch\b",
         end=r"s_endpgm|s_setpc",
         last=r"s_endpgm",

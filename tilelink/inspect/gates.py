@@ -40,6 +40,7 @@ DOES = {
     "drain": ("acquire", "poll", "barrier"),
     "leave": ("barrier", "release"),
     "hand_over": ("barrier",),
+    "finished": ("barrier",),
 }
 """What each primitive has to do. (A wait also has a proxy fence where descriptors load what it guards.)"""
 
@@ -160,7 +161,9 @@ def _signals(lowered: Lowered) -> Counter[tuple[str, str]]:
     made: Counter[tuple[str, str]] = Counter()
     called = calls(lowered)
     if lowered.target.specialised:
-        called["hand_over", ""] += sum(multiplies(r) and bool(r.notified) for r in lowered.program.in_kernel)
+        multiplying = [r for r in lowered.program.in_kernel if multiplies(r)]
+        called["hand_over", ""] += sum(bool(r.notified) for r in multiplying)
+        called["finished", ""] += len(multiplying) if lowered.target.sum_columns else 0
     for (primitive, scope), n in called.items():
         for kind in DOES[primitive]:
             made[kind, scope if kind in ("acquire", "release") else ""] += n

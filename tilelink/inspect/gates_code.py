@@ -23,17 +23,20 @@ SIGNAL_BITS = 32
 
 def matrix(read: Read, code: str, lowered: Lowered) -> tuple[int, int]:
     """Matrix instructions for one copy of each dot, and the multiplications they do for a block, each once: where
-    there are more warps than instructions fill, several do the same."""
+    there are more warps than instructions fill, several do the same. Where a warp has sums multiplied in tensor memory,
+    LLVM makes its first step by itself; each copy arrives at one barrier."""
     dots: dict[tuple[int, int], list[Operation]] = {}
     for o in read.kernel.named(*DOTS):
         dots.setdefault(o.site(read.file)[0], []).append(o)
     instructions: Counter[tuple[int, int]] = Counter()
     work: Counter[tuple[int, int]] = Counter()
+    barriers: Counter[tuple[int, int]] = Counter()
     for site, line in _located(code, read.file, called=lowered.target.specialised):
         for m, n, k, threads in _matrix_instructions(line, dots.get(site, [])):
             instructions[site] += 1
             work[site] += m * n * k * max(1, lowered.warps * read.target.warp_size // threads)
-    times = {s: len(dots[s]) if s in dots else 1 for s in instructions}
+        barriers[site] += lowered.target.specialised and "tcgen05.commit" in line
+    times = {s: max(len(dots[s]), barriers[s]) if s in dots else 1 for s in instructions}
     same = {s: _same(read, dots[s][0]) if s in dots else 1 for s in instructions}
     done = sum(n // times[s] // same[s] for s, n in work.items())
     return sum(n // times[s] for s, n in instructions.items()), done

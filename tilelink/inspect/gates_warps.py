@@ -1,16 +1,19 @@
 """Gates of the specialised form: what warps that go separate ways hand each other, in the order of TTGIR.
 
 A stage of the ring is waited for before blocks are loaded into it, or multiplied; it is told how many bytes come; it is
-given back when its product is done. A tile is handed over behind a barrier of the warps that store it, and what tells
-that it is stored waits for that. Whatever is waited for, somebody else arrives at.
+given back when its product is done. A sum in tensor memory is waited for before products are added into it, or it is
+read; it is handed over behind the last product, and given back behind a barrier of the warps that read it. A tile is
+handed over behind a barrier of the warps that store it, and what tells that it is stored waits for that. Whatever is
+waited for, somebody else arrives at.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import prod
 
+from tilelink.inspect.accumulators import barriers_of
 from tilelink.inspect.gates_ttgir import kinds_of
 from tilelink.inspect.ttgir import Kernel, Operation, Region
 
@@ -18,6 +21,9 @@ COPY, EXPECT, WAIT, ARRIVE = (
     f"ttng.{name}" for name in ("async_tma_copy_global_to_local", "barrier_expect", "wait_barrier", "arrive_barrier")
 )
 DOT, DONE = "ttng.warp_group_dot", "ttng.warp_group_dot_wait"
+"""Of sums in registers."""
+PRODUCT, COMMIT, READ = "ttng.tc_gen5_mma", "ttng.tc_gen5_commit", "ttng.tmem_load"
+"""Of sums in tensor memory."""
 VIEWS = ("ttg.memdesc_index", "ttg.memdesc_trans", "ttg.memdesc_subslice")
 
 
@@ -27,6 +33,7 @@ def handed_wrongly(kernel: Kernel) -> Iterator[str]:
         for region in o.regions:
             yield from _blocks(region)
             yield from _tiles(region, o.regions)
+        yield from _sums(kernel, o)
         yield from _alone(kernel, o)
 
 
@@ -41,14 +48,48 @@ def _blocks(partition: Region) -> Iterator[str]:
             told = sum(int(re.findall(r", (\d+),", o.text)[0]) for o in region.operations if o.name == EXPECT)
             if come != told:
                 yield f"{come} bytes come into a stage, which waits for {told}"
-        if DOT in names:
-            dot = names.index(DOT)
+        for dot in (k for k, name in enumerate(names) if name in (DOT, PRODUCT)):
             if WAIT not in names[:dot]:
                 yield "a stage is multiplied that nobody waited for"
-            behind = names[dot:].index(ARRIVE) if ARRIVE in names[dot:] else 0
-            done = (o for o in region.operations[dot : dot + behind] if o.name == DONE)
-            if not any(re.search(r"pendings = [01]\b", o.text) for o in done):
+            if not _gives_back(region.operations[dot:]):
                 yield "a stage is not given back when its product is done"
+
+
+def _gives_back(behind: list[Operation]) -> bool:
+    """Whether a product, the first of these operations, gives its stage back: at the barrier that it names, or when at
+    most one product is under way."""
+    if behind[0].name == PRODUCT:
+        return bool(_named(behind[0]))
+    names = [o.name for o in behind]
+    done = (o for o in behind[: names.index(ARRIVE) if ARRIVE in names else 0] if o.name == DONE)
+    return any(re.search(r"pendings = [01]\b", o.text) for o in done)
+
+
+def _sums(kernel: Kernel, o: Operation) -> Iterator[str]:
+    """Of sums in tensor memory, where products are added into them and where they are read: what the one waits for
+    first, the other arrives at behind."""
+    multiplying = [(r, list(_operations(r))) for r in o.regions]
+    multiplying = [(r, order) for r, order in multiplying if any(x.name == PRODUCT for x in order)]
+    reading = [(r, list(_operations(r))) for r in o.regions if any(x.name == READ for x in _operations(r))]
+    for (adds, first), (reads, second) in zip(multiplying, reading, strict=False):
+        full, empty = _waited(kernel, reads, second, READ), _waited(kernel, adds, first, PRODUCT)
+        last = max(k for k, x in enumerate(first) if x.name == PRODUCT)
+        read = max(k for k, x in enumerate(second) if x.name == READ)
+        gives = [k for k, x in enumerate(second) if x.name == ARRIVE and k > read and _memory(kernel, reads, x) & empty]
+        if not full & {m for x in first[last + 1 :] if x.name == COMMIT for m in _memory(kernel, adds, x)}:
+            yield "a sum is read before its products are done"
+        if not gives:
+            yield "products are added into a sum that is not read yet"
+        elif not any(kind == "barrier" for x in second[read : gives[0]] for kind, _ in kinds_of(x)):
+            yield "a sum is given back before all warps have read it"
+    if len(multiplying) != len(reading):
+        yield "warps read no sum, or nobody multiplies into it"
+
+
+def _waited(kernel: Kernel, partition: Region, order: list[Operation], name: str) -> set[str]:
+    """The barriers that are waited for before the first operation of a name."""
+    before = order[: [o.name for o in order].index(name)]
+    return {m for o in before if o.name == WAIT for m in _memory(kernel, partition, o)}
 
 
 def _tiles(partition: Region, partitions: list[Region]) -> Iterator[str]:
@@ -66,7 +107,7 @@ def _tiles(partition: Region, partitions: list[Region]) -> Iterator[str]:
 def _alone(kernel: Kernel, o: Operation) -> Iterator[str]:
     """Barriers that somebody waits for, and nobody else arrives at."""
     waits = [_barriers(kernel, region, WAIT) for region in o.regions]
-    arrives = [_barriers(kernel, region, ARRIVE, EXPECT) for region in o.regions]
+    arrives = [_barriers(kernel, region, ARRIVE, EXPECT, PRODUCT, COMMIT) for region in o.regions]
     for k, waited in enumerate(waits):
         others = set[str]().union(*(found for j, found in enumerate(arrives) if j != k))
         if waited - others:
@@ -75,15 +116,23 @@ def _alone(kernel: Kernel, o: Operation) -> Iterator[str]:
 
 def _barriers(kernel: Kernel, partition: Region, *names: str) -> set[str]:
     """The memory of the barriers that these operations name."""
+    return {m for o in _operations(partition) if o.name in names for m in _memory(kernel, partition, o)}
+
+
+def _memory(kernel: Kernel, partition: Region, o: Operation) -> set[str]:
+    """The memory of the barriers that an operation of a partition names."""
     given = dict(partition.carried)
     found = set()
-    for o in _operations(partition):
-        if o.name in names:
-            value = o.operands[0]
-            while value in given or (value in kernel.made_by and kernel.made_by[value].name in VIEWS):
-                value = given[value] if value in given else kernel.made_by[value].operands[0]
-            found.add(value)
+    for value in _named(o):
+        while value in given or (value in kernel.made_by and kernel.made_by[value].name in VIEWS):
+            value = given[value] if value in given else kernel.made_by[value].operands[0]
+        found.add(value)
     return found
+
+
+def _named(o: Operation) -> Collection[str]:
+    """The barriers that an operation names."""
+    return barriers_of(o) if o.name == PRODUCT else o.operands[:1]
 
 
 def _steps(o: Operation) -> Iterator[str]:

@@ -166,9 +166,7 @@ def _instruction(text: str, function: str, dialect: Dialect) -> Instruction:
 
 def _next(k: int, x: Instruction, dialect: Dialect, labels: dict[str, int]) -> Iterator[int]:
     """The instructions that one may go to."""
-    target = re.match(dialect.jump, x.text)
-    if target is not None and target[1] in labels:
-        yield labels[target[1]]
+    yield from (labels[target] for target in re.findall(dialect.jump, x.text) if target in labels)
     if x.predicated or not re.match(f"{dialect.always}|{dialect.end}", x.text):
         yield k + 1
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilelink.backend.gluon.emit import ALIVE, GluonEmitter, Loading, Multiplying, Partition, Ring, Telling
-from tilelink.backend.gluon.takes import multiplies
+from tilelink.backend import parameters
+from tilelink.backend.gluon.emit import ALIVE, GluonEmitter
+from tilelink.backend.gluon.partitions import Partition, partitions
+from tilelink.backend.gluon.takes import multiplies, zeros_of
 from tilelink.backend.kernel import Body, Function, Writer, call
 from tilelink.backend.module import ENTERS, LEAVES, Module
-from tilelink.backend.parameters import BEFORE, CONTROL, OWN_WARPS, RING, WORKER, WORKERS, WORLD
-from tilelink.frontend import ir
+from tilelink.backend.parameters import BEFORE, CONTROL, WORKER, WORKERS, WORLD
 from tilelink.frontend.ir import Role
 from tilelink.frontend.walk import NUMBER
 
-RING_MODULE = "tilelink.backend.gluon.ring"
+RING_MODULE, WGMMA, TCGEN05 = (f"tilelink.backend.gluon.{name}" for name in ("ring", "wgmma", "tcgen05"))
 REGISTERS = 56
-"""Of a thread that loads or tells: with fewer, the addresses of a tile spill. Threads that multiply have the rest."""
+"""Of a thread that loads or tells: with fewer, the addresses of a tile spill. The block's own threads have the rest."""
 
 
 class GluonModule(Module):
@@ -27,8 +28,10 @@ class GluonModule(Module):
 
     def imports(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         for module, names in super().imports():
-            yield module, (*names, *OWN_WARPS) if module == self.target.module else names
-        yield RING_MODULE, RING
+            yield module, (*names, *parameters.OWN_WARPS) if module == self.target.module else names
+        yield RING_MODULE, parameters.RING
+        registers, memory = (WGMMA, parameters.IN_REGISTERS), (TCGEN05, parameters.IN_TENSOR_MEMORY)
+        yield memory if self.target.sum_columns else registers
 
     def role(self, role: Role, called: str, *, publishing: bool = False) -> Function:
         if publishing or not multiplies(role):
@@ -36,32 +39,23 @@ class GluonModule(Module):
         return self.multiplying(role, called)
 
     def multiplying(self, role: Role, called: str) -> Function:
-        """A function that gives each of three others its warps: the block's multiply, and others load and tell."""
-        ring = Ring.of(self.names, role, self.target)
-        loaded = tuple(s for s in role.body if isinstance(s, ir.Wait) or s is ring.product.whole)
-        product = {id(ring.product.whole): ring.product.bare}
-        stored = tuple(product.get(id(s), s) for s in role.body if not isinstance(s, ir.Wait | ir.Notify))
-        told = tuple(s for s in role.body if isinstance(s, ir.Notify))
-        parts: list[tuple[str, type[Partition], ir.Body]] = [
-            ("multiply", Multiplying, stored), ("load", Loading, loaded), ("tell", Telling, told),
-        ]  # fmt: skip
-        made = [
-            self.partition(part(self.names, role, self.target, ring, body), f"{called}_{does}")
-            for does, part, body in parts if body
-        ]  # fmt: skip
+        """A function that gives each of some others its warps: the first of them those of the block."""
+        ring, parts = partitions(self.names, role, self.target)
+        made = [self.partition(part, f"{called}_{does}") for does, part in parts.items()]
         write = Writer()
         if self.emitter(self.names, role, self.target).fills_slot():
             write.do(call("credit", CONTROL, BEFORE, WORLD))
         for memory, blocks in zip(ring.blocks, ring.product.operands, strict=True):
             b = blocks[1]
             write.set(memory, call("ring", self.names.of("blocks", b.tensor, b.contiguous, b.shape), ring.stages))
-        numbers = {n: 1 if n in (ring.stored, ring.told) else ring.stages for n in ring.shared[len(ring.blocks) :]}
-        for barriers, number in numbers.items():
+        if ring.sums:
+            write.set(ring.sums, call("accumulators", str(zeros_of(ring.product.zeros.code))))
+        for barriers, number in ring.barriers.items():
             write.set(barriers, call("barriers", number))
         warps = ", ".join(f"({f.name}, ({', '.join(f.parameters)}))" for f in made)
         others = len(made) - 1
         write.do(call("tl.warp_specialize", f"[{warps}]", str([1] * others), str([REGISTERS] * others)))
-        for barriers, number in numbers.items():
+        for barriers, number in ring.barriers.items():
             write.do(call("end", barriers, number))
         return self.function(called, write.body, (WORKER, WORKERS))
 

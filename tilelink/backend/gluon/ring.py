@@ -1,26 +1,17 @@
 """What the warps of a role that multiplies hand each other: a ring of blocks in shared memory, and barriers.
 
 Barriers have phases, which end when one has arrived; waiting for the phase before the first returns at once. A stage of
-the ring is `ready` when all its bytes have come. One product is under way while the next is begun, so the barrier
-`free` of a stage says that the stage before it has been multiplied, also over the end of a tile. A tile is `stored`,
-and then `told`. Functions of Hopper: its copy engine for tiles (TMA) and its matrix instructions (wgmma).
+the ring is `ready` when all its bytes have come, and then `free` when it is multiplied. A tile is `stored`, and then
+`told`. The copy engine for tiles (TMA) loads. What multiplies stands in `wgmma.py` (Hopper) and `tcgen05.py`
+(Blackwell).
 """
 
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as tl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language import debug_barrier
 
 _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.8 has given it another name
-
-
-@triton.constexpr_function
-def _sums(shape, warps):
-    """Layout of sums: warps lie one below the other as far as there are rows, 16 each, and then side by side."""
-    down = min(warps, shape[0] // 16)
-    across = warps // down
-    return tl.NVMMADistributedLayout([3, 0], [down, across], [16, min(256, shape[1] // across), 16])
 
 
 @gluon.jit
@@ -54,10 +45,11 @@ def place(step, num_stages: tl.constexpr):
 
 
 @gluon.jit
-def claim(ready, free, step, size: tl.constexpr, num_stages: tl.constexpr):
-    """Until the stage of a step is free, as the one that follows says; then so many bytes are to come into it."""
-    following, phase = place(step + 1, num_stages)
-    mbarrier.wait(free.index(following), phase ^ 1)
+def claim_behind(ready, free, step, freed, size: tl.constexpr, num_stages: tl.constexpr):
+    """Until the stage of a step is free, as the barrier of the step `freed` says; then so many bytes are to come into
+    it."""
+    says, phase = place(freed, num_stages)
+    mbarrier.wait(free.index(says), phase ^ 1)
     stage, _ = place(step, num_stages)
     mbarrier.expect(ready.index(stage), size)
     return stage
@@ -67,28 +59,6 @@ def claim(ready, free, step, size: tl.constexpr, num_stages: tl.constexpr):
 def fetch(blocks, at, ring, ready, stage):
     """Begins to load a block into a stage. What lies outside its tensor is zero."""
     _load(blocks, at, ready.index(stage), ring.index(stage))
-
-
-@gluon.jit
-def sums(shape: tl.constexpr):
-    """A block of sums, zero, as matrix instructions have it."""
-    return tl.zeros(shape, tl.float32, _sums(shape, tl.num_warps()))
-
-
-@gluon.jit
-def multiply(left, right, acc, ready, free, stage, phase):
-    """acc + left @ right, for blocks of a stage when that is ready. Afterwards this product is under way; the last one
-    is done, and its stage free."""
-    mbarrier.wait(ready.index(stage), phase)
-    acc = warpgroup_mma_wait(1, deps=[warpgroup_mma(left, right, acc, is_async=True)])
-    mbarrier.arrive(free.index(stage), count=1)
-    return acc
-
-
-@gluon.jit
-def multiplied(acc):
-    """The sums, when all products are done."""
-    return warpgroup_mma_wait(0, deps=[acc])
 
 
 @gluon.jit

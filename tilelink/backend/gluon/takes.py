@@ -8,39 +8,53 @@ from dataclasses import dataclass, replace
 
 from tilelink.backend import pipelining
 from tilelink.backend.facts import Facts
+from tilelink.backend.targets import Target
 from tilelink.errors import FormError, Site
 from tilelink.frontend import ir
+from tilelink.frontend.expressions import symbol
 from tilelink.frontend.ir import ALL_RANKS, Role, TileProgram
 from tilelink.frontend.schedule import SMs
 
 DTYPES = ("bfloat16", "float16")
 """Of operands."""
 WARPS_OF_GROUP, ROWS_OF_GROUP, COLUMNS, DEPTH = 4, 64, 16, 16
-"""Matrix instructions are carried out by groups of four warps, on 64 rows; a tile has whole ones for each warp."""
+"""Matrix instructions of sums in registers are carried out by groups of four warps, on 64 rows; a tile has whole ones
+for each warp."""
+SUM_ROWS, SUM_COLUMNS, SUMS, THREAD_SUMS = (64, 128, 256), (16, 256), 2, 128
+"""Of sums in tensor memory: how many rows they may have, and the least and most columns; how many sums there are; and
+how many of its numbers a thread of the groups of four warps that read a sum has registers for. Rows beyond 128 lie in
+columns of their own."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """How a role multiplies: the loop of `dot`, the sum that it adds to, and the views of both operands, each with the
-    block that a descriptor loads. `whole`: the loop with what stands around it, which waits for pieces; `bare`: that
-    without its waits."""
+    """How a role multiplies: the loop of `dot`, the sum that it adds to, which begins with `zeros`, and the views of
+    both operands, each with the block that a descriptor loads. `whole`: the loop with what stands around it, which
+    waits for pieces; `bare`: that without its waits."""
 
     whole: ir.For | ir.If
     bare: ir.For | ir.If
     loop: ir.For
+    zeros: ir.Compute
     dot: ir.Compute
     sum: str
     operands: tuple[tuple[ir.View, pipelining.DescribedBlock], ...]
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether the main loop goes over all of a dimension of an operand, which is not empty: it is described."""
+        dims = {symbol(r.dim) for view, _ in self.operands for r in view.ranges}
+        return isinstance(self.bare, ir.For) and self.bare.start == 0 and self.bare.stop in dims
 
-def taken(program: TileProgram, facts: Facts) -> TileProgram:
+
+def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
     """The program as the specialised form has it: without late notifications, since warps of their own give them.
     Raises FormError with the first thing that the form does not take."""
     multiplying = [r for r in program.in_kernel if multiplies(r)]
     for why, site in _refused(program, facts, multiplying):
         raise FormError(f"{program.name} has no specialised form: {why}", site)
     for role in multiplying:
-        product_of(role, program, facts)
+        product_of(role, program, facts, target)
     return replace(program, roles=tuple(replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles))
 
 
@@ -48,7 +62,7 @@ def multiplies(role: Role) -> bool:
     return any(isinstance(s, ir.For) and pipelining.has_dot(s) for s in ir.walk(role.body))
 
 
-def product_of(role: Role, program: TileProgram, facts: Facts) -> Product:
+def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -> Product:
     """The product that a role makes. Raises FormError."""
 
     def fail(why: str, s: ir.Statement | None = None) -> FormError:
@@ -83,7 +97,8 @@ def product_of(role: Role, program: TileProgram, facts: Facts) -> Product:
         if program.tensor(view.tensor).dtype not in DTYPES:
             raise fail(f"multiplies {program.tensor(view.tensor).dtype}; it takes {' and '.join(DTYPES)}", dot)
         operands.append((view, block))
-    _check_tile(role, dot, fail)
+    check = _check_in_tensor_memory if target.sum_columns else _check_in_registers
+    check(role, dot, target, fail)
     before, behind = role.body[: places[0]], role.body[places[0] + 1 :]
     for s in before:
         if not isinstance(s, ir.Wait) and not (isinstance(s, ir.Compute) and zeros_of(s.code)):
@@ -91,7 +106,11 @@ def product_of(role: Role, program: TileProgram, facts: Facts) -> Product:
     for s in behind:
         if not isinstance(s, ir.Compute | ir.Store | ir.Notify | ir.Owed) or any(v.guard for v in s.read):
             raise fail("does more behind its main loop than to finish its sum, store it and notify", s)
-    return Product(whole, bare, loop, dot, dot.targets[0], tuple(operands))
+    zeros = next(s for s in before if isinstance(s, ir.Compute) and s.targets == dot.targets)
+    product = Product(whole, bare, loop, zeros, dot, dot.targets[0], tuple(operands))
+    if target.sum_columns and not product.has_steps:
+        raise fail("may have no step in its main loop; a sum in tensor memory begins with the first", whole)
+    return product
 
 
 def _tree(code: ir.Code) -> ast.expr:
@@ -118,7 +137,26 @@ def zeros_of(code: ir.Code) -> tuple[int, int] | None:
     return None
 
 
-def _check_tile(role: Role, dot: ir.Compute, fail: Callable[[str, ir.Statement], FormError]) -> None:
+Fail = Callable[[str, ir.Statement], FormError]
+
+
+def _check_in_tensor_memory(role: Role, dot: ir.Compute, target: Target, fail: Fail) -> None:
+    assert isinstance(role.resource, SMs)
+    ((m, n, k),), warps = dot.code.dots, role.resource.warps
+    least, most = SUM_COLUMNS
+    columns = SUMS * n * -(-m // SUM_ROWS[1])
+    fits = m in SUM_ROWS and n % least == 0 and n <= most and k % DEPTH == 0 and columns <= target.sum_columns
+    if not fits or warps % WARPS_OF_GROUP or m * n > THREAD_SUMS * warps * target.warp_size:
+        rows = ", ".join(map(str, SUM_ROWS))
+        raise fail(
+            f"multiplies {m} x {k} by {k} x {n} and reads the sums with {warps} warps: tensor memory takes sums of "
+            f"{rows} rows and {least} to {most} columns, {SUMS} of them in {target.sum_columns} columns, steps of "
+            f"{DEPTH}; groups of {WARPS_OF_GROUP} warps read them, {THREAD_SUMS} numbers a thread",
+            dot,
+        )
+
+
+def _check_in_registers(role: Role, dot: ir.Compute, target: Target, fail: Fail) -> None:
     assert isinstance(role.resource, SMs)
     ((m, n, k),), warps = dot.code.dots, role.resource.warps
     down = min(warps, m // DEPTH)

@@ -22,6 +22,7 @@ class Target:
     nothing limits it; `stages_in_registers`: so many stages of a pipelined loop take none. `registers`: of an SM, where
     kernels have to say how many a thread may have. `matrix_dtypes`: those that matrix instructions multiply exactly.
     `one_dot_a_sum`: in a pipelined loop, Triton's compiler handles one dot into a sum only (triton-lang/triton 10821).
+    `sum_columns`: columns of tensor memory, in which matrix instructions keep sums; 0 where registers do.
     `descriptors`: blocks are loaded through tensor descriptors, where their tensors allow it. `multicast`: the fabric
     stores to, and reduces over, all ranks of a node. `network`: some ranks are on other nodes, and reached by puts. A
     network's additions to a word are not atomic with a GPU's, so each has its own: there, a signal is two words of 64
@@ -41,6 +42,7 @@ class Target:
     registers: int | None = None
     matrix_dtypes: frozenset[str] = frozenset()
     one_dot_a_sum: bool = False
+    sum_columns: int = 0
     descriptors: bool = False
     multicast: bool = False
     network: bool = False
@@ -86,7 +88,7 @@ class Target:
     def with_own_warps(self) -> Target:
         """The target of the specialised form, on the same chip. Raises TargetError."""
         if self.network or self.name not in SPECIALISED:
-            raise TargetError(f"{self.name} has no specialised form; {', '.join(SPECIALISED)} has one")
+            raise TargetError(f"{self.name} has no specialised form; {', '.join(SPECIALISED)} have one")
         return replace(self, name=f"{self.name}+warps", module=SPECIALISED[self.name], specialised=True)
 
     @property
@@ -103,7 +105,7 @@ NETWORKS = {
     "cuda": ("nvshmem", "tilelink.backend.targets.nvshmem"),
 }
 """By Triton's backend: what the network is called, and the module of primitives that has it too."""
-SPECIALISED = {"sm_90": "tilelink.backend.gluon.primitives"}
+SPECIALISED = dict.fromkeys(["sm_90", "sm_100"], "tilelink.backend.gluon.primitives")
 """The targets that have a specialised form, with its module of primitives."""
 AMPERE = frozenset(["bfloat16", "float16", "int8", "uint8"])
 NARROW = AMPERE | {"float8_e4m3fn", "float8_e5m2"}
@@ -120,7 +122,7 @@ _cdna3 = Target(
     "gfx942", AMD, "hip", "gfx942", warp_size=64, shared_bytes=65_536, stages_in_registers=1,
     matrix_dtypes=NARROW | {"float32", "float64"}, tick_ns=10, clock_ghz=2.1,
 )  # fmt: skip
-_blackwell = replace(_hopper, name="sm_100", arch=100, one_dot_a_sum=True, clock_ghz=1.85)
+_blackwell = replace(_hopper, name="sm_100", arch=100, one_dot_a_sum=True, sum_columns=512, clock_ghz=1.85)
 _geforce = replace(
     _hopper, name="sm_120", arch=120, shared_bytes=101_376, stages_in_registers=1, multicast=False, clock_ghz=2.4,
 )  # fmt: skip

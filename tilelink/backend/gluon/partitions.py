@@ -1,0 +1,250 @@
+"""A role that multiplies is functions for warps that go their own ways over the same tiles: some wait and load, some
+multiply, some store, some tell that a tile is stored.
+
+Where sums are in registers, the warps that multiply finish and store them, too. Where sums are in tensor memory, one
+warp has them multiplied, and others finish and store the sum of a tile while the next is multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from tilelink.backend import pipelining
+from tilelink.backend.gluon.emit import GluonEmitter
+from tilelink.backend.gluon.takes import SUMS, Product, product_of, zeros_of
+from tilelink.backend.kernel import Source, Writer, call
+from tilelink.backend.parameters import Names
+from tilelink.backend.targets import Target
+from tilelink.frontend import ir
+from tilelink.frontend.ir import Role, Statement
+from tilelink.frontend.schedule import SMs
+from tilelink.frontend.values import ITEM_SIZE
+
+STORED_BYTES = 1
+"""Shared memory for an element of a tile that is stored: Triton lays 16 bits out anew, half of a tile at a time. (Seen
+in compiled code.)"""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """What the warps of a role share, by name: memory for the blocks of both operands, `stages` of each, and barriers.
+    That is the stages of the schedule, and one more if there is memory: it is multiplied while those are loaded. Where
+    sums are in tensor memory, that, too (`sums`, else ""), and barriers for each of them. `tells`: whether some of the
+    warps notify."""
+
+    product: Product
+    stages: int
+    bytes: int
+    blocks: tuple[str, ...]
+    ready: str
+    free: str
+    sums: str
+    full: str
+    empty: str
+    stored: str
+    told: str
+    tells: bool
+
+    @classmethod
+    def of(cls, names: Names, role: Role, target: Target) -> Ring:
+        assert isinstance(role.resource, SMs)
+        program, module = names.program, names.module
+        product = product_of(role, program, names.facts, target)
+        sizes = [prod(b.shape) * ITEM_SIZE[program.tensor(b.tensor).dtype] for _, b in product.operands]
+        ((m, n, _),), memory = product.dot.code.dots, target.shared_bytes or 0
+        room = replace(target, shared_bytes=memory - m * n * STORED_BYTES)
+        stages = pipelining.stages(product.loop, role, program, room, role.resource.stages + 1)
+        rings = [module.name(("ring", role.name, k), f"{b.tensor}_ring") for k, (_, b) in enumerate(product.operands)]
+        ready, free, stored, told = (module.name((n, role.name), n) for n in ("ready", "free", "stored", "told"))
+        here = (n if target.sum_columns else "" for n in ("sums", "full", "empty"))
+        sums, full, empty = (n and module.name((n, role.name), n) for n in here)
+        tells = any(ir.every(ir.Notify, role.body))
+        return cls(product, stages, sum(sizes), tuple(rings), ready, free, sums, full, empty, stored, told, tells)
+
+    @property
+    def barriers(self) -> dict[str, int]:
+        """Each with how many there are."""
+        made = {self.ready: self.stages, self.free: self.stages}
+        if self.sums:
+            made |= {self.full: SUMS, self.empty: SUMS}
+        return {**made, self.stored: 1, self.told: 1} if self.tells else made
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """All of it: what the functions of the warps take first."""
+        return (*self.blocks, *([self.sums] if self.sums else []), *self.barriers)
+
+
+class Partition(GluonEmitter):
+    """Writes what some of the warps do of a role; `body` of it. In a tile of a loop over them, `first` and `last`."""
+
+    def __init__(self, names: Names, role: Role, target: Target, ring: Ring, body: ir.Body) -> None:
+        self.ring = ring
+        super().__init__(names, replace(role, body=body), target)
+
+    @property
+    def step(self) -> str:
+        """How many steps of main loops are behind these warps."""
+        return self.made("step")
+
+    @property
+    def stage(self) -> str:
+        """The stage of the ring for this step."""
+        return self.made("stage")
+
+    @property
+    def tile_phase(self) -> str:
+        return self.made("tile_phase")
+
+    @property
+    def sum_of(self) -> str:
+        """How many tiles are behind these warps: the number of a sum in tensor memory."""
+        return self.made("tiles")
+
+    @property
+    def total(self) -> str:
+        """What the sum is called."""
+        return self.variable(self.ring.product.sum)
+
+    def factors(self) -> Iterator[Source]:
+        """The blocks in a stage of the ring, as the dot has them."""
+        for memory, (_, block) in zip(self.ring.blocks, self.ring.product.operands, strict=True):
+            lies = f"{memory}.index({self.stage})"
+            yield f"{lies}.permute((1, 0))" if block.turned else lies
+
+    def begins(self, write: Writer) -> None:
+        """What stands before the loop over tiles."""
+        write.set(self.step, "0")
+
+    def takes(self, write: Writer) -> None:
+        """What stands before a tile."""
+
+    def gives(self, write: Writer) -> None:
+        """What stands behind a tile."""
+
+
+class Loading(Partition):
+    """Waits for the tile's signals, and loads blocks into stages of the ring as these become free."""
+
+    def compute(self, s: ir.Compute) -> None:
+        ring = self.ring
+        claimed = call("claim", ring.ready, ring.free, self.step, ring.bytes, num_stages=ring.stages)
+        self.write.set(self.stage, claimed)
+        for (view, block), memory in zip(ring.product.operands, ring.blocks, strict=True):
+            blocks, at = self.described(block, view, self.token(view))
+            self.write.do(call("fetch", blocks, at, memory, ring.ready, self.stage))
+        self.write.set(self.step, "1", operator="+=")
+
+
+class Storing(Partition):
+    """Stores tiles, and hands them over to those who tell."""
+
+    def begins(self, write: Writer) -> None:
+        if self.ring.tells:
+            write.set(self.tile_phase, "0")
+
+    def gives(self, write: Writer) -> None:
+        """What stands behind a tile: it is handed over to those who tell."""
+        if self.ring.tells:
+            write.do(call("hand_over", self.ring.stored, self.ring.told, self.tile_phase))
+            write.set(self.tile_phase, "1", operator="^=")
+
+
+class Multiplying(Storing):
+    """Multiplies the stages of the ring as these become ready, and finishes the sum, in registers, and stores it."""
+
+    def begins(self, write: Writer) -> None:
+        write.set(self.step, "0")
+        super().begins(write)
+
+    def statement(self, s: Statement) -> None:
+        super().statement(s)
+        if s is self.ring.product.bare:
+            self.write.set(self.total, call("multiplied", self.total))
+
+    def compute(self, s: ir.Compute) -> None:
+        ring = self.ring
+        if s is ring.product.zeros:
+            self.write.set(self.total, call("sums", str(zeros_of(s.code))))
+        elif s is ring.product.dot:
+            phase = self.made("phase")
+            self.write.assign((self.stage, phase), call("place", self.step, num_stages=ring.stages))
+            product = call("multiply", *self.factors(), self.total, ring.ready, ring.free, self.stage, phase)
+            self.write.set(self.total, product)
+            self.write.set(self.step, "1", operator="+=")
+        else:
+            super().compute(s)
+
+
+class Issuing(Partition):
+    """Has the stages of the ring multiplied as these become ready: sums are in tensor memory."""
+
+    def begins(self, write: Writer) -> None:
+        super().begins(write)
+        write.set(self.sum_of, "0")
+
+    def compute(self, s: ir.Compute) -> None:
+        ring, adds, phase = self.ring, self.made("adds"), self.made("phase")
+        if s is ring.product.zeros:
+            self.write.set(self.total, call("emptied", ring.sums, ring.empty, self.sum_of))
+            self.write.set(adds, "False")
+        else:
+            self.write.assign((self.stage, phase), call("place", self.step, num_stages=ring.stages))
+            given = (*self.factors(), self.total, adds, ring.ready, ring.free, self.stage, phase)
+            self.write.do(call("multiply", *given))
+            self.write.set(adds, "True")
+            self.write.set(self.step, "1", operator="+=")
+
+    def gives(self, write: Writer) -> None:
+        """What stands behind a tile: its sum will be full."""
+        write.do(call("complete", self.ring.full, self.sum_of))
+        write.set(self.sum_of, "1", operator="+=")
+
+
+class Finishing(Storing):
+    """Finishes the sums in tensor memory as these become full, and stores them."""
+
+    def begins(self, write: Writer) -> None:
+        write.set(self.sum_of, "0")
+        super().begins(write)
+
+    def statement(self, s: Statement) -> None:
+        if s is self.ring.product.bare:
+            ring = self.ring
+            self.write.set(self.total, call("finished", ring.sums, ring.full, ring.empty, self.sum_of))
+            self.write.set(self.sum_of, "1", operator="+=")
+        elif s is not self.ring.product.zeros:
+            super().statement(s)
+
+
+class Telling(Partition):
+    """Gives the notifications of a tile when it is stored, while others are at the next one."""
+
+    def begins(self, write: Writer) -> None:
+        write.set(self.tile_phase, "0")
+
+    def takes(self, write: Writer) -> None:
+        """What stands before a tile: it is taken over from those who store."""
+        write.do(call("take_over", self.ring.stored, self.tile_phase))
+        write.set(self.tile_phase, "1", operator="^=")
+
+    def gives(self, write: Writer) -> None:
+        write.do(call("give_back", self.ring.told))
+
+
+def partitions(names: Names, role: Role, target: Target) -> tuple[Ring, dict[str, Partition]]:
+    """What the warps of a role that multiplies share, and what they do, by name; the block's own warps come first."""
+    ring = Ring.of(names, role, target)
+    product = ring.product
+    bare = {id(product.whole): product.bare}
+    multiplied = (product.zeros, product.bare)
+    stored = tuple(bare.get(id(s), s) for s in role.body if not isinstance(s, ir.Wait | ir.Notify))
+    loaded = tuple(s for s in role.body if isinstance(s, ir.Wait) or s is product.whole)
+    told = tuple(s for s in role.body if isinstance(s, ir.Notify))
+    parts: dict[str, tuple[type[Partition], ir.Body]] = {"multiply": (Multiplying, stored)}
+    if ring.sums:
+        parts = {"finish": (Finishing, stored), "multiply": (Issuing, multiplied)}
+    parts |= {"load": (Loading, loaded), "tell": (Telling, told)}
+    return ring, {does: part(names, role, target, ring, body) for does, (part, body) in parts.items() if body}

@@ -1,0 +1,98 @@
+"""Blackwell's matrix instructions (tcgen05), which keep sums in tensor memory: one warp has stages of a ring
+multiplied, and others finish the sums.
+
+There are two sums. One is read while the next tile is multiplied into the other. A sum is `full` when its products are
+done, and `empty` when all warps have read it. Matrix instructions end in the order in which one thread began them, so
+the barrier behind the last stands for all. PTX asks for a fence of tensor memory on both sides of a barrier where
+threads hand a sum to each other.
+"""
+
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as tl
+from triton.experimental.gluon.language.nvidia import blackwell
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    TensorMemoryLayout,
+    allocate_tensor_memory,
+    mbarrier,
+    tcgen05_commit,
+    tcgen05_mma,
+)
+from triton.language import debug_barrier
+
+from tilelink.backend.gluon.ring import claim_behind, place
+
+SUMS = tl.constexpr(2)
+_ROWS = 128
+"""Of tensor memory. A sum with more rows lies side by side in it."""
+
+
+@triton.constexpr_function
+def _lies(shape):
+    return TensorMemoryLayout((min(int(shape[0]), _ROWS), int(shape[1])), col_stride=1)
+
+
+@triton.constexpr_function
+def _read(shape, layout, warps):
+    """The layout of a sum as instructions read it. (Triton 3.8 has given the function another place.)"""
+    shape = [int(n) for n in shape]
+    if hasattr(blackwell, "get_tmem_reg_layout"):
+        return blackwell.get_tmem_reg_layout(tl.float32, shape, layout, warps)
+    return blackwell.tensor_memory_descriptor_type(tl.float32, shape, layout, shape).get_reg_layout(warps)
+
+
+@gluon.jit
+def _fence(side: tl.constexpr):
+    """Orders what other threads have done with tensor memory "before" or "after" a barrier."""
+    fence: tl.constexpr = "tcgen05.fence::" + side + "_thread_sync; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(fence, "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def accumulators(shape: tl.constexpr):
+    """Tensor memory for the sums."""
+    return allocate_tensor_memory(tl.float32, [SUMS, shape[0], shape[1]], _lies(shape))
+
+
+@gluon.jit
+def claim(ready, free, step, size: tl.constexpr, num_stages: tl.constexpr):
+    """Until the stage of a step is free; then so many bytes are to come into it."""
+    return claim_behind(ready, free, step, step, size, num_stages)
+
+
+@gluon.jit
+def emptied(sums, empty, tile):
+    """The sum of a tile, when that of two tiles before is read. The first product into it adds to nothing."""
+    number, phase = place(tile, SUMS)
+    mbarrier.wait(empty.index(number), phase ^ 1)
+    _fence("after")
+    return sums.index(number)
+
+
+@gluon.jit
+def multiply(left, right, acc, adds, ready, free, stage, phase):
+    """Begins acc + left @ right, or left @ right where it does not add, for blocks of a stage when that is ready. The
+    stage is free when this is done."""
+    mbarrier.wait(ready.index(stage), phase)
+    tcgen05_mma(left, right, acc, use_acc=adds, mbarriers=[free.index(stage)])
+
+
+@gluon.jit
+def complete(full, tile):
+    """The sum of a tile will be full when all products that were begun are done."""
+    number, _ = place(tile, SUMS)
+    tcgen05_commit(full.index(number))
+
+
+@gluon.jit
+def finished(sums, full, empty, tile):
+    """The sum of a tile, when it is full. Then it is empty."""
+    number, phase = place(tile, SUMS)
+    mbarrier.wait(full.index(number), phase)
+    _fence("after")
+    of_tile = sums.index(number)
+    acc = of_tile.load(_read(of_tile.shape, of_tile.layout, tl.num_warps()))
+    _fence("before")
+    debug_barrier()
+    mbarrier.arrive(empty.index(number), count=1)
+    return acc
