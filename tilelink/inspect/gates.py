@@ -162,8 +162,10 @@ def _signals(lowered: Lowered) -> Counter[tuple[str, str]]:
     called = calls(lowered)
     if lowered.target.specialised:
         multiplying = [r for r in lowered.program.in_kernel if multiplies(r)]
-        called["hand_over", ""] += sum(bool(r.notified) for r in multiplying)
-        called["finished", ""] += len(multiplying) if lowered.target.sum_columns else 0
+        if lowered.target.sum_columns:
+            called["finished", ""] += len(multiplying)
+        else:
+            called["hand_over", ""] += sum(bool(r.notified) for r in multiplying)
     for (primitive, scope), n in called.items():
         for kind in DOES[primitive]:
             made[kind, scope if kind in ("acquire", "release") else ""] += n
