@@ -4,8 +4,10 @@ Compiled only: no GPU is here, and nothing interprets Gluon."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -21,11 +23,12 @@ from tests.programs.alone import KN, MK, MN, alone
 from tests.programs.epilogues import half
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.facts import Facts
-from tilelink.backend.gluon.module import RING_MODULE
+from tilelink.backend.gluon.module import RING_MODULE, TCGEN05, WGMMA
 from tilelink.backend.lower import lower
-from tilelink.backend.parameters import OWN_WARPS, RING
+from tilelink.backend.parameters import IN_REGISTERS, IN_TENSOR_MEMORY, OWN_WARPS, RING
 from tilelink.backend.targets import FORMS, TARGETS
 from tilelink.errors import FormError, TargetError
+from tilelink.frontend import ir
 from tilelink.inspect.compile import compiled
 from tilelink.inspect.machine_code import inspected
 from tilelink.kernels import operators
@@ -35,7 +38,7 @@ from tilelink.kernels.tiles import product
 from tilelink.programs.program import Program
 
 __all__ = ["own_cache"]
-WARPS = "sm_90+warps"
+WARPS, IN_MEMORY = "sm_90+warps", "sm_100+warps"
 SIZES = {"M": 1024, "N": 1024, "K": 1024, "S": 1024, "sent": 1024, "routed": 1024, "experts": 2,
          "tokens": 1024}  # fmt: skip
 
@@ -72,17 +75,20 @@ def keeps_the_left(t, x, weight, out):
         out[t].store(acc)
 
 
-def form(program: Program, schedule: Any = None, dtype: Any = "bfloat16", *, timed: bool = False, **sizes: Any) -> str:
+def form(
+    program: Program, schedule: Any = None, dtype: Any = "bfloat16", *, timed: bool = False, target: str = WARPS,
+    **sizes: Any,
+) -> str:  # fmt: skip
     """The source of a program in its specialised form."""
     dims = {d for t in program.recorded(program.absent(dtype)).tensors for d in (*t.dims, *t.called)}
     known = {d: n for d, n in {**SIZES, **sizes}.items() if d in dims}
     bound, exact = program.bound_at(schedule, world=4, sizes=known, dtypes=dtype)
-    return lower(bound, Facts.of(bound, exact, timed=timed), FORMS[WARPS]).source
+    return lower(bound, Facts.of(bound, exact, timed=timed), FORMS[target]).source
 
 
-def of_one(role: Any, tile: tuple[int, ...] = (128, 128, 64), dtype: str = "bfloat16", **sizes: int) -> str:
+def of_one(role: Any, tile: tuple[int, ...] = (128, 128, 64), warps: int = 8, target: str = WARPS) -> str:
     program = alone(role.name, role, x=MK, weight=KN, out=MN)
-    return form(program, tk.Schedule(**{role.name: tk.SMs(tile=tile, warps=8)}), dtype, **sizes)
+    return form(program, tk.Schedule(**{role.name: tk.SMs(tile=tile, warps=warps)}), target=target)
 
 
 def test_a_role_that_multiplies_is_a_function_for_each_of_its_warps() -> None:
@@ -96,8 +102,25 @@ def test_a_role_that_multiplies_is_a_function_for_each_of_its_warps() -> None:
     assert "(matmul_tell, (" in told and "owed" not in told, "nothing is told late: other warps tell it"
 
 
-def test_what_is_stored_or_told_is_so_in_lanes_that_are_not_poisoned() -> None:
-    lines = form(all_gather_matmul, "pull").splitlines()
+def test_a_sum_in_tensor_memory_is_finished_while_the_next_is_multiplied() -> None:
+    source = matmul_reduce_scatter.show("gluon", "fused", target="sm_100", M=1024, N=1024, K=1024)
+    compile(source, "shown", "exec")
+    functions = {f.split("(")[0]: f for f in source.split("\ndef ")[1:]}
+    finish, multiply = functions["matmul_finish"], functions["matmul_multiply"]
+    assert "[(matmul_finish, (" in source and "), (matmul_multiply, (" in source and "matmul_tell" not in source
+    assert "sums = accumulators((128, 256))" in functions["matmul"] and "full = barriers(2)" in functions["matmul"]
+    for words in ("acc = emptied(sums, empty, tiles)\n        adds = False", "adds = True", "complete(full, tiles)"):
+        assert words in multiply
+    assert "acc = finished(sums, full, empty, tiles)" in finish and "for k" not in finish.replace("# for k", "")
+    assert finish.index("finished(") < finish.index("store(") < finish.index("notify(")
+    assert functions["matmul_load"] in matmul_reduce_scatter.show("gluon", "fused", M=1024, N=1024, K=1024).replace(
+        "ready, free, stored, told", "sums, ready, free, full, empty"
+    ), "who loads does the same on Hopper"
+
+
+@pytest.mark.parametrize("target", [WARPS, IN_MEMORY])
+def test_what_is_stored_or_told_is_so_in_lanes_that_are_not_poisoned(target: str) -> None:
+    lines = form(all_gather_matmul, "pull", target=target).splitlines()
     for k, line in enumerate(lines):
         if line.lstrip().startswith(("store(", "notify(", "leave(")):
             above = lines[k - 1] if "_block = " not in lines[k - 1] else lines[k - 2]
@@ -120,7 +143,27 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("loads blocks of x that no descriptor describes", lambda: form(operators()["matmul"], K=1020)),
     ("multiplies float32; it takes bfloat16 and float16", lambda: form(operators()["matmul"], dtype="float32")),
     ("multiplies 32 x 64 by 64 x 128 with 8 warps", lambda: of_one(product_of_one, (32, 128, 64))),
+    ("multiplies 32 x 64 by 64 x 128 and reads", lambda: in_memory((32, 128, 64))),
+    ("64 x 512 and reads the sums with 8 warps: tensor memory takes", lambda: in_memory((64, 512, 64))),
+    ("2 of them in 512 columns", lambda: in_memory((256, 256, 64))),
+    ("groups of 4 warps read them, 128 numbers a thread", lambda: in_memory((128, 256, 64), warps=4)),
+    ("may have no step in its main loop", lambda: begins_late()),
 ]
+
+
+def begins_late() -> str:
+    """A product whose main loop begins at the second step."""
+    bound, exact = operators()["matmul"].bound_at(world=4, sizes={"M": 1024, "N": 1024, "K": 1024}, dtypes="bfloat16")
+
+    def later(s: ir.Statement) -> ir.Body:
+        return (replace(s, start=s.start + s.step),) if isinstance(s, ir.For) else (s,)
+
+    roles = tuple(replace(r, body=ir.rewritten(r.body, later)) for r in bound.roles)
+    return lower(replace(bound, roles=roles), Facts.of(bound, exact), FORMS[IN_MEMORY]).source
+
+
+def in_memory(tile: tuple[int, ...], warps: int = 8) -> str:
+    return of_one(product_of_one, tile, warps, IN_MEMORY)
 
 
 @tk.tile
@@ -135,41 +178,44 @@ def test_what_it_does_not_take_is_refused_by_name(why: str, make: Callable[[], s
     assert why in error.value.message and error.value.site is not None
 
 
-def test_only_hopper_has_it_and_nothing_across_nodes() -> None:
-    with pytest.raises(TargetError, match="sm_100 has no specialised form; sm_90 has one"):
-        TARGETS["sm_100"].with_own_warps()
+def test_two_chips_have_it_and_nothing_across_nodes() -> None:
+    with pytest.raises(TargetError, match="sm_80 has no specialised form; sm_90, sm_100 have one"):
+        TARGETS["sm_80"].with_own_warps()
     with pytest.raises(TargetError, match="no network"):
         FORMS[WARPS].across_nodes()
-    with pytest.raises(TargetError, match="sm_100 has no gluon; sm_90\\+warps has"):
-        all_gather_matmul.show("gluon", "push", target="sm_100")
+    with pytest.raises(TargetError, match="sm_80 has no gluon; sm_90\\+warps, sm_100\\+warps have"):
+        all_gather_matmul.show("gluon", "push", target="sm_80")
     with pytest.raises(TargetError, match="has no triton"):
         all_gather_matmul.show("triton", "push", target=WARPS)
 
 
 def test_modules_have_what_is_imported_from_them() -> None:
     assert {*OWN_WARPS} <= vars(import_module(FORMS[WARPS].module)).keys()
-    assert {*RING} <= vars(import_module(RING_MODULE)).keys()
+    for module, names in ((RING_MODULE, RING), (WGMMA, IN_REGISTERS), (TCGEN05, IN_TENSOR_MEMORY)):
+        assert {*names} <= vars(import_module(module)).keys()
 
 
 # ---- compiled
 
 
-def made(schedule: str) -> Made:
-    return small(WARPS, all_gather_matmul if schedule in ("push", "pull") else matmul_reduce_scatter, schedule)
+def made(schedule: str, target: str = WARPS) -> Made:
+    return small(target, all_gather_matmul if schedule in ("push", "pull") else matmul_reduce_scatter, schedule)
 
 
 @pytest.mark.versions
+@pytest.mark.parametrize("target", [WARPS, IN_MEMORY])
 @pytest.mark.parametrize("schedule", ["pull", "fused"])
-def test_nothing_is_found_in_what_the_lowering_makes(schedule: str) -> None:
-    found = verdict(made(schedule))
+def test_nothing_is_found_in_what_the_lowering_makes(schedule: str, target: str) -> None:
+    found = verdict(made(schedule, target))
     assert found.findings == () and found.expected == found.found and found.spill_bytes == 0
     assert min(n for kind, n in found.found.items() if kind != "fence") > 0
     assert found.found["fence"] == (schedule == "pull"), "the TMA loads what is gathered; threads load what is added up"
 
 
-def test_operands_come_by_copy_engine_and_a_step_is_short() -> None:
+@pytest.mark.parametrize("target", [WARPS, IN_MEMORY])
+def test_operands_come_by_copy_engine_and_a_step_is_short(target: str) -> None:
     bound, exact = all_gather_matmul.bound_at(push, world=8, sizes={"M": 8192, "N": 3584, "K": 8192}, dtypes="bf16")
-    lowered = lower(bound, Facts.of(bound, exact), FORMS[WARPS])
+    lowered = lower(bound, Facts.of(bound, exact), FORMS[target])
     (kernel,) = inspected(lowered, compiled(lowered, exact))
     roles = {role.name: role for role in kernel.roles}
     assert roles["matmul_multiply"].step.total <= 60 and roles["matmul_multiply"].step.kinds["matrix"] == 4
@@ -177,11 +223,12 @@ def test_operands_come_by_copy_engine_and_a_step_is_short() -> None:
     assert not any(role.step.kinds["async_copy"] for role in kernel.roles) and kernel.spill_bytes == 0
 
 
-def test_tails_with_a_bias() -> None:
+@pytest.mark.parametrize("target", [WARPS, IN_MEMORY])
+def test_tails_with_a_bias(target: str) -> None:
     """The mask of the bias lies along the sums of a tile, and that of the store as blocks are stored."""
     sizes, dtypes = {"M": 1024, "N": 1040, "K": 1040}, dict.fromkeys(["x", "weight", "out", "bias"], "bfloat16")
     bound, exact = all_gather_matmul.bound_at(push, world=4, sizes=sizes, dtypes=dtypes)
-    found = verdict((lower(bound, Facts.of(bound, exact), FORMS[WARPS]), exact))
+    found = verdict((lower(bound, Facts.of(bound, exact), FORMS[target]), exact))
     assert found.findings == () and found.expected == found.found
 
 
@@ -195,33 +242,59 @@ SOURCE: list[tuple[str, str, Edit, str]] = [
     ("dot", "pull", replaced(r"acc = multiply\(.*\)", "acc += 1"), "mma"),
 ]  # fmt: skip
 RING_CODE: list[tuple[str, str, Edit, str]] = [
-    ("free", "pull", in_function("claim", r"^ +mbarrier.wait.*\n", ""), "blocks are loaded into a stage that nobody"),
+    ("free", "pull", in_function("claim_behind", r"^ +mbarrier.wait.*\n", ""), "blocks are loaded into a stage that"),
     ("ready", "pull", in_function("multiply", r"^ +mbarrier.wait.*\n", ""), "a stage is multiplied that nobody"),
     ("given back", "pull", in_function("multiply", r"^ +mbarrier.arrive.*\n", ""), "a stage is not given back"),
     ("done", "pull", in_function("multiply", r"mma_wait\(1", "mma_wait(2"), "a stage is not given back"),
     ("barrier", "fused", in_function("hand_over", r"^ +debug_barrier.*\n", ""), "a tile is handed over before all"),
-]  # fmt: skip
+]
+SUMS_SOURCE: list[tuple[str, str, Edit, str]] = [
+    ("complete", "pull", replaced(r"^ +complete\(.*\n", ""), "a sum is read before its products are done"),
+    ("notify", "fused", replaced(r"^( +)notify\(.*\n", r"\1pass\n"), "release"),
+    ("bytes", "pull", replaced(r"step, \d+, num_stages", "step, 64, num_stages"), "bytes come into a stage"),
+]
+SUMS_CODE: list[tuple[str, str, Edit, str]] = [
+    ("empty", "pull", in_function("emptied", r"^ +mbarrier.wait.*\n", ""), "into a sum that is not read yet"),
+    ("read", "pull", in_function("finished", r"^ +mbarrier.arrive.*\n", ""), "into a sum that is not read yet"),
+    ("full", "pull", in_function("finished", r"^ +mbarrier.wait.*\n", ""), "a sum is read before its products"),
+    ("barrier", "pull", in_function("finished", r"^ +debug_barrier.*\n", ""), "given back before all warps have read"),
+    ("early", "pull", in_function("finished", r"^( +acc = .*\n)((?: .*\n)*)(?= +return)", r"\2\1"), "not read yet"),
+    ("free", "pull", in_function("claim_behind", r"^ +mbarrier.wait.*\n", ""), "blocks are loaded into a stage that"),
+    ("ready", "pull", in_function("multiply", r"^ +mbarrier.wait.*\n", ""), "a stage is multiplied that nobody"),
+    ("given back", "pull", in_function("multiply", r", mbarriers=.*\)", ")"), "a stage is not given back"),
+]
 
 
-def cases(found: list[tuple[str, str, Edit, str]], first: int) -> list[Any]:
+def cases(target: str, found: list[tuple[str, str, Edit, str]], first: int) -> list[Any]:
     marks = ([] if k < first else [pytest.mark.verify] for k in range(len(found)))
-    return [pytest.param(*case[1:], id=case[0], marks=m) for case, m in zip(found, marks, strict=True)]
+    return [
+        pytest.param(target, *case[1:], id=f"{case[0]} {target}", marks=m) for case, m in zip(found, marks, strict=True)
+    ]
 
 
-@pytest.mark.parametrize(("schedule", "edit", "kind"), cases(SOURCE, 5))
-def test_one_call_less_is_found(schedule: str, edit: Edit, kind: str) -> None:
-    assert any(kind in f for f in verdict(made(schedule), edit).findings)
+@pytest.mark.parametrize(
+    ("target", "schedule", "edit", "kind"), [*cases(WARPS, SOURCE, 5), *cases(IN_MEMORY, SUMS_SOURCE, 1)]
+)
+def test_one_call_less_is_found(target: str, schedule: str, edit: Edit, kind: str) -> None:
+    assert any(kind in f for f in verdict(made(schedule, target), edit).findings)
 
 
-@pytest.mark.parametrize(("schedule", "edit", "kind"), cases(RING_CODE, 5))
-def test_one_step_of_the_ring_less_is_found(
-    schedule: str, edit: Edit, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("target", "schedule", "edit", "kind"), [*cases(WARPS, RING_CODE, 5), *cases(IN_MEMORY, SUMS_CODE, 5)]
+)
+def test_one_step_less_is_found(
+    target: str, schedule: str, edit: Edit, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = import_module(RING_MODULE).__file__
-    assert path is not None
-    (tmp_path / "edited_ring.py").write_text(edit(Path(path).read_text()))
+    """An edit of the one module that has the function, which all import under another name."""
+    folder = Path(str(import_module(RING_MODULE).__file__)).parent
+    for name in ("ring", "wgmma" if target == WARPS else "tcgen05"):
+        text = (folder / f"{name}.py").read_text().replace("tilelink.backend.gluon.", "edited_")
+        with suppress(ValueError):  # the other module has it
+            text = edit(text)
+        (tmp_path / f"edited_{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, f"edited_{name}", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "edited_ring", raising=False)
-    lowered, sizes = made(schedule)
-    edited = replace(lowered, source=lowered.source.replace(RING_MODULE, "edited_ring"))
+    lowered, sizes = made(schedule, target)
+    source = re.sub(r"tilelink\.backend\.gluon\.(ring|wgmma|tcgen05)\b", r"edited_\1", lowered.source)
+    edited = replace(lowered, source=source)
     assert any(kind in f for f in verdict((edited, sizes)).findings)

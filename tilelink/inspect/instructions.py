@@ -104,8 +104,8 @@ class Code:
         loads of the copy engine for tiles; else the one that moves most bytes, apart from what loops in it do."""
         own = [x for x in self.loops if x.function == function]
         for kind in ("matrix", "tma_load"):
-            has = [x for x in own if self._count(x.body, kind)]
-            if inner := [x for x in has if not any(y.body < x.body for y in has)]:
+            has = [x for x in self.loops if self._count(x.body, kind)]
+            if inner := [x for x in has if x in own and not any(y.body < x.body for y in has)]:
                 return max(inner, key=lambda x: (self._count(x.body, kind), len(x.body)))
         alone = {x: x.body - frozenset().union(*(y.body for y in own if y.body < x.body)) for x in own}
         moved = {x: sum(self.instructions[k].bytes for k in body) for x, body in alone.items()}
