@@ -20,7 +20,7 @@ TRITONS = 3.6.0 3.9.0
 # Those besides the one in .venv that `make gates` compiles all kernels with: every supported minor; and the targets
 # that they compile for. That of .venv compiles for all.
 GATED = 3.6.0 3.8.0 3.9.0
-GATED_TARGETS = sm_90 sm_90+warps sm_100 gfx942
+GATED_TARGETS = sm_90 sm_90+warps sm_100 sm_100+warps gfx942
 
 ARGS =#          more arguments for what a target runs: make test ARGS="-k ring"
 JOBS = 2#        processes of make test

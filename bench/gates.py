@@ -49,7 +49,7 @@ SLACK = {
 }  # fmt: skip
 """How much more of each than on record is still no change for the worse."""
 BUDGET = {"step": 80, "async_copies": 0, "spill_bytes": 0}
-BUDGETS = {"sm_90": BUDGET, "sm_90+warps": {**BUDGET, "step": 60}}
+BUDGETS = {"sm_90": BUDGET, **{f"sm_{n}+warps": {**BUDGET, "step": 60} for n in (90, 100)}}
 """What every operator should do with, at most, by target."""
 WITHIN_BUDGET = frozenset(
     f"{name} {schedule} {target}"
@@ -64,6 +64,11 @@ WITHIN_BUDGET = frozenset(
         ("sm_90+warps", ("matmul_all_reduce",), ("fused",)),
         ("sm_90+warps", ("hierarchical_all_gather_matmul",), ("relayed",)),
         ("sm_90+warps", ("matmul",), ("gemm",)),
+        ("sm_100+warps", ("all_gather_matmul",), ("push", "pull", "engine", "pieces")),
+        ("sm_100+warps", ("matmul_all_reduce", "matmul_reduce_scatter"), ("fused", "push", "pull")),
+        ("sm_100+warps", ("matmul_ring_reduce_scatter",), ("ringed",)),
+        ("sm_100+warps", ("hierarchical_all_gather_matmul",), ("relayed",)),
+        ("sm_100+warps", ("matmul",), ("gemm",)),
     )
     for name in names
     for schedule in schedules

@@ -9,8 +9,8 @@ from typing import Any
 from bench.gates import HERE, RECORDS, WITHIN_BUDGET
 
 PAGE = HERE.parent / "docs" / "targets.md"
-SHOWN, PORTABLE, SPECIALISED = "3.7.1", ("sm_90", "sm_100"), "sm_90+warps"
-"""The Triton of the tables, the targets of its table of the portable form, and the specialised form."""
+SHOWN, PORTABLE, SPECIALISED = "3.7.1", ("sm_90", "sm_100"), ("sm_90+warps", "sm_100+warps")
+"""The Triton of the tables, the targets of its table of the portable form, and those of the specialised form."""
 
 Record = Mapping[str, Mapping[str, Any]]
 
@@ -41,17 +41,21 @@ def portable(record: Record) -> str:
 
 
 def specialised(by_version: Mapping[str, Record]) -> str:
-    """Programs in the specialised form: the instructions of a step on each Triton. Markdown."""
-    shown = by_version[SHOWN]
-    versions = sorted(by_version)
-    lines = [f"| program | schedule | step on {', '.join(versions)} | shared memory, bytes |", "|---|---|---|---|"]
-    for case, figures in shown.items():
+    """Programs in the specialised form: the instructions of a step on each Triton, and shared memory. Markdown."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for case, figures in by_version[SHOWN].items():
         program, schedule, target = case.split()
-        if target == SPECIALISED:
-            steps = [of[case]["step"] if case in of else "-" for of in by_version.values()]
+        if target in SPECIALISED:
+            steps = ", ".join(str(of[case]["step"]) if case in of else "-" for of in by_version.values())
             held = "*" if case in WITHIN_BUDGET else ""
-            steps_said = ", ".join(map(str, steps)) + held
-            lines += [f"| `{program}` | {schedule} | {steps_said} | {figures['shared_bytes']:,} |"]
+            said = f"{steps}{held} | {figures['shared_bytes']:,}"
+            cells.setdefault((program, schedule), {})[target] = said
+    heads = " | ".join(f"{target}: step | bytes" for target in SPECIALISED)
+    lines = [f"| program | schedule | {heads} |", "|---|---|" + "---|---|" * len(SPECIALISED)]
+    lines += [
+        f"| `{program}` | {schedule} | {' | '.join(of.get(target, '- | -') for target in SPECIALISED)} |"
+        for (program, schedule), of in cells.items()
+    ]
     return "\n".join(lines)
 
 
