@@ -20,10 +20,11 @@ DTYPES = ("bfloat16", "float16")
 WARPS_OF_GROUP, ROWS_OF_GROUP, COLUMNS, DEPTH = 4, 64, 16, 16
 """Matrix instructions of sums in registers are carried out by groups of four warps, on 64 rows; a tile has whole ones
 for each warp."""
-SUM_ROWS, SUM_COLUMNS, SUMS, THREAD_SUMS = (64, 128, 256), (16, 256), 2, 128
-"""Of sums in tensor memory: how many rows they may have, and the least and most columns; how many sums there are; and
-how many of its numbers a thread of the groups of four warps that read a sum has registers for. Rows beyond 128 lie in
-columns of their own."""
+SUMS, LANES = 2, 128
+"""Sums in tensor memory, and its rows: those of a sum beyond them lie in columns of their own."""
+SUM_ROWS, SUM_COLUMNS, THREAD_SUMS = (64, LANES, 2 * LANES), (16, 256), 128
+"""Of a sum in tensor memory: the rows it may have, the least and most columns, and how many of its numbers a thread of
+the groups of four warps that read it has registers for."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def _check_in_tensor_memory(role: Role, dot: ir.Compute, target: Target, fail: F
     assert isinstance(role.resource, SMs)
     ((m, n, k),), warps = dot.code.dots, role.resource.warps
     least, most = SUM_COLUMNS
-    columns = SUMS * n * -(-m // SUM_ROWS[1])
+    columns = SUMS * n * -(-m // LANES)
     fits = m in SUM_ROWS and n % least == 0 and n <= most and k % DEPTH == 0 and columns <= target.sum_columns
     if not fits or warps % WARPS_OF_GROUP or m * n > THREAD_SUMS * warps * target.warp_size:
         rows = ", ".join(map(str, SUM_ROWS))

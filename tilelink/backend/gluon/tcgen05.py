@@ -20,16 +20,15 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 from triton.language import debug_barrier
 
+from tilelink.backend.gluon import takes
 from tilelink.backend.gluon.ring import claim_behind, place
 
-SUMS = tl.constexpr(2)
-_ROWS = 128
-"""Of tensor memory. A sum with more rows lies side by side in it."""
+SUMS = tl.constexpr(takes.SUMS)
 
 
 @triton.constexpr_function
 def _lies(shape):
-    return TensorMemoryLayout((min(int(shape[0]), _ROWS), int(shape[1])), col_stride=1)
+    return TensorMemoryLayout((min(int(shape[0]), takes.LANES), int(shape[1])), col_stride=1)
 
 
 @triton.constexpr_function
