@@ -138,9 +138,9 @@ def test_the_backward_is_chosen_too() -> None:
     ("changes", "kind", "said"),
     [
         ({"operator": "linear"}, ArgumentError, "there is no operator 'linear'; there are all_gather_linear"),
-        ({"M": 0}, ArgumentError, "M=0: a natural number"),
-        ({"N": ()}, ArgumentError, r"N=\(\): a natural number"),
-        ({"K": 2.5}, ArgumentError, "K=2.5: a natural number"),
+        ({"M": 0}, ArgumentError, "M=0; it must be an integer"),
+        ({"N": ()}, ArgumentError, r"N=\(\); it must be an integer"),
+        ({"K": 2.5}, ArgumentError, "K=2.5; it must be an integer"),
         ({"world": 9}, MachineError, "a world of 9 on h800, which has 8 GPUs"),
         ({"machine": "h100_nodes2"}, MachineError, "a world of 2 lies within a node of h100_nodes2"),
         ({"machine": "h8000"}, UnknownMachineError, "there is no machine h8000"),
