@@ -32,7 +32,7 @@ RECORD = Path(__file__).parent / "results" / "explore.jsonl"
 WORLDS = (2, 3, 4)
 CUT = {2: 18, 3: 10, 4: 10}
 """By world, elements of a rank's part along a dimension that is cut over the ranks: a tile and a rest, or a rest."""
-SIZES = {"M": 18, "N": 16, "K": 20, "H": 2, "B": 2, "experts": 2, "top": 2}
+SIZES = {"M": 18, "N": 16, "K": 20, "H": 2, "B": 2, "experts": 2, "top": 2, "splits": 2}
 OTHERS = 16
 SMS, DTYPE = 24, "float32"
 BACKENDS = {"lowered": 2000, "oracle": 8000}

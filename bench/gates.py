@@ -42,6 +42,7 @@ RECORDS = HERE / "results" / "gates"
 WORLD, DTYPE, PROCESSES = 8, "bfloat16", 2
 SIZES = {"M": 8192, "N": 3584, "K": 8192, "S": 8192, "H": 16, "D": 128, "B": 64, "E": 128}
 SIZES |= {"sent": 65536, "routed": 65536, "experts": 8, "tokens": 8192, "top": 8}
+SIZES |= {"splits": 4, "depth": 2048}
 """Llama-3-70B's gate and up projection on 8 ranks, 8192 tokens; attention of 16 heads; blocks of 128 with a scale; 64
 experts, 8 of each token."""
 SLACK = {

@@ -223,7 +223,7 @@ def _contained(view: ir.View, waited: ir.View, place: RolePlace) -> bool:
     pairs = zip(view.index, waited.index, strict=True)
     return all(
         i == w
-        or (isinstance(w, ir.Range) and w.whole)
+        or (isinstance(w, ir.Range) and (w.whole or (isinstance(i, Expr) and _begins(w, i, place))))
         or (isinstance(i, ir.Range) and isinstance(w, ir.Range) and _lies(i, w.start, w.stop, place))
         for i, w in pairs
     )
@@ -240,6 +240,7 @@ def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
         size = WORLD if dim == ir.RANKS_DIM else symbol(dim)
         if isinstance(i, Expr):
             inside = _numbered(dim, i) or _below(i, size, place)
+            inside = inside or any(r.dim == dim and _begins(r, i, place) for r in place.role.walk.ranges)
         elif k == tensor.sharded and i.part is not None:
             inside = _lies(i, first_of(size, i.part), first_of(size, i.part + 1), place)
         else:
@@ -247,6 +248,11 @@ def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
         if not inside:
             return f"{view} may lie outside {tensor.name} along {dim}"
     return ""
+
+
+def _begins(r: ir.Range, i: Expr, place: RolePlace) -> bool:
+    """Whether an entry is where a range of a tile begins, which holds it: no tile is empty along what it cuts."""
+    return r.start == i and r.extent is not None and r.part is None and r in place.role.walk.ranges
 
 
 def _numbered(dim: str, i: ir.Range | Expr) -> bool:
