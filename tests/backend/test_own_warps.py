@@ -12,6 +12,7 @@ from tests.backend.edited import in_function, replaced
 from tests.backend.own_warps import Address, Described, HandedWrongly, Machine, functions
 from tests.backend.small_programs import Made, small
 from tests.verification.mutants.tools import Edit
+from tilelink.backend.targets import FORMS
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 
@@ -20,6 +21,7 @@ WORLD, RANK, TILE = 4, 1, 64
 M, N, K = 256, 136, 328
 """Twelve tiles of a worker, of six steps each, in a ring of four stages; with tails."""
 PART, COLUMNS = M // WORLD, -(-N // TILE)
+WORDS = FORMS[REGISTERS].signal_words
 SEEDS = 12
 Result = Callable[[int], bool]
 
@@ -41,7 +43,7 @@ def executed(made: Made, seed: int, edit: Edit = lambda source: source) -> bool:
         (out if at.where == "out" else inbox[at.rank]).reshape(-1)[at.at[here]] = numbers[here]
 
     def notified(at: Address) -> None:
-        first = at.at % COLUMNS * TILE
+        first = at.at // WORDS % COLUMNS * TILE
         told.append(not np.isnan(inbox[at.rank, RANK, :, first : first + TILE]).any())
 
     program, _ = made

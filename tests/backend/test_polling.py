@@ -60,13 +60,14 @@ class World:
         *,
         bits: int = 32,
         lanes: str = "one",
-        lane: int = 0,
+        thread: int = 0,
         ends: bool = False,
         others: int = 0,
         pair: bool = False,
         returns: bool = False,
     ) -> Machine:
-        special: Mapping[str, Any] = {"%laneid": lane, "%ctaid.x": 7, "%globaltimer": self.look}
+        place: Mapping[str, Any] = {"%tid.x": thread, "%laneid": thread % 32, "%ctaid.x": 7}
+        special = {**place, "%globaltimer": self.look}
         machine = Machine(self.memory, special, self.loaded)
         machine.others = others
         text = returning.fn(bits, "sys", lanes, True) if returns else polling.fn(bits, "sys", lanes, True, pair)
@@ -104,16 +105,33 @@ def test_more_than_expected_is_enough() -> None:
     assert world.polls == 2
 
 
-def test_followers_do_not_poll() -> None:
+@pytest.mark.parametrize("thread", [3, 32])
+def test_one_thread_of_a_worker_polls(thread: int) -> None:
     world = World()
-    machine = world.wait(4, lane=3)
+    machine = world.wait(4, thread=thread)
     assert world.polls == 1 and machine.log[0] == ("bar.warp.sync",)
+
+
+def test_one_thread_of_each_warp_polls_where_warps_go_separate_ways() -> None:
+    for thread, polls in ((0, 10), (3, 0), (32, 10)):
+        world = World()
+        world.at[10] = lambda world=world: world.memory.update({SIGNAL: 4})
+        world.wait(4, thread=thread, returns=True)
+        assert world.polls == polls + 1
+
+
+@pytest.mark.parametrize("polls, pauses", [(EVERY, 0), (EVERY + 10, 10)])
+def test_a_long_wait_pauses(polls: int, pauses: int) -> None:
+    world = World(STUCK_NS=0)
+    world.at[polls] = lambda: world.memory.update({SIGNAL: 4})
+    machine = world.wait(4)
+    assert [e for e in machine.log if e[0] == "nanosleep.u32"] == [("nanosleep.u32", 100)] * pauses
 
 
 def test_all_lanes_poll_if_told_to() -> None:
     world = World()
     world.at[10] = lambda: world.memory.update({SIGNAL: 4})
-    world.wait(4, lanes="all", lane=3)
+    world.wait(4, lanes="all", thread=3)
     assert world.polls == 11
 
 
@@ -235,7 +253,7 @@ def test_a_thread_ends_with_the_others_of_its_worker() -> None:
     world.memory[SIGNAL] = 4
     machine = world.wait(4, ends=True, others=1)
     assert world.polls == 1 and not [e for e in machine.log if e[0].startswith("st")]
-    world.wait(4, ends=True, others=1, lane=5)
+    world.wait(4, ends=True, others=1, thread=5)
 
 
 def test_no_word_of_the_host() -> None:

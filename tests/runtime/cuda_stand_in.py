@@ -220,7 +220,7 @@ class _Launched:
             slot=self.arguments.get("slot", 0),
             placement=place(prepared.program, prepared.sizes, layout, lowered.target, prepared.stage_bytes),
         )  # fmt: skip
-        cpu = CpuLane(layout, heaps, prepared.sms)
+        cpu = CpuLane(layout, heaps, prepared.sms, lowered.target)
         cpu.tables[rank] = self.arguments["heaps"]
         regions = [*cpu._regions(run), Region("word that the host looks at", rank, lane.flags[rank], "control")]
         name = self.code.kernel.name

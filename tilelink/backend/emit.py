@@ -17,6 +17,7 @@ from tilelink.backend.far import Far
 from tilelink.backend.kernel import Body, Comment, Function, Kind, Source, Writer, call, grouped
 from tilelink.backend.parameters import CONTROL, PICKED, RANK, RUN, STAMPS, WORKERS, Names
 from tilelink.backend.reach import All, Near, Reach, Reached, home_of
+from tilelink.backend.signals import words_of
 from tilelink.backend.targets import Target
 from tilelink.backend.waits import Waits, in_pieces
 from tilelink.errors import KernelError
@@ -285,7 +286,7 @@ class RoleEmitter:
         base = self.addresses.peer(home, at, self.target.signal_dtype)
         if home == RANK:
             base = self.addresses.hoist(f"{signals.tensor}_signals_here", base)
-        return base if cell == 0 else f"{base} + {self.text(self.target.signal_words * cell)}"
+        return base if cell == 0 else f"{base} + {words_of(self.text(cell), self.target)}"
 
     def stamp(self, what: str) -> None:
         """Records the time, where times are recorded."""

@@ -17,7 +17,7 @@ from tilelink.backend.parameters import BEFORE, CONTROL, HEAPS, RANK, RUN, SLOT,
 from tilelink.backend.publishing import publishing_roles
 from tilelink.backend.reach import OTHER
 from tilelink.backend.running import TableWriter
-from tilelink.backend.signals import write_expected
+from tilelink.backend.signals import words_of, write_expected
 from tilelink.backend.targets import Target, shared
 from tilelink.frontend import ir, walk
 from tilelink.frontend.cells import CELL, cell_count, position
@@ -181,7 +181,7 @@ class Module:
                 known[symbol(n)] = symbol(n)
             start = f"tl.zeros([{DRAIN_BLOCK}], tl.int32)"
             expected = write_expected(write, addresses, signals, known, inside=False, start=start)
-            pointers = f"{words} + {addresses.text(target.signal_words * CELL)}"
+            pointers = f"{words} + {words_of(addresses.text(CELL), target)}"
             write.do(call("drain", CONTROL, pointers, expected, here, f'"{signals.scope}"'))
         return self.function(self.names.module.name(("drain", signals.tensor), f"drain_{signals.tensor}"), write.body)
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import sympy
 
 from tilelink.backend.addresses import Addresses
-from tilelink.backend.kernel import ZERO, Source, Writer, call
+from tilelink.backend.kernel import ZERO, Source, Writer, call, grouped
+from tilelink.backend.targets import Target
 from tilelink.frontend.cells import (
     cells_along,
     cells_in_part,
@@ -29,6 +30,11 @@ def cell_of(signals: Signals, view: View, home: Expr) -> Expr:
     for c, i in zip(signals.grid, signals.index(view, home), strict=True):
         cell = cell * cells_along(c) + cells_of(c, i)[0]
     return cell
+
+
+def words_of(cell: Source, target: Target) -> Source:
+    """Where the signal of a cell begins, in words from the first."""
+    return cell if target.signal_words == 1 else f"{target.signal_words}*{grouped(cell)}"
 
 
 def cells_awaited(signals: Signals, view: View) -> tuple[Expr, dict[Expr, Expr], list[tuple[str, Expr, Expr]]]:

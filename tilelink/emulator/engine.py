@@ -31,14 +31,18 @@ def copy(source: torch.Tensor, target: torch.Tensor, memory: Accesses) -> None:
         memory.write(there, block)
 
 
-def signal(word: torch.Tensor, value: int, memory: Accesses) -> None:
-    """Writes a number to a word, after what came before it on its stream, for everybody who acquires it."""
-    place, mode = Place.of(word.view(1)), Mode("atomic_store", "release", "sys")
+def signal(words: torch.Tensor, value: int, memory: Accesses) -> None:
+    """Writes a number to the first of a signal's words, after what came before it on its stream, for everybody who
+    acquires it."""
+    word = words.view(-1)[:1]
+    place, mode = Place.of(word), Mode("atomic_store", "release", "sys")
     memory.atomic(mode, place.pointers(), place.dtype, partial(exchange, word, value))
 
 
-def wait(word: torch.Tensor, least: int, memory: Accesses) -> None:
-    """Waits until a word is at least a number: what comes on the stream comes after what released it."""
-    place, mode = Place.of(word.view(1)), Mode("atomic_add", "acquire", "sys")
+def wait(words: torch.Tensor, least: int, memory: Accesses) -> None:
+    """Waits until the first of a signal's words is at least a number: what comes on the stream comes after what
+    released it."""
+    word = words.view(-1)[:1]
+    place, mode = Place.of(word), Mode("atomic_add", "acquire", "sys")
     while memory.atomic(mode, place.pointers(), place.dtype, partial(add, word, 0))[0] < least:
         pass

@@ -33,7 +33,7 @@ from tilelink.runtime.stuck import of_report
 from tilelink.runtime.timestamps import timeline_of
 
 CUDA_HEAP = 512 << 20
-CUDA_SIGNALS = 1 << 20
+CUDA_SIGNALS = 4 << 20
 NCCL_SMS = 24
 """Of a collective of NCCL on one node of Hoppers, where nothing limits it."""
 DEFAULT_ENTER = 300.0

@@ -26,7 +26,8 @@ class Target:
     `descriptors`: blocks are loaded through tensor descriptors, where their tensors allow it. `multicast`: the fabric
     stores to, and reduces over, all ranks of a node. `network`: some ranks are on other nodes, and reached by puts. A
     network's additions to a word are not atomic with a GPU's, so each has its own: there, a signal is two words of 64
-    bits, which a wait adds up. `specialised`: a role that multiplies has warps of its own for loading and notifying.
+    bits, which a wait adds up. `signal_bytes`: from one signal to the next. `specialised`: a role that multiplies has
+    warps of its own for loading and notifying.
     `wide_polls`: threads of a warp poll a signal each, so that a tile waits for all its signals at once.
     `tick_ns`: nanoseconds of a step of the chip's clock; None where time is logical. `clock_ghz`: assumed, that which
     the chip holds at work.
@@ -46,6 +47,7 @@ class Target:
     descriptors: bool = False
     multicast: bool = False
     network: bool = False
+    signal_bytes: int = 4
     specialised: bool = False
     wide_polls: bool = False
     tick_ns: float | None = None
@@ -68,12 +70,8 @@ class Target:
 
     @property
     def signal_words(self) -> int:
-        """Words of a signal."""
-        return 2 if self.network else 1
-
-    @property
-    def signal_bytes(self) -> int:
-        return 16 if self.network else 4
+        """Words from one signal to the next."""
+        return self.signal_bytes // (8 if self.network else 4)
 
     def across_nodes(self) -> Target:
         """The target of programs whose world spans nodes, on the same chips. Raises TargetError."""
@@ -83,7 +81,8 @@ class Target:
             with_network = ", ".join(t.name for t in TARGETS.values() if t.backend in NETWORKS)
             raise TargetError(f"{self.name} has no network to other nodes here; these have: {with_network}")
         name, module = NETWORKS[self.backend]
-        return replace(self, name=f"{self.name}+{name}", module=module, network=True)
+        apart = max(self.signal_bytes, 16)
+        return replace(self, name=f"{self.name}+{name}", module=module, network=True, signal_bytes=apart)
 
     def with_own_warps(self) -> Target:
         """The target of the specialised form, on the same chip. Raises TargetError."""
@@ -107,12 +106,15 @@ NETWORKS = {
 """By Triton's backend: what the network is called, and the module of primitives that has it too."""
 SPECIALISED = dict.fromkeys(["sm_90", "sm_100"], "tilelink.backend.gluon.primitives")
 """The targets that have a specialised form, with its module of primitives."""
+SECTOR = 32
+"""Bytes that the cache of a GPU reads at once. Signals lie in sectors of their own: who polls one is not in the way of
+those that give others."""
 AMPERE = frozenset(["bfloat16", "float16", "int8", "uint8"])
 NARROW = AMPERE | {"float8_e4m3fn", "float8_e5m2"}
 
 _ampere = Target(
     "sm_80", CUDA, "cuda", 80, shared_bytes=166_912, registers=65_536, matrix_dtypes=AMPERE,
-    stages_in_registers=1, wide_polls=True, tick_ns=1, clock_ghz=1.41,
+    stages_in_registers=1, signal_bytes=SECTOR, wide_polls=True, tick_ns=1, clock_ghz=1.41,
 )  # fmt: skip
 _hopper = replace(
     _ampere, name="sm_90", arch=90, shared_bytes=232_448, matrix_dtypes=NARROW, stages_in_registers=0,
@@ -120,7 +122,7 @@ _hopper = replace(
 )  # fmt: skip
 _cdna3 = Target(
     "gfx942", AMD, "hip", "gfx942", warp_size=64, shared_bytes=65_536, stages_in_registers=1,
-    matrix_dtypes=NARROW | {"float32", "float64"}, tick_ns=10, clock_ghz=2.1,
+    matrix_dtypes=NARROW | {"float32", "float64"}, signal_bytes=SECTOR, tick_ns=10, clock_ghz=2.1,
 )  # fmt: skip
 _blackwell = replace(_hopper, name="sm_100", arch=100, one_dot_a_sum=True, sum_columns=512, clock_ghz=1.85)
 _geforce = replace(

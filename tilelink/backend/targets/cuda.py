@@ -1,6 +1,6 @@
 """Primitives for NVIDIA GPUs, in PTX: the forms that Triton's passes leave intact (docs/targets.md).
 
-A wait is polled without order by one lane of each warp, and acquired once by every lane when the poll has ended. A
+A wait is polled without order by one thread of the block, and acquired once by every thread when the poll has ended. A
 proxy fence follows where the TMA, another proxy, reads what the wait guards. The zero it returns is computed from the
 word that was acquired, in a way no compiler sees through: what adds it to an address can't be moved before the wait. A
 notification is one thread's release after a barrier of the block.

@@ -1,6 +1,7 @@
 """PTX that waits for a word, and ends the worker when its time is over or the lane is poisoned (docs/protocol.md).
 
-A poll is one load. Every 64th looks around: is the lane poisoned, who has not entered the run, how long has it been?
+A poll is one load. After the first 64, tens of microseconds, each comes after a pause, shorter than a poll takes. Every
+64th looks around: is the lane poisoned, who has not entered the run, how long has it been?
 While some rank has not entered (it may be compiling) a wait may take ENTER_NS, and STUCK_NS from when all have: then
 nobody will give the signal any more. In the first case the report names the rank, by its word of progress, in the
 second the word that is waited for. A worker ends as a whole, after a vote of its threads, for those that went on
@@ -18,15 +19,15 @@ from tilelink.backend.targets import portable
 @triton.constexpr_function
 def polling(bits, scope, lanes, fence, pair=False, ends=True):
     """PTX that waits until the word of `bits` at $1 is at least $2; $3 is the control block. `lanes`: "one" polls for
-    its warp, or "all" for themselves, each another word; "first" is the block's first thread, which polls for all of
-    them, and then each acquires a word of its own, at $4. The result is the low half of the word. `pair`: two words of
-    64 bits are added up, and the result is the low half of the second. `ends`: a worker whose wait gives up ends;
-    else the wait returns, when the lane is poisoned."""
+    all, or "all" poll, each another word; with "first" one polls for all, and then each acquires a word of its own, at
+    $4. The result is the low half of the word. `pair`: two words of 64 bits are added up, and the result is the low
+    half of the second. `ends`: the threads of a worker meet behind the poll, so one polls for its block, and a worker
+    whose wait gives up ends; else one polls for its warp, and the wait returns when the lane is poisoned."""
     words = {name: word.value for name, word in vars(portable).items() if isinstance(word, tl.constexpr)}
     own = {name: f"[$3+{8 * number}]" for name, number in words.items()}
     poison, progress = 8 * words["POISON"], 8 * words["PROGRESS"]
-    me = {"one": "%laneid", "first": "%tid.x"}.get(lanes)
-    leader = f"mov.u32 %n, {me}; setp.ne.u32 %p, %n, 0; @%p bra DONE_${{:uid}};" if me else ""
+    me = "%tid.x" if ends else "%laneid"
+    leader = "" if lanes == "all" else f"mov.u32 %n, {me}; setp.ne.u32 %p, %n, 0; @%p bra DONE_${{:uid}};"
     own_word = "$4" if lanes == "first" else "$1"
     both = f"ld.relaxed.{scope}.global.s64 %v, [$1+8]; add.s64 %word, %word, %v;"
     widen, narrow = ("mov.b64", "cvt.s32.s64") if bits == 64 else ("cvt.s64.s32", "mov.b32")
@@ -34,7 +35,7 @@ def polling(bits, scope, lanes, fence, pair=False, ends=True):
     vote = ["barrier.cta.red.or.pred %p, 0, %over;", "@%p nanosleep.u32 1000000;", "@%p exit;"] if ends else []
     end_together = "\n        ".join(vote)
     return f"""{{
-        .reg .pred %p, %over; .reg .b32 %n, %polls; .reg .s{bits} %word;
+        .reg .pred %p, %over, %late; .reg .b32 %n, %polls; .reg .s{bits} %word;
         .reg .b64 %v, %limit, %why, %what, %due, %seen, %ranks, %rank, %at, %now, %began, %entered;
         mov.u32 %polls, 0;
         setp.ne.u32 %over, %polls, 0;
@@ -48,6 +49,8 @@ def polling(bits, scope, lanes, fence, pair=False, ends=True):
         add.u32 %polls, %polls, 1;
         and.b32 %n, %polls, 63;
         setp.ne.u32 %p, %n, 0;
+        setp.ge.u32 %late, %polls, 64;
+        @%late nanosleep.u32 100;
         @%p bra POLL_${{:uid}};
 
         ld.acquire.sys.global.u64 %v, {own["POISON"]};

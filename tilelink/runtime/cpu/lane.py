@@ -97,14 +97,14 @@ class CpuLane(Lane):
                     source, target = (memory[p.tensor, p.rank][run.part_of(p)] for p in (step.source, step.target))
                     on_engine(partial(engine.copy, source, target), step.peer)
                 case SignalWrite():
-                    word = memory[SIGNALS + step.tensor, step.rank][step.cell]
-                    on_engine(partial(engine.signal, word, 1), step.peer)
+                    words = memory[SIGNALS + step.tensor, step.rank][step.cell]
+                    on_engine(partial(engine.signal, words, 1), step.peer)
                 case SignalWait():
-                    word = memory[SIGNALS + step.tensor, rank][step.cell]
-                    on_engine(partial(engine.wait, word, step.expected), step.peer)
+                    words = memory[SIGNALS + step.tensor, rank][step.cell]
+                    on_engine(partial(engine.wait, words, step.expected), step.peer)
                 case LetGo():
-                    for word in memory.get((SIGNALS + step.tensor, rank), ()):
-                        work = partial(engine.signal, word, ENOUGH)
+                    for words in memory.get((SIGNALS + step.tensor, rank), ()):
+                        work = partial(engine.signal, words, ENOUGH)
                         execution.launch(work, 1, {}, regions, rank, LANE, f"{run.label}, ended")
 
     def clear(self, rank: int) -> None:

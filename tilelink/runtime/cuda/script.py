@@ -141,9 +141,10 @@ def _step(lane: CudaLane, run: Run, step: Planned, site: Site) -> Step:
 
 
 def _signals(lane: CudaLane, run: Run, tensor: str, rank: int) -> torch.Tensor:
-    """The signals of a tensor on a rank of this node, words of 32 bits in the slot of a run."""
+    """The signals of a tensor on a rank of this node, in the slot of a run: a row of words each, whose first counts."""
     cells = next(n for name, _, n in run.placement.signals if name == tensor)
-    return lane.memory(rank, run.signals_at(tensor), (cells,), torch.int32)
+    words = run.prepared.lowered.target.signal_bytes // 4
+    return lane.memory(rank, run.signals_at(tensor), (cells, words), torch.int32)
 
 
 def _kernel(lane: CudaLane, run: Run, step: KernelLaunch, site: Site) -> KernelStep:
