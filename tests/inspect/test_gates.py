@@ -124,6 +124,10 @@ PTX: list[tuple[str, str, Edit, str]] = [
     ("store after the barrier", "push",
      written_out("leave", in_function("leave", rf"^( +tl.store\(control \+ RUN.*\n)( +{BARRIER}\n)", r"\2\1")),
      "all_gather_matmul: line"),
+    ("barrier of drain after the zeros", "push",
+     in_function("drain", rf"^( +{BARRIER}\n)((?:.*\n)*.*)$", r"\2\n\1"), "all_gather_matmul: line"),
+    ("barrier of wait_all before the polls", "few",
+     in_function("wait_all", rf"^( +seen = .*\n)( +{BARRIER}\n)", r"\2\1"), "all_gather_matmul: line"),
     ("barrier after the release", "push",
      in_function("notify", rf"^( +{BARRIER}\n)((?:.*\n)+)(.*)$", r"\2\3\n\1"), "all_gather_matmul: line"),
 ]  # fmt: skip

@@ -59,10 +59,14 @@ class Read:
         """What is wrong whatever the counts say."""
         for site, operations in self.sites.items():
             order = [kind for o in operations for kind in _steps(o)]
-            if "release" not in order or "barrier" not in order:
+            if "barrier" not in order:
                 continue
-            line = _line(site)
-            barrier, release = order.index("barrier"), order.index("release")
+            line, barrier = _line(site), order.index("barrier")
+            if "release" not in order:
+                if "acquire" in order[barrier:] or "store" in order[:barrier]:
+                    yield f"{line}: no barrier between what threads have acquired for each other and what they do with it"
+                continue
+            release = order.index("release")
             if release < barrier:
                 yield f"{line}: released before the barrier"
             if "store" in order[barrier:release]:
