@@ -371,6 +371,13 @@ HOMES = [
         "of gather: rank 0, reader 1, M_lo 0, K_lo 0",
     ),
     pair(
+        "wait at the neighbour of the last rank",
+        RankError,
+        {WAIT: "tk.wait(full[t.rows].at(tk.rank() + 1))  # <-"},
+        "rank 2 in a world of 2",
+        "use: rank 1",
+    ),
+    pair(
         "neighbour of the first rank", RankError, {"t.reader)))": "tk.rank() - 1)))  # <-"}, "rank -1 in a world of 2"
     ),
 ]
@@ -418,6 +425,13 @@ BRANCHES = [
         "n = 1 if tk.rank() == 0 else 2  # <-",
         "an if statement",
         "tl.where for data",
+    ),
+    tile(
+        "branch on a block",
+        DataBranchError,
+        "a = tl.zeros((16, 16), tl.float32)\nif a > 0:  # <-\n    a += 1",
+        "a branch on a block of shape (16, 16)",
+        "tl.where",
     ),
     tile(
         "branch on a view",

@@ -213,6 +213,7 @@ STATEMENTS = [
         "a = t.rows.start < 0.5  # <-",
         "M_lo and 0.5 can't be compared",
     ),
+    tile("identity of a number", NotUnderstoodError, "a = 1 if tk.rank() is tk.world() else 2  # <-", "by == or !="),
     tile(
         "load with a mask",
         NotUnderstoodError,

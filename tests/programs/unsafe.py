@@ -78,6 +78,14 @@ part_of_the_output = gathering("part_of_the_output", gather, use_own)
 
 
 @tk.tile
+def forget(t, full, out):
+    tk.wait(full[t]).load()
+
+
+forgotten_output = gathering("forgotten_output", gather, forget)
+
+
+@tk.tile
 def use_again(t, full, out):
     out[t].store(tk.wait(full[t]).load() * 2)
 

@@ -160,11 +160,13 @@ class Lanes:
         yield home
 
     def cells(self, signals: ir.Signals, index: tuple[ir.Range | Expr, ...]) -> Iterator[tuple[Any, np.ndarray]]:
-        """Flat numbers of the cells that an index of the grid intersects, each with the lanes that have it."""
+        """Flat numbers of the cells that an index of the grid intersects, each with the lanes that have it; only
+        lanes that take part do."""
         along = [int(evaluate(cells_along(c), self.sizes.values)) for c in signals.grid]
         found = [tuple(map(self.get, cells_of(c, i))) for c, i in zip(signals.grid, index, strict=True)]
         for offset in np.ndindex(*(int(count.max()) for _, count in found)):
-            there, cell = np.ones(self.lanes, bool), np.zeros(self.lanes, np.int64)
+            there, cell = np.zeros(self.lanes, bool), np.zeros(self.lanes, np.int64)
+            there[self.act] = True
             for (first, count), o, n in zip(found, offset, along, strict=True):
                 there &= o < count
                 cell = cell * n + first + o

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tilelink.analysis.check import Report, check_events, why_not_structural
+from tilelink.analysis.check import Report, check_events, why_not_structural, without_result
 from tilelink.analysis.events import Events
 from tilelink.analysis.unroll import BUDGET, check_budget, estimated, unroll
 from tilelink.backend.cache import load
@@ -193,18 +193,10 @@ def _budget() -> int:
 
 @kept()
 def check_results(program: TileProgram) -> None:
-    """Raises ArgumentError for a tensor of the call that no tile reads or stores to, and where no tile stores to any: a
-    call would return without a result, and leave what it was given for one as it was."""
-    touched = {view.tensor for role in program.roles for s in walk(role.body) for view in s.touched}
-    given = {t.name: t.kind for t in program.tensors if t.kind in ("input", "output")}
-    measures = {d for r in program.routes for d in (r.sent, r.per_rank, r.everywhere)}  # a tensor may give sizes alone
-    unused = [n for n in given if n not in touched and not measures & set(program.tensor(n).dims)]
-    if unused:
-        what = f"no tile of {program.name} reads {' or '.join(unused)}, or stores to it"
-        raise ArgumentError(f"{what}; a result is stored, {unused[0]}[t].store(acc)", program.site)
-    if "output" not in given.values():
-        what = f"{program.name} has no output: its tiles store to none of {', '.join(given)}"
-        raise ArgumentError(f"{what}; a result is stored to a parameter, out[t].store(acc)", program.site)
+    """Raises ArgumentError for a tensor of the call that no tile touches, and where no tile stores to any: a call would
+    return without a result, and leave what it was given for one as it was."""
+    for found in without_result(program):
+        raise ArgumentError(f"{found.what}; {found.remedy}", program.site)
 
 
 def same_call(call: Call, prepared: Prepared, slot: int) -> dict[str, Any]:

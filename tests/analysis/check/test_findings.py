@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tilelink as tk
 from tests.analysis.check.damage import rows_of, without
@@ -27,7 +28,7 @@ from tests.programs.ring_attention import (
 from tilelink.analysis.check import Report, check_events
 from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, READ, WAIT, WRITE
-from tilelink.errors import BudgetError, RankError, UnguardedReadError
+from tilelink.errors import ArgumentError, BudgetError, RankError, UnguardedReadError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.programs.program import Program
 
@@ -261,6 +262,15 @@ def test_part_of_an_output() -> None:
     found = find(unsafe.part_of_the_output, tk.Schedule(gather=HOME, use_own=TWO), "unwritten output")
     assert found.ranks == (0,) and found.regions == ("out[M[20:40], K[0:32]] at rank 0",)
     assert lines(found) == [line(unsafe.part_of_the_output, "use_own", "out[t].store")]
+
+
+def test_an_output_that_no_tile_stores() -> None:
+    schedule = tk.Schedule(gather=HOME, forget=TWO)
+    found = find(unsafe.forgotten_output, schedule, "unwritten output")
+    assert found.what == "no tile of forgotten_output reads out, or stores to it"
+    x, out = torch.ones(16, 16), torch.empty(16, 16)
+    with pytest.raises(ArgumentError, match="reads out, or stores to it; a result is stored, out"):
+        tk.CpuWorld(1).run(lambda g: unsafe.forgotten_output(x, out, group=g, schedule=schedule))
 
 
 def test_an_output_twice() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tilelink.analysis.check.device import residency, too_large
 from tilelink.analysis.check.findings import Finding, Report
-from tilelink.analysis.check.memory import wrong_accesses
+from tilelink.analysis.check.memory import without_result, wrong_accesses
 from tilelink.analysis.check.refusals import refusals
 from tilelink.analysis.check.signals import deadlocks, miscounts, repeated, unheard
 from tilelink.analysis.check.structure import why_not_structural
@@ -22,7 +22,10 @@ from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.workload import allot
 
-__all__ = ["BUDGET", "DEFAULT_SMS", "Finding", "Report", "check", "check_events", "idle", "why_not_structural"]
+__all__ = [
+    "BUDGET", "DEFAULT_SMS", "Finding", "Report", "check", "check_events", "idle", "why_not_structural",
+    "without_result",
+]  # fmt: skip
 
 
 Tell = Callable[[str], None]
@@ -44,6 +47,8 @@ def check(
     more events than `budget`, only what the structure shows is checked; raises BudgetError where that does not do."""
     began = time.perf_counter()
     allotment = allot(program, sizes, sms)  # what is wrong with the schedule itself is no finding
+    if useless := without_result(program):
+        return _report(program, "its calls leave no result", useless, [], 0, began)
     because = why_not_structural(program, sizes)
     if because:
         check_budget(program, sizes, because, sms=sms, budget=budget)

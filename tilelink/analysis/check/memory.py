@@ -11,7 +11,7 @@ from tilelink.analysis.check.cells import Cells, Pairs, conflicts, written_tenso
 from tilelink.analysis.check.findings import SHOWN, Finding, finding, firsts, last_before, line_of, step
 from tilelink.analysis.check.synchronisation import Before, Synchronisation
 from tilelink.analysis.events import NOTIFY, WAIT, WRITE, Events
-from tilelink.frontend.ir import Write, walk
+from tilelink.frontend.ir import TileProgram, Write, walk
 
 
 def wrong_accesses(sync: Synchronisation, done: np.ndarray, tell: Callable[[str], None]) -> list[Finding]:
@@ -36,6 +36,24 @@ def wrong_accesses(sync: Synchronisation, done: np.ndarray, tell: Callable[[str]
         for f in here:
             found.setdefault((f.kind, f.tensor, frozenset(f.lines)), f)
     return list(found.values())
+
+
+def without_result(program: TileProgram) -> list[Finding]:
+    """Findings for tensors of the call that no tile touches, and for a program whose tiles store to none."""
+    touched = {view.tensor for role in program.roles for s in walk(role.body) for view in s.touched}
+    given = {t.name: t.kind for t in program.tensors if t.kind in ("input", "output")}
+    measures = {d for r in program.routes for d in (r.sent, r.per_rank, r.everywhere)}  # a tensor may give sizes alone
+    unused = [n for n in given if n not in touched and not measures & set(program.tensor(n).dims)]
+    if unused:
+        what = f"no tile of {program.name} reads {' or '.join(unused)}, or stores to it"
+        remedy = f"a result is stored, {unused[0]}[t].store(acc)"
+    elif "output" not in given.values():
+        what = f"{program.name} has no output: its tiles store to none of {', '.join(given)}"
+        remedy = "a result is stored to a parameter, out[t].store(acc)"
+    else:
+        return []
+    line = f"{program.site}: {program.site.text}"
+    return [Finding(kind="unwritten output", what=what, lines=(line,), remedy=remedy, site=program.site)]
 
 
 # ---- races

@@ -182,6 +182,9 @@ class Expressions(Views):
         result: Any = sympy.true
         for a, op, b in zip(terms, node.ops, terms[1:], strict=False):
             if isinstance(op, ast.Is | ast.IsNot):
+                if not (isinstance(a, Static) and isinstance(b, Static)) and Static(None) not in (a, b):
+                    said = f"{ast.unparse(node)}: `is` asks for None and for dtypes; compare numbers by == or !="
+                    self.fail(NotUnderstoodError, node, said)
                 a, b = (v.value if isinstance(v, Static) else v for v in (a, b))
                 result = sympy.And(result, sympy.sympify((a is b) == isinstance(op, ast.Is)))
             elif isinstance(a, Expr) and isinstance(b, Expr) and type(op) in _COMPARISONS:

@@ -240,6 +240,9 @@ class Elaborator(Calls):
         code = self.code(condition.node) if isinstance(condition, Block) else None
         if code is None and not isinstance(condition, BOOLEAN):
             self.fail(NotUnderstoodError, s, f"a branch on {self.text(condition)}")
+        if code is not None and condition.shape:
+            self.fail(DataBranchError, s, f"a branch on a block of shape {condition.shape}: a branch takes one number; "
+                      "use tl.where for each element, or tl.max to ask for any")
         before, bodies, after = self.env, [], []
         for body in (s.body, s.orelse):
             self.env = dict(before)
