@@ -64,7 +64,7 @@ class Read:
             line, barrier = _line(site), order.index("barrier")
             if "release" not in order:
                 if "acquire" in order[barrier:] or "store" in order[:barrier]:
-                    yield f"{line}: no barrier between what threads have acquired for each other and what they do with it"
+                    yield f"{line}: no barrier between what threads have acquired for each other and its use"
                 continue
             release = order.index("release")
             if release < barrier:
