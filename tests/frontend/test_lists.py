@@ -9,7 +9,7 @@ import pytest
 import tilelink as tk
 from tests.programs.alone import copies, keep
 from tests.programs.epilogues import half, twice
-from tilelink.analysis.check import check
+from tilelink.analysis.check import check, check_events
 from tilelink.analysis.unroll import unroll
 from tilelink.errors import (
     ArgumentError,
@@ -134,7 +134,8 @@ def test_several_in_one_tile_function() -> None:
     bound = program.bind(tk.Schedule(move=tk.SMs(2, tile=(16, 16))))
     assert [t.name for t in bound.outputs] == ["out_0", "out_1"]
     assert len(bound.roles[0].body) == 2
-    assert program.check(tk.Schedule(move=tk.SMs(2, tile=(16, 16))), world=2, M=20, N=20).verdict == "safe"
+    events = program.unroll(tk.Schedule(move=tk.SMs(2, tile=(16, 16))), world=2, M=20, N=20)
+    assert check_events(events).verdict == "safe"
 
 
 def test_buffers_of_members_and_epilogues_in_each() -> None:
@@ -182,7 +183,7 @@ def test_members_that_wait_for_each_other_are_no_structure() -> None:
         tk.copy(tk.wait(last[t]), out[t])
 
     schedule = tk.Schedule(chain=tk.SMs(tile=(16, 16)), put_last=tk.SMs(tile=(16, 16)))
-    report = tk.program(chained).of(2).check(schedule, world=2, M=64, N=16)
+    report = check_events(tk.program(chained).of(2).unroll(schedule, world=2, M=64, N=16))
     assert (report.verdict, report.proof) == ("safe", "unrolled")
 
 

@@ -78,6 +78,23 @@ part_of_the_output = gathering("part_of_the_output", gather, use_own)
 
 
 @tk.tile
+def put_part(t, x, sums):
+    tk.notify(sums[t.M, t.N].store(x[t.S.start, t.M, t.N].load()))
+
+
+@tk.tile
+def take_sum(t, sums, out):
+    out[t].store(tk.wait(sums[t]).load())
+
+
+@tk.program
+def parts_in_one_place(x: tk.Local("S", "M", "N"), out: tk.Local("M", "N")):
+    sums = tk.local("M", "N")
+    put_part[tk.tiles(x)](x, sums)
+    take_sum[tk.tiles(out)](sums, out)
+
+
+@tk.tile
 def forget(t, full, out):
     tk.wait(full[t]).load()
 

@@ -273,6 +273,18 @@ def test_an_output_that_no_tile_stores() -> None:
         tk.CpuWorld(1).run(lambda g: unsafe.forgotten_output(x, out, group=g, schedule=schedule))
 
 
+def test_parts_that_lie_over_each_other_are_noted() -> None:
+    """On one worker the parts are stored in order, which is no race; all but the last are lost."""
+    sizes = {"world": 1, "sms": 5, "S": 3, "M": 20, "N": 16}
+    one, four = (tk.Schedule(put_part=tk.SMs(n, tile=(1, 16, 16)), take_sum=tk.SMs(1, tile=(16, 16))) for n in (1, 4))
+    report = unsafe.parts_in_one_place.check(one, **sizes)
+    (note,) = (n for n in report.notes if "before anybody reads it" in n)
+    assert report.verdict == "safe"
+    where, twice = "sums[M[0:16], N[0:16]] at rank 0", "put_part tile 0, and again by put_part tile 2"
+    assert note.startswith(f"{where} is written by {twice}") and "sums[t.M, t.N].store" in note
+    assert unsafe.parts_in_one_place.check(four, **sizes).verdict == "unsafe"
+
+
 def test_an_output_twice() -> None:
     schedule = tk.Schedule(gather=HOME, take=TWO, use_again=TWO)
     report = unsafe.output_written_twice.check(schedule, world=2, sms=8, M=40, K=32)

@@ -81,10 +81,12 @@ def check_events(
     tell(f"one execution of {len(sync.at):,} waits and notifications")
     execution = execute(sync)
     found += deadlocks(sync, execution)
+    notes = idle(events) + unheard(sync)
     if not execution.stuck:
-        found += wrong_accesses(sync, execution.done, tell)
+        wrong, over = wrong_accesses(sync, execution.done, tell)
+        found, notes = found + wrong, notes + over
     because = why_not_structural(program, events.sizes)
-    return _report(program, because, found, idle(events) + unheard(sync), len(events), began)
+    return _report(program, because, found, notes, len(events), began)
 
 
 def idle(events: Events) -> list[str]:

@@ -92,15 +92,16 @@ def _cells(events: Events, tensor: int, home: int, access: np.ndarray, lo: np.nd
 @dataclass(frozen=True, eq=False)
 class Pairs:
     """Accesses `one` and `other` (events) that conflict in `cell`, `one` being earlier in some execution; `blank`: it
-    is a read, and nobody has written before."""
+    is a read, and nobody has written before; `next`: no access of the cell comes between them."""
 
     one: np.ndarray
     other: np.ndarray
     cell: np.ndarray
     blank: np.ndarray
+    next: np.ndarray
 
     def __getitem__(self, mask: np.ndarray) -> Pairs:
-        return Pairs(self.one[mask], self.other[mask], self.cell[mask], self.blank[mask])
+        return Pairs(self.one[mask], self.other[mask], self.cell[mask], self.blank[mask], self.next[mask])
 
 
 def conflicts(cells: Cells, turn: np.ndarray) -> tuple[Pairs, np.ndarray]:
@@ -121,4 +122,4 @@ def conflicts(cells: Cells, turn: np.ndarray) -> tuple[Pairs, np.ndarray]:
     other = np.concatenate([at[follows], later[precedes]])
     blank = np.concatenate([np.zeros(follows.sum(), bool), ~follows[precedes]])
     unwritten = ~writes & ~follows & ~precedes
-    return Pairs(access[one], access[other], cell[one], blank), order[unwritten]
+    return Pairs(access[one], access[other], cell[one], blank, other - one == 1), order[unwritten]

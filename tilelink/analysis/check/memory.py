@@ -8,19 +8,22 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tilelink.analysis.check.cells import Cells, Pairs, conflicts, written_tensors
-from tilelink.analysis.check.findings import SHOWN, Finding, finding, firsts, last_before, line_of, step
+from tilelink.analysis.check.findings import SHOWN, Finding, finding, firsts, last_before, line_of, step, tile_of
 from tilelink.analysis.check.synchronisation import Before, Synchronisation
 from tilelink.analysis.events import NOTIFY, WAIT, WRITE, Events
 from tilelink.frontend.ir import TileProgram, Write, walk
 
 
-def wrong_accesses(sync: Synchronisation, done: np.ndarray, tell: Callable[[str], None]) -> list[Finding]:
-    """Findings for all tensors on all ranks, those that say the same of the same lines once. `done`: the steps of a
-    whole execution, in order."""
+def wrong_accesses(
+    sync: Synchronisation, done: np.ndarray, tell: Callable[[str], None]
+) -> tuple[list[Finding], list[str]]:
+    """Findings and notes for all tensors on all ranks, those that say the same of the same lines once. `done`: the
+    steps of a whole execution, in order."""
     events, before = sync.events, Before(sync, done)
     turns = np.zeros(len(sync.at) + 1, np.int64)  # the last entry: before all steps
     turns[done] = np.arange(1, len(done) + 1)
     found: dict[tuple[str, str, frozenset[str]], Finding] = {}
+    notes: dict[tuple[str, frozenset[str]], str] = {}
     for cells in written_tensors(events):
         tensor = events.program.tensors[cells.tensor]
         tell(f"accesses to {tensor.name} on rank {cells.home}")
@@ -33,9 +36,11 @@ def wrong_accesses(sync: Synchronisation, done: np.ndarray, tell: Callable[[str]
             here += [*missing(cells), *twice(cells)]
         else:
             here = [*races(cells, pairs[~ordered], before), *here]
+            for lines, note in written_over(cells, pairs[ordered & pairs.next]):
+                notes.setdefault((tensor.name, lines), note)
         for f in here:
             found.setdefault((f.kind, f.tensor, frozenset(f.lines)), f)
-    return list(found.values())
+    return list(found.values()), list(notes.values())
 
 
 def without_result(program: TileProgram) -> list[Finding]:
@@ -202,6 +207,21 @@ def twice(cells: Cells) -> Iterator[Finding]:
         what = f"{where} is written {int(times[cell[one[k]]])} times in a run, but an output must be written once"
         remedy = f"let each tile of {tensor.name} be stored by one tile of one role"
         yield finding(events, "written twice", both, what, (step(events, j) for j in both), remedy)
+
+
+def written_over(cells: Cells, pairs: Pairs) -> Iterator[tuple[frozenset[str], str]]:
+    """Notes on what is written again before anybody reads it, with the lines. `pairs`: with nothing between."""
+    events = cells.events
+    writes = (events.op[pairs.one] == WRITE) & (events.op[pairs.other] == WRITE)
+    bad = pairs[writes & (events.entry[pairs.one] == events.entry[pairs.other])]
+    for k in firsts(events.site[bad.one], events.site[bad.other])[:SHOWN]:
+        one, other = int(bad.one[k]), int(bad.other[k])
+        where = cells.box(bad.cell[(bad.one == one) & (bad.other == other)])
+        lines = line_of(events, one), line_of(events, other)
+        yield frozenset(lines), (
+            f"{where} is written by {tile_of(events, one)}, and again by {tile_of(events, other)} before anybody "
+            f"reads it ({' and '.join(dict.fromkeys(lines))}); the last one stays"
+        )
 
 
 def missing(cells: Cells) -> Iterator[Finding]:
