@@ -36,6 +36,13 @@ DIMENSIONS = [
         "along N",
     ),
     tile(
+        "first entry of a tile",
+        TileSizeError,
+        "m = t.M.start\na = out[m, t.N]  # <-",
+        "out[m, t.N] takes of M the first entry of the tile alone: give role tiles of 1 along M",
+        "or take its range, t.M",
+    ),
+    tile(
         "too many indices", DimensionError, "a = out[t, t.rows].load()  # <-", "out has the dimensions M, N; 3 indices"
     ),
     tile(

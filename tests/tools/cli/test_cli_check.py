@@ -63,5 +63,8 @@ def test_check_says_which_schedules_it_did_not_look_at(run: Run) -> None:
     assert "not checked" not in note
     _, _, note = run.text("check", "all_gather_matmul")
     assert "\n# Other schedules, not checked (--schedule): pull, multicast, " in note
+    _, _, note = run.text("check", "all_gather_matmul", "--world", "8")
+    assert "--schedule push,gather.tile=" in note, "fitted to the sizes"
+    assert "\n# Other schedules, not checked (--schedule): pull, multicast, " in note
     _, _, note = run.text("check", "all_gather_matmul", "--schedule", "pull")
     assert "not checked" not in note

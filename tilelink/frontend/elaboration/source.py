@@ -60,7 +60,7 @@ class Source(ABC):
             for p, site in other.function.written_parameters().items()
             for word in other.tensors(p)
         }
-        self.order = resource.order
+        self.tile, self.order = tile, resource.order
         self.step, self.sizes = step_size(resource, launch.space), dict(resource.whole)
         self.functions, self.reserved = dict(program.functions), reserved
         self.names = function.names()

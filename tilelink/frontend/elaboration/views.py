@@ -12,6 +12,7 @@ from tilelink.errors import (
     HomeError,
     NotUnderstoodError,
     RankError,
+    TileSizeError,
     UnguardedReadError,
     ViewError,
 )
@@ -51,12 +52,21 @@ class Views(Source):
             if isinstance(i, Expr) and k == tensor.sharded:
                 self.fail(DimensionError, node, f"dimension {k} of {tensor.name}, {dim}, is spread over the ranks: it "
                           f"takes a range, which has a home, not the number {to_text(i)}")
+            if isinstance(i, Expr):
+                self.one_entry(node, tensor, dim, i)
         index += [self.whole(tensor, k, node) for k in range(len(index), len(tensor.dims))]
         home: Expr | str | None = RANK
         if tensor.sharded is not None:
             cut = index[tensor.sharded]
             home = cut.part if isinstance(cut, ir.Range) else None
         return ir.View(tensor.name, tuple(index), home)
+
+    def one_entry(self, node: ast.expr, tensor: TensorWord, dim: str, i: Expr) -> None:
+        """Raises TileSizeError where an entry is the first of those that a tile has along a dimension: its tiles would
+        leave out the others, and a schedule would change the result."""
+        if any((r.dim, r.start) == (dim, i) and r.extent != 1 for r in self.tile.ranges):
+            self.fail(TileSizeError, node, f"{ast.unparse(node)} takes of {dim} the first entry of the tile alone: give "
+                      f"{self.function.name} tiles of 1 along {dim} in the schedule, or take its range, t.{dim}")
 
     def entries(self, nodes: list[ast.expr], tensor: TensorWord) -> list[Any]:
         """The entries of an index of a tensor: ranges (a tile has several), dimensions, integers, parts, views of
@@ -163,6 +173,7 @@ class Views(Source):
             if v is None:
                 continue
             if isinstance(v, Expr) and k != tensor.sharded:
+                self.one_entry(node, tensor, tensor.dims[k], v)
                 index[k] = v
                 continue
             if not isinstance(v, ir.Range | AxisWord) or not isinstance(old, ir.Range) or v.dim != old.dim:

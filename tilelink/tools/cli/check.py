@@ -19,7 +19,8 @@ def run(args: argparse.Namespace) -> Answer:
         tell=now_and_then(lambda what: f"{time.monotonic() - began:.0f} s: {what}"), **asked.options,
     )  # fmt: skip
     note = f"{asked.line()}# {report.seconds:.2f} s, {report.peak_rss_bytes / 1e6:.0f} MB\n"
-    others = [s for s in asked.program.schedules if s != asked.keys["schedule"]] if args.schedule is None else []
+    looked_at = str(asked.keys["schedule"]).partition(",")[0]
+    others = [s for s in asked.program.schedules if s != looked_at] if args.schedule is None else []
     note += f"# Other schedules, not checked (--schedule): {', '.join(others)}\n" if others else ""
     keys = {**report.keys(), **asked.keys, "machine": args.machine, "sms": sms}
     return Answer(keys, str(report), note, "finding" if report.findings else "ok")
