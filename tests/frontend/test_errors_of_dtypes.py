@@ -18,6 +18,18 @@ DTYPES = [
         "dtype=x",
     ),
     tile(
+        "variable of a branch",
+        DtypeError,
+        "a = tl.zeros((16, 16), tl.float32)\nif tk.rank() > 0:  # <-\n    b = a\nelse:\n    b = a.to(tl.float16)",
+        "b is a block of float32: in the other branch it can't be one of float16",
+    ),
+    tile(
+        "variable of a loop",
+        DtypeError,
+        "a = tl.zeros((16, 16), tl.float16)\nfor k in tk.steps(x.K):\n    a = a / 2.0  # <-",
+        "a is a block of float16: in a loop or a branch it can't become one of float32; convert it, .to(",
+    ),
+    tile(
         "dot of int64",
         DtypeError,
         "a = tl.zeros((16, 16), tl.int64)\nb = tl.dot(a, a)  # <-",

@@ -378,6 +378,13 @@ HOMES = [
         "use: rank 1",
     ),
     pair(
+        "wait for the part of the neighbour of the last rank",
+        RankError,
+        {WAIT: "tk.wait(full[tk.part(tk.rank() + 1), :])  # <-", READ: "        pass"},
+        "rank 2 in a world of 2",
+        "use: rank 1",
+    ),
+    pair(
         "neighbour of the first rank", RankError, {"t.reader)))": "tk.rank() - 1)))  # <-"}, "rank -1 in a world of 2"
     ),
 ]

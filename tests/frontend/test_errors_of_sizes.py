@@ -36,6 +36,12 @@ DIMENSIONS = [
         "along N",
     ),
     tile(
+        "shape of a variable of a loop",
+        DimensionError,
+        "a = tl.zeros((16, 1), tl.float32)\nfor k in tk.steps(x.K):\n    a = a + tl.zeros((1, 16), tl.float32)  # <-",
+        "a is a block of shape (16, 1): in a loop or a branch it can't become one of (16, 16)",
+    ),
+    tile(
         "first entry of a tile",
         TileSizeError,
         "m = t.M.start\na = out[m, t.N]  # <-",

@@ -223,6 +223,14 @@ STATEMENTS = [
     tile("dimension as a number", NotUnderstoodError, "a = tl.zeros((16,), tl.int32) / x.K  # <-", "elements is .size"),
     tile("range as a number", NotUnderstoodError, "a = tl.zeros((t.rows,), tl.int32)  # <-", ".start, and len()"),
     pair(
+        "launch with names",
+        NotUnderstoodError,
+        {LAUNCH_USE: "use[tk.tiles(out)](full, out=out)  # <-"},
+        "use takes out by position",
+    ),
+    pair("view in a program", NotUnderstoodError, {LAUNCH_USE: "use[tk.tiles(out)](full[0], out)  # <-"}, "no views"),
+    pair("size in a program", NotUnderstoodError, {LAUNCH_USE: "use[tk.tiles(out.M.size)](full, out)  # <-"}, "M.size"),
+    pair(
         "launch of what is no tile function",
         NotUnderstoodError,
         {"@tk.tile\ndef use": "def use", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 
 import tilelink as tk
 from tests.analysis.runs import ATTENTION, BACKWARD, RING, notifying
@@ -99,3 +100,33 @@ def test_numbers_are_stored_to_every_element() -> None:
     for number, (halves, ranks, flags, out) in enumerate(CpuWorld(2, heap_bytes=1 << 20).run(rank)):
         assert torch.equal(out, x)
         assert (halves == 0.5).all() and (ranks == number + 1).all() and (flags == 1).all()
+
+
+@tk.tile
+def halve_if_large(t, x, out):  # type: ignore[no-untyped-def]
+    block = x[t].load()
+    if tl.max(block) > 1.0:  # noqa: SIM108
+        made = block / 2.0
+    else:
+        made = block
+    if tk.rank() > 0:  # noqa: SIM108
+        shown = made
+    else:
+        shown = -made
+    out[t].store(shown)
+
+
+@tk.program
+def branches(x: tk.Local("M", "K"), out: tk.Local("M", "K")):  # type: ignore[no-untyped-def, valid-type]
+    halve_if_large[tk.tiles(out)](x, out)
+
+
+@pytest.mark.versions
+def test_a_variable_that_both_branches_make() -> None:
+    """Triton compiles it; the kernel knows it behind the branches, and not where only one makes it."""
+    schedule = tk.Schedule(halve_if_large=tk.SMs(2, tile=(16, 16)))
+    x = torch.cat([torch.full((16, 20), 0.5), torch.full((8, 20), 4.0)])
+    outs = CpuWorld(2).run(lambda group: branches(x, schedule=schedule, group=group))
+    want = torch.where(x > 1, x / 2, x)
+    assert torch.equal(outs[0], -want) and torch.equal(outs[1], want)
+    assert "branches" in branches.show("ptx", schedule, world=2, target="sm_90", dtypes="float32", M=24, K=20)

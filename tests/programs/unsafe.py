@@ -242,3 +242,15 @@ def to_own(t, x, full):
 
 
 to_itself = gathering("to_itself", to_own)
+
+
+@tk.tile
+def to_outputs(t, x, out):
+    tk.copy(x[t], out[t])
+
+
+@tk.program
+def routed_to_outputs(
+    x: tk.Sharded("sent", "K"), route: tk.Route("sent", "routed", "experts"), out: tk.Sharded("routed", "K")
+):
+    to_outputs[tk.tiles(route, x.cols)](x, out)

@@ -127,8 +127,8 @@ class Lanes:
         for k, (dim, i) in enumerate(zip(tensor.dims, view.index, strict=True)):
             a, b = self.bounds(i)
             begin, end = np.zeros(self.lanes, np.int64), self.get(self.program.size_of(dim))
-            if isinstance(i, ir.Range) and k == tensor.sharded and i.part is not None:
-                part = self.get(i.part)
+            part = self.within(view, i.part, site) if isinstance(i, ir.Range) and i.part is not None else None
+            if k == tensor.sharded and part is not None:
                 begin, end = parts[parts_of(dim)][part], parts[parts_of(dim)][part + 1]
             outside = outside_of(a, b, begin, end)
             if (lane := self.first(outside)) is not None:
@@ -152,12 +152,16 @@ class Lanes:
         if view.home == ir.ALL_RANKS:
             yield from (np.full(self.lanes, r) for r in range(self.sizes.world))
             return
-        home = self.get(view.home)
-        outside = (home < 0) | (home >= self.sizes.world)
+        yield self.within(view, view.home, site)
+
+    def within(self, view: ir.View, rank: Any, site: Site) -> np.ndarray:
+        """A rank of a view in each lane, which has to be one of the world; that of lanes that take no part is any."""
+        found = self.get(rank)
+        outside = (found < 0) | (found >= self.sizes.world)
         if (lane := self.first(outside)) is not None:
-            said = f"rank {home[lane]} in a world of {self.sizes.world}"
+            said = f"rank {found[lane]} in a world of {self.sizes.world}"
             self.refuse(RankError, view, site, lane, said, str(view), outside)
-        yield home
+        return np.clip(found, 0, self.sizes.world - 1)
 
     def cells(self, signals: ir.Signals, index: tuple[ir.Range | Expr, ...]) -> Iterator[tuple[Any, np.ndarray]]:
         """Flat numbers of the cells that an index of the grid intersects, each with the lanes that have it; only

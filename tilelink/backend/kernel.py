@@ -226,7 +226,8 @@ def _lines(body: Body, indent: str) -> Iterator[str]:
 
 def verify(function: Function, module: Iterable[str]) -> None:
     """Raises KernelError unless every name that a function reads is one of its parameters, one of the module, or was
-    assigned before; and unless every name is assigned as often as its kind says. `module`: the names of the module."""
+    assigned before, on each way there; and unless every name is assigned as often as its kind says. `module`: the names
+    of the module."""
     kinds: dict[str, Kind] = {}
 
     def fail(what: str) -> None:
@@ -252,6 +253,7 @@ def verify(function: Function, module: Iterable[str]) -> None:
 
     def visit(body: Body, known: set[str]) -> None:
         unread: set[str] = set()
+        ways: list[set[str]] = []  # what is known behind each branch of those that stand together
         for s in body:
             read(s.names, known, unread)
             match s:
@@ -264,6 +266,9 @@ def verify(function: Function, module: Iterable[str]) -> None:
                         assign(s.counter, Kind.VARIABLE, inner, unread)
                     visit(s.body, inner)
                     unread -= names_in(s.body)
+                    ways = [inner] if s.header.startswith("if ") else [*ways, inner]
+                    if s.header == "else":
+                        known |= set.intersection(*ways)
 
     fixed: set[str] = set()
     outside = {*module, *function.parameters}

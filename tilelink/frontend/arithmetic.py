@@ -97,7 +97,8 @@ _TRITON = {
     "begin_of": "tl.load({} + {})", "segment_of": "segment_of({}, {}, {}, {})", "part_of": "segment_of({}, {}, 0, {})",
 }  # fmt: skip
 _NUMPY = _Printer({
-    "Min": "np.minimum({}, {})", "Max": "np.maximum({}, {})", "first_of": "{}[{}]", "begin_of": "{}[{}]",
+    "Min": "np.minimum({}, {})", "Max": "np.maximum({}, {})", "begin_of": "{}[{}]",
+    "first_of": "np.take({}, {}, mode='clip')",  # of a part beyond the last one, which unrolling refuses
     "segment_of": "segment_of({}, {}, {}, {})", "part_of": "segment_of({}, {}, 0, {})",
 }, *["values[{!r}]".format] * 2)  # fmt: skip
 _PLAIN = _Printer({

@@ -100,6 +100,11 @@ class AxisWord:
     def __str__(self) -> str:
         return self.dim
 
+    @property
+    def size(self) -> NoReturn:
+        """Raises NotUnderstoodError: tile functions are read, and have it."""
+        raise NotUnderstoodError(f"{self}.size: a program knows no sizes; tile functions do", Site.of_user())
+
 
 @dataclass(eq=False)
 class TensorWord:
@@ -116,6 +121,10 @@ class TensorWord:
     buffers: int | None = None
     called: tuple[str, ...] = ()
     contiguous: int = -1
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Raises NotUnderstoodError: tile functions are read, and make views."""
+        raise NotUnderstoodError(f"{self.name}[...]: a program makes no views; tile functions do", Site.of_user())
 
     def dim(self, name: str) -> str | None:
         """The dimension of this name, or None."""

@@ -129,8 +129,11 @@ class TileFunction:
         site = Site.of_user()
         begin(self.name, site)
 
-        def launch(*arguments: Any) -> None:
+        def launch(*arguments: Any, **named: Any) -> None:
             self._check_launched()
+            if named:
+                said = f"{self.name} takes {', '.join(named)} by position: {self.name}[tk.tiles(...)](x, out)"
+                raise NotUnderstoodError(said, Site.of_user())
             program_of(self.name).launch(self, space, arguments, site)
 
         return launch

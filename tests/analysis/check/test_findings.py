@@ -442,3 +442,12 @@ def gathering(**tiles: tuple[int, ...]) -> Any:
 def report_of(report: Report, kind: str) -> Finding:
     assert {f.kind for f in report.findings} == {kind}, report
     return report.findings[0]
+
+
+def test_a_routed_program_that_calls_refuse_is_noted() -> None:
+    """It is safe for these counts, and calls know no counts."""
+    schedule = tk.Schedule(to_outputs=tk.SMs(2, tile=(16, 16), at="source"))
+    counts = (3, 0, 4, 0, 0, 5, 0, 6)
+    report = unsafe.routed_to_outputs.check(schedule, world=2, routed=counts, experts=2, K=32)
+    assert report.proof == "unrolled"
+    assert any(note.startswith("calls refuse this program: only the device knows") for note in report.notes)

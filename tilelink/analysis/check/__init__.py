@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tilelink.analysis.check.device import residency, too_large
 from tilelink.analysis.check.findings import Finding, Report
@@ -47,8 +47,7 @@ def check(
     more events than `budget`, only what the structure shows is checked; raises BudgetError where that does not do."""
     began = time.perf_counter()
     allotment = allot(program, sizes, sms)  # what is wrong with the schedule itself is no finding
-    if useless := without_result(program):
-        return _report(program, "its calls leave no result", useless, [], 0, began)
+    useless = without_result(program)
     because = why_not_structural(program, sizes)
     if because:
         check_budget(program, sizes, because, sms=sms, budget=budget)
@@ -57,27 +56,30 @@ def check(
             f"the run was not unrolled: it has about {events_of_run:,} events, and the budget is {budget:,}. Races, "
             "deadlocks, coverage and signals rest on the structure alone, which holds for all sizes"
         )
-        found = residency(program, allotment, sms, reserve) + too_large(program, sizes, slot_bytes)
+        found = [*useless, *residency(program, allotment, sms, reserve), *too_large(program, sizes, slot_bytes)]
         return _report(program, because, found, [left_out], 0, began)
     events, refused = unrolled(program, sizes, sms=sms, tell=tell)
     if refused:
-        return _report(program, "unrolling refuses it", refusals(events, refused), [], len(events), began)
-    return check_events(events, reserve=reserve, slot_bytes=slot_bytes, began=began, tell=tell)
+        found = [*useless, *refusals(events, refused)]
+        return _report(program, "unrolling refuses it", found, [], len(events), began)
+    return check_events(events, useless, reserve=reserve, slot_bytes=slot_bytes, began=began, tell=tell)
 
 
 def check_events(
     events: Events,
+    known: Sequence[Finding] = (),
     *,
     reserve: int = 0,
     slot_bytes: int | None = None,
     began: float | None = None,
     tell: Tell = lambda _: None,
 ) -> Report:
-    """Checks events that are unrolled already. `began`: when the work on them began, of time.perf_counter."""
+    """Checks events that are unrolled already. `known`: findings that the report has, too. `began`: when the work on
+    them began, of time.perf_counter."""
     began = time.perf_counter() if began is None else began
     program, sync = events.program, Synchronisation(events)
-    found = residency(program, events.allotment, events.sms, reserve) + too_large(program, events.sizes, slot_bytes)
-    found += [*miscounts(sync), *repeated(events)]
+    found = [*known, *residency(program, events.allotment, events.sms, reserve)]
+    found += [*too_large(program, events.sizes, slot_bytes), *miscounts(sync), *repeated(events)]
     tell(f"one execution of {len(sync.at):,} waits and notifications")
     execution = execute(sync)
     found += deadlocks(sync, execution)
@@ -86,6 +88,11 @@ def check_events(
         wrong, over = wrong_accesses(sync, execution.done, tell)
         found, notes = found + wrong, notes + over
     because = why_not_structural(program, events.sizes)
+    if program.routes and because:
+        notes.append(
+            "calls refuse this program: only the device knows how many rows go where, and the structure does not show "
+            f"that it is safe wherever they go: {because}"
+        )
     return _report(program, because, found, notes, len(events), began)
 
 

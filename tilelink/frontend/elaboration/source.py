@@ -167,9 +167,13 @@ class Source(ABC):
             except ValueError as e:
                 self.fail(DimensionError, node, f"{ast.unparse(node)}: {e}")
             dtype = promote(dtype, o.dtype if isinstance(o, Block) else None)
-        fractions = isinstance(made, ast.BinOp) and isinstance(made.op, ast.Div)
-        fractions |= any(isinstance(o, Static) and isinstance(o.value, float) for o in operands)
-        if fractions and dtype is not None and not is_floating(dtype):
+        if any(isinstance(o, Block) and o.dtype is None for o in operands):
+            return Block(made, shape)
+        op = made.op if isinstance(made, ast.BinOp) else None
+        fractions = any(isinstance(o, Static) and isinstance(o.value, float) for o in operands)
+        if dtype is not None and (fractions or isinstance(op, ast.Div)) and not is_floating(dtype):
+            dtype = "float32"
+        if isinstance(op, ast.Div | ast.Mod) and dtype in ("float16", "bfloat16"):  # Triton divides no smaller ones
             dtype = "float32"
         return Block(made, shape, dtype)
 

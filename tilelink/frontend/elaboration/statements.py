@@ -11,14 +11,22 @@ import sympy
 import triton.language as tl
 
 from tilelink import language
-from tilelink.errors import DataBranchError, NotUnderstoodError, TileLinkError, TileSizeError, ViewError
+from tilelink.errors import (
+    DataBranchError,
+    DimensionError,
+    DtypeError,
+    NotUnderstoodError,
+    TileLinkError,
+    TileSizeError,
+    ViewError,
+)
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.calls import Calls
 from tilelink.frontend.elaboration.reading import BOOLEAN, truth
 from tilelink.frontend.expressions import WORLD, Expr, first_of, loop, natural, never_negative, smaller, symbol
 from tilelink.frontend.schedule import power_of_two
-from tilelink.frontend.values import Block, Static
+from tilelink.frontend.values import Block, Static, is_floating
 from tilelink.frontend.walk import axis_values
 from tilelink.language import AxisWord, RanksWord, TileFunction
 
@@ -80,7 +88,11 @@ class Elaborator(Calls):
             self.fail(NotUnderstoodError, s, "a tuple of blocks has no name in a kernel: give each block its own")
         for name, value in zip(names, values, strict=True):
             old = self.env.get(name)
-            if name not in self.nested or _agree(old, value):
+            if name not in self.nested:
+                continue
+            if isinstance(old, Block) and isinstance(value, Block):
+                self.same_block(s, name, old, value, "in a loop or a branch it can't become")
+            if _agree(old, value):
                 continue
             if isinstance(old, Block):
                 self.fail(NotUnderstoodError, s, f"{name} is a block of data: in a loop or a branch it can't become "
@@ -96,6 +108,15 @@ class Elaborator(Calls):
                 self.emit(ir.Compute(self.function.site(s), self.code(right), tuple(own)))
             self.env |= {n: Block(o, v.shape, v.dtype) for (n, v), o in zip(blocks, variables, strict=True)}
         self.env |= {n: v for n, v in zip(names, values, strict=True) if not isinstance(v, Block)}
+
+    def same_block(self, s: ast.stmt | ast.expr, name: str, one: Block, other: Block, what: str) -> None:
+        """Raises DtypeError or DimensionError for a variable of a kernel that would change its type, as far as types
+        are known: Triton compiles no such loop or branch."""
+        a, b = one.dtype, other.dtype
+        if a != b and a is not None and b is not None and is_floating(a) and is_floating(b):
+            self.fail(DtypeError, s, f"{name} is a block of {a}: {what} one of {b}; convert it, .to(...)")
+        if None not in (one.shape, other.shape) and one.shape != other.shape:
+            self.fail(DimensionError, s, f"{name} is a block of shape {one.shape}: {what} one of {other.shape}")
 
     def on_Return(self, s: ast.Return) -> None:
         self.fail(NotUnderstoodError, s, "return stands in the last line of a tile function that another one calls, "
@@ -250,6 +271,10 @@ class Elaborator(Calls):
                 self.run(body)
             bodies.append(tuple(made))
             after.append(self.env)
+        for name in after[0].keys() & after[1].keys() - before.keys():
+            one, other = after[0][name], after[1][name]
+            if isinstance(one, Block) and isinstance(other, Block):
+                self.same_block(s, name, one, other, "in the other branch it can't be")
         self.leave(*after)
         site = self.function.site(s)
         if code is None:
