@@ -222,6 +222,8 @@ STATEMENTS = [
     ),
     tile("dimension as a number", NotUnderstoodError, "a = tl.zeros((16,), tl.int32) / x.K  # <-", "elements is .size"),
     tile("range as a number", NotUnderstoodError, "a = tl.zeros((t.rows,), tl.int32)  # <-", ".start, and len()"),
+    tile("method of torch", UndefinedNameError, "a = inbox[0, t].load().float()  # <-", "a block has no float"),
+    tile("sign of a block", NotUnderstoodError, "a = +inbox[0, t].load()  # <-", "write the block alone"),
     pair(
         "launch with names",
         NotUnderstoodError,

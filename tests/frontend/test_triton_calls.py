@@ -33,7 +33,7 @@ def role"""
         ("n * 2", (16, 32), "int8"),
         ("n * 0.5", (16, 32), "float32"),
         ("n / 2", (16, 32), "float32"),
-        ("a / 2", (16, 32), "float16"),
+        ("a / 2", (16, 32), "float32"),  # Triton divides no smaller ones
         ("a * b[None, :]", (16, 32), "float16"),
         ("a + c", (16, 32), "float32"),
         ("a > 0", (16, 32), "bool"),

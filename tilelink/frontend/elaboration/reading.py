@@ -37,6 +37,7 @@ _NOT_OF_BLOCKS: dict[type[ast.AST], tuple[str, str]] = {
     ast.And: ("`and`", "&, with each comparison in parentheses: (a > 0) & (b > 0)"),
     ast.Or: ("`or`", "|, with each comparison in parentheses: (a > 0) | (b > 0)"),
     ast.Not: ("`not`", "~, with the comparison in parentheses: ~(a > 0)"),
+    ast.UAdd: ("a sign `+`", "the block alone"),
     ast.Pow: ("`**`", "a product, a * a, or tl.exp2(b * tl.log2(a))"),
     ast.MatMult: ("`@`", "tl.dot(a, b)"),
 }
@@ -109,6 +110,8 @@ class Expressions(Views):
                 return tuple(sympy.Integer(n) for n in owner.shape)
             if name == "dtype" and owner.dtype is not None:
                 return Static(getattr(tl, TRITON_DTYPES[owner.dtype]))
+            if not hasattr(tl.tensor, name):
+                self.fail(UndefinedNameError, node, f"a block has no {name}{similar(name, dir(tl.tensor))}")
             shape = owner.shape[::-1] if name == "T" and owner.shape else owner.shape
             return Block(ast.Attribute(owner.node, name, ast.Load()), shape, owner.dtype)
         if isinstance(owner, AxisWord) and name == "size":
@@ -144,7 +147,7 @@ class Expressions(Views):
     def of_UnaryOp(self, node: ast.UnaryOp) -> Any:
         v = self.value(node.operand)
         if isinstance(v, Block):
-            if isinstance(node.op, ast.Not):
+            if isinstance(node.op, ast.Not | ast.UAdd):
                 self.no_operator_of_blocks(node, node.op)
             return Block(ast.UnaryOp(node.op, v.node), v.shape, v.dtype)
         if isinstance(node.op, ast.USub) and isinstance(v, Expr):
