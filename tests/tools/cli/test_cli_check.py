@@ -68,3 +68,10 @@ def test_check_says_which_schedules_it_did_not_look_at(run: Run) -> None:
     assert "\n# Other schedules, not checked (--schedule): pull, multicast, " in note
     _, _, note = run.text("check", "all_gather_matmul", "--schedule", "pull")
     assert "not checked" not in note
+
+
+def test_ranks_of_a_node(run: Run) -> None:
+    code, found = run("check", "examples/hierarchical_gather.py", "--world", "4", "--per-node", "2")
+    assert (code, found["verdict"], found["per_node"]) == (0, "safe", 2)
+    code, found = run("check", "examples/hierarchical_gather.py", "--world", "4")
+    assert code == 0 and "per_node" not in found

@@ -8,7 +8,7 @@ import time
 from tilelink.analysis.machine import machine
 from tilelink.analysis.unroll import BUDGET, DEFAULT_SMS
 from tilelink.tools.cli.command import Answer, Command, Flag, UsageError, now_and_then
-from tilelink.tools.cli.program import Question, machine_flag, program_flags
+from tilelink.tools.cli.program import Question, machine_flag, nodes_flag, program_flags
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -40,6 +40,7 @@ COMMAND = Command(
     "tilelink check all_gather_matmul --world 8 --shape M=8192,N=3584,K=8192 --schedule push",
     [
         *program_flags(),
+        nodes_flag(),
         machine_flag(None, ": workers that wait have to be resident on its SMs"),
         Flag("--sms", type=int, metavar="N", help=f"SMs of a device, not a machine's (default: {DEFAULT_SMS})"),
         Flag(

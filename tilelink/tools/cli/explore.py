@@ -9,7 +9,7 @@ from tilelink.analysis.check import idle
 from tilelink.analysis.check.refusals import KINDS
 from tilelink.errors import ArgumentError, TileLinkError
 from tilelink.tools.cli.command import Answer, Command, Flag, now_and_then
-from tilelink.tools.cli.program import Question, program_flags
+from tilelink.tools.cli.program import Question, nodes_flag, program_flags
 
 if TYPE_CHECKING:
     from tilelink.tools.explore import Exploration
@@ -77,6 +77,7 @@ COMMAND = Command(
     run, "tilelink explore all_gather_matmul --world 2 --shape M=20,K=16,N=16 --schedule pull --seeds 4 --policy pct",
     [
         *program_flags(SIZE),
+        nodes_flag(),
         Flag(
             "--seeds", type=_positive, default=SEEDS, metavar="N",
             help="schedules to run, those of the seeds 0 to N-1; in that of 0 all take turns (default: %(default)s)",

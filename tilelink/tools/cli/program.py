@@ -52,18 +52,22 @@ class Question:
         sizes = with_defaults(program, args.shape, program.absent(args.dtype), size)
         schedule = read_schedule(program, args.schedule, args.world, sizes, largest, args.dtype, target)
         text = written.schedule_text(program, schedule, args.schedule)
-        keys = {"world": args.world, "shape": sizes, "dtype": args.dtype, "schedule": text}
+        nodes = getattr(args, "per_node", None)
+        keys = {"world": args.world, **({} if nodes is None else {"per_node": nodes})}
+        keys |= {"shape": sizes, "dtype": args.dtype, "schedule": text}
         return cls(f"tilelink {args.command} {args.program}", program, sizes, schedule, keys)
 
     @property
     def options(self) -> dict[str, Any]:
         """As methods of programs take it, apart from the schedule."""
-        return {"world": self.keys["world"], "dtypes": self.keys["dtype"], "sizes": self.sizes}
+        nodes = {"per_node": self.keys["per_node"]} if "per_node" in self.keys else {}
+        return {"world": self.keys["world"], "dtypes": self.keys["dtype"], "sizes": self.sizes, **nodes}
 
     def line(self, before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None) -> str:
         """A comment with the command line, all flags written out."""
         flags = {**(before or {}), **self.keys, "shape": shape_text(self.sizes), **(after or {})}
-        return f"# {' '.join([self.command, *(f'--{flag} {value}' for flag, value in flags.items())])}\n"
+        words = [w for flag, value in flags.items() for w in (f"--{flag}".replace("_", "-"), str(value))]
+        return f"# {' '.join([self.command, *words])}\n"
 
 
 def program_flags(size: int = SIZE) -> list[Flag]:
@@ -93,6 +97,11 @@ def program_flags(size: int = SIZE) -> list[Flag]:
             "gather.at=reader, matmul.stages=3, matmul.warps=8; none is a value of count, at and in a tile",
         ),
     ]  # fmt: skip
+
+
+def nodes_flag() -> Flag:
+    """How many ranks a node has."""
+    return Flag("--per-node", type=int, metavar="N", help="ranks of a node, where there are several (default: all)")
 
 
 def machine_flag(default: str | None, what: str = " (default: %(default)s)") -> Flag:

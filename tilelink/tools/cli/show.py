@@ -11,7 +11,7 @@ from tilelink.backend.targets import FORMS
 from tilelink.errors import TargetError
 from tilelink.programs.show import STAGES, show, target_of
 from tilelink.tools.cli.command import Answer, Command, Flag, UsageError
-from tilelink.tools.cli.program import Question, program_flags, read_schedule
+from tilelink.tools.cli.program import Question, nodes_flag, program_flags, read_schedule
 
 FIGURES = ("expected", "found", "registers", "spill_bytes", "shared_bytes")
 """What is said of machine code."""
@@ -24,13 +24,13 @@ def run(args: argparse.Namespace) -> Answer:
         target = target_of(args.stage, args.target)
     except TargetError as e:
         raise UsageError(e.message) from e
-    asked, nodes = Question.of(args, target=FORMS[target]), args.per_node
-    options: dict[str, Any] = {"target": target, "per_node": nodes, **asked.options}
+    asked = Question.of(args, target=FORMS[target])
+    options: dict[str, Any] = {"target": target, **asked.options}
     shown = show(asked.program, args.stage, asked.schedule, **options)
     text, verdict = shown.text, shown.verdict
-    flags = {**({} if nodes is None else {"per-node": nodes}), "stage": args.stage, "target": target}
+    flags = {"stage": args.stage, "target": target}
     keys = {
-        **{k.replace("-", "_"): v for k, v in flags.items()}, **asked.keys,
+        **flags, **asked.keys,
         "defaults": [d for d in asked.sizes if d not in args.shape],
         "absent": sorted(asked.program.absent(args.dtype)), "text": text, "sha256": sha256(text.encode()).hexdigest(),
     }  # fmt: skip
@@ -57,10 +57,7 @@ COMMAND = Command(
     [
         *program_flags(),
         Flag("--stage", choices=STAGES, default=STAGES[0], help="how far on its way (default: %(default)s)"),
-        Flag(
-            "--per-node", type=int, metavar="N", help="ranks of a node: what runs where the world spans several "
-            "(default: all)",
-        ),
+        nodes_flag(),
         Flag("--target", choices=list(FORMS), help="what runs it (default: the first that has the stage)"),
     ],
 )  # fmt: skip
