@@ -431,7 +431,7 @@ BRANCHES = [
         NotUnderstoodError,
         "n = 1 if tk.rank() == 0 else 2  # <-",
         "an if statement",
-        "tl.where for data",
+        "for data take tl.where",
     ),
     tile(
         "branch on a block",

@@ -254,3 +254,31 @@ def routed_to_outputs(
     x: tk.Sharded("sent", "K"), route: tk.Route("sent", "routed", "experts"), out: tk.Sharded("routed", "K")
 ):
     to_outputs[tk.tiles(route, x.cols)](x, out)
+
+
+@tk.tile
+def put_first(t, x, a):
+    tk.notify(a[t].store(x[t].load()))
+
+
+@tk.tile
+def sum_with_right(t, a, b):
+    right = (tk.rank() + 1) % tk.world()
+    mine, theirs = tk.wait(a[t], a[t].at(right))
+    tk.notify(b[t].at(right).store(mine.load() + theirs.load()))
+
+
+@tk.tile
+def put_back(t, a, b, out):
+    """The left neighbour may still read a."""
+    got = tk.wait(b[t]).load()
+    a[t].store(got)
+    out[t].store(got)
+
+
+@tk.program
+def overwrites_what_is_read(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    a, b = tk.local("M", "K"), tk.local("M", "K")
+    put_first[tk.tiles(x)](x, a)
+    sum_with_right[tk.tiles(x)](a, b)
+    put_back[tk.tiles(out)](a, b, out)

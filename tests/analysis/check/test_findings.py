@@ -78,6 +78,12 @@ def test_store_that_is_not_notified() -> None:
     assert found.remedy.startswith("notify what") and "(t.reader + 1)" in found.remedy
 
 
+def test_a_role_that_overwrites_what_another_wrote() -> None:
+    schedule = tk.Schedule(put_first=TWO, sum_with_right=TWO, put_back=TWO)
+    found = find(unsafe.overwrites_what_is_read, schedule, "race")
+    assert "overwrites what others may still read" in found.remedy and "a[t].store(got)" in found.remedy
+
+
 def test_two_ranks_store_to_one_place() -> None:
     found = find(reducing.one_place_for_all, tk.Schedule(add_here=TWO, take_sum=TWO), "race")
     assert "two writes of sums[M[0:16], K[0:16]] at rank 0" in found.what

@@ -139,8 +139,11 @@ def _remedy(events: Events, writer: int, reader: int) -> str:
 
 
 def _overwrites(events: Events, writer: int, reader: int) -> bool:
-    """Whether the tile of a write has waited for what was there before, and another one that reads it has waited for
-    the same."""
+    """Whether something else was there before: another role writes it, too; or the tile of a write has waited for it,
+    and another one that reads it has waited for the same."""
+    same = (events.op == WRITE) & (events.tensor == events.tensor[writer]) & (events.home == events.home[writer])
+    if events.meets(np.flatnonzero(same & (events.role != events.role[writer])), reader).any():
+        return True
     waits = [last_before(events, k, WAIT) for k in (writer, reader)]
     return all(waits) and all(
         events.tensor[w] == events.tensor[writer] and events.home[w] == events.home[writer] and events.meets(w, writer)

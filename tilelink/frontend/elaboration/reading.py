@@ -209,7 +209,8 @@ class Expressions(Views):
         if test in (sympy.true, sympy.false):
             return self.value(node.body if test == sympy.true else node.orelse)
         self.fail(NotUnderstoodError, node, "a conditional expression needs a condition that is the same for all "
-                  "tiles; write an if statement for ranks and coordinates, and tl.where for data")
+                  "tiles; for ranks and coordinates put the whole statement below an if statement, or compute the "
+                  "integer with + - * // % min max; for data take tl.where")
 
     def of_Subscript(self, node: ast.Subscript) -> Any:
         owner = self.value(node.value)
