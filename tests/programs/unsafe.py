@@ -277,7 +277,7 @@ def put_back(t, a, b, out):
 
 
 @tk.program
-def overwrites_what_is_read(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+def puts_back_early(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
     a, b = tk.local("M", "K"), tk.local("M", "K")
     put_first[tk.tiles(x)](x, a)
     sum_with_right[tk.tiles(x)](a, b)

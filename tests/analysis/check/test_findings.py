@@ -80,7 +80,7 @@ def test_store_that_is_not_notified() -> None:
 
 def test_a_role_that_overwrites_what_another_wrote() -> None:
     schedule = tk.Schedule(put_first=TWO, sum_with_right=TWO, put_back=TWO)
-    found = find(unsafe.overwrites_what_is_read, schedule, "race")
+    found = find(unsafe.puts_back_early, schedule, "race")
     assert "overwrites what others may still read" in found.remedy and "a[t].store(got)" in found.remedy
 
 
