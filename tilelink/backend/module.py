@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -190,6 +190,12 @@ class Module:
         with write.branch(f"{WORKER} == 0"):
             write.do(ENTERS)
 
+    def behind_a_branch(self, write: Writer) -> AbstractContextManager[None]:
+        """Where all workers have the same roles and none enters here, as where copy engines begin a run. Without any
+        branch before the roles, ptxas keeps addresses of descriptors in registers of threads: a step of
+        `all_gather_matmul` takes 106 instructions, and 80 so (compiled only, sm_90, Triton 3.7.1)."""
+        return write.branch(f"{WORKER} < {ALL}") if self.program.on_engine else nullcontext()
+
     def ends(self) -> Body:
         """What the last worker of a run does."""
         return [Assign((), end) for end in (*(self.drain(s).call() for s in self.program.signals), LEAVES)]
@@ -210,7 +216,7 @@ class Module:
             first.append(workers)
             with write.branch(f"{WORKER} < {' + '.join(first)}", "elif" if len(first) > 1 else "if"):
                 self.tiles(write, addresses, together, roles, here, workers)
-        with write.otherwise() if first else nullcontext():
+        with write.otherwise() if first else self.behind_a_branch(write):
             for together in (g for g in groups if not parameters.counted(g[0])):
                 self.tiles(write, addresses, together, roles, less(WORKER, first), less(ALL, first))
         if ends:
