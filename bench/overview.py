@@ -222,7 +222,7 @@ def _foreseen(made: Sequence[Record]) -> str:
     about = (
         f"Predicted, not measured, for {machine(MACHINE).title}, {TOKENS} tokens, {DTYPE}: the MLPs of the TileLink "
         f"paper. Fused times are {FUSED} of what is predicted ({FUSED.source}), unfused ones {UNFUSED}. The last "
-        "column holds both ends of a fused time against the middle of the unfused one."
+        "column is the predicted unfused time divided by both ends of the fused interval."
     )
     return f"{wrapped(about)}\n\n{aligned(rows)}"
 

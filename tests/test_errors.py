@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ import torch
 import tilelink as tk
 from tests.frontend.wrong import GATHER, READ, WAIT, changed, load
 from tilelink.emulator.sites import KernelSite
-from tilelink.errors import Site, StuckError, TileLinkError, UnguardedReadError, listed, public, shown
+from tilelink.errors import Site, StuckError, TileLinkError, UnguardedReadError, function_text, listed, public, shown
 from tilelink.kernels.all_gather import all_gather
+from tilelink.nn import ExpertParallel, SharedColwiseParallel
 from tilelink.runtime.group import Group
 
 
@@ -51,6 +54,40 @@ def test_tracebacks_end_where_tilelink_was_called(tmp_path: Path) -> None:
             run()
         frames = traceback.extract_tb(error.value.__traceback__)
         assert {f.filename for f in frames} <= {__file__, wrong.__file__}, frames
+
+
+ORDER = tk.order(lambda step, rank, world: step)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: tk.SMs(2, tile=(32, 64), ordr=tk.ring), "tk.SMs(2, tile=(32, 64), ordr=tk.ring): it takes count=, "),
+        (lambda: tk.SMs(ordr=tk.grouped(8, tk.ranks_first())), "ordr=tk.grouped(8, tk.ranks_first(tk.own_rank_first))"),
+        (lambda: tk.SMs(ordr=ORDER), "ordr=<lambda>): it takes"),
+        (lambda: tk.SMs(tile=(48, 64)), "48 is not a power of two"),
+        (lambda: tk.CopyEngine(tile=(48,)), "48 is not a power of two"),
+        (lambda: tk.CopyEngine(count=8), "engines are not counted"),
+        (lambda: tk.Epilogue(), "missing 1 required positional argument"),
+        (lambda: tk.Schedule(gather=3), "gather=3 is not a resource"),
+        (lambda: tk.grouped(0), "a group of 0 rows"),
+        (lambda: tk.columns_first(0), "0 columns at a time"),
+        (lambda: SharedColwiseParallel(), "the linears that share their input are named one by one"),
+        (lambda: ExpertParallel(cut="rows"), "cut='rows'; there are experts, hidden"),
+        (lambda: ExpertParallel(rows=1), "unexpected keyword argument 'rows'"),
+    ],
+)
+def test_tracebacks_of_constructors_end_where_they_were_called(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(TileLinkError) as error:
+        make()
+    assert said in error.value.message
+    assert {f.filename for f in traceback.extract_tb(error.value.__traceback__)} == {__file__}
+
+
+def test_functions_are_named_alike_on_every_rank() -> None:
+    made = function_text(test_functions_are_named_alike_on_every_rank)
+    assert re.fullmatch(r"test_functions_are_named_alike_on_every_rank \(.*test_errors.py:\d+\)", made)
+    assert (function_text(torch.relu), function_text(torch.nn.GELU())) == ("relu", "GELU")
 
 
 def test_an_error_of_a_rank_is_told_with_the_users_frames() -> None:

@@ -24,6 +24,13 @@ def shown(file: str) -> str:
         return file
 
 
+def function_text(function: Callable[..., object]) -> str:
+    """A function as errors name it, alike on every rank: its name, and where it is written."""
+    code = getattr(function, "__code__", None)
+    name: str = getattr(function, "__name__", type(function).__name__)
+    return name if code is None else f"{name} ({shown(code.co_filename)}:{code.co_firstlineno})"
+
+
 @dataclass(frozen=True)
 class Site:
     """A place in the user's source: `file` (full path), `line` (1-based) and `text`, the source line. For typed text,
@@ -35,6 +42,11 @@ class Site:
 
     def __str__(self) -> str:
         return f"{shown(self.file)}:{self.line}" if self.line else self.file
+
+    @property
+    def in_library(self) -> bool:
+        """Whether it is in our library of kernels."""
+        return self.file.startswith(_KERNELS)
 
     @classmethod
     def of_user(cls) -> Site:
@@ -88,7 +100,12 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except TypeError as e:
+                if e.__traceback__ is not None and e.__traceback__.tb_next is None:
+                    raise ArgumentError(str(e), Site.of_user()) from None
+                raise
         except TileLinkError as e:
             error: BaseException | None = e
             while error is not None:
@@ -96,12 +113,21 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
                 error = error.__cause__
             raise
         except Exception as e:
-            if isinstance(e, TypeError) and e.__traceback__ is not None and e.__traceback__.tb_next is None:
-                raise ArgumentError(str(e), Site.of_user()) from None
             e.__traceback__ = _users(e.__traceback__, and_ours_behind=True)
             raise
 
     return called
+
+
+C = TypeVar("C", bound=type)
+
+
+def public_class(cls: C) -> C:
+    """Decorates a class that users make objects of: its constructor, and its `forward` if it is a module, are
+    `public`."""
+    for name in {"__init__", "forward"} & vars(cls).keys():
+        setattr(cls, name, public(vars(cls)[name]))
+    return cls
 
 
 def _users(trace: TracebackType | None, and_ours_behind: bool = False) -> TracebackType | None:

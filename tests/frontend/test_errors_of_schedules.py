@@ -208,6 +208,13 @@ SCHEDULES = [
         "the device has 132",
     ),
     pair(
+        "more SMs than tiles, and than there are",
+        ScheduleError,
+        {"tk.SMs(4, ": "tk.SMs(400, ", "M=64": "M=800", "schedule = tk.Schedule(": "schedule = tk.Schedule(  # <-"},
+        "SMs by count (gather: 200 of its 400, one for each tile)",
+        "the device has 132",
+    ),
+    pair(
         "order that is no permutation",
         ScheduleError,
         {USE_TILE: f"{USE_TILE}, order=tk.order(lambda s, r, w: r)", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},

@@ -201,11 +201,11 @@ def parts_of_it(group: dist.ProcessGroup, backend: str) -> list[bool]:
     ]
 
 
-def with_other_tokens(group: dist.ProcessGroup) -> str:
+def with_other_tokens(group: dist.ProcessGroup, plan: str | None) -> str:
     """What a call raises in which each rank has another number of tokens, and none is told."""
     rank, world, call = dist.get_rank(group), dist.get_world_size(group), Layer((4, 5))
     try:
-        ops.mixture_of_experts(**call.operands(world)[rank], group=group)
+        ops.mixture_of_experts(**call.operands(world)[rank], group=group, plan=plan)
     except TileLinkError as e:
         return f"{type(e).__name__}: {e.message}"
     return "nothing"

@@ -16,6 +16,8 @@ from tilelink.analysis.simulate.costs import workers_least
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import ArgumentError, MachineError, MachineMemoryError, UnknownMachineError
 from tilelink.plans import MARGIN, Choice, choose, plans
+from tilelink.plans.choose import reason
+from tilelink.plans.forms import Forms
 from tilelink.plans.names import planned
 from tilelink.plans.unfused import Unfused, library_collective, library_matmul, unfused
 
@@ -67,7 +69,7 @@ def test_unfused_wins_where_signals_are_slow(tmp_path: Path) -> None:
     assert (choice.choice, choice.plan) == ("unfused", "torch")
     assert choice.fused_us is not None and choice.fused_us > choice.unfused_us
     assert_told(choice)
-    assert f"slower than unfused, {choice.fused_us / choice.unfused_us:.2f} times" in choice.reason
+    assert f"{choice.unfused_us / choice.fused_us:.2f} times as fast as unfused" in choice.reason
 
 
 def test_the_fastest_is_chosen_and_of_equals_the_first() -> None:
@@ -175,6 +177,8 @@ def test_a_backward_hides_its_collectives_behind_products() -> None:
     h800, shape = machine("h800"), {"M": 512, "N": 512, "K": 256}
     found = unfused("all_gather_linear_backward", h800, 8, "bfloat16", shape)
     assert 0 < found.hidden_us <= min(found.product_us, found.collective_us)
+    forms = Forms((), None, None)
+    assert f"launch, less {found.hidden_us:,.1f} in which products and collective overlap); " in reason(found, forms)
     assert replace(found, hidden_us=0.0).total_us == found.total_us + found.hidden_us
 
 

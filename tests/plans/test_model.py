@@ -126,3 +126,9 @@ def test_a_power_law_deals_out_all_rows_and_none_twice() -> None:
         assert sum(rows) == tokens * each and min(rows) >= 0 and max(rows) <= tokens
         assert all(max(of_expert) - min(of_expert) <= 1 for of_expert in counts)
         assert each == number or max(rows) > 2 * sorted(rows)[number // 2]
+
+
+def test_errors_of_our_models_name_no_file_of_ours() -> None:
+    with pytest.raises(ConfigError) as error:
+        model("llama-3-8b").layers(3)
+    assert error.value.site is None and str(error.value).startswith("num_attention_heads is 32, which 3 ranks")

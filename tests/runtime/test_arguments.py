@@ -216,13 +216,13 @@ BAD = [
     Bad(
         "parts of what is not cut",
         ShapeError,
-        "parts of K: it is not spread over the ranks; M is",
+        "parts of K: it is not spread over the ranks; M is: declare axis= in tk.Sharded to cut K, or give parts of M",
         options={"parts": {"K": (8, 8)}},
     ),
     Bad(
         "parts of what is not there",
         ShapeError,
-        "parts of Q: it is not spread over the ranks; M is",
+        "parts of Q: it is not spread over the ranks; M is: give parts of M",
         options={"parts": {"Q": (8, 8)}},
     ),
     Bad("text as a part", ShapeError, "parts of M are ('8', 8)", options={"parts": {"M": ("8", 8)}}),

@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+import tilelink as tk
 from tests.kernels.gather_gemm import small_world
 from tests.kernels.once import FORMS as ONCE
 from tests.kernels.once import Once, chosen
 from tests.kernels.routed import FORMS, Routed, random_counts
 from tests.kernels.whole_layer import Layer
+from tests.programs.routed import added_by_experts
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.processes import Pool
 from tests.runtime.ranks import in_processes
 from tilelink.errors import CapacityError, CaptureError, RankMismatchError
 from tilelink.frontend import sizes
-from tilelink.frontend.routes import Routing
+from tilelink.frontend.routes import Integers, Routing
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
@@ -204,6 +206,33 @@ def test_without_room_in_a_process_a_rank_and_on_virtual_ranks(pool: Pool) -> No
     made = pool.results(in_processes, first_refused, (0, 1))
     check_refused(FORMS[0], [m for m in made if m is not None], REFUSED[0][2])
     check_refused(FORMS[0], virtual_world(2, StandIn(sms=16)).run(first_refused), REFUSED[0][2])
+
+
+OWN = tk.Schedule(make=tk.SMs(1, tile=(16, 16), at="home"), add_up=tk.SMs(3, tile=(32, 16, 16)))
+
+
+def test_what_to_do_about_rows_without_room() -> None:
+    """In a program of the user's, which has no capacity=, and no topk_idx."""
+    longer = "give room for 15, pass a longer tensor, or parts={'R': lengths}"
+    routing, rooms = Routing(Integers.of_array(np.array(FULL))), {"S": (13, 7), "R": (14, 14)}
+    assert routing.without_room("route", rooms).endswith(longer)
+    wrong = Routing(Integers.of_array(np.array([[-8, 2], *FULL[1:]])))
+    assert wrong.without_room("route", rooms) == "route[0, 0] is -8: counts of rows are from 0 to 1073741824"
+    of_layer = wrong.without_room("route", rooms, True)
+    assert "8 entries of topk_idx of rank 0 out of range; experts are 0 to 3" in of_layer
+
+    def own(group: Any) -> str:
+        ones, sent = torch.ones(14, 16), torch.ones((13, 7)[group.rank], 16)
+        with pytest.raises(CapacityError) as e:
+            added_by_experts(
+                ones, sent, torch.ones(2, 16), torch.tensor(FULL, dtype=torch.int32), schedule=OWN, group=group,
+                parts=rooms,
+            )  # fmt: skip
+            group.synchronize()
+        return e.value.message
+
+    for said in small_world(2).run(own):
+        assert longer in said and "capacity" not in said
 
 
 def test_by_default_there_is_room_for_all_rows_on_one_rank() -> None:

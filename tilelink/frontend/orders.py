@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 
 import numpy as np
 
-from tilelink.errors import ScheduleError, Site
+from tilelink.errors import ScheduleError, Site, public
 from tilelink.frontend.arithmetic import evaluate, to_text
 from tilelink.frontend.expressions import RANK, WORLD, Expr, own, without_fractions
 from tilelink.frontend.kept import kept
@@ -17,7 +18,7 @@ STEP = own("step")
 PartOrder = Callable[[Any, Any, Any], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Order:
     """The order in which a worker set walks the tiles of a role.
 
@@ -33,7 +34,7 @@ class Order:
     """
 
     name: str
-    parts: PartOrder | None = field(repr=False)
+    parts: PartOrder | None
     group: int = 1
     columns: int = 0
     by_rank: bool = False
@@ -54,6 +55,13 @@ class Order:
         if self.columns:
             return f"columns_first({self.columns}, {name})"
         return name if self.group == 1 else f"grouped({self.group}, {name})"
+
+    def __repr__(self) -> str:
+        """As the user writes it, if it is one of ours: "tk.grouped(8, tk.ring)"."""
+        ours = LIBRARY.get(self.name)
+        if ours is None or ours.parts is not self.parts:
+            return str(self)
+        return re.sub(r"[a-z_]+", r"tk.\g<0>", str(self))
 
 
 @kept()
@@ -82,6 +90,7 @@ ring = Order("ring", lambda step, rank, world: (rank - step) % world)
 across_parts = Order("across_parts", None)
 """Tiles go over the boundaries of parts, from the first row of all ranks to the last, so a tile has no home. It is for
 few rows a rank: together they fill a tile, and a block of a weight is read once for all ranks."""
+LIBRARY = {o.name: o for o in (own_rank_first, next_rank_first, ring, across_parts)}
 
 
 def order(parts: PartOrder, *, group: int = 1) -> Order:
@@ -89,6 +98,7 @@ def order(parts: PartOrder, *, group: int = 1) -> Order:
     return Order(getattr(parts, "__name__", "order"), parts, group)
 
 
+@public
 def grouped(group: int, parts: Order = own_rank_first) -> Order:
     """The order `parts`, with the tiles of each part (across parts: all tiles) walked in groups of `group` rows."""
     if group < 1:
@@ -96,6 +106,7 @@ def grouped(group: int, parts: Order = own_rank_first) -> Order:
     return replace(parts, group=group)
 
 
+@public
 def columns_first(columns: int, parts: Order = own_rank_first) -> Order:
     """The order `parts`, with `columns` tiles of columns of all ranks, experts and rows before the next columns. So the
     first columns of all rows are made early (COMET, arXiv 2502.19811, section 3)."""

@@ -195,28 +195,32 @@ class Routing:
         """How many rows each rank has on both sides."""
         return dict(zip(route.sides, self._sides, strict=True))
 
-    def without_room(self, counts: str, rooms: Mapping[str, Sequence[int]]) -> str:
+    def without_room(self, counts: str, rooms: Mapping[str, Sequence[int]], of_operators: bool = False) -> str:
         """Why not all rows have room, "" if they have. `counts`: what these are called; `rooms`: of each rank, along
-        the dimension of rows at their sources, and along that at their homes."""
+        the dimension of rows at their sources, and along that at their homes; `of_operators`: whether an operator of
+        experts may have made the call."""
         table, world = self.array, self.array.shape[1]
         for e, s in np.argwhere((table < 0) | (table > MAX_ROWS)).tolist():
             said = f"{counts}[{e}, {s}] is {table[e, s]}: counts of rows are from 0 to {MAX_ROWS}"
-            if table[e, s] >= 0:
+            if table[e, s] >= 0 or not of_operators:
                 return said
-            wrong = "1 expert" if table[e, s] == -1 else f"{-table[e, s]} experts"
+            wrong = "1 entry" if table[e, s] == -1 else f"{-table[e, s]} entries"
             return (
-                f"{said}. In operators of experts: topk_idx of rank {s} names {wrong} out of range; give experts of "
-                "the layer, or -1 for none"
+                f"{said}. In operators of experts: {wrong} of topk_idx of rank {s} out of range; experts are 0 to "
+                f"{len(table) - 1} (with slices= or places=, up to as many as the layer has), or -1 for none"
             )
         by_home = table.reshape(world, -1, world).sum(2)
         for (dim, room), rows in zip(rooms.items(), (table.T, by_home), strict=True):
             for rank in np.flatnonzero(rows.sum(1) > np.array(room)).tolist():
                 most = int(rows[rank].argmax())
                 expert = most if rows is not by_home else most + rank * by_home.shape[1]
+                needed = rows[rank].sum()
+                how = f"pass a longer tensor, or parts={{'{dim}': lengths}}"
                 return (
-                    f"rank {rank} has room for {room[rank]} rows of {dim} and gets {rows[rank].sum()}; expert {expert} "
-                    f"has the most, {rows[rank, most]}. No row was moved: give room for {rows[rank].sum()}, in "
-                    "operators of experts by capacity="
+                    f"rank {rank} has room for {room[rank]} rows of {dim} and gets {needed}; expert {expert} has the "
+                    f"most, {rows[rank, most]}. No row was moved: give room for {needed}, "
+                    + (f"in operators of experts by capacity={needed}; in calls of programs " if of_operators else "")
+                    + how
                 )
         return ""
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
-from tilelink.errors import ScheduleError, Site, TileSizeError, listed, public, similar
+from tilelink.errors import ScheduleError, Site, TileSizeError, listed, public, public_class, similar
 from tilelink.frontend.orders import Order, next_rank_first, own_rank_first, ring
 from tilelink.language import launched
 
@@ -22,6 +22,7 @@ WAITS = ("whole", "pieces")
 class _Fields:
     """Base of dataclasses whose errors name the user's line."""
 
+    @public
     def __new__(cls, *given: Any, **named: Any) -> Self:
         """Raises ScheduleError for unknown fields, and for fields that are given twice."""
         known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
@@ -37,6 +38,7 @@ class _Fields:
     hint: ClassVar[str] = ""
 
 
+@public_class
 @dataclass(frozen=True)
 class SMs(_Fields):
     """A role on streaming multiprocessors (SMs), inside the program's persistent kernel. One worker runs on one SM.
@@ -105,6 +107,7 @@ class SMs(_Fields):
         return f"SMs({', '.join(parts)}, stages={self.stages}, warps={self.warps})"
 
 
+@public_class
 @dataclass(frozen=True)
 class Epilogue(_Fields):
     """A role inside the epilogue of `of`, an earlier role that makes the tiles it waits for.
@@ -124,6 +127,7 @@ class Epilogue(_Fields):
         return f"Epilogue({self.of!r})"
 
 
+@public_class
 @dataclass(frozen=True)
 class CopyEngine(_Fields):
     """A role on the copy engines. The host enqueues its copies, each followed by a write of 1 to its signal. The
@@ -170,6 +174,7 @@ class Schedule(Mapping[str, Resource]):
     `tk.Schedule(matmul=large, **{"matmul[1]": small})`.
     """
 
+    @public
     def __init__(
         self,
         /,

@@ -131,7 +131,7 @@ def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
                 "(2**30) is the most; use larger tiles",
                 role.site,
             )
-    sharing = []
+    sharing, fewer = [], []
     for roles in members(program.in_kernel):
         resource = roles[0].resource
         assert isinstance(resource, SMs)
@@ -141,10 +141,12 @@ def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
             workers = max(1, min(resource.count, sum(tiles[r.name] for r in roles)))
             made |= {r.name: Allotment(first, workers, tiles[r.name]) for r in roles}
             first += workers
+            if workers < resource.count:
+                fewer.append(f"{roles[0].launched}: {workers} of its {resource.count}, one for each tile")
     if first + bool(sharing) > sms:
         raise ScheduleError(
-            f"{program.name} asks for {first} SMs by count" + (" and at least one for the others" if sharing else "")
-            + f"; the device has {sms}",
+            f"{program.name} asks for {first} SMs by count" + (f" ({'; '.join(fewer)})" if fewer else "")
+            + (" and at least one for the others" if sharing else "") + f"; the device has {sms}",
             program.schedule_site,
         )
     for role in sharing:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from tilelink.errors import ArgumentError, Site
+from tilelink.errors import ArgumentError, Site, public_class
 from tilelink.nn.layouts import (
     Layouts,
     as_dtensor,
@@ -22,6 +22,7 @@ from tilelink.nn.linear import ANYWHERE, column_linear, row_linear
 from tilelink.ops.checks import DTYPES
 
 
+@public_class
 class ColwiseLinear(nn.Linear):
     """An `nn.Linear` that `ColwiseParallel` has spread: `weight` and `bias` are DTensors, Shard(0)."""
 
@@ -42,6 +43,7 @@ class ColwiseLinear(nn.Linear):
         return f"{super().extra_repr()}, {self.layouts}{shared}"
 
 
+@public_class
 class RowwiseLinear(nn.Linear):
     """An `nn.Linear` that `RowwiseParallel` has spread: `weight` is a DTensor, Shard(1), `bias` one that is
     replicated."""

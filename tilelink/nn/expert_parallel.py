@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from tilelink.errors import ArgumentError, ShapeError, Site, listed
+from tilelink.errors import ArgumentError, ShapeError, Site, listed, public, public_class
 from tilelink.nn.layouts import Layouts, as_dtensor, distributed, laid_out, redistributed
 from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group
@@ -29,6 +29,7 @@ DEFAULT_GATE = "_default_apply_gate"
 """and what it calls the activation of modules without one of their own: act_fn of the gate, times up."""
 
 
+@public_class
 class ExpertParallel(ParallelStyle):
     """A style of a module that holds the weights of all experts in two 3-D parameters, as the experts of transformers
     do: whole experts are spread over the ranks of a mesh of one dimension, and the module computes by
@@ -138,6 +139,7 @@ class ExpertParallel(ParallelStyle):
             raise ArgumentError(f"{kind} has no act_fn: give activation=", Site.of_user())
 
 
+@public
 def replace_moe(
     model: nn.Module, mesh: DeviceMesh | dist.ProcessGroup | str | None = None, **options: Any
 ) -> nn.Module:
@@ -177,6 +179,7 @@ class HowSpread:
     options: dict[str, Any]
 
 
+@public_class
 class SpreadExperts(nn.Module):
     """What comes before the class of a module whose experts are spread."""
 

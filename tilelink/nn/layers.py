@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tilelink.errors import ArgumentError, Site
+from tilelink.errors import ArgumentError, Site, public, public_class
 from tilelink.nn.linear import check_column_plan, check_row_plan, column_linear, row_linear, share
 from tilelink.ops.collectives import Members, name_of_group
 
@@ -69,6 +69,7 @@ class _Part(nn.Module):
         return ", ".join(f"{k}={v}" for k, v in told.items()) + f", a rank has {tuple(self.weight.shape)}"
 
 
+@public_class
 class ColumnParallelLinear(_Part):
     """A linear layer whose outputs are spread over the ranks of a group: every rank has `out_features / ranks` of them,
     of all tokens. For several `out_features` (Q, K and V; gate and up) there are as many results, of one weight and one
@@ -109,6 +110,7 @@ class ColumnParallelLinear(_Part):
         self._make([share(n, world, "out_features") for n in sizes], in_features, bias, device, dtype)
 
     @classmethod
+    @public
     def from_linear(cls, linear: nn.Linear | Sequence[nn.Linear], **options: Any) -> Self:
         """The rank's part of a layer, or of several that share their input; dtype and device are theirs. `options`:
         those of the class."""
@@ -133,6 +135,7 @@ class ColumnParallelLinear(_Part):
         return self._shown("gather_dim", self.gather_dim)
 
 
+@public_class
 class RowParallelLinear(_Part):
     """A linear layer whose input features are spread over the ranks of a group, as a `ColumnParallelLinear` before it
     leaves them: products are summed over the ranks, and the bias is added once, to the sum.
@@ -170,6 +173,7 @@ class RowParallelLinear(_Part):
         self._make([out_features], columns, bias, device, dtype)
 
     @classmethod
+    @public
     def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
         """The rank's part of a layer; dtype and device are its own. `options`: those of the class."""
         return cls._of([linear], linear.out_features, **options)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tilelink.errors import ArgumentError, ShapeError, Site
+from tilelink.errors import ArgumentError, ShapeError, Site, public, public_class
 from tilelink.frontend.values import dtype_name
 from tilelink.ops.agreement import told
 from tilelink.ops.collectives import Members, name_of_group, world_of
@@ -21,6 +21,7 @@ from tilelink.plans.model import DOWN, GATE_UP, Experts, WholeLayer
 from tilelink.plans.room import heap_bytes
 
 
+@public_class
 class MoE(nn.Module):
     """A router, experts, and the sum of each token's experts: `tilelink.ops.mixture_of_experts`.
 
@@ -88,6 +89,7 @@ class MoE(nn.Module):
         self.reset_parameters()
 
     @classmethod
+    @public
     def of(cls, gate_up: torch.Tensor, down: torch.Tensor, top: int, **options: Any) -> Self:
         """The layer with this rank's part of the weights of all experts: gate_up (experts, 2 * hidden, width) and down
         (experts, width, hidden). `options`: as of the layer. Raises ShapeError, and what the layer does."""

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel as TorchColwisePar
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.parallel import RowwiseParallel as TorchRowwiseParallel
 
-from tilelink.errors import ArgumentError, Site
+from tilelink.errors import ArgumentError, Site, public_class
 from tilelink.nn.dtensor_linear import ColwiseLinear, RowwiseLinear, Siblings
 from tilelink.nn.layouts import Layouts, as_dtensor, distributed, is_shard, redistributed
 from tilelink.nn.linear import ANYWHERE, check_column_plan, check_row_plan, share
@@ -27,6 +27,7 @@ from tilelink.ops.collectives import name_of_group
 Ours = TypeVar("Ours", ColwiseLinear, RowwiseLinear)
 
 
+@public_class
 class ColwiseParallel(TorchColwiseParallel):
     """As torch's ColwiseParallel, with the same arguments: output features of an `nn.Linear` are spread over the ranks.
     Where its input is spread over tokens (`input_layouts=Shard(1)`, say), the gather and the product are one
@@ -59,6 +60,7 @@ class ColwiseParallel(TorchColwiseParallel):
         return module
 
 
+@public_class
 class RowwiseParallel(TorchRowwiseParallel):
     """As torch's RowwiseParallel, with the same arguments: input features of an `nn.Linear` are spread over the ranks,
     and products are summed over them. A result that is spread over tokens (`output_layouts=Shard(1)`, say) is one
@@ -91,6 +93,7 @@ class RowwiseParallel(TorchRowwiseParallel):
         return module
 
 
+@public_class
 class SharedColwiseParallel(ParallelStyle):
     """A style of a module (attention, a feed-forward layer) of which several linears are called with one input: Q, K
     and V; gate and up. It makes them column-parallel, each as `ColwiseParallel` would, and their input is gathered once

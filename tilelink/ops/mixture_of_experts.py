@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, listed, public
+from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, function_text, listed, public
 from tilelink.ops import experts as made_of
 from tilelink.ops.agreement import agree, agreed_machine, told, told_of_machine
 from tilelink.ops.checks import cast_for, check_devices, check_tensors, no_autocast
@@ -22,6 +22,7 @@ from tilelink.ops.whole_layer import PLANS_OF_ONE, layer_of_experts, swiglu
 from tilelink.plans.layer_plans import PAIRS, in_one, is_once, without_changes
 from tilelink.plans.names import AUTO, TORCH
 from tilelink.plans.whole_layer import fastest_layer
+from tilelink.runtime.agreement import TOKENS
 
 PLANS = (*(name for pair in PAIRS for name in pair.schedules), *PLANS_OF_ONE, TORCH, AUTO)
 """Of `mixture_of_experts`, without changes."""
@@ -211,8 +212,9 @@ def _check(
     known_plan(plan)
     if in_one(plan) and activation is not swiglu:
         raise ArgumentError(
-            f"plan={plan!r} computes SwiGLU inside of its kernel, and activation={activation!r} is another function: "
-            f"give tilelink.ops.swiglu, or take plan={PLANS[0]!r}, whose kernels end before the activation",
+            f"plan={plan!r} computes SwiGLU inside of its kernel, and activation={function_text(activation)} is "
+            f"another function: give tilelink.ops.swiglu, or take plan={PLANS[0]!r}, whose kernels end before the "
+            "activation",
             Site.of_user(),
         )
 
@@ -231,9 +233,8 @@ def _fastest(
     dtype = str(x.dtype).removeprefix("torch.")
 
     def tell() -> dict[str, Any]:
-        return {"operator": "mixture_of_experts", "sizes": (*sizes, room), "dtype": dtype, "slices": slices} | (
-            told_of_machine(members, device)
-        )  # fmt: skip
+        said = {TOKENS: tokens, "sizes": (*sizes, room), "dtype": dtype, "slices": slices}
+        return {"operator": "mixture_of_experts", **said, **told_of_machine(members, device)}
 
     agree(members, device, tell)
     machine, reserved = agreed_machine(members, device), reserved_on(members, device)

@@ -14,6 +14,7 @@ from tilelink.ops import routed
 from tilelink.ops.experts_call import OfExperts
 from tilelink.ops.operator import Operator
 from tilelink.ops.plain import Plain
+from tilelink.runtime.agreement import TOKENS
 
 
 @dataclass
@@ -39,7 +40,7 @@ class GatherCounts(OfExperts):
             )
 
     def told(self) -> Mapping[str, Any]:
-        return {"experts": self.x.shape[1], "top": self.top, "the most tokens of a rank (tokens=)": self.tokens}
+        return {"experts": self.x.shape[1], "top": self.top, TOKENS: self.tokens}
 
     def run(self, path: Plain) -> torch.Tensor:
         return path.all_gather(self.x, [1] * self.members.world)().T.contiguous()
@@ -70,8 +71,8 @@ class RouteOnce(OfExperts):
 
     def told(self) -> Mapping[str, Any]:
         tokens, top = self.x.shape
-        said = {"the most tokens of a rank (tokens=)": tokens, "top": top}
-        return {"experts": self.experts, "slices": self.slices, "room": self.room, **said}
+        said = {TOKENS: tokens, "top": top, "room": self.room}
+        return {"experts": self.experts, "slices": self.slices, **said}
 
     def run(self, path: Plain) -> tuple[torch.Tensor, ...]:
         members, tokens = path.members, len(self.x)

@@ -159,7 +159,7 @@ def check_room(path: Plain, counts: torch.Tensor, sent: int, room: int) -> None:
     if isinstance(path.members, Traced):
         return
     routing, world = Routing(Integers.of_array(counts.cpu().numpy())), path.members.world
-    if said := routing.without_room("counts", {"sent": (sent,) * world, "routed": (room,) * world}):
+    if said := routing.without_room("counts", {"sent": (sent,) * world, "routed": (room,) * world}, True):
         raise CapacityError(said, Site.of_user())
 
 

@@ -138,7 +138,7 @@ def reason(plain: Unfused, forms: Forms) -> str:
 def _parts(plain: Unfused) -> str:
     parts = [(plain.product_us, "products"), (plain.collective_us, "collective"), (plain.launch_us, "launch")]
     said = ", ".join(f"{us:,.1f} {name}" for us, name in parts)
-    return said + (f", {plain.hidden_us:,.1f} of them at the same time" if plain.hidden_us else "")
+    return said + (f", less {plain.hidden_us:,.1f} in which products and collective overlap" if plain.hidden_us else "")
 
 
 def path_of(prediction: Prediction) -> str:

@@ -85,10 +85,10 @@ class WholeLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """A model's configuration. `file`: where it stands; `text`: that file, to find lines in."""
+    """A model's configuration. `file`: where it stands, None for one of ours; `text`: that file, to find lines in."""
 
     name: str
-    file: str
+    file: str | None
     text: str
     values: Mapping[str, Any]
 
@@ -172,15 +172,17 @@ class Model:
         return size // ranks
 
     def error(self, key: str, message: str) -> ConfigError:
-        """An error about a key, at its line if the file has it."""
+        """An error about a key, at its line if the file of the user has it."""
+        if self.file is None:
+            return ConfigError(message)
         lines = self.text.splitlines()
-        number = next((n for n, line in enumerate(lines, 1) if re.search(rf'"{key}"\s*:|^{key} =', line)), 1)
+        number = next((n for n, line in enumerate(lines, 1) if re.search(rf'"{key}"\s*:', line)), 1)
         return ConfigError(message, Site(self.file, number, lines[number - 1].strip() if lines else ""))
 
 
 def known_models() -> dict[str, dict[str, Any]]:
     """The models that have a name here: what their configurations say, with its source."""
-    return tomllib.loads(_table().read_text())
+    return tomllib.loads((resources.files("tilelink.plans") / "models.toml").read_text())
 
 
 def model(name: str) -> Model:
@@ -188,7 +190,7 @@ def model(name: str) -> Model:
     ConfigError."""
     known = known_models()
     if name in known:
-        return Model(name, str(_table()), "", known[name])
+        return Model(name, None, "", known[name])
     path = (Path(name) / "config.json" if Path(name).is_dir() else Path(name)).resolve()
     names = ", ".join(known)
     if not path.is_file():
@@ -210,7 +212,3 @@ def model(name: str) -> Model:
     if values["model_type"] not in (*DENSE, *EXPERTS):
         raise made.error("model_type", f"models of type {values['model_type']} are not known; known are {kinds}")
     return made
-
-
-def _table() -> Any:
-    return resources.files("tilelink.plans") / "models.toml"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tilelink.errors import ScheduleError, Site, TileLinkError, listed, similar
 from tilelink.frontend import orders as words
 from tilelink.frontend.orders import Order
-from tilelink.frontend.schedule import Epilogue, Resource, Schedule
+from tilelink.frontend.schedule import CopyEngine, Epilogue, Resource, Schedule, SMs
 from tilelink.language import launched
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ def _read_field(program: Program, resource: Resource, field: str, value: str) ->
 
     known = _field_texts(program, resource)
     if field not in known:
-        raise ScheduleError(f"a role on {type(resource).__name__} has no {field}; it has {listed(known, field)}")
+        elsewhere = any(field == f.name for kind in (SMs, CopyEngine) for f in fields(kind))  # so it is no typing error
+        has = ", ".join(known) if elsewhere else listed(known, field)
+        raise ScheduleError(f"a role on {type(resource).__name__} has no {field}; it has {has}")
     match field:
         case "tile":
             return {"tile": tuple(optional(n) for n in value.split("x"))}

@@ -10,6 +10,13 @@ import torch.distributed as dist
 from tilelink.errors import RankMismatchError, Site, TileLinkError, WorldError
 
 T = TypeVar("T")
+ALIKE = "the ranks of a group call the same programs with the same schedules and sizes, in the same order"
+TOKENS = "tokens="
+ADVICE = {
+    "sizes": f"{ALIKE}; shards of different lengths are told to every rank, by parts=",
+    TOKENS: "pass the most tokens of any rank as tokens=, on every rank",
+}
+"""What to do about what ranks have differently, by what that is called, where it is not `ALIKE`."""
 
 
 def mismatch(what: str, calls: Mapping[int, Mapping[str, Any]]) -> str | None:
@@ -22,11 +29,7 @@ def mismatch(what: str, calls: Mapping[int, Mapping[str, Any]]) -> str | None:
                 if isinstance(mine, dict) and isinstance(theirs, dict):
                     both = [k for k in mine if k in theirs and mine[k] != theirs[k]]
                     mine, theirs = ({k: d[k] for k in both} or d for d in (mine, theirs))
-                uneven = "; shards of different lengths are told to every rank, by parts=" if name == "sizes" else ""
-                return (
-                    f"{what}: rank {rank} has {name} {mine}, rank {first} {theirs}; the ranks of a group call the "
-                    f"same programs with the same schedules and sizes, in the same order{uneven}"
-                )
+                return f"{what}: rank {rank} has {name} {mine}, rank {first} {theirs}; {ADVICE.get(name, ALIKE)}"
     return None
 
 

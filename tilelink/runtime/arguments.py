@@ -166,8 +166,11 @@ class _Sizes:
         lengths_of = {d: self.lengths(d, given) for d, given in parts.items()}
         for d, lengths in lengths_of.items():
             if d not in cut:
-                spread = ", ".join(sorted(cut)) or "nothing"
-                raise ShapeError(f"parts of {d}: it is not spread over the ranks; {spread} is", self.site)
+                spread, are = ", ".join(sorted(cut)) or "nothing", "are" if len(cut) > 1 else "is"
+                cuttable = any(d in w.dims for w in declared.values())
+                ways = [f"declare axis= in tk.Sharded to cut {d}"] * cuttable + [f"give parts of {spread}"] * bool(cut)
+                what = f"parts of {d}: it is not spread over the ranks; {spread} {are}: {', or '.join(ways)}"
+                raise ShapeError(what, self.site)
             found[d] = lengths, "parts"
         local = [(n, k) for n in self.tensors for k in range(len(declared[n].dims))]
         for name, k in sorted(local, key=lambda e: e[1] != declared[e[0]].sharded):

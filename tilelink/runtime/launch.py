@@ -70,8 +70,11 @@ class Record:
         """Why the rows of the run were left out, "" if they were not."""
         parts, program = dict(self.prepared.sizes.parts), self.prepared.program
         each = zip(program.routes, self.routings, strict=True)
-        said = next(filter(None, (n.without_room(r.counts, {d: parts[d] for d in r.sides}) for r, n in each)), "")
-        return said and f"{program.name}: {said}"
+        for route, routing in each:
+            rooms = {d: parts[d] for d in route.sides}
+            if said := routing.without_room(route.counts, rooms, program.site.in_library):
+                return f"{program.name}: {said}"
+        return ""
 
 
 class Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from tilelink.analysis.simulate import FUSED, UNFUSED
 from tilelink.ops.mixture_of_experts import PLANS
 from tilelink.plans import MARGIN, choose
 from tilelink.plans.routings import ROUTINGS
+from tilelink.plans.unfused import Unfused
 from tilelink.tools.cli import plan
 from tilelink.tools.cli.command import tried
 
 CONTRACT = {"layer", "op", "tokens", "unfused_us", "fused_us", "bound_us", "choice", "reason", "schedule"}
 ONCE = "all_gather_grouped_matmul", "grouped_matmul_reduce_scatter"
 GATHER, SCATTER, REDUCE = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce"
+ONE: dict[str, Any] = {"M": 1, "N": 64, "K": 32, "world": 2, "machine": "h800"}
 
 
 @pytest.fixture
@@ -187,6 +190,23 @@ def test_bad_input(
     error = run.error("plan", str(config), *flags.split())
     assert (error["class"], error["line"]) == (kind, line) and said in error["message"]
     assert error["file"] == (str(config) if line else None)
+
+
+def test_models_of_ours_name_the_flag(run: Run) -> None:
+    error = run.error("plan", "llama-3-8b", "--tp", "3")
+    assert (error["class"], error["file"]) == ("ConfigError", None)
+    assert error["message"] == "--tp 3: num_attention_heads is 32, which 3 ranks can't share evenly"
+    error = run.error("plan", "mixtral-8x7b", "--tp", "6", "--ep", "3")
+    assert error["message"].startswith("--tp 6 --ep 3: num_attention_heads is 32")
+
+
+def test_a_time_is_rounded_once(run: Run, config: Path, one_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For people from the exact time, as reasons are; for programs to three digits."""
+    exact = 77.85 + 1e-4
+    monkeypatch.setattr(plan, "choose", lambda *_, **__: replace(choose(REDUCE, **ONE), unfused=Unfused(exact, 0, 0)))
+    asked = ["plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1"]
+    assert run(*asked)[1]["rows"][0]["unfused_us"] == 77.85
+    assert "  77.9  " in run.text(*asked)[1]
 
 
 def test_no_such_model(run: Run) -> None:

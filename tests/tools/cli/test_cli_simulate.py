@@ -108,12 +108,14 @@ def test_a_sweep_tells_of_the_fastest(capsys: pytest.CaptureFixture[str]) -> Non
         (["world=two"], "--sweep world=two: a natural number"),
         (["M=512", "M=1024"], "given twice"),
         (["M=many"], "--sweep M=many: "),
+        (["schedule=engine", "gather.count=8"], "--sweep gather.count=8: a role on CopyEngine has no count; it has"),
         (["schedule=nonsense"], "no point of the sweep can be; schedule=nonsense: "),
     ],
 )
 def test_a_sweep_that_cannot_be(capsys: pytest.CaptureFixture[str], axes: list[str], said: str) -> None:
     code, answer = simulate(capsys, *(word for axis in axes for word in ("--sweep", axis)))
     assert code == 2 and answer["error"]["class"] == "UsageError" and said in answer["error"]["message"]
+    assert "did you mean columns" not in answer["error"]["message"]
 
 
 def test_a_description_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

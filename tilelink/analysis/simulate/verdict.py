@@ -69,9 +69,7 @@ def deciding(prediction: Prediction) -> str:
 
 def times_as_fast(ratio: float) -> str:
     """How a form that takes 1 / `ratio` as long as the unfused one compares with it."""
-    if f"{ratio:.2f}" == f"{1 / ratio:.2f}" == "1.00":
-        return "as fast as unfused"
-    return f"{ratio:.2f} times as fast as unfused" if ratio > 1 else f"slower than unfused, {1 / ratio:.2f} times"
+    return "as fast as unfused" if f"{ratio:.2f}" == "1.00" else f"{ratio:.2f} times as fast as unfused"
 
 
 def neighbour(prediction: Prediction, role: str) -> Neighbour | None:
@@ -151,10 +149,10 @@ def _workers(prediction: Prediction, role: str) -> str:
     found = neighbour(prediction, role)
     if found is None:
         return f"Each of its {tiles} tiles has a worker." if workers >= tiles else "No SM is left for more workers."
-    whose = "" if found.role == prediction.steps.events.program.role(role).launched else f"{found.role} on "
-    helps = "more workers would help" if found.helps else "more workers would not help"
-    takes = f"takes {found.makespan_us:,.1f} us: {helps}"
-    return f"With {whose}{found.after} workers instead of {found.before} the run {takes}."
+    whose = "" if found.role == prediction.steps.events.program.role(role).launched else f" for {found.role}"
+    needs = f"{role} needs {'more' if found.helps else 'no more'} SMs"
+    workers_then = f"with {found.after} workers instead of {found.before}{whose}"
+    return f"{needs}: {workers_then}, the run takes {found.makespan_us:,.1f} us."
 
 
 def _place(order: list[str], role: str, longest: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import FUSED, UNFUSED
-from tilelink.errors import TileLinkError
+from tilelink.errors import ConfigError, TileLinkError
 from tilelink.plans import MARGIN, Choice, choose
 from tilelink.plans.experts import choose_experts, experts_bound_us
 from tilelink.plans.model import Experts, Layer, Model, WholeLayer, model
@@ -57,7 +57,12 @@ def run(args: argparse.Namespace) -> Answer:
     if args.ep < 1 or tp % args.ep:
         raise UsageError(f"--ep {args.ep}: experts are spread over so many of the {tp} ranks, which it has to divide")
     described.leaving(args.reserved).matmul_rate(configured.dtype)  # says what is wrong where there is none
-    layers, experts = configured.layers(tp), configured.experts(tp, args.ep)
+    try:
+        layers, experts = configured.layers(tp), configured.experts(tp, args.ep)
+    except ConfigError as e:
+        if e.site is not None:
+            raise
+        raise ConfigError(f"--tp {tp}{f' --ep {args.ep}' if args.ep > 1 else ''}: {e.message}") from None
     if args.ep > 1 and not experts:
         raise UsageError(f"--ep {args.ep}: {configured.name} has no experts")
     rows = _rows([
@@ -68,7 +73,7 @@ def run(args: argparse.Namespace) -> Answer:
     keys = {
         "label": "predicted", "machine": args.machine, "model": configured.name, "dtype": configured.dtype, "tp": tp,
         "ep": args.ep, "routing": args.routing, "reserved": args.reserved, "margin": MARGIN, "interval": FUSED.keys(),
-        "unfused_interval": UNFUSED.keys(), "rows": rows,
+        "unfused_interval": UNFUSED.keys(), "rows": [_rounded(row) for row in rows],
     }  # fmt: skip
     ep = args.ep if experts else None
     return Answer(keys, _text(described.leaving(args.reserved), configured, tp, ep, rows, args.routing))
@@ -126,13 +131,22 @@ def _row(job: Job) -> Row:
     if isinstance(layer, Experts | WholeLayer):
         row["bound_us"] = experts_bound_us(layer.products, described, job.dtype, tokens, job.routing)
     if isinstance(choice, LayerChoice):
-        row["forms_us"] = {name: round(us, 3) for name, us in choice.forms_us.items()}
+        row["forms_us"] = dict(choice.forms_us)
     elif choice is not None and choice.fused is not None:
         row |= {"schedule": choice.fused.schedule, "program": choice.fused.program}
     for form, interval in (("unfused", UNFUSED), ("fused", FUSED)):
         us = row[f"{form}_us"]
-        row[f"{form}_interval_us"] = None if us is None else [round(t, 3) for t in interval.of(us)]
-    return {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}
+        row[f"{form}_interval_us"] = None if us is None else list(interval.of(us))
+    return row
+
+
+def _rounded(value: Any) -> Any:
+    """A value of a row, as answers have it: times in microseconds with three digits."""
+    if isinstance(value, dict):
+        return {key: _rounded(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [_rounded(v) for v in value]
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def _called(row: Row) -> str:

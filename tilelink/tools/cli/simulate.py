@@ -158,7 +158,7 @@ def _swept(args: argparse.Namespace) -> list[dict[str, Any]]:
     jobs = [_at(args, p) for p in points]  # bad keys are found before anything runs
     found: dict[int, dict[str, Any]] = {}
     for done, (k, made) in enumerate(on_all_cores(point, jobs), start=1):
-        what = {"error": f"{type(made).__name__}: {made.message}"} if isinstance(made, TileLinkError) else made
+        what = {"error": _error(made, points[k])} if isinstance(made, TileLinkError) else made
         found[k] = {"point": points[k], **what}
         said = found[k].get("error") or f"{found[k]['makespan_us']:,.1f} us"
         print(f"[{done}/{len(jobs)}] {_named(points[k])}: {said}", file=sys.stderr, flush=True)
@@ -166,6 +166,14 @@ def _swept(args: argparse.Namespace) -> list[dict[str, Any]]:
     if not fine:
         raise UsageError(f"no point of the sweep can be; {_named(points[0])}: {found[0]['error']}")
     return fine + [found[k] for k in sorted(found) if "error" in found[k]]
+
+
+def _error(error: TileLinkError, where: Point) -> str:
+    """What is wrong at a point of a sweep, which may be one of its changes of the schedule."""
+    said = error.message
+    for key, value in where.items():
+        said = said.replace(f"--schedule {key}={value}:", f"--sweep {key}={value}:")
+    return f"{type(error).__name__}: {said}"
 
 
 def _at(args: argparse.Namespace, where: Point) -> argparse.Namespace:
