@@ -45,8 +45,9 @@ DIMENSIONS = [
         "first entry of a tile",
         TileSizeError,
         "m = t.M.start\na = out[m, t.N]  # <-",
-        "out[m, t.N] takes of M the first entry of the tile alone: give role tiles of 1 along M",
-        "or take its range, t.M",
+        "takes only the first entry that a tile has along M",
+        "give role tiles of 1 along M in the schedule",
+        "or index by t.M",
     ),
     tile(
         "too many indices", DimensionError, "a = out[t, t.rows].load()  # <-", "out has the dimensions M, N; 3 indices"

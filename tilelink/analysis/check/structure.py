@@ -233,7 +233,10 @@ def _misplaced(view: ir.View, tensor: ir.Tensor, place: RolePlace) -> str:
     """Why a view may reach out of its tensor, its part or the world, or is another rank's output; "" if it does not."""
     writes = isinstance(place.statement, ir.Write) and view == place.statement.target
     if writes and tensor.kind == "output" and view.home != RANK:
-        return f"{view} may be memory of another rank than the one that stores it; with at='home' its home does"
+        return (
+            f"{view} may be memory of another rank than the one that stores it; at='home' in the schedule lets its "
+            "home store it"
+        )
     if view.home != ir.ALL_RANKS and not (isinstance(view.home, Expr) and _below(view.home, WORLD, place)):
         return f"{view} may be on a rank outside the world"
     for k, (dim, i) in enumerate(zip(tensor.dims, view.index, strict=True)):

@@ -65,8 +65,9 @@ class Views(Source):
         """Raises TileSizeError where an entry is the first of those that a tile has along a dimension: its tiles would
         leave out the others, and a schedule would change the result."""
         if any((r.dim, r.start) == (dim, i) and r.extent != 1 for r in self.tile.ranges):
-            self.fail(TileSizeError, node, f"{ast.unparse(node)} takes of {dim} the first entry of the tile alone: "
-                      f"give {self.function.name} tiles of 1 along {dim} in the schedule, or take its range, t.{dim}")
+            self.fail(TileSizeError, node, f"{ast.unparse(node)} takes only the first entry that a tile has "
+                      f"along {dim}: give {self.function.name} tiles of 1 along {dim} in the schedule, or index by "
+                      f"t.{dim}")
 
     def entries(self, nodes: list[ast.expr], tensor: TensorWord) -> list[Any]:
         """The entries of an index of a tensor: ranges (a tile has several), dimensions, integers, parts, views of
