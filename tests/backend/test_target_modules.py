@@ -7,6 +7,7 @@ import importlib.util
 
 import pytest
 
+from tilelink.analysis.placement import GPU_SIGNAL
 from tilelink.backend.parameters import MULTICAST_PRIMITIVES, NETWORK_PRIMITIVES, PRIMITIVES
 from tilelink.backend.targets import NETWORKS, TARGETS, Target
 from tilelink.runtime.cpu.world import LATE
@@ -20,3 +21,7 @@ def test_a_module_has_all_primitives(target: Target) -> None:
     needed |= set(MULTICAST_PRIMITIVES) if target.multicast else set()
     needed |= set(NETWORK_PRIMITIVES) if target.network else set()
     assert needed <= set(vars(importlib.import_module(target.module)))
+
+
+def test_signals_of_gpus_lie_as_far_apart_as_the_check_says() -> None:
+    assert {t.signal_bytes for t in TARGETS.values() if t.backend} == {GPU_SIGNAL}

@@ -138,6 +138,26 @@ SCHEDULES = [
         "0 stages",
     ),
     schedule(
+        "True for a number of SMs",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs(True, {GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",
+        "True SMs",
+    ),
+    schedule(
+        "more SMs than kernels count to",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs(10**30, {GATHER_TILE}), use=tk.SMs({USE_TILE}))  # <-",
+        f"{10**30} SMs",
+        "fewer than 2**31",
+    ),
+    schedule(
+        "True in a tile",
+        TileSizeError,
+        f"tk.Schedule(gather=tk.SMs(tile=(True, 16)), use=tk.SMs({USE_TILE}))  # <-",
+        "(True, 16)",
+        "True is not a power of two",
+    ),
+    schedule(
         "three warps",
         ScheduleError,
         f"tk.Schedule(gather=tk.SMs({GATHER_TILE}, warps=3), use=tk.SMs({USE_TILE}))  # <-",

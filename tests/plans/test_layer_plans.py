@@ -14,7 +14,7 @@ from tilelink.plans.experts import Tokens, choose_experts
 from tilelink.plans.layer_plans import OF_ROWS, OF_TOKENS, combined, is_once, plan_of
 from tilelink.plans.model import Experts, WholeLayer, model
 from tilelink.plans.routings import EVEN, POWER_LAW, rows_of_experts, tokens_of_ranks
-from tilelink.plans.whole_layer import choose_layer, fastest_layer
+from tilelink.plans.whole_layer import activation_us, choose_layer, fastest_layer
 
 DOWN = Experts("experts_down", 256, 8, 7168, 2048, spread=8, cut=1)
 
@@ -82,6 +82,15 @@ def test_auto_is_what_a_whole_layer_is_predicted_to_take() -> None:
         assert fastest_layer("h800", 0, 8, "bfloat16", *sizes, cut, True) == choice.fastest
         assert not is_once(fastest_layer("h800", 0, 8, "bfloat16", *sizes, cut, False))
     assert fastest_layer(None, 0, 8, "bfloat16", 256, 8, 2, 2048, 1536, 512) == "push"
+
+
+def test_unfused_a_layer_takes_what_its_products_take() -> None:
+    """Whichever fused form is the fastest of the layer, and of each product; and SwiGLU over the rows there are."""
+    h800, layer = machine("h800"), WholeLayer(*model("qwen3-30b-a3b").experts(8, 8))
+    choice = choose_layer(layer, h800, "bfloat16", 256)
+    products = [choose_experts(product, h800, "bfloat16", 256) for product in layer]
+    between = activation_us(h800, "bfloat16", 256 * layer.gate_up.each // 8, layer.down.depth)
+    assert choice and choice.unfused_us == pytest.approx(sum(p.unfused_us for p in products if p) + between)
 
 
 def test_tokens_between_two_powers_of_two_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.values import ITEM_SIZE
 
 ALIGNMENT = 256
+GPU_SIGNAL = 32
+"""Bytes from one signal to the next on GPUs; on CPUs they lie side by side."""
 
 
 def aligned(n: int) -> int:
@@ -57,9 +59,9 @@ def bytes_on(tensor: Tensor, sizes: Sizes) -> int:
     return prod(shape_on(tensor, sizes, None)) * ITEM_SIZE[tensor.dtype]
 
 
-def placed(program: TileProgram, sizes: Sizes, *, word: int = 4, stage: int = 0) -> Placement:
-    """Lays a run out in a slot, one tensor after the other. `word`: bytes of a signal; `stage`: bytes for blocks that
-    are on their way to another node."""
+def placed(program: TileProgram, sizes: Sizes, *, word: int = GPU_SIGNAL, stage: int = 0) -> Placement:
+    """Lays a run out in a slot, one tensor after the other. `word`: bytes of a signal, by default on GPUs; `stage`:
+    bytes for blocks that are on their way to another node."""
     data, data_bytes = [], 0
     for tensor in program.on_heap:
         data.append((tensor.name, data_bytes))

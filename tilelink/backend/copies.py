@@ -7,12 +7,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import sympy
-
 from tilelink.backend.facts import copied_chunks
 from tilelink.backend.kernel import Kind, Source, call
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import of_dim
+from tilelink.frontend.expressions import of_dim, smaller
 from tilelink.frontend.ir import Range, View
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ def through_registers(emitter: RoleEmitter, s: ir.Copy, put: Callable[[View, Sou
         for a, n in copied_chunks(s.source.ranges):
             lo, bounds = of_dim(a.dim, "at"), (emitter.text(a.start), emitter.text(a.stop))
             opened.enter_context(emitter.write.loop(emitter.local(lo.name), *bounds, n))
-            chunk = Range(a.dim, lo, sympy.Min(lo + n, a.stop), n, a.part)
+            chunk = Range(a.dim, lo, smaller(lo + n, a.stop), n, a.part)
             source = _with_range(source, a, chunk)
             b = next(r for r in s.target.ranges if r.dim == a.dim or a.same_rows(r))
             target = _with_range(target, b, chunk if b.dim == a.dim else _shifted(chunk, a, b))
@@ -48,4 +46,4 @@ def _with_range(view: View, old: Range, new: Range) -> View:
 def _shifted(chunk: Range, a: Range, b: Range) -> Range:
     """What is a chunk of the rows `a` of a route on its other side, of the rows `b`."""
     lo = chunk.start - a.start + b.start
-    return Range(b.dim, lo, sympy.Min(lo + (chunk.extent or 0), b.stop), chunk.extent, b.part)
+    return Range(b.dim, lo, smaller(lo + (chunk.extent or 0), b.stop), chunk.extent, b.part)

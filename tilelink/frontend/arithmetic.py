@@ -67,8 +67,11 @@ class _Printer(StrPrinter):
         a, b = map(self._atom, e.args)
         return f"({a} % {b})" if all(map(never_negative, e.args)) else f"(({a} % {b} + {b}) % {b})"
 
-    def _print_LatticeOp(self, e: Expr) -> str:
+    def _print_Min(self, e: Expr) -> str:
         return reduce(self.templates[type(e).__name__].format, map(self._print, sorted(e.args, key=str)))
+
+    def _print_Max(self, e: Expr) -> str:
+        return self._print_Min(e)
 
     def _print_first_of(self, e: Expr) -> str:
         table = (parts_of if isinstance(e, first_of | part_of) else running)(e.args[0])

@@ -69,7 +69,7 @@ def cells_of_pieces(cell: Cell) -> Table:
     begin, end = piece.bounds(cell.dim)
     name = own(f"cells.{cell.dim}.{cell.pieces}.{cell.size or 'whole'}")
     length = natural(end - begin)
-    return Table(name, pieces_of_rank(cell), sympy.Min(1, length) if cell.size is None else ceil_div(length, cell.size))
+    return Table(name, pieces_of_rank(cell), smaller(1, length) if cell.size is None else ceil_div(length, cell.size))
 
 
 def tiles_of_part(cell: Cell, tile: int | None) -> Table:
@@ -288,7 +288,7 @@ def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Ex
     if cell.size is None:
         length = natural(end - begin) if cell.route else end - begin
         if tile is None:  # the whole of it in one tile, which an empty part has not
-            return sympy.S.One if inside or not cell.cut else sympy.Min(1, length)
+            return sympy.S.One if inside or not cell.cut else smaller(1, length)
         return ceil_div(length, tile)
     if inside and tile == cell.size:
         return sympy.S.One

@@ -190,7 +190,60 @@ def _remainder(term: Expr, b: Expr) -> Expr:
     return b * (above % below) / below if above.is_Integer and below.is_Integer else term
 
 
-floor_div, modulo = floor, Mod
+class _Extreme(_Integer):
+    """The smallest or the largest of some. sympy's own take milliseconds to compare two, and see no more."""
+
+    @classmethod
+    def class_key(cls) -> tuple[int, int, str]:
+        """Where it is sorted in sums and products: where sympy's own are."""
+        return 5, 0, cls.__name__
+
+    @classmethod
+    def eval(cls, *values: Expr) -> Expr | None:
+        left: list[Expr] = []
+        for value in (v for given in values for v in (given.args if isinstance(given, cls) else (given,))):
+            if not any(cls._left_out(value, other) for other in left):
+                left = [*(other for other in left if not cls._left_out(other, value)), value]
+        if len(left) == 1:
+            return left[0]
+        made = tuple(sympy.ordered(left))
+        return None if made == values else sympy.Function.__new__(cls, *made, evaluate=False)
+
+    @classmethod
+    def _left_out(cls, value: Expr, other: Expr) -> bool:
+        """Whether it is never the one, because the other is."""
+        raise NotImplementedError
+
+
+class Min(_Extreme):
+    """Min(a, b, ...)"""
+
+    @classmethod
+    def _left_out(cls, value: Expr, other: Expr) -> bool:
+        return bool((value - other).is_nonnegative) or (isinstance(value, Max) and other in value.args)
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if all(a.is_nonnegative for a in self.args) else None
+
+    def _eval_is_positive(self) -> bool | None:
+        return True if all(a.is_positive for a in self.args) else None
+
+
+class Max(_Extreme):
+    """Max(a, b, ...)"""
+
+    @classmethod
+    def _left_out(cls, value: Expr, other: Expr) -> bool:
+        return bool((other - value).is_nonnegative) or (isinstance(value, Min) and other in value.args)
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if any(a.is_nonnegative for a in self.args) else None
+
+    def _eval_is_positive(self) -> bool | None:
+        return True if any(a.is_positive for a in self.args) else None
+
+
+floor_div, modulo, smaller, larger = floor, Mod, Min, Max
 
 
 def ceil_div(a: Any, b: Any) -> Expr:
@@ -198,15 +251,12 @@ def ceil_div(a: Any, b: Any) -> Expr:
 
 
 def without_fractions(e: Any) -> Any:
-    """What a user's function made of symbols with Python's `//` and `%`, which are sympy's, in ours."""
+    """What a user's function made of symbols with Python's `//` and `%`, which are sympy's, or with its Min and Max, in
+    ours."""
     if not isinstance(e, Expr):
         return e
     made = e.replace(sympy.floor, lambda of: floor_div(*sympy.fraction(sympy.together(of))))
-    return made.replace(sympy.Mod, modulo)
-
-
-smaller, larger = kept(4096)(sympy.Min), kept(4096)(sympy.Max)
-"""The smaller and the larger of two. Kept: sympy factors their difference to tell which it may be."""
+    return made.replace(sympy.Mod, modulo).replace(sympy.Min, smaller).replace(sympy.Max, larger)
 
 
 @kept(4096)
@@ -250,9 +300,9 @@ def least(e: Expr) -> int | None:
             return sum(known) if known == bounds else None
         case sympy.Mul() | sympy.Pow():
             return int(e.func(*known)) if known == bounds and min(known) >= 0 else None
-        case sympy.Min():
+        case Min():
             return min(known) if known == bounds else None
-        case sympy.Max():
+        case Max():
             return max(known, default=None)
         case floor():
             return 0 if all(map(never_negative, e.args)) else None

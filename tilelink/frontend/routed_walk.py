@@ -130,7 +130,7 @@ class _Pieces:
         if self.t is not None:
             return ceil_div(length, self.t)
         # where a tile is of all rows of an expert, one without rows has a tile, too
-        return sympy.S.One if self.other is None else sympy.Min(1, length)
+        return sympy.S.One if self.other is None else smaller(1, length)
 
     def tiles_before(self, expert: Expr, rank: Expr, source: Expr, shorter: Expr = sympy.S.Zero) -> Expr:
         """How many tiles of an expert end before the rows of a source do, `shorter` of them being less than a tile. A

@@ -81,11 +81,11 @@ class SMs(_Fields):
             if not power_of_two(size):
                 raise TileSizeError(f"whole={dict(self.whole)}: {size!r} for {dim} is not a power of two", site)
         object.__setattr__(self, "whole", tuple(dict(self.whole).items()))
-        if self.count is not None and (not isinstance(self.count, int) or self.count < 1):
-            raise ScheduleError(f"{self.count!r} SMs: a role needs at least 1", site)
-        if not isinstance(self.stages, int) or self.stages < 1:
-            raise ScheduleError(f"{self.stages!r} stages: at least 1", site)
-        if self.wave is not None and (not isinstance(self.wave, int) or self.wave < 1 or self.count is not None):
+        if self.count is not None and not natural(self.count):
+            raise ScheduleError(f"{self.count!r} SMs: a role needs at least 1, and fewer than 2**31", site)
+        if not natural(self.stages):
+            raise ScheduleError(f"{self.stages!r} stages: at least 1, and fewer than 2**31", site)
+        if self.wave is not None and (not natural(self.wave) or self.count is not None):
             raise ScheduleError(f"wave={self.wave!r}: experts in a turn, at least 1, of a role without a count", site)
         if self.via not in VIAS:
             raise ScheduleError(f"via={self.via!r}: it is one of {', '.join(map(repr, VIAS))}", site)
@@ -188,12 +188,12 @@ class Schedule(Mapping[str, Resource]):
             kind = type(unnamed[0]).__name__
             message = f"tk.Schedule({kind}(...)): name the role of the resource, tk.Schedule(matmul={kind}(...))"
             raise ScheduleError(message, self.site)
-        if not isinstance(slots, int) or slots < 1:
-            raise ScheduleError(f"slots={slots!r}: a number of slots, at least 1", self.site)
+        if not natural(slots):
+            raise ScheduleError(f"slots={slots!r}: a number of slots, at least 1, and fewer than 2**31", self.site)
         if not isinstance(cells, Mapping | None) or isinstance(cells, Schedule):
             raise ScheduleError(f"cells={cells!r}: signal grids by tensor, such as {{'full': (128, None)}}", self.site)
         for tensor, sizes in (cells or {}).items():
-            if not isinstance(sizes, tuple) or any(s is not None and (not isinstance(s, int) or s < 1) for s in sizes):
+            if not isinstance(sizes, tuple) or any(s is not None and not natural(s) for s in sizes):
                 raise ScheduleError(f"cells of {tensor}, {sizes!r}: a tuple of sizes of at least 1, or None", self.site)
         for name, resource in roles.items():
             if not isinstance(resource, Resource):
@@ -285,9 +285,14 @@ def _check_walk(tile: Any, order: Any, site: Site) -> None:
         raise ScheduleError(f"order {order!r}: make an order of a function by tk.order(function)", site)
 
 
+def natural(number: Any) -> bool:
+    """Whether it is an integer, 1 or more, that kernels can count to."""
+    return isinstance(number, int) and not isinstance(number, bool) and 1 <= number < 1 << 31
+
+
 def power_of_two(size: Any) -> bool:
     """Whether a block in registers may have this size."""
-    return isinstance(size, int) and size > 0 and not size & (size - 1)
+    return isinstance(size, int) and not isinstance(size, bool) and size > 0 and not size & (size - 1)
 
 
 def smallest_tile(size: int) -> int:

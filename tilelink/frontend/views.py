@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sympy
 
 from tilelink.frontend.arithmetic import to_text
-from tilelink.frontend.expressions import RANK, Expr, first_of, symbol
+from tilelink.frontend.expressions import RANK, Expr, Min, first_of, smaller, symbol
 from tilelink.frontend.routes import Segment
 
 ALL_RANKS = "all ranks"
@@ -101,8 +101,8 @@ class Range:
     @property
     def limit(self) -> Expr:
         """Where its elements end, besides at the end of the block itself."""
-        bounds = self.stop.args if isinstance(self.stop, sympy.Min) else (self.stop,)
-        return sympy.Min(*[b for b in bounds if b != self.start + (self.extent or 0)])
+        bounds = self.stop.args if isinstance(self.stop, Min) else (self.stop,)
+        return smaller(*[b for b in bounds if b != self.start + (self.extent or 0)])
 
     @property
     def symbols(self) -> set[sympy.Basic]:

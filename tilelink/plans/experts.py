@@ -3,13 +3,24 @@ SMs for what moves rows. Predicted, with tokens dealt out evenly over the expert
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilelink.analysis.machine import Machine
 from tilelink.analysis.simulate import Prediction, predict, steps_of
-from tilelink.analysis.simulate.costs import GB_S, TFLOP_S, collective, costs, most_moved, usable, workers_least
+from tilelink.analysis.simulate.costs import (
+    GB_S,
+    TFLOP_S,
+    collective,
+    compute,
+    costs,
+    most_moved,
+    usable,
+    workers_least,
+)
+from tilelink.analysis.simulate.steps import Steps
+from tilelink.errors import TileLinkError
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.plans.choose import Choice, chosen
 from tilelink.plans.forms import Forms, Question, tried, with_other_counts
@@ -33,14 +44,7 @@ class Tokens:
     def predicted(self, experts: Experts, shape: dict[str, int], plan: Plan, beaten: float | None) -> Prediction | str:
         """The prediction of a plan; or why no run of it takes less than `beaten` us. `shape`: sizes of its products.
         The structure shows that the program is safe, so no events are checked."""
-        program, machine = plan.program, self.machine
-        sizes: dict[str, Any] = self.sizes(experts, shape, plan)
-        sizes["routed"] = rows_of_experts(experts, self.number, self.routing)
-        told = tokens_of_ranks(experts, self.number, self.routing)
-        sizes |= {name: told[name] for name in told.keys() & program.parameters.keys()}
-        nodes = machine.nodes_of(experts.world)
-        bound = program.bound_at(plan.schedule, world=experts.world, sizes=sizes, dtypes=self.dtype, per_node=nodes)
-        steps = steps_of(*bound, machine, {})
+        machine, steps = self.machine, self._steps(experts, shape, plan)
         each = costs(steps, machine, {})
         for least, what in (
             (workers_least(steps, each, machine), "its busiest workers"),
@@ -49,6 +53,30 @@ class Tokens:
             if beaten is not None and least >= beaten:
                 return f"{what} alone take {least:,.1f} us"
         return predict(steps, machine, {})
+
+    def _steps(self, experts: Experts, shape: dict[str, int], plan: Plan) -> Steps:
+        program, machine = plan.program, self.machine
+        sizes: dict[str, Any] = self.sizes(experts, shape, plan)
+        sizes["routed"] = rows_of_experts(experts, self.number, self.routing)
+        told = tokens_of_ranks(experts, self.number, self.routing)
+        sizes |= {name: told[name] for name in told.keys() & program.parameters.keys()}
+        nodes = machine.nodes_of(experts.world)
+        bound = program.bound_at(plan.schedule, world=experts.world, sizes=sizes, dtypes=self.dtype, per_node=nodes)
+        return steps_of(*bound, machine, {})
+
+    def unfused(self, experts: Experts) -> Unfused:
+        """A product in plain torch: that of a library on all SMs, in whichever of our tiles takes least, and a
+        collective of a library, which sends a token for each of its experts, or once to each rank that has some of
+        them: whichever is less."""
+        machine, products, collectives = self.machine.leaving(0), [], []
+        for plan in plans_of_product(experts):
+            try:
+                steps = self._steps(experts, experts.shape, plan)
+                products.append(compute(steps, costs(steps, machine, {}), machine))
+            except TileLinkError:  # a schedule that can't be on this machine
+                continue
+            collectives.append(collective(steps, machine))
+        return Unfused(min(products), min(collectives), machine.launch_us)
 
     def sizes(self, experts: Experts, shape: dict[str, int], plan: Plan) -> dict[str, int]:
         """All sizes of a program. Where a token sends a row to each slice of an expert, each is a choice of it."""
@@ -61,15 +89,15 @@ class Tokens:
         """The forms of plans."""
         return tried(plans, lambda plan, beaten: self.predicted(experts, shape, plan, beaten))
 
-    def of_product(self, experts: Experts) -> Forms:
-        """The forms of a product: all schedules of the programs of both pairs that can be the fastest."""
-        first = experts.name == GATE_UP
-        programs = [(pair, pair.first if first else pair.second) for pair in PAIRS]
-        return self.forms(experts, experts.shape, (p for pair, of in programs for p in plans_of(pair, of)))
-
     def on_other_sms(self, experts: Experts, shape: dict[str, int], forms: Forms) -> Forms:
         """The forms with the fastest one on other numbers of SMs for what moves rows, where that is faster."""
         return with_other_counts(forms, lambda plan, beaten: self.predicted(experts, shape, plan, beaten))
+
+
+def plans_of_product(experts: Experts) -> Iterator[Plan]:
+    """The plans of a product: all schedules of the programs of both pairs."""
+    for pair in PAIRS:
+        yield from plans_of(pair, pair.first if experts.name == GATE_UP else pair.second)
 
 
 def choose_experts(
@@ -79,20 +107,14 @@ def choose_experts(
     with the best numbers of SMs for what moves rows. `routing`: one of `ROUTINGS`. None where no program can be on the
     machine. Raises MachineMemoryError."""
     asked = Tokens(machine, dtype, tokens, routing)
-    forms = asked.of_product(experts)
+    forms = asked.forms(experts, experts.shape, plans_of_product(experts))
     if forms.fastest is None:
         return None
-    plain = plain_of(forms, machine)
     forms = asked.on_other_sms(experts, experts.shape, forms)
     assert forms.fastest is not None
     told = asked.sizes(experts, experts.shape, forms.fastest.by)
-    return chosen(Question(experts.name, machine, experts.world, dtype, told), plain, forms)
-
-
-def plain_of(forms: Forms, machine: Machine) -> Unfused:
-    """The unfused form of the fastest fused one: its products on all SMs, and a collective that moves as many bytes."""
-    assert forms.prediction is not None
-    return Unfused(forms.prediction.compute_us, collective(forms.prediction.steps, machine), machine.launch_us)
+    question = Question(experts.name, machine, experts.world, dtype, told)
+    return chosen(question, asked.unfused(experts), forms)
 
 
 def experts_bound_us(

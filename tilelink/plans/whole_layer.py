@@ -15,14 +15,13 @@ from tilelink.frontend.kept import kept
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
 from tilelink.plans.choose import MARGIN, path_of
-from tilelink.plans.experts import Tokens, experts_bound_us, plain_of
+from tilelink.plans.experts import Tokens, experts_bound_us
 from tilelink.plans.forms import Forms
 from tilelink.plans.layer_plans import OF_ROWS, PAIRS, Pair, combined, plan_of, plans_of
 from tilelink.plans.model import DOWN, GATE_UP, Experts, WholeLayer
 from tilelink.plans.names import TORCH, plans
 from tilelink.plans.room import room
 from tilelink.plans.routings import EVEN
-from tilelink.plans.unfused import Unfused
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def choose_layer(
     for two in several:
         forms_us |= two.on_other_sms(fastest) if fastest in two.forms_us else {}
     best, of_one, by_two = _least(forms_us), _least(one.forms_us), _least(of_two)
-    unfused_us = min(sum(p.total_us for p in two.plain) for two in several) + plain
+    unfused_us = sum(asked.unfused(product).total_us for product in layer) + plain
     other = "" if best in (of_one, by_two) else f"{best} takes {forms_us[best]:,.1f} us; "
     said = (
         f"{other}{of_one} takes {forms_us[of_one]:,.1f} us "
@@ -145,11 +144,6 @@ class TwoKernels:
             parts = [of.get(name, next(iter(of.values()))) for of in times]
             if None not in parts:
                 yield name, self.between_us + sum(us for us in parts if us is not None)
-
-    @property
-    def plain(self) -> list[Unfused]:
-        """The unfused forms of both products."""
-        return [plain_of(forms, self.asked.machine) for forms in self.forms]
 
     def on_other_sms(self, name: str) -> dict[str, float]:
         """A form with the best numbers of SMs, by its plan, with its time."""

@@ -29,6 +29,7 @@ from tilelink.frontend.expressions import (
     RANK,
     WORLD,
     Expr,
+    Min,
     Mod,
     axis,
     first_of,
@@ -304,7 +305,7 @@ def _ends(tile: ir.Range, last: Expr) -> set[Expr]:
 
 def _least_of(e: Expr) -> set[Expr]:
     """The expressions whose minimum it is."""
-    return set(e.args) if isinstance(e, sympy.Min) else {e}
+    return set(e.args) if isinstance(e, Min) else {e}
 
 
 def _below(e: Expr, size: Expr, place: RolePlace) -> bool:

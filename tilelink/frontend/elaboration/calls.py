@@ -25,7 +25,7 @@ from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.reading import Expressions
 from tilelink.frontend.elaboration.source import parsed
-from tilelink.frontend.expressions import RANK, WORLD, Expr, node_of, place_of, rank_at
+from tilelink.frontend.expressions import RANK, WORLD, Expr, larger, node_of, place_of, rank_at, smaller
 from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, TRITON_DTYPES, Block, Part, Static, broadcast, result_of
 from tilelink.language import AxisWord, RanksWord, TensorWord, TileFunction
 
@@ -95,7 +95,7 @@ class Calls(Expressions):
         if node.keywords or len(values) < (1 if listed else 2):
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: {word} takes two integers or more, or a tuple")
         if all(isinstance(v, Expr) for v in values):
-            return (sympy.Min if called is min else sympy.Max)(*values)
+            return (smaller if called is min else larger)(*values)
         return self.python(node, called, *values)
 
     @abstractmethod

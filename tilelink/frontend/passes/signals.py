@@ -15,7 +15,7 @@ from tilelink.errors import DimensionError, ScheduleError, SignalCountError, Sit
 from tilelink.frontend import ir
 from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.cells import WAITER, Equations, of_cell, piece_place, place_equations
-from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, ceil_div, own, shown, symbol
+from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, ceil_div, larger, own, shown, symbol
 from tilelink.frontend.passes.elaborate import Binding
 from tilelink.frontend.routes import EXPERT, PART, SEGMENT
 from tilelink.frontend.schedule import Schedule, SMs
@@ -184,7 +184,7 @@ def _notifier(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool, waiters: symp
     condition = sympy.And(condition, waiters.xreplace({WAITER: RANK}))
     own_names = {v: symbol(f"their.{v}") for v in variables if v in condition.free_symbols}
     free = [stop - start for v, (start, stop) in variables.items() if v not in own_names]
-    times = sympy.sympify(sympy.prod([sympy.Max(0, count) for count in free]))
+    times = sympy.sympify(sympy.prod([larger(0, count) for count in free]))
     repeats = sympy.sympify(sympy.prod([ceil_div(symbol(r.dim), r.extent) for r in _repeated(use)]))
     sums = {own_names[v]: b for v, b in variables.items() if v in own_names}
     bounds = {s for b in sums.values() for e in b for s in e.free_symbols}

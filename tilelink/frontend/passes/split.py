@@ -30,7 +30,7 @@ from math import gcd
 import sympy
 
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import WORLD, Expr, symbol
+from tilelink.frontend.expressions import WORLD, Expr, smaller, symbol
 from tilelink.frontend.passes.elaborate import Binding
 
 Grids = Mapping[str, ir.Signals]
@@ -95,9 +95,9 @@ def _split(s: ir.For, grids: Grids) -> ir.Statement:
 
     def cell(r: ir.Range) -> ir.Range:
         offset = r.offset.xreplace({symbol(s.name): lo})
-        return replace(r, start=lo, stop=sympy.Min(lo + chunk, s.stop), extent=chunk, offset=offset)
+        return replace(r, start=lo, stop=smaller(lo + chunk, s.stop), extent=chunk, offset=offset)
 
-    inner = replace(inner, start=lo, stop=sympy.Min(lo + chunk, s.stop))
+    inner = replace(inner, start=lo, stop=smaller(lo + chunk, s.stop))
     outer = [_along(w, s, cell) for w in waits]
     return ir.For(s.site, str(lo), s.start, s.stop, chunk, (*outer, inner))
 

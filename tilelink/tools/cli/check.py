@@ -51,6 +51,9 @@ COMMAND = Command(
             "--budget", type=int, default=BUDGET, metavar="EVENTS",
             help="events that the check may unroll, of some 2.5 us and 240 bytes each (default: %(default)s)",
         ),
-        Flag("--slot", type=int, metavar="BYTES", help="bytes of a slot of the heap (default: enough)"),
+        Flag(
+            "--slot", type=int, metavar="BYTES",
+            help="bytes of a slot of the heap, whose signals lie as on GPUs (default: enough)",
+        ),
     ],
 )  # fmt: skip
