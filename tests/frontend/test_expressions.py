@@ -25,11 +25,13 @@ from tilelink.frontend.expressions import (
     ceil_div,
     first_of,
     floor_div,
+    larger,
     least,
     modulo,
     natural,
     never_negative,
     parts_of,
+    smaller,
     symbol,
 )
 
@@ -118,7 +120,7 @@ def elaborated(text: str) -> Expr | None:
             case ast.Compare(ops=[compared]):
                 return COMPARISONS[type(compared)](made(node.left), made(node.comparators[0]))
             case ast.Call(func=ast.Name(id=name)):
-                return (sympy.Min if name == "min" else sympy.Max)(*map(made, node.args))
+                return (smaller if name == "min" else larger)(*map(made, node.args))
             case ast.BinOp():
                 left, right = made(node.left), made(node.right)
                 if isinstance(node.op, ast.FloorDiv | ast.Mod) and (right.is_zero or not never_negative(right)):

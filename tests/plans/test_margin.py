@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.validation.decisions import Decision, counted, gained
-from tilelink.analysis.simulate import FUSED, UNFUSED
+from tilelink.analysis.simulate import FUSED, JUDGED, UNFUSED
 from tilelink.plans import MARGIN
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,6 +45,8 @@ def test_intervals_are_what_their_comment_says() -> None:
     faster, slower = ([t for t in fused if t < 1 + FUSED.least], [t for t in fused if t > 1 + FUSED.most])
     assert (len(fused), len(inside), len(faster), len(slower)) == (41, 19, 9, 13)
     assert round(1 - min(faster), 2) == 0.12 and round(max(slower) - 1, 2) == 0.72
+    rows = [int(n.replace(",", "")) for n in re.findall(r"^\| [fJ] \| [^|]*\bM=([\d,]+)", PAGE, re.M)]
+    assert min(rows) == JUDGED
     assert len(unfused) == 26 and all(1 + UNFUSED.least <= t <= 1 + UNFUSED.most for t in unfused)
 
 

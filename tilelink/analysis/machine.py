@@ -19,6 +19,8 @@ from tilelink.errors import MachineError, UnknownMachineError, listed, similar
 from tilelink.frontend.kept import kept
 
 SWITCH, MESH = "switch", "mesh"
+NCCL_SMS = 24
+"""SMs of a collective of NCCL on one node of Hoppers, where nothing limits it: what lanes of its groups leave."""
 
 
 @dataclass(frozen=True)

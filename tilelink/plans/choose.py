@@ -21,7 +21,7 @@ MARGIN = 0.15
 """By so much the unfused form has to take longer than a fused one that is chosen: what predictions are off by, as
 docs/performance-model.md argues from published rows."""
 NAMED = 3
-"""So many shares of a critical path are told, the largest first,"""
+"""So many shares of a critical path are named, the largest first,"""
 LEAST = 0.1
 """those of so many microseconds at least."""
 
@@ -148,4 +148,6 @@ def path_of(prediction: Prediction) -> str:
     for name, us in prediction.shares_us.items():
         shares[roles.get(name, name)] += us
     largest = [s for s in sorted(shares.items(), key=lambda share: -share[1])[:NAMED] if s[1] >= LEAST]
+    if (rest := sum(shares.values()) - sum(us for _, us in largest)) >= LEAST:
+        largest.append(("other", rest))
     return ", ".join(f"{us:,.1f} {name}" for name, us in largest)

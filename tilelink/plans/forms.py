@@ -24,7 +24,7 @@ from tilelink.programs.schedule_text import NamedSchedule
 
 GAIN = 0.02
 """By so much other SMs or streams of a role have to make a form faster, to be worth a longer name."""
-UNJUDGED = 'no published kernel has waits="pieces", so nothing judges its predictions; ask for it by name'
+UNJUDGED = 'not tried: no published kernel has waits="pieces", so nothing judges its predictions; ask for it by name'
 FILLED = "the rows of a rank fill its tiles, which go across parts for few rows"
 LEFT_OUT = ("bias", "dbias", "gathered", "epilogue")
 """Parameters of programs that predictions are made without."""

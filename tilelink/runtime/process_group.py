@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tilelink import errors
+from tilelink.analysis.machine import NCCL_SMS
 from tilelink.analysis.timeline import Timeline
 from tilelink.errors import Site, TileLinkError, public
 from tilelink.frontend.sizes import check_nodes
@@ -34,8 +35,6 @@ from tilelink.runtime.timestamps import timeline_of
 
 CUDA_HEAP = 512 << 20
 CUDA_SIGNALS = 4 << 20
-NCCL_SMS = 24
-"""Of a collective of NCCL on one node of Hoppers, where nothing limits it."""
 DEFAULT_ENTER = 300.0
 DEFAULT_STUCK = 30.0
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilelink.analysis.events import READ, Events
 from tilelink.analysis.machine import MESH, Agent, Machine
+from tilelink.analysis.placement import bytes_on
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import ScheduleError
 from tilelink.frontend.ir import Role, TileProgram
@@ -190,17 +192,35 @@ def workers_least(steps: Steps, costs: Costs, machine: Machine) -> float:
 
 
 def bounds(steps: Steps, costs: Costs, machine: Machine) -> dict[str, float]:
-    """What no schedule that moves the same bytes can be faster than, by what sets it: operations at the rate of all
-    SMs, bytes between ranks at the fastest agent's, and all that is written."""
+    """What no schedule of these tiles can be faster than, by what sets it: operations at the rate of all SMs, bytes
+    between ranks at the fastest agent's, and each input read once and all that is written."""
     world = steps.events.sizes.world
     ranks = steps.events.rank[steps.event]
     operations = np.bincount(ranks, weights=steps.operations, minlength=world).max(initial=0.0)
-    written = np.bincount(ranks, weights=steps.written, minlength=world).max(initial=0.0)
+    memory = np.bincount(ranks, weights=steps.written, minlength=world) + _inputs_read(steps.events)
     return {
         "the products": float(operations / (machine.matmul_rate(dtype_of(steps.events.program)) * TFLOP_S)),
         "the bytes between ranks": float(most_moved(steps, costs) / (usable(machine, world) * GB_S)),
-        "the writes to device memory": float(written / (machine.memory_rate * GB_S)),
+        "the bytes of device memory": float(memory.max(initial=0.0) / (machine.memory_rate * GB_S)),
     }
+
+
+def _inputs_read(events: Events) -> np.ndarray:
+    """Of each rank the bytes of its inputs that tiles read, each byte once."""
+    world, found = events.sizes.world, np.zeros(events.sizes.world)
+    reads = (events.op == READ) & (events.home == events.rank) & ~events.picked
+    for k, tensor in enumerate(events.program.tensors):
+        if tensor.kind != "input":
+            continue
+        of_roles = np.zeros(world)
+        for role in range(len(events.program.roles)):
+            rows = np.flatnonzero(reads & (events.tensor == k) & (events.role == role))
+            regions = np.column_stack([events.rank[rows], events.lo[rows], events.hi[rows]])
+            rows = rows[np.unique(regions, axis=0, return_index=True)[1]]
+            of_role = np.bincount(events.rank[rows], weights=events.amount[rows], minlength=world)
+            of_roles = np.maximum(of_roles, of_role)
+        found += np.minimum(of_roles, bytes_on(tensor, events.sizes))  # where regions of a role overlap
+    return found
 
 
 def usable(machine: Machine, world: int) -> float:

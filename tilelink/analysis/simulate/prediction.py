@@ -66,6 +66,8 @@ UNFUSED = Interval(-0.10, 0.15, "all 26 unfused rows of docs/validation.md lie i
 """Both of other people's kernels, on descriptions of machines that nothing was fitted to. `FUSED` is rough: of the 41
 fused rows of docs/validation.md 19 lie in it, 9 were faster (by 12 % at most), 13 slower (by 72 % at most, FLUX's
 GEMM+RS). tests/plans/test_margin.py counts them."""
+JUDGED = 512
+"""Published rows have so many rows of tokens at least."""
 
 
 @dataclass(frozen=True, eq=False)

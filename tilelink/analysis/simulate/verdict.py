@@ -53,7 +53,7 @@ def verdict(prediction: Prediction) -> str:
         _held(prediction, longest),
         _tiles(prediction, longest),
         _workers(prediction, longest),
-        f"No schedule that moves these bytes takes less than {limits[limit]:,.1f} us, for {limit}.",
+        f"No schedule of these tiles takes less than {limits[limit]:,.1f} us, for {limit}.",
     ]
     if (plain := prediction.unfused_us) is not None:
         compared = times_as_fast(plain / whole).capitalize()
@@ -73,31 +73,36 @@ def times_as_fast(ratio: float) -> str:
 
 
 def neighbour(prediction: Prediction, role: str) -> Neighbour | None:
-    """The run with twice the workers for a role on SMs, or as many more as there are tiles and SMs for. A role that
-    shares the SMs that others leave gets more of them where the one with the largest count has half of it. None where
-    the role can't get more, or no rank could go on."""
+    """The run with twice the workers for a role on SMs, or four times where twice is no help, or as many as there are
+    tiles and SMs for. A role that shares the SMs that others leave gets more of them where the one with the largest
+    count has half or a quarter of it. None where the role can't get more, or no rank could go on."""
     events = prediction.steps.events
     counted = {r.launched: events.allotment[r.name].workers for r in events.program.in_kernel if _counted(r)}
     changed = events.program.role(role).launched
     tiles, workers = _together(events, role)
     if changed in counted:
         sharing = len(counted) < len({r.launched for r in events.program.in_kernel})
-        after = min(2 * workers, tiles, workers + events.sms - sum(counted.values()) - sharing)
+        most = min(tiles, workers + events.sms - sum(counted.values()) - sharing)
+        tried = [min(2 * workers, most), min(4 * workers, most)]
     else:
         others = {name: n for name, n in counted.items() if name not in prediction.off_sm}
         if not others or workers >= tiles:
             return None
         changed = max(others, key=lambda name: others[name])
-        after = others[changed] // 2
-    before = counted[changed]
-    if after in (0, before):
-        return None
-    try:
-        made = prediction.with_workers(changed, after)
-    except StuckError:
-        return None
-    helps = made.makespan_us < prediction.makespan_us * (1 - WORTH_SAYING)
-    return Neighbour(changed, before, after, made.makespan_us, helps)
+        tried = [others[changed] // 2, others[changed] // 4]
+    before, found = counted[changed], None
+    for after in dict.fromkeys(tried):
+        if after in (0, before):
+            break
+        try:
+            made = prediction.with_workers(changed, after)
+        except StuckError:
+            break
+        helps = made.makespan_us < prediction.makespan_us * (1 - WORTH_SAYING)
+        found = Neighbour(changed, before, after, made.makespan_us, helps) if helps or found is None else found
+        if helps:
+            break
+    return found
 
 
 def _counted(role: Role) -> bool:

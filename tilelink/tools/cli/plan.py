@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
-from tilelink.analysis.machine import Machine, machine
-from tilelink.analysis.simulate import FUSED, UNFUSED
+from tilelink.analysis.machine import NCCL_SMS, Machine, machine
+from tilelink.analysis.simulate import FUSED, JUDGED, UNFUSED
 from tilelink.errors import ConfigError, TileLinkError
 from tilelink.plans import MARGIN, Choice, choose
 from tilelink.plans.experts import choose_experts, experts_bound_us
@@ -169,22 +169,31 @@ def _text(machine: Machine, model: Model, tp: int, ep: int | None, rows: list[Ro
     ]  # fmt: skip
     said = [f"{model.name}, {model.dtype}, {tp} ranks, {machine.title}: predicted, not measured"]
     if machine.reserved:
-        said[0] += f"; fused forms leave {machine.reserved} of {machine.sms} SMs to others, those of experts none"
+        said += [f"fused forms leave {machine.reserved} of {machine.sms} SMs to others, those of experts none"]
+    else:
+        whose = f"the lane of a group with NCCL leaves {NCCL_SMS}: --reserved {NCCL_SMS}"
+        said += [f"fused forms have all {machine.sms} SMs; {whose}"]
     said += [f"fused times are off by {FUSED} ({FUSED.source}), unfused ones by {UNFUSED}", ""]
     said += [*map(str.rstrip, columns(HEADS, lines, WORDS)), ""]
-    said += [f"A fused form is chosen where unfused takes {1 + MARGIN:.2f} times as long, or longer."]
     said += [
-        "linear_all_reduce is for a model without sequence parallelism, whose other layers need no collective; the"
+        f"A fused form is chosen where unfused takes {1 + MARGIN:.2f} times as long as the low end of its interval, or",
+        "longer; the two intervals may overlap. Plans that wait in pieces are not tried: ask for them by name.",
     ]
-    said += [f"other operators are for one with it, which takes {tp} tokens or more."]
+    if any(row["tokens"] < JUDGED for row in rows):
+        said += [f"No published row has fewer than {JUDGED} tokens: below that, nothing supports the intervals."]
+    said += [
+        "Without sequence parallelism, take the rows of linear_all_reduce; other layers need no collective. With it,",
+        f"take those of all_gather_linear and linear_reduce_scatter; it needs {tp} tokens or more.",
+    ]
     if ep is not None:
         cut = f"{tp // ep} ranks share each expert, a slice of it each" if ep < tp else "each expert is on one rank"
         said += [
             f"Experts are spread over {ep} of {tp} ranks (--ep {ep}): {cut} (slices={tp // ep}).",
             "experts is the whole layer, experts_gate_up and experts_down are its two products alone.",
         ]
-    said += ["bound us is the least time for the operations, the bytes between ranks and the bytes written."]
-    said += ["For experts it is that for the operations, or for the weights that are read."] * (ep is not None)
+    said += ["bound us is the longest of three times: for the operations of the form's tiles, for the bytes between"]
+    said += ["ranks, and for reading each input once and writing the results."]
+    said += ["For experts it is the longer of two: for the operations, and for reading the weights."] * (ep is not None)
     if routing != EVEN:
         said += [f"Tokens go to experts by a power law: the k-th most wanted gets k^-{EXPONENT} of the first's."]
     said += ["Why, row by row:"]

@@ -82,7 +82,7 @@ def write_timeline(prediction: Prediction, path: str, schedule: str, until: floa
     p = prediction
     plain = {} if p.unfused_us is None else {"unfused": _us(p.unfused_us)}
     facts = {
-        "in truth": " to ".join(map(_us, p.interval_us)), **plain, "bound": _us(p.bound_us),
+        f"with {FUSED}": " to ".join(map(_us, p.interval_us)), **plain, "bound": _us(p.bound_us),
         "busiest link": " ".join(_link(p)),
     }  # fmt: skip
     about = About(p.makespan_us, p.idle_us, p.critical_path, p.verdict, facts, until)
@@ -100,7 +100,7 @@ def _text(prediction: Prediction) -> str:
         ("transfers alone", p.comm_us, "by the workers that make them"),
     ]
     if p.unfused_us is not None:
-        rows.append(("unfused", p.unfused_us, f"({UNFUSED}) products, and a collective of the library"))
+        rows.append(("unfused", p.unfused_us, f"({UNFUSED}) the same tiles; a library moves the same bytes"))
     rate, of = _link(p)
     lines = [f"{name:<16}{_us(time):>12}  {what}" for name, time, what in rows]
     lines += [f"{'busiest link':<16}{rate:>12}  {of}"]
