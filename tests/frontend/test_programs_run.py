@@ -14,6 +14,7 @@ from tests.analysis.runs import ATTENTION, BACKWARD, RING, notifying
 from tests.programs import alone
 from tests.programs.attention import gathered_attention
 from tests.programs.gathered import waits_for_two
+from tests.programs.neighbours import both_neighbours, next_one, one_before
 from tests.programs.notifying import NOTIFYING
 from tests.programs.reducing import ring_reduce_scatter
 from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
@@ -130,3 +131,24 @@ def test_a_variable_that_both_branches_make() -> None:
     want = torch.where(x > 1, x / 2, x)
     assert torch.equal(outs[0], -want) and torch.equal(outs[1], want)
     assert "branches" in branches.show("ptx", schedule, world=2, target="sm_90", dtypes="float32", M=24, K=20)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_neighbours_are_read_where_there_are_some(world: int) -> None:
+    """Whoever has no neighbour does not wait for it, nor looks where it would be."""
+    x = [numbers(20, 33) for _ in range(world)]
+    wanted = {
+        both_neighbours: [sum(x[max(0, r - 1) : r + 2], torch.zeros(20, 33)) for r in range(world)],
+        next_one: [x[min(r + 1, world - 1)] for r in range(world)],
+        one_before: [x[r] + r * x[r - 1] for r in range(world)],
+    }
+    for program, right in wanted.items():
+        (role,) = program.recorded().roles
+        schedule = tk.Schedule(**{role: tk.SMs(2, tile=(16, 16))})
+        made = CpuWorld(world, sms=4).run(
+            lambda group, program=program, schedule=schedule: [
+                program(x[group.rank], schedule=schedule, group=group) for _ in range(2)
+            ]
+        )
+        for (one, other), y in zip(made, right, strict=True):
+            assert torch.equal(one, y) and torch.equal(other, y), program

@@ -21,7 +21,7 @@ from tilelink.backend.facts import DESCRIBED_BYTES, Facts, fills
 from tilelink.backend.targets import Target
 from tilelink.errors import TileSizeError
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, first_of, symbol
+from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, Mod, first_of, symbol
 from tilelink.frontend.ir import For, Range, Role, Statement, Tensor, TileProgram, View, walk
 from tilelink.frontend.values import ITEM_SIZE
 
@@ -61,11 +61,17 @@ def synchronises(s: Statement, role: Role, program: TileProgram) -> bool:
 
 
 def enters(view: View, role: Role, program: TileProgram) -> bool:
-    """Whether a read of the view waits for its owner's entry where it stands: its owner changes inside a tile."""
+    """Whether a read of the view waits for its owner's entry where it stands: its owner changes inside a tile, or it
+    stands in a branch or a loop, and only there it is known to be a rank (`rank + 1` is none on the last)."""
     if view.tensor not in program.published or not isinstance(view.home, Expr):
         return False
     fixed = {symbol(n) for n, _ in role.walk.coordinates} | {RANK, WORLD, PER_NODE}
-    return not view.home.free_symbols <= fixed
+    if not view.home.free_symbols <= fixed:
+        return True
+    ranks = {RANK, *(symbol(n) for n, _ in role.walk.axes), *(home for _, home in role.walk.homes)}
+    wrapped = isinstance(view.home, Mod) and view.home.args[1] == WORLD
+    inside = (place.statement for place in ir.places(role.body) if place.outer)
+    return not (view.home in ranks or wrapped) and any(view in s.touched for s in inside)
 
 
 def stages(loop: For, role: Role, program: TileProgram, target: Target, wanted: int) -> int:
