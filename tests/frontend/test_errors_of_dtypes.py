@@ -24,6 +24,12 @@ DTYPES = [
         "b is a block of float32: in the other branch it can't be one of float16",
     ),
     tile(
+        "integers that become fractions",
+        DtypeError,
+        "a = tl.zeros((16, 16), tl.int32)\nfor k in tk.steps(x.K):\n    a += tl.zeros((16, 16), tl.float32)  # <-",
+        "a is a block of int32: in a loop or a branch it can't become one of float32; convert it, .to(",
+    ),
+    tile(
         "variable of a loop",
         DtypeError,
         "a = tl.zeros((16, 16), tl.float16)\nfor k in tk.steps(x.K):\n    a = a / 2.0  # <-",

@@ -17,7 +17,7 @@ import tilelink.ops as ops
 from tests.ops import sharded
 from tests.ops.sharded import GATHER, Call
 from tests.runtime.processes import members
-from tilelink.errors import TileLinkError
+from tilelink.errors import ArgumentError, TileLinkError
 from tilelink.ops import collectives
 from tilelink.ops.programs import Programs
 from tilelink.plans.names import TORCH, plans
@@ -273,6 +273,19 @@ def second_gradients(group: dist.ProcessGroup) -> list[str]:
             found.append("computed")
         except RuntimeError as e:
             found.append(str(e))
+    return found
+
+
+def tangents(group: dist.ProcessGroup) -> list[str]:
+    """What comes of forward-mode differentiation, by operator."""
+    found = []
+    for operator in (ops.all_gather_linear, ops.linear_reduce_scatter, ops.linear_all_reduce):
+        x, weight = torch.randn(4, 4), torch.randn(6, 4)
+        try:
+            torch.func.jvp(lambda x, call=operator, weight=weight: call(x, weight, group=group), (x,), (x,))
+            found.append("computed")
+        except ArgumentError as e:
+            found.append(f"{type(e).__name__}: {e.message}")
     return found
 
 

@@ -22,10 +22,11 @@ from tilelink.plans.names import check_plan
 @dataclass
 class LinearAllReduce(Call):
     """A call of it. The result is one tensor, of which every rank has a copy, and so is its gradient: the backward is
-    plain torch."""
+    plain torch, of this rank alone. What a gradient makes of it is no such copy, so there is no second one."""
 
     name = "linear_all_reduce"
     results = "Tensor"
+    once_differentiable = True
 
     x: torch.Tensor
     weight: torch.Tensor

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import once_differentiable
 
 from tilelink.errors import ArgumentError, MachineError, MachineMemoryError
@@ -159,11 +160,20 @@ class Operator:
 
     def __call__(self, **given: Any) -> Any:
         """Calls it with the arguments of the description."""
+        if not torch.compiler.is_compiling():
+            self._check_tangents(given)
         if self.evenly is not None:
             if given["lengths"] is None:
                 return self.evenly(*[given[n] for n in self.names if n != "lengths"])
             given["lengths"] = list(given["lengths"])
         return self.made(*[given[n] for n in self.names])
+
+    def _check_tangents(self, given: Mapping[str, Any]) -> None:
+        """Torch would drop the tangents of forward-mode differentiation without a word. Raises ArgumentError."""
+        for name, value in given.items():
+            for t in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(t, torch.Tensor) and unpack_dual(t).tangent is not None:
+                    raise ArgumentError(f"{name} has a tangent; operators have no forward-mode derivative")
 
     def called(self, group: Any, x: torch.Tensor, weights: Tensors, biases: Maybe, **given: Any) -> Any:
         """Calls it as a user does: of the members of a group, on one device, in the dtype of `torch.autocast`."""

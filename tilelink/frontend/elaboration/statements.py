@@ -113,7 +113,7 @@ class Elaborator(Calls):
         """Raises DtypeError or DimensionError for a variable of a kernel that would change its type, as far as types
         are known: Triton compiles no such loop or branch."""
         a, b = one.dtype, other.dtype
-        if a != b and a is not None and b is not None and is_floating(a) and is_floating(b):
+        if a != b and a is not None and b is not None and (is_floating(a) or is_floating(b)):
             self.fail(DtypeError, s, f"{name} is a block of {a}: {what} one of {b}; convert it, .to(...)")
         if None not in (one.shape, other.shape) and one.shape != other.shape:
             self.fail(DimensionError, s, f"{name} is a block of shape {one.shape}: {what} one of {other.shape}")
