@@ -273,10 +273,17 @@ class Program:
     ) -> Report:
         """A report that says whether a run is safe. `sms`: SMs of a device (default 132); `reserve`: how many of these
         other kernels keep. `slot_bytes`: bytes of a slot on the heap (default: as many as needed). `per_node`: ranks of
-        a node. `budget`: events (default 10,000,000). See `bound_at` and `tilelink.analysis.check.check`."""
+        a node. `budget`: events (default 10,000,000). See `bound_at` and `tilelink.analysis.check.check`. Raises
+        FarAccessError for what no network between nodes does."""
         from tilelink.analysis.check import BUDGET, DEFAULT_SMS, check
+        from tilelink.backend.facts import Facts
+        from tilelink.backend.lower import lower
+        from tilelink.backend.targets import TARGETS
+        from tilelink.frontend.passes.publish import publish_sources
 
         bound, exact = self.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
+        if exact.per_node != world:
+            lower(publish_sources(bound), Facts.of(bound, exact), TARGETS["cpu"].across_nodes())
         return check(
             bound, exact, sms=DEFAULT_SMS if sms is None else sms, reserve=reserve, slot_bytes=slot_bytes,
             budget=BUDGET if budget is None else budget, tell=tell,
