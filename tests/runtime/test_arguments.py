@@ -186,6 +186,7 @@ BAD = [
     Bad("layer", ArgumentError, "weight is a Linear, not a tensor", lambda: (x(), torch.nn.Linear(2, 2))),
     Bad("list of schedules", ScheduleError, "schedule= is a list: write tk.Schedule", options={"schedule": [push]}),
     Bad("meta", DeviceError, "x is on meta; this world is on cpu", lambda: (x().to("meta"), weight())),
+    Bad("negated", StrideError, "x is a negated view", lambda: (torch._neg_view(x()), weight())),
     Bad("sparse", StrideError, "x has layout torch.sparse_coo", lambda: (x().to_sparse(), weight())),
     Bad(
         "parts for fewer ranks",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +15,7 @@ from tests.runtime.small_worlds import SMALL, Call, K, N, check_usable, small_wo
 from tilelink.errors import HeapError
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
 
 
@@ -117,6 +121,25 @@ def test_worlds_take_turns() -> None:
             call = Call((4,) * world.world, seed=seed)
             world.run(call.on)
             call.check()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda out: torch.tensor(out.tolist()),
+        lambda out: torch.from_numpy(out.numpy().copy()),
+        lambda out: torch.from_numpy(np.array(out)),
+        lambda out: pickle.loads(pickle.dumps(out)),
+        lambda out: out.clone(),
+    ],
+    ids=["tolist", "numpy", "asarray", "pickle", "clone"],
+)
+def test_a_result_may_be_read_at_once(read: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Also where torch makes no operation of it."""
+    x, weight = [torch.randn(20, 32) for _ in range(2)], torch.randn(32, 16)
+    read_by = CpuWorld(2).run(lambda g: read(all_gather_matmul(x[g.rank], weight, schedule="push", group=g)))
+    for out in read_by:
+        torch.testing.assert_close(out, torch.cat(x) @ weight)
 
 
 def test_a_rank_may_wait_for_its_results() -> None:

@@ -119,6 +119,8 @@ def _check_tensor(word: TensorWord, tensor: torch.Tensor, device: torch.device, 
     """Rank, device, layout and dtype of one tensor; its dtype's name."""
     if tensor.layout != torch.strided:
         raise StrideError(f"{word.name} has layout {tensor.layout}; only strided tensors can be used", site)
+    if tensor.is_neg():
+        raise StrideError(f"{word.name} is a negated view, whose memory has the opposite sign: .resolve_neg()", site)
     if tensor.dim() != len(word.dims):
         raise ShapeError(f"{word.name} has shape {tuple(tensor.shape)}; it is declared {_declaration(word)}", site)
     if tensor.device != device:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -119,7 +120,7 @@ class CpuWorld:
 
         def host(rank: int) -> T:
             group = self.groups[rank]
-            with torch.set_grad_enabled(gradients), _OnStream(group):  # modes are a thread's, and a rank has its own
+            with torch.set_grad_enabled(gradients), _OnStream(group), _Read(group):  # of a thread, and so of a rank
                 return function(group)
 
         try:
@@ -224,7 +225,7 @@ class CpuGroup(Group):
         for name, tensor in run.tensors.items():
             if tensor.numel():
                 (self.written if name in outputs else self.read).add(_memory(tensor))
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             self.lane.launch(run, session.execution)
 
     def synchronize(self) -> None:
@@ -249,7 +250,7 @@ class CpuGroup(Group):
 class _OnStream(TorchDispatchMode):
     """Inside, what torch does with the tensors of a rank comes after the runs that it launched, as on the stream of a
     device: an operation waits that reads what a run under way writes, or writes what one reads or writes. Views touch
-    nothing. What goes round torch, as by `Tensor.numpy()`, is not seen."""
+    nothing. What goes round torch, as a pointer does, is not seen."""
 
     def __init__(self, group: CpuGroup) -> None:
         super().__init__()
@@ -268,9 +269,27 @@ class _OnStream(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+class _Read(TorchFunctionMode):
+    """Inside, reads of a result wait that torch makes without an operation: to Python, to numpy, to a file."""
+
+    FUNCTIONS: ClassVar = frozenset(
+        [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.untyped_storage]
+    )
+
+    def __init__(self, group: CpuGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.FUNCTIONS and _touch(args, self.group.written):
+            self.group.synchronize()
+        return func(*args, **kwargs or {})
+
+
 def _touch(values: Any, memory: set[int]) -> bool:
     return any(isinstance(v, torch.Tensor) and _memory(v) in memory for v in tree_leaves(values))
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    with torch._C.DisableTorchFunction():  # it is not read here
+        return tensor.untyped_storage().data_ptr()
