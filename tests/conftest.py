@@ -1,8 +1,47 @@
-"""What all tests share: each pass over a tile program is verified; on a GPU, each virtual rank has queues."""
+"""What all tests share: each pass over a tile program is verified; on a GPU, each virtual rank has queues; random
+operands are the same in every run; and fixtures that several folders use."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
 
 os.environ.setdefault("TILELINK_VERIFY", "1")
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA is first used
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edited kernels, and what probes find, stay out of the user's cache."""
+    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "kernels"))
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the check would refuse is launched."""
+    monkeypatch.setenv("TILELINK_CHECK", "0")
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a module of the examples as a user imports his own, anew in each test."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if (EXAMPLES / f"{name}.py").exists():
+            del sys.modules[name]

@@ -1,4 +1,4 @@
-"""Edits of lowered kernels and of primitives, and the fixtures by which tests run what was edited."""
+"""Edits of lowered kernels and of primitives, and the fixture by which tests run what was edited."""
 
 from __future__ import annotations
 
@@ -82,9 +82,3 @@ def primitives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Edi
         return __import__(name)
 
     return make
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Edited kernels stay out of the user's cache."""
-    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "kernels"))

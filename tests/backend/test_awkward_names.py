@@ -79,7 +79,6 @@ def test_the_kernels_compile() -> None:
 
 @pytest.mark.parametrize("schedule", ["push", "pull", "multicast", "engine"])
 def test_gathered_rows(schedule: str) -> None:
-    torch.manual_seed(0)
     parts = GATHERED["M"]
     x, y, z = whole_numbers(29, 40), whole_numbers(40, 24), whole_numbers(29, 24)
     tensors = [{"heaps": part, "stamps": y, "M_parts": z} for part in x.split(parts)]
@@ -89,14 +88,12 @@ def test_gathered_rows(schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["folded", "apart"])
 def test_partial_sums(schedule: str) -> None:
-    torch.manual_seed(0)
     x = [whole_numbers(35, 24) for _ in range(3)]
     outs = ran(awkward.credit, schedule, [{"range": part} for part in x], parts={"rank": SUMMED["rank"]})
     assert torch.equal(torch.cat(outs), 2 * sum(x, torch.zeros(())))
 
 
 def test_rows_that_are_routed() -> None:
-    torch.manual_seed(0)
     counts = torch.tensor(ROUTED["home"])
     segments = [[whole_numbers(int(n), 24) for n in row] for row in counts]
     scale = whole_numbers(3, 1)
@@ -111,7 +108,6 @@ def test_rows_that_are_routed() -> None:
 
 
 def test_entries_that_take_turns() -> None:
-    torch.manual_seed(0)
     x, y = [whole_numbers(20, 24) for _ in range(3)], whole_numbers(20, 24)
     outs = ran(awkward.last_out, "in_two", [{"run": part, "run_free_signals_free": y} for part in x])
     for rank, out in enumerate(outs):

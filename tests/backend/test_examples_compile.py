@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,12 @@ PROGRAMS: list[tuple[str, str, Any]] = [
 WORLD, PER_NODE = 4, 2
 
 
-@pytest.fixture(autouse=True)
-def _as_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
-
-
 @pytest.mark.parametrize("rest", [0, pytest.param(64, marks=pytest.mark.verify)], ids=["even", "with rests"])
 @pytest.mark.parametrize(("module", "name", "dtypes"), PROGRAMS, ids=lambda v: v if isinstance(v, str) else "")
-def test_example_compiles_for_hopper(module: str, name: str, dtypes: Any, rest: int) -> None:
-    program, target = getattr(importlib.import_module(module), name), TARGETS["sm_90"]
+def test_example_compiles_for_hopper(
+    module: str, name: str, dtypes: Any, rest: int, example: Callable[[str], Any]
+) -> None:
+    program, target = getattr(example(module), name), TARGETS["sm_90"]
     sizes: dict[str, Any] = {d: n - rest for d, n in with_defaults(program, {}, frozenset()).items()}
     schedule = program.fit(world=WORLD, dtypes=dtypes, absent=frozenset(), **sizes)
     bound = program.bind(schedule, dtypes)

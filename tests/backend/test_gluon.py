@@ -17,7 +17,7 @@ import pytest
 import triton.language as tl
 
 import tilelink as tk
-from tests.backend.edited import in_function, own_cache, replaced
+from tests.backend.edited import in_function, replaced
 from tests.backend.small_programs import Made, small, verdict
 from tests.programs.alone import KN, MK, MN, alone
 from tests.programs.epilogues import half
@@ -37,7 +37,7 @@ from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.tiles import product
 from tilelink.programs.program import Program
 
-__all__ = ["own_cache"]
+pytestmark = pytest.mark.usefixtures("own_cache")
 WARPS, IN_MEMORY = "sm_90+warps", "sm_100+warps"
 SIZES = {"M": 1024, "N": 1024, "K": 1024, "S": 1024, "sent": 1024, "routed": 1024, "experts": 2,
          "tokens": 1024}  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backend.edited import EITHER, WAIT, in_function, own_cache, primitives, replaced, tells_early
+from tests.backend.edited import EITHER, WAIT, in_function, primitives, replaced, tells_early
 from tests.parameters import some_of
 from tests.programs.gathered import lower_rows
 from tests.verification.mutants.tools import Edit, MutatedWorld, same
@@ -26,7 +26,8 @@ from tilelink.kernels import tiles
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.runtime.cpu.world import Group
 
-__all__ = ["own_cache", "primitives"]
+__all__ = ["primitives"]
+pytestmark = pytest.mark.usefixtures("own_cache")
 RANKS, ROWS, N, K = 2, 32, 32, 64
 under_every_seed = some_of(4, first=2)
 

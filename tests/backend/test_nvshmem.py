@@ -62,12 +62,6 @@ def judged(program: Any, schedule: tk.Schedule, arch: str = "sm_90") -> Compiled
     return main
 
 
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    return importlib.import_module
-
-
 @pytest.mark.usefixtures("bitcode")
 class TestGate:
     """With mutants of the compiled kernel, which it has to find."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from bench import explore as command
 from bench.explore import BACKENDS, RECORD, Case, cases, explored, known, main
+from tests.bench.found import records
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 
@@ -49,7 +49,7 @@ def test_the_record_has_a_line_a_case(tmp_path: Path, capsys: pytest.CaptureFixt
     out, err = capsys.readouterr()
     assert "oracle: 12 schedules" in out and out.endswith("0 findings\n")
     assert "all_gather_matmul pull, 4 ranks, oracle, pct: 2 schedules, 0 findings" in err
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = records(file)
     assert [(r["world"], r["policy"], r["seeds"]) for r in lines] == [
         (w, policy, 2) for w in (2, 3, 4) for policy in ("random", "pct")
     ]
@@ -59,12 +59,12 @@ def test_what_is_not_run_again_stays_on_record(tmp_path: Path) -> None:
     file = tmp_path / "record.jsonl"
     flags = ["--lowered", "0", "--oracle", "12", "--jobs", "1", "--out", str(file), "--only"]
     assert [main([*flags, f"all_gather_matmul{of} pull"]) for of in ("[2]", "", "")] == [0, 0, 0]
-    names = [json.loads(line)["program"] for line in file.read_text().splitlines()]
+    names = [r["program"] for r in records(file)]
     assert names == ["all_gather_matmul"] * 6 + ["all_gather_matmul[2]"] * 6
 
 
 def test_every_program_and_schedule_is_on_record() -> None:
-    recorded = [json.loads(line) for line in RECORD.read_text().splitlines()]
+    recorded = records(RECORD)
     asked = {(program, schedule, backend) for program, schedule in known() for backend in BACKENDS}
     assert {(r["program"], r["schedule"], r["backend"]) for r in recorded} == asked
     assert not any(r["findings"] for r in recorded)

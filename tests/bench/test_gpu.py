@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -23,12 +22,9 @@ from bench.gpu.report import BEGUN, DIED, OUT_OF_TIME, WRONG, OutOfTimeError, Re
 from bench.gpu.summary import ratios
 from bench.operands import Operands
 from bench.references import ROUNDED
+from tests.bench.found import records
 from tests.bench.on_stand_in import OnStandIn
 from tilelink.kernels import operators
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def reported(step: Any, tmp_path: Path, place: Place, seconds: float = 300) -> list[dict[str, Any]]:

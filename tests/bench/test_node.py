@@ -26,12 +26,9 @@ from bench.node.command import STEPS
 from bench.node.forms import Layer, operators_of_torch
 from bench.node.ranks import Launched, Node
 from bench.node.report import TIMES, NodeReport, merged
+from tests.bench.found import records
 
 ROOT = Path(bench.node.command.__file__).parent.parent.parent
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_every_step_has_its_time() -> None:

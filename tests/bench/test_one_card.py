@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from bench.gpu import one_card
 from bench.gpu.loopback import RANK, LoopbackGroup, Prepared
 from bench.gpu.place import Place, dry
 from bench.gpu.report import Report
+from tests.bench.found import records
 from tests.bench.on_stand_in import OnStandIn
 from tests.runtime.cuda_stand_in import StandIn
 from tilelink.errors import StuckError
@@ -81,7 +81,7 @@ def test_virtual_ranks_against_copies(tmp_path: Path, place: Place, monkeypatch:
     monkeypatch.setattr(one_card, "WORLDS", (2,))
     path = tmp_path / "found.jsonl"
     one_card.one_card(settling(place, monkeypatch), Report(path, "step", place, "a command", 300))
-    found = [json.loads(line) for line in path.read_text().splitlines()]
+    found = records(path)
     assert [(r["op"], r["schedule"]) for r in found] == [(p.name, s) for p, s in CASES]
     assert [r["ok"] for r in found] == [None if s == "engine" else True for _, s in CASES]
     assert all(r["rel_rms"] < 5e-3 and r["speedup"] for r in found if r["ok"])
@@ -162,7 +162,7 @@ def test_the_record_of_a_link_says_what_it_is_made_of(
     monkeypatch.setattr(one_card, "over_the_link", lambda place, device, program, schedule, shape: {"got": shape})
     path = tmp_path / "found.jsonl"
     one_card.loopback(place, Report(path, "step", place, "a command", 300))
-    rate, *found = [json.loads(line) for line in path.read_text().splitlines()]
+    rate, *found = records(path)
     assert rate["gb_s"] == found[0]["link_gb_s"] == round(found[0]["node_gb_s"] / 4, 1)
     assert [(r["op"], r["schedule"]) for r in found] == [(p.name, s) for p, s in CASES]
     assert {tuple(r["got"]) for r in found} == {(64, 256, 32), (64, 32, 256)}
@@ -173,4 +173,4 @@ def test_without_a_gpu(tmp_path: Path) -> None:
     path = tmp_path / "found.jsonl"
     report = Report(path, "step", dry(), "a command", 300)
     one_card.one_card(dry(), report), one_card.loopback(dry(), report)
-    assert all(json.loads(line)["ok"] is None for line in path.read_text().splitlines())
+    assert all(r["ok"] is None for r in records(path))

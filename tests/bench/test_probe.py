@@ -18,6 +18,7 @@ from bench.gpu.place import dry
 from bench.gpu.report import Report
 from bench.gpu.right import Inputs
 from tests.bench.card_model import CardModel
+from tests.bench.found import records
 from tests.bench.on_stand_in import OnStandIn
 from tests.runtime.cuda_stand_in import StandIn
 from tilelink.backend.targets import CPU
@@ -27,9 +28,7 @@ from tilelink.runtime.cuda.probed import FORMS
 HOPPER = GPUTarget("cuda", 90, 32)
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def asked(tmp_path: Path, model: CardModel, queues: int = 1) -> tuple[dict[str, bool], list[dict[str, Any]]]:
@@ -38,7 +37,7 @@ def asked(tmp_path: Path, model: CardModel, queues: int = 1) -> tuple[dict[str, 
     other = CardModel(queues=queues, one_kernel=model.one_kernel)
     report = Report(path, "probe", dry(), "a command", 60)
     answers = probe.ask(model, report, lambda: probe.virtual_ranks(other, kernels=2), lambda: {"answer": True})
-    return answers, [json.loads(line) for line in path.read_text().splitlines()]
+    return answers, records(path)
 
 
 def test_a_card_that_has_everything(tmp_path: Path) -> None:

@@ -263,28 +263,40 @@ class Drawing:
                 return self.summed(role, of, "K", index, axis, widen)
             case "all":  # all rows, part by part
                 return self.summed(role, self.source("M", "N", given=True), "M", "{k}, t.N", 0, "[None, :]")
-            case "rows":  # rows of the tile by its own steps
-                of = self.source("M", "N")
-                rank = self.rank_of(role, of)
-                acc, k = self.zeros(role, "(1, len(t.N))"), role.fresh("k")
-                role.steps = True
-                with role.inside(f"for {k} in tk.steps(t.M):", f"{k}.start"):
-                    view = f"{role.of(of)}[{k}, t.N]" + (f".at({rank})" if rank else "")
-                    summed = f"tl.sum({view}.load(), 0)[None, :]"
-                    role.line(f"{acc} += {self.asked(role, of, summed)}")
-                return acc
+            case "rows":
+                return self.of_own_rows(role)
             case "entry":
-                of = self.source("M", "K", "N")
-                j = f"({self.integer(role)}) % {role.of(of)}.K.size"
-                if self.chance(0.5):
-                    j = role.fresh("j")
-                    acc = self.zeros(role)
-                    count = self.r.choice([f"{role.of(of)}.K.size", f"min({role.of(of)}.K.size, {self.integer(role)})"])
-                    with role.inside(f"for {j} in range({count}):", j):
-                        load = f"{role.of(of)}[t.M, {j}, t.N].load()"
-                        role.line(f"{acc} += {self.asked(role, of, load)} * {self.integer(role, 1)}")
-                    return acc
-                return self.asked(role, of, f"{role.of(of)}[t.M, {j}, t.N].load()")
+                return self.of_an_entry(role)
+        return self.of_ranks(role)
+
+    def of_own_rows(self, role: Role) -> str:
+        """Rows of the tile, added up by its own steps."""
+        of = self.source("M", "N")
+        rank = self.rank_of(role, of)
+        acc, k = self.zeros(role, "(1, len(t.N))"), role.fresh("k")
+        role.steps = True
+        with role.inside(f"for {k} in tk.steps(t.M):", f"{k}.start"):
+            view = f"{role.of(of)}[{k}, t.N]" + (f".at({rank})" if rank else "")
+            summed = f"tl.sum({view}.load(), 0)[None, :]"
+            role.line(f"{acc} += {self.asked(role, of, summed)}")
+        return acc
+
+    def of_an_entry(self, role: Role) -> str:
+        """One entry along K, or some of them, added up."""
+        of = self.source("M", "K", "N")
+        j = f"({self.integer(role)}) % {role.of(of)}.K.size"
+        if self.chance(0.5):
+            j = role.fresh("j")
+            acc = self.zeros(role)
+            count = self.r.choice([f"{role.of(of)}.K.size", f"min({role.of(of)}.K.size, {self.integer(role)})"])
+            with role.inside(f"for {j} in range({count}):", j):
+                load = f"{role.of(of)}[t.M, {j}, t.N].load()"
+                role.line(f"{acc} += {self.asked(role, of, load)} * {self.integer(role, 1)}")
+            return acc
+        return self.asked(role, of, f"{role.of(of)}[t.M, {j}, t.N].load()")
+
+    def of_ranks(self, role: Role) -> str:
+        """The entry of one rank, or of all, added up."""
         of = self.source("ranks", "M", "N", cut=False)
         s = self.peer(role)
         if self.chance(0.5):

@@ -56,9 +56,8 @@ MUTANTS = [
 
 
 @pytest.fixture
-def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], World]:
+def edited(tmp_path: Path, own_cache: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], World]:
     """Makes worlds with an edited copy of the primitives."""
-    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "kernels"))
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def edit(old: str, new: str) -> World:

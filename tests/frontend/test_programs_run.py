@@ -84,10 +84,9 @@ def test_two_views_at_once() -> None:
 
 @pytest.mark.parametrize("at", [0, 1], ids=["home", "reader"])
 @pytest.mark.parametrize("program", NOTIFYING, ids=lambda p: p.recorded().launches[0].function.name)
-def test_signals_are_drained(program: Program, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_are_drained(program: Program, at: int, unchecked: None) -> None:
     """A run ends when all its signals have come: one too few or too many would stop it, or the next one. The check is
     off: a tile that notifies twice, which it does not like, is counted as well."""
-    monkeypatch.setenv("TILELINK_CHECK", "0")
     run(program, notifying(program)[at], [[numbers(n, 32) for n in PARTS]])
 
 

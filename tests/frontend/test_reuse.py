@@ -73,8 +73,7 @@ def test_events_say_where_entries_lie() -> None:
     assert "buffer ring: float32[ranks, T, D] in 2 buffers\n    token ring.free[ranks, T, D]\n" in shown
 
 
-def test_without_claims_the_execution_finds_races(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILELINK_CHECK", "0")
+def test_without_claims_the_execution_finds_races(unchecked: None) -> None:
     with pytest.raises(RaceError):
         run(rings.ring_attention_unasked, schedule("attend_unsaid", "pass_on_unasked"), 3)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import triton
 
-from tests.backend.edited import own_cache
 from tests.backend.small_programs import verdict
 from tests.programs.alone import gemm, two_dots
 from tilelink.backend.facts import Facts
@@ -17,7 +16,7 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.accumulators import read_too_early
 from tilelink.inspect.ttgir import Kernel
 
-__all__ = ["own_cache"]
+pytestmark = pytest.mark.usefixtures("own_cache")
 ONE_AFTER_THE_OTHER = """\
 tt.func public @kernel(%a: i32, %b: i32, %some: i1) attributes {noinline = false} {
   %sum = ttng.tmem_alloc : () -> !ttg.memdesc<128x64xf32>

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import tilelink as tk
-from tests.backend.edited import in_function, own_cache, replaced, written_out
+from tests.backend.edited import in_function, replaced, written_out
 from tests.backend.small_programs import Made, lowered, verdict
 from tests.programs.attention import gathered_attention
 from tests.programs.gathered import corner
@@ -25,7 +25,7 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import compiled
 from tilelink.inspect.gates import judge
 
-__all__ = ["own_cache"]
+pytestmark = pytest.mark.usefixtures("own_cache")
 GPUS = ["sm_90", pytest.param("sm_100", marks=pytest.mark.verify), pytest.param("gfx942", marks=pytest.mark.verify)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,25 +50,53 @@ def random_counts(world: int, experts: int, seed: int, most: int = 40, empty: fl
     return counts.tolist()
 
 
-class Routed:
-    """One call of every rank, of small whole numbers or normally distributed ones. `room`: rows that every rank has
-    room for, on both sides; as many as there are, by default. What has no row is poisoned."""
+class Called(ABC):
+    """One call of every rank. `right`: what has to come out of each, of small whole numbers exactly; `rounded`: by how
+    much of the error of a product the result may be off. What has no row is poisoned."""
+
+    world: int
+    right: list[torch.Tensor]
+    rounded = 1.0
+
+    def __init__(self, dtype: torch.dtype, integers: bool, seed: int) -> None:
+        self.dtype, self.integers, self.random = dtype, integers, torch.Generator().manual_seed(seed)
+
+    def numbers(self, *shape: int) -> torch.Tensor:
+        """Small whole numbers, or normally distributed ones."""
+        if self.integers:
+            return torch.randint(-2, 3, shape, generator=self.random).to(self.dtype)
+        return torch.randn(shape, generator=self.random).to(self.dtype)
+
+    @abstractmethod
+    def on(self, group: Group, **options: Any) -> torch.Tensor:
+        """The result of a rank."""
+
+    def check(self, outs: Sequence[torch.Tensor]) -> None:
+        """What all ranks got."""
+        assert all(out[len(e) :].isnan().all() for out, e in zip(outs, self.right, strict=True))
+        outs = [out[: len(e)] for out, e in zip(outs, self.right, strict=True)]
+        if self.integers:
+            assert all(torch.equal(out, e.to(self.dtype)) for out, e in zip(outs, self.right, strict=True))
+            return
+        count = sum(e.numel() for e in self.right)
+        limit = self.rounded * LIMITS[self.dtype] * (1 if count < FEW else scatter(count))
+        assert relative_rms_of_all(list(outs), self.right) <= limit
+
+
+class Routed(Called):
+    """A call of a program with routed rows. `room`: rows that every rank has room for, on both sides; as many as there
+    are, by default."""
 
     def __init__(
         self, form: tuple[Program, str | Schedule], counts: Counts, *, K: int = 40, N: int = 24,
         dtype: torch.dtype = torch.float32, integers: bool = False, tile: int = 16, seed: int = 0,
         room: int | None = None,
     ) -> None:  # fmt: skip
-        self.program, self.counts, self.dtype, self.integers = form[0], counts, dtype, integers
+        super().__init__(dtype, integers, seed)
+        self.program, self.counts = form[0], counts
         self.schedule = form[1] if isinstance(form[1], Schedule) else in_tiles(*form, tile)
-        self.world, random = len(counts[0]), torch.Generator().manual_seed(seed)
+        self.world, random, numbers = len(counts[0]), self.random, self.numbers
         self.experts = len(counts) // self.world
-
-        def numbers(*shape: int) -> torch.Tensor:
-            if integers:
-                return torch.randint(-2, 3, shape, generator=random).to(dtype)
-            return torch.randn(shape, generator=random).to(dtype)
-
         (route,) = self.program.recorded().routes
         routing = Routing(Integers.of_array(np.array(counts)))
         rows = routing.parts(route)
@@ -110,16 +139,10 @@ class Routed:
         made: torch.Tensor = self.program(*given, options.pop("counts"), picks, out, group=group, **options)
         return made
 
-    def check(self, outs: Sequence[torch.Tensor]) -> None:
-        """What all ranks got."""
-        assert all(out[len(e) :].isnan().all() for out, e in zip(outs, self.right, strict=True))
-        outs = [out[: len(e)] for out, e in zip(outs, self.right, strict=True)]
-        if self.integers:
-            assert all(torch.equal(out, e.to(self.dtype)) for out, e in zip(outs, self.right, strict=True))
-            return
-        count = sum(e.numel() for e in self.right)
-        limit = LIMITS[self.dtype] * (1 if count < FEW else scatter(count))
-        assert relative_rms_of_all(list(outs), self.right) <= limit
+
+def named(value: Any) -> str:
+    """What a form, or a number, is called in the name of a test."""
+    return f"{value[0].name} {value[1]}" if isinstance(value, tuple) else str(value)
 
 
 def in_tiles(program: Program, schedule: str, tile: int) -> Schedule:
@@ -139,12 +162,12 @@ def in_tiles(program: Program, schedule: str, tile: int) -> Schedule:
     return known.changed(**changes)
 
 
-def run(calls: Sequence[Routed], seed: int = 0, world: CpuWorld | None = None) -> list[list[torch.Tensor]]:
+def run(calls: Sequence[Called], seed: int = 0, world: CpuWorld | None = None) -> list[list[torch.Tensor]]:
     """The results of calls in a row, by call and rank."""
     made = (world or small_world(calls[0].world)).run(lambda g: [call.on(g) for call in calls], seed=seed)
     return [[of_rank[n] for of_rank in made] for n in range(len(calls))]
 
 
-def run_and_check(*calls: Routed, seed: int = 0, world: CpuWorld | None = None) -> None:
+def run_and_check(*calls: Called, seed: int = 0, world: CpuWorld | None = None) -> None:
     for call, outs in zip(calls, run(calls, seed, world), strict=True):
         call.check(outs)

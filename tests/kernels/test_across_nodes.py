@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +20,6 @@ from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 from tilelink.runtime.trace import align
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 MORE = pytest.mark.verify
 NODES = [(2, 1), (4, 2), pytest.param(3, 1, marks=MORE), pytest.param(8, 4, marks=MORE)]
 """Ranks, and how many a node has."""
@@ -33,18 +29,6 @@ World = tk.CpuWorld
 
 def nodes(world: int, per_node: int, **more: Any) -> tk.CpuWorld:
     return World(world, per_node=per_node, heap_bytes=4 << 20, sms=12, **more)
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of the examples as a user imports his own."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-
-    def load(name: str) -> Any:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        return importlib.import_module(name)
-
-    return load
 
 
 @pytest.mark.parametrize("tile", ["rows", "pieces"])

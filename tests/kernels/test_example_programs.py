@@ -4,10 +4,10 @@ kernel does is what its unrolled program says."""
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,14 +28,8 @@ PARTS = [(7,), (20, 13), (5, 0, 20), (0, 1, 0, 0), (40, 0, 33, 7), (3, 0, 17, 1,
 
 
 @pytest.fixture(autouse=True)
-def _as_a_user(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules of the examples are imported as a user imports his own."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if (EXAMPLES / f"{name}.py").exists():
-            del sys.modules[name]
+def _as_a_user(example: Callable[[str], ModuleType]) -> None:
+    """Modules of the examples are imported by name."""
 
 
 @dataclass

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from bench.choices import Choices
 from tests.kernels.gather_gemm import small_world
-from tests.kernels.once import EVERY, FORMS, PROGRAMS, Once, chosen, in_tiles, run, run_and_check
+from tests.kernels.once import EVERY, FORMS, PROGRAMS, Once, chosen, in_tiles
+from tests.kernels.routed import named, run, run_and_check
 from tilelink.emulator import Operation
 from tilelink.errors import CapacityError, ScheduleError, UnsafeProgramError
 from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
@@ -21,10 +22,6 @@ from tilelink.runtime.trace import align
 
 PARTS = {1: (9,), 2: (7, 0), 3: (5, 18, 2), 4: (3, 6, 0, 4), 8: (3, 1, 0, 3, 2, 5, 6, 1)}
 """Tokens of each rank, by world."""
-
-
-def named(value: Any) -> str:
-    return f"{value[0].name} {value[1]}" if isinstance(value, tuple) else str(value)
 
 
 of_each_form = pytest.mark.parametrize("form", FORMS, ids=named)

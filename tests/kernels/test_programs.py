@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,20 +22,7 @@ from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.reduce_scatter import reduce_scatter
 from tilelink.runtime.cpu.world import Group
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 UNEVEN = [(32, 32), (5, 0, 20), (0, 1, 0, 0), (7,)]
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports a module of the examples as a user imports his own."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-
-    def load(name: str) -> ModuleType:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        return importlib.import_module(name)
-
-    return load
 
 
 @each_once("dtype, parts", [torch.float32, torch.bfloat16, torch.int8], UNEVEN)

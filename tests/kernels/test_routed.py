@@ -12,18 +12,12 @@ from hypothesis import strategies as st
 
 import tilelink as tk
 from tests.kernels.gather_gemm import small_world
-from tests.kernels.routed import ALONE, FORMS, PROGRAMS, Routed, in_tiles, random_counts, run, run_and_check
+from tests.kernels.routed import ALONE, FORMS, PROGRAMS, Routed, in_tiles, named, random_counts, run, run_and_check
 from tilelink.emulator import Operation
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
 from tilelink.kernels.expert_weight_gradient import expert_weight_gradient
 from tilelink.runtime.trace import align
-
-
-def named(value: Any) -> str:
-    """What a form, or a number, is called in the name of a test."""
-    return f"{value[0].name} {value[1]}" if isinstance(value, tuple) else str(value)
-
 
 of_each_form = pytest.mark.parametrize("form", FORMS, ids=named)
 

@@ -48,12 +48,6 @@ def test_unsafe_programs_are_not_launched() -> None:
         assert f"{shown(take.file)}:{WAIT}: tk.wait(full[t])" in str(e.value)
 
 
-@pytest.fixture
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the check would refuse is launched."""
-    monkeypatch.setenv("TILELINK_CHECK", "0")
-
-
 def stuck(schedule: tk.Schedule, **options: Any) -> list[str]:
     """The lines of the message, by rank."""
     with pytest.raises(StuckError) as e:

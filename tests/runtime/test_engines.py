@@ -162,10 +162,8 @@ EDITED_ENTRIES = [
 @pytest.mark.parametrize(
     ("what", "at", "old", "new"), EDITED_ENTRIES, ids=[f"{w} {at}" for w, at, *_ in EDITED_ENTRIES]
 )
-def test_edited_entries_are_caught(
-    what: str, at: str, old: str, new: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch, seeds: range
-) -> None:
-    monkeypatch.setenv("TILELINK_CACHE", f"{tmp_path}/kernels")
+@pytest.mark.usefixtures("own_cache")
+def test_edited_entries_are_caught(what: str, at: str, old: str, new: str, seeds: range) -> None:
     edit = in_function("all_gather_matmul_enter", old, new)
     for seed in seeds:
         world = MutatedWorld(2, kernel=edit, primitives=portable, heap_bytes=4 << 20, sms=8, slots=1)

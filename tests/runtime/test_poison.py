@@ -28,10 +28,7 @@ def test_words_of_a_mailbox(waiter: int) -> None:
     assert control[portable.WAITER.value] != 0, "an empty mailbox is told from one of worker 0"
 
 
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check would refuse to launch what gets stuck here."""
-    monkeypatch.setenv("TILELINK_CHECK", "0")
+pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 def deadlock() -> tuple[CpuWorld, str, DeadlockError, Record]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tilelink.runtime.cuda import probed
@@ -12,9 +10,7 @@ from tilelink.runtime.cuda.probed import FORMS, Probed
 HERE, ELSEWHERE = (f"H200, driver of CUDA {n}, torch 2.11, Triton 3.6" for n in (13000, 13010))
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_what_is_found_is_kept_for_its_stack() -> None:

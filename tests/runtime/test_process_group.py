@@ -132,7 +132,7 @@ def count_together(times: int) -> int:
     kernel, region = interpreted(add_ones), Region("word", 0, word, "signal")
     execution.run(lambda rank: execution.launch(kernel, 1, {"word": word, "n": times}, [region], rank))
     for _ in range(times):
-        while swapped.compare_and_swap(0, seen := swapped.peek(0), seen + 1) != seen:
+        while swapped.compare_and_swap(0, seen := swapped.load(0), seen + 1) != seen:
             pass
     dist.barrier(group)
     assert swapped.load(0) == int(word)

@@ -81,6 +81,12 @@ def test_program_without_signals() -> None:
     assert align(prepared.events, operations, "all_gather run 0").done
 
 
+@pytest.fixture(scope="module")
+def pushed() -> tuple[Prepared, list[Operation]]:
+    """One call, whose trace is edited."""
+    return execute((32, 32), 32, 64, schedule("push", (16, 32), (16, 32, 32)), calls=1)
+
+
 def change(operations: list[Operation], pick, edit) -> list[Operation]:  # type: ignore[no-untyped-def]
     k = next(k for k, o in enumerate(operations) if pick(o))
     return [*operations[:k], *edit(operations[k]), *operations[k + 1 :]]
@@ -132,8 +138,8 @@ def change(operations: list[Operation], pick, edit) -> list[Operation]:  # type:
         ),
     ],
 )
-def test_a_differing_trace_is_refused(pick, edit) -> None:  # type: ignore[no-untyped-def]
-    prepared, operations = execute((32, 32), 32, 64, schedule("push", (16, 32), (16, 32, 32)), calls=1)
+def test_a_differing_trace_is_refused(pick, edit, pushed) -> None:  # type: ignore[no-untyped-def]
+    prepared, operations = pushed
     align(prepared.events, operations, "all_gather_matmul run 0")
     with pytest.raises(TraceMismatchError, match=r"rank \d (worker|of all_gather_matmul)"):
         align(prepared.events, change(operations, pick, edit), "all_gather_matmul run 0")

@@ -113,10 +113,8 @@ EDITED_KERNELS = [
 
 
 @pytest.mark.parametrize(("what", "name", "old", "new"), EDITED_KERNELS, ids=[what for what, *_ in EDITED_KERNELS])
-def test_edited_kernels_are_caught(
-    what: str, name: str, old: str, new: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TILELINK_CACHE", f"{tmp_path}/kernels")
+@pytest.mark.usefixtures("own_cache")
+def test_edited_kernels_are_caught(what: str, name: str, old: str, new: str) -> None:
     edit = in_function(name, old, new)
     for seed in range(2):
         world = MutatedWorld(2, kernel=edit, primitives=portable, heap_bytes=4 << 20, sms=8, slots=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -19,11 +18,7 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import compiled
 from tilelink.inspect.gates import judge
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Edited kernels stay out of the user's cache."""
-    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "kernels"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -40,10 +40,7 @@ def use(t, full, out):
 """
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutated kernels stay out of the user's cache."""
-    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "kernels"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_a_mutant_is_one_change_in_one_place() -> None:

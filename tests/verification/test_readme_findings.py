@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,9 +70,8 @@ def test_readme_shows_the_read_without_a_wait(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_readme_shows_the_inbox_that_the_next_call_overwrites(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    shifted = __import__("next_call").shifted
+def test_readme_shows_the_inbox_that_the_next_call_overwrites(seed: int, example: Callable[[str], Any]) -> None:
+    shifted = example("next_call").shifted
     shifted(calls=1, credit=False, seed=seed)
     shifted(calls=3, credit=True, seed=seed)
     with pytest.raises(RaceError) as error:

@@ -31,8 +31,8 @@ def written(name: str, text: str) -> bool:
 
 
 @pytest.mark.verify
-def test_the_page_has_the_tally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILELINK_CACHE", str(tmp_path / "kernels"))
+@pytest.mark.usefixtures("own_cache")
+def test_the_page_has_the_tally() -> None:
     assert written("tally", table(CASES))
 
 

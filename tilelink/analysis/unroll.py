@@ -80,7 +80,7 @@ def unrolled(
     return events, refused
 
 
-def estimated(program: TileProgram, sizes: Sizes, *, sms: int = DEFAULT_SMS) -> int:
+def estimated(program: TileProgram, sizes: Sizes, *, sms: int) -> int:
     """How many events `unroll` would make, estimated from some tiles of each role; exact where there are few."""
 
     def once(signals: Signals) -> tuple[np.ndarray, np.ndarray]:  # numbers of events do not depend on counts

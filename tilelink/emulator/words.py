@@ -28,11 +28,6 @@ class Words:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor  # keeps the memory
-        self._plain = tensor.numpy()
-
-    def peek(self, word: int) -> int:
-        """The value of a word, with no order: what was stored before it need not be here yet."""
-        return int(self._plain[word])
 
     def load(self, word: int) -> int:
         """The value of a word, with acquire order."""

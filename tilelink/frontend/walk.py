@@ -85,7 +85,7 @@ def make_walk(
     for d, t in sizes.items():
         along = of_dim(d, "tile")
         part = axes[homes[d]] if d in spread else None
-        begin, end = _bounds(d, part)
+        begin, end = bounds_of(d, part)
         end = (ends or {}).get(d, end)
         more, made = tile_of(d, begin, end, along, t, part)
         coordinates += more if t is None else [(along.name, indices[d]), *more]
@@ -117,7 +117,7 @@ def tile_of(
     return [(lo.name, begin + number * t)], Range(dim, lo, smaller(lo + t, end), t, part, number * t, segment=segment)
 
 
-def _bounds(dim: str, part: Expr | None) -> tuple[Expr, Expr]:
+def bounds_of(dim: str, part: Expr | None) -> tuple[Expr, Expr]:
     """Where a part, or the whole dimension, begins and ends."""
     whole = symbol(dim)
     return (sympy.S.Zero, whole) if part is None else (first_of(whole, part), first_of(whole, part + 1))

@@ -124,24 +124,13 @@ class ElasticBuffer:
                 raise ArgumentError(
                     "give topk_idx of new tokens, or the handle of a dispatch, and not both", Site.of_user()
                 )
-            if handle is None and (num_experts is None or num_experts < self.num_ranks):
-                what = f"num_experts={num_experts}: at least one on each of {self.num_ranks} ranks"
-                raise ArgumentError(what, Site.of_user())
-            if handle is None and self.places is not None and (num_experts or 0) % self.num_ranks:
-                what = f"num_experts={num_experts} places: as many on each of {self.num_ranks} ranks"
-                raise ArgumentError(what, Site.of_user())
+            if handle is None:
+                self._check_experts(num_experts)
             if most < 1:
                 raise ArgumentError(f"num_max_tokens_per_rank={most}; it must be 1 or more", Site.of_user())
             if alignment < 1:
                 raise ArgumentError(f"expert_alignment={alignment}; it must be 1 or more rows", Site.of_user())
-            chosen = topk_idx if handle is None else handle.topk_idx
-            check_tensors(topk_idx=topk_idx, topk_weights=topk_weights)
-            if topk_idx is not None and (topk_idx.dim() != 2 or topk_idx.dtype.is_floating_point):
-                what = f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}: integers (tokens, top)"
-                raise ShapeError(what, Site.of_user())
-            if topk_weights is not None and chosen is not None and topk_weights.shape != chosen.shape:
-                shapes = f"topk_weights have shape {tuple(topk_weights.shape)}, topk_idx {tuple(chosen.shape)}"
-                raise ShapeError(f"{shapes}; there must be one weight for each expert of a token", Site.of_user())
+            _check_choices(topk_idx, topk_weights, handle)
 
         told(self.group_name, check, "arguments", x[0] if isinstance(x, tuple) else x)
         _wait(tuning)
@@ -199,6 +188,15 @@ class ElasticBuffer:
         for added in bias if isinstance(bias, tuple) else () if bias is None else (bias,):
             combined = combined + added
         return combined, weights, EventOverlap()
+
+    def _check_experts(self, number: int | None) -> None:
+        """Raises ArgumentError for a number of experts, or of their places, that the ranks can't have."""
+        if number is None or number < self.num_ranks:
+            what = f"num_experts={number}: at least one on each of {self.num_ranks} ranks"
+            raise ArgumentError(what, Site.of_user())
+        if self.places is not None and number % self.num_ranks:
+            what = f"num_experts={number} places: as many on each of {self.num_ranks} ranks"
+            raise ArgumentError(what, Site.of_user())
 
     def _handle(
         self, topk_idx: torch.Tensor, experts: int, most: int, alignment: int, sync: bool | None, expand: bool
@@ -290,6 +288,18 @@ def _check_rows(x: object) -> None:
     if rows.dim() != 2 or scales.dim() != 2 or len(rows) != len(scales) or rows.shape[1] % 2:
         shapes = f"x has shapes {tuple(rows.shape)} and {tuple(scales.shape)}"
         raise ShapeError(f"{shapes}; they must be (tokens, hidden), hidden even, and (tokens, factors)", Site.of_user())
+
+
+def _check_choices(topk_idx: torch.Tensor | None, topk_weights: torch.Tensor | None, handle: EPHandle | None) -> None:
+    """Raises ShapeError for experts of tokens, and their weights, that do not fit each other."""
+    check_tensors(topk_idx=topk_idx, topk_weights=topk_weights)
+    if topk_idx is not None and (topk_idx.dim() != 2 or topk_idx.dtype.is_floating_point):
+        what = f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}: integers (tokens, top)"
+        raise ShapeError(what, Site.of_user())
+    chosen = topk_idx if handle is None else handle.topk_idx
+    if topk_weights is not None and chosen is not None and topk_weights.shape != chosen.shape:
+        shapes = f"topk_weights have shape {tuple(topk_weights.shape)}, topk_idx {tuple(chosen.shape)}"
+        raise ShapeError(f"{shapes}; there must be one weight for each expert of a token", Site.of_user())
 
 
 def _check_known(given: dict[str, Any], known: tuple[str, ...]) -> None:

@@ -38,6 +38,73 @@ def replace_dispatchers(model: nn.Module, **options: Any) -> nn.Module:
     return model
 
 
+class Dispatcher:
+    """What stands before Megatron-Core's `MoETokenDispatcher` among the bases of what `token_dispatcher` makes."""
+
+    config: Any
+    ep_group: Any
+    tp_size: int
+
+    def __init__(
+        self,
+        num_local_experts: int,
+        local_expert_indices: list[int],
+        config: Any,
+        pg_collection: Any = None,
+        *,
+        tokens: int | None = None,
+        capacity: int | None = None,
+        plan: str | None = None,
+    ) -> None:
+        super().__init__(config=config, pg_collection=pg_collection)  # type: ignore[call-arg]  # that of Megatron
+        if wrong := [f"{field}=True: {why}" for field, why in REFUSED.items() if getattr(config, field, False)]:
+            raise ArgumentError(f"config has {'; '.join(wrong)}", Site.of_user())
+        if self.tp_size != 1:
+            what = f"expert_tensor_parallel_size is {self.tp_size}: this dispatcher has whole experts on each rank"
+            raise ArgumentError(what, Site.of_user())
+        self.plan = plan
+        self.options: dict[str, Any] = {"tokens": tokens, "capacity": capacity}
+
+    @classmethod
+    def taking(cls, layer: Any, **options: Any) -> Any:
+        """For a layer that has another dispatcher."""
+        old = layer.token_dispatcher
+        groups = _Groups(old.ep_group, old.tp_group, old.tp_ep_group)
+        return cls(layer.num_local_experts, layer.local_expert_indices, old.config, groups, **options)
+
+    def dispatch_preprocess(
+        self, tokens: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.shape = tokens.shape
+        top = self.config.moe_router_topk
+        chosen = routing_map.to(torch.uint8).topk(top).indices.sort().values
+        self.chosen = torch.where(routing_map.gather(1, chosen), chosen, -1)
+        return tokens.reshape(-1, tokens.shape[-1]), probs.gather(1, chosen)
+
+    def token_dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        counted = torch_or_none(self.plan)
+        self.probs, self.routing = probs, moe_routing(
+            self.chosen, experts=self.config.num_moe_experts, group=self.ep_group, plan=counted, **self.options
+        )  # fmt: skip
+        return moe_dispatch(hidden_states, self.routing, plan=self.plan), probs
+
+    def dispatch_postprocess(
+        self, hidden_states: torch.Tensor, probs: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        counts = self.routing.rows_of_experts.cpu()
+        rows = hidden_states[: int(counts.sum())]
+        return rows, counts, torch.ones(len(rows), dtype=probs.dtype, device=probs.device)
+
+    def combine_preprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return nn.functional.pad(hidden_states, (0, 0, 0, self.routing.room - len(hidden_states)))
+
+    def token_combine(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return moe_combine(hidden_states, self.routing, self.probs, plan=self.plan)
+
+    def combine_postprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states.reshape(self.shape)
+
+
 @cache
 def token_dispatcher() -> Any:
     """A subclass of Megatron-Core's `MoETokenDispatcher`, made as its others are, with `tokens`, `capacity`, `plan`.
@@ -47,69 +114,7 @@ def token_dispatcher() -> Any:
     """
     from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 
-    class TileLinkTokenDispatcher(MoETokenDispatcher):
-        def __init__(
-            self,
-            num_local_experts: int,
-            local_expert_indices: list[int],
-            config: Any,
-            pg_collection: Any = None,
-            *,
-            tokens: int | None = None,
-            capacity: int | None = None,
-            plan: str | None = None,
-        ) -> None:
-            super().__init__(config=config, pg_collection=pg_collection)
-            if wrong := [f"{field}=True: {why}" for field, why in REFUSED.items() if getattr(config, field, False)]:
-                raise ArgumentError(f"config has {'; '.join(wrong)}", Site.of_user())
-            if self.tp_size != 1:
-                what = f"expert_tensor_parallel_size is {self.tp_size}: this dispatcher has whole experts on each rank"
-                raise ArgumentError(what, Site.of_user())
-            self.plan = plan
-            self.options: dict[str, Any] = {"tokens": tokens, "capacity": capacity}
-
-        @classmethod
-        def taking(cls, layer: Any, **options: Any) -> Any:
-            """For a layer that has another dispatcher."""
-            old = layer.token_dispatcher
-            groups = _Groups(old.ep_group, old.tp_group, old.tp_ep_group)
-            return cls(layer.num_local_experts, layer.local_expert_indices, old.config, groups, **options)
-
-        def dispatch_preprocess(
-            self, tokens: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            self.shape = tokens.shape
-            top = self.config.moe_router_topk
-            chosen = routing_map.to(torch.uint8).topk(top).indices.sort().values
-            self.chosen = torch.where(routing_map.gather(1, chosen), chosen, -1)
-            return tokens.reshape(-1, tokens.shape[-1]), probs.gather(1, chosen)
-
-        def token_dispatch(
-            self, hidden_states: torch.Tensor, probs: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            counted = torch_or_none(self.plan)
-            self.probs, self.routing = probs, moe_routing(
-                self.chosen, experts=self.config.num_moe_experts, group=self.ep_group, plan=counted, **self.options
-            )  # fmt: skip
-            return moe_dispatch(hidden_states, self.routing, plan=self.plan), probs
-
-        def dispatch_postprocess(
-            self, hidden_states: torch.Tensor, probs: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            counts = self.routing.rows_of_experts.cpu()
-            rows = hidden_states[: int(counts.sum())]
-            return rows, counts, torch.ones(len(rows), dtype=probs.dtype, device=probs.device)
-
-        def combine_preprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
-            return nn.functional.pad(hidden_states, (0, 0, 0, self.routing.room - len(hidden_states)))
-
-        def token_combine(self, hidden_states: torch.Tensor) -> torch.Tensor:
-            return moe_combine(hidden_states, self.routing, self.probs, plan=self.plan)
-
-        def combine_postprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
-            return hidden_states.reshape(self.shape)
-
-    return TileLinkTokenDispatcher
+    return type("TileLinkTokenDispatcher", (Dispatcher, MoETokenDispatcher), {})
 
 
 class _Groups:

@@ -72,13 +72,11 @@ def group(
     members = dist.group.WORLD if process_group is None else process_group
     if not isinstance(members, dist.ProcessGroup):
         raise errors.RankError("this process is no rank of the group: only its members make a lane of it", site)
-    backends = dist.get_backend_config(members)
-    by_device = dict(one.split(":") for one in backends.split(","))
-    if device is None:  # a group made as "gloo" has it for CUDA tensors, too
-        device = "cuda" if by_device.get("cuda", "gloo") != "gloo" and torch.cuda.is_available() else "cpu"
-    if device == "cpu" and "cpu" not in by_device:
-        raise errors.DeviceError(f"the group's backends are {backends}: ranks on the CPU need gloo", site)
+    device = device_of(members) if device is None else device
     on_cpu = device == "cpu"
+    if on_cpu and "cpu" not in backends_of(members):
+        backends = dist.get_backend_config(members)
+        raise errors.DeviceError(f"the group's backends are {backends}: ranks on the CPU need gloo", site)
     if reserved is None:
         reserved = 0 if on_cpu else reserved_by_default(members)
     if heap_bytes is None:
@@ -111,10 +109,19 @@ def group(
     return cuda_process_group(members, layout, reserved, bounds)
 
 
+def backends_of(members: dist.ProcessGroup) -> dict[str, str]:
+    """The backends of a group, by device."""
+    return dict(one.split(":") for one in dist.get_backend_config(members).split(","))
+
+
+def device_of(members: dist.ProcessGroup) -> Literal["cpu", "cuda"]:
+    """Where the ranks of a group are, where nobody says. A group made as "gloo" has it for CUDA tensors, too."""
+    return "cuda" if backends_of(members).get("cuda", "gloo") != "gloo" and torch.cuda.is_available() else "cpu"
+
+
 def reserved_by_default(members: dist.ProcessGroup) -> int:
     """SMs that a lane on GPUs leaves to others, where nobody says: those of NCCL, if the group has it."""
-    by_device = dict(one.split(":") for one in dist.get_backend_config(members).split(","))
-    return sms_of_nccl() if by_device.get("cuda") == "nccl" else 0
+    return sms_of_nccl() if backends_of(members).get("cuda") == "nccl" else 0
 
 
 def sms_of_nccl() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tilelink as tk
-from tests.backend.edited import in_function, own_cache, primitives, replaced
+from tests.backend.edited import in_function, primitives, replaced
 from tests.programs.exchanges import readers_first
 from tests.programs.gathered import lower_rows
 from tests.programs.unsafe import part_of_the_output, stores_after_notify
@@ -17,7 +17,8 @@ from tilelink.backend.targets import portable
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.tools.explore import Exploration, Lowered, explore
 
-__all__ = ["own_cache", "primitives"]
+__all__ = ["primitives"]
+pytestmark = pytest.mark.usefixtures("own_cache")
 SIZES = {"M": 20, "N": 16, "K": 20}
 TILES = {"gather": {"tile": (16, 16), "count": 2}, "matmul": {"tile": (16, 16, 16), "count": 2}}
 moved = tk.SMs(1, tile=(16, 16))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelink.analysis.events import NOTIFY, Events
+from tilelink.analysis.events import NOTIFY, WAIT, Events
 from tilelink.errors import Site, UnsafeProgramError
 
 SHOWN = 10
@@ -130,9 +130,9 @@ def step(events: Events, k: int, remark: str = "") -> str:
     return f"{events.describe(k)} ({line_of(events, k)})" + (f"; {remark}" if remark else "")
 
 
-def last_before(events: Events, k: int, op: int) -> list[int]:
-    """The last event of a kind before an event in its tile; empty where there is none."""
-    found = events.of_tile(k, op)
+def last_wait_before(events: Events, k: int) -> list[int]:
+    """The last wait before an event in its tile; empty where there is none."""
+    found = events.of_tile(k, WAIT)
     return [int(j) for j in found[found < k][-1:]]
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tilelink.analysis.check.cells import Cells, Pairs, conflicts, written_tensors
-from tilelink.analysis.check.findings import SHOWN, Finding, finding, firsts, last_before, line_of, step, tile_of
+from tilelink.analysis.check.findings import SHOWN, Finding, finding, firsts, last_wait_before, line_of, step, tile_of
 from tilelink.analysis.check.synchronisation import Before, Synchronisation
-from tilelink.analysis.events import NOTIFY, WAIT, WRITE, Events
+from tilelink.analysis.events import NOTIFY, WRITE, Events
 from tilelink.frontend.ir import TileProgram, Write, walk
 
 
@@ -83,7 +83,7 @@ def races(cells: Cells, bad: Pairs, before: Before) -> Iterator[Finding]:
 def _chain(before: Before, writer: int, reader: int) -> list[str]:
     """The way of both tiles to their accesses: what the one has waited for, and what the other tells afterwards."""
     events, chain = before.sync.events, []
-    waits = last_before(events, reader, WAIT)
+    waits = last_wait_before(events, reader)
     for wait in waits:
         chain += [step(events, k, "the next step waits for it") for k in _notification(before, wait)]
         chain.append(step(events, wait, "which does not cover the write"))
@@ -133,7 +133,7 @@ def _remedy(events: Events, writer: int, reader: int) -> str:
         )
     if not _tells(events, writer):
         return f"notify what {line_of(events, writer)} writes, after it: tk.notify(...) of the view that it returns"
-    if not last_before(events, reader, WAIT):
+    if not last_wait_before(events, reader):
         return f"read the view that tk.wait({tensor}[...]) returns"
     return f"wait for {events.region(reader)} at rank {events.home[reader]} before the read"
 
@@ -144,7 +144,7 @@ def _overwrites(events: Events, writer: int, reader: int) -> bool:
     same = (events.op == WRITE) & (events.tensor == events.tensor[writer]) & (events.home == events.home[writer])
     if events.meets(np.flatnonzero(same & (events.role != events.role[writer])), reader).any():
         return True
-    waits = [last_before(events, k, WAIT) for k in (writer, reader)]
+    waits = [last_wait_before(events, k) for k in (writer, reader)]
     return all(waits) and all(
         events.tensor[w] == events.tensor[writer] and events.home[w] == events.home[writer] and events.meets(w, writer)
         for (w,) in waits
@@ -160,7 +160,7 @@ def unwritten(cells: Cells, access: np.ndarray, cell: np.ndarray) -> Iterator[Fi
     for k in firsts(events.site[access])[:SHOWN]:
         one = int(access[k])
         what = f"{cells.box(cell[access == one])} is read, and no tile of the run has written it before"
-        chain = (step(events, j) for j in (*last_before(events, one, WAIT), one))
+        chain = (step(events, j) for j in (*last_wait_before(events, one), one))
         remedy = "let the tiles that write cover the whole read, or read less"
         yield finding(events, "unwritten read", [one], what, chain, remedy)
 
@@ -185,7 +185,7 @@ def stale(cells: Cells, pairs: Pairs) -> Iterator[Finding]:
             what = f"but the buffer still holds entry {held}"
             remedy = f"let the tile that notifies entry {meant} of {tensor.name} store all of it before that"
         what = f"a tile reads entry {meant} of {tensor.name} at rank {cells.home}, {what}"
-        chain = [step(events, k) for k in (write, *last_before(events, read, WAIT))]
+        chain = [step(events, k) for k in (write, *last_wait_before(events, read))]
         chain.append(step(events, read, f"which finds entry {held}"))
         yield finding(events, "stale read", [write, read], what, chain, remedy)
 

@@ -42,6 +42,7 @@ from tilelink.frontend.kept import kept
 from tilelink.frontend.routes import EXPERT, SEGMENT, end_of_rows
 from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.views import on_side
+from tilelink.frontend.walk import bounds_of
 from tilelink.frontend.workload import members
 
 
@@ -280,7 +281,7 @@ def _lies(i: ir.Range, begin: Expr, end: Expr, place: RolePlace) -> bool:
             start = loop.start
         elif start in tiles:
             tile = tiles.pop(start)
-            first, last = _bounds(tile.dim, tile.part)
+            first, last = bounds_of(tile.dim, tile.part)
             stops |= _ends(tile, last) if _least_of(tile.limit) <= stops else set()
             start = first
         elif isinstance(start, first_of) and _below(part := start.args[1], WORLD, place):
@@ -289,12 +290,6 @@ def _lies(i: ir.Range, begin: Expr, end: Expr, place: RolePlace) -> bool:
         else:
             return False
     return True
-
-
-def _bounds(dim: str, part: Expr | None) -> tuple[Expr, Expr]:
-    """Where a part, or the whole dimension, begins and ends."""
-    whole = symbol(dim)
-    return (sympy.S.Zero, whole) if part is None else (first_of(whole, part), first_of(whole, part + 1))
 
 
 def _ends(tile: ir.Range, last: Expr) -> set[Expr]:

@@ -33,7 +33,7 @@ def device_us(
 
 
 def timed_once(
-    action: Callable[[], object], before: Callable[[], object], cycles: int = CYCLES, cuda: Any = torch.cuda
+    action: Callable[[], object], before: Callable[[], object], cycles: int, cuda: Any = torch.cuda
 ) -> tuple[float, bool]:
     """As `device_us`, once, behind a sleep of so many cycles; and whether the device woke up before the host was done:
     then Python's launch rate is in the time."""
