@@ -64,10 +64,10 @@ def test_pieces_are_taken_as_they_come() -> None:
     schedule = in_tiles("pieces", (16, 32), (16, 16, 16)).changed(gather={"count": 2})
     for k in (100, 20):
         call = Call((40, 0, 21), N=40, K=k, integers=True, schedule=schedule)
+        world = CpuWorld(3, target=PIECES, heap_bytes=4 << 20, sms=5)
         for seed in range(3):
-            world = CpuWorld(3, target=PIECES, heap_bytes=4 << 20, sms=5)
             run_and_check(call, call, world=world, seed=seed)
-            assert "while i < " in source(world) and "came = wait_some(control, " in source(world)
+        assert "while i < " in source(world) and "came = wait_some(control, " in source(world)
 
 
 def test_where_there_are_no_pieces_nothing_is_awaited() -> None:

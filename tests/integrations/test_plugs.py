@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integrations import deep_ep, plugs, serving
-from tests.nn.groups import assert_right
+from tests.ops.groups import assert_right
 from tests.runtime.processes import Pool
 
 

@@ -145,6 +145,19 @@ def named(value: Any) -> str:
     return f"{value[0].name} {value[1]}" if isinstance(value, tuple) else str(value)
 
 
+def check_tables(world: CpuWorld, experts: int) -> None:
+    """The tables of the last run of each rank are what numpy makes of the same counts. Hence, of each rank: its
+    segments lie one behind the other, in its room, and are as long on both sides."""
+    ranks = world.world
+    for group in world.groups:
+        record = group.recent[max(group.recent)]
+        known = record.counted.sizes.values
+        for key, table in record.tables.items():
+            np.testing.assert_array_equal(table.numpy(), known[key], err_msg=key)
+    sent, got = (np.diff(known[f"{d}.running"].reshape(ranks, -1)) for d in ("sent", "routed"))
+    assert (sent.reshape(ranks, ranks, experts) == got.reshape(ranks, experts, ranks).transpose(2, 0, 1)).all()
+
+
 def in_tiles(program: Program, schedule: str, tile: int) -> Schedule:
     """A schedule of the program with small tiles, and with few workers that move whole rows, or pieces of them."""
     known = program.schedule(schedule)

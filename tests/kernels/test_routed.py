@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 import tilelink as tk
 from tests.kernels.gather_gemm import small_world
-from tests.kernels.routed import ALONE, FORMS, PROGRAMS, Routed, in_tiles, named, random_counts, run, run_and_check
+from tests.kernels.routed import (
+    ALONE,
+    FORMS,
+    PROGRAMS,
+    Routed,
+    check_tables,
+    in_tiles,
+    named,
+    random_counts,
+    run,
+    run_and_check,
+)
 from tilelink.emulator import Operation
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
@@ -28,7 +39,7 @@ MORE = [pytest.param(f, w, marks=pytest.mark.verify) for f in FORMS for w in (1,
 
 @pytest.mark.parametrize(("form", "world"), [*CASES, *MORE], ids=named)
 def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(form: tuple[Any, str], world: int) -> None:
-    """The second time other rows go elsewhere, by what was prepared for the first."""
+    """The second time other rows go elsewhere, by what was prepared for the first; tables are those of its counts."""
     most, experts = (30, 2) if world < 4 else (8, 1)
     counts = [random_counts(world, experts, seed, most) for seed in (1, 2)]
     room = 3 + max(max(map(sum, zip(*c, strict=True))) for c in counts) * world
@@ -41,6 +52,7 @@ def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(form: tup
         (routing,) = (record := lane.groups[0].recent[n]).routings
         assert routing.counts == tuple(map(tuple, drawn))
         assert align(record.counted.events, operations, f"{form[0].name} run {n}").done
+    check_tables(lane, experts)
 
 
 @of_each_form

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.tensor import Replicate
 
 from tests.nn.expert_models import BESIDE, compared, page, prepared, refused, stepped, under_fsdp
-from tests.nn.groups import GROUPS, assert_right
+from tests.ops.groups import GROUPS, assert_right
 from tests.runtime.processes import Pool
 
 REPLICATED = {"input_layouts": Replicate()}

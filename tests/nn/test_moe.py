@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.nn.groups import GROUPS, assert_right
+from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.on_ranks import computed_by, on_groups
 from tests.runtime.processes import Pool
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError, TileLinkError
@@ -188,7 +188,7 @@ def test_placements() -> None:
 
 def test_a_new_layer_is_one_on_any_number_of_ranks(pool: Pool) -> None:
     (one,) = pool.results(on_groups, [(0,)], new)[0]
-    two = [made for (made,) in pool.results(on_groups, [(0, 1)], new)[:2]]
+    two = on_two(pool, new)
     assert torch.equal(torch.cat([made["down"] for made in two]), one["down"])
     assert len({float(w.norm()) for w in one["down"]}) == 4
     room = 2 * 10 * 2  # two experts of a rank take a token at most

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.nn.groups import GROUPS, assert_right
 from tests.nn.on_ranks import Part, errors, far, mesh_of, nothing, step
-from tests.ops.on_ranks import computed_by, on_groups, raised
+from tests.ops.groups import GROUPS, assert_right, on_two
+from tests.ops.on_ranks import computed_by, raised
 from tests.runtime.processes import Pool
 from tilelink.nn import ColumnParallelLinear, RowParallelLinear
 
@@ -279,7 +279,7 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD, ids=lambda f: f.__name__)
 def test_bad_layers(pool: Pool, bad: Callable[[dist.ProcessGroup], None]) -> None:
     kind, text = BAD[bad]
-    for ((found, message, site),) in pool.results(on_groups, [(0, 1)], raised, bad)[:2]:
+    for found, message, site in on_two(pool, raised, bad):
         assert (found, text in message) == (kind, True), message
         assert site.file.endswith("test_parallel_layers.py")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.nn import feed_forward, on_ranks, one_linear
-from tests.nn.groups import GROUPS, assert_right
+from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.on_ranks import on_groups
 from tests.runtime.processes import Pool
 
@@ -63,7 +63,7 @@ GATHER, SCATTER, REDUCE = "all_gather_linear", "linear_reduce_scatter", "linear_
 def test_layers_that_share_their_input_send_once(
     pool: Pool, plan: str, forward: list[str], backward: list[str]
 ) -> None:
-    for ((there, back),) in pool.results(on_groups, [(0, 1)], on_ranks.sent, plan)[:2]:
+    for there, back in on_two(pool, on_ranks.sent, plan):
         assert there == forward and back == backward
 
 
@@ -85,18 +85,18 @@ def test_autocast_holds_as_for_linear_layers(pool: Pool, backend: str) -> None:
 
 
 def test_prepared_layers_make_nothing_new(pool: Pool) -> None:
-    for (found,) in pool.results(on_groups, [(0, 1)], feed_forward.prepared)[:2]:
+    for found in on_two(pool, feed_forward.prepared):
         assert found == (0, 0, [])
 
 
 def test_plans_name_programs(pool: Pool) -> None:
-    for (found,) in pool.results(on_groups, [(0, 1)], feed_forward.planned)[:2]:
+    for found in on_two(pool, feed_forward.planned):
         assert found == (["all_gather_matmul pull", "matmul_one_shot_all_reduce fused"], [])
 
 
 def test_auto_stands_for_a_plan_in_every_layer_and_in_its_backward(pool: Pool) -> None:
     asked = {GATHER, f"{GATHER}_backward", SCATTER, f"{SCATTER}_backward", REDUCE}
-    for (found,) in pool.results(on_groups, [(0, 1)], feed_forward.by_auto)[:2]:
+    for found in on_two(pool, feed_forward.by_auto):
         assert found == ([], asked, [])
 
 
@@ -122,5 +122,5 @@ def test_a_compiler_refuses_a_shared_input_that_is_changed(pool: Pool) -> None:
     "plan, backend", [*((plan, "aot_eager") for plan in on_ranks.PLANS), ("ours", "inductor")]
 )  # fmt: skip
 def test_block_is_compiled_once_for_all_tokens(pool: Pool, plan: str, backend: str) -> None:
-    for ((compiled, wrong),) in pool.results(on_groups, [(0, 1)], on_ranks.compiled_block, plan, backend)[:2]:
+    for compiled, wrong in on_two(pool, on_ranks.compiled_block, plan, backend):
         assert (compiled, wrong) == (1, [])

@@ -18,8 +18,8 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import RowwiseParallel, SequenceParallel, parallelize_module
 
-from tests.nn.groups import assert_right
 from tests.nn.on_ranks import LIMIT, far, mesh_of, whole
+from tests.ops.groups import assert_right
 from tests.ops.on_ranks import computed_by
 from tests.runtime.processes import Pool
 from tilelink import nn as tnn

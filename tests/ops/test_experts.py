@@ -9,19 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ops import of_experts, on_ranks
+from tests.ops import of_experts
+from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.layers import Layer
 from tests.runtime.processes import Pool
 from tilelink.ops.moe_routing import placed
 
-GROUPS = [(2,), (0, 1), (1, 2, 3), (0, 1, 2, 3)]
 BY_PROGRAMS = [Layer((5, 0, 3)), Layer((4,), 3, 1, none=0.4, K=24, seed=1), Layer((6,), 2, 2, skewed=True, seed=2),
                Layer((3, 2), 2, 3, none=0.2, seed=3, slices=0)]  # fmt: skip
-
-
-def assert_right(pool: Pool, groups: list[tuple[int, ...]], function: object, *arguments: object) -> None:
-    for of_rank in pool.results(on_ranks.on_groups, groups, function, *arguments):
-        assert [e for of_group in of_rank for e in of_group] == []
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.verify)])
@@ -66,7 +61,7 @@ def test_tokens_go_once_in_other_worlds_and_schedules(pool: Pool) -> None:
 
 
 def test_a_routing_of_another_plan_is_an_error_on_every_rank(pool: Pool) -> None:
-    for (said,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.of_another_routing)[:2]:
+    for said in on_two(pool, of_experts.of_another_routing):
         assert re.match(r"ArgumentError: plan is 'once', and the routing was not made for it: moe_routing\(", said)
 
 
@@ -83,7 +78,7 @@ def test_a_routing_of_another_plan_is_an_error_on_every_rank(pool: Pool) -> None
 def test_auto_takes_the_plan_that_is_predicted_to_be_the_fastest(
     pool: Pool, fastest: str | None, programs: list[str]
 ) -> None:
-    for ((ran, wrong),) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.by_auto, "h800", fastest)[:2]:
+    for ran, wrong in on_two(pool, of_experts.by_auto, "h800", fastest):
         assert ran[: len(programs)] == programs and wrong == []
 
 
@@ -96,7 +91,7 @@ def test_programs_of_other_worlds_and_dtypes(pool: Pool) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "interpret"])
 def test_tokens_go_and_come_back(pool: Pool, backend: str) -> None:
-    for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.parts_of_it, backend)[:2]:
+    for found in on_two(pool, of_experts.parts_of_it, backend):
         assert found == [True, True, True]
 
 
@@ -109,23 +104,23 @@ def test_copies_of_an_expert_take_turns() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "interpret"])
 def test_a_gradient_that_is_needed_alone_is_the_same(pool: Pool, backend: str) -> None:
-    for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.one_gradient_alone, backend)[:2]:
+    for found in on_two(pool, of_experts.one_gradient_alone, backend):
         assert found == []
 
 
 def test_opcheck(pool: Pool) -> None:
-    pool.results(on_ranks.on_groups, [(0, 1)], of_experts.opchecked)
+    on_two(pool, of_experts.opchecked)
 
 
 @pytest.mark.parametrize("plan", [None, "once", "one_kernel"])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.verify)])
 def test_compiled_without_a_break(pool: Pool, backend: str, plan: str | None) -> None:
-    for (wrong,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.compiled, backend, plan)[:2]:
+    for wrong in on_two(pool, of_experts.compiled, backend, plan):
         assert wrong == []
 
 
 def test_under_autocast(pool: Pool) -> None:
-    for ((dtype, wrong),) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.under_autocast)[:2]:
+    for dtype, wrong in on_two(pool, of_experts.under_autocast):
         assert dtype == torch.bfloat16 and wrong == []
 
 
@@ -155,8 +150,7 @@ def test_what_only_the_device_sees_is_an_error_on_every_rank(
     pool: Pool, backend: str, plan: str | None, options: dict[str, Any], said: str
 ) -> None:
     bad = partial(of_experts.told, backend=backend, plan=plan, **options)
-    made = pool.results(on_ranks.on_groups, [(0, 1)], bad)[:2]
-    for ((text, wrong),) in made:
+    for text, wrong in on_two(pool, bad):
         assert re.match(said, text, re.DOTALL) and wrong == [], text
 
 
@@ -189,8 +183,7 @@ def test_what_only_the_device_sees_is_an_error_on_every_rank(
     ids=lambda v: v if isinstance(v, str) else "",
 )  # fmt: skip
 def test_what_is_wrong_is_said(pool: Pool, options: dict[str, Any], said: str) -> None:
-    made = pool.results(on_ranks.on_groups, [(0, 1)], partial(of_experts.told, backend="torch", **options))[:2]
-    for ((text, wrong),) in made:
+    for text, wrong in on_two(pool, partial(of_experts.told, backend="torch", **options)):
         assert re.match(said, text) and wrong == [], text
 
 
@@ -208,24 +201,24 @@ def test_what_is_wrong_is_said(pool: Pool, options: dict[str, Any], said: str) -
 )
 def test_what_is_wrong_on_one_rank_is_an_error_on_all(pool: Pool, options: dict[str, Any], said: str) -> None:
     bad = partial(of_experts.told, backend="torch", only=1, **options)
-    ((other, wrong),), ((own, wrong_too),) = pool.results(on_ranks.on_groups, [(0, 1)], bad)[:2]
+    (other, wrong), (own, wrong_too) = on_two(pool, bad)
     assert own.startswith(said) and wrong == wrong_too == []
     assert other.startswith(f"RankFailedError: rank 1 raised {said}"), other
 
 
 def test_wrong_calls_of_the_parts_are_named_errors(pool: Pool) -> None:
-    for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.refused)[:2]:
+    for found in on_two(pool, of_experts.refused):
         assert found == []
 
 
 @pytest.mark.parametrize("plan", [None, "once", "one_kernel"])
 def test_gradients_of_gradients_are_an_error(pool: Pool, plan: str | None) -> None:
-    for (said,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.twice_differentiated, plan)[:2]:
+    for said in on_two(pool, of_experts.twice_differentiated, plan):
         assert "differentiate twice" in said
 
 
 def test_experts_out_of_range_are_so_in_every_integer_type(pool: Pool) -> None:
-    for (counts,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.of_other_integers)[:2]:
+    for counts in on_two(pool, of_experts.of_other_integers):
         wide, once, small, turned = counts
         assert wide == once == [-2, -2] and small == [4, 4] and turned == []
 
@@ -233,13 +226,12 @@ def test_experts_out_of_range_are_so_in_every_integer_type(pool: Pool) -> None:
 @pytest.mark.parametrize("plan", [None, "once", "auto"])
 def test_ranks_with_other_numbers_of_tokens_say_so(pool: Pool, plan: str | None) -> None:
     said = r"RankMismatchError: .*rank 1 has tokens= 5, rank 0 4; pass the most tokens of any rank as tokens=, on every"
-    for (text,) in pool.results(on_ranks.on_groups, [(0, 1)], of_experts.with_other_tokens, plan)[:2]:
+    for text in on_two(pool, of_experts.with_other_tokens, plan):
         assert re.match(said, text), text
 
 
 def test_an_activation_that_raises_on_one_rank_is_told_to_the_others(pool: Pool) -> None:
-    other, own = pool.results(on_ranks.on_groups, [(0, 1)], of_experts.with_a_failing_activation)[:2]
-    ((of_peer, wrong),), ((of_rank, wrong_too),) = other, own
+    (of_peer, wrong), (of_rank, wrong_too) = on_two(pool, of_experts.with_a_failing_activation)
     assert of_rank == "ValueError: mine" and wrong == wrong_too == []
     assert of_peer.startswith("RankFailedError") and "rank 1 raised ArgumentError: mine (ValueError of act" in of_peer
 

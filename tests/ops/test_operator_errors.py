@@ -11,6 +11,7 @@ import torch.distributed as dist
 import tilelink
 import tilelink.ops as ops
 from tests.ops import on_ranks
+from tests.ops.groups import on_two
 from tests.runtime.processes import Pool
 from tilelink.errors import TileLinkError
 
@@ -139,7 +140,7 @@ EVERYWHERE = {
 @pytest.mark.parametrize("bad", EVERYWHERE, ids=lambda f: f.__name__)
 def test_bad_on_all_ranks(pool: Pool, bad: Any) -> None:
     kind, text = EVERYWHERE[bad]
-    for ((found, message, site),) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.raised, bad)[:2]:
+    for found, message, site in on_two(pool, on_ranks.raised, bad):
         assert (found, text in message) == (kind, True), message
         assert site.file.endswith("test_operator_errors.py") and "ops." in site.text
 
@@ -176,7 +177,7 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("bad", DIFFERENT, ids=lambda f: f.__name__)
 def test_different_on_one_rank(pool: Pool, bad: Any) -> None:
-    for ((kind, message, _),) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.raised, bad)[:2]:
+    for kind, message, _ in on_two(pool, on_ranks.raised, bad):
         assert kind == "RankMismatchError" and DIFFERENT[bad] in message
 
 
@@ -190,7 +191,7 @@ def meta_on_one(g: dist.ProcessGroup) -> None:
 
 @pytest.mark.parametrize("bad, kind", [(bad_on_one, "ShapeError"), (meta_on_one, "DeviceError")])
 def test_bad_on_one_rank(pool: Pool, bad: Any, kind: str) -> None:
-    (own,), (other,) = pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.raised, bad)[:2]
+    own, other = on_two(pool, on_ranks.raised, bad)
     assert own[0] == kind
     assert other[0] == "RankFailedError" and f"rank 0 raised {kind}: weight 0" in other[1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.ops import on_ranks
+from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.sharded import EACH, GATHER, REDUCE, SCATTER, Call, calls
 from tests.runtime.processes import Pool
 from tilelink.plans.names import plans
 
-GROUPS = [(2,), (0, 1), (1, 2, 3), (0, 1, 2, 3)]
 BF16, FP16 = torch.bfloat16, torch.float16
 ODD = [
     Call(GATHER, (5, 16), (24,), lengths=(5, 0), strided=True),
@@ -29,33 +29,26 @@ ODD = [
 ]
 
 
-def assert_right(
-    pool: Pool, groups: Sequence[tuple[int, ...]], which: on_ranks.Calls, backend: str, plan: str | None = None
-) -> None:
-    for of_rank in pool.results(on_ranks.on_groups, groups, on_ranks.wrong, which, backend, plan):
-        assert [e for of_group in of_rank for e in of_group] == []
-
-
 def test_random_calls_on_groups_of_all_sizes(pool: Pool) -> None:
-    assert_right(pool, GROUPS, partial(calls, number=8, seed=0), "torch")
+    assert_right(pool, GROUPS, on_ranks.wrong, partial(calls, number=8, seed=0), "torch")
 
 
 def test_uneven_empty_and_last(pool: Pool) -> None:
-    assert_right(pool, [(0, 1)], ODD, "torch")
+    assert_right(pool, [(0, 1)], on_ranks.wrong, ODD, "torch")
 
 
 def test_names_of_older_torch(pool: Pool) -> None:
-    for (wrong,) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.by_old_names, EACH)[:2]:
+    for wrong in on_two(pool, on_ranks.by_old_names, EACH):
         assert wrong == []
 
 
 def test_programs_give_the_same(pool: Pool) -> None:
-    assert_right(pool, [(0, 1)], EACH, "interpret")
+    assert_right(pool, [(0, 1)], on_ranks.wrong, EACH, "interpret")
 
 
 @pytest.mark.verify
 def test_programs_where_shapes_are_odd(pool: Pool) -> None:
-    assert_right(pool, [(0, 1)], ODD, "interpret")
+    assert_right(pool, [(0, 1)], on_ranks.wrong, ODD, "interpret")
 
 
 @pytest.mark.verify
@@ -63,7 +56,7 @@ def test_programs_where_shapes_are_odd(pool: Pool) -> None:
 @pytest.mark.parametrize("group", GROUPS, ids=len)
 def test_many_random_calls(pool: Pool, group: tuple[int, ...], backend: str, number: int, seed: int) -> None:
     """With those of eight ranks, over two hundred configurations."""
-    assert_right(pool, [group], partial(calls, number=number, seed=seed), backend)
+    assert_right(pool, [group], on_ranks.wrong, partial(calls, number=number, seed=seed), backend)
 
 
 @pytest.mark.verify
@@ -71,8 +64,8 @@ def test_eight_ranks() -> None:
     pool = Pool(8)
     try:
         eight = [tuple(range(8)), (7, 1, 4, 5, 2)]
-        assert_right(pool, eight, partial(calls, number=15, seed=2), "torch")
-        assert_right(pool, eight[:1], partial(calls, number=3, seed=3), "interpret")
+        assert_right(pool, eight, on_ranks.wrong, partial(calls, number=15, seed=2), "torch")
+        assert_right(pool, eight[:1], on_ranks.wrong, partial(calls, number=3, seed=3), "interpret")
     finally:
         pool.close()
 
@@ -81,7 +74,7 @@ def test_eight_ranks() -> None:
 @pytest.mark.parametrize("plan", ["fused", "push", "pull"])
 def test_plans(pool: Pool, plan: str) -> None:
     scattered = [c for c in EACH if c.operator != GATHER]
-    assert_right(pool, [(0, 1)], scattered if plan == "fused" else EACH, "interpret", plan)
+    assert_right(pool, [(0, 1)], on_ranks.wrong, scattered if plan == "fused" else EACH, "interpret", plan)
 
 
 PLANS = {
@@ -107,8 +100,7 @@ def test_plans_name_programs(pool: Pool, group: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("group", GROUPS, ids=len)
 def test_random_calls_by_random_plans(pool: Pool, group: tuple[int, ...], seed: int) -> None:
     """160 configurations."""
-    for of_rank in pool.results(on_ranks.on_groups, [group], on_ranks.wrong_by_plans, 10, seed):
-        assert [e for of_group in of_rank for e in of_group] == []
+    assert_right(pool, [group], on_ranks.wrong_by_plans, 10, seed)
 
 
 def test_plans_that_there_are() -> None:
@@ -122,26 +114,25 @@ def test_plans_that_there_are() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "interpret"])
 def test_bits_do_not_change_from_call_to_call_and_rank_to_rank(pool: Pool, backend: str) -> None:
-    found = pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.twice, EACH, backend)[:2]
-    ((same, first),), ((also, second),) = found
+    (same, first), (also, second) = on_two(pool, on_ranks.twice, EACH, backend)
     assert same and also
     assert len(first) == len(EACH) - 1 and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("prepared", [on_ranks.prepared, on_ranks.prepared_to_keep])
 def test_prepared_calls_make_nothing_new(pool: Pool, prepared: Callable[..., object]) -> None:
-    for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], prepared)[:2]:
+    for found in on_two(pool, prepared):
         assert found == (0, 0, [])
 
 
 def test_what_is_kept_is_gathered_once(pool: Pool) -> None:
-    for ((names, wrong),) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.programs_of_what_is_kept)[:2]:
+    for names, wrong in on_two(pool, on_ranks.programs_of_what_is_kept):
         assert names == ["all_gather_matmul", "matmul_reduce_scatter"] and wrong == []
 
 
 @pytest.mark.parametrize("backend", ["torch", "interpret"])
 def test_autocast_holds_as_for_linear_layers(pool: Pool, backend: str) -> None:
-    for (wrong,) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.inside_autocast, backend)[:2]:
+    for wrong in on_two(pool, on_ranks.inside_autocast, backend):
         assert wrong == []
 
 
@@ -172,7 +163,7 @@ def test_a_lane_is_made_once(pool: Pool) -> None:
 
 
 def test_lengths_in_all_forms(pool: Pool) -> None:
-    for (same,) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.lengths_in_all_forms)[:2]:
+    for same in on_two(pool, on_ranks.lengths_in_all_forms):
         assert same == [True] * 6
 
 

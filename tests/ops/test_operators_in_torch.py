@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.ops import on_ranks
+from tests.ops.groups import on_two
 from tests.runtime.processes import Pool
 from tilelink import ops
 
 
 def test_opcheck(pool: Pool) -> None:
-    pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.opchecked, ["gather", "scatter", "reduce"])
+    on_two(pool, on_ranks.opchecked, ["gather", "scatter", "reduce"])
 
 
 @pytest.mark.verify
@@ -32,8 +33,7 @@ def test_opcheck_of_all_forms(pool: Pool, world: int) -> None:
     ],
 )
 def test_compiled_without_a_break_and_once_for_all_tokens(pool: Pool, backend: str, by: str) -> None:
-    made = pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.compiled, backend, [4, 10, 6], by)[:2]
-    for ((compiled, far),) in made:
+    for compiled, far in on_two(pool, on_ranks.compiled, backend, [4, 10, 6], by):
         assert compiled == 1
         assert max(far) < 1e-5
 

@@ -12,6 +12,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 import tilelink as tk
 from tests.ops import on_ranks
+from tests.ops.groups import on_two
 from tests.runtime.processes import Pool
 
 BATCH, M, N, K = 8, 64, 16, 32
@@ -84,7 +85,7 @@ def compiled(group: dist.ProcessGroup, backend: str, dim: int) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_compiled_calls(pool: Pool, backend: str, dim: int) -> None:
-    pool.results(on_ranks.on_groups, [(0, 1)], compiled, backend, dim)
+    on_two(pool, compiled, backend, dim)
 
 
 def switched(group: dist.ProcessGroup) -> list[str]:
@@ -109,7 +110,7 @@ def switched(group: dist.ProcessGroup) -> list[str]:
 
 
 def test_switch_is_taken_back(pool: Pool) -> None:
-    for (found,) in pool.results(on_ranks.on_groups, [(0, 1)], switched)[:2]:
+    for found in on_two(pool, switched):
         own, ours, *others, after, last = found
         assert "CPU: " not in own and "CPU: " in ours and "CUDA: " in own
         assert others == [ours, ours] and own == after == last
@@ -132,6 +133,6 @@ def scaled(group: dist.ProcessGroup) -> None:
     [(bad_B, "ShapeError", f"B has shape (2, {K}, {N})"), (scaled, "TargetError", "is not replaced")],
 )
 def test_what_is_not_replaced_says_so(pool: Pool, bad: object, kind: str, text: str) -> None:
-    for ((found, message, site),) in pool.results(on_ranks.on_groups, [(0, 1)], on_ranks.raised, bad)[:2]:
+    for found, message, site in on_two(pool, on_ranks.raised, bad):
         assert found == kind and text in message
         assert site.file.endswith("test_symm_mem.py")

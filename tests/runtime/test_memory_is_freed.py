@@ -20,9 +20,9 @@ from tilelink.runtime.cpu.world import CpuWorld
 ROWS = 20
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def no_collector() -> Iterator[None]:
-    """What cycles hold stays for ever."""
+    """What cycles hold stays until all tests here are done."""
     gc.collect()
     gc.disable()
     yield
