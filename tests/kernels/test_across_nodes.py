@@ -84,13 +84,13 @@ def test_examples(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     example("hierarchical_gather").main()
 
 
-@pytest.mark.parametrize(("name", "tile"), [("push", (32, 32)), ("push", (32, None)), ("pull", (32, 32))])
+@pytest.mark.parametrize(("name", "tile"), [("push", (32, 128)), ("push", (32, None)), ("pull", (32, 128))])
 def test_trace_is_the_unrolled_program(name: str, tile: tuple[int | None, ...]) -> None:
     operations: list[Operation] = []
     # Puts at once: a trace is in the order of the program.
     world = nodes(4, 2, observer=operations.append, target=CPU.across_nodes())
     schedule = NAMED[name].changed(gather={"tile": tile, "count": 3}, matmul={"tile": (32, 32, 32)})
-    call = Call((32, 64, 32, 32), N=64, K=64, schedule=schedule)
+    call = Call((32, 64, 32, 32), N=64, K=256, schedule=schedule)
     world.run(lambda g: [call.on(g) for _ in range(2)])
     (prepared,) = world.lane.prepared.values()
     for run in range(2):
