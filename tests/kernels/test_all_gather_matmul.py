@@ -101,6 +101,14 @@ def test_inputs_may_repeat_what_is_in_memory_once(schedule: str) -> None:
     run_and_check(call)
 
 
+@pytest.mark.parametrize("strides", [(1, 1), (2, 1), (1, 2)], ids=str)
+def test_rows_that_overlap_in_memory(strides: tuple[int, int]) -> None:
+    """As Tensor.unfold makes them: an element of memory is one of several rows."""
+    call = Call((5, 9), N=17, K=37, schedule="push")
+    call.__dict__["x"] = [torch.randn(200).as_strided((m, 37), strides) for m in call.parts]
+    run_and_check(call)
+
+
 def test_an_output_of_strange_strides_gets_its_elements_and_no_others() -> None:
     call = Call((18, 3), N=17, K=37)
     wide = [torch.full((25, 40), -7.0) for _ in range(2)]

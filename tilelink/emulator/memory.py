@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +34,9 @@ class Region:
         self.shape = tuple(tensor.shape) or (1,)
         self.strides = tuple(tensor.stride()) or (1,)
         elements = tensor.numel() and 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
-        self.dense = elements == tensor.numel()
+        if overlap((n, s) for n, s in zip(self.shape, self.strides, strict=True) if s):  # an element has many indices
+            self.shape, self.strides = (elements,), (1,)
+        self.dense = elements == prod(self.shape)
         self.base = tensor.data_ptr()
         self.end = self.base + elements * self.itemsize
         self.bytes = bytes_at(self.base, self.end - self.base)
@@ -148,6 +151,18 @@ class Place:
         indices = np.indices(self.counts, sparse=True)
         offsets = sum((i * s for i, s in zip(indices, self.strides, strict=True)), np.zeros(self.counts, np.int64))
         return (self.address + offsets).view(np.uint64)
+
+
+def overlap(dimensions: Iterable[tuple[int, int]]) -> bool:
+    """Whether several elements may be one in memory: whether a dimension steps into what the finer ones span.
+    `dimensions`: lengths and strides."""
+    spanned = 0
+    for stride, n in sorted((stride, n) for n, stride in dimensions):
+        if n > 1:
+            if stride <= spanned:
+                return True
+            spanned += (n - 1) * stride
+    return False
 
 
 class Outside(Exception):

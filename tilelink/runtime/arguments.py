@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tilelink.backend.facts import DESCRIBED_BYTES, DESCRIBED_DIMS, Lying
+from tilelink.emulator.memory import overlap
 from tilelink.errors import ArgumentError, DeviceError, DtypeError, ShapeError, Site, StrideError, similar
 from tilelink.frontend.ir import RANKS_DIM
 from tilelink.frontend.routes import Integers
@@ -126,7 +127,7 @@ def _check_tensor(word: TensorWord, tensor: torch.Tensor, device: torch.device, 
     if tensor.device != device:
         who = "world" if tensor.device.type != device.type else "rank"
         raise DeviceError(f"{word.name} is on {tensor.device}; this {who} is on {device}", site)
-    if word.kind == "output" and _repeats(tensor):
+    if word.kind == "output" and tensor.numel() and overlap(zip(tensor.shape, tensor.stride(), strict=True)):
         raise StrideError(
             f"{word.name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}: several of its elements are "
             "one in memory",
@@ -236,17 +237,6 @@ class _Sizes:
 def _plain(given: Any) -> tuple[Any, ...]:
     """What is given of a dimension, as a tuple. Raises TypeError for what can be none."""
     return given.plain if isinstance(given, Integers) else tuple(given)
-
-
-def _repeats(tensor: torch.Tensor) -> bool:
-    """Whether several elements may be one in memory: whether a dimension steps into what the finer ones span."""
-    spanned = 0
-    for stride, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if n > 1:
-            if stride <= spanned:
-                return tensor.numel() > 0
-            spanned += (n - 1) * stride
-    return False
 
 
 def check_overlap(outputs: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> None:
