@@ -158,6 +158,13 @@ SCHEDULES = [
         "True is not a power of two",
     ),
     schedule(
+        "more warps than a block has",
+        ScheduleError,
+        f"tk.Schedule(gather=tk.SMs({GATHER_TILE}, warps=64), use=tk.SMs({USE_TILE}))  # <-",
+        "64 warps",
+        "32 at most",
+    ),
+    schedule(
         "three warps",
         ScheduleError,
         f"tk.Schedule(gather=tk.SMs({GATHER_TILE}, warps=3), use=tk.SMs({USE_TILE}))  # <-",

@@ -36,6 +36,12 @@ DIMENSIONS = [
         "along N",
     ),
     tile(
+        "block of too many elements",
+        TileSizeError,
+        "a = tl.zeros((2048, 2048), tl.float32)  # <-",
+        "is a block of 2048 x 2048, 4,194,304 elements; Triton has 1,048,576 at most",
+    ),
+    tile(
         "shape of a variable of a loop",
         DimensionError,
         "a = tl.zeros((16, 1), tl.float32)\nfor k in tk.steps(x.K):\n    a = a + tl.zeros((1, 16), tl.float32)  # <-",

@@ -15,6 +15,8 @@ from tilelink.language import launched
 
 VIAS = ("load-store", "multicast")
 STREAMS = ("peers", "one")
+MOST_WARPS = 32
+"""Of a kernel: a block of threads has 1,024 at most."""
 SIGNALS = ("now", "late")
 WAITS = ("whole", "pieces")
 
@@ -93,8 +95,8 @@ class SMs(_Fields):
             raise ScheduleError(f"signals={self.signals!r}: it is one of {', '.join(map(repr, SIGNALS))}", site)
         if self.waits not in WAITS:
             raise ScheduleError(f"waits={self.waits!r}: it is one of {', '.join(map(repr, WAITS))}", site)
-        if not power_of_two(self.warps):
-            raise ScheduleError(f"{self.warps!r} warps: the number must be a power of two", site)
+        if not power_of_two(self.warps) or self.warps > MOST_WARPS:
+            raise ScheduleError(f"{self.warps!r} warps: the number must be a power of two, {MOST_WARPS} at most", site)
 
     def __str__(self) -> str:
         parts = [str(self.count)] if self.count else []

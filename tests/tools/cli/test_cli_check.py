@@ -75,3 +75,9 @@ def test_ranks_of_a_node(run: Run) -> None:
     assert (code, found["verdict"], found["per_node"]) == (0, "safe", 2)
     code, found = run("check", "examples/hierarchical_gather.py", "--world", "4")
     assert code == 0 and "per_node" not in found
+
+
+def test_numbers_that_can_not_be(run: Run) -> None:
+    for flag, least in (("--reserve", 0), ("--slot", 0), ("--budget", 1)):
+        error = run.error("check", "all_gather_matmul", flag, "-1")
+        assert (error["class"], error["message"]) == ("UsageError", f"{flag} -1: it is {least} or more")

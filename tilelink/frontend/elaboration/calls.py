@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from abc import abstractmethod
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import sympy
@@ -26,9 +27,21 @@ from tilelink.frontend.arithmetic import to_text
 from tilelink.frontend.elaboration.reading import Expressions
 from tilelink.frontend.elaboration.source import parsed
 from tilelink.frontend.expressions import RANK, WORLD, Expr, larger, node_of, place_of, rank_at, smaller
-from tilelink.frontend.values import DOT_DTYPES, SUM_DTYPES, TRITON_DTYPES, Block, Part, Static, broadcast, result_of
+from tilelink.frontend.values import (
+    DOT_DTYPES,
+    SUM_DTYPES,
+    TRITON_DTYPES,
+    Block,
+    Part,
+    Shape,
+    Static,
+    broadcast,
+    result_of,
+)
 from tilelink.language import AxisWord, RanksWord, TensorWord, TileFunction
 
+MOST_ELEMENTS = 1 << 20
+"""Of a block: Triton compiles none with more."""
 _TOUCHING = ("load", "store", "make_block_ptr", "advance", "make_tensor_descriptor", "load_tensor_descriptor",
              "store_tensor_descriptor", "gather", "inline_asm_elementwise")  # fmt: skip
 _DOT = ("input", "other", "acc", "input_precision", "allow_tf32", "max_num_imprecise_acc", "out_dtype")
@@ -123,6 +136,11 @@ class Calls(Expressions):
         self.fail(NotUnderstoodError, node, f"{ast.unparse(node.func)} is neither in tl nor in tl.math: call it in a "
                   "function of your own with @triton.jit")
 
+    def check_elements(self, node: ast.Call, shape: Shape) -> None:
+        if shape is not None and prod(shape) > MOST_ELEMENTS:
+            self.fail(TileSizeError, node, f"{ast.unparse(node)} is a block of {' x '.join(map(str, shape))}, "
+                      f"{prod(shape):,} elements; Triton has {MOST_ELEMENTS:,} at most: take a smaller tile")
+
     def method(self, node: ast.Call, view: ir.View, name: str) -> Any:
         if name == "at":
             return self.at(node, view)
@@ -131,6 +149,7 @@ class Calls(Expressions):
             self.readable(node, view)
             block = self.as_block(node, view)
             shape = tuple(int(self.extent(node, r)) for r in block.ranges)
+            self.check_elements(node, shape)
             return Block(self.hole(ir.Load(block, self.moved(node, moved, view))), shape, self.dtypes[view.tensor])
         stored, moved = self.arguments(node, "block", "where", needed=1)
         self.writable(node, view, "store to")
@@ -288,6 +307,7 @@ class Calls(Expressions):
             given = dict(zip(_DOT, values, strict=False)) | keywords
             shape = self.dot(node, given)
             keys += self.dot_dtype(node, given)
+        self.check_elements(node, shape)
         return Block(ast.Call(function, arguments, keys), shape, dtype)
 
     def dot(self, node: ast.Call, given: dict[str, Any]) -> tuple[int, int] | None:

@@ -13,6 +13,9 @@ from tilelink.tools.cli.program import Question, machine_flag, nodes_flag, progr
 
 def run(args: argparse.Namespace) -> Answer:
     """Whether a program is safe to run: races, deadlocks, coverage, residency."""
+    for name, least in (("reserve", 0), ("slot", 0), ("budget", 1)):
+        if (given := getattr(args, name)) is not None and given < least:
+            raise UsageError(f"--{name} {given}: it is {least} or more")
     asked, sms, began = Question.of(args), _sms(args), time.monotonic()
     report = asked.program.check(
         asked.schedule, sms=sms, reserve=args.reserve, slot_bytes=args.slot, budget=args.budget,
