@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -194,6 +195,44 @@ def test_bad_on_one_rank(pool: Pool, bad: Any, kind: str) -> None:
     own, other = on_two(pool, on_ranks.raised, bad)
     assert own[0] == kind
     assert other[0] == "RankFailedError" and f"rank 0 raised {kind}: weight 0" in other[1]
+
+
+TYPES: list[tuple[Any, dict[str, Any], str]] = [
+    (ops.all_gather_linear, {"gather_dim": 0.0}, "gather_dim is 0.0; it must be an integer"),
+    (ops.all_gather_linear, {"gather_dim": 10**30}, "it must be an integer"),
+    (ops.all_gather_linear, {"lengths": (2.0, 2.0)}, "lengths is (2.0, 2.0); it must be a sequence of integers"),
+    (ops.all_gather_linear, {"lengths": 4}, "lengths is 4; it must be a sequence of integers"),
+    (ops.all_gather_linear, {"weights": None}, "weights is None, not a tensor"),
+    (ops.all_gather_linear, {"weights": [torch.zeros(6, 4), None]}, "weights is None, not a tensor"),
+    (ops.all_gather_linear, {"return_gathered": 1}, "return_gathered is 1; it must be True or False"),
+    (ops.linear_reduce_scatter, {"weight": [torch.zeros(6, 4)]}, "weight is a list, not a tensor"),
+    (ops.linear_reduce_scatter, {"scatter_dim": True}, "scatter_dim is True; it must be an integer"),
+    (ops.linear_all_reduce, {"x": None}, "x is None, not a tensor"),
+    (ops.linear_all_reduce, {"plan": 3}, "plan is 3; it must be a string"),
+    (ops.linear_all_reduce, {"reduce_op": None}, "reduce_op is None; it must be a string"),
+]
+
+
+def called(operator: Any, given: dict[str, Any], group: dist.ProcessGroup) -> None:
+    operator(**given, group=group)
+
+
+def types_on_one(g: dist.ProcessGroup) -> list[tuple[str, str]]:
+    """What a rank raises of each, where the first rank has an argument of a wrong type."""
+    found = []
+    for operator, bad, _ in TYPES:
+        weight = "weights" if operator is ops.all_gather_linear else "weight"
+        given = {"x": torch.zeros(2, 4), weight: torch.zeros(6, 4)} | (bad if first(g) else {})
+        found.append(on_ranks.raised(g, partial(called, operator, given))[:2])
+    return found
+
+
+def test_a_wrong_type_on_one_rank(pool: Pool) -> None:
+    """Torch would raise of it before the ranks have met."""
+    own, other = on_two(pool, types_on_one)
+    for (_, _, said), (kind, message), (theirs, told) in zip(TYPES, own, other, strict=True):
+        assert kind == "ArgumentError" and said in message
+        assert theirs == "RankFailedError" and f"rank 0 raised ArgumentError: {message}" in told
 
 
 def test_not_a_member(pool: Pool) -> None:

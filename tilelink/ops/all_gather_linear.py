@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError, public
-from tilelink.ops.checks import check_dim, check_lengths, check_tensors, check_weights
+from tilelink.ops.checks import check_dim, check_lengths, check_weights
 from tilelink.ops.collectives import Later
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
 from tilelink.ops.operator import Asked, Call, Operator
@@ -222,7 +222,8 @@ def all_gather_linear(
     first. Raises ArgumentError, ShapeError, DtypeError, DeviceError and ScheduleError; if one rank does, the others
     raise RankFailedError. Raises RankMismatchError if calls differ.
     """
-    check_tensors(x=x, weights=weights, biases=biases)
+    given = {"gather_dim": gather_dim, "lengths": lengths, "plan": plan, "return_gathered": return_gathered}
+    _operator.check(group, x=x, weights=weights, biases=biases, **given)
     one = isinstance(weights, torch.Tensor)
     several = [weights] if isinstance(weights, torch.Tensor) else list(weights)
     added: list[torch.Tensor | None]
@@ -232,7 +233,6 @@ def all_gather_linear(
         added = [biases] if isinstance(biases, torch.Tensor) else list(biases)
         if len(added) == len(several) and any(b is not None for b in added):  # of a mixed list torch has no gradients
             added = [w.new_zeros(w.shape[0]) if b is None else b for w, b in zip(several, added, strict=True)]
-    given = {"gather_dim": gather_dim, "lengths": lengths, "plan": plan, "return_gathered": return_gathered}
     full, outs = _operator.called(group, x, several, added, **given)
     found = outs[0] if one else outs
     return (full, found) if return_gathered else found

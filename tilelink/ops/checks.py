@@ -3,9 +3,10 @@ operators take their tensors in its dtype, as nn.Linear does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 
@@ -78,9 +79,49 @@ def check_tensors(**given: Any) -> None:
     """Checks that each value is a tensor, None, or a list of these. Raises ArgumentError."""
     for name, value in given.items():
         for t in value if isinstance(value, list | tuple) else [value]:
-            if t is not None and not isinstance(t, torch.Tensor):
-                hint = ": its tensors are .weight and .bias" if isinstance(t, torch.nn.Linear) else ""
-                raise ArgumentError(f"{name} is a {type(t).__name__}, not a tensor{hint}", Site.of_user())
+            if t is not None:
+                _check_tensor(name, t)
+
+
+def _check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, torch.Tensor):
+        hint = ": its tensors are .weight and .bias" if isinstance(value, torch.nn.Linear) else ""
+        what = "None" if value is None else f"a {type(value).__name__}"
+        raise ArgumentError(f"{name} is {what}, not a tensor{hint}", Site.of_user())
+
+
+def check_type(name: str, value: Any, kind: str) -> None:
+    """Checks what an operator is given against the annotation of its argument; where that is of several tensors, it may
+    be one. Raises ArgumentError."""
+    if value is None and (kind.endswith("| None") or kind == "Maybe"):
+        return
+    match kind:
+        case "torch.Tensor" | "torch.Tensor | None":
+            _check_tensor(name, value)
+        case "Tensors" | "Maybe":
+            for t in value if isinstance(value, list | tuple) else [value]:
+                if t is not None or kind == "Tensors":
+                    _check_tensor(name, t)
+        case _:
+            words, fits = _OPTIONS[kind.removesuffix(" | None")]
+            if not fits(value):
+                raise ArgumentError(f"{name} is {value!r}; it must be {words}", Site.of_user())
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, SupportsIndex) and not isinstance(value, bool) and abs(operator.index(value)) < 1 << 63
+
+
+def _are_integers(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str) and all(map(_is_integer, value))
+
+
+_OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "int": ("an integer", _is_integer),
+    "Sequence[int]": ("a sequence of integers", _are_integers),
+    "bool": ("True or False", lambda value: isinstance(value, bool)),
+    "str": ("a string", lambda value: isinstance(value, str)),
+}
 
 
 def check_devices(x: torch.Tensor, named: Mapping[str, torch.Tensor], name_of_x: str = "x") -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import public
-from tilelink.ops.checks import check_dim, check_reduce_op, check_tensors, check_weights
+from tilelink.ops.checks import check_dim, check_reduce_op, check_weights
 from tilelink.ops.matrices import as_rows
 from tilelink.ops.operator import Asked, Call, Operator
 from tilelink.ops.plain import Plain
@@ -101,5 +101,5 @@ def linear_all_reduce(
     nothing, as in Megatron and DTensor. Raises ArgumentError, ShapeError, DtypeError, DeviceError and ScheduleError; if
     one rank does, the others raise RankFailedError. Raises RankMismatchError if calls differ.
     """
-    check_tensors(x=x, weight=weight, bias=bias)
+    _operator.check(group, x=x, weight=weight, bias=bias, reduce_op=reduce_op, plan=plan)
     return _operator.called(group, x, [weight], [bias], reduce_op=reduce_op, plan=plan)

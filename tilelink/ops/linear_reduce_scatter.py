@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import public
-from tilelink.ops.checks import check_dim, check_reduce_op, check_tensors, check_weights, parts_of
+from tilelink.ops.checks import check_dim, check_reduce_op, check_weights, parts_of
 from tilelink.ops.collectives import Members
 from tilelink.ops.matrices import as_rows, of_rows, resized, times
 from tilelink.ops.operator import Asked, Call, Operator
@@ -180,6 +180,6 @@ def linear_reduce_scatter(
     Raises ArgumentError, ShapeError, DtypeError, DeviceError and ScheduleError; if one rank does, the others raise
     RankFailedError. Raises RankMismatchError if calls differ.
     """
-    check_tensors(x=x, weight=weight, bias=bias)
     given = {"scatter_dim": scatter_dim, "lengths": lengths, "reduce_op": reduce_op, "plan": plan}
+    _operator.check(group, x=x, weight=weight, bias=bias, **given)
     return _operator.called(group, x, [weight], [bias], **given)

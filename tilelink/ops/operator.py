@@ -17,8 +17,8 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import once_differentiable
 
 from tilelink.errors import ArgumentError, MachineError, MachineMemoryError
-from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, told_of_machine
-from tilelink.ops.checks import cast_for, no_autocast
+from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, told, told_of_machine
+from tilelink.ops.checks import cast_for, check_type, no_autocast
 from tilelink.ops.collectives import Members, Traced, name_of_group
 from tilelink.ops.plain import Maybe, Plain, Tensors
 from tilelink.ops.programs import Programs, path_of, reserved_on
@@ -151,7 +151,7 @@ class Operator:
 
     def __init__(self, call: type[Call]) -> None:
         arguments = {f.name: str(f.type) for f in fields(call) if f.init}  # type: ignore[arg-type]  # a dataclass
-        name, self.names = call.name.replace(", ", "_"), list(arguments)
+        name, self.names, self.kinds = call.name.replace(", ", "_"), list(arguments), arguments
         self.evenly = None
         if arguments.get("lengths", "").endswith("None"):
             self.evenly = _registered(call, name, {n: t for n, t in arguments.items() if n != "lengths"})
@@ -167,6 +167,22 @@ class Operator:
                 return self.evenly(*[given[n] for n in self.names if n != "lengths"])
             given["lengths"] = list(given["lengths"])
         return self.made(*[given[n] for n in self.names])
+
+    def check(self, group: Any, **given: Any) -> None:
+        """Checks the types of arguments, before torch does. Raises ArgumentError; then all other ranks raise
+        RankFailedError."""
+        if torch.compiler.is_compiling():
+            return
+        try:
+            for name, value in given.items():
+                check_type(name, value, self.kinds[name])
+        except ArgumentError as error:
+            raised = error
+
+            def again() -> None:
+                raise raised
+
+            told(name_of_group(group), again, "arguments", *given.values())
 
     def _check_tangents(self, given: Mapping[str, Any]) -> None:
         """Torch would drop the tangents of forward-mode differentiation without a word. Raises ArgumentError."""
