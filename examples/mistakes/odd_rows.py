@@ -16,7 +16,7 @@ def add_up(t, full, out):
     """One tile of out: in each row the sum of the tile's rows."""
     rows = tk.wait(full[t])
     total = tl.zeros(t.shape, tl.float32)
-    for pair in tk.steps(full.rows, stop=(t.rows.stop + 1) // 2 * 2):  # an odd row has no other: there is one too many
+    for pair in tk.steps(full.rows, stop=(t.rows.stop + 1) // 2 * 2):  # rounds up to a pair: if odd, one row too many
         if pair.start >= t.rows.start:
             total += tl.sum(rows[pair].load(), 0)[None, :]
     out[t].store(total)

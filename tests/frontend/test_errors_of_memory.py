@@ -134,8 +134,14 @@ SIGNALS = [
         WaitWithoutNotifyError,
         {NOTIFY: "    tk.copy(x[t], full[t].at(t.reader))", WAIT: f"{WAIT}  # <-"},
         "use waits for full[M[M_lo:+16], K]",
-        "no tile of the program notifies full",
-        "Notify what is stored",
+        "no tile of the program notifies full. Write tk.notify(...) around the store to full: ",
+        "tk.copy(x[t], full[t].at(t.reader))",
+    ),
+    pair(
+        "wait for what nobody stores",
+        WaitWithoutNotifyError,
+        {NOTIFY: "    pass", WAIT: f"{WAIT}  # <-"},
+        "no tile of the program notifies full, and no tile stores to it. Store to full, and call tk.notify(...) on",
     ),
     pair(
         "wait that is notified elsewhere",

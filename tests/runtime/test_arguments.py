@@ -101,6 +101,12 @@ BAD = [
         lambda: (x(), weight(17, N)),
     ),
     Bad(
+        "weight of an nn.Linear",
+        ShapeError,
+        "weight has shape (24, 16), so K is 24 there; x makes it 16. It is declared (K, N): pass weight.T",
+        lambda: (x(), weight(K, N).T),
+    ),
+    Bad(
         "two dtypes",
         DtypeError,
         "x is bfloat16, weight is float16, out is float32: tl.dot takes operands of one dtype; left is bfloat16",
@@ -289,7 +295,7 @@ def test_gradients_are_not_lost_in_silence(world: CpuWorld) -> None:
 
     with pytest.raises(ArgumentError) as e:
         world.run(rank)
-    says = "all_gather_matmul has no gradient, and weight would lose theirs: call it under torch.no_grad()"
+    says = "all_gather_matmul has no gradient, and weight would lose its gradient: call it under torch.no_grad()"
     check_error(e.value, ArgumentError, says, "gradient")
     assert "all_gather_linear" in str(e.value)
     with torch.no_grad():

@@ -60,7 +60,7 @@ def test_values_in_which_ranks_differ_are_said() -> None:
     assert f"{shown(__file__)}:{line_of(__file__, 'differs')}: call 0 of this group: rank " in str(e.value)
     for r in range(2):
         assert f"'M': ({4 + r}, {4 + r})" in str(e.value)
-    assert "shards of different lengths are told to every rank, by parts=" in str(e.value)
+    assert "if shards differ in length, pass their lengths on every rank, such as parts={'M': (8, 7)}" in str(e.value)
     assert "'K'" not in str(e.value), "what they have in common is left out"
 
 

@@ -72,8 +72,8 @@ def test_readme_shows_the_read_without_a_wait(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("seed", range(3))
 def test_readme_shows_the_inbox_that_the_next_call_overwrites(seed: int, example: Callable[[str], Any]) -> None:
     shifted = example("next_call").shifted
-    shifted(calls=1, credit=False, seed=seed)
-    shifted(calls=3, credit=True, seed=seed)
+    assert shifted(calls=1, credit=False, seed=seed) == (True, False)
+    assert shifted(calls=3, credit=True, seed=seed) == (True, False)
     with pytest.raises(RaceError) as error:
         shifted(calls=2, credit=False, seed=seed)
     assert seed or f"```\n{error.value}\n```" in README
@@ -81,3 +81,11 @@ def test_readme_shows_the_inbox_that_the_next_call_overwrites(seed: int, example
         read, written = sorted((race.first, race.second), key=lambda party: party.kind)
         assert (read.launch, written.launch) == ("shift call 1", "shift call 2")
         assert written.rank == (read.rank - 1) % 3
+
+
+def test_readme_counts_the_schedules_that_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    shifted = __import__("next_call").shifted
+    found = [shifted(calls=2, credit=False, seed=seed, collect=True) for seed in range(60)]
+    wrong, racing = sum(not right for right, _ in found), sum(races for _, races in found)
+    assert f"Of {len(found)} random schedules of two calls, {wrong} give a wrong" in README and racing == len(found)

@@ -221,7 +221,7 @@ def _machine(name: str, entries: dict[str, Any]) -> Machine:
         raise MachineError(f"{name}: {', '.join(numbers)}: a machine has no such number")
     if not made.matmul:
         raise MachineError(f'{name}: matmul is missing; say matmul.bfloat16 = {{ value = ..., source = "..." }}')
-    for path in ("sms", "ranks", "ranks_per_node"):
+    for path in COUNTS:
         if getattr(made, path) < 1:
             raise MachineError(f"{name}: {path} is {getattr(made, path)}: at least 1")
     if made.ranks_per_node < made.ranks and "nic" not in made.agents:
@@ -231,6 +231,16 @@ def _machine(name: str, entries: dict[str, Any]) -> Machine:
 
 WORDS, TIMES = ("title", "links"), "_us"
 """Entries that are no numbers; and how the names of times end."""
+COUNTS = ("ranks", "sms", "ranks_per_node")
+
+
+def unit(path: str) -> str:
+    """The unit of a number of a description, by its path: "us" for `agents.tma.setup_us`. Counts have none."""
+    if path in COUNTS:
+        return ""
+    ends = {TIMES: "us", "_gb": "GB", "_mb": "MB"}
+    by_end = next((of for end, of in ends.items() if path.endswith(end)), "GB/s")
+    return "TFLOP/s" if path.startswith("matmul.") else by_end
 
 
 def _entries(name: str, table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:

@@ -20,7 +20,11 @@ PartOrder = Callable[[Any, Any, Any], Any]
 
 @dataclass(frozen=True, repr=False)
 class Order:
-    """The order in which a worker set walks the tiles of a role.
+    """The order in which a worker set walks the tiles of a role. The library has four, counted modulo the world:
+    `tk.own_rank_first`: rank, rank + 1, ...
+    `tk.next_rank_first`: rank + 1, rank + 2, ..., and the own rank last.
+    `tk.ring`: rank, rank - 1, ...
+    `tk.across_parts`: tiles go across the parts of ranks, from the first row to the last.
 
     `parts(step, rank, world)` returns the rank whose part (or the value of whose rank axis) `rank` walks at `step`. It
     must be a permutation of 0..world-1 for each rank. It must use integer arithmetic, because TileLink prints it into

@@ -48,8 +48,12 @@ class SMs(_Fields):
     `count`: the number of SMs (None: all that others leave; roles without a count share them, in program order).
     `tile`: elements along each dimension of the role's space, then the step of its `tk.steps` loops, if it has any.
     None stands for a whole dimension, in roles that only copy.
+    `order`: the order in which a worker walks ranks and tiles: `tk.own_rank_first`, `tk.next_rank_first`, `tk.ring`, or
+    any other `tk.Order`.
     `at`: the rank that executes a tile: "home" (the rank of the tile's part) or the name of a rank axis of the space.
     The default is the home for a sharded space, and every rank for a local one.
+    `stages`: the stages of Triton's software pipeline in the role's loops.
+    `warps`: the warps of the kernel, a power of two. All roles are one kernel, so all have the same.
     `via`: "load-store" or "multicast". With multicast, a rank axis that only selects the memory of copies, stores and
     notifications becomes one access to all ranks. The fabric of the target must multicast stores.
     `signals`: "now" or "late". With "late", the worker gives a tile's notifications after the main loop of its next

@@ -33,11 +33,11 @@ def all_gather_grouped_matmul(
     wanted: tk.Sharded("tokens", tk.ranks, dtype=tl.int32) = None,
     gathered: tk.Sharded("routed", "K") = None,
 ):
-    """out = the rows that are routed to the experts of this rank, by expert and source, each times the weight of its
-    expert. x: the tokens of this rank; token: of each row of the experts of this rank, which of the tokens of its
-    source it is; wanted: of each token of this rank and each rank, -1 where the rank has no row of it; without,
-    all tokens go to all ranks. Behind the rows token and out may have room. gathered = the rows themselves, if they are
-    asked for."""
+    """out = the rows routed to the experts of this rank, by expert and source, each times the weight of its expert.
+
+    x: the tokens of this rank. token[row]: the number of the row's token, at the rank that sent it. wanted[token,
+    rank]: -1 where that rank needs no row of the token; without `wanted`, every token goes to every rank. token and out
+    may have room behind the rows. gathered: the rows themselves, if they are asked for."""
     full = tk.local("tokens", "K")  # room for all tokens, of which those are here that are wanted
     rows = tk.sharded("routed", "K")
     send[tk.tiles(x, reader=tk.ranks)](x, wanted, full)

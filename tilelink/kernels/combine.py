@@ -22,10 +22,10 @@ def combine(
     weights: tk.Sharded("tokens", "top", dtype=tl.float32) = None,
     kept: tk.Sharded("sent", "K") = None,
 ):
-    """out = of each token of this rank the sum of its rows, each times that of `weights` (1 without), in float32 and in
-    the order of choices. rows: those that are routed to the experts of this rank, by expert and source. place: of each
-    token and choice the row among those that this rank sent, in the order of all experts, or -1 for none. kept = those
-    rows as they came back, if they are asked for."""
+    """out[token] = the weighted sum of the token's rows, in float32 and in the order of its choices.
+
+    weights: 1 for every row if left out. rows: those routed to the experts of this rank, by expert and source. place:
+    see `matmul_combine`. kept: the rows of this rank's tokens as they came back, if they are asked for."""
     back = tk.sharded("sent", "K")
     combine_rows[tk.tiles(route, back.cols)](rows, back)
     if kept is not None:

@@ -18,8 +18,8 @@ def dispatch(
     order: tk.Sharded("sent", dtype=tl.int32),
     out: tk.Sharded("routed", "K"),
 ):
-    """out = the rows that are routed to the experts of this rank, by expert and source. x: the tokens of this rank;
-    order: the token of each row that it sends, in the order of all experts."""
+    """out = the rows routed to the experts of this rank, by expert and source. x: the tokens of this rank.
+    order[row]: the token of a row that this rank sends; these rows are in the order of all experts."""
     dispatch_rows[tk.tiles(route, x.cols)](x, order, out)
 
 

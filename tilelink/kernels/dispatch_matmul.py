@@ -33,9 +33,9 @@ def dispatch_matmul(
     out: tk.Sharded("routed", "N"),
     gathered: tk.Sharded("routed", "K") = None,
 ):
-    """out = the rows that are routed to the experts of this rank, by expert and source, each times the weight of its
-    expert. x: the tokens of this rank; order: the token of each row that it sends, in the order of all experts. Behind
-    those rows order and out may have room. gathered = the rows themselves, if they are asked for."""
+    """out = the rows routed to the experts of this rank, by expert and source, each times the weight of its expert.
+    x: the tokens of this rank. order[row]: the token of a row that this rank sends; these rows are in the order of all
+    experts. order and out may have room behind the rows. gathered: the rows themselves, if they are asked for."""
     rows = tk.sharded("routed", "K")
     dispatch[tk.tiles(route, x.cols)](x, order, rows)
     matmul[tk.tiles(route.experts, out.cols)](rows, weight, out, gathered)

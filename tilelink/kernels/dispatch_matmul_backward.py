@@ -18,9 +18,9 @@ def dispatch_matmul_backward(
     dx: tk.Sharded("tokens", "K"),
     dweight: tk.Local("experts", "N", "K"),
 ):
-    """dx = of each token of this rank the sum over its rows of dout times the weight of the expert, in float32 and in
-    the order of choices; dweight = for each expert of this rank the transpose of its rows of dout times its rows.
-    place: of each token and choice the row among those that this rank sent, in the order of all experts, or -1."""
+    """dx[token] = the sum over the token's rows of dout times the weight of the row's expert; dweight[expert] = the
+    transpose of the expert's rows of dout, times its rows. The sum of dx is made in float32, in the order of the
+    token's choices. place: see `matmul_combine`."""
     made, back = tk.sharded("routed", "K"), tk.sharded("sent", "K")
     matmul.named("input_gradient")[tk.tiles(route.experts, made.cols)](dout, weight, made)
     combine[tk.tiles(route, made.cols)](made, back)

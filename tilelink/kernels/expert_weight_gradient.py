@@ -23,7 +23,7 @@ def expert_weight_gradient(
     route: tk.Route("sent", "routed", "experts"),
     dweight: tk.Local("experts", "N", "K"),
 ):
-    """dweight = for each expert of this rank, the transpose of its rows of dout times its rows."""
+    """dweight[expert] = the transpose of the expert's rows of dout, times its rows; for the experts of this rank."""
     weight_gradient[tk.tiles(route.experts, dweight.N, dweight.K)](dout, rows, dweight)
 
 

@@ -36,11 +36,11 @@ def grouped_matmul_reduce_scatter(
     wanted: tk.Sharded("tokens", tk.ranks, dtype=tl.int32) = None,
     weights: tk.Local("tokens", "top", dtype=tl.float32) = None,
 ):
-    """out = of each token of this rank the sum of its rows, each times the weight of its expert, and times that of
-    `weights` (1 without): added up in float32 at the rank of the experts, in the order of `at`, and then in rank order.
-    rows: those that are routed to the experts of this rank, by expert and source; behind them there may be room. at: of
-    each token of all ranks its rows at this rank, then -1; weights: of the same rows. wanted: of each token of this
-    rank and each rank, -1 where the rank has no row of it; without, sums of all tokens go to their home."""
+    """out[token] = the weighted sum of the token's rows, each first multiplied by the weight of its expert. The rank of
+    the experts adds up its rows in float32, in the order of `at`. The token's rank adds up these sums in rank order.
+    rows: those routed to the experts of this rank, by expert and source; they may have room behind them. at[token, n]:
+    for a token of any rank, its rows at this rank, then -1. weights: of the same rows; 1 if left out. wanted[token,
+    rank]: -1 where that rank has no row of the token; without `wanted`, a sum of every token goes to its rank."""
     made = tk.sharded("routed", "N")
     inbox = tk.sharded(tk.ranks, "tokens", "N", axis=1)  # one place for every rank
     matmul[tk.tiles(route.experts, made.cols)](rows, weight, made)

@@ -42,11 +42,11 @@ def matmul_combine(
     weights: tk.Sharded("tokens", "top", dtype=tl.float32) = None,
     kept: tk.Sharded("sent", "N") = None,
 ):
-    """out = of each token of this rank the sum of its rows, each times the weight of its expert, and times that of
-    `weights` (1 without), in float32 and in the order of choices. rows: those that are routed to the experts of this
-    rank, by expert and source; behind them there may be room. place: of each token and choice the row among those that
-    this rank sent, in the order of all experts, or -1 for none. kept = those rows as they came back, if they are asked
-    for."""
+    """out[token] = the weighted sum of the token's rows, each first multiplied by the weight of its expert.
+
+    The sum is made in float32, in the order of the token's choices. weights: 1 if left out. rows: those routed to the
+    experts of this rank, by expert and source; they may have room behind them. place[token, choice]: the number of the
+    row among those that this rank sent, in the order of all experts, or -1. kept: these rows as they came back."""
     made, back = tk.sharded("routed", "N"), tk.sharded("sent", "N")
     matmul[tk.tiles(route.experts, made.cols)](rows, weight, made)
     combine[tk.tiles(route, made.cols)](made, back)

@@ -28,10 +28,10 @@ def matmul_combine_backward(
     dweight: tk.Local("experts", "N", "K"),
     scale: tk.Sharded("sent", dtype=tl.float32) = None,
 ):
-    """With grads = for each row that is routed to the experts of this rank dout of its token, times `scale` of the row
-    (1 without): drows = grads times the weight of the expert, and dweight = for each expert of this rank the transpose
-    of its grads times its rows. order: the token of each row that this rank sends, in the order of all experts, -1 for
-    none."""
+    """drows = grads times the weight of the expert; dweight[expert] = the transpose of the expert's grads, times its
+    rows. Here grads[row] is dout of the row's token, times `scale` of the row (1 if left out), for each row that is
+    routed to the experts of this rank. order[row]: the token of a row that this rank sends, or -1 for none; these rows
+    are in the order of all experts."""
     grads = tk.sharded("routed", "N")
     dispatch[tk.tiles(route, dout.cols)](dout, order, scale, grads)
     matmul.named("input_gradient")[tk.tiles(route.experts, drows.cols)](grads, weight, drows)

@@ -53,10 +53,10 @@ def mixture_of_experts(
     ups: tk.Sharded("routed", "N") = None,
     kept: tk.Sharded("sent", "K") = None,
 ):
-    """out = of each token of this rank the sum over its experts of activation(token @ gate, token @ up) @ weight, each
-    times its entry of `weights` (1 without), in float32 and in the order of choices. x, order: as in `dispatch_matmul`;
-    place: as in `matmul_combine`. If they are asked for: gathered = the rows of this rank's experts, by expert and
-    source; gates, ups = both products of these; kept = the rows that came back, in the order of all experts."""
+    """out[token] = the weighted sum over the token's experts of activation(token @ gate, token @ up) @ weight. The sum
+    is made in float32, in the order of the token's choices. weights: 1 if left out. x, order: as in `dispatch_matmul`.
+    place: as in `matmul_combine`. On request: gathered, the rows of this rank's experts, by expert and source; gates
+    and ups, both products of these rows; kept, the rows that came back, in the order of all experts."""
     rows, hidden = tk.sharded("routed", "K"), tk.sharded("routed", "N")
     made, back = tk.sharded("routed", "K"), tk.sharded("sent", "K")
     dispatch[tk.tiles(route, x.cols)](x, order, rows)

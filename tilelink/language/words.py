@@ -134,7 +134,9 @@ def copy(source: Any, target: Any, *, where: Any = None) -> Any:
 
 
 def wait(*views: Any) -> Any:
-    """The views, guarded: waits until every tile of this run that notifies a region of them has done it."""
+    """Waits until every tile of this run that notifies a region of a view has done so. Returns the views, guarded.
+
+    Read what tiles of this run write through a guarded view only. Raises UnguardedReadError for any other read."""
     only_in_tile_functions("wait()")
 
 
@@ -150,5 +152,7 @@ def release(view: Any) -> Any:
 
 
 def notify(*views: Any) -> Any:
-    """Makes this tile's stores to the views visible to the tiles that wait for the views on their home rank."""
+    """Makes this tile's stores to the views visible to the tiles that wait for the views on their home rank.
+
+    `views`: what `store` and `tk.copy` return. Call it after the stores, once for each region."""
     only_in_tile_functions("notify()")

@@ -162,13 +162,13 @@ class MoE(nn.Module):
         return scores
 
     def rows(self, tokens: int) -> int:
-        """Rows that a rank has room for, where each has so many tokens at most."""
+        """The rows that a rank has room for, if no rank has more than `tokens` tokens."""
         world = world_of(self.group_name)
         return world * tokens * min(self.top, len(self.down)) if self.capacity is None else self.capacity
 
     def heap_bytes(self, tokens: int) -> int:
-        """Bytes of a slot of the symmetric heap that a forward takes, and a backward as many; a lane has two slots. By
-        "auto" as many as the plan takes that takes most, by "torch" none."""
+        """Bytes of a slot of the symmetric heap that a forward takes; a backward takes as many. A lane has two slots.
+        With "auto": the bytes of the plan that needs most. With "torch": 0."""
         (places, both, width), (_, _, hidden) = self.gate_up.shape, self.down.shape
         spread = world_of(self.group_name) // self.slices
         sizes = ((GATE_UP, both, width), (DOWN, width, hidden))

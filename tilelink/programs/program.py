@@ -353,5 +353,9 @@ class Program:
 
 
 def program(function: Callable[..., None]) -> Program:
-    """Declares a program: a function that makes buffers and launches tile functions over tile spaces."""
+    """Declares a program: a function that makes buffers and launches tile functions over tile spaces.
+
+    Its parameters are declared `tk.Local(...)`, `tk.Sharded(...)`, `tk.Each(...)`, `tk.Route(...)` or `tk.Function`.
+    The result is a `Program`. Call it to run it. Its methods look at it: `check`, `show`, `simulate`, `unroll`. `fit`
+    fits a schedule to sizes, and `prepare` does the one-time work of a call."""
     return Program(function)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 ALIKE = "the ranks of a group call the same programs with the same schedules and sizes, in the same order"
 TOKENS = "tokens="
 ADVICE = {
-    "sizes": f"{ALIKE}; shards of different lengths are told to every rank, by parts=",
+    "sizes": f"{ALIKE}; if shards differ in length, pass their lengths on every rank, such as parts={{'M': (8, 7)}}",
     TOKENS: "pass the most tokens of any rank as tokens=, on every rank",
 }
 """What to do about what ranks have differently, by what that is called, where it is not `ALIKE`."""

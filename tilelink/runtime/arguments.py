@@ -77,11 +77,12 @@ def check_arguments(call: Call, *, world: int, rank: int, device: torch.device, 
             "or profile it with the tools of the GPU",
             site,
         )
-    if wanting := ", ".join(n for n, t in tensors.items() if t.requires_grad) if torch.is_grad_enabled() else "":
+    if wanting := [n for n, t in tensors.items() if t.requires_grad] if torch.is_grad_enabled() else []:
+        lost = "its gradient" if len(wanting) == 1 else "their gradients"
         raise ArgumentError(
-            f"{program.name} has no gradient, and {wanting} would lose theirs: call it under torch.no_grad(), or on "
-            "detached tensors; tilelink.ops.all_gather_linear, linear_reduce_scatter and linear_all_reduce have "
-            "gradients",
+            f"{program.name} has no gradient, and {', '.join(wanting)} would lose {lost}: call it under "
+            "torch.no_grad(), or on detached tensors; tilelink.ops.all_gather_linear, linear_reduce_scatter and "
+            "linear_all_reduce have gradients",
             site,
         )
     check_overlap([n for n in tensors if declared[n].kind == "output"], tensors)
@@ -190,10 +191,12 @@ class _Sizes:
             known, source = found[d]
             wanted = (known[self.rank] if k == word.sharded else sum(known)) if isinstance(known, tuple) else known
             if size != wanted:
+                shape = tuple(self.tensors[name].shape)
+                fits = word.sharded is None and len(shape) == 2 and shape[1 - k] == wanted
                 raise ShapeError(
-                    f"{name} has shape {tuple(self.tensors[name].shape)}, so {d} is {size} there; {source} makes it "
-                    f"{wanted}"
+                    f"{name} has shape {shape}, so {d} is {size} there; {source} makes it {wanted}"
                     + (f" on rank {self.rank}" if k == word.sharded else "")
+                    + (f". It is declared ({', '.join(map(str, word.dims))}): pass {name}.T" if fits else "")
                     + (f" (uneven shards: say parts={{'{d}': lengths}})" if source != "parts" and d in cut else ""),
                     self.site,
                 )

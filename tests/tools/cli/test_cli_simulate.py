@@ -131,7 +131,11 @@ def test_machines(capsys: pytest.CaptureFixture[str]) -> None:
     _, answer = run(capsys, "machine", "list")
     assert [m["name"] for m in answer["machines"]] == list(names())
     _, answer = run(capsys, "machine", "show", "h800")
-    assert answer["numbers"]["agents.tma.saturation"]["value"] == 158
+    numbers = answer["numbers"]
+    assert (numbers["agents.tma.saturation"]["value"], numbers["agents.tma.saturation"]["unit"]) == (158, "GB/s")
+    units = {n: numbers[n]["unit"] for n in ("sms", "ranks", "memory_gb", "l2_mb", "launch_us", "matmul.bfloat16")}
+    assert list(units.values()) == ["", "", "GB", "MB", "us", "TFLOP/s"]
+    assert all(n["unit"] == "us" for path, n in numbers.items() if path.endswith("_us"))
     code, answer = run(capsys, "machine", "show")
     assert code == 2 and "tilelink machine show NAME" in answer["error"]["message"]
 

@@ -44,6 +44,17 @@ _NOT_OF_BLOCKS: dict[type[ast.AST], tuple[str, str]] = {
 """Operators that blocks do not have (Triton and the interpreter disagree on them), and what says the same of blocks."""
 
 
+INSTEAD: dict[type[ast.expr], str] = dict.fromkeys(
+    (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+    ": write a loop, `for n in` tk.steps(...), tk.ranks(), tk.each(...) or range(...)",
+) | {
+    ast.Lambda: ": write a function with @triton.jit",
+    ast.NamedExpr: ": assign in a line before",
+    ast.Starred: ": write the entries one by one",
+}
+"""What to write instead of expressions that are not understood."""
+
+
 class Expressions(Views):
     """Reads expressions: what is known before the run becomes a value, what Triton computes stays source."""
 
@@ -53,7 +64,8 @@ class Expressions(Views):
             return self.call(node, label)
         handler = getattr(self, f"of_{type(node).__name__}", None)
         if handler is None:
-            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is not understood in a tile function")
+            cure = INSTEAD.get(type(node), "")
+            self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is not understood in a tile function{cure}")
         return handler(node)
 
     def of_Constant(self, node: ast.Constant) -> Any:

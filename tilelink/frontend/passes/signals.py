@@ -54,8 +54,8 @@ def derive_signals(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
             f"{u.role.name} claims entries of {name}, but no tile of the program releases any: the entry before would "
             f"never be done with. tk.release(...) what tk.wait({name}[...]) returned, after its last read"
             if name else
-            f"{u.role.name} waits for {u.view}, but no tile of the program notifies {u.view.tensor}: it would wait for "
-            "nothing. Notify what is stored to it",
+            f"{u.role.name} waits for {u.view}, but no tile of the program notifies {u.view.tensor}"
+            + _stored(u.view.tensor, program),
             u.site,
         )
     for name in binding.schedule.cells:
@@ -67,6 +67,14 @@ def derive_signals(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
         theirs, mine = ([u for u in uses if u.view.tensor == tensor.name] for uses in (notifies, waits))
         made.append(_signals(tensor, theirs, mine, program, binding.schedule))
     return replace(program, signals=tuple(made))
+
+
+def _stored(tensor: str, program: ir.TileProgram) -> str:
+    """The end of an error about a wait without a notify: where the tensor is stored to, and what to write there."""
+    stores = [s.site for r in program.roles for s in ir.every(ir.Write, r.body) if s.target.tensor == tensor]
+    if not stores:
+        return f", and no tile stores to it. Store to {tensor}, and call tk.notify(...) on what the store returns"
+    return f". Write tk.notify(...) around the store to {tensor}: {stores[0]}: {stores[0].text}"
 
 
 def _signals(

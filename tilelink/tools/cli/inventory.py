@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
-from tilelink.analysis.machine import machine, names
+from tilelink.analysis.machine import machine, names, unit
 from tilelink.kernels import operators
 from tilelink.language import Each, Function
 from tilelink.programs.program import Program
@@ -14,7 +15,8 @@ from tilelink.tools.cli.command import Answer, Command, Flag, UsageError
 
 
 def run_list(args: argparse.Namespace) -> Answer:
-    """The operators of the library, their tensors and their schedules."""
+    """The operators of the library, their tensors and their schedules. The text has the first sentence of each
+    description, --json all of it."""
     found = [_described(p) for p in operators().values()]
     return Answer({"operators": found}, "\n".join(map(_paragraph, found)))
 
@@ -42,7 +44,7 @@ def _paragraph(operator: dict[str, Any]) -> str:
 
     by_kind = {k: ", ".join(tensor(t) for t in operator["tensors"] if t["kind"] == k) for k in ("input", "output")}
     default, *others = operator["schedules"] or ["none"]
-    lines = [operator["summary"], f"{by_kind['input']} -> {by_kind['output']}"]
+    lines = [re.match(r".*?\.(?= |$)|.*", operator["summary"])[0], f"{by_kind['input']} -> {by_kind['output']}"]
     lines += [f"functions: {', '.join(operator['functions'])}"] if operator["functions"] else []
     lines.append(f"schedules: {', '.join([f'{default} (default)' if others else default, *others])}")
     return "".join([f"{operator['name']}\n", *(f"    {line}\n" for line in lines if line)])
@@ -64,9 +66,12 @@ def _shown(name: str | None) -> Answer:
     if name is None:
         raise UsageError(f"tilelink machine show NAME; there is {', '.join(names())}")
     shown = machine(name)
-    numbers = {path: {"value": value, "source": shown.sources[path]} for path, value in shown.numbers.items()}
+    numbers = {
+        path: {"value": value, "unit": unit(path), "source": shown.sources[path]}
+        for path, value in shown.numbers.items()
+    }
     width = max(map(len, numbers))
-    text = "".join(f"{p:<{width}}  {v['value']:>10g}  {v['source']}\n" for p, v in numbers.items())
+    text = "".join(f"{p:<{width}}  {v['value']:>10g} {v['unit']:<7}  {v['source']}\n" for p, v in numbers.items())
     return Answer({"name": shown.name, "title": shown.title, "numbers": numbers}, f"{shown.title}\n{text}")
 
 
