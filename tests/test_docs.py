@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -38,6 +39,14 @@ def test_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.Mon
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
+
+
+def test_blocks_of_operators_run_under_torchrun(tmp_path: Path) -> None:
+    file = tmp_path / "operators.py"
+    file.write_text("\n\n".join(blocks(ROOT / "docs" / "operators.md")))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*torchrun, str(file)], env=environment, check=True)
 
 
 def test_page_of_the_language_has_every_word() -> None:

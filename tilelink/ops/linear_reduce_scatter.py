@@ -172,7 +172,8 @@ def linear_reduce_scatter(
     into parts of one length, or of `lengths`, the same list on every rank. `reduce_op`: "sum", or "avg" over the ranks.
     `group`: of torch.distributed, or its name; by default all processes. `plan`: a schedule of
     `tilelink.kernels.matmul_reduce_scatter` by name (default: the first); "ring", by `matmul_ring_reduce_scatter`;
-    "torch", plain torch; or "auto", the plan with the shortest predicted time, also in the backward.
+    "torch", plain torch; or "auto": the fused plan with the shortest predicted time, if unfused takes at least 1.15
+    times as long, else "torch". "auto" also chooses the plan of the backward.
 
     All ranks must make the same call, and they get the same bits each time. The backward gathers the result's gradient
     once, for the gradients of x and weight. The gradient of the bias covers the rank's part of the result. If the ranks

@@ -149,9 +149,9 @@ def mixture_of_experts(
     dropped. `plan`: a schedule of the two programs, "push", "pull", "few" or "columns"; "once" or another schedule of
     the programs by which a token goes once to a rank, and one sum of its rows there comes back, "once:by_rank" say;
     "one_kernel", "one_kernel:pull" or "one_kernel:few" for the whole layer in one kernel,
-    `tilelink.kernels.mixture_of_experts`, whose activation is SwiGLU; "torch"; or "auto" for that of these plans, but
-    for "torch", which is predicted to be the fastest (in `torch.compile` also but for "once"). A plan may have changes
-    behind its name, "push,dispatch.count=8".
+    `tilelink.kernels.mixture_of_experts`, whose activation is SwiGLU; "torch"; or "auto": the plan with the shortest
+    predicted time. "auto" never takes "torch", and in `torch.compile` never "once". Changes of the schedule may follow
+    the name of a plan: "push,dispatch.count=8".
 
     Gradients: of x, topk_weights, gate_up and down, once: torch raises an error for gradients of gradients. The host
     reads no count, so calls can be captured. Raises ArgumentError, ShapeError, DtypeError, DeviceError, ScheduleError,
