@@ -80,10 +80,9 @@ def program_flags(size: int = SIZE) -> list[Flag]:
         Flag("--world", type=int, default=WORLD, metavar="N", help="number of ranks (default: %(default)s)"),
         Flag(
             "--shape", type=read_shape, default={}, metavar="M=512,...",
-            help="sizes of the program's dimensions as its tensors declare them: the whole size where the dimension is "
-            "cut over the ranks, also as the parts of the ranks, M=5+0+3; else the size on a rank, also as those of "
-            "several members of lists, N=1024+256+256 for three weights "
-            f"(default: {size} for each that is left out)",
+            help="sizes of the dimensions. A dimension that is cut over the ranks has its whole size (M=8192), or the "
+            "size of each part (M=5+0+3). Any other dimension has its size on one rank (N=1376). Lists have a size for "
+            f"each member (N=1024+256+256). Default: {size}",
         ),
         Flag(
             "--dtype", type=read_dtypes, default=DTYPE, metavar="DTYPE or NAME=DTYPE,...",
