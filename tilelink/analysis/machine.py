@@ -231,7 +231,7 @@ def _machine(name: str, entries: dict[str, Any]) -> Machine:
 
 WORDS, TIMES = ("title", "links"), "_us"
 """Entries that are no numbers; and how the names of times end."""
-COUNTS = ("ranks", "sms", "ranks_per_node")
+COUNTS, PER_SM = ("ranks", "sms", "ranks_per_node"), ("l2_rate", "shared_rate")
 
 
 def unit(path: str) -> str:
@@ -239,8 +239,8 @@ def unit(path: str) -> str:
     if path in COUNTS:
         return ""
     ends = {TIMES: "us", "_gb": "GB", "_mb": "MB"}
-    by_end = next((of for end, of in ends.items() if path.endswith(end)), "GB/s")
-    return "TFLOP/s" if path.startswith("matmul.") else by_end
+    rate = "TFLOP/s" if path.startswith("matmul.") else "GB/s/SM" if path in PER_SM else "GB/s"
+    return next((of for end, of in ends.items() if path.endswith(end)), rate)
 
 
 def _entries(name: str, table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:

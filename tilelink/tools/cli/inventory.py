@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,8 @@ def _paragraph(operator: dict[str, Any]) -> str:
 
     by_kind = {k: ", ".join(tensor(t) for t in operator["tensors"] if t["kind"] == k) for k in ("input", "output")}
     default, *others = operator["schedules"] or ["none"]
-    lines = [re.match(r".*?\.(?= |$)|.*", operator["summary"])[0], f"{by_kind['input']} -> {by_kind['output']}"]
+    sentence, dot, _ = operator["summary"].partition(". ")
+    lines = [sentence + dot.strip(), f"{by_kind['input']} -> {by_kind['output']}"]
     lines += [f"functions: {', '.join(operator['functions'])}"] if operator["functions"] else []
     lines.append(f"schedules: {', '.join([f'{default} (default)' if others else default, *others])}")
     return "".join([f"{operator['name']}\n", *(f"    {line}\n" for line in lines if line)])
