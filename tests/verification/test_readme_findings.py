@@ -83,9 +83,8 @@ def test_readme_shows_the_inbox_that_the_next_call_overwrites(seed: int, example
         assert written.rank == (read.rank - 1) % 3
 
 
-def test_readme_counts_the_schedules_that_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    shifted = __import__("next_call").shifted
+def test_readme_counts_the_schedules_that_are_found(example: Callable[[str], Any]) -> None:
+    shifted = example("next_call").shifted
     found = [shifted(calls=2, credit=False, seed=seed, collect=True) for seed in range(60)]
     wrong, racing = sum(not right for right, _ in found), sum(races for _, races in found)
     assert f"Of {len(found)} random schedules of two calls, {wrong} give a wrong" in README and racing == len(found)

@@ -235,7 +235,7 @@ COMMAND = Command(
         ),
         Flag(
             "--agents", metavar="ROLE=AGENT,...",
-            help="what if another agent than its resource's moved a role's bytes",
+            help="predict with another agent for a role than that of its resource, such as gather=copy_engine",
         ),
         Flag(
             "--sweep", action="append", type=_axis, metavar="KEY=VALUE,...", help="predict every combination of "
