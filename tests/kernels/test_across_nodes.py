@@ -108,7 +108,7 @@ def test_a_load_from_another_node_has_to_be_a_copy_first() -> None:
     with pytest.raises(FarAccessError, match=r"alone\.py:\d+: .*tk\.copy it to a buffer of the reader's"):
         nodes(4, 2).run(lambda g: sum_of_peers(x[g.rank], group=g))
     with pytest.raises(FarAccessError, match="no network loads into registers"):
-        sum_of_peers.check(world=4, per_node=2, A=16, B=16)
+        sum_of_peers.check(world=4, per_node=2, M=16, N=16)
 
 
 def test_the_copy_engine_does_not_reach_other_nodes() -> None:

@@ -252,6 +252,18 @@ def forgotten(x: tk.Local("M", "K"), out: tk.Local("M", "N")):
     keep[tk.tiles(x)](x, tk.local("M", "K"))
 
 
+@tk.tile
+def copy_checked(t, x, out):
+    block = x[t].load()
+    tl.device_assert(block < 500, "too large")
+    out[t].store(block)
+
+
+@tk.program
+def checked_copy(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    copy_checked[tk.tiles(out)](x, out)
+
+
 @tk.program
 def kept_inside(x: tk.Local("M", "K")):
     keep[tk.tiles(x)](x, tk.local("M", "K"))
@@ -273,3 +285,4 @@ peers = tk.Schedule(add_peers=tk.SMs(tile=(16, 16)))
 by_rank = tk.Schedule(fetch=tk.SMs(tile=(16, 16)))
 cubes = tk.Schedule(right=tk.SMs(tile=(1, 16, 16)))
 pieces = tk.Schedule(right_vector=tk.SMs(tile=(16,)))
+checking = tk.Schedule(copy_checked=tk.SMs(tile=(16, 16)))

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.programs.alone import checked_copy, checking
 from tests.runtime.small_worlds import SMALL, Call, K, N, check_usable, small_world
+from tilelink.emulator import KernelError
 from tilelink.errors import HeapError
 from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -121,6 +123,16 @@ def test_worlds_take_turns() -> None:
             call = Call((4,) * world.world, seed=seed)
             world.run(call.on)
             call.check()
+
+
+def test_what_a_kernel_raises_has_the_line_of_the_tile_function() -> None:
+    """And the values of the names in that line."""
+    world, x = CpuWorld(2), torch.arange(512.0).view(16, 32)
+    with pytest.raises(KernelError) as e:
+        world.run(lambda g: checked_copy(x, schedule=checking, group=g))
+    assert e.value.site is not None and e.value.site.file.endswith("alone.py")
+    assert e.value.site.text.startswith("tl.device_assert(block < ")
+    assert "AssertionFailed: too large: block = 500.0" in e.value.message and "workers" not in e.value.message
 
 
 @pytest.mark.parametrize(

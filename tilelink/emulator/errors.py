@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -120,13 +121,25 @@ class AssertionFailed(AssertionError):
         self.what, self.values = what, values
         super().__init__(f"{what}: {', '.join(f'{n} = {v}' for n, v in values.items())}")
 
+    def of(self, text: str) -> AssertionFailed:
+        """With the values of the names in a line alone, if it has some of them."""
+        names = set(re.findall(r"\w+", text))
+        return AssertionFailed(self.what, {n: v for n, v in self.values.items() if n in names} or self.values)
+
 
 class KernelError(TileLinkError):
     """A kernel raised: the cause is `__cause__`; rank, launch and program say where."""
 
     def __init__(self, who: Who, site: Site | None, cause: BaseException) -> None:
         self.rank, self.launch, self.program = who.rank, who.launch, who.program
+        self._who = who
         super().__init__(f"{who}: {type(cause).__name__}: {cause}", site)
+
+    def at(self, site: Site) -> KernelError:
+        """The same error at the line of a tile function that the kernel's was made of."""
+        cause = self.__cause__
+        assert cause is not None
+        return KernelError(self._who, site, cause.of(site.text) if isinstance(cause, AssertionFailed) else cause)
 
 
 class RaceError(TileLinkError):

@@ -3,8 +3,10 @@ sides of a data race (the role, the tile and the line of the tile function that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import linecache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from tilelink.emulator import DeadlockError, KernelError, StuckProgram, Unstarte
 from tilelink.emulator import Wait as Poll
 from tilelink.emulator.errors import AssertionFailed, Entry, folded
 from tilelink.emulator.races import Party, Race
+from tilelink.emulator.sites import KernelSite
 from tilelink.errors import RowIndexError, Site, TileLinkError
 from tilelink.frontend.ir import walk
 from tilelink.runtime.lane import HOST, Reason, Report, entered
@@ -42,16 +45,26 @@ def explain(deadlock: DeadlockError, launched: Launched, runs: Sequence[int] = (
 
 
 def told_of(error: KernelError, launched: Launched) -> TileLinkError:
-    """What a kernel raised, in the words of the program: an integer that picks rows, and is the number of none."""
+    """What a kernel raised, in the words of the program: at a line of a tile function; and of an integer that picks
+    rows, and is the number of none."""
     failed, prepared = error.__cause__, launched.get((error.rank, error.launch))
-    if prepared is None or not isinstance(failed, AssertionFailed):
+    if prepared is None:
         return error
-    for s in (s for role in prepared.program.roles for s in walk(role.body)):
+    statements = [s for role in prepared.program.roles for s in walk(role.body)]
+    for s in statements if isinstance(failed, AssertionFailed) else ():
         for view in (v for v in s.read if v.picked_by and v.picking == failed.what):
             row, count = failed.values["rows"], failed.values["count"]
             said = f"{view.picking} picks row {row} on rank {error.rank}"
             return RowIndexError(f"{said}, and there are {count} rows: 0 to {count - 1}, or -1 for none", s.site)
-    return error
+    texts = {s.site.text: s.site for s in statements}
+    return next((error.at(texts[line]) for line in _lines_above(error.site) if line in texts), error)
+
+
+def _lines_above(site: Site | None) -> Iterator[str]:
+    """What a line of a kernel was made of, and the lines that called it: the last comment above each."""
+    for place in (site, *site.callers) if isinstance(site, KernelSite) else ():
+        above = (line.strip() for line in reversed(linecache.getlines(place.file)[: place.line]))
+        yield from islice((line.removeprefix("# ") for line in above if line.startswith("# ")), 1)
 
 
 def lines_of(deadlock: DeadlockError, launched: Launched) -> tuple[str, ...]:

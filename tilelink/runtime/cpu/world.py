@@ -6,8 +6,10 @@ outs = world.run(lambda group: all_gather_matmul(x[group.rank], weight[group.ran
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -256,8 +258,22 @@ class _OnStream(TorchDispatchMode):
         super().__init__()
         self.group = group
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch wraps what follows, and imports torch._dynamo with the first operation, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        group, kwargs = self.group, kwargs or {}
+        dispatch = self._apart if "torch._dynamo" in sys.modules else self._dispatch
+        return dispatch(func, args, kwargs or {})
+
+    @cached_property
+    def _apart(self) -> Callable[..., Any]:
+        """No part of what is compiled."""
+        return torch.compiler.disable(self._dispatch)
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        group = self.group
         if (group.read or group.written) and not func.is_view:
             changed = [
                 args[n] if n < len(args) else kwargs.get(a.name)
