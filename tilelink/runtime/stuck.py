@@ -51,11 +51,12 @@ def told_of(error: KernelError, launched: Launched) -> TileLinkError:
     if prepared is None:
         return error
     statements = [s for role in prepared.program.roles for s in walk(role.body)]
-    for s in statements if isinstance(failed, AssertionFailed) else ():
-        for view in (v for v in s.read if v.picked_by and v.picking == failed.what):
+    if isinstance(failed, AssertionFailed):
+        picking = ((s, v) for s in statements for v in s.read if v.picked_by and v.picking == failed.what)
+        for statement, view in picking:
             row, count = failed.values["rows"], failed.values["count"]
-            said = f"{view.picking} picks row {row} on rank {error.rank}"
-            return RowIndexError(f"{said}, and there are {count} rows: 0 to {count - 1}, or -1 for none", s.site)
+            said = f"{view.picking} picks row {row} on rank {error.rank}, and there are {count} rows"
+            return RowIndexError(f"{said}: 0 to {count - 1}, or -1 for none", statement.site)
     texts = {s.site.text: s.site for s in statements}
     return next((error.at(texts[line]) for line in _lines_above(error.site) if line in texts), error)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -264,25 +264,26 @@ class _OnStream(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        dispatch = self._apart if "torch._dynamo" in sys.modules else self._dispatch
-        return dispatch(func, args, kwargs or {})
+        dispatch = _uncompiled() if "torch._dynamo" in sys.modules else _dispatch
+        return dispatch(self.group, func, args, kwargs or {})
 
-    @cached_property
-    def _apart(self) -> Callable[..., Any]:
-        """No part of what is compiled."""
-        return torch.compiler.disable(self._dispatch)
 
-    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        group = self.group
-        if (group.read or group.written) and not func.is_view:
-            changed = [
-                args[n] if n < len(args) else kwargs.get(a.name)
-                for n, a in enumerate(func._schema.arguments)
-                if a.alias_info is not None and a.alias_info.is_write
-            ]
-            if _touch(changed, group.read) or _touch((args, kwargs), group.written):
-                group.synchronize()
-        return func(*args, **kwargs)
+def _dispatch(group: CpuGroup, func: Any, args: Any, kwargs: Any) -> Any:
+    if (group.read or group.written) and not func.is_view:
+        changed = [
+            args[n] if n < len(args) else kwargs.get(a.name)
+            for n, a in enumerate(func._schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
+        if _touch(changed, group.read) or _touch((args, kwargs), group.written):
+            group.synchronize()
+    return func(*args, **kwargs)
+
+
+@cache
+def _uncompiled() -> Callable[..., Any]:
+    """`_dispatch` as no part of what is compiled."""
+    return torch.compiler.disable(_dispatch)
 
 
 class _Read(TorchFunctionMode):

@@ -33,6 +33,10 @@ class Dtypes(dict[str, str]):
         return ",".join(f"{name}={dtype}" for name, dtype in self.items())
 
 
+MOST_SMS = 16
+"""Of a role, where a device has few: those of a rank that is executed on a CPU."""
+
+
 @dataclass(frozen=True)
 class Question:
     """What a command is asked: a program, at all of its sizes, in a schedule. `keys`: that, as answers have it."""
@@ -216,17 +220,22 @@ def read_schedule(
     """`NAME`, `NAME,ROLE.FIELD=VALUE,...` or `ROLE.FIELD=VALUE,...`, which changes the program's default schedule.
 
     The named schedule is one of the program with the tensors that `dtypes` names, fitted to the sizes and to a target
-    as in `Program.fit`; its tiles are at most `largest` along each dimension where that is given. What is changed is
-    taken as it is; see
-    `tilelink.programs.schedule_text`. Raises ScheduleError or TileSizeError.
+    as in `Program.fit`; where `largest` is given, its tiles are at most that along each dimension, and its roles with a
+    number of SMs have `MOST_SMS` at most. What is changed is taken as it is; see `tilelink.programs.schedule_text`.
+    Raises ScheduleError or TileSizeError.
     """
     name, items = written.split_schedule(text)
     whole: dict[str, Any] = dict(sizes)
     schedule = program.fit(name, world=world, dtypes=dtypes, target=target, sizes=whole)
     if largest is not None:
         tiled = {role: r for role, r in schedule.items() if isinstance(r, SMs | CopyEngine)}
-        smaller = {role: tuple(n and min(n, largest) for n in r.tile) for role, r in tiled.items()}
-        schedule = schedule.with_fields(**{role: {"tile": tile} for role, tile in smaller.items()})
+        smaller: dict[str, dict[str, Any]] = {
+            role: {"tile": tuple(n and min(n, largest) for n in r.tile)} for role, r in tiled.items()
+        }
+        for role, resource in tiled.items():
+            if isinstance(resource, SMs) and resource.count:
+                smaller[role]["count"] = min(resource.count, MOST_SMS)
+        schedule = schedule.with_fields(**smaller)
     try:
         schedule = written.read_changes(program, name, schedule, items).changed(schedule)
     except (ScheduleError, TileSizeError) as e:
