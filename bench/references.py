@@ -13,6 +13,7 @@ from tilelink.kernels.all_gather_gated_matmul import all_gather_gated_matmul
 from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
+from tilelink.kernels.all_gather_split_matmul import all_gather_split_matmul
 from tilelink.kernels.all_reduce import all_reduce
 from tilelink.kernels.combine import combine
 from tilelink.kernels.dispatch import dispatch
@@ -56,6 +57,12 @@ def _gather_matmul(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str
     full = _together(ranks, "x")
     pairs = [zip(r["weight"], r.get("bias", [None] * len(r["weight"])), strict=True) for r in ranks]
     return [{"out": [_plus(full @ w, b) for w, b in of_rank], "gathered": full} for of_rank in pairs]
+
+
+def _gather_split_matmul(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]:
+    full = torch.cat([r["x"] for r in ranks], 1)
+    pairs = [zip(r["weight"], r.get("bias", [None] * len(r["weight"])), strict=True) for r in ranks]
+    return [{"out": [_plus((full @ w).sum(0), b) for w, b in of_rank]} for of_rank in pairs]
 
 
 def _gated(ranks: Sequence[Rank], parts: Sequence[int]) -> list[dict[str, Any]]:
@@ -232,6 +239,7 @@ REFERENCES: dict[Program, Reference] = {
     all_gather_grouped_matmul: _gather_grouped,
     all_gather_matmul: _gather_matmul,
     all_gather_matmul_backward: _gather_backward,
+    all_gather_split_matmul: _gather_split_matmul,
     all_reduce: _reduce(_sum),
     combine: _combine,
     dispatch: _dispatch,

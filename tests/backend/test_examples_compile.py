@@ -22,7 +22,6 @@ PROGRAMS: list[tuple[str, str, Any]] = [
     ("matmul_all_to_all", "matmul_all_to_all", "bf16"),
     ("hierarchical_gather", "hierarchical_all_gather_matmul", "bf16"),
     ("scaled_matmul", "scaled_matmul", SCALED),
-    ("split_k", "split_all_gather_matmul", "bf16"),
 ]
 WORLD, PER_NODE = 4, 2
 

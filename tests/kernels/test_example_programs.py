@@ -106,15 +106,6 @@ def scaled(parts: tuple[int, ...], B: int = 3, E: int = 40, N: int = 20) -> Case
     return Case("scaled_matmul", "scaled_matmul", operands, want, {"M": parts})
 
 
-def split(parts: tuple[int, ...], K: int = 60, N: int = 20) -> Case:
-    pieces = importlib.import_module("split_k").pieces
-    x, weight = [normal(m, K) for m in parts], [normal(N, K) for _ in parts]
-    outs = [torch.full((sum(parts), N), torch.nan) for _ in parts]
-    operands = [(*pieces(a, b, 3), out) for a, b, out in zip(x, weight, outs, strict=True)]
-    want = [torch.cat(x).double() @ w.double().T for w in weight]
-    return Case("split_k", "split_all_gather_matmul", operands, want, {"M": parts})
-
-
 def attention(parts: tuple[int, ...], heads: int = 2, size: int = 20, dtype: torch.dtype = torch.float32) -> Case:
     q, k, v = (normal(sum(parts), heads, size, dtype=dtype) for _ in range(3))
     by_head = (x.double().transpose(0, 1) for x in (q, k, v))
@@ -188,18 +179,6 @@ def test_either_home_may_execute_a_tile(at: str) -> None:
 @pytest.mark.parametrize("parts", [*PARTS[:-1], pytest.param(PARTS[-1], marks=pytest.mark.verify)], ids=str)
 def test_scaled_matmul(parts: tuple[int, ...], schedule: str) -> None:
     scaled(parts).check(schedule)
-
-
-@pytest.mark.parametrize("parts", [*PARTS[:-1], pytest.param(PARTS[-1], marks=pytest.mark.verify)], ids=str)
-def test_split_k(parts: tuple[int, ...]) -> None:
-    """Parts of a sum are added in their order: each run gives the same bits, whoever makes them first."""
-    case = split(parts)
-    case.check()
-    one, other = (case.run(calls=1, seed=seed) for seed in (1, 2))
-    assert all(torch.equal(a, b) for (a,), (b,) in zip(one, other, strict=True))
-    program = importlib.import_module("split_k").split_all_gather_matmul
-    report = program.check(world=len(parts), M=parts, N=20, splits=3, depth=20)
-    assert (report.verdict, report.proof) == ("safe", "structural")
 
 
 @pytest.mark.parametrize(

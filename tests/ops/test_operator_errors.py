@@ -125,7 +125,7 @@ EVERYWHERE = {
     no_weights: ("ArgumentError", "no weights"),
     other_device: ("DeviceError", "weight 0 is on meta, x on cpu"),
     sparse: ("ArgumentError", "weight 0 has layout torch.sparse_coo"),
-    no_such_plan: ("ScheduleError", "plans of all_gather_linear are push, pull, multicast, engine, pieces, few"),
+    no_such_plan: ("ScheduleError", "plans of all_gather_linear are push, pull, multicast, engine, pieces, few, split"),
     plan_of_another_operator: ("ScheduleError", "fabric, one_shot, one_shot:push, one_shot:multicast, torch and auto"),
     plan_where_there_is_none: ("ScheduleError", "along the dimension that is summed over has only the plan torch"),
     no_such_reduction: ("ArgumentError", "reduce_op is 'max'; it must be one of sum, avg"),

@@ -78,6 +78,7 @@ def test_plans(pool: Pool, plan: str) -> None:
 
 
 PLANS = {
+    "split": (Call(GATHER, (5, 16), (20, 6), dtype=BF16, bias=True), "all_gather_split_matmul split"),
     "ring": (Call(SCATTER, (8, 16), (20,), dtype=BF16, reduce_op="avg"), "matmul_ring_reduce_scatter ringed"),
     "one_shot": (Call(REDUCE, (3, 16), (20,), bias=True, reduce_op="avg"), "matmul_one_shot_all_reduce fused"),
     "one_shot:push": (Call(REDUCE, (5, 16), (20,), dtype=FP16, bias=True), "matmul_one_shot_all_reduce push"),

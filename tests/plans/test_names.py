@@ -11,7 +11,7 @@ from tilelink.plans.names import check_plan, planned, programs
 def test_programs_say_which_operator_they_compute() -> None:
     found = {operator: {plan: p.name for plan, p in known.items()} for operator, known in programs().items()}
     assert found == {
-        "all_gather_linear": {"": "all_gather_matmul"},
+        "all_gather_linear": {"": "all_gather_matmul", "split": "all_gather_split_matmul"},
         "all_gather_linear_backward": {"": "all_gather_matmul_backward"},
         "linear_all_reduce": {
             "": "matmul_all_reduce", "fabric": "matmul_fabric_all_reduce", "one_shot": "matmul_one_shot_all_reduce",

@@ -17,7 +17,7 @@ from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import MachineMemoryError, TileLinkError
 from tilelink.frontend.ir import Role
 from tilelink.frontend.schedule import STREAMS, CopyEngine, SMs
-from tilelink.plans.names import Plan, plans
+from tilelink.plans.names import Plan, plans, sizes_of
 from tilelink.plans.unfused import NARROWEST, Shape
 from tilelink.programs.program import Program
 from tilelink.programs.schedule_text import NamedSchedule
@@ -118,7 +118,8 @@ def _count(launched: str, prediction: Prediction) -> int | None:
 def _rows_across(plan: Plan) -> int:
     """Rows of the tiles of a plan that go across the parts of ranks; 0 where none do."""
     resources = plan.program.schedule(plan.schedule.name).values()
-    return max((int(r.tile[0] or 0) for r in resources if isinstance(r, SMs) and r.order.parts is None), default=0)
+    across = (r for r in resources if isinstance(r, SMs) and r.order.parts is None)
+    return max((int(n or 0) for r in across for n in r.tile[:-1]), default=0)
 
 
 def _in_pieces(plan: Plan) -> bool:
@@ -184,7 +185,7 @@ class Question:
     def _steps(self, program: Program, schedule: NamedSchedule | None = None, **sizes: int) -> Steps:
         """Those of a run with the tensors that there are in predictions; `sizes`: instead of those asked for."""
         dtypes = dict.fromkeys((n for n in program.declared if n not in LEFT_OUT), self.dtype)
-        nodes, size = self.machine.nodes_of(self.world), {**self.shape, **sizes}
+        nodes, size = self.machine.nodes_of(self.world), sizes_of(program, {**self.shape, **sizes})
         bound = program.bound_at(schedule, world=self.world, sizes=size, dtypes=dtypes, per_node=nodes)
         return steps_of(*bound, self.machine, {})
 
@@ -224,10 +225,10 @@ class Question:
         multiplying, count = _multiplying(prediction)
         if launched in {r.launched for r in multiplying}:
             tiles = [tuple(int(n or 0) for n in r.resource.tile) for r in roles]
-            columns = {t[1] for t in tiles}
+            columns = {t[-2] for t in tiles}
             half = min(columns) // (2 if len(columns) == 1 else 1)  # so that all members of a list can have it
             fills = count >= self.machine.free_sms or half < NARROWEST
-            return None if fills else ("tile", (tiles[0][0], half, *tiles[0][2:]))
+            return None if fills else ("tile", (*tiles[0][:-2], half, tiles[0][-1]))
         return ("count", 2 * resource.count) if isinstance(resource, SMs) and resource.count else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,6 +74,16 @@ def planned(operator: str, plan: str | None) -> Plan:
     of_program = found.schedule.name
     read = read_changes(found.program, of_program, found.program.schedule(of_program), changes)
     return found._replace(schedule=read)
+
+
+def sizes_of(program: Program, shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of an operator, M, N and K, by the dimensions of a program that computes it. Raises ShapeError where the
+    program takes pieces, and K can't be cut into them."""
+    from tilelink.kernels.all_gather_split_matmul import all_gather_split_matmul, pieces_of
+
+    if program is not all_gather_split_matmul:
+        return dict(shape)
+    return {d: n for d, n in shape.items() if d != "K"} | pieces_of(shape["K"])
 
 
 def check_plan(operator: str, plan: str | None) -> None:

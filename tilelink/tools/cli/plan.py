@@ -14,7 +14,7 @@ from tilelink.errors import ConfigError, TileLinkError
 from tilelink.plans import MARGIN, Choice, choose
 from tilelink.plans.experts import choose_experts, experts_bound_us
 from tilelink.plans.model import Experts, Layer, Model, WholeLayer, model
-from tilelink.plans.names import TORCH
+from tilelink.plans.names import TORCH, sizes_of
 from tilelink.plans.room import heap_bytes, room
 from tilelink.plans.routings import EVEN, EXPONENT, ROUTINGS
 from tilelink.plans.whole_layer import LayerChoice, choose_layer
@@ -134,6 +134,7 @@ def _row(job: Job) -> Row:
         row["forms_us"] = dict(choice.forms_us)
     elif choice is not None and choice.fused is not None:
         row |= {"schedule": choice.fused.schedule, "program": choice.fused.program}
+        row["shape"] = sizes_of(choice.fused.by.program, choice.shape)
     for form, interval in (("unfused", UNFUSED), ("fused", FUSED)):
         us = row[f"{form}_us"]
         row[f"{form}_interval_us"] = None if us is None else list(interval.of(us))
