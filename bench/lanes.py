@@ -140,7 +140,7 @@ def _schedule(dice: random.Random, schedule: Schedule) -> Schedule:
         first = dice.choice(TILES)
         sizes = [first, dice.choice(TILES), dice.choice([t for t in TILES if t <= first])]
         sizes[2:2] = (dice.choice(TILES) for _ in resource.tile[3:])
-        tile = tuple(n and size for n, size in zip(resource.tile, sizes, strict=False))
+        tile = tuple(n and min(n, size) for n, size in zip(resource.tile, sizes, strict=False))
         count = {"count": dice.randint(1, WORKERS)} if isinstance(resource, SMs) and resource.count else {}
         changes[role] = {"tile": tile, **count}
     return schedule.changed(**changes)
@@ -151,7 +151,7 @@ def small(schedule: Schedule, tile: int, count: int) -> Schedule:
     changes: dict[str, dict[str, Any]] = {}
     for role, resource in _tiled(schedule).items():
         counted = isinstance(resource, SMs) and resource.count is not None
-        changes[role] = {"tile": tuple(n and tile for n in resource.tile)} | ({"count": count} if counted else {})
+        changes[role] = {"tile": tuple(n and min(n, tile) for n in resource.tile)} | ({"count": count} if counted else {})
     return schedule.changed(**changes)
 
 

@@ -15,6 +15,7 @@ from tilelink.frontend.routes import Integers, Routing
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.values import dtype_name
 from tilelink.language import Each, TensorWord
+from tilelink.plans.names import sizes_of
 from tilelink.programs.program import Program
 
 POISON = float("nan")
@@ -54,7 +55,8 @@ class Operands:
         self.routed: dict[str, Any] = {}
         self.counts: dict[str, torch.Tensor] = {}
         self.integers: list[dict[str, torch.Tensor]] = [{} for _ in self.parts]
-        self.lengths = {"M": sum(self.parts), **{d: n for d, n in sizes.items() if not isinstance(n, tuple)}}
+        one = {d: n for d, n in sizes.items() if not isinstance(n, tuple)}
+        self.lengths = {"M": sum(self.parts), **sizes_of(program, one)}
         rows: Any = self.parts
         for route in recorded.routes:
             choices = self._choices()

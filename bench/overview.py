@@ -26,6 +26,7 @@ from tilelink.frontend.sizes import check_world
 from tilelink.kernels import operators
 from tilelink.language import Each
 from tilelink.plans import plans
+from tilelink.plans.names import sizes_of
 from tilelink.plans.unfused import unfused
 from tilelink.programs.program import Program
 from tilelink.runtime.cpu.world import CpuWorld
@@ -114,7 +115,8 @@ class Layer:
                 "unfused_interval_us": [round(us, 3) for us in UNFUSED.of(plain)],
             }  # fmt: skip
             try:
-                found = program.simulate(schedule, machine=MACHINE, world=self.world, dtypes=DTYPE, **shape)
+                sizes = sizes_of(program, shape)
+                found = program.simulate(schedule, machine=MACHINE, world=self.world, dtypes=DTYPE, **sizes)
             except TileLinkError as e:
                 made.append((head | {"ok": False, "error": e.message}, None))
                 continue
