@@ -151,7 +151,8 @@ def small(schedule: Schedule, tile: int, count: int) -> Schedule:
     changes: dict[str, dict[str, Any]] = {}
     for role, resource in _tiled(schedule).items():
         counted = isinstance(resource, SMs) and resource.count is not None
-        changes[role] = {"tile": tuple(n and min(n, tile) for n in resource.tile)} | ({"count": count} if counted else {})
+        changes[role] = {"tile": tuple(n and min(n, tile) for n in resource.tile)}
+        changes[role] |= {"count": count} if counted else {}
     return schedule.changed(**changes)
 
 
