@@ -14,6 +14,7 @@ from bench.gpu.place import Place
 from bench.operands import LAYOUTS, Operands, optional
 from bench.references import REFERENCES
 from tilelink.frontend.schedule import Epilogue, Schedule, SMs
+from tilelink.kernels.all_gather_split_matmul import SPLITS, all_gather_split_matmul
 from tilelink.language import Each
 from tilelink.programs.fitting import takes
 from tilelink.programs.program import Program
@@ -109,7 +110,8 @@ def _call(dice: random.Random, program: Program, world: int, slots: int) -> Call
     name = dice.choice(list(program.schedules))
     lists = any(isinstance(p, Each) for p in program.declared.values())
     n = tuple(dice.choice(SIZES) for _ in range(dice.randint(1, MEMBERS))) if lists else dice.choice(SIZES)
-    sizes, parts = (("N", n), ("K", dice.choice(SIZES))), _parts(dice, world)
+    depths = [k for k in SIZES if program is not all_gather_split_matmul or k % SPLITS == 0]
+    sizes, parts = (("N", n), ("K", dice.choice(depths))), _parts(dice, world)
     return Call(
         program, name, _schedule(dice, program.schedules[name]), parts, sizes,
         dtype=dice.choice(list(LIMITS)),
