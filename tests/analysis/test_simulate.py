@@ -34,6 +34,7 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.kernels import matmul_fabric_all_reduce as fabric
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.all_gather_split_matmul import SPLITS
 from tilelink.kernels.matmul import matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.programs.program import Program
@@ -283,7 +284,7 @@ LIBRARY = [(p, schedule) for p in operators().values() for schedule in p.schedul
 
 @pytest.mark.parametrize(("program", "schedule"), LIBRARY, ids=[f"{p.name}-{s}" for p, s in LIBRARY])
 def test_every_schedule_of_the_library_is_predicted(program: Program, schedule: str) -> None:
-    sizes: dict[str, Any] = dict.fromkeys(program.recorded().dims - {"ranks"}, 256)
+    sizes: dict[str, Any] = {d: SPLITS if d == "splits" else 256 for d in program.recorded().dims - {"ranks"}}
     fitted = program.fit(schedule, world=2, **sizes)
     found = program.simulate(fitted, machine="h100", world=2, **sizes)
     assert 0 < found.bound_us <= found.makespan_us and found.critical_path and found.timeline.spans

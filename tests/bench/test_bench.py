@@ -28,6 +28,7 @@ from bench.table import table
 from tilelink.analysis.simulate import FUSED
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather import all_gather
+from tilelink.plans.names import sizes_of
 
 CONTRACT = {
     "op", "shape", "dtype", "world", "schedule", "kind", "what", "rel_rms", "ok", "median_us", "min_us", "max_us",
@@ -174,18 +175,18 @@ class TestOverview:
     def test_predicts_with_intervals_beside_unfused_and_the_bound(self, tmp_path: Path) -> None:
         layer = overview.Layer("small up", "all_gather_linear", 256, 512, tmp_path, tokens=512, world=2)
         records = layer.run()
-        assert [r["schedule"] for r in records] == [*FORMS[1:], "pieces", "few"]
+        assert [r["schedule"] for r in records] == [*FORMS[1:], "pieces", "few", "split"]
         for r in records:
-            found = operators()["all_gather_matmul"].simulate(
-                r["schedule"], machine="h800", world=2, M=512, N=256, K=512
-            )
+            program = operators()[r["op"]]
+            sizes = sizes_of(program, {"M": 512, "N": 256, "K": 512})
+            found = program.simulate(r["schedule"], machine="h800", world=2, **sizes)
             assert (r["kind"], r["what"], r["ok"], r["for"]) == ("predicted", FORESEEN, True, "h800")
             assert r["median_us"] == r["min_us"] == round(found.makespan_us, 3)
             assert r["max_us"] == round(FUSED.of(found.makespan_us)[1], 3) and r["bound_us"] == round(found.bound_us, 3)
             assert r["speedup"] == pytest.approx(r["unfused_us"] / r["median_us"], abs=1e-4)
         (page,) = tmp_path.iterdir()
         fastest = min(records, key=lambda r: r["median_us"])
-        assert fastest["page"] == page.name == f"all_gather_matmul-{fastest['schedule']}-small-up.html"
+        assert fastest["page"] == page.name == f"{fastest['op']}-{fastest['schedule']}-small-up.html"
         text = overview.text(records)
         assert "Predicted, not measured" in text and FUSED.source in " ".join(text.split())
         for r in records:

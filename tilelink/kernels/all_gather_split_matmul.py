@@ -7,13 +7,17 @@ float32, and are added in the order of the pieces, so every run gives the same b
 ordinary matrices, without a copy.
 """
 
-import torch
+from typing import TYPE_CHECKING
+
 import triton.language as tl
 
 import tilelink as tk
 from tilelink.errors import ShapeError
 from tilelink.kernels.all_gather_matmul import gather
 from tilelink.kernels.tiles import finished, product
+
+if TYPE_CHECKING:
+    import torch
 
 SPLITS = 4
 
@@ -59,7 +63,7 @@ split = tk.Schedule(
 operator, plan = "all_gather_linear", "split"
 
 
-def in_pieces(matrix: torch.Tensor) -> torch.Tensor:
+def in_pieces(matrix: "torch.Tensor") -> "torch.Tensor":
     """A matrix (..., K) as pieces (splits, ..., depth), without a copy."""
     return matrix.unflatten(-1, (SPLITS, -1)).movedim(-2, 0)
 
