@@ -18,7 +18,7 @@ from tests.programs.exchanges import readers_first
 from tests.programs.notifying import moves
 from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import Prediction, predict, steps_of
-from tilelink.analysis.simulate.costs import costs, way
+from tilelink.analysis.simulate.costs import bounds, costs, way
 from tilelink.analysis.simulate.steps import fold
 from tilelink.analysis.simulate.verdict import WORTH_SAYING, deciding, neighbour, times_as_fast
 from tilelink.errors import (
@@ -165,6 +165,20 @@ def test_what_the_fabric_adds_up_or_copies_counts_once_in_the_bound() -> None:
     found = fabric.matmul_fabric_all_reduce.simulate(machine="h800", world=8, M=8192, N=4096, K=512, dtypes="bfloat16")
     assert 0.5 * found.makespan_us < found.bound_us <= found.makespan_us
     assert found.link_rate <= 160.0, "GB/s of the fastest agent"
+
+
+@pytest.mark.parametrize("rows", [32, 512], ids=["once", "read by several tiles"])
+def test_a_bound_counts_each_input_once_and_what_is_written(rows: int) -> None:
+    """With few rows, reading the weight takes longest."""
+    sizes = {"M": rows, "N": 1024, "K": 2048}
+    found = all_gather_matmul.simulate("push", machine="h100", world=2, dtypes="bfloat16", **sizes)
+    read = 2 * (sizes["N"] * sizes["K"] + rows // 2 * sizes["K"])
+    written = np.bincount(found.steps.events.rank[found.steps.event], weights=found.steps.written).max()
+    limits = bounds(found.steps, found.costs, found.machine)
+    assert limits["the bytes of device memory"] == pytest.approx((read + written) / (found.machine.memory_rate * 1e3))
+    if rows == 32:
+        assert found.bound_us == limits["the bytes of device memory"]
+        assert "us, for the bytes of device memory." in found.verdict
 
 
 def test_an_engine_takes_no_sm_and_sets_up_every_copy() -> None:
@@ -331,7 +345,8 @@ SWEEPS = [
 def test_the_verdict_is_what_a_sweep_says(
     name: str, schedule: str, role: str, counts: tuple[int, ...], sizes: dict[str, int]
 ) -> None:
-    """More workers are said to help if and only if the run with twice as many is predicted to be faster."""
+    """More workers are said to help if and only if the run with twice as many is predicted to be faster; in none of
+    these do four times as many help where twice do not."""
     program, world = operators()[name], 1 if name == "matmul" else 4
     of: dict[str, Any] = {"machine": "h800", "world": world, **sizes}
     for count in counts:
@@ -345,6 +360,14 @@ def test_the_verdict_is_what_a_sweep_says(
             assert (near.role, near.before) == (role, count) and near.helps == faster
             assert near.makespan_us == program.simulate(f"{schedule},{role}.count={near.after}", **of).makespan_us
             assert f"{near.after} workers instead of {count}, the run takes {near.makespan_us:,.1f} us" in found.verdict
+
+
+def test_where_twice_the_workers_are_no_help_four_times_may_be() -> None:
+    sizes: dict[str, Any] = {"machine": "h800", "world": 8, "M": 8192, "N": 1376, "K": 4096}
+    found, twice, more = (all_gather_matmul.simulate(f"push,gather.count={n}", **sizes) for n in (16, 32, 64))
+    assert twice.makespan_us > 0.99 * found.makespan_us > more.makespan_us
+    takes = f"with 64 workers instead of 16, the run takes {more.makespan_us:,.1f} us."
+    assert f"gather needs more SMs: {takes}" in found.verdict
 
 
 def test_a_role_without_a_count_gets_workers_of_another() -> None:

@@ -101,6 +101,10 @@ def no_such_backend(g: dist.ProcessGroup) -> None:
         ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=g)
 
 
+def pieces_of_an_odd_sum(g: dist.ProcessGroup) -> None:
+    ops.all_gather_linear(zeros(2, 5), zeros(6, 5), plan="split", group=g)
+
+
 def a_lane(g: dist.ProcessGroup) -> None:
     ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=tilelink.group(g, **on_ranks.LANE))  # type: ignore[arg-type]
 
@@ -131,6 +135,7 @@ EVERYWHERE = {
     no_such_reduction: ("ArgumentError", "reduce_op is 'max'; it must be one of sum, avg"),
     too_many_lengths: ("ShapeError", "lengths are (2, 2, 2): 2 are needed"),
     lengths_of_another_tensor: ("ShapeError", "lengths are (3, 3); x has shape (2, 4) on rank"),
+    pieces_of_an_odd_sum: ("ShapeError", "K is 5: a sum in 4 pieces needs a multiple of 4"),
     a_lane: ("ArgumentError", "take a group of torch.distributed, the one given to tilelink.group, or its name"),
     a_layer: ("ArgumentError", "weight is a Linear, not a tensor: its tensors are .weight and .bias"),
     no_group: ("ArgumentError", "group is a list: operators take a group of torch.distributed, or its name"),

@@ -216,9 +216,9 @@ def all_gather_linear(
     along `gather_dim`: a dimension of tokens, or the last one. `weights`: (N, K) as in nn.Linear. `biases`: (N,) or
     None. `lengths`: the length of each rank's shard along `gather_dim`, the same list on every rank; by default all
     shards have one length. `group`: of torch.distributed, or its name; by default all processes. `plan`: a schedule of
-    `tilelink.kernels.all_gather_matmul` by name (default: the first); "torch", plain torch; or "auto": the fused
-    plan with the shortest predicted time, if unfused takes at least 1.15 times as long, else "torch". "auto" also
-    chooses the plan of the backward.
+    `tilelink.kernels.all_gather_matmul` by name (default: the first); "split", by `all_gather_split_matmul`, for few
+    rows and columns, where 4 divides K; "torch", plain torch; or "auto": the fused plan with the shortest predicted
+    time, if unfused takes at least 1.15 times as long, else "torch". "auto" also chooses the plan of the backward.
 
     All ranks must make the same call. The gradient of x comes by reduce-scatter. The gradient of a weight is the rank's
     own; for it the backward gathers x again, unless `return_gathered` kept it. Results lie in memory with `gather_dim`

@@ -25,6 +25,12 @@ def test_explore(run: Run) -> None:
     assert "# tilelink explore all_gather_matmul --world 2 --shape M=20,K=16,N=16 --dtype bfloat16" in err
 
 
+def test_every_program_fits_the_device_that_is_explored(run: Run) -> None:
+    """Whose 24 SMs are fewer than a schedule may ask for."""
+    code, found = run("explore", "all_gather_split_matmul", "--world", "2", "--seeds", "1", "--backend", "oracle")
+    assert code == 0 and "gather.count=16" in found["schedule"]
+
+
 def test_explore_events_alone(run: Run) -> None:
     code, found = run("explore", "all_gather_matmul", "--seeds", "50", "--backend", "oracle", "--schedule", "engine")
     assert (code, found["schedules_run"], found["distinct"], found["findings"]) == (0, 50, 50, [])

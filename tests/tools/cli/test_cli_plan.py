@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,23 @@ def test_people_are_told_the_same(run: Run, config: Path, one_core: None) -> Non
         assert line.split()[:3] == [row["layer"], row["op"], "1"] and line.split()[-1] == row["plan"]
         between = " to ".join(f"{us:,.1f}" for us in row["fused_interval_us"])
         assert f"  {between}  " in line and f"\n  {row['reason']}\n" in out
+
+
+def test_people_are_told_what_a_table_leaves_out(run: Run, config: Path, one_core: None) -> None:
+    few = ["plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1"]
+    _, out, _ = run.text(*few)
+    assert "\nfused forms have all 132 SMs; the lane of a group with NCCL leaves 24: --reserved 24\n" in out
+    assert "Plans that wait in pieces are not tried: ask for them by name." in out
+    assert "\nNo published row has fewer than 512 tokens: below that, nothing supports the intervals.\n" in out
+    _, out, _ = run.text(*few[:-1], "512", "--reserved", "24")
+    assert "\nfused forms leave 24 of 132 SMs to others" in out and "No published row" not in out
+
+
+def test_the_parts_of_a_reason_add_up(run: Run, config: Path, one_core: None) -> None:
+    _, found = run("plan", str(config), "--machine", "h800", "--tp", "2", "--tokens", "1,4,64")
+    for row in found["rows"]:
+        fused, parts = re.search(r"takes ([\d.]+) us \(([^)]*)\)", row["reason"].replace("unfused takes", "")).groups()
+        assert sum(float(part.split()[0]) for part in parts.split(", ")) == pytest.approx(float(fused), abs=0.21)
 
 
 def test_a_schedule_can_be_simulated_as_it_is_written(run: Run, config: Path, one_core: None) -> None:
