@@ -21,6 +21,7 @@ from tilelink.analysis.simulate.costs import (
 )
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import TileLinkError
+from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.plans.choose import Choice, chosen
 from tilelink.plans.forms import Forms, Question, tried, with_other_counts
@@ -69,7 +70,8 @@ class Tokens:
         collective of a library, which sends a token for each of its experts, or once to each rank that has some of
         them: whichever is less."""
         machine, products, collectives = self.machine.leaving(0), [], []
-        for plan in plans_of_product(experts):
+        plans = {_tiles(plan): plan for plan in plans_of_product(experts)}  # what moves rows makes no difference
+        for plan in plans.values():
             try:
                 steps = self._steps(experts, experts.shape, plan)
                 products.append(compute(steps, costs(steps, machine, {}), machine))
@@ -98,6 +100,12 @@ def plans_of_product(experts: Experts) -> Iterator[Plan]:
     """The plans of a product: all schedules of the programs of both pairs."""
     for pair in PAIRS:
         yield from plans_of(pair, pair.first if experts.name == GATE_UP else pair.second)
+
+
+def _tiles(plan: Plan) -> tuple[Any, ...]:
+    """The program of a plan, and the tiles of its roles that share SMs, of which products are."""
+    resources = plan.program.schedule(plan.schedule.name).values()
+    return plan.program, *(r.tile for r in resources if isinstance(r, SMs) and r.count is None)
 
 
 def choose_experts(
