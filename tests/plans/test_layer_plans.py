@@ -95,7 +95,7 @@ def test_unfused_a_layer_takes_what_its_products_take() -> None:
 
 def test_tokens_between_two_powers_of_two_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(whole_layer, "choose_layer", lambda layer, machine, dtype, tokens, **_: asked.append(tokens))
+    monkeypatch.setattr(whole_layer.LayerForms, "of", lambda of, *_: asked.append(of.number))
     for tokens in (256, 300, 511, 512):
         fastest_layer("h800", 0, 8, "bfloat16", tokens, 8, 2, 1024, 48, tokens * 2)
     assert asked == [256, 512]

@@ -52,36 +52,22 @@ class LayerChoice:
 
 
 def choose_layer(
-    layer: WholeLayer, machine: Machine, dtype: str, tokens: int, routing: str = EVEN, rows: int | None = None,
-    pairs: Sequence[Pair] = PAIRS,
-) -> LayerChoice | None:  # fmt: skip
+    layer: WholeLayer, machine: Machine, dtype: str, tokens: int, routing: str = EVEN
+) -> LayerChoice | None:
     """Which form of a layer is predicted to be the fastest for `tokens` of all ranks: unfused, two kernels with SwiGLU
     between, by a pair of programs in each of its schedules, or one kernel; the fastest with the best numbers of SMs for
-    what moves rows. `rows`: that a rank has room for, by default all that may come. None where a program can't be on
-    the machine. Raises MachineMemoryError."""
+    what moves rows. A rank has room for all rows that may come. None where a program can't be on the machine. Raises
+    MachineMemoryError."""
     gate_up, down = layer
     asked = Tokens(machine, dtype, tokens, routing)
-    rows, there = room(gate_up, tokens) if rows is None else rows, tokens * gate_up.each // gate_up.spread
+    rows, there = room(gate_up, tokens), tokens * gate_up.each // gate_up.spread
+    forms = LayerForms.of(asked, layer, rows, PAIRS)
+    if forms is None:
+        return None
+    one, of_two, forms_us, best = forms.one, forms.of_two, forms.forms_us, forms.fastest
+    assert one.forms.prediction is not None
+    of_one, by_two = _least(one.forms_us), _least(of_two)
     between, plain = (activation_us(machine, dtype, n, down.depth) for n in (rows, there))
-    one, shape = OneKernel(asked, layer), layer.shape
-    if one.forms.prediction is None:
-        return None
-    of_two: dict[str, float] = {}
-    several: list[TwoKernels] = []
-    for pair in pairs:
-        beaten = min([*one.forms_us.values(), *of_two.values()]) if several else None
-        for two in TwoKernels.of(asked, layer, pair, between, beaten):
-            several.append(two)
-            of_two |= two.forms_us
-    if not several:
-        return None
-    forms_us = one.forms_us | of_two
-    fastest = _least(forms_us)
-    if fastest in one.forms_us:
-        forms_us |= one.on_other_sms()
-    for two in several:
-        forms_us |= two.on_other_sms(fastest) if fastest in two.forms_us else {}
-    best, of_one, by_two = _least(forms_us), _least(one.forms_us), _least(of_two)
     unfused_us = sum(asked.unfused(product).total_us for product in layer) + plain
     other = "" if best in (of_one, by_two) else f"{best} takes {forms_us[best]:,.1f} us; "
     said = (
@@ -90,8 +76,45 @@ def choose_layer(
         f"them SwiGLU over room for {rows:,} rows); unfused takes {unfused_us:,.1f} us ({plain:,.1f} of them SwiGLU "
         f"over {there:,} rows): {_compared(unfused_us / forms_us[best])}"
     )
-    told = asked.sizes(gate_up, shape, next(iter(plans(mixture_of_experts.name).values())))
+    told = asked.sizes(gate_up, layer.shape, next(iter(plans(mixture_of_experts.name).values())))
     return LayerChoice(unfused_us, forms_us, best, one.forms.prediction.bound_us, said, told)
+
+
+@dataclass(frozen=True)
+class LayerForms:
+    """The fused forms of a layer: `one`, in one kernel; `of_two`, microseconds by two kernels with SwiGLU between, by
+    plan; `forms_us`, of all, and of the fastest with the best numbers of SMs."""
+
+    one: OneKernel
+    of_two: Mapping[str, float]
+    forms_us: Mapping[str, float]
+
+    @property
+    def fastest(self) -> str:
+        return _least(self.forms_us)
+
+    @classmethod
+    def of(cls, asked: Tokens, layer: WholeLayer, rows: int, pairs: Sequence[Pair]) -> LayerForms | None:
+        """None where a program can't be on the machine. `rows`: that a rank has room for."""
+        one, of_two = OneKernel(asked, layer), dict[str, float]()
+        if one.forms.prediction is None:
+            return None
+        between = activation_us(asked.machine, asked.dtype, rows, layer.down.depth)
+        several: list[TwoKernels] = []
+        for pair in pairs:
+            beaten = min([*one.forms_us.values(), *of_two.values()]) if several else None
+            for two in TwoKernels.of(asked, layer, pair, between, beaten):
+                several.append(two)
+                of_two |= two.forms_us
+        if not several:
+            return None
+        forms_us = one.forms_us | of_two
+        fastest = _least(forms_us)
+        if fastest in one.forms_us:
+            forms_us |= one.on_other_sms()
+        for two in several:
+            forms_us |= two.on_other_sms(fastest) if fastest in two.forms_us else {}
+        return cls(one, of_two, forms_us)
 
 
 class OneKernel:
@@ -179,11 +202,11 @@ def _fastest(
     sizes = ((GATE_UP, 2 * hidden, width), (DOWN, width, hidden))
     layer = WholeLayer(*(Experts(of, experts, top, n, k, world // slices, slices) for of, n, k in sizes))
     try:
-        machine = described(name or "").leaving(reserved)
-        choice = choose_layer(layer, machine, dtype, tokens, rows=rows, pairs=PAIRS if once else (OF_ROWS,))
+        asked = Tokens(described(name or "").leaving(reserved), dtype, tokens)
+        forms = LayerForms.of(asked, layer, rows, PAIRS if once else (OF_ROWS,))
     except TileLinkError:
-        choice = None
-    return "push" if choice is None else choice.fastest
+        forms = None
+    return "push" if forms is None else forms.fastest
 
 
 def activation_us(machine: Machine, dtype: str, rows: int, hidden: int) -> float:
