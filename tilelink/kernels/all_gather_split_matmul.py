@@ -1,10 +1,10 @@
-"""AllGather-GEMM for few rows and few columns: several workers share the sum of a tile, and its parts are added in a
-fixed order.
+"""AllGather-GEMM for few rows and few columns: several workers share the sum of a tile, and its parts are added up in
+a fixed order.
 
 There are fewer tiles than SMs then. The dimension of the sum is therefore taken as `splits` pieces of `depth` elements,
 and each tile of the product is of one piece (split-K). It waits for its piece of the rows alone. The parts of a sum are
-float32, and are added in the order of the pieces, so every run gives the same bits. `in_pieces` makes such views of
-ordinary matrices, without a copy.
+float32, and one tile adds them up, so every run gives the same bits. `in_pieces` makes such views of ordinary matrices,
+without a copy.
 """
 
 from typing import TYPE_CHECKING
