@@ -31,15 +31,16 @@ def through_registers(emitter: RoleEmitter, s: ir.Copy, put: Callable[[View, Sou
             lo, bounds = of_dim(a.dim, "at"), (emitter.text(a.start), emitter.text(a.stop))
             opened.enter_context(emitter.write.loop(emitter.local(lo.name), *bounds, n))
             chunk = Range(a.dim, lo, smaller(lo + n, a.stop), n, a.part)
-            source = _with_range(source, a, chunk)
+            source = with_range(source, a, chunk)
             b = next(r for r in s.target.ranges if r.dim == a.dim or a.same_rows(r))
-            target = _with_range(target, b, chunk if b.dim == a.dim else _shifted(chunk, a, b))
+            target = with_range(target, b, chunk if b.dim == a.dim else _shifted(chunk, a, b))
         here = emitter.addresses.block(source, token=token, published=not emitter.publishing, moved=loaded)
         block = call("tl.load", here.pointer, mask=here.mask)
         put(target, emitter.write.set(emitter.block_name(source), block, Kind.TEMPORARY), stored)
 
 
-def _with_range(view: View, old: Range, new: Range) -> View:
+def with_range(view: View, old: Range, new: Range) -> View:
+    """A view with another of its ranges in the place of one."""
     return replace(view, index=tuple(new if i == old else i for i in view.index))
 
 

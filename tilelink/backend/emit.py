@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import sympy
 
-from tilelink.backend import pipelining
+from tilelink.backend import bulk, pipelining
 from tilelink.backend.addresses import Addresses
 from tilelink.backend.far import Far
 from tilelink.backend.kernel import Body, Comment, Function, Kind, Source, Writer, call, grouped
-from tilelink.backend.parameters import CONTROL, PICKED, RANK, RUN, STAMPS, WORKERS, Names
-from tilelink.backend.reach import All, Near, Reach, Reached, home_of
+from tilelink.backend.parameters import CONTROL, ONE_OF, PICKED, RANK, RUN, STAMPS, WORKERS, Names
+from tilelink.backend.reach import All, InBulk, Near, Reach, Reached, home_of, loaded
 from tilelink.backend.signals import words_of
 from tilelink.backend.targets import Target
 from tilelink.backend.waits import Waits, in_pieces
@@ -52,7 +52,10 @@ class RoleEmitter:
         self.pipelined = False
         self.timed, self.later = timed, later
         self.accumulates = any(pipelining.pipelined(s, role, self.program) for s in ir.walk(role.body))
-        self.read_by_tma = pipelining.read_by_tma(role, self.program, self.facts)
+        self.read_by_tma = bulk.read_by_tma(role, self.program, self.facts)
+        self.reads_peers_by_tma = bulk.reads_peers(role, self.program, self.facts)
+        whole = (r for r in self.program.in_kernel if r.name == role.name)
+        self.stores_in_bulk = any(any(bulk.bulk_writes(r, self.program, self.facts)) for r in whole)
         self.addresses = Addresses(names, dict(role.walk.homes), one_layout=self.one_layout)
         self.text, self.local, self.made = self.addresses.text, self.addresses.local, self.addresses.made
         self.write = Writer()
@@ -62,6 +65,7 @@ class RoleEmitter:
         self.near = Near(self)
         self.all = All(self) if target.multicast else None
         self.far = Far(self) if target.network else None
+        self.bulk = InBulk(self) if self.stores_in_bulk else None
         self.before, self.body = self._emitted()
 
     def _emitted(self) -> tuple[Body, Body]:
@@ -154,7 +158,7 @@ class RoleEmitter:
 
     def reach(self, s: Reached) -> Reach:
         """The way in which a statement reaches memory."""
-        return next(way for way in (self.far, self.all, self.near) if way and way.takes(s))
+        return next(way for way in (self.far, self.all, self.bulk, self.near) if way and way.takes(s))
 
     def loop(self, s: ir.For) -> AbstractContextManager[None]:
         """A loop; one over steps of a dot is pipelined in as many stages as the schedule says, unless it waits: a
@@ -209,10 +213,7 @@ class RoleEmitter:
         if view.home == ir.ALL_RANKS:
             return (self.all if self.all and self.all.reaches(view) else self.near).sum(view, token)
         if block is not None:
-            descriptor, corner = self.described(block, view, token)
-            loaded = f"{descriptor}.load({corner})"
-            loaded += f".reshape({', '.join(map(str, block.matrix))})" if len(block.shape) > 2 else ""
-            return call("tl.trans", loaded) if block.turned else loaded
+            return loaded(block, *self.described(block, view, token))
         self.pick(view)
         at = self.addresses.block(view, token=token, moved=moved)
         narrow = self.dtype(view).startswith("float8")  # Triton makes none of an integer
@@ -259,13 +260,18 @@ class RoleEmitter:
         corner.append(corner.pop(dims.index(block.contiguous)))
         if block.ends is not None:
             corner = [str(pipelining.ROOM), f"tl.cast({end}, tl.int32)", *corner]
-        return self.names.of("blocks", block.tensor, block.contiguous, block.shape), f"[{', '.join(corner)}]"
+        known = "blocks", block.tensor, block.contiguous, block.shape
+        if not view.remote:
+            return self.names.of(*known), f"[{', '.join(corner)}]"
+        of_peers = "".join(f"{self.names.of(*known, peer)}, " for peer in range(self.facts.peers))
+        return call(ONE_OF, f"({of_peers})", self.text(home_of(view))), f"[{', '.join(corner)}]"
 
     def token(self, view: View) -> Source | None:
         """What a read of the view has to depend on: its wait, or that its owner has entered the run."""
         if view.tensor not in self.program.published or not view.remote:
             return self.tokens.get(view.guard or "")
-        value = call("entered", CONTROL, self.text(home_of(view)), RUN)
+        tma = "True" if self.reads_peers_by_tma else None
+        value = call("entered", CONTROL, self.text(home_of(view)), RUN, tma=tma)
         if pipelining.enters(view, self.role, self.program):
             return self.write.set(self.made(f"entered_{view.tensor}", "entered", view.tensor), value, Kind.TEMPORARY)
         made = len(self.addresses.bounds) + len(self.addresses.of_tile)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from tilelink.frontend.ir import ALL_RANKS, RANKS_DIM, Copy, Range, Tensor, TileProgram, walk
+from tilelink.frontend.ir import ALL_RANKS, RANKS_DIM, Copy, Range, Role, Tensor, TileProgram, walk
 from tilelink.frontend.kept import hashed_once, kept
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import Sizes, extents
@@ -18,6 +18,9 @@ COPY_BLOCK = 2**15
 COPY_LINES, LONGEST_CHUNK = 2**14, 1024
 """Of a copy of whole lines, as many elements at a time, in pieces of lines that are no longer: 32 KB of bfloat16 are on
 their way at once, which leaves registers for addresses."""
+BULK_LINE, BULK_BYTES = 128, 2**14
+"""Bytes of a line that are copied in bulk at a time, at least: so wide are lines in shared memory that the TMA
+swizzles. Of fewer lines, so many bytes are copied at a time."""
 Lying = frozenset[tuple[str, int]]
 """Matrices, and stacks of them, by name, each with the dimension along which its elements are contiguous."""
 DESCRIBED_BYTES = 16
@@ -33,13 +36,25 @@ class Facts:
     `exact`: (dimension, block) where blocks leave no rest, in the dimension or in each of its parts: no masks.
     `described`: the matrices that descriptors can describe, each with the dimension along which its elements are
     contiguous: of a matrix 1 where it lies by rows, 0 by columns, as a weight of nn.Linear does. Only this may differ
-    from rank to rank; source for targets without descriptors does not depend on it. `timed`: workers record when tiles
-    and waits begin and end."""
+    from rank to rank; source for targets without descriptors does not depend on it. `peers`: ranks, each with
+    descriptors of its heap; 0 where no role has `via="tma"`. `timed`: workers record when tiles and waits begin and
+    end."""
 
     equal: frozenset[str]
     exact: frozenset[tuple[str, int]]
     described: frozenset[tuple[str, int]] = frozenset()
+    peers: int = 0
     timed: bool = False
+
+    def on(self, described: bool, *, bulk: bool) -> Facts:
+        """The same, where hosts make descriptors, or where they do not; `bulk`: also of the heaps of peers."""
+        kept = self.described if described else frozenset[tuple[str, int]]()
+        return replace(self, described=kept, peers=self.peers if described and bulk else 0)
+
+    @property
+    def undescribed(self) -> Facts:
+        """The same, for a target without descriptors."""
+        return self.on(False, bulk=False)
 
     @classmethod
     def of(cls, program: TileProgram, sizes: Sizes, lying: Lying | None = None, *, timed: bool = False) -> Facts:
@@ -50,6 +65,7 @@ class Facts:
             equal=frozenset(d for d in program.cut if sizes.equal(d)),
             exact=frozenset((d, n) for d, n in blocks if sizes.exact(d, n)),
             described=frozenset(d for t in program.tensors for d in _described(t, program, sizes, lying)),
+            peers=sizes.world if any(by_tma(role) for role in program.in_kernel) else 0,
             timed=timed,
         )
 
@@ -86,6 +102,18 @@ def copied_chunks(ranges: Sequence[Range]) -> list[tuple[Range, int]]:
     return chunks[::-1]
 
 
+def by_tma(role: Role) -> bool:
+    """Whether the schedule asks for bulk copies."""
+    return isinstance(role.resource, SMs) and role.resource.via == "tma"
+
+
+def bulk_chunk(tensor: Tensor, lines: Range, line: Range) -> int:
+    """Elements of each line of a block that are copied in bulk at a time."""
+    size = ITEM_SIZE[tensor.dtype]
+    chunk = max(BULK_LINE, BULK_BYTES // (lines.extent or 1)) // size
+    return min(chunk, line.extent or chunk)
+
+
 def vector_of(tensor: Tensor) -> int | None:
     """Elements of a tensor in 16 bytes, which a multicast stores at once; None where they are too wide."""
     size = ITEM_SIZE[tensor.dtype]
@@ -108,9 +136,9 @@ def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:
 
 def _described(tensor: Tensor, program: TileProgram, sizes: Sizes, lying: Lying | None) -> Lying:
     """A tensor with the dimension along which its elements are contiguous, if a descriptor can describe it."""
-    if len(tensor.dims) not in DESCRIBED_DIMS or RANKS_DIM in tensor.dims or tensor.buffers:
+    if len(tensor.dims) not in DESCRIBED_DIMS or tensor.buffers:
         return frozenset()
-    if any(min(sizes.lengths(d)) == 0 for d in tensor.dims):
+    if any(min(sizes.lengths(d)) == 0 for d in tensor.dims if d != RANKS_DIM):
         return frozenset()
     if lying is not None and tensor not in program.on_heap:
         return frozenset(found for found in lying if found[0] == tensor.name)
@@ -123,4 +151,8 @@ def _copied_in_chunks(program: TileProgram) -> set[tuple[str, int]]:
     published = {(d, COPY_CHUNK) for name in program.published for d in program.tensor(name).dims}
     copies = [s for role in program.in_kernel for s in walk(role.body) if isinstance(s, Copy)]
     whole = {(r.dim, n) for s in copies for r, n in copied_chunks(s.source.ranges)}
-    return {(d, n) for d, n in published | whole if d != RANKS_DIM}
+    by_line = [s.target for role in program.in_kernel if by_tma(role) for s in walk(role.body) if isinstance(s, Copy)]
+    lines = {
+        (v.ranges[1].dim, bulk_chunk(program.tensor(v.tensor), *v.ranges)) for v in by_line if len(v.ranges) == 2
+    }  # fmt: skip
+    return {(d, n) for d, n in published | whole | lines if d != RANKS_DIM}

@@ -10,7 +10,7 @@ after them (`tilelink.backend.host` says in what order).
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -96,7 +96,7 @@ def lower_as_taken(program: TileProgram, facts: Facts, target: Target) -> Lowere
 def sha256_everywhere(program: TileProgram, facts: Facts, target: Target) -> str:
     """What all ranks agree on, of which each may load its own tensors in its own way, and have the form that takes
     these."""
-    return lower(program, replace(facts, described=frozenset()), target.unspecialised).sha256
+    return lower(program, facts.undescribed, target.unspecialised).sha256
 
 
 def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
@@ -108,7 +108,8 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
             "world has several: give it SMs",
             program.on_engine[0].site,
         )
-    return _lowered(program, facts if target.descriptors else replace(facts, described=frozenset()), target)
+    bulk = not target.network and not target.specialised
+    return _lowered(program, facts.on(target.descriptors, bulk=bulk), target)
 
 
 @kept(256)

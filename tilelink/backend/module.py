@@ -11,7 +11,7 @@ from typing import Any
 from tilelink.backend import parameters
 from tilelink.backend.addresses import Addresses, arange
 from tilelink.backend.emit import RoleEmitter
-from tilelink.backend.facts import Facts
+from tilelink.backend.facts import Facts, by_tma
 from tilelink.backend.kernel import Assign, Body, Function, Kind, Source, Writer, call, grouped, names_in, verify
 from tilelink.backend.parameters import BEFORE, CONTROL, HEAPS, RANK, RUN, SLOT, STAMPS, WORKER, WORKERS, WORLD, Names
 from tilelink.backend.publishing import publishing_roles
@@ -26,7 +26,6 @@ from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.workload import TURN, first_tile, members, turns
 
 DRAIN_BLOCK = 128
-CREDIT = Assign((), call("credit", CONTROL, BEFORE, WORLD))
 ENTERS = call("enter", HEAPS, CONTROL, RANK, RUN, WORLD)
 LEAVES = call("leave", HEAPS, CONTROL, RANK, SLOT, RUN, WORLD)
 NUMBER, ALL = call("tl.program_id", 0), call("tl.num_programs", 0)
@@ -133,7 +132,7 @@ class Module:
         if emitter.fills_slot() and takes_turns:
             self.credited.add(role.name)
         elif emitter.fills_slot():
-            write.body.append(CREDIT)
+            write.body.append(credit(tma=emitter.stores_in_bulk))
         write.body += emitter.before
         if later:
             write.set(emitter.owed, "-1")
@@ -241,7 +240,7 @@ class Module:
         own, before = addresses.made("here"), addresses.made("tiles_before")
         write.assign((own, WORKERS), ", ".join([here, workers]))
         if any(role.name in self.credited for role in together):
-            write.body.append(CREDIT)
+            write.body.append(credit(tma=any(by_tma(role) for role in together)))
         write.set(before, "0")
         with write.loop(addresses.local(TURN.name), addresses.text(turns(together))):
             for k, role in enumerate(together):
@@ -291,6 +290,11 @@ class Module:
         with write.branch(f"tl.load({CONTROL} + POISON) == 0"):
             write.body += ends
         return self.kernel("_leave", write.body)
+
+
+def credit(*, tma: bool = False) -> Assign:
+    """What a role that writes to the slot does first; `tma`: whether the copy engine for tiles writes for it."""
+    return Assign((), call("credit", CONTROL, BEFORE, WORLD, tma="True" if tma else None))
 
 
 def less(number: Source, first: list[Source]) -> Source:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilelink.backend import pipelining
+from tilelink.backend import bulk
 from tilelink.backend.facts import Facts
 from tilelink.backend.kernel import Scope, Source
 from tilelink.errors import KernelError
@@ -24,8 +24,8 @@ MULTICAST_PRIMITIVES = ("multicast_store", "multicast_notify", "multicast_sum")
 WAIT_ALL, WAIT_SOME = "wait_all", "wait_some"
 NETWORK_PRIMITIVES = ("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far")
 ALL_PRIMITIVES = (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES, WAIT_ALL, WAIT_SOME, "clock", "POISON")
-SEGMENT_OF, REFUSE, PICKED = "segment_of", "refuse", "picked"
-SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF, REFUSE, PICKED)
+SEGMENT_OF, REFUSE, PICKED, ONE_OF = "segment_of", "refuse", "picked", "one_of"
+SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF, REFUSE, PICKED, ONE_OF)
 """What modules import: from that of the target, and from that of what all targets have alike."""
 OWN_WARPS = ("alive", "store")
 RING = "ring", "barriers", "end", "place", "fetch", "hand_over", "take_over", "give_back"
@@ -50,15 +50,16 @@ class Parameter:
     """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (where parts begin), "running" (a
     running table), "at" (bytes into the
     heap), "signals" (bytes into the heap), "stage" (bytes into the heap), "blocks" (a descriptor of the rank's own
-    `of`, whose elements are contiguous along `dim`; it loads blocks of the shape `block`, `dim` last), "workers",
-    "stamps" and "records" (where workers record times, words of a worker), or "run" for heaps, multicast, rank, slot
-    and world. `of`: the tensor, the role, or the key of the size or table."""
+    `of`, or of that of `peer`, whose elements are contiguous along `dim`; it loads and stores blocks of the shape
+    `block`, `dim` last), "workers", "stamps" and "records" (where workers record times, words of a worker), or "run"
+    for heaps, multicast, rank, slot and world. `of`: the tensor, the role, or the key of the size or table."""
 
     name: str
     kind: str
     of: str = ""
     dim: str = ""
     block: tuple[int, ...] = ()
+    peer: int | None = None
 
 
 class Names:
@@ -90,9 +91,11 @@ class Names:
         """The user's Triton functions, by their names in the module."""
         return tuple((self.function(n), f) for n, f in self.program.functions)
 
-    def of(self, kind: str, of: str = "", dim: str = "", block: tuple[int, ...] = ()) -> Source:
+    def of(
+        self, kind: str, of: str = "", dim: str = "", block: tuple[int, ...] = (), peer: int | None = None
+    ) -> Source:
         """A parameter where it stands in an expression."""
-        made = self.module.known((kind, of, dim, block))
+        made = self.module.known((kind, of, dim, block, peer))
         if made is None:
             raise KernelError(f"{self.program.name} has no parameter {kind} of {of} {dim}")
         return made
@@ -101,18 +104,23 @@ class Names:
         """Everything a kernel of this program may need, in the order in which it takes it."""
         program, facts = self.program, self.facts
 
-        def made(like: str, kind: str, of: str = "", dim: str = "", block: tuple[int, ...] = ()) -> Parameter:
-            meaning = of if kind in ("size", "table", "running") else (kind, of, dim, block)
-            return Parameter(self.module.name(meaning, like), kind, of, dim, block)
+        def made(
+            like: str, kind: str, of: str = "", dim: str = "", block: tuple[int, ...] = (), peer: int | None = None
+        ) -> Parameter:
+            meaning = of if kind in ("size", "table", "running") else (kind, of, dim, block, peer)
+            return Parameter(self.module.name(meaning, like), kind, of, dim, block, peer)
 
         for t in program.tensors:
             if t.kind in ("buffer", "token"):
                 continue
             yield made(t.name, "tensor", t.name)
             yield from (made(f"{t.name}_stride_{shown(d)}", "stride", t.name, d) for d in t.dims)
-        for b in pipelining.blocks(program, facts):
+        for b, of_peers in bulk.descriptors(program, facts):
             like = f"{b.tensor}_blocks_{b.matrix[0]}_by_{b.matrix[1]}"
-            yield made(like, "blocks", b.tensor, b.contiguous, b.shape)
+            if not of_peers:
+                yield made(like, "blocks", b.tensor, b.contiguous, b.shape)
+            for peer in range(facts.peers if of_peers else 0):
+                yield made(f"{like}_of_{peer}", "blocks", b.tensor, b.contiguous, b.shape, peer)
         yield from (Parameter(n, "run") for n in OF_RUN[:-1])
         for d in program.dims:
             yield made(d, "size", symbol(d).name)

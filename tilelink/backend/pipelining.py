@@ -87,13 +87,6 @@ def stages(loop: For, role: Role, program: TileProgram, target: Target, wanted: 
     return max(1, min(wanted, memory // stage + target.stages_in_registers))
 
 
-def read_by_tma(role: Role, program: TileProgram, facts: Facts) -> frozenset[str]:
-    """The waits of a role that guard what a descriptor loads."""
-    loops = (loop for loop in ir.every(For, role.body) if pipelined(loop, role, program))
-    views = (load.view for loop in loops for s in statements_of(loop.body) for load in s.loads)
-    return frozenset(v.guard for v in views if v.guard and block_of(v, program, facts) is not None)
-
-
 def check_fits(program: TileProgram, target: Target) -> None:
     """Raises TileSizeError for tiles that are never compiled well, some not within minutes: a step of a dot whose
     operands do not fit into shared memory, or a sum that takes more than `FAR` times an SM's registers."""
@@ -139,7 +132,7 @@ class DescribedBlock:
 
 
 def blocks(program: TileProgram, facts: Facts) -> Iterator[DescribedBlock]:
-    """Every descriptor that the roles may ask for."""
+    """Every descriptor that the main loops of roles may ask for."""
     found: dict[DescribedBlock, None] = {}
     for role in program.in_kernel:
         for loop in (s for s in walk(role.body) if pipelined(s, role, program)):
@@ -151,10 +144,12 @@ def blocks(program: TileProgram, facts: Facts) -> Iterator[DescribedBlock]:
     yield from found
 
 
-def block_of(view: View, program: TileProgram, facts: Facts) -> DescribedBlock | None:
-    """The block of a view that a descriptor of its tensor can load, None where none can."""
+def block_of(view: View, program: TileProgram, facts: Facts, *, of_peers: bool = False) -> DescribedBlock | None:
+    """The block of a view that a descriptor of its tensor can load or store, None where none can. `of_peers`: the view
+    may be of any one rank; without, it has to be of the own."""
     contiguous = dict(facts.described).get(view.tensor)
-    if contiguous is None or view.home != RANK or view.picked_by:
+    here = isinstance(view.home, Expr) if of_peers else view.home == RANK
+    if contiguous is None or not here or view.picked_by:
         return None
     tensor = program.tensor(view.tensor)
     ranges = {k: i for k, i in enumerate(view.index) if isinstance(i, Range)}
@@ -163,7 +158,7 @@ def block_of(view: View, program: TileProgram, facts: Facts) -> DescribedBlock |
         return None
     if extents.get(contiguous, 0) * ITEM_SIZE[tensor.dtype] < DESCRIBED_BYTES:
         return None
-    early = [k for k, i in ranges.items() if not fills(i, facts) and i.limit != _end(tensor, k, i)]
+    early = [k for k, i in ranges.items() if not fills(i, facts) and i.limit != _end(tensor, k, i, view.home)]
     lies = [*(k for k in range(len(tensor.dims)) if k != contiguous), contiguous]
     if early and (early != lies[:-1] or ranges[early[0]].limit.has(sympy.oo)):
         return None
@@ -174,7 +169,7 @@ def block_of(view: View, program: TileProgram, facts: Facts) -> DescribedBlock |
     )  # fmt: skip
 
 
-def _end(tensor: Tensor, k: int, r: Range) -> Expr:
+def _end(tensor: Tensor, k: int, r: Range, rank: Expr | str | None) -> Expr:
     """Where a tensor ends on a rank along one of its dimensions."""
     size = symbol(r.dim)
-    return first_of(size, RANK + 1) if k == tensor.sharded else size
+    return first_of(size, rank + 1) if k == tensor.sharded and isinstance(rank, Expr) else size

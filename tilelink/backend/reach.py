@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 import sympy
 
 from tilelink.backend.addresses import along, arange
+from tilelink.backend.bulk import Bulk, Piece, in_bulk, stages
 from tilelink.backend.copies import through_registers
 from tilelink.backend.facts import fills, vector_of
-from tilelink.backend.kernel import Source, call, converted
+from tilelink.backend.kernel import Kind, Source, call, converted
 from tilelink.backend.parameters import HEAPS, MULTICAST, WORLD
+from tilelink.backend.pipelining import DescribedBlock
 from tilelink.backend.signals import cell_of
 from tilelink.frontend.cells import WAITER, recipient
 from tilelink.frontend.expressions import Expr, own
@@ -97,7 +99,9 @@ class Near(ByStores):
     def give(self, view: View, to: Expr, cell: Expr) -> None:
         """One notification of a rank."""
         signals = self.program.signals_of(view.tensor)
-        self.write.do(call("notify", self.emitter.signal(signals, self.text(to), cell), f'"{signals.scope}"'))
+        bulk = "True" if self.emitter.stores_in_bulk else None
+        signal = self.emitter.signal(signals, self.text(to), cell)
+        self.write.do(call("notify", signal, f'"{signals.scope}"', bulk=bulk))
 
     def sum(self, view: View, token: Source | None) -> Source:
         """The sum of a view of all ranks, in its dtype; added up in float32. `token`: what the load depends on."""
@@ -134,6 +138,50 @@ class Near(ByStores):
                 if condition != sympy.true:
                     opened.enter_context(self.write.branch(self.text(condition)))
             yield to, cell_of(signals, view, home)
+
+
+def loaded(block: DescribedBlock, descriptor: Source, corner: Source) -> Source:
+    """A load of a block through a descriptor."""
+    value = f"{descriptor}.load({corner})"
+    value += f".reshape({', '.join(map(str, block.matrix))})" if len(block.shape) > 2 else ""
+    return call("tl.trans", value) if block.turned else value
+
+
+class InBulk(Near):
+    """Memory of one rank that the copy engine for tiles reads and writes (`bulk.py`)."""
+
+    def takes(self, s: Reached) -> bool:
+        return isinstance(s, Write) and self.done(s) is not None
+
+    def done(self, s: Write) -> Bulk | None:
+        return in_bulk(s, self.emitter.role, self.program, self.emitter.facts)
+
+    def bring(self, s: Write) -> None:
+        emitter, bulk = self.emitter, self.done(s)
+        assert bulk is not None
+        blocks, to = self.described(bulk.target)
+        if isinstance(s, Store):
+            self.store(bulk.target, blocks, to, converted(emitter.code(s, s.value), emitter.dtype(s.target)))
+            return
+        assert bulk.source is not None and bulk.lines is not None and isinstance(s, Copy)
+        source, at = self.described(bulk.source, emitter.token(s.source))
+        number = stages(bulk, emitter.role, self.program, emitter.target)
+        lines = bulk.lines
+        bounds = self.text(lines.start), self.text(lines.stop), lines.step
+        with self.write.loop(emitter.local(str(lines.at)), *bounds, of="tl.range", num_stages=number):
+            self.store(bulk.target, blocks, to, loaded(bulk.source.block, source, at))
+
+    def described(self, piece: Piece, token: Source | None = None) -> tuple[Source, Source]:
+        """The descriptor of a piece, by a name if it is one of several, and where the piece lies in that."""
+        descriptor, at = self.emitter.described(piece.block, piece.view, token)
+        if piece.view.remote:
+            made = self.emitter.made(f"{piece.view.tensor}_there", "there", piece.view.tensor, piece.block.shape)
+            descriptor = self.write.set(made, descriptor, Kind.TEMPORARY)
+        return descriptor, at
+
+    def store(self, piece: Piece, descriptor: Source, at: Source, value: Source) -> None:
+        shape = ", ".join(map(str, piece.block.shape))
+        self.write.do(f"{descriptor}.store({at}, {value}{f'.reshape({shape})' if len(piece.block.shape) > 2 else ''})")
 
 
 class All(ByStores):

@@ -13,7 +13,7 @@ from tilelink.errors import ScheduleError, Site, TileSizeError, listed, public, 
 from tilelink.frontend.orders import Order, next_rank_first, own_rank_first, ring
 from tilelink.language import launched
 
-VIAS = ("load-store", "multicast")
+VIAS = ("load-store", "tma", "multicast")
 STREAMS = ("peers", "one")
 MOST_WARPS = 32
 """Of a kernel: a block of threads has 1,024 at most."""
@@ -52,10 +52,13 @@ class SMs(_Fields):
     any other `tk.Order`.
     `at`: the rank that executes a tile: "home" (the rank of the tile's part) or the name of a rank axis of the space.
     The default is the home for a sharded space, and every rank for a local one.
-    `stages`: the stages of Triton's software pipeline in the role's loops.
+    `stages`: the stages of Triton's software pipeline in the role's loops; of a role that copies with `via="tma"`, the
+    blocks of its ring in shared memory.
     `warps`: the warps of the kernel, a power of two. All roles are one kernel, so all have the same.
-    `via`: "load-store" or "multicast". With multicast, a rank axis that only selects the memory of copies, stores and
-    notifications becomes one access to all ranks. The fabric of the target must multicast stores.
+    `via`: "load-store", "tma" or "multicast". With "tma", the copy engine for tiles (TMA) of a GPU copies and stores
+    blocks, through shared memory; where it can't, the role loads and stores. With "multicast", a rank axis that only
+    selects the memory of copies, stores and notifications becomes one access to all ranks. The fabric of the target
+    must multicast stores.
     `signals`: "now" or "late". With "late", the worker gives a tile's notifications after the main loop of its next
     tile, when the tile's stores have arrived (of its last tile, after that tile). The role must not wait.
     `waits`: "whole" or "pieces". With "pieces", a tile that waits for rows and then goes through them step by step

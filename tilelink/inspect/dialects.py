@@ -86,6 +86,7 @@ DIALECTS = {
             "acquire": r"ld\.acquire\.(?P<scope>\w+)\S* \S+ \[\$[14]\]",
             "release": r"(?:red\.release|fence\.acq_rel)\.(?P<scope>\w+)",
             "fence": r"fence\.proxy\.async(?!(?s:.*)ld\.acquire)",  # before an acquire it orders nothing
+            "complete": r"cp\.async\.bulk\.wait_group 0",
         },
         scopes={},
         signals={
@@ -93,6 +94,8 @@ DIALECTS = {
             "release": r"\bred\.release|\bfence\.acq_rel|\batom\.\S*(?:release|acq_rel)\S*\.add",
             "barrier": r"\bbar(?:rier)?\.(?:cta\.)?sync",
             "fence": r"\bfence\.proxy\.async\.global",
+            "complete": r"\bcp\.async\.bulk\.wait_group\s+0",
+            "bulk": r"\bcp\.async\.bulk\.tensor\S*\.global\.shared",
         },
         matrix=(
             (r"wgmma\.mma_async\S*\.m(\d+)n(\d+)k(\d+)", 128),

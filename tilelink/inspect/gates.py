@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from tilelink.backend.bulk import bulk_writes, read_by_tma, reads_peers
 from tilelink.backend.cache import store
 from tilelink.backend.gluon.takes import multiplies
 from tilelink.backend.lower import Lowered
 from tilelink.backend.parameters import WAIT_ALL, WAIT_SOME
-from tilelink.backend.pipelining import enters, read_by_tma
+from tilelink.backend.pipelining import enters
 from tilelink.backend.waits import all_at_once, in_pieces
 from tilelink.frontend.expressions import Expr
 from tilelink.frontend.ir import Code, Copy, Notify, Role, TileProgram, View, Wait, Write, walk
@@ -42,9 +43,10 @@ DOES = {
     "hand_over": ("barrier",),
     "finished": ("barrier",),
 }
-"""What each primitive has to do. (A wait also has a proxy fence where descriptors load what it guards.)"""
+"""What each primitive has to do. (A wait also has a proxy fence where descriptors load what it guards, and a
+notification completes what was stored in bulk.)"""
 
-KINDS = ("acquire", "poll", "release", "barrier", "fence", "guarded", "mma")
+KINDS = ("acquire", "poll", "release", "barrier", "fence", "bulk", "complete", "guarded", "mma")
 
 
 @dataclass(frozen=True)
@@ -170,15 +172,26 @@ def _signals(lowered: Lowered) -> Counter[tuple[str, str]]:
         for kind in DOES[primitive]:
             made[kind, scope if kind in ("acquire", "release") else ""] += n
     made["fence", ""] = fences(lowered)
+    for role in lowered.program.in_kernel:
+        if stored := sum(1 for _ in bulk_writes(role, lowered.program, lowered.facts)):
+            made["bulk", ""] += stored
+            made["complete", ""] += sum(_given(s) for s in walk(role.body) if isinstance(s, Notify))
     return +made
 
 
+def _given(s: Notify) -> int:
+    """How often a kernel says a notification: a late one in a tile, and behind the last one."""
+    return len(s.views) * (1 + s.late)
+
+
 def fences(lowered: Lowered) -> int:
-    """How many waits need a proxy fence: a descriptor loads what they guard."""
-    made = 0
-    for role in lowered.program.in_kernel:
-        guards = read_by_tma(role, lowered.program, lowered.facts)
+    """How many waits need a proxy fence: a descriptor loads what they guard, or stores what they give credit for."""
+    program, facts, made = lowered.program, lowered.facts, 0
+    for role in program.in_kernel:
+        guards = read_by_tma(role, program, facts)
         made += sum(len(s.views) for s in walk(role.body) if isinstance(s, Wait) and s.name in guards)
+        made += len(_homes_entered(program, role)) if reads_peers(role, program, facts) else 0
+        made += any(bulk_writes(role, program, facts)) and bool(role.notified)
     return made
 
 

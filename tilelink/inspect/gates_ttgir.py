@@ -69,6 +69,8 @@ class Read:
             release = order.index("release")
             if release < barrier:
                 yield f"{line}: released before the barrier"
+            if "complete" in order[barrier:]:
+                yield f"{line}: waits for bulk copies after the barrier that comes before the release"
             if "store" in order[barrier:release]:
                 yield f"{line}: stores after the barrier that comes before the release"
             if "stored" in DIALECTS[self.target.backend].assembly and "stored" not in order[:barrier]:
@@ -97,6 +99,8 @@ def kinds_of(o: Operation) -> Iterator[tuple[str, str]]:
     """What an operation does for signals, and how far."""
     if o.name in ("gpu.barrier", "ttg.barrier"):
         yield "barrier", ""
+    if o.name == "ttng.async_tma_copy_local_to_global":
+        yield "bulk", ""
     if o.name.endswith("atomic_rmw"):  # of AMD there are some of blocks by one base, too
         order, scope = re.findall(r"\b(relaxed|acquire|release|acq_rel), (cta|gpu|sys)\b", o.text)[0]
         yield from ((kind, scope) for kind in ("acquire", "release") if order in (kind, "acq_rel"))

@@ -8,7 +8,7 @@ sums travel in the dtype of `dx`.
 import triton.language as tl
 
 import tilelink as tk
-from tilelink.kernels.all_gather_matmul import by_engine, gather
+from tilelink.kernels.all_gather_matmul import by_engine, gather, in_bulk
 from tilelink.kernels.matmul_reduce_scatter import as_they_are_made, reduce, send
 from tilelink.kernels.tiles import bias_gradient, product, weight_gradient
 
@@ -49,18 +49,17 @@ def all_gather_matmul_backward(
 partial_gemm = tk.SMs(tile=(128, 128, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
 add, columns = tk.SMs(tile=(64, 256)), tk.SMs(tile=(64, 256))
-# Twice as many SMs bring rows as send sums: gradients of weights wait for rows, and fill the SMs while sums travel.
-around = tk.SMs(16, tile=(128, 256), order=tk.ring, at="home")
-sent = tk.SMs(8, tile=(128, 256), order=tk.next_rank_first, at="source")
+# More SMs bring rows than send sums: gradients of weights wait for rows, and fill the SMs while sums travel.
+sent = tk.SMs(8, tile=(128, 512), order=tk.next_rank_first, at="source", stages=6, via="tma")
 epilogue = tk.Epilogue("input_gradient")
 push = tk.Schedule(
-    gather=around, input_gradient=partial_gemm, send=sent, weight_gradient=gemm, bias_gradient=columns, reduce=add
+    gather=in_bulk, input_gradient=partial_gemm, send=sent, weight_gradient=gemm, bias_gradient=columns, reduce=add
 )
 pull = push.changed(
     gather={"order": tk.own_rank_first, "at": "reader"}, send={"order": as_they_are_made, "at": "home"}
 )
 fused = tk.Schedule(
-    gather=around, input_gradient=partial_gemm, send=epilogue, weight_gradient=gemm, bias_gradient=columns, reduce=add
+    gather=in_bulk, input_gradient=partial_gemm, send=epilogue, weight_gradient=gemm, bias_gradient=columns, reduce=add
 )
 engine = tk.Schedule(
     gather=by_engine, input_gradient=partial_gemm, send=epilogue,

@@ -16,7 +16,7 @@ def all_reduce(x: tk.Local("M", "N"), out: tk.Local("M", "N")):
 
 
 pull = tk.Schedule(
-    fetch=tk.SMs(16, tile=(128, 256), at="home", order=tk.next_rank_first),
+    fetch=tk.SMs(12, tile=(128, 512), order=tk.next_rank_first, at="home", stages=6, via="tma"),
     share=tk.SMs(16, tile=(64, 256)),
     take=tk.SMs(tile=(64, 256)),
 )

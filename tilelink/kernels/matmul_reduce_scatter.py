@@ -55,11 +55,13 @@ def as_they_are_made(step, rank, world):
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
 add = tk.SMs(tile=(64, 256))
 fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), reduce=add).changed(matmul={"signals": "late"})
-push = tk.Schedule(matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=tk.next_rank_first, at="source"), reduce=add)
-pull = tk.Schedule(matmul=gemm, send=tk.SMs(16, tile=(128, 256), order=as_they_are_made, at="home"), reduce=add)
+in_bulk = tk.SMs(12, tile=(128, 512), order=tk.next_rank_first, at="source", stages=6, via="tma")
+push = tk.Schedule(matmul=gemm, send=in_bulk, reduce=add)
+pull = push.changed(send={"order": as_they_are_made, "at": "home"})
 by_rows = tk.CopyEngine(tile=(256, None), order=tk.next_rank_first, at="source")
 engine = tk.Schedule(matmul=gemm, send=by_rows, reduce=add)
 few = push.changed(
-    matmul={"tile": (128, 64, 64), "order": tk.across_parts, "stages": 6}, send={"count": 32, "tile": (128, 128)}
+    matmul={"tile": (128, 64, 64), "order": tk.across_parts, "stages": 6},
+    send={"count": 32, "tile": (128, 128), "via": "load-store"},
 )
 operator = "linear_reduce_scatter"

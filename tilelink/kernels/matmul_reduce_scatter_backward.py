@@ -7,7 +7,7 @@ a rank the sum of its own rows of dy, as torch does for replicated parameters; o
 """
 
 import tilelink as tk
-from tilelink.kernels.all_gather_matmul import by_engine, gather
+from tilelink.kernels.all_gather_matmul import by_engine, gather, in_bulk
 from tilelink.kernels.tiles import bias_gradient, product, weight_gradient
 
 
@@ -39,11 +39,11 @@ def matmul_reduce_scatter_backward(
 
 input_gemm = tk.SMs(tile=(128, 256, 64), order=tk.own_rank_first, stages=3, warps=8)
 weight_gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8), stages=3, warps=8)
-around = tk.SMs(16, tile=(128, 256), order=tk.ring, at="home")
 columns = tk.SMs(tile=(64, 256))
-push = tk.Schedule(gather=around, input_gradient=input_gemm, weight_gradient=weight_gemm, bias_gradient=columns)
+push = tk.Schedule(gather=in_bulk, input_gradient=input_gemm, weight_gradient=weight_gemm, bias_gradient=columns)
 pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
-multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast"})
+to_all = {"count": 8, "tile": (128, 256), "order": tk.own_rank_first, "via": "multicast"}
+multicast = push.changed(gather=to_all)
 engine = tk.Schedule(
     gather=by_engine, input_gradient=input_gemm, weight_gradient=weight_gemm, bias_gradient=columns
 )

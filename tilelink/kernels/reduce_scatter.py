@@ -19,5 +19,6 @@ def reduce_scatter(x: tk.Local("M", "N"), out: tk.Sharded("M", "N")):
 
 
 pull = tk.Schedule(
-    fetch=tk.SMs(16, tile=(128, 256), at="home", order=tk.next_rank_first), reduce=tk.SMs(tile=(64, 256))
+    fetch=tk.SMs(12, tile=(128, 512), order=tk.next_rank_first, at="home", stages=6, via="tma"),
+    reduce=tk.SMs(tile=(64, 256)),
 )

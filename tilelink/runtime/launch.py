@@ -121,13 +121,13 @@ class Run:
         known = prepared.sizes.values
         return made | {n: torch.from_numpy(known[n]).to(place) for n in sorted(of) if of[n] == "table"}
 
-    def own(self, name: str) -> torch.Tensor:
-        """The rank's own tensor as kernels know it: that of the caller, or what lies in the slot."""
-        tensor = self.prepared.program.tensor(name)
+    def of(self, name: str, peer: int | None = None) -> torch.Tensor:
+        """A tensor of a peer, or of this rank, as kernels know it: that of the caller, or what lies in the slot."""
+        tensor, rank = self.prepared.program.tensor(name), self.rank if peer is None else peer
         if tensor not in self.prepared.program.on_heap:
             return self.tensors[name]
-        dtype, shape = getattr(torch, tensor.dtype), shape_on(tensor, self.prepared.sizes, self.rank)
-        return self.lane.memory(self.rank, self.data_at(name), shape, dtype)
+        dtype, shape = getattr(torch, tensor.dtype), shape_on(tensor, self.prepared.sizes, rank)
+        return self.lane.memory(rank, self.data_at(name), shape, dtype)
 
     @cached_property
     def plan(self) -> tuple[Step, ...]:
@@ -191,8 +191,8 @@ class Run:
             case "stage":
                 return self.lane.layout.data_at(self.slot) + self.placement.stage
             case "blocks":
-                own, dims = self.own(parameter.of), prepared.program.tensor(parameter.of).dims
-                by_lines = own.movedim(dims.index(parameter.dim), -1)
+                found, dims = self.of(parameter.of, parameter.peer), prepared.program.tensor(parameter.of).dims
+                by_lines = found.movedim(dims.index(parameter.dim), -1)
                 return descriptor(by_lines, parameter.block, prepared.lowered.target)
             case "workers":
                 return prepared.allotment[parameter.of].workers

@@ -57,7 +57,7 @@ def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
         ]
     )
     head = product & _first(steps.tile, product)
-    names = [agent_of(role, agents) for role in program.roles]
+    names = [agent_of(role, agents, machine) for role in program.roles]
     chosen = tuple(machine.agent(name) for name in names)
     on_sm = np.array([a.on_sm for a in chosen])[steps.events.role[steps.event]]
     alone = np.where(on_sm, busy + np.where(head, machine.tile_us, 0), 0)
@@ -65,14 +65,16 @@ def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
     return Costs(alone, refill, steps.fetched + steps.written, chosen, tuple(name == "multicast" for name in names))
 
 
-def agent_of(role: Role, agents: Mapping[str, str]) -> str:
-    """The name of the agent that moves a role's bytes."""
+def agent_of(role: Role, agents: Mapping[str, str], machine: Machine) -> str:
+    """The name of the agent that moves a role's bytes. Where a machine has no copy engine for tiles, kernels load and
+    store."""
     if role.name in agents:
         return agents[role.name]
     kind = type(role.resource).__name__
     if kind not in AGENTS:
         raise ScheduleError(f"{role.name} runs on {kind}, of which the model knows nothing", role.site)
-    return VIA.get(getattr(role.resource, "via", ""), AGENTS[kind])
+    via = VIA.get(getattr(role.resource, "via", ""), AGENTS[kind])
+    return AGENTS[kind] if via == "tma" and via not in machine.agents else via
 
 
 def dtype_of(program: TileProgram) -> str:

@@ -79,8 +79,12 @@ def wait_some(control, first, words, least, expected, scope: tl.constexpr, tma: 
 
 
 @triton.jit
-def notify(signal, scope: tl.constexpr):
-    """Counts one up, with release order, once all threads have stored what they had to."""
+def notify(signal, scope: tl.constexpr, bulk: tl.constexpr = False):
+    """Counts one up, with release order, once all threads have stored what they had to. `bulk`: the copy engine for
+    tiles stores for them, and has to be done: each thread waits for what it began."""
+    if bulk:
+        complete: tl.constexpr = "cp.async.bulk.wait_group 0; mov.b32 $0, 0;"
+        tl.inline_asm_elementwise(complete, "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
     tl.debug_barrier()
     add: tl.constexpr = "add.u64" if signal.dtype.element_ty.primitive_bitwidth == 64 else "add.s32"
     asm: tl.constexpr = by_one_thread("red.release." + scope + ".global." + add + " [$1], 1;")
@@ -88,17 +92,17 @@ def notify(signal, scope: tl.constexpr):
 
 
 @triton.jit
-def entered(control, other, run):
-    """Until a peer has entered this run: its published inputs may be loaded by threads. Returns 0 as `wait` does."""
-    return _until(control, control + PROGRESS + other, 2 * run + 1, "sys", "one", False)
+def entered(control, other, run, tma: tl.constexpr = False):
+    """Until a peer has entered this run: its published inputs may be loaded. Returns 0 as `wait` does."""
+    return _until(control, control + PROGRESS + other, 2 * run + 1, "sys", "one", tma)
 
 
 @triton.jit
-def credit(control, before, world: tl.constexpr):
+def credit(control, before, world: tl.constexpr, tma: tl.constexpr = False):
     """Until every rank has left the previous run of this slot: nobody reads what lies in it any more, wherever it lies,
     so it may be written to. (That its home has left is not enough: others may still be reading there.)"""
     other = tl.minimum(tl.arange(0, triton.next_power_of_2(world)), world - 1)
-    _until(control, control + PROGRESS + other, before, "sys", "all", False)
+    _until(control, control + PROGRESS + other, before, "sys", "all", tma)
     tl.debug_barrier()
 
 

@@ -97,8 +97,9 @@ def wait_some(control, first, words, least, expected, scope: tl.constexpr, tma: 
 
 
 @triton.jit
-def notify(signal, scope: tl.constexpr):
-    """Counts one up, with release order, once all threads have stored what they had to."""
+def notify(signal, scope: tl.constexpr, bulk: tl.constexpr = False):
+    """Counts one up, with release order, once all threads have stored what they had to. `bulk`: a copy engine has
+    stored for them, and has to be done. (No engine does here.)"""
     tl.debug_barrier()
     tl.atomic_add(signal, 1, sem="release", scope=scope)
 
@@ -117,13 +118,13 @@ def enter(heaps, control, rank, run, world: tl.constexpr):
 
 
 @triton.jit
-def entered(control, other, run):
+def entered(control, other, run, tma: tl.constexpr = False):
     """Until a peer has entered this run: its published inputs may be read. Returns 0 as `wait` does."""
     return wait(control, control + PROGRESS + other, 2 * run + 1, "sys")
 
 
 @triton.jit
-def credit(control, before, world: tl.constexpr):
+def credit(control, before, world: tl.constexpr, tma: tl.constexpr = False):
     """Until every rank has left the previous run of this slot: nobody reads what lies in it any more, wherever it lies,
     so it may be written to. (That its home has left is not enough: others may still be reading there.)"""
     for other in range(world):

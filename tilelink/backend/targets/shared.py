@@ -55,6 +55,16 @@ def picked(rows, count, what: tl.constexpr):
 
 
 @triton.jit
+def one_of(blocks, number):
+    """One of several descriptors, by its number."""
+    chosen = blocks[0]
+    for k in tl.static_range(1, len(blocks)):
+        if number == k:
+            chosen = blocks[k]
+    return chosen
+
+
+@triton.jit
 def refuse(control, run):
     """Tells the host that the rows of a run are left out, since there is no room for them."""
     tl.store(control + REFUSED, run + 1)

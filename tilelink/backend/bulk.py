@@ -1,0 +1,129 @@
+"""Bulk copies, for roles with `via="tma"`: the chip's copy engine for tiles (TMA) loads blocks into shared memory, and
+stores them from there.
+
+A copy is a pipelined loop over pieces of lines. Triton makes a ring in shared memory of it, in which as many blocks are
+on their way as the schedule has stages. What is stored is told when it has arrived: the thread that began stores of the
+engine waits for their end (PTX ISA, cp.async.bulk.wait_group), so a notification waits first.
+
+Hosts make descriptors. Therefore a kernel takes one for the heap of each rank, and chooses. What no descriptor
+describes goes through registers, as it does on chips without this engine: lines that are no multiples of 16 bytes, rows
+that integers pick, tiles whose rows have no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from tilelink.backend import pipelining
+from tilelink.backend.copies import with_range
+from tilelink.backend.facts import Facts, bulk_chunk, by_tma
+from tilelink.backend.pipelining import DescribedBlock
+from tilelink.backend.targets import Target
+from tilelink.frontend import ir
+from tilelink.frontend.expressions import RANK, Expr, of_dim, smaller
+from tilelink.frontend.ir import Role, TileProgram, View, Write
+from tilelink.frontend.schedule import SMs
+from tilelink.frontend.values import ITEM_SIZE
+
+MOST_LINES = 256
+"""Lines of a block that one instruction of the engine moves."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A view, and the block of it that a descriptor moves: one of the rank's own tensor, or of that of a peer."""
+
+    view: View
+    block: DescribedBlock
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What a copy goes along, pieces of its lines: from where to where `at` goes, and in what steps."""
+
+    at: Expr
+    start: Expr
+    stop: Expr
+    step: int
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """A write that the engine does. `source` and `lines`: those of a copy, None for what registers hold."""
+
+    target: Piece
+    source: Piece | None = None
+    lines: Lines | None = None
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return (self.target,) if self.source is None else (self.source, self.target)
+
+
+def in_bulk(s: Write, role: Role, program: TileProgram, facts: Facts) -> Bulk | None:
+    """How the engine does a write; None where it does not."""
+    if not facts.peers or not by_tma(role) or s.where is not None:
+        return None
+    if isinstance(s, ir.Copy):
+        return _copy(s.source, s.target, program, facts)
+    stored = _piece(s.target, program, facts)
+    return None if stored is None else Bulk(stored)
+
+
+def _copy(source: View, target: View, program: TileProgram, facts: Facts) -> Bulk | None:
+    if len(source.ranges) != 2 or len(target.ranges) != 2:
+        return None
+    (rows, line), to = source.ranges, target.ranges[1]
+    if rows.extent is None or rows.extent > MOST_LINES or line.dim != to.dim:
+        return None
+    at, step = of_dim(line.dim, "at"), bulk_chunk(program.tensor(target.tensor), rows, line)
+    along = replace(line, start=at, stop=smaller(at + step, line.limit), extent=step, whole=False)
+    read, stored = (_piece(with_range(v, v.ranges[1], along), program, facts) for v in (source, target))
+    if read is None or stored is None or read.block.matrix != stored.block.matrix:
+        return None
+    return Bulk(stored, read, Lines(at, line.start, line.stop, step))
+
+
+def _piece(view: View, program: TileProgram, facts: Facts) -> Piece | None:
+    block = pipelining.block_of(view, program, facts, of_peers=True)
+    return None if block is None or block.turned or block.matrix[0] > MOST_LINES else Piece(view, block)
+
+
+def bulk_writes(role: Role, program: TileProgram, facts: Facts) -> Iterator[Bulk]:
+    """The writes of a role that the engine does."""
+    found = (in_bulk(s, role, program, facts) for s in ir.walk(role.body) if isinstance(s, Write))
+    return (b for b in found if b is not None)
+
+
+def descriptors(program: TileProgram, facts: Facts) -> Iterator[tuple[DescribedBlock, bool]]:
+    """Every descriptor that the roles may ask for, and whether there is one for each rank."""
+    found = {(block, False): None for block in pipelining.blocks(program, facts)}
+    for role in program.in_kernel:
+        for piece in (p for bulk in bulk_writes(role, program, facts) for p in bulk.pieces):
+            found[replace(piece.block, turned=False, ends=None), piece.view.home != RANK] = None
+    yield from found
+
+
+def read_by_tma(role: Role, program: TileProgram, facts: Facts) -> frozenset[str]:
+    """The waits of a role that guard what descriptors load."""
+    loops = (loop for loop in ir.every(ir.For, role.body) if pipelining.pipelined(loop, role, program))
+    views = (load.view for loop in loops for s in pipelining.statements_of(loop.body) for load in s.loads)
+    described = {v.guard for v in views if v.guard and pipelining.block_of(v, program, facts) is not None}
+    copied = {b.source.view.guard for b in bulk_writes(role, program, facts) if b.source and b.source.view.guard}
+    return frozenset(described | copied)
+
+
+def reads_peers(role: Role, program: TileProgram, facts: Facts) -> bool:
+    """Whether the engine reads what peers have published."""
+    sources = (b.source.view for b in bulk_writes(role, program, facts) if b.source)
+    return any(v.remote and v.tensor in program.published for v in sources)
+
+
+def stages(bulk: Bulk, role: Role, program: TileProgram, target: Target) -> int:
+    """Blocks of the ring of a copy: as many as the schedule says, and shared memory holds."""
+    assert isinstance(role.resource, SMs)
+    view, block = bulk.target.view, bulk.target.block
+    size = prod(block.shape) * ITEM_SIZE[program.tensor(view.tensor).dtype]
+    return max(1, min(role.resource.stages, (target.shared_bytes or 0) // size))
