@@ -124,6 +124,9 @@ def reads_peers(role: Role, program: TileProgram, facts: Facts) -> bool:
 def stages(bulk: Bulk, role: Role, program: TileProgram, target: Target) -> int:
     """Blocks of the ring of a copy: as many as the schedule says, and shared memory holds."""
     assert isinstance(role.resource, SMs)
-    view, block = bulk.target.view, bulk.target.block
-    size = prod(block.shape) * ITEM_SIZE[program.tensor(view.tensor).dtype]
-    return max(1, min(role.resource.stages, (target.shared_bytes or 0) // size))
+    return max(1, min(role.resource.stages, (target.shared_bytes or 0) // bulk_bytes(bulk, program)))
+
+
+def bulk_bytes(bulk: Bulk, program: TileProgram) -> int:
+    """Bytes of a block."""
+    return prod(bulk.target.block.shape) * ITEM_SIZE[program.tensor(bulk.target.view.tensor).dtype]

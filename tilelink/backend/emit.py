@@ -16,7 +16,7 @@ from tilelink.backend.addresses import Addresses
 from tilelink.backend.far import Far
 from tilelink.backend.kernel import Body, Comment, Function, Kind, Source, Writer, call, grouped
 from tilelink.backend.parameters import CONTROL, ONE_OF, PICKED, RANK, RUN, STAMPS, WORKERS, Names
-from tilelink.backend.reach import All, InBulk, Near, Reach, Reached, home_of, loaded
+from tilelink.backend.reach import All, Corner, InBulk, Near, Reach, Reached, home_of, loaded
 from tilelink.backend.signals import words_of
 from tilelink.backend.targets import Target
 from tilelink.backend.waits import Waits, in_pieces
@@ -35,10 +35,12 @@ UNROLLED = 2
 class RoleEmitter:
     """Writes one role: what does not change into `before`, the body of the loop over its tiles into `body`. `opening`:
     what stands before that loop, where a tile may take several turns of it (`waits.py`). `store`: what stores a block.
-    `one_layout`: all blocks along a dimension can have one mask."""
+    `one_layout`: all blocks along a dimension can have one mask. `in_bulk`: how it has the copy engine for tiles copy
+    and store."""
 
     store = "tl.store"
     one_layout = True
+    in_bulk: type[InBulk] = InBulk
 
     def __init__(
         self, names: Names, role: Role, target: Target, *, publishing: bool = False, timed: bool = False,
@@ -65,7 +67,7 @@ class RoleEmitter:
         self.near = Near(self)
         self.all = All(self) if target.multicast else None
         self.far = Far(self) if target.network else None
-        self.bulk = InBulk(self) if self.stores_in_bulk else None
+        self.bulk = self.in_bulk(self) if self.stores_in_bulk else None
         self.before, self.body = self._emitted()
 
     def _emitted(self) -> tuple[Body, Body]:
@@ -249,7 +251,7 @@ class RoleEmitter:
         """How many rows there are to pick from."""
         return self.addresses.count(r, {symbol(s.name) for s in ir.every(ir.For, self.role.body)})
 
-    def described(self, block: pipelining.DescribedBlock, view: View, token: Source | None) -> tuple[Source, Source]:
+    def described(self, block: pipelining.DescribedBlock, view: View, token: Source | None) -> tuple[Source, Corner]:
         """The descriptor that loads a view, and where it begins in that."""
         dims, corner = self.program.tensor(view.tensor).dims, self.addresses.corner(view, token)
         if block.ends is not None:
@@ -262,9 +264,9 @@ class RoleEmitter:
             corner = [str(pipelining.ROOM), f"tl.cast({end}, tl.int32)", *corner]
         known = "blocks", block.tensor, block.contiguous, block.shape
         if not view.remote:
-            return self.names.of(*known), f"[{', '.join(corner)}]"
+            return self.names.of(*known), corner
         of_peers = "".join(f"{self.names.of(*known, peer)}, " for peer in range(self.facts.peers))
-        return call(ONE_OF, f"({of_peers})", self.text(home_of(view))), f"[{', '.join(corner)}]"
+        return call(ONE_OF, f"({of_peers})", self.text(home_of(view))), corner
 
     def token(self, view: View) -> Source | None:
         """What a read of the view has to depend on: its wait, or that its owner has entered the run."""

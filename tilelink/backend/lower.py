@@ -108,8 +108,7 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
             "world has several: give it SMs",
             program.on_engine[0].site,
         )
-    bulk = not target.network and not target.specialised
-    return _lowered(program, facts.on(target.descriptors, bulk=bulk), target)
+    return _lowered(program, facts.on(target.descriptors, bulk=not target.network), target)
 
 
 @kept(256)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import sympy
 
 from tilelink.backend.addresses import along, arange
-from tilelink.backend.bulk import Bulk, Piece, in_bulk, stages
+from tilelink.backend.bulk import Bulk, Lines, Piece, in_bulk, stages
 from tilelink.backend.copies import through_registers
 from tilelink.backend.facts import fills, vector_of
 from tilelink.backend.kernel import Kind, Source, call, converted
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 OTHER = own("other")
 """In a loop over all ranks, one of them."""
 Reached = Write | Notify
+Corner = list[Source]
+"""Where a block begins in a descriptor, along each of its dimensions."""
 
 
 class Reach(ABC):
@@ -140,9 +142,9 @@ class Near(ByStores):
             yield to, cell_of(signals, view, home)
 
 
-def loaded(block: DescribedBlock, descriptor: Source, corner: Source) -> Source:
+def loaded(block: DescribedBlock, descriptor: Source, corner: Corner) -> Source:
     """A load of a block through a descriptor."""
-    value = f"{descriptor}.load({corner})"
+    value = f"{descriptor}.load([{', '.join(corner)}])"
     value += f".reshape({', '.join(map(str, block.matrix))})" if len(block.shape) > 2 else ""
     return call("tl.trans", value) if block.turned else value
 
@@ -151,37 +153,42 @@ class InBulk(Near):
     """Memory of one rank that the copy engine for tiles reads and writes (`bulk.py`)."""
 
     def takes(self, s: Reached) -> bool:
-        return isinstance(s, Write) and self.done(s) is not None
+        return isinstance(s, Write) and self.taken(s) is not None
 
-    def done(self, s: Write) -> Bulk | None:
+    def taken(self, s: Write) -> Bulk | None:
         return in_bulk(s, self.emitter.role, self.program, self.emitter.facts)
 
     def bring(self, s: Write) -> None:
-        emitter, bulk = self.emitter, self.done(s)
-        assert bulk is not None
-        blocks, to = self.described(bulk.target)
-        if isinstance(s, Store):
-            self.store(bulk.target, blocks, to, converted(emitter.code(s, s.value), emitter.dtype(s.target)))
-            return
-        assert bulk.source is not None and bulk.lines is not None and isinstance(s, Copy)
-        source, at = self.described(bulk.source, emitter.token(s.source))
+        bulk = self.taken(s)
+        match s, bulk:
+            case Copy(), Bulk(lines=Lines()):
+                self.copy(bulk, self.emitter.token(s.source))
+            case Store(), Bulk():
+                value = converted(self.emitter.code(s, s.value), self.emitter.dtype(s.target))
+                self.store(bulk.target, *self.described(bulk.target), value)
+
+    def copy(self, bulk: Bulk, token: Source | None) -> None:
+        """A pipelined loop over pieces of lines. `token`: what loads depend on."""
+        emitter, source, lines = self.emitter, bulk.source, bulk.lines
+        assert source is not None and lines is not None
+        read, stored = self.described(source, token), self.described(bulk.target)
         number = stages(bulk, emitter.role, self.program, emitter.target)
-        lines = bulk.lines
         bounds = self.text(lines.start), self.text(lines.stop), lines.step
         with self.write.loop(emitter.local(str(lines.at)), *bounds, of="tl.range", num_stages=number):
-            self.store(bulk.target, blocks, to, loaded(bulk.source.block, source, at))
+            self.store(bulk.target, *stored, loaded(source.block, *read))
 
-    def described(self, piece: Piece, token: Source | None = None) -> tuple[Source, Source]:
-        """The descriptor of a piece, by a name if it is one of several, and where the piece lies in that."""
-        descriptor, at = self.emitter.described(piece.block, piece.view, token)
+    def described(self, piece: Piece, token: Source | None = None) -> tuple[Source, Corner]:
+        """The descriptor of a piece, by a name if it is one of several, and where the piece begins in it."""
+        descriptor, corner = self.emitter.described(piece.block, piece.view, token)
         if piece.view.remote:
             made = self.emitter.made(f"{piece.view.tensor}_there", "there", piece.view.tensor, piece.block.shape)
             descriptor = self.write.set(made, descriptor, Kind.TEMPORARY)
-        return descriptor, at
+        return descriptor, corner
 
-    def store(self, piece: Piece, descriptor: Source, at: Source, value: Source) -> None:
-        shape = ", ".join(map(str, piece.block.shape))
-        self.write.do(f"{descriptor}.store({at}, {value}{f'.reshape({shape})' if len(piece.block.shape) > 2 else ''})")
+    def store(self, piece: Piece, descriptor: Source, corner: Corner, value: Source) -> None:
+        shape = piece.block.shape
+        value += f".reshape({', '.join(map(str, shape))})" if len(shape) > 2 else ""
+        self.write.do(f"{descriptor}.store([{', '.join(corner)}], {value})")
 
 
 class All(ByStores):

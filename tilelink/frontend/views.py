@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -176,6 +176,11 @@ class View:
         """The symbols in where it lies, and with whom."""
         index = (i.symbols if isinstance(i, Range) else i.free_symbols for i in self.index)
         return set(self.home.free_symbols if isinstance(self.home, Expr) else ()).union(*index)
+
+    def moved_to(self, name: Expr, place: Expr) -> View:
+        """The view with a place where it has a name for one."""
+        moved = (replace(i, start=i.start.xreplace({name: place})) if isinstance(i, Range) else i for i in self.index)
+        return replace(self, index=tuple(moved))
 
     @property
     def home_text(self) -> str:

@@ -45,7 +45,8 @@ def matmul_all_reduce(
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
 sums = tk.SMs(16, tile=(64, 256))
 own = tk.SMs(tile=(64, 256), order=tk.next_rank_first)
-fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), share=sums, take=own).changed(matmul={"signals": "late"})
+late = {"signals": "late", "via": "tma"}
+fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), share=sums, take=own).changed(matmul=late)
 sent = tk.SMs(12, tile=(128, 512), order=tk.next_rank_first, at="source", stages=6, via="tma")
 push = tk.Schedule(matmul=gemm, send=sent, share=sums, take=own)
 pull = push.changed(send={"order": as_they_are_made, "at": "home"})

@@ -54,7 +54,8 @@ def as_they_are_made(step, rank, world):
 
 gemm = tk.SMs(tile=(128, 256, 64), order=tk.grouped(8, tk.next_rank_first), stages=3, warps=8)
 add = tk.SMs(tile=(64, 256))
-fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), reduce=add).changed(matmul={"signals": "late"})
+late = {"signals": "late", "via": "tma"}
+fused = tk.Schedule(matmul=gemm, send=tk.Epilogue("matmul"), reduce=add).changed(matmul=late)
 in_bulk = tk.SMs(12, tile=(128, 512), order=tk.next_rank_first, at="source", stages=6, via="tma")
 push = tk.Schedule(matmul=gemm, send=in_bulk, reduce=add)
 pull = push.changed(send={"order": as_they_are_made, "at": "home"})

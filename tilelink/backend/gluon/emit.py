@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
+from tilelink.backend.bulk import Bulk, bulk_bytes, stages
 from tilelink.backend.emit import RoleEmitter
-from tilelink.backend.kernel import call
+from tilelink.backend.kernel import Source, call, grouped
 from tilelink.backend.parameters import CONTROL
+from tilelink.backend.reach import Corner, InBulk
 from tilelink.frontend import ir
 from tilelink.frontend.ir import Statement
 
 ALIVE = call("alive", CONTROL)
+
+
+class Carried(InBulk):
+    """Copies without registers (`carry.py`)."""
+
+    def copy(self, bulk: Bulk, token: Source | None) -> None:
+        source, lines = bulk.source, bulk.lines
+        assert source is not None and lines is not None
+        first = [replace(p, view=p.view.moved_to(lines.at, lines.start)) for p in (source, bulk.target)]
+        given = [i for p, t in zip(first, (token, None), strict=True) for i in _given(*self.described(p, t))]
+        length = f"{self.text(lines.stop)} - {grouped(self.text(lines.start))}"
+        number = stages(bulk, self.emitter.role, self.program, self.emitter.target)
+        size = bulk_bytes(bulk, self.program)
+        self.write.do(call("carry", *given, length, lines.step, size, num_stages=number))
+
+
+def _given(descriptor: Source, corner: Corner) -> tuple[Source, Source, Source]:
+    """A descriptor, and where lines lie in it, and where they begin."""
+    return descriptor, f"({''.join(f'{c}, ' for c in corner[:-1])})", corner[-1]
 
 
 class GluonEmitter(RoleEmitter):
@@ -19,6 +41,7 @@ class GluonEmitter(RoleEmitter):
 
     store = "store"
     one_layout = False
+    in_bulk = Carried
 
     def statement(self, s: Statement) -> None:
         if isinstance(s, ir.Write | ir.Notify):

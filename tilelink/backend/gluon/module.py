@@ -14,7 +14,7 @@ from tilelink.backend.parameters import BEFORE, CONTROL, WORKER, WORKERS, WORLD
 from tilelink.frontend.ir import Role
 from tilelink.frontend.walk import NUMBER
 
-RING_MODULE, WGMMA, TCGEN05 = (f"tilelink.backend.gluon.{name}" for name in ("ring", "wgmma", "tcgen05"))
+RING_MODULE, CARRY, WGMMA, TCGEN05 = (f"tilelink.backend.gluon.{n}" for n in ("ring", "carry", "wgmma", "tcgen05"))
 REGISTERS = 56
 """Of a thread that loads or tells: with fewer, the addresses of a tile spill. The block's own threads have the rest."""
 
@@ -30,6 +30,7 @@ class GluonModule(Module):
         for module, names in super().imports():
             yield module, (*names, *parameters.OWN_WARPS) if module == self.target.module else names
         yield RING_MODULE, parameters.RING
+        yield CARRY, ("carry",)
         registers, memory = (WGMMA, parameters.IN_REGISTERS), (TCGEN05, parameters.IN_TENSOR_MEMORY)
         yield memory if self.target.sum_columns else registers
 

@@ -135,8 +135,8 @@ class Loading(Partition):
         claimed = call("claim", ring.ready, ring.free, self.step, ring.bytes, num_stages=ring.stages)
         self.write.set(self.stage, claimed)
         for (view, block), memory in zip(ring.product.operands, ring.blocks, strict=True):
-            blocks, at = self.described(block, view, self.token(view))
-            self.write.do(call("fetch", blocks, at, memory, ring.ready, self.stage))
+            blocks, corner = self.described(block, view, self.token(view))
+            self.write.do(call("fetch", blocks, f"[{', '.join(corner)}]", memory, ring.ready, self.stage))
         self.write.set(self.step, "1", operator="+=")
 
 

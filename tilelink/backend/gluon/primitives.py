@@ -18,6 +18,7 @@ from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, 
 
 (_zero,) = portable.over(globals(), cuda._zero)
 (_until,) = portable.over(globals(), cuda._until)
+(_complete,) = portable.over(globals(), cuda._complete)
 wait, entered = portable.over(globals(), cuda.wait, cuda.entered)
 
 
@@ -84,19 +85,22 @@ def store(pointers, value, mask=None):
 
 
 @gluon.jit
-def notify(signal, scope: tl.constexpr):
-    """Counts one up, with release order, once all threads of these warps have stored what they had to."""
+def notify(signal, scope: tl.constexpr, bulk: tl.constexpr = False):
+    """Counts one up, with release order, once all threads of these warps have stored what they had to, and what the
+    copy engine for tiles has stored for them is complete."""
+    if bulk:
+        _complete()
     debug_barrier()
     add: tl.constexpr = _by_first_thread("red.release." + scope + ".global.add.s32 [$1], 1;", tl.num_warps())
     tl.inline_asm_elementwise(add, "=r,l,~{memory}", [signal], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def credit(control, before, world: tl.constexpr):
+def credit(control, before, world: tl.constexpr, tma: tl.constexpr = False):
     """Until every rank has left the previous run of this slot: nobody reads what lies in it any more."""
     lanes: tl.constexpr = _layout([triton.next_power_of_2(world)], tl.num_warps())
     other = tl.minimum(tl.arange(0, triton.next_power_of_2(world), lanes), world - 1)
-    _until(control, control + PROGRESS + other, before, "sys", "all", False)
+    _until(control, control + PROGRESS + other, before, "sys", "all", tma)
     debug_barrier()
 
 

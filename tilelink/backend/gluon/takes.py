@@ -49,14 +49,22 @@ class Product:
 
 
 def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
-    """The program as the specialised form has it: without late notifications, since warps of their own give them.
+    """The program as the specialised form has it: without late notifications, since warps of their own give them, and
+    with stores by threads of what is multiplied.
     Raises FormError with the first thing that the form does not take."""
     multiplying = [r for r in program.in_kernel if multiplies(r)]
     for why, site in _refused(program, facts, multiplying):
         raise FormError(f"{program.name} has no specialised form: {why}", site)
     for role in multiplying:
         product_of(role, program, facts, target)
-    return replace(program, roles=tuple(replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles))
+    roles = (replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles)
+    return replace(program, roles=tuple(_by_registers(r) if multiplies(r) else r for r in roles))
+
+
+def _by_registers(role: Role) -> Role:
+    """A role that stores what it multiplies from registers."""
+    assert isinstance(role.resource, SMs)
+    return replace(role, resource=replace(role.resource, via="load-store"))
 
 
 def multiplies(role: Role) -> bool:

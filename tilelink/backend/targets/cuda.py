@@ -79,12 +79,18 @@ def wait_some(control, first, words, least, expected, scope: tl.constexpr, tma: 
 
 
 @triton.jit
+def _complete():
+    """Until all is stored that this thread has begun to store by the copy engine for tiles."""
+    asm: tl.constexpr = "cp.async.bulk.wait_group 0; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def notify(signal, scope: tl.constexpr, bulk: tl.constexpr = False):
     """Counts one up, with release order, once all threads have stored what they had to. `bulk`: the copy engine for
-    tiles stores for them, and has to be done: each thread waits for what it began."""
+    tiles has stored for them, and has to be done."""
     if bulk:
-        complete: tl.constexpr = "cp.async.bulk.wait_group 0; mov.b32 $0, 0;"
-        tl.inline_asm_elementwise(complete, "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
+        _complete()
     tl.debug_barrier()
     add: tl.constexpr = "add.u64" if signal.dtype.element_ty.primitive_bitwidth == 64 else "add.s32"
     asm: tl.constexpr = by_one_thread("red.release." + scope + ".global." + add + " [$1], 1;")
