@@ -28,13 +28,13 @@ TILES = {"gather": {"tile": (16, 32), "count": 2}, "matmul": {"tile": (16, 32, 1
 
 
 def described(target: str = "sm_90", schedule: str = "push", **sizes: Any) -> set[str]:
-    """The tensors that are loaded through descriptors."""
+    """The tensors that main loops load through descriptors."""
     fitted = all_gather_matmul.fit(schedule, world=4, dtypes="bf16", **sizes)
     bound = all_gather_matmul.bind(fitted, "bf16")
     lowered = lower(bound, Facts.of(bound, Sizes.of(bound, 4, sizes)), TARGETS[target])
     loads = set(re.findall(r"(\w+)_blocks_\d+_by_\d+\.load\(", lowered.source))
-    assert loads == {p.of for p in lowered.main.parameters if p.kind == "blocks"}
-    return loads
+    assert loads <= {p.of for p in lowered.main.parameters if p.kind == "blocks"}
+    return loads - {"x"}  # which is copied
 
 
 def test_loads_of_pipelined_loops_go_through_descriptors() -> None:

@@ -55,8 +55,9 @@ def test_nothing_is_found_in_what_the_lowering_makes(target: str) -> None:
     found = verdict(lowered(target, "pull"))
     assert found.findings == ()
     assert found.expected == found.found
-    assert min(n for kind, n in found.found.items() if kind != "fence") > 0
-    assert (found.found["fence"] > 0) == TARGETS[target].descriptors
+    of_engine = ("fence", "bulk", "complete")
+    assert min(n for kind, n in found.found.items() if kind not in of_engine) > 0
+    assert {found.found[kind] > 0 for kind in of_engine} == {TARGETS[target].descriptors}
 
 
 IN_KERNEL: list[tuple[str, str, Edit, str]] = [
@@ -70,6 +71,10 @@ IN_KERNEL: list[tuple[str, str, Edit, str]] = [
     ("leave", "push", replaced(r"^ +leave\(.*\n", ""), "release"),
     ("dot", "push", replaced(r"acc = tl.dot\(.*\)", "acc += 1"), "mma"),
     ("token", "push", replaced(r" \+ rows_ready\b", ""), "guarded"),
+    ("stored in bulk", "push", replaced(r"^( +)full_there\.store\(.*\n", r"\1pass\n"), "bulk"),
+    ("complete", "push", replaced(r", bulk=True", ""), "complete"),
+    ("fence of credit", "push", replaced(r"(credit\(.*), tma=True", r"\1"), "fence"),
+    ("fence of entered", "pull", replaced(r"(entered\(.*), tma=True", r"\1"), "fence"),
     ("scope", "push", replaced(r'(rows_ready = wait\(.*)"sys"', r'\1"gpu"'), "scopes"),
 ]  # fmt: skip
 
@@ -119,6 +124,9 @@ PTX: list[tuple[str, str, Edit, str]] = [
     ("release of notify", "push", in_function("notify", "red.release", "red.relaxed"), "release"),
     ("release of enter and leave", "push", in_function("tell", "fence.acq_rel.sys;", "nanosleep.u32 1;"), "release"),
     ("fence", "push", in_function("wait", '"one", tma', '"one", False'), "fence"),
+    ("complete for who reads alone", "push", in_function("_complete", "wait_group 0", "wait_group.read 0"), "complete"),
+    ("complete behind the barrier", "push",
+     in_function("notify", rf"^( +if bulk:\n.*\n)( +{BARRIER}\n)", r"\2\1"), "all_gather_matmul: line"),
     ("token", "push", in_function("_until", r"return _zero\((.*)\)", r"\1\n    return 0"), "guarded"),
     ("width", "push", in_function("notify", "bitwidth == 64", "bitwidth != 64"), "all_gather_matmul: signal"),
     ("store after the barrier", "push",

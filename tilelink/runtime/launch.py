@@ -126,8 +126,9 @@ class Run:
         tensor, rank = self.prepared.program.tensor(name), self.rank if peer is None else peer
         if tensor not in self.prepared.program.on_heap:
             return self.tensors[name]
-        dtype, shape = getattr(torch, tensor.dtype), shape_on(tensor, self.prepared.sizes, rank)
-        return self.lane.memory(rank, self.data_at(name), shape, dtype)
+        dtype, sizes = getattr(torch, tensor.dtype), self.prepared.sizes
+        longest = self.lane.memory(rank, self.data_at(name), shape_on(tensor, sizes, None), dtype)
+        return longest[tuple(map(slice, shape_on(tensor, sizes, rank)))]
 
     @cached_property
     def plan(self) -> tuple[Step, ...]:

@@ -1,0 +1,138 @@
+"""Bulk copies: which writes go through the copy engine for tiles, what they say, and that CPU ranks, whose hosts make
+descriptors for that, get the right numbers by them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import tilelink as tk
+from tests.backend.small_programs import small
+from tests.kernels.gather_gemm import Call, run_and_check, small_world
+from tests.kernels.gather_gemm import in_tiles as gather_in_tiles
+from tests.kernels.gemm_reduce import Sum
+from tilelink.backend.targets import CPU, FORMS
+from tilelink.emulator import Operation
+from tilelink.errors import ScheduleError
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
+from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
+from tilelink.runtime.trace import align
+
+DESCRIBING = replace(CPU, name="cpu with descriptors", descriptors=True, shared_bytes=1 << 17)
+PARTS = [(48,), (32, 32), (16, 16, 16), (16, 16, 16, 16), (5, 1, 0, 17, 3, 3, 16, 2)]
+"""Rows of the ranks of worlds of 1, 2, 3, 4 and 8: also parts that no tile divides, and an empty one."""
+
+
+def of_engine(source: str) -> tuple[int, int]:
+    """Copies and other stores by the engine that a source has: those with a load, and all."""
+    stores = re.findall(r"\w+\.store\(\[.*\n", source)
+    return sum(".load([" in s for s in stores), len(stores)
+
+
+def on_describing(call: Call) -> str:
+    """Makes a call twice on CPU ranks whose hosts make descriptors, checks it and its trace; the source that ran."""
+    operations: list[Operation] = []
+    world = small_world(call.world, target=DESCRIBING, observer=operations.append)
+    run_and_check(call, call, world=world)
+    (prepared,) = world.lane.prepared.values()
+    for n in range(2):
+        assert align(prepared.events, operations, f"{call.program.name} run {n}").done
+    return prepared.lowered.source
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(("schedule", "parts"), [*(("push", p) for p in PARTS), ("pull", PARTS[1])], ids=str)
+def test_gathered_rows_are_right(schedule: str, parts: tuple[int, ...]) -> None:
+    """The last block of a line is a rest, and where parts are uneven, blocks end inside of the tensor that they are
+    stored to: a descriptor is told so, and leaves the rows of the next rank alone."""
+    tiles = gather_in_tiles(schedule, (16, 128), (16, 16, 16))
+    source = on_describing(Call(parts, N=24, K=200, schedule=tiles, integers=True))
+    if 0 not in parts:
+        assert of_engine(source) == (1, 1)
+        assert ("reshape(1, 1, 16, 64)" in source) == (schedule == "push" and parts[0] % 16 > 0)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(("program", "schedule", "engine", "parts"), [
+    (matmul_reduce_scatter, "push", (1, 1), (16, 16)), (matmul_reduce_scatter, "pull", (1, 1), (17, 5, 1)),
+    (matmul_reduce_scatter, "fused", (0, 1), (17, 5, 1)), (matmul_all_reduce, "fused", (0, 1), PARTS[-1]),
+], ids=lambda v: getattr(v, "name", str(v)))  # fmt: skip
+def test_partial_sums_are_right(program: Any, schedule: str, engine: tuple[int, int], parts: tuple[int, ...]) -> None:
+    call = Sum(parts, N=200, K=40, integers=True).by((program, schedule), matmul=(16, 32, 16), moved=(16, 128))
+    source = on_describing(call)
+    if 0 not in parts:
+        assert of_engine(source) == engine
+
+
+def test_a_tile_tells_what_is_stored_when_it_is_complete() -> None:
+    """Each notification of a role whose stores the engine does waits for these; no other does."""
+
+    def told(program: Any, schedule: str) -> list[bool]:
+        source = small("sm_90", program, schedule)[0].source
+        return [", bulk=True" in line for line in re.findall(r"^ +notify\(.*\)$", source, re.MULTILINE)]
+
+    assert told(all_gather_matmul, "push") == told(matmul_reduce_scatter, "fused") == [True]
+    assert told(matmul_reduce_scatter, "push") == [False, True], "registers store what is multiplied"
+
+
+def test_what_peers_have_published_is_read_behind_a_fence() -> None:
+    push, pull = (small("sm_90", all_gather_matmul, s)[0].source for s in ("push", "pull"))
+    assert "entered(control, home, run, tma=True)" in pull and "entered(" not in push
+    assert "credit(control, before, world, tma=True)" in push and "credit(control, before, world, tma=True)" in pull
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_80", "gfx942"])
+def test_chips_without_such_an_engine_copy_through_registers(target: str) -> None:
+    source = small(target, all_gather_matmul, "push")[0].source
+    assert of_engine(source) == (0, 0) and "tma=True" not in source and "bulk=True" not in source
+
+
+@pytest.mark.parametrize(("what", "sizes"), [
+    ("rows of 500 elements of bf16 are no multiple of 16 bytes", {"K": 500}),
+    ("a rank without rows has none to describe", {"M": [130, 0, 7, 5]}),
+])  # fmt: skip
+def test_what_no_descriptor_describes_goes_through_registers(what: str, sizes: dict[str, Any]) -> None:
+    assert of_engine(small("sm_90", all_gather_matmul, "push", **sizes)[0].source) == (0, 0), what
+
+
+def test_the_ring_has_the_stages_that_shared_memory_holds() -> None:
+    """A block is 16 KB; a chip of the consumers' kind has room for six of them."""
+
+    def stages(target: str, wanted: int) -> int:
+        schedule = all_gather_matmul.schedule("push").changed(gather={"stages": wanted})
+        shown = all_gather_matmul.show("triton", schedule, target=target, world=4, M=1024, N=512, K=4096)
+        (found,) = re.findall(r"for K_at in .*num_stages=(\d+)", shown)
+        return int(found)
+
+    assert [stages("sm_90", n) for n in (1, 6, 99)] == [1, 6, 14]
+    assert stages("sm_120", 99) == 6
+
+
+def test_few_lines_are_copied_in_longer_pieces() -> None:
+    """A block of 16 lines takes 512 elements of each, or as many as the tile has."""
+    for columns, step in ((2048, 512), (256, 256)):
+        schedule = all_gather_matmul.schedule("push").changed(gather={"tile": (16, columns)})
+        shown = all_gather_matmul.show("triton", schedule, target="sm_90", world=4, M=1024, N=512, K=4096)
+        assert f"x_blocks_16_by_{step}.load(" in shown
+
+
+def test_the_specialised_form_copies_without_registers() -> None:
+    for program, schedule in ((all_gather_matmul, "push"), (matmul_reduce_scatter, "pull")):
+        source = program.show("gluon", schedule, target="sm_90", world=4, M=1024, N=1024, K=1024)
+        assert re.search(r"^ +carry\(\w+, \(.*\), \w+, \w+, \(.*, \), .*, num_stages=6\)$", source, re.MULTILINE)
+        assert ".store([" not in source
+    assert not {f.name for f in FORMS.values() if f.specialised and not f.descriptors}
+
+
+def test_across_nodes_no_peer_has_descriptors() -> None:
+    shown = all_gather_matmul.show("triton", "push", target="sm_90", world=4, per_node=2, M=1024, N=512, K=512)
+    assert of_engine(shown) == (0, 0)
+
+
+def test_there_is_no_other_way() -> None:
+    with pytest.raises(ScheduleError, match=r"via='bulk': it is one of 'load-store', 'tma', 'multicast'"):
+        tk.SMs(8, tile=(128, 128), via="bulk")
