@@ -122,6 +122,30 @@ def test_arguments_of_a_launch(triton: TritonDriver, schedule: str) -> None:
         assert by_name["N"] == inputs.weight[1].shape[1] and by_name["gather_workers"] == 2
 
 
+@pytest.mark.versions
+@pytest.mark.parametrize(("schedule", "target"), [(push, "sm_90"), (pull, "sm_90"), (push, "sm_90+warps")])
+def test_descriptors_of_peers_are_of_what_lies_in_their_heaps(
+    schedule: Any, target: str, triton: TritonDriver
+) -> None:
+    """In every call, also where that is what they have published: only descriptors of the own tensors change."""
+    ranks = virtual_world(2, Compiling(Library(threads=384 if "warps" in target else 256), FORMS[target]))
+    calls = [(torch.ones(64, 64).bfloat16(), torch.ones(128, 64).bfloat16()) for _ in range(3)]
+    tiles = schedule.changed(gather={"count": 2, "tile": (64, 64)}, matmul={"tile": (64, 64, 64)})
+    ranks.run(lambda group: [all_gather_matmul(x, w.T, schedule=tiles, group=group, slot=0) for x, w in calls])
+    (known,) = ranks.groups[1]._known.values()
+    step, heaps = known[0].steps[-1], ranks.lane.tables[1].tolist()
+    peers, own = ("x", "full") if schedule is pull else ("full", "x")
+    launches = [rest for name, *_, rest in triton.launched if name == "all_gather_matmul"]
+    assert len(launches) == 6
+    for rest in launches:
+        by_name = dict(zip(step.names, rest, strict=True))  # type: ignore[union-attr]
+        of_peers = [by_name[f"{peers}_blocks_64_by_64_of_{rank}"].base.data_ptr() for rank in range(2)]
+        first, second = (lies - heap for lies, heap in zip(of_peers, heaps, strict=True))
+        assert first == second > 0, "at one place of both heaps"
+        mine = by_name[f"{own}_blocks_64_by_64"].base.data_ptr()
+        assert (mine in [x.data_ptr() for x, _ in calls]) == (own == "x")
+
+
 def test_other_alignments_are_other_kernels(triton: TritonDriver) -> None:
     """Triton compiles for addresses that are multiples of 16, and a call with others may not get that kernel."""
     device = Compiling()

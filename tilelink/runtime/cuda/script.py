@@ -155,9 +155,9 @@ def _kernel(lane: CudaLane, run: Run, step: KernelLaunch, site: Site) -> KernelS
     except ScheduleError as e:
         raise type(e)(e.message, site).because_of("the schedule", lowered.program.schedule_site) from None
     lane.loaded[named] = kernel
-    of = {
-        p.name: p.of for p in lowered.parameters if p.kind in ("tensor", "blocks", "stamps") and p.of in run.tensors
-    }
+    published = {t.name for t in lowered.program.on_heap}  # what is described lies there
+    of_caller = (p for p in lowered.parameters if p.kind in ("tensor", "blocks", "stamps") and p.of in run.tensors)
+    of = {p.name: p.of for p in of_caller if p.kind != "blocks" or p.of not in published}
     mine = [(at, name, value) for at, (name, value) in enumerate(arguments.items()) if name in of]
     tensors = tuple((at, of[name]) for at, name, value in mine if isinstance(value, torch.Tensor))
     described = tuple((at, of[name]) for at, name, value in mine if hasattr(value, "block_shape"))
