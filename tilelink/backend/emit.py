@@ -262,11 +262,10 @@ class RoleEmitter:
         corner.append(corner.pop(dims.index(block.contiguous)))
         if block.ends is not None:
             corner = [str(pipelining.ROOM), f"tl.cast({end}, tl.int32)", *corner]
-        known = "blocks", block.tensor, block.contiguous, block.shape
+        blocks = self.names.blocks(block, of_peers=view.remote)
         if not view.remote:
-            return self.names.of(*known), corner
-        of_peers = "".join(f"{self.names.of(*known, peer)}, " for peer in range(self.facts.peers))
-        return call(ONE_OF, f"({of_peers})", self.text(home_of(view))), corner
+            return blocks[0], corner
+        return call(ONE_OF, f"({', '.join(blocks)},)", self.text(home_of(view))), corner
 
     def token(self, view: View) -> Source | None:
         """What a read of the view has to depend on: its wait, or that its owner has entered the run."""

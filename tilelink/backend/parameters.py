@@ -10,6 +10,7 @@ from typing import Any
 from tilelink.backend import bulk
 from tilelink.backend.facts import Facts
 from tilelink.backend.kernel import Scope, Source
+from tilelink.backend.pipelining import DescribedBlock
 from tilelink.errors import KernelError
 from tilelink.frontend import expressions
 from tilelink.frontend.expressions import PER_NODE, parts_of, running, shown, symbol
@@ -28,7 +29,10 @@ SEGMENT_OF, REFUSE, PICKED, ONE_OF = "segment_of", "refuse", "picked", "one_of"
 SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF, REFUSE, PICKED, ONE_OF)
 """What modules import: from that of the target, and from that of what all targets have alike."""
 OWN_WARPS = ("alive", "store")
-RING = "ring", "barriers", "end", "place", "fetch", "hand_over", "take_over", "give_back"
+RING = (
+    "ring", "barriers", "end", "place", "fetch", "hand_over", "take_over", "give_back",
+    "tile_out", "until_told", "lay_out", "send",
+)  # fmt: skip
 IN_REGISTERS = "claim", "sums", "multiply", "multiplied"
 IN_TENSOR_MEMORY = "claim", "accumulators", "emptied", "multiply", "complete", "finished"
 """What those of the specialised form import besides: from that of the target, from `gluon/ring.py`, and from
@@ -99,6 +103,11 @@ class Names:
         if made is None:
             raise KernelError(f"{self.program.name} has no parameter {kind} of {of} {dim}")
         return made
+
+    def blocks(self, block: DescribedBlock, *, of_peers: bool) -> tuple[Source, ...]:
+        """The descriptor of a block, or those of all ranks, in their order."""
+        known = "blocks", block.tensor, block.contiguous, block.shape
+        return tuple(self.of(*known, peer) for peer in range(self.facts.peers)) if of_peers else (self.of(*known),)
 
     def _made(self) -> Iterator[Parameter]:
         """Everything a kernel of this program may need, in the order in which it takes it."""

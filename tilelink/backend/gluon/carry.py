@@ -5,9 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as tl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from tilelink.backend.gluon.ring import barriers, end, fetch, place, ring
-
-_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global  # Triton 3.8 has given it another name
+from tilelink.backend.gluon.ring import barriers, bring, end, fetch, place, ring
 
 
 @gluon.jit
@@ -32,7 +30,7 @@ def carry(
     for k in range(steps):
         stage, phase = place(k, num_stages)
         mbarrier.wait(ready.index(stage), phase)
-        _store(target, _corner(to, first_to + k * step), blocks.index(stage).reshape(target.block_type.shape))
+        bring(blocks, stage, target, _corner(to, first_to + k * step))
         ahead = k + num_stages - 1
         if ahead < steps:
             tma.store_wait(1)  # that of the step before, into whose stage the next block comes

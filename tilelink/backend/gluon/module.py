@@ -9,8 +9,8 @@ from tilelink.backend.gluon.emit import ALIVE, GluonEmitter
 from tilelink.backend.gluon.partitions import Partition, partitions
 from tilelink.backend.gluon.takes import multiplies, zeros_of
 from tilelink.backend.kernel import Body, Function, Writer, call
-from tilelink.backend.module import ENTERS, LEAVES, Module
-from tilelink.backend.parameters import BEFORE, CONTROL, WORKER, WORKERS, WORLD
+from tilelink.backend.module import ENTERS, LEAVES, Module, credit
+from tilelink.backend.parameters import WORKER, WORKERS
 from tilelink.frontend.ir import Role
 from tilelink.frontend.walk import NUMBER
 
@@ -45,10 +45,14 @@ class GluonModule(Module):
         made = [self.partition(part, f"{called}_{does}") for does, part in parts.items()]
         write = Writer()
         if self.emitter(self.names, role, self.target).fills_slot():
-            write.do(call("credit", CONTROL, BEFORE, WORLD))
+            write.body.append(credit(tma=ring.sent is not None))
         for memory, blocks in zip(ring.blocks, ring.product.operands, strict=True):
             b = blocks[1]
             write.set(memory, call("ring", self.names.of("blocks", b.tensor, b.contiguous, b.shape), ring.stages))
+        if ring.sent is not None:
+            sent = ring.sent.target
+            alike = self.names.blocks(sent.block, of_peers=sent.view.remote)[0]
+            write.set(ring.tile, call("tile_out", alike, str(sent.block.matrix)))
         if ring.sums:
             write.set(ring.sums, call("accumulators", str(zeros_of(ring.product.zeros.code))))
         for barriers, number in ring.barriers.items():

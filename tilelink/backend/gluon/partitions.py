@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilelink.backend import pipelining
-from tilelink.backend.gluon.emit import GluonEmitter
+from tilelink.backend import bulk, pipelining
+from tilelink.backend.bulk import Bulk
+from tilelink.backend.gluon.emit import ALIVE, GluonEmitter
 from tilelink.backend.gluon.takes import SUMS, Product, product_of, zeros_of
-from tilelink.backend.kernel import Source, Writer, call
+from tilelink.backend.kernel import Source, Writer, call, converted
 from tilelink.backend.parameters import Names
 from tilelink.backend.targets import Target
 from tilelink.frontend import ir
@@ -33,8 +34,9 @@ in compiled code.)"""
 class Ring:
     """What the warps of a role share, by name: memory for the blocks of both operands, `stages` of each, and barriers.
     That is the stages of the schedule, and one more if there is memory: it is multiplied while those are loaded. Where
-    sums are in tensor memory, that, too (`sums`, else ""), and barriers for each of them. `tells`: whether some of the
-    warps notify, and do nothing else."""
+    sums are in tensor memory, that, too (`sums`, else ""), and barriers for each of them. `sent`: the store that the
+    copy engine for tiles does, from shared memory `tile`, if it does one. `tells`: whether some of the warps do that,
+    or notify, and do nothing else."""
 
     product: Product
     stages: int
@@ -47,6 +49,8 @@ class Ring:
     empty: str
     stored: str
     told: str
+    sent: Bulk | None
+    tile: str
     tells: bool
 
     @classmethod
@@ -56,14 +60,21 @@ class Ring:
         product = product_of(role, program, names.facts, target)
         sizes = [prod(b.shape) * ITEM_SIZE[program.tensor(b.tensor).dtype] for _, b in product.operands]
         ((m, n, _),), memory = product.dot.code.dots, target.shared_bytes or 0
-        room = replace(target, shared_bytes=memory - m * n * STORED_BYTES)
+        stores = [s for s in role.body if isinstance(s, ir.Store)]
+        done = [bulk.in_bulk(s, role, program, names.facts) for s in stores]
+        sent = done[0] if len(done) == 1 else None
+        laid_out = m * n * STORED_BYTES if sent is None else bulk.bulk_bytes(sent, program)
+        room = replace(target, shared_bytes=memory - laid_out)
         stages = pipelining.stages(product.loop, role, program, room, role.resource.stages + 1)
         rings = [module.name(("ring", role.name, k), f"{b.tensor}_ring") for k, (_, b) in enumerate(product.operands)]
         ready, free, stored, told = (module.name((n, role.name), n) for n in ("ready", "free", "stored", "told"))
         here = (n if target.sum_columns else "" for n in ("sums", "full", "empty"))
         sums, full, empty = (n and module.name((n, role.name), n) for n in here)
-        tells = not sums and any(ir.every(ir.Notify, role.body))
-        return cls(product, stages, sum(sizes), tuple(rings), ready, free, sums, full, empty, stored, told, tells)
+        tile = module.name(("tile of", role.name), "laid_out") if sent else ""
+        tells = not sums and (sent is not None or any(ir.every(ir.Notify, role.body)))
+        return cls(
+            product, stages, sum(sizes), tuple(rings), ready, free, sums, full, empty, stored, told, sent, tile, tells
+        )  # fmt: skip
 
     @property
     def barriers(self) -> dict[str, int]:
@@ -76,7 +87,7 @@ class Ring:
     @property
     def shared(self) -> tuple[str, ...]:
         """All of it: what the functions of the warps take first."""
-        return (*self.blocks, *([self.sums] if self.sums else []), *self.barriers)
+        return (*self.blocks, *(memory for memory in (self.sums, self.tile) if memory), *self.barriers)
 
 
 class Partition(GluonEmitter):
@@ -116,6 +127,17 @@ class Partition(GluonEmitter):
             lies = f"{memory}.index({self.stage})"
             yield f"{lies}.permute((1, 0))" if block.turned else lies
 
+    def lays_out(self, s: ir.Store) -> None:
+        """A tile, for the copy engine."""
+        value = converted(self.code(s, s.value), self.dtype(s.target))
+        self.write.do(call("lay_out", self.ring.tile, value))
+
+    def sends(self) -> None:
+        """The tile that is laid out."""
+        assert self.bulk is not None and self.ring.sent is not None
+        blocks, corner = self.bulk.described(self.ring.sent.target)
+        self.write.do(call("send", self.ring.tile, blocks, f"[{', '.join(corner)}]"))
+
     def begins(self, write: Writer) -> None:
         """What stands before the loop over tiles."""
         write.set(self.step, "0")
@@ -149,6 +171,10 @@ class Multiplying(Partition):
             write.set(self.tile_phase, "0")
 
     def statement(self, s: Statement) -> None:
+        if self.ring.sent is not None and isinstance(s, ir.Store):
+            self.write.do(call("until_told", self.ring.told, self.tile_phase))
+            self.lays_out(s)
+            return
         super().statement(s)
         if s is self.ring.product.bare:
             self.write.set(self.total, call("multiplied", self.total))
@@ -209,12 +235,17 @@ class Finishing(Partition):
             ring = self.ring
             self.write.set(self.total, call("finished", ring.sums, ring.full, ring.empty, self.sum_of))
             self.write.set(self.sum_of, "1", operator="+=")
+        elif self.ring.sent is not None and isinstance(s, ir.Store):
+            with self.write.branch(ALIVE):
+                self.lays_out(s)
+                self.sends()
         elif s is not self.ring.product.zeros:
             super().statement(s)
 
 
 class Telling(Partition):
-    """Gives the notifications of a tile when it is stored, while others are at the next one."""
+    """Gives the notifications of a tile when it is stored, or sends it and gives them, while others are at the next
+    one."""
 
     def begins(self, write: Writer) -> None:
         write.set(self.tile_phase, "0")
@@ -223,6 +254,13 @@ class Telling(Partition):
         """What stands before a tile: it is taken over from those who store."""
         write.do(call("take_over", self.ring.stored, self.tile_phase))
         write.set(self.tile_phase, "1", operator="^=")
+
+    def statement(self, s: Statement) -> None:
+        if isinstance(s, ir.Store):
+            with self.write.branch(ALIVE):
+                self.sends()
+        else:
+            super().statement(s)
 
     def gives(self, write: Writer) -> None:
         write.do(call("give_back", self.ring.told))
@@ -235,7 +273,7 @@ def partitions(names: Names, role: Role, target: Target) -> tuple[Ring, dict[str
     bare = {id(product.whole): product.bare}
     done = tuple(bare.get(id(s), s) for s in role.body if not isinstance(s, ir.Wait))
     loaded = tuple(s for s in role.body if isinstance(s, ir.Wait) or s is product.whole)
-    told = tuple(s for s in role.body if isinstance(s, ir.Notify))
+    told = tuple(s for s in role.body if isinstance(s, ir.Notify) or (ring.sent and isinstance(s, ir.Store)))
     parts: dict[str, tuple[type[Partition], ir.Body]] = {"load": (Loading, loaded)}
     if ring.sums:
         parts = {"finish": (Finishing, done), "multiply": (Issuing, (product.zeros, product.bare)), **parts}

@@ -8,10 +8,12 @@ the ring is `ready` when all its bytes have come, and then `free` when it is mul
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as tl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language import debug_barrier
 
-_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.8 has given it another name
+# Triton 3.8 has given them other names.
+_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @gluon.jit
@@ -62,11 +64,45 @@ def fetch(blocks, at, ring, ready, stage):
 
 
 @gluon.jit
+def bring(ring, stage, blocks, at):
+    """Begins to store what lies in a stage. What lies outside of the tensor is left out."""
+    _store(blocks, at, ring.index(stage).reshape(blocks.block_type.shape))
+
+
+@gluon.jit
 def hand_over(stored, told, phase):
     """All warps have stored their part of a tile, for those that tell; once these have told the tile before."""
-    mbarrier.wait(told.index(0), phase ^ 1)
+    until_told(told, phase)
     debug_barrier()
     mbarrier.arrive(stored.index(0), count=1)
+
+
+@gluon.jit
+def tile_out(blocks, shape: tl.constexpr):
+    """Shared memory for a block that a descriptor stores, as a matrix."""
+    layout: tl.constexpr = tl.NVMMASharedLayout.get_default_for(shape, blocks.dtype)
+    return tl.allocate_shared_memory(blocks.dtype, [1, shape[0], shape[1]], layout)
+
+
+@gluon.jit
+def until_told(told, phase):
+    """Until the tile before is told: its memory may be used again."""
+    mbarrier.wait(told.index(0), phase ^ 1)
+
+
+@gluon.jit
+def lay_out(tile, value):
+    """Lays a tile out in shared memory, for the copy engine to store it from there."""
+    tile.index(0).store(value)
+    fence_async_shared()
+
+
+@gluon.jit
+def send(tile, blocks, at):
+    """Stores a tile that is laid out, from shared memory. Afterwards that may be used again, and the tile may not be
+    complete."""
+    bring(tile, 0, blocks, at)
+    tma.store_wait(0)
 
 
 @gluon.jit

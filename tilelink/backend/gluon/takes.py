@@ -50,7 +50,7 @@ class Product:
 
 def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
     """The program as the specialised form has it: without late notifications, since warps of their own give them, and
-    with stores by threads of what is multiplied.
+    with one store in bulk of what is multiplied, or none.
     Raises FormError with the first thing that the form does not take."""
     multiplying = [r for r in program.in_kernel if multiplies(r)]
     for why, site in _refused(program, facts, multiplying):
@@ -58,11 +58,15 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
     for role in multiplying:
         product_of(role, program, facts, target)
     roles = (replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles)
-    return replace(program, roles=tuple(_by_registers(r) if multiplies(r) else r for r in roles))
+    return replace(program, roles=tuple(_by_threads(r) if multiplies(r) and _stores(r) != 1 else r for r in roles))
 
 
-def _by_registers(role: Role) -> Role:
-    """A role that stores what it multiplies from registers."""
+def _stores(role: Role) -> int:
+    return sum(1 for _ in ir.every(ir.Write, role.body))
+
+
+def _by_threads(role: Role) -> Role:
+    """A role whose threads store: the copy engine for tiles has memory for one block."""
     assert isinstance(role.resource, SMs)
     return replace(role, resource=replace(role.resource, via="load-store"))
 
