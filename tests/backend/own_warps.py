@@ -1,9 +1,10 @@
 """A machine of one worker, on which the functions of a role in the specialised form run as they are written.
 
-The emitted source and `gluon/ring.py`, `wgmma.py` and `tcgen05.py` are executed as Python; below them stand barriers
-with phases, an engine that loads blocks in any order, and matrix instructions that read their operands at some time
-after they were issued, one after the other. The warps of a function are one thread here: what they do to each other is
-not seen. A seed decides who goes on, at each step, and who only goes on where nobody else can.
+The emitted source and `gluon/ring.py`, `carry.py`, `wgmma.py` and `tcgen05.py` are executed as Python; below them stand
+barriers with phases, an engine that loads blocks in any order, and reads and then writes those that it stores, and
+matrix instructions that read their operands at some time after they were issued, one after the other. The warps of a
+function are one thread here: what they do to each other is not seen. A seed decides who goes on, at each step, and who
+only goes on where nobody else can.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,14 +26,14 @@ import numpy as np
 
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.gluon import takes
-from tilelink.backend.gluon.module import RING_MODULE, TCGEN05, WGMMA
+from tilelink.backend.gluon.module import CARRY, RING_MODULE, TCGEN05, WGMMA
 from tilelink.backend.lower import Lowered
 
 ITEM = 2
 """Bytes of an element of bfloat16; numbers here are whole, and exact in any type."""
 
 
-SLOW = (None, "loads", "products", 0, 1, 2)
+SLOW = (None, "loads", "products", "reads", "writes", 0, 1, 2)
 """Who is slow: nobody, an engine, or the warps of a function."""
 
 
@@ -74,6 +76,12 @@ class Block:
     def load(self, layout: object) -> Block:
         return Block(self.numbers.copy())
 
+    def store(self, value: Block) -> None:
+        self.numbers[...] = value.numbers
+
+    def reshape(self, shape: tuple[int, ...]) -> Block:
+        return Block(self.numbers.reshape(shape))
+
     def to(self, dtype: object) -> Block:
         return self
 
@@ -84,10 +92,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Described:
-    """A descriptor of a matrix, which loads blocks of a shape."""
+    """A descriptor of a matrix, or of several, which loads and stores blocks of a shape."""
 
     matrix: np.ndarray
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: None = None
     layout: None = None
 
@@ -127,16 +135,24 @@ class Machine:
         self.random = random.Random(seed)
         self.loads: list[Callable[[], None]] = []
         self.products: deque[Callable[[], None]] = deque()
+        self.reads: deque[Callable[[], None]] = deque()
+        self.writes: list[Callable[[], None]] = []
         self.actors: list[Actor] = []
         self.here, self.failed, self.main = threading.local(), [], threading.Semaphore(0)
         self.slow = SLOW[seed % len(SLOW)]
         self.stored, self.notified = stored, notified
 
-    def run(self, role: Callable[..., None], given: dict[str, Any]) -> None:
-        """A role with its parameters by name."""
-        role(**{n: given[n] for n in inspect.signature(role).parameters})
-        if self.loads or self.products:
+    def run(self, role: Callable[..., None], given: dict[str, Any], *, specialised: bool = True) -> None:
+        """A role with its parameters by name. `specialised`: it gives others its warps."""
+        values = tuple(given[n] for n in inspect.signature(role).parameters)
+        if specialised:
+            role(*values)
+        else:
+            self.warp_specialize([(role, values)])
+        if self.loads or self.products or self.reads:
             raise HandedWrongly("an engine is not done")
+        for write in self.writes:
+            write()
 
     def warp_specialize(self, functions: list[tuple[Callable[..., None], tuple[Any, ...]]], *_: object) -> None:
         for function, arguments in functions:
@@ -171,6 +187,8 @@ class Machine:
         steps += [(k, lambda a=a: self.give(a)) for k, a in enumerate(self.actors) if not a.done and a.ready()]
         steps += [("loads", lambda k=k: self.loads.pop(k)()) for k in range(len(self.loads))]
         steps += [("products", lambda: self.products.popleft()())] if self.products else []
+        steps += [("reads", lambda: self.reads.popleft()())] if self.reads else []
+        steps += [("writes", lambda k=k: self.writes.pop(k)()) for k in range(len(self.writes))]
         if not steps:
             raise HandedWrongly("all wait")
         quick = [s for s in steps if s[0] != self.slow]
@@ -204,6 +222,8 @@ class Machine:
             arange=np.arange, minimum=min, maximum=max, warp_specialize=self.warp_specialize,
             allocate_shared_memory=self.allocate, zeros=lambda shape, *_: Block(np.zeros(shape)),
             inline_asm_elementwise=lambda *_, **__: 0, NVMMADistributedLayout=lambda *_: None,
+            where=lambda condition, a, b: a if condition else b,
+            NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *_: None),
             int64="int64", int32=None, uint32=None, float32=None, bfloat16=None,
         )  # fmt: skip
         mbarrier = SimpleNamespace(
@@ -215,15 +235,15 @@ class Machine:
         return {
             "gluon": SimpleNamespace(jit=jit), "triton": SimpleNamespace(constexpr_function=jit),
             "tl": tl, "takes": takes, "mbarrier": mbarrier,
-            "tma": SimpleNamespace(async_load=self.load), "debug_barrier": lambda: None,
+            "tma": SimpleNamespace(async_load=self.load, async_store=self.store, store_wait=self.store_wait),
+            "debug_barrier": lambda: None, "fence_async_shared": lambda: None, "one_of": lambda all, k: all[k],
             "warpgroup_mma": self.warpgroup_mma, "warpgroup_mma_wait": self.warpgroup_mma_wait,
             "blackwell": SimpleNamespace(get_tmem_reg_layout=lambda *_: None), "tcgen05_mma": self.tcgen05_mma,
             "TensorMemoryLayout": lambda *_, **__: None, "tcgen05_commit": self.tcgen05_commit,
             "allocate_tensor_memory": self.allocate,
             "peer": lambda heaps, rank, where, dtype: Address(rank, where), "alive": lambda control: True,
             "store": lambda at, value, mask=True: (self.until(), self.stored(at, value.numbers, mask)),
-            "notify": lambda at, scope: (self.until(), self.notified(at)),
-            "wait": lambda *_, **__: 0, "credit": lambda *_: None,
+            "notify": self.notify, "wait": lambda *_, **__: 0, "credit": lambda *_, **__: None,
         }  # fmt: skip
 
     def allocate(self, dtype: object, shape: list[int], layout: object) -> Block:
@@ -236,14 +256,32 @@ class Machine:
         self.until()
 
         def loads() -> None:
-            (i, j), (m, n) = at, blocks.shape
-            part = blocks.matrix[i : i + m, j : j + n]
+            part = blocks.matrix[_region(at, blocks.shape)]
             into.numbers[...] = 0
-            into.numbers[: part.shape[0], : part.shape[1]] = part
-            barrier.bytes -= m * n * ITEM
+            into.numbers[tuple(map(slice, part.shape))] = part
+            barrier.bytes -= prod(blocks.shape) * ITEM
             barrier.arrive(0)
 
         self.loads.append(loads)
+
+    def store(self, blocks: Described, at: Any, block: Block) -> None:
+        """Begins a store: it reads the block, and writes it later. What lies outside is left out."""
+        self.until()
+
+        def reads() -> None:
+            part = blocks.matrix[_region(at, blocks.shape)]
+            numbers = block.numbers[tuple(map(slice, part.shape))].copy()
+            self.writes.append(lambda: part.__setitem__(..., numbers))
+
+        self.reads.append(reads)
+
+    def store_wait(self, pending: int) -> None:
+        """Until all stores but the last ones have read what they store. (One thread begins all of them.)"""
+        self.until(lambda: len(self.reads) <= pending)
+
+    def notify(self, at: Address, scope: str, bulk: bool = False) -> None:
+        self.until(lambda: not bulk or not (self.reads or self.writes))
+        self.notified(at)
 
     def warpgroup_mma(self, left: Block, right: Block, acc: Block, is_async: bool) -> Block:
         self.until()
@@ -269,10 +307,14 @@ class Machine:
         self.products.append(barrier.arrive)
 
 
+def _region(at: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(i, i + n) for i, n in zip(at, shape, strict=True))
+
+
 def functions(machine: Machine, lowered: Lowered, edit: Edit = lambda source: source) -> dict[str, Any]:
     """The functions of a lowered program, on a machine. `edit`: of one of the modules, or of the program."""
     names = machine.names()
-    modules = (RING_MODULE, TCGEN05 if lowered.target.sum_columns else WGMMA)
+    modules = (RING_MODULE, CARRY, TCGEN05 if lowered.target.sum_columns else WGMMA)
     texts = [Path(str(import_module(m).__file__)).read_text() for m in modules]
     for text in _edited([*texts, lowered.source], edit):
         tree = ast.parse(text)

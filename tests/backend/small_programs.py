@@ -21,7 +21,7 @@ Made = tuple[Lowered, Sizes]
 
 
 def small(
-    target: str = "sm_90", program: Any = matmul, schedule: str | None = None, **sizes: Any
+    target: str = "sm_90", program: Any = matmul, schedule: Any = None, **sizes: Any
 ) -> tuple[Lowered, Sizes]:
     """A program with small tiles, which compile fast."""
     sizes = {**SMALL, **sizes}

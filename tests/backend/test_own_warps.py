@@ -12,7 +12,10 @@ from tests.backend.edited import in_function, replaced
 from tests.backend.own_warps import Address, Described, HandedWrongly, Machine, functions
 from tests.backend.small_programs import Made, small
 from tests.verification.mutants.tools import Edit
+from tilelink.backend.facts import Facts
+from tilelink.backend.lower import lower
 from tilelink.backend.targets import FORMS
+from tilelink.frontend.sizes import Sizes
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 
@@ -23,12 +26,16 @@ M, N, K = 256, 136, 328
 PART, COLUMNS = M // WORLD, -(-N // TILE)
 WORDS = FORMS[REGISTERS].signal_words
 SEEDS = 12
+COPIED, STEP = 512, 128
+"""Columns that are copied at a time, and in a step of that, through a ring of two blocks."""
 Result = Callable[[int], bool]
 
 
 def lowered(schedule: str, target: str) -> Made:
+    """`sent`: where results go to memory by the copy engine, and nobody is told."""
     program = matmul_reduce_scatter if schedule == "fused" else all_gather_matmul
-    return small(target, program, schedule, M=M, N=N, K=K)
+    named = all_gather_matmul.schedule("push").changed(matmul={"via": "tma"}) if schedule == "sent" else schedule
+    return small(target, program, named, M=M, N=N, K=K)
 
 
 def executed(made: Made, seed: int, edit: Edit = lambda source: source) -> bool:
@@ -53,6 +60,8 @@ def executed(made: Made, seed: int, edit: Edit = lambda source: source) -> bool:
         "M_part": PART, "inbox_at": "inbox", "inbox_signals": "signals", "full_signals": "signals",
         "out": Address(RANK, "out"), "out_stride_M": N, "out_stride_N": 1,
         **dict.fromkeys(("x_blocks_64_by_64", "full_blocks_64_by_64"), Described(left, (TILE, TILE))),
+        "out_blocks_64_by_64": Described(out, (TILE, TILE)),
+        **{f"inbox_blocks_64_by_64_of_{r}": Described(inbox[r], (1, TILE, TILE)) for r in range(WORLD)},
         "weight_blocks_64_by_64": Described(weight, (TILE, TILE)),
     }  # fmt: skip
     machine.run(functions(machine, program, edit)["matmul"], given)
@@ -62,8 +71,40 @@ def executed(made: Made, seed: int, edit: Edit = lambda source: source) -> bool:
     return np.array_equal(inbox[:, RANK], product.reshape(WORLD, PART, N)) and told == [True] * WORLD * COLUMNS
 
 
+def copied(seed: int, edit: Edit = lambda source: source) -> bool:
+    """Whether the role that copies brings all rows of a rank to all, and tells of each tile when it is there. Raises
+    HandedWrongly."""
+    numbers = np.random.default_rng(seed).integers(-3, 4, (PART, K)).astype(float)
+    full, told = [np.full((M, K), np.nan) for _ in range(WORLD)], list[bool]()
+    here = slice(RANK * PART, (RANK + 1) * PART)
+
+    def notified(at: Address) -> None:
+        told.append(not np.isnan(full[at.rank][here]).any())
+
+    schedule = all_gather_matmul.schedule("push")
+    copies = {"tile": (PART, COPIED), "stages": 2}
+    tiles = schedule.changed(gather=copies, matmul={"tile": (TILE, TILE, TILE)})
+    program, _ = bound(tiles)
+    machine = Machine(seed, lambda *_: None, notified)
+    given = {
+        "worker": 0, "workers": 1, "control": 0, "heaps": 0, "before": 0, "rank": RANK, "world": WORLD, "K": K,
+        "M_part": PART, "full_signals": "signals", "x_blocks_64_by_128": Described(numbers, (PART, STEP)),
+        **{f"full_blocks_64_by_128_of_{r}": Described(full[r], (PART, STEP)) for r in range(WORLD)},
+    }  # fmt: skip
+    machine.run(functions(machine, program, edit)["gather"], given, specialised=False)
+    return all(np.array_equal(f[here], numbers) for f in full) and told == [True] * WORLD
+
+
+def bound(schedule: Any) -> Made:
+    """AllGather-GEMM by a schedule, in its specialised form."""
+    sizes = {"M": M, "N": N, "K": K}
+    program, target = all_gather_matmul.bind(schedule, "bf16"), FORMS[REGISTERS]
+    exact = Sizes.of(program, WORLD, sizes)
+    return lower(program, Facts.of(program, exact), target), exact
+
+
 @pytest.mark.parametrize("target", [REGISTERS, MEMORY])
-@pytest.mark.parametrize("schedule", ["push", "pieces", "fused"])
+@pytest.mark.parametrize("schedule", ["push", "pieces", "fused", "sent"])
 def test_every_order_of_the_warps_gives_the_same(schedule: str, target: str) -> None:
     made = lowered(schedule, target)
     assert all(executed(made, seed) for seed in range(SEEDS))
@@ -73,7 +114,7 @@ def without(function: str, line: str) -> Edit:
     return in_function(function, rf"^( +){line}.*$", r"\1pass")
 
 
-TOLD_FIRST = replaced(r"( +if alive.*\n +store\(.*\n)((?: +#.*\n)? +if alive.*\n +notify\(.*\n)", r"\2\1")
+TOLD_FIRST = replaced(r"( +if alive.*\n(?: {12}.*\n)+)((?: +#.*\n)? +if alive.*\n +notify\(.*\n)", r"\2\1")
 WRONG: list[tuple[str, str, str, Edit]] = [
     ("a stage is loaded before it is free", REGISTERS, "push", without("claim_behind", "mbarrier.wait")),
     ("a stage is free a step too early", REGISTERS, "push", in_function("claim", r"step \+ 1", "step")),
@@ -81,7 +122,11 @@ WRONG: list[tuple[str, str, str, Edit]] = [
     ("a stage is never given back", REGISTERS, "push", without("multiply", "mbarrier.arrive")),
     ("a sum is stored before it is done", REGISTERS, "push", in_function("multiplied", r"wait\(0", "wait(1")),
     ("a tile is told before it is stored", REGISTERS, "fused", without("take_over", "mbarrier.wait")),
-    ("a tile is handed over before the last is told", REGISTERS, "fused", without("hand_over", "mbarrier.wait")),
+    ("a tile is laid out before the last is sent", REGISTERS, "fused", without("until_told", "mbarrier.wait")),
+    ("a tile is given back before it is read", REGISTERS, "sent", without("send", "tma.store_wait")),
+    ("a tile is told before it is complete", REGISTERS, "fused", replaced(r", bulk=True", "")),
+    ("a tile is told before it is complete", MEMORY, "fused", replaced(r", bulk=True", "")),
+    ("a tile is laid out before the last is read", MEMORY, "sent", without("send", "tma.store_wait")),
     ("a stage is loaded before it is free", MEMORY, "push", without("claim_behind", "mbarrier.wait")),
     ("a stage is free too early", MEMORY, "push", in_function("claim", r"step, step", "step, step - 1")),
     ("a stage is multiplied before it is ready", MEMORY, "push", without("multiply", "mbarrier.wait")),
@@ -108,3 +153,22 @@ def test_what_is_handed_over_wrongly_is_seen(target: str, schedule: str, edit: E
             return False
 
     assert not all(right(seed) for seed in range(SEEDS))
+
+
+def test_copies_are_right_in_every_order_of_loads_reads_and_writes() -> None:
+    assert all(copied(seed) for seed in range(2 * SEEDS))
+
+
+@pytest.mark.parametrize("edit", [
+    without("carry", "mbarrier.wait"), without("carry", r"tma.store_wait\(1\)"), replaced(", bulk=True", ""),
+    in_function("carry", r"store_wait\(1\)", "store_wait(2)"),
+], ids=["stored before it is loaded", "loaded before the last is read", "told before it is complete",
+        "loaded a step too early"])  # fmt: skip
+def test_a_copy_that_does_not_wait_is_seen(edit: Edit) -> None:
+    def right(seed: int) -> bool:
+        try:
+            return copied(seed, edit)
+        except HandedWrongly:
+            return False
+
+    assert not all(right(seed) for seed in range(2 * SEEDS))

@@ -30,7 +30,7 @@ SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF, REFUSE, 
 """What modules import: from that of the target, and from that of what all targets have alike."""
 OWN_WARPS = ("alive", "store")
 RING = (
-    "ring", "barriers", "end", "place", "fetch", "hand_over", "take_over", "give_back",
+    "ring", "barriers", "end", "place", "next_place", "fetch", "hand_over", "take_over", "give_back",
     "tile_out", "until_told", "lay_out", "send",
 )  # fmt: skip
 IN_REGISTERS = "claim", "sums", "multiply", "multiplied"

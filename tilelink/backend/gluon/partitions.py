@@ -108,6 +108,10 @@ class Partition(GluonEmitter):
         return self.made("stage")
 
     @property
+    def phase(self) -> str:
+        return self.made("phase")
+
+    @property
     def tile_phase(self) -> str:
         return self.made("tile_phase")
 
@@ -166,7 +170,7 @@ class Multiplying(Partition):
     """Multiplies the stages of the ring as these become ready, finishes the sum, in registers, and stores it."""
 
     def begins(self, write: Writer) -> None:
-        super().begins(write)
+        write.assign((self.stage, self.phase), "0, 0")
         if self.ring.tells:
             write.set(self.tile_phase, "0")
 
@@ -184,11 +188,10 @@ class Multiplying(Partition):
         if s is ring.product.zeros:
             self.write.set(self.total, call("sums", str(zeros_of(s.code))))
         elif s is ring.product.dot:
-            phase = self.made("phase")
-            self.write.assign((self.stage, phase), call("place", self.step, num_stages=ring.stages))
-            product = call("multiply", *self.factors(), self.total, ring.ready, ring.free, self.stage, phase)
+            product = call("multiply", *self.factors(), self.total, ring.ready, ring.free, self.stage, self.phase)
             self.write.set(self.total, product)
-            self.write.set(self.step, "1", operator="+=")
+            after = call("next_place", self.stage, self.phase, num_stages=ring.stages)
+            self.write.assign((self.stage, self.phase), after)
         else:
             super().compute(s)
 

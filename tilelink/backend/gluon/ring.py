@@ -47,6 +47,13 @@ def place(step, num_stages: tl.constexpr):
 
 
 @gluon.jit
+def next_place(stage, phase, num_stages: tl.constexpr):
+    """The stage and the phase of the step behind one."""
+    last = stage == num_stages - 1
+    return tl.where(last, 0, stage + 1), tl.where(last, phase ^ 1, phase)
+
+
+@gluon.jit
 def claim_behind(ready, free, step, freed, size: tl.constexpr, num_stages: tl.constexpr):
     """Until the stage of a step is free, as the barrier of the step `freed` says; then so many bytes are to come into
     it."""
