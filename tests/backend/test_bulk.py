@@ -14,7 +14,7 @@ from tests.backend.small_programs import small
 from tests.kernels.gather_gemm import Call, run_and_check, small_world
 from tests.kernels.gather_gemm import in_tiles as gather_in_tiles
 from tests.kernels.gemm_reduce import Sum
-from tilelink.backend.targets import CPU, FORMS
+from tilelink.backend.targets import CPU
 from tilelink.emulator import Operation
 from tilelink.errors import ScheduleError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
@@ -57,15 +57,19 @@ def test_gathered_rows_are_right(schedule: str, parts: tuple[int, ...]) -> None:
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize(("program", "schedule", "engine", "parts"), [
-    (matmul_reduce_scatter, "push", (1, 1), (16, 16)), (matmul_reduce_scatter, "pull", (1, 1), (17, 5, 1)),
-    (matmul_reduce_scatter, "fused", (0, 1), (17, 5, 1)), (matmul_all_reduce, "fused", (0, 1), PARTS[-1]),
+@pytest.mark.parametrize(("program", "schedule", "also", "engine", "parts"), [
+    (matmul_reduce_scatter, "push", "reduce", (1, 2), (16, 16)),
+    (matmul_reduce_scatter, "pull", "reduce", (1, 2), (17, 5, 1)),
+    (matmul_all_reduce, "push", "take", (2, 2), PARTS[-1]),
 ], ids=lambda v: getattr(v, "name", str(v)))  # fmt: skip
-def test_partial_sums_are_right(program: Any, schedule: str, engine: tuple[int, int], parts: tuple[int, ...]) -> None:
+def test_partial_sums_are_right(
+    program: Any, schedule: str, also: str, engine: tuple[int, int], parts: tuple[int, ...]
+) -> None:
+    """Where the engine also stores what registers have added up, and where homes have parts of several lengths."""
     call = Sum(parts, N=200, K=40, integers=True).by((program, schedule), matmul=(16, 32, 16), moved=(16, 128))
-    source = on_describing(call)
-    if 0 not in parts:
-        assert of_engine(source) == engine
+    assert isinstance(call.schedule, tk.Schedule)
+    source = on_describing(replace(call, schedule=call.schedule.changed(**{also: {"via": "tma"}})))
+    assert of_engine(source) == engine
 
 
 def test_a_tile_tells_what_is_stored_when_it_is_complete() -> None:
@@ -75,8 +79,9 @@ def test_a_tile_tells_what_is_stored_when_it_is_complete() -> None:
         source = small("sm_90", program, schedule)[0].source
         return [", bulk=True" in line for line in re.findall(r"^ +notify\(.*\)$", source, re.MULTILINE)]
 
-    assert told(all_gather_matmul, "push") == told(matmul_reduce_scatter, "fused") == [True]
-    assert told(matmul_reduce_scatter, "push") == [False, True], "registers store what is multiplied"
+    assert told(all_gather_matmul, "push") == [True]
+    assert told(matmul_reduce_scatter, "push") == [False, True]
+    assert told(matmul_reduce_scatter, "fused") == [False], "threads store what they multiply"
 
 
 def test_what_peers_have_published_is_read_behind_a_fence() -> None:
@@ -125,7 +130,21 @@ def test_the_specialised_form_copies_without_registers() -> None:
         source = program.show("gluon", schedule, target="sm_90", world=4, M=1024, N=1024, K=1024)
         assert re.search(r"^ +carry\(\w+, \(.*\), \w+, \w+, \(.*, \), .*, num_stages=6\)$", source, re.MULTILINE)
         assert ".store([" not in source
-    assert not {f.name for f in FORMS.values() if f.specialised and not f.descriptors}
+
+
+@pytest.mark.parametrize(("target", "sends"), [("sm_90", "matmul_tell"), ("sm_100", "matmul_finish")])
+def test_the_specialised_form_sends_what_it_multiplies(target: str, sends: str) -> None:
+    """From shared memory: so it has a stage less of a ring."""
+
+    def form(**changes: Any) -> str:
+        schedule = matmul_reduce_scatter.schedule("fused").changed(matmul=changes) if changes else "fused"
+        return matmul_reduce_scatter.show("gluon", schedule, target=target, world=4, M=1024, N=1024, K=1024)
+
+    functions = dict(re.findall(r"^def (\w+)\(.*\n((?: +.*\n)+)", form(), re.MULTILINE))
+    assert {name for name, body in functions.items() if " send(" in body} == {sends}
+    assert "bulk=True" in functions[sends] and "x_ring = ring(x_blocks_128_by_64, 3)" in functions["matmul"]
+    assert "bulk=True" not in form(via="load-store")
+    assert "x_ring = ring(x_blocks_128_by_64, 4)" in form(via="load-store")
 
 
 def test_across_nodes_no_peer_has_descriptors() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from bench.gates import (
     BUDGETS,
-    EXPERTS_WITHIN,
     RECORDS,
+    WITHIN,
     WITHIN_BUDGET,
     Figures,
     digest,
@@ -118,10 +118,10 @@ def test_cases_within_the_budget_are_held_to_it() -> None:
     specialised = f"{case}+warps"
     assert list(over(specialised, Figures(168, 0, 1000, 1000, 61, 0))) == ["step: 61, the budget is 60"]
     assert list(over(case, Figures(255, 0, 1000, 1000))) == ["step: no loop with matrix instructions was found"]
-    assert {*EXPERTS_WITHIN} <= {f"{name} {target}" for name, *_ in forms() for target in BUDGETS}
-    for name in EXPERTS_WITHIN:
+    assert {*WITHIN} <= {f"{name} {target}" for name, *_ in forms() for target in BUDGETS}
+    for name in WITHIN:
         assert list(over(name, Figures(255, 0, 1000, 1000, 90, 1)))[-1] == "async_copies: 1, the budget is 0"
-    for name in (*WITHIN_BUDGET, *EXPERTS_WITHIN):
+    for name in (*WITHIN_BUDGET, *WITHIN):
         held = [Figures(**{f.name: of[name][f.name] for f in fields(Figures)}) for of in RECORDED if name in of]
         assert held and not [found for figures in held for found in over(name, figures)], name
     assert list(over("somebody else's sm_90", Figures(255, 4, 1000, 1000, 81, 8))) == []

@@ -136,13 +136,14 @@ def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:
 
 def _described(tensor: Tensor, program: TileProgram, sizes: Sizes, lying: Lying | None) -> Lying:
     """A tensor with the dimension along which its elements are contiguous, if a descriptor can describe it."""
-    if len(tensor.dims) not in DESCRIBED_DIMS or tensor.buffers:
+    contiguous = tensor.dims[tensor.contiguous]
+    if len(tensor.dims) not in DESCRIBED_DIMS or contiguous == RANKS_DIM or tensor.buffers:
         return frozenset()
     if any(min(sizes.lengths(d)) == 0 for d in tensor.dims if d != RANKS_DIM):
         return frozenset()
     if lying is not None and tensor not in program.on_heap:
         return frozenset(found for found in lying if found[0] == tensor.name)
-    line = max(sizes.lengths(tensor.dims[tensor.contiguous])) * ITEM_SIZE[tensor.dtype]
+    line = max(sizes.lengths(contiguous)) * ITEM_SIZE[tensor.dtype]
     return frozenset([(tensor.name, tensor.contiguous)] if line % DESCRIBED_BYTES == 0 else [])
 
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from tilelink.backend import parameters
+from tilelink.backend.bulk import stored_by_threads
 from tilelink.backend.facts import Facts
 from tilelink.backend.far import stage_bytes
 from tilelink.backend.gluon.module import GluonModule
@@ -116,4 +117,5 @@ def _lowered(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     if target.specialised:
         program = taken(program, facts, target)
         return Lowered(program, facts, target, *GluonModule(program, facts, target).written())
+    program = stored_by_threads(program)
     return Lowered(program, facts, target, *Module(program, facts, target).written())

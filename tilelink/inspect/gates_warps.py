@@ -3,8 +3,8 @@
 A stage of the ring is waited for before blocks are loaded into it, or multiplied; it is told how many bytes come; it is
 given back when its product is done. A sum in tensor memory is waited for before products are added into it, or it is
 read; it is handed over behind the last product, and given back behind a barrier of the warps that read it. A tile is
-handed over behind a barrier of the warps that store it, and what tells that it is stored waits for that. Whatever is
-waited for, somebody else arrives at.
+handed over behind a barrier of the warps that store it or lay it out, and what tells that it is stored, or sends it,
+waits for that. Whatever is waited for, somebody else arrives at.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ DOT, DONE = "ttng.warp_group_dot", "ttng.warp_group_dot_wait"
 """Of sums in registers."""
 PRODUCT, COMMIT, READ = "ttng.tc_gen5_mma", "ttng.tc_gen5_commit", "ttng.tmem_load"
 """Of sums in tensor memory."""
+LAID, FENCE, SENT = "ttg.local_store", "ttng.fence_async_shared", "ttng.async_tma_copy_local_to_global"
+"""Of tiles that are laid out in shared memory, and sent from there."""
 VIEWS = ("ttg.memdesc_index", "ttg.memdesc_trans", "ttg.memdesc_subslice")
 
 
@@ -98,10 +100,15 @@ def _tiles(partition: Region, partitions: list[Region]) -> Iterator[str]:
     stored = any("store" in _steps(o) for region in partitions for o in _operations(region))
     if "release" in order and "store" not in order and stored and "wait" not in order[: order.index("release")]:
         yield "it is told that a tile is stored, which nobody waited for"
+    if "send" in order and "store" not in order and "wait" not in order[: order.index("send")]:
+        yield "a tile is sent that nobody waited for"
     if "store" in order:
         behind = order[len(order) - order[::-1].index("store") :]
         if "arrive" in behind and "barrier" not in behind[: behind.index("arrive")]:
             yield "a tile is handed over before all warps have stored"
+    names = [o.name for o in _operations(partition)]
+    if LAID in names and FENCE not in names[names.index(LAID) :]:
+        yield "a tile is laid out, and no fence lets the copy engine see it"
 
 
 def _alone(kernel: Kernel, o: Operation) -> Iterator[str]:
@@ -137,7 +144,8 @@ def _named(o: Operation) -> Collection[str]:
 
 def _steps(o: Operation) -> Iterator[str]:
     yield from (kind for kind, _ in kinds_of(o) if kind in ("barrier", "release"))
-    yield from {"tt.store": ["store"], WAIT: ["wait"], ARRIVE: ["arrive"]}.get(o.name, [])
+    means = {"tt.store": "store", LAID: "store", SENT: "send", WAIT: "wait", ARRIVE: "arrive"}
+    yield from (means[name] for name in means if name == o.name)
 
 
 def _bytes(copy: Operation) -> int:

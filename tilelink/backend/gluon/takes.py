@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tilelink.backend import pipelining
+from tilelink.backend.bulk import by_threads
 from tilelink.backend.facts import Facts
 from tilelink.backend.targets import Target
 from tilelink.errors import FormError, Site
@@ -58,17 +59,12 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
     for role in multiplying:
         product_of(role, program, facts, target)
     roles = (replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles)
-    return replace(program, roles=tuple(_by_threads(r) if multiplies(r) and _stores(r) != 1 else r for r in roles))
+    return replace(program, roles=tuple(by_threads(r) if multiplies(r) and _stores(r) != 1 else r for r in roles))
 
 
 def _stores(role: Role) -> int:
+    """How often a tile is stored. There is memory to send it from once."""
     return sum(1 for _ in ir.every(ir.Write, role.body))
-
-
-def _by_threads(role: Role) -> Role:
-    """A role whose threads store: the copy engine for tiles has memory for one block."""
-    assert isinstance(role.resource, SMs)
-    return replace(role, resource=replace(role.resource, via="load-store"))
 
 
 def multiplies(role: Role) -> bool:
