@@ -39,9 +39,11 @@ def test_triton_is_the_source_that_a_call_of_these_sizes_runs() -> None:
 
 def test_defaults() -> None:
     said = {"world": WORLD, "dtypes": "bfloat16", **dict.fromkeys(SIZES, SIZE)}
-    assert all_gather_matmul.show("events") == all_gather_matmul.show("events", push, **said)
+    tiles = {"tile": (128, 512)}
+    assert all_gather_matmul.show("events") == all_gather_matmul.show("events", push.changed(gather=tiles), **said)
     assert all_gather_matmul.show() == all_gather_matmul.show("program", "push", **said)
-    assert all_gather_matmul.show(schedule="pull") == all_gather_matmul.show("program", pull, **said)
+    pulled = pull.changed(gather=tiles)
+    assert all_gather_matmul.show(schedule="pull") == all_gather_matmul.show("program", pulled, **said)
 
 
 def test_optional_tensors_are_shown_where_they_have_a_dtype() -> None:

@@ -16,6 +16,8 @@ from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_reduce_scatter import push as scatter
 
+IN_TILES = push.changed(gather={"tile": (128, 256)})
+
 
 @pytest.mark.parametrize(("schedule", "scope"), [(push, "sys"), (pull, "gpu")], ids=["push", "pull"])
 def test_scope(schedule: tk.Schedule, scope: str) -> None:
@@ -37,20 +39,20 @@ def test_grid_is_coarse_where_waits_cover_a_dimension() -> None:
     (signals,) = all_gather_matmul.bind(push).signals
     assert signals.grid == (Cell("M", 128, True, False), Cell("K", None, False, False))
     (notifier,) = signals.notifiers
-    assert notifier.role == "gather" and notifier.tiles == (128, 256)
+    assert notifier.role == "gather" and notifier.tiles == (128, 2048)
 
 
 def test_grid_is_fine_where_waits_are() -> None:
     """send waits for a tile, reduce for a smaller one: cells are the tiles that notify."""
     bound = matmul_reduce_scatter.bind(scatter)
     assert [c.size for c in bound.signals_of("partial").grid] == [128, 256]
-    assert [c.size for c in bound.signals_of("inbox").grid] == [1, 128, 256]
+    assert [c.size for c in bound.signals_of("inbox").grid] == [1, 128, 512]
     assert [c.local for c in bound.signals_of("inbox").grid] == [False, True, False]
 
 
 def test_grid_of_the_schedule() -> None:
-    bound = all_gather_matmul.bind(tk.Schedule(cells={"full": (256, 512)}, **push.roles))
-    assert [c.size for c in bound.signals_of("full").grid] == [256, 512]
+    bound = all_gather_matmul.bind(tk.Schedule(cells={"full": (256, 4096)}, **push.roles))
+    assert [c.size for c in bound.signals_of("full").grid] == [256, 4096]
 
 
 def expected_counts(bound: TileProgram, world: int, **sizes: Any) -> np.ndarray:
@@ -62,13 +64,13 @@ def expected_counts(bound: TileProgram, world: int, **sizes: Any) -> np.ndarray:
 
 def test_thresholds() -> None:
     """A cell of 128 whole rows is full when all tiles along K have come: 3 of 256 for 600 columns."""
-    counts = expected_counts(all_gather_matmul.bind(push), 2, M=512, N=256, K=600)
+    counts = expected_counts(all_gather_matmul.bind(IN_TILES), 2, M=512, N=256, K=600)
     assert (counts == 3).all() and counts.shape == (2, 4)
 
 
 def test_thresholds_of_uneven_parts() -> None:
     """Each part has cells for the longest one; those that a shorter part lacks are never given."""
-    counts = expected_counts(all_gather_matmul.bind(push), 3, M=(200, 0, 90), N=256, K=256)
+    counts = expected_counts(all_gather_matmul.bind(IN_TILES), 3, M=(200, 0, 90), N=256, K=256)
     assert counts.tolist() == [[1, 1, 0, 0, 1, 0]] * 3
 
 

@@ -15,17 +15,17 @@ from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 @pytest.mark.parametrize(
     ("sizes", "gather", "matmul"),
     [
-        (dict(M=8192, N=3584, K=8192), (128, 256), (128, 256, 64)),
+        (dict(M=8192, N=3584, K=8192), (128, 2048), (128, 256, 64)),
         (dict(M=[100, 20], N=300, K=40), (128, 64), (128, 256, 64)),
         (dict(M=[3, 0], N=5, K=7), (16, 16), (16, 16, 16)),
-        (dict(N=33), (128, 256), (128, 64, 64)),
+        (dict(N=33), (128, 2048), (128, 64, 64)),
     ],
     ids=str,
 )
 def test_fit(sizes: dict[str, Any], gather: tuple[int, ...], matmul: tuple[int, ...]) -> None:
     fitted = all_gather_matmul.fit("push", world=2, **sizes)
     assert fitted["gather"].tile == gather and fitted["matmul"].tile == matmul
-    assert fitted.changed(gather={"tile": (128, 256)}, matmul={"tile": (128, 256, 64)}) == push
+    assert fitted.changed(gather={"tile": (128, 2048)}, matmul={"tile": (128, 256, 64)}) == push
 
 
 def test_fit_keeps_whole_dimensions() -> None:

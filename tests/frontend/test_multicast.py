@@ -27,8 +27,8 @@ SMS = f"    gather=tk.SMs(4, {GATHER_TILE}),"
 WRONG = [
     asked(
         "no such way",
-        {SMS: f'    gather=tk.SMs(4, {GATHER_TILE}, via="tma"),  # <-'},
-        "via='tma': it is one of 'load-store', 'multicast'",
+        {SMS: f'    gather=tk.SMs(4, {GATHER_TILE}, via="bulk"),  # <-'},
+        "via='bulk': it is one of 'load-store', 'tma', 'multicast'",
     ),
     asked(
         "at the reader",

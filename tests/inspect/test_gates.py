@@ -14,7 +14,7 @@ import pytest
 
 import tilelink as tk
 from tests.backend.edited import in_function, replaced, written_out
-from tests.backend.small_programs import Made, lowered, verdict
+from tests.backend.small_programs import Made, lowered, small, verdict
 from tests.programs.attention import gathered_attention
 from tests.programs.gathered import corner
 from tests.verification.mutants.tools import Edit
@@ -24,6 +24,7 @@ from tilelink.backend.targets import TARGETS
 from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import compiled
 from tilelink.inspect.gates import judge
+from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 GPUS = ["sm_90", pytest.param("sm_100", marks=pytest.mark.verify), pytest.param("gfx942", marks=pytest.mark.verify)]
@@ -199,6 +200,9 @@ def test_spills_memory_and_narrow_copies_are_found() -> None:
         "300000 bytes of shared memory; sm_90 has 232448",
         "the assembler says: C7511: wgmma is serialised",
     ]
+    by_threads = all_gather_matmul.schedule("push").changed(gather={"via": "load-store"})
+    made, sizes = small("sm_90", all_gather_matmul, by_threads)
+    (kernel,) = compiled(made, sizes)
     narrow = kernel.code.replace("ld.global.v4.b32", "ld.global.v2.b32")
     assert narrow != kernel.code
     findings = judge(made, (replace(kernel, code=narrow),)).findings

@@ -18,11 +18,13 @@ from tilelink.errors import TraceMismatchError, WorldError
 from tilelink.frontend.sizes import Sizes
 from tilelink.inspect.compile import compiled
 from tilelink.inspect.gates import judge
-from tilelink.kernels.all_gather_matmul import all_gather_matmul
+from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
 from tilelink.runtime.cpu.world import CpuWorld, Group
 from tilelink.runtime.timestamps import TimedRun, timeline_of
 
 K, N, SMS = 64, 48, 6
+
+IN_TILES = push.changed(gather={"tile": (128, 256)})
 
 
 def run(parts: tuple[int, ...], name: str, **options: bool) -> CpuWorld:
@@ -130,7 +132,7 @@ def _early(found: Timeline) -> float:
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_kernels_that_record_hold_what_the_program_says(target: str) -> None:
     """Compiled only: the chip's clock is read once for each record, and the gate finds what it finds without."""
-    bound = all_gather_matmul.bind("push", dict.fromkeys(("x", "weight", "out"), "bfloat16"), frozenset(["bias"]))
+    bound = all_gather_matmul.bind(IN_TILES, dict.fromkeys(("x", "weight", "out"), "bfloat16"), frozenset(["bias"]))
     sizes = Sizes.of(bound, 4, {"M": 1024, "N": 512, "K": 512})
     lowered = lower(bound, Facts.of(bound, sizes, timed=True), TARGETS[target])
     kernels = compiled(lowered, sizes)
@@ -140,7 +142,7 @@ def test_kernels_that_record_hold_what_the_program_says(target: str) -> None:
 
 
 def test_timed_kernels_are_kernels_of_their_own() -> None:
-    bound = all_gather_matmul.bind("push", dict.fromkeys(("x", "weight", "out"), "float32"), frozenset(["bias"]))
+    bound = all_gather_matmul.bind(IN_TILES, dict.fromkeys(("x", "weight", "out"), "float32"), frozenset(["bias"]))
     sizes = Sizes.of(bound, 2, {"M": 512, "N": 512, "K": 512})
     plain, timed = (lower(bound, Facts.of(bound, sizes, timed=t), CPU) for t in (False, True))
     assert plain.sha256 != timed.sha256 and "times are recorded" in timed.source.splitlines()[0]

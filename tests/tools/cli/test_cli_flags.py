@@ -14,6 +14,9 @@ from tilelink.kernels.all_gather_matmul import all_gather_matmul, pull, push
 from tilelink.programs.schedule_text import schedule_text
 from tilelink.tools.cli.program import read_schedule, read_shape, shape_text
 
+PUSH, PULL = (s.changed(gather={"tile": (128, 512)}) for s in (push, pull))
+"""As they are fitted to the sizes."""
+
 
 def test_shape_grammar() -> None:
     shape = read_shape("M=512, N=7168,K=5+0+3")
@@ -24,17 +27,17 @@ def test_shape_grammar() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        (None, push),
-        ("pull", pull),
-        ("matmul.tile=64x64x32", push.changed(matmul={"tile": (64, 64, 32)})),
+        (None, PUSH),
+        ("pull", PULL),
+        ("matmul.tile=64x64x32", PUSH.changed(matmul={"tile": (64, 64, 32)})),
         ("pull,gather.count=4, gather.tile=128xnone", pull.changed(gather={"count": 4, "tile": (128, None)})),
-        ("gather.count=none", push.changed(gather={"count": None})),
-        ("matmul.order=ring", push.changed(matmul={"order": tk.ring})),
-        ("matmul.group=4,gather.order=own_rank_first", push.changed(
+        ("gather.count=none", PUSH.changed(gather={"count": None})),
+        ("matmul.order=ring", PUSH.changed(matmul={"order": tk.ring})),
+        ("matmul.group=4,gather.order=own_rank_first", PUSH.changed(
             matmul={"order": tk.grouped(4)}, gather={"order": tk.own_rank_first},
         )),
-        ("gather.at=reader,gather.at=home,matmul.at=none", push),
-        ("matmul.stages=4,matmul.warps=4", push.changed(matmul={"stages": 4, "warps": 4})),
+        ("gather.at=reader,gather.at=home,matmul.at=none", PUSH),
+        ("matmul.stages=4,matmul.warps=4", PUSH.changed(matmul={"stages": 4, "warps": 4})),
     ],
 )  # fmt: skip
 def test_schedule_grammar(text: str | None, wanted: tk.Schedule) -> None:

@@ -21,7 +21,7 @@ def test_inspect(run: Run) -> None:
     for part in ("before", "step", "after"):
         assert set(matmul[part]["kinds"]) == set(KINDS) and set(matmul[part]) == {"total", "kinds", "widths"}
     assert matmul["step"]["kinds"]["matrix"] > 0 and matmul["step"]["kinds"]["tma_load"] == 2
-    assert gather["step"]["kinds"]["matrix"] == 0 < gather["step"]["kinds"]["global_store"]
+    assert gather["step"]["kinds"]["matrix"] == 0 < gather["step"]["kinds"]["tma_store"]
     assert "1 system_fence" in gather["order"] and matmul["exposed_us"] > 0
 
 
