@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.plans.machines import described
-from tilelink.analysis.machine import Machine, machine
+from tilelink.analysis.machine import machine
 from tilelink.analysis.simulate import predict
 from tilelink.analysis.simulate.costs import workers_least
 from tilelink.analysis.simulate.steps import Steps
@@ -45,12 +45,6 @@ def test_fused_wins_where_products_hide_the_bytes() -> None:
     assert choice.by == planned("all_gather_linear", choice.plan)
     again = program.simulate(schedule, machine="h800", world=8, M=2048, N=GATE_UP, K=4096)
     assert again.makespan_us == choice.fused_us
-
-
-def by_threads(name: str) -> Machine:
-    """A machine, without the copy engine for tiles."""
-    on = machine(name)
-    return replace(on, agents={n: agent for n, agent in on.agents.items() if n != "tma"})
 
 
 def test_unfused_wins_where_fused_is_hardly_faster() -> None:
@@ -124,9 +118,9 @@ def test_what_a_machine_lacks_is_told() -> None:
 @pytest.mark.parametrize(
     ("m", "n", "k", "change"), [(512, 1792, 4096, "gather.count=24"), (1024, 7168, 8192, "gather.streams=peers")]
 )
-def test_other_sms_and_streams_are_tried(m: int, n: int, k: int, change: str) -> None:
+def test_other_sms_and_streams_are_tried(m: int, n: int, k: int, change: str, tmp_path: Path) -> None:
     """With few rows, what one stream, or few SMs, would bring comes too late."""
-    on = machine("h100") if "count" in change else by_threads("h100")
+    on = "h100" if "count" in change else described(tmp_path, "h100", agents__tma__push=5, agents__tma__pull=5)
     choice = choose("all_gather_linear", M=m, N=n, K=k, world=8, machine=on)
     assert choice.fused is not None and change in choice.fused.plan.split(",")
     plan = planned("all_gather_linear", choice.fused.plan)
@@ -207,7 +201,8 @@ def test_what_workers_alone_rule_out_is_not_simulated(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(module, "predict", watched)
     sizes: dict[str, Any] = {"M": 4096, "N": 2048, "K": 64}
-    on = by_threads("h800")
+    h800 = machine("h800")
+    on = replace(h800, agents={n: agent for n, agent in h800.agents.items() if n != "tma"})
     found = module.Question("linear_reduce_scatter", on, 4, "bfloat16", sizes).forms()
     (pull,) = (f for f in found.all if f.plan == "pull")
     assert pull.us is None and pull.why.startswith("its busiest workers alone take ")
