@@ -116,6 +116,11 @@ def _scattered(x: Sequence[torch.Tensor], weight: Sequence[torch.Tensor]) -> Cal
 
 # ---- the loopback link
 
+BY_THREADS = (
+    (all_gather_matmul, "push,gather.via=load-store"), (matmul_reduce_scatter, "push,send.via=load-store"),
+)  # fmt: skip
+"""What copies in bulk, `push`, is held against: the same SMs, whose threads load and store."""
+
 
 def loopback(place: Place, report: Report) -> None:
     """One of eight ranks, whose peers are memory of the host: fused, against the same copies and torch.matmul; and how
@@ -127,10 +132,10 @@ def loopback(place: Place, report: Report) -> None:
     with report.case("the loopback link: its rate") as found:
         rate = link_rate(place)
         found["gb_s"] = round(rate, 1)
-    for program in (all_gather_matmul, matmul_reduce_scatter):
+    for program, by_threads in BY_THREADS:
         for name, shape in layers(place, program):
             m, n, k = scaled(shape, node_rate(place.device) / rate, program is all_gather_matmul)
-            for schedule in program.schedules:
+            for schedule in (*program.schedules, by_threads):
                 about = {"op": program.name, "dtype": "bfloat16", "world": WORLD, "layer": name}
                 about |= {"schedule": schedule, "shape": f"M={m},N={n},K={k}", "scaled_from": shape}
                 about |= {"link_gb_s": round(rate, 1), "node_gb_s": round(node_rate(place.device), 1)}
