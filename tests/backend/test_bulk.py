@@ -17,6 +17,7 @@ from tests.kernels.gemm_reduce import Sum
 from tilelink.backend.targets import CPU
 from tilelink.emulator import Operation
 from tilelink.errors import ScheduleError
+from tilelink.kernels.all_gather import all_gather
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
@@ -102,6 +103,13 @@ def test_chips_without_such_an_engine_copy_through_registers(target: str) -> Non
 ])  # fmt: skip
 def test_what_no_descriptor_describes_goes_through_registers(what: str, sizes: dict[str, Any]) -> None:
     assert of_engine(small("sm_90", all_gather_matmul, "push", **sizes)[0].source) == (0, 0), what
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [("int8", 1), ("float32", 1), ("int64", 0), ("float64", 0), ("bool", 0)])
+def test_elements_that_triton_describes_are_copied_in_bulk(dtype: str, copies: int) -> None:
+    schedule = all_gather.schedule("pull").changed(gather={"via": "tma"})
+    shown = all_gather.show("triton", schedule, target="sm_90", world=4, dtypes=dtype, M=1024, K=1024)
+    assert of_engine(shown) == (copies, copies)
 
 
 def test_the_ring_has_the_stages_that_shared_memory_holds() -> None:

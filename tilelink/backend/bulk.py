@@ -29,6 +29,8 @@ from tilelink.frontend.values import ITEM_SIZE
 
 MOST_LINES = 256
 """Lines of a block that one instruction of the engine moves."""
+WIDEST = 4
+"""Bytes of an element that Triton describes, at most."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,9 @@ def _copy(source: View, target: View, program: TileProgram, facts: Facts) -> Bul
 
 
 def _piece(view: View, program: TileProgram, facts: Facts) -> Piece | None:
+    dtype = program.tensor(view.tensor).dtype
+    if ITEM_SIZE[dtype] > WIDEST or dtype == "bool":
+        return None
     block = pipelining.block_of(view, program, facts, of_peers=True)
     return None if block is None or block.turned or block.matrix[0] > MOST_LINES else Piece(view, block)
 
