@@ -16,7 +16,7 @@ from tilelink.analysis.machine import MESH, Agent, Machine
 from tilelink.analysis.placement import bytes_on
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import ScheduleError
-from tilelink.frontend.ir import Role, TileProgram
+from tilelink.frontend.ir import Role, TileProgram, walk
 
 GB_S = 1e3
 TFLOP_S = 1e6
@@ -66,15 +66,16 @@ def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
 
 
 def agent_of(role: Role, agents: Mapping[str, str], machine: Machine) -> str:
-    """The name of the agent that moves a role's bytes. Where a machine has no copy engine for tiles, kernels load and
-    store."""
+    """The name of the agent that moves a role's bytes. Kernels load and store where a machine has no copy engine for
+    tiles; and, in their portable form, what they multiply."""
     if role.name in agents:
         return agents[role.name]
     kind = type(role.resource).__name__
     if kind not in AGENTS:
         raise ScheduleError(f"{role.name} runs on {kind}, of which the model knows nothing", role.site)
     via = VIA.get(getattr(role.resource, "via", ""), AGENTS[kind])
-    return AGENTS[kind] if via == "tma" and via not in machine.agents else via
+    by_threads = via not in machine.agents or any(code.dots for s in walk(role.body) for code in s.codes)
+    return AGENTS[kind] if via == "tma" and by_threads else via
 
 
 def dtype_of(program: TileProgram) -> str:
