@@ -3,7 +3,6 @@ operands are the same in every run; and fixtures that several folders use."""
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
@@ -14,6 +13,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests import collector
+
 os.environ.setdefault("TILELINK_VERIFY", "1")
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA is first used
 
@@ -21,17 +22,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def pytest_collection_finish() -> None:
-    calm_collector()
-
-
-def calm_collector() -> None:
-    """Python's garbage collector leaves out what is imported, and looks for garbage less often.
-
-    Modules, torch and Triton are hundreds of thousands of objects that live to the end. Every full collection would
-    visit them again: that is a fifth of the time of a test that makes many objects."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    collector.calm()
 
 
 @pytest.fixture(autouse=True)
