@@ -13,10 +13,16 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests import collector
+
 os.environ.setdefault("TILELINK_VERIFY", "1")
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA is first used
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def pytest_collection_finish() -> None:
+    collector.calm()
 
 
 @pytest.fixture(autouse=True)

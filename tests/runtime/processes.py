@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests import collector
+
 PATIENCE = 120
 """Seconds until a pool that gives no answer is given up. No test waits for it to pass."""
 SMALL = {"heap_bytes": 256 << 10, "signal_bytes": 4 << 10, "sms": 20}
@@ -114,6 +116,7 @@ _groups: dict[Sequence[int], Any] = {}
 def _serve(rank: int, world: int, folder: str, pipe: Connection) -> None:
     """The life of a process: ends when the pipe is closed."""
     torch.set_num_threads(1)
+    collector.calm()
     os.environ["TILELINK_CACHE"] = f"{folder}/kernels"
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
 
 import sympy
@@ -126,7 +127,7 @@ class Statement:
         """The views that it writes, or that it says are written."""
         return self._views(self.GIVES)
 
-    @property
+    @cached_property
     def touched(self) -> tuple[View, ...]:
         """The views that it names itself."""
         return (*self.read, *self._views(self.AWAITS + self.GIVES))
@@ -142,10 +143,10 @@ class Statement:
         holes = (hole for code in self.codes for hole in code.holes if isinstance(hole, Expr))
         return (*(getattr(self, name) for name in self.INTEGERS), *holes)
 
-    @property
-    def symbols(self) -> set[sympy.Basic]:
+    @cached_property
+    def symbols(self) -> frozenset[sympy.Basic]:
         """The symbols in all that it names itself."""
-        named = set().union(*(e.free_symbols for e in self.integers))
+        named = frozenset[sympy.Basic]().union(*(e.free_symbols for e in self.integers))
         return named.union(*(view.symbols for view in self.touched))
 
     def around(self, *blocks: Body) -> Self:

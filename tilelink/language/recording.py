@@ -213,7 +213,7 @@ def record(function: Callable[..., None], absent: frozenset[str], variant: Varia
     if not recording.launches:
         raise NotUnderstoodError(f"{function.__name__} launches no tile function", site_of(function))
     for launch in recording.launches:
-        for word in (w for p in launch.function.written_parameters() for w in launch.tensors(p)):
+        for word in (w for p in launch.function.written_parameters for w in launch.tensors(p)):
             if word.kind == "input":
                 word.kind = "output"
     return recording

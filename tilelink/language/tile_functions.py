@@ -144,6 +144,7 @@ class TileFunction:
             Site.of_user(),
         )
 
+    @cached_property
     def written_parameters(self) -> dict[str, Site]:
         """Parameters that the function stores or copies to, itself or by functions that it calls, and where first
         (elaboration checks that no other is)."""
@@ -164,7 +165,7 @@ class TileFunction:
                 roots[name] = r
         for node, called in self.calls:
             given = dict(zip(called.parameters, node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
-            for parameter in called.written_parameters() if called.function is not self.function else ():
+            for parameter in called.written_parameters if called.function is not self.function else ():
                 if parameter in given:
                     written.setdefault(root(given[parameter]), node)
         for node in sorted((n for n in ast.walk(self.node) if isinstance(n, ast.Call)), key=lambda n: n.lineno):

@@ -57,7 +57,7 @@ class Source(ABC):
         self.written = {
             word.name: site
             for other in reversed(recording.launches)
-            for p, site in other.function.written_parameters().items()
+            for p, site in other.function.written_parameters.items()
             for word in other.tensors(p)
         }
         self.tile, self.order = tile, resource.order
