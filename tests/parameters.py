@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,11 @@ def some_of(seeds: int, first: int) -> pytest.MarkDecorator:
     """Gives a test `seeds`: the first ones, and in `make verify` those that are left."""
     rest = pytest.param(range(first, seeds), marks=pytest.mark.verify)
     return pytest.mark.parametrize("seeds", [range(first), rest], ids=lambda s: f"seeds {s[0]} to {s[-1]}")
+
+
+def first_of(values: Iterable[Any], many: int = 1) -> list[Any]:
+    """Values of one argument, marked: the first ones, in every run; the others in `make verify`."""
+    return [pytest.param(v, marks=() if k < many else pytest.mark.verify) for k, v in enumerate(values)]
 
 
 def each_once(names: str, one: Sequence[Any], other: Sequence[Any], ids: Callable[[Any], Any] = str) -> Any:
@@ -24,3 +30,23 @@ def each_once(names: str, one: Sequence[Any], other: Sequence[Any], ids: Callabl
         for j, b in enumerate(other)
     ]
     return pytest.mark.parametrize(tuple(names.split(", ")), pairs, ids=ids)
+
+
+def covering(cases: Iterable[Sequence[Any]]) -> list[Any]:
+    """Cases of a test, marked: a few that have each value of each argument, in every run; the others in `make verify`.
+
+    Next comes always the case with the most values that no case before it has; of several, the one whose values were
+    seen least often; of those, the first. Values are one if they are written alike."""
+    every = [tuple(case) for case in cases]
+    seen = Counter[tuple[int, str]]()
+    of = {k: [(n, repr(value)) for n, value in enumerate(case)] for k, case in enumerate(every)}
+    taken = set[int]()
+
+    def rank(k: int) -> tuple[int, int, int]:
+        return sum(value in seen for value in of[k]), sum(seen[value] for value in of[k]), k
+
+    while any(value not in seen for values in of.values() for value in values):
+        best = min((k for k in of if k not in taken), key=rank)
+        taken.add(best)
+        seen.update(of[best])
+    return [pytest.param(*case, marks=() if k in taken else pytest.mark.verify) for k, case in enumerate(every)]

@@ -41,6 +41,7 @@ def test_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.Mon
     spec.loader.exec_module(module)
 
 
+@pytest.mark.verify
 def test_blocks_of_operators_run_under_torchrun(tmp_path: Path) -> None:
     file = tmp_path / "operators.py"
     file.write_text("\n\n".join(blocks(ROOT / "docs" / "operators.md")))

@@ -5,13 +5,23 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+LONG = ("next_call", "scaled_matmul")
+"""Those that take longest, in `make verify`. Other tests run their programs in every run."""
+
+
+def marked(path: Path) -> Any:
+    """An example, as a parameter of a test."""
+    return pytest.param(path, marks=[pytest.mark.verify] * (path.stem in LONG), id=path.stem)
+
+
+@pytest.mark.parametrize("path", map(marked, EXAMPLES))
 def test_example_runs(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
     monkeypatch.setattr(sys, "argv", [str(path)])

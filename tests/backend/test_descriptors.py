@@ -135,8 +135,8 @@ def test_ranks_agree_although_each_loads_its_own_tensors_in_its_own_way() -> Non
 def test_rows_and_weights_of_experts_are_described(form: Any) -> None:
     """Rows of an expert end in a block where those of the next begin: what is behind them is not read, so that peers
     may still be writing it, and is zero. Traces are those of pointers."""
-    counts = [random_counts(3, 2, seed, most=20) for seed in (1, 2)]
-    calls = [Routed(form, c, N=24, integers=True, seed=seed, room=200) for seed, c in enumerate(counts)]
+    counts = [random_counts(3, 2, seed, most=9) for seed in (1, 2)]
+    calls = [Routed(form, c, K=24, N=24, integers=True, seed=seed, room=200) for seed, c in enumerate(counts)]
     turned = form[1] == "push"
     for call in calls if turned else []:
         call.weight = [w.mT.contiguous().mT for w in call.weight]

@@ -19,6 +19,7 @@ from tests.backend.edited import replaced
 from tests.backend.small_programs import lowered, small, verdict
 from tests.kernels.gather_gemm import Call, small_world
 from tests.kernels.gemm_reduce import Sum, in_tiles
+from tests.parameters import each_once
 from tests.programs.exchanges import telling
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
@@ -78,10 +79,13 @@ def with_multicast() -> CpuWorld:
     return small_world(3, target=TARGET, sms=12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("parts", "K"), [((16, 16, 16), 64), ((5, 0, 20), 40), ((1, 7, 0), 24)])
-def test_every_rank_gets_it(parts: tuple[int, ...], K: int, dtype: torch.dtype) -> None:
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@each_once("sizes, dtype", [((16, 16, 16), 64), ((5, 0, 20), 40), ((1, 7, 0), 24)], DTYPES)
+def test_every_rank_gets_it(sizes: tuple[tuple[int, ...], int], dtype: torch.dtype) -> None:
     """Two calls in a row; the kernel of K = 40 has tails that 16 bytes divide."""
+    parts, K = sizes
     tiles = multicast.changed(gather={"tile": (16, 16)}, matmul={"tile": (16, 16, 16)})
     call = Call(parts, N=20, K=K, dtype=dtype, schedule=tiles, integers=True)
     world = with_multicast()
@@ -106,10 +110,10 @@ def test_vectors_with_an_entry_a_rank(M: int, at_once: bool) -> None:
 SUMMED = in_tiles(matmul_fabric_all_reduce, "multicast", (16, 16, 16), (16, 16))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("rows", "N", "at_once"), [(48, 32, True), (17, 40, True), (2, 20, False)])
-def test_a_sum_over_all_ranks_is_read_at_once(rows: int, N: int, at_once: bool, dtype: torch.dtype) -> None:
+@each_once("sizes, dtype", [(48, 32, True), (17, 40, True), (2, 20, False)], DTYPES)
+def test_a_sum_over_all_ranks_is_read_at_once(sizes: tuple[int, int, bool], dtype: torch.dtype) -> None:
     """Two calls in a row, of rows that no tile divides; 20 columns are no whole 16 bytes of 16-bit elements."""
+    rows, N, at_once = sizes
     call = Sum((rows, 0, 0), N=N, K=24, dtype=dtype, schedule=SUMMED, integers=True, program=matmul_fabric_all_reduce)
     world = with_multicast()
     results = world.run(lambda group: [call.on(group, out=call.poison()) for _ in range(2)])

@@ -11,6 +11,7 @@ import pytest
 from tests.backend.edited import in_function, replaced
 from tests.backend.own_warps import Address, Described, HandedWrongly, Machine, functions
 from tests.backend.small_programs import Made, small
+from tests.parameters import each_once
 from tests.verification.mutants.tools import Edit
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
@@ -103,8 +104,7 @@ def bound(schedule: Any) -> Made:
     return lower(program, Facts.of(program, exact), target), exact
 
 
-@pytest.mark.parametrize("target", [REGISTERS, MEMORY])
-@pytest.mark.parametrize("schedule", ["push", "pieces", "fused", "sent"])
+@each_once("schedule, target", ["push", "pieces", "fused", "sent"], [REGISTERS, MEMORY])
 def test_every_order_of_the_warps_gives_the_same(schedule: str, target: str) -> None:
     made = lowered(schedule, target)
     assert all(executed(made, seed) for seed in range(SEEDS))

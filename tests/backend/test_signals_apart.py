@@ -21,7 +21,7 @@ APART = replace(CPU, name="cpu whose signals lie apart", signal_bytes=32, wide_p
 
 @pytest.mark.parametrize("schedule", ["push", "pull", "engine", "multicast"])
 def test_three_calls(schedule: str) -> None:
-    call = Call((9, 0, 40), integers=True, schedule=in_tiles(schedule, (16, 16), (16, 16, 16)))
+    call = Call((9, 0, 20), K=24, integers=True, schedule=in_tiles(schedule, (16, 16), (16, 16, 16)))
     world = CpuWorld(3, target=APART, heap_bytes=8 << 20, sms=20)
     for _ in range(3):
         call.check(world.run(call.on))

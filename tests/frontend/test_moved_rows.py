@@ -12,6 +12,7 @@ import torch
 import tilelink as tk
 from tests.frontend.wrong import Case, check
 from tests.kernels.gather_gemm import small_world
+from tests.parameters import each_once
 from tests.programs.moved import gathered_where, picked_where, scattered_where, stored_where
 from tilelink.analysis.events import READ, WRITE
 from tilelink.backend.facts import Facts
@@ -60,8 +61,7 @@ class Gathered:
         return torch.where(self.wanted[:, rank, None] >= 0, self.x, 9)
 
 
-@pytest.mark.parametrize("cols", [None, 16])
-@pytest.mark.parametrize("at", ["home", "reader"])
+@each_once("at, cols", ["home", "reader"], [None, 16])
 def test_rows_that_nobody_wants_are_not_touched(at: str, cols: int | None) -> None:
     """Twice in a row; the kernel does what events say, and moves the bytes of the rows that are wanted, no more."""
     calls, operations = [Gathered(seed) for seed in (1, 2)], list[Operation]()

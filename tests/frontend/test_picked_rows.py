@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import tilelink as tk
 from tests.frontend.wrong import Case, check
 from tests.kernels.gather_gemm import small_world
+from tests.parameters import covering
 from tests.programs.picked import (
     picked,
     picked_by_brought,
@@ -87,10 +89,14 @@ class Tokens:
         return made
 
 
-@pytest.mark.parametrize("at", ["push", "pull"])
-@pytest.mark.parametrize(("world", "tokens"), [(1, (19,)), (2, (7, 0)), (3, (5, 33, 2)), (4, (3, 6, 0, 4))], ids=str)
-def test_tokens_go_to_experts_and_their_sums_come_back(world: int, tokens: tuple[int, ...], at: str) -> None:
+TOKENS = [(19,), (7, 0), (5, 33, 2), (3, 6, 0, 4)]
+"""Of each rank."""
+
+
+@pytest.mark.parametrize(("tokens", "at"), covering(product(TOKENS, ["push", "pull"])), ids=str)
+def test_tokens_go_to_experts_and_their_sums_come_back(tokens: tuple[int, ...], at: str) -> None:
     """Twice in a row, by other routings; the kernel does what the events say."""
+    world = len(tokens)
     calls, schedule = [Tokens(world, tokens, seed=seed) for seed in (1, 2)], there_and_back_by(at)
     operations: list[Operation] = []
     lane = small_world(world, observer=operations.append)

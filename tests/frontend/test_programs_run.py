@@ -11,6 +11,7 @@ import triton.language as tl
 
 import tilelink as tk
 from tests.analysis.runs import ATTENTION, BACKWARD, RING, notifying
+from tests.parameters import each_once
 from tests.programs import alone
 from tests.programs.attention import gathered_attention
 from tests.programs.gathered import waits_for_two
@@ -82,8 +83,11 @@ def test_two_views_at_once() -> None:
     assert all(torch.equal(mine, want) for mine in got)
 
 
-@pytest.mark.parametrize("at", [0, 1], ids=["home", "reader"])
-@pytest.mark.parametrize("program", NOTIFYING, ids=lambda p: p.recorded().launches[0].function.name)
+def named(value: Any) -> str:
+    return ["home", "reader"][value] if isinstance(value, int) else value.recorded().launches[0].function.name
+
+
+@each_once("program, at", NOTIFYING, [0, 1], ids=named)
 def test_signals_are_drained(program: Program, at: int, unchecked: None) -> None:
     """A run ends when all its signals have come: one too few or too many would stop it, or the next one. The check is
     off: a tile that notifies twice, which it does not like, is counted as well."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 import tilelink as tk
 from tests.kernels.gather_gemm import NAMED, Call
+from tests.parameters import covering
 from tests.programs.alone import sum_of_peers
 from tilelink.backend.targets import CPU, TARGETS
 from tilelink.emulator import Operation
@@ -20,9 +23,8 @@ from tilelink.kernels.matmul_reduce_scatter import matmul_reduce_scatter
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 from tilelink.runtime.trace import align
 
-MORE = pytest.mark.verify
-NODES = [(2, 1), (4, 2), pytest.param(3, 1, marks=MORE), pytest.param(8, 4, marks=MORE)]
-"""Ranks, and how many a node has."""
+NODES, MORE = [(2, 1), (4, 2)], [(3, 1), (8, 4)]
+"""Ranks, and how many a node has: those of every run, and those of `make verify` alone."""
 REDUCING = [matmul_ring_reduce_scatter, matmul_all_reduce, matmul_one_shot_all_reduce]
 World = tk.CpuWorld
 
@@ -31,11 +33,18 @@ def nodes(world: int, per_node: int, **more: Any) -> tk.CpuWorld:
     return World(world, per_node=per_node, heap_bytes=4 << 20, sms=12, **more)
 
 
-@pytest.mark.parametrize("tile", ["rows", "pieces"])
-@pytest.mark.parametrize("name", ["push", "pull", "multicast"])
-@pytest.mark.parametrize(("world", "per_node"), NODES, ids=str)
-def test_all_gather_matmul(world: int, per_node: int, name: str, tile: str) -> None:
+def on_nodes(*others: Sequence[str]) -> list[Any]:
+    """Parameters of a test on nodes: few of `NODES` with the others, in every run; the rest in `make verify`."""
+    more = [pytest.param(*case, marks=pytest.mark.verify) for case in product(MORE, *others)]
+    return [*covering(product(NODES, *others)), *more]
+
+
+@pytest.mark.parametrize(
+    ("nodes_of", "name", "tile"), on_nodes(["push", "pull", "multicast"], ["rows", "pieces"]), ids=str
+)
+def test_all_gather_matmul(nodes_of: tuple[int, int], name: str, tile: str) -> None:
     """Twice in a row, with parts of all lengths; whole rows are one put, others a put each."""
+    world, per_node = nodes_of
     parts = (1, 2, 9, 7, 5, 0, 33, 20)[-world:]
     schedule = NAMED[name].changed(
         gather={"tile": (16, None) if tile == "rows" else (16, 32), "count": 3}, matmul={"tile": (16, 32, 32)}
@@ -46,18 +55,19 @@ def test_all_gather_matmul(world: int, per_node: int, name: str, tile: str) -> N
         call.check([of_rank[run] for of_rank in outs])
 
 
-@pytest.mark.parametrize(("world", "per_node"), NODES, ids=str)
-def test_all_gather_fetches(world: int, per_node: int) -> None:
+@pytest.mark.parametrize(("nodes_of",), on_nodes(), ids=str)
+def test_all_gather_fetches(nodes_of: tuple[int, int]) -> None:
+    world, per_node = nodes_of
     x = [torch.randn(7 + r, 50) for r in range(world)]
     parts = tuple(len(a) for a in x)
     outs = nodes(world, per_node).run(lambda g: [all_gather(x[g.rank], group=g, parts={"M": parts}) for _ in range(2)])
     assert all(torch.equal(out, torch.cat(x)) for of_rank in outs for out in of_rank)
 
 
-@pytest.mark.parametrize("schedule", ["push", "pull", "fused"])
-@pytest.mark.parametrize(("world", "per_node"), NODES, ids=str)
-def test_reduce_scatter(world: int, per_node: int, schedule: str) -> None:
+@pytest.mark.parametrize(("nodes_of", "schedule"), on_nodes(["push", "pull", "fused"]), ids=str)
+def test_reduce_scatter(nodes_of: tuple[int, int], schedule: str) -> None:
     """Fused, blocks go to other nodes out of registers."""
+    world, per_node = nodes_of
     x = [torch.randint(-3, 4, (world * 12, 24)).float() for _ in range(world)]
     weight = [torch.randint(-3, 4, (24, 40)).float() for _ in range(world)]
     want = sum((a @ b for a, b in zip(x, weight, strict=True)), torch.zeros(()))
@@ -71,11 +81,11 @@ def test_reduce_scatter(world: int, per_node: int, schedule: str) -> None:
 @pytest.mark.parametrize("program", REDUCING, ids=lambda p: p.name)
 def test_sums(program: Any) -> None:
     """In the rank's own rows, or in all: out of registers, around a ring, and to all ranks."""
-    x = [torch.randint(-3, 4, (90, 24)).float() for _ in range(4)]
+    x = [torch.randint(-3, 4, (50, 24)).float() for _ in range(4)]
     weight = [torch.randint(-3, 4, (24, 40)).float() for _ in range(4)]
     want = sum((a @ b for a, b in zip(x, weight, strict=True)), torch.zeros(()))
     outs = nodes(4, 2).run(lambda g: program(x[g.rank], weight[g.rank], group=g))
-    whole = [torch.cat(outs)] if sum(map(len, outs)) == 90 else outs
+    whole = [torch.cat(outs)] if sum(map(len, outs)) == 50 else outs
     assert all(torch.equal(out, want) for out in whole)
 
 
@@ -84,13 +94,13 @@ def test_examples(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     example("hierarchical_gather").main()
 
 
-@pytest.mark.parametrize(("name", "tile"), [("push", (32, 128)), ("push", (32, None)), ("pull", (32, 128))])
+@pytest.mark.parametrize(("name", "tile"), [("push", (32, 32)), ("push", (32, None)), ("pull", (32, 32))])
 def test_trace_is_the_unrolled_program(name: str, tile: tuple[int | None, ...]) -> None:
     operations: list[Operation] = []
     # Puts at once: a trace is in the order of the program.
     world = nodes(4, 2, observer=operations.append, target=CPU.across_nodes())
     schedule = NAMED[name].changed(gather={"tile": tile, "count": 3}, matmul={"tile": (32, 32, 32)})
-    call = Call((32, 64, 32, 32), N=64, K=256, schedule=schedule)
+    call = Call((32, 64, 32, 32), N=64, K=64, schedule=schedule)
     world.run(lambda g: [call.on(g) for _ in range(2)])
     (prepared,) = world.lane.prepared.values()
     for run in range(2):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.kernels.gather_gemm import LIMITS, relative_rms, small_world
+from tests.parameters import each_once
 from tilelink.analysis.check import check_events
 from tilelink.kernels.all_gather_matmul_backward import all_gather_matmul_backward
 from tilelink.kernels.matmul_reduce_scatter_backward import matmul_reduce_scatter_backward
@@ -108,16 +109,19 @@ SHAPES = [(20,), (5, 0, 17), (18, 7), (9, 1, 0, 16), (17, 20)]
 CASES = [(p, s, parts) for p in PROGRAMS for s, parts in zip(p.schedules, SHAPES, strict=False)]
 
 
+def named(value: Any) -> str:
+    return str(getattr(value, "name", value))
+
+
 @pytest.mark.versions
-@pytest.mark.parametrize(("program", "schedule", "parts"), CASES, ids=lambda v: getattr(v, "name", str(v)))
+@pytest.mark.parametrize(("program", "schedule", "parts"), CASES, ids=named)
 def test_gradients_exactly(program: Any, schedule: str, parts: tuple[int, ...]) -> None:
     numbers = Numbers(0, torch.float32, integers=True, transposed=len(parts) % 2 == 0)
     members = (17, 16) if program is OF_GATHER else (17,)
     check(*PROGRAMS[program](parts, members, 20, numbers, bias=True, schedule=schedule), numbers)
 
 
-@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+@each_once("program, dtype", list(PROGRAMS), list(LIMITS), ids=named)
 def test_gradients_by_dtype(program: Any, dtype: torch.dtype) -> None:
     numbers = Numbers(1, dtype, integers=False, transposed=True)
     check(*PROGRAMS[program]((18, 7), (33,), 24, numbers, bias=dtype == torch.bfloat16), numbers)
@@ -137,8 +141,7 @@ def test_the_same_bits_from_run_to_run(program: Any) -> None:
         assert all(torch.equal(first[2], of_rank[0][2]) for of_rank in runs[0])
 
 
-@pytest.mark.parametrize("world", [2, 4, 8])
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+@each_once("program, world", list(PROGRAMS), [2, 4, 8], ids=named)
 def test_they_are_safe(program: Any, world: int) -> None:
     """By their structure, also with a bias, whose gradient is stored by some tiles only; and by their events."""
     N = (40, 20) if program is OF_GATHER else 40

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gather_gemm import LIMITS, relative_rms
+from tests.parameters import covering
 from tilelink.backend.targets import CPU
 from tilelink.emulator import Operation
 from tilelink.frontend.schedule import smallest_tile
@@ -114,7 +116,16 @@ def attention(parts: tuple[int, ...], heads: int = 2, size: int = 20, dtype: tor
     return Case("gathered_attention", "gathered_attention", shards, list(want.split(parts)), {"S": parts})
 
 
-@pytest.mark.parametrize("parts", PARTS, ids=str)
+FORMS = ["attention", "all to all", "scaled push", "scaled pull"]
+
+
+def parts_for(form: str) -> list[Any]:
+    """The parts of ranks that a program is run with: in every run a few, and all of them by some program."""
+    of_forms = covering(product(FORMS, PARTS))
+    return [pytest.param(case.values[1], marks=case.marks) for case in of_forms if case.values[0] == form]
+
+
+@pytest.mark.parametrize("parts", parts_for("attention"), ids=str)
 def test_attention(parts: tuple[int, ...]) -> None:
     attention(parts).check()
 
@@ -160,7 +171,7 @@ def test_attention_in_bfloat16() -> None:
     assert relative_rms(results, case.expected) < 2 * LIMITS[torch.bfloat16]
 
 
-@pytest.mark.parametrize("tokens", PARTS, ids=str)
+@pytest.mark.parametrize("tokens", parts_for("all to all"), ids=str)
 def test_all_to_all(tokens: tuple[int, ...]) -> None:
     heads = (8, 40, 0, 16, 1, 24, 0, 33)[: len(tokens)]
     exchanged(tokens, heads).check()
@@ -175,10 +186,14 @@ def test_either_home_may_execute_a_tile(at: str) -> None:
     exchanged((5, 0, 20), (17, 16, 0)).check(schedule)
 
 
-@pytest.mark.parametrize("schedule", ["push", "pull"])
-@pytest.mark.parametrize("parts", [*PARTS[:-1], pytest.param(PARTS[-1], marks=pytest.mark.verify)], ids=str)
-def test_scaled_matmul(parts: tuple[int, ...], schedule: str) -> None:
-    scaled(parts).check(schedule)
+@pytest.mark.parametrize("parts", parts_for("scaled push"), ids=str)
+def test_scaled_matmul(parts: tuple[int, ...]) -> None:
+    scaled(parts).check("push")
+
+
+@pytest.mark.parametrize("parts", parts_for("scaled pull"), ids=str)
+def test_scaled_matmul_that_pulls(parts: tuple[int, ...]) -> None:
+    scaled(parts).check("pull")
 
 
 @pytest.mark.parametrize(

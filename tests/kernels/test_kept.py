@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
 from tests.kernels.gather_gemm import NAMED, in_tiles, small_world
+from tests.parameters import covering
 from tilelink.errors import UnsafeProgramError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
@@ -15,10 +17,10 @@ KEPT = {"x": "float32", "gathered": "float32"}
 CASES = list(zip(NAMED, [(20, 0, 7), (33, 1), (16, 16, 5), (0, 20), (20, 17), (5, 0, 9)], strict=True))
 
 
-@pytest.mark.parametrize(("schedule", "parts"), CASES, ids=str)
-@pytest.mark.parametrize("columns", [(20,), (33, 3)], ids=str)
-def test_what_is_gathered_is_kept(schedule: str, parts: tuple[int, ...], columns: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("case", "columns"), covering(product(CASES, [(20,), (33, 3)])), ids=str)
+def test_what_is_gathered_is_kept(case: tuple[str, tuple[int, ...]], columns: tuple[int, ...]) -> None:
     """Exactly, beside what is right of the product, in calls in a row."""
+    schedule, parts = case
     x = [torch.randint(-3, 4, (m, 40)).float() for m in parts]
     weights = [[torch.randint(-3, 4, (40, n)).float() for n in columns] for _ in parts]
     options: dict[str, Any] = {"schedule": in_tiles(schedule, (16, 32), (16, 16, 32)), "parts": {"M": parts}}

@@ -16,7 +16,7 @@ from bench.operands import LAYOUTS
 from tests.kernels.drawing import SLOW, TILES, lengths
 from tests.kernels.gather_gemm import LIMITS, relative_rms, run, run_and_check, small_world
 from tests.kernels.gemm_reduce import FORMS, PROGRAMS, Sum, form_name
-from tests.parameters import each_once
+from tests.parameters import covering, each_once
 from tests.programs.epilogues import quartered_gelu
 from tilelink.emulator import Operation
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
@@ -32,7 +32,7 @@ of_each_form = pytest.mark.parametrize("form", FORMS, ids=form_name)
 of_each_program = pytest.mark.parametrize("form", FIRST, ids=form_name)
 
 
-@pytest.mark.parametrize(("form", "parts"), CASES, ids=form_name)
+@pytest.mark.parametrize(("form", "parts"), covering(CASES), ids=form_name)
 def test_integers_are_exact_twice_in_a_row_and_runs_do_what_their_events_say(
     form: tuple[Any, str], parts: tuple[int, ...]
 ) -> None:
@@ -106,8 +106,7 @@ def test_strides_of_inputs(form: tuple[Any, str], layout: str) -> None:
     run_and_check(Sum((18, 3), N=17, K=37, layout=layout).by(form))
 
 
-@pytest.mark.parametrize("world", [2, 4, 8])
-@of_each_form
+@each_once("form, world", FORMS, [2, 4, 8], ids=form_name)
 def test_every_schedule_is_safe_at_the_sizes_of_a_layer(form: tuple[Any, str], world: int) -> None:
     """The down projection of Llama-3-8B, and one token of it."""
     program, name = form

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,26 +15,22 @@ from bench.choices import Choices
 from tests.kernels.gather_gemm import small_world
 from tests.kernels.once import EVERY, FORMS, PROGRAMS, Once, chosen, in_tiles
 from tests.kernels.routed import named, run, run_and_check
+from tests.parameters import covering, each_once
 from tilelink.emulator import Operation
 from tilelink.errors import CapacityError, ScheduleError, UnsafeProgramError
 from tilelink.kernels.all_gather_grouped_matmul import all_gather_grouped_matmul
 from tilelink.kernels.grouped_matmul_reduce_scatter import grouped_matmul_reduce_scatter
 from tilelink.runtime.trace import align
 
-PARTS = {1: (9,), 2: (7, 0), 3: (5, 18, 2), 4: (3, 6, 0, 4), 8: (3, 1, 0, 3, 2, 5, 6, 1)}
+PARTS = {1: (9,), 2: (7, 0), 3: (5, 18, 2), 4: (3, 6, 0, 4), 8: (3, 1, 0, 0, 2, 0, 4, 1)}
 """Tokens of each rank, by world."""
 
 
-of_each_form = pytest.mark.parametrize("form", FORMS, ids=named)
-CASES = [(f, w) for f in FORMS for w in PARTS if w == 3 or (f[1] == "push" and w < 8)]
-MORE = [pytest.param(f, w, marks=pytest.mark.verify) for f in FORMS for w in PARTS if (f, w) not in CASES]
-
-
-@pytest.mark.parametrize(("form", "world"), [*CASES, *MORE], ids=named)
+@pytest.mark.parametrize(("form", "world"), covering(product(FORMS, PARTS)), ids=named)
 def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(form: tuple[Any, str], world: int) -> None:
     """The second time tokens go elsewhere, by what was prepared for the first."""
-    top = min(3, 2 * world)
-    calls = [Once(form, chosen(PARTS[world], 2, top, s), integers=True, room=130, seed=s) for s in (1, 2)]
+    each, top = (2, min(3, 2 * world)) if world < 8 else (1, 2)
+    calls = [Once(form, chosen(PARTS[world], each, top, s), integers=True, room=130, seed=s) for s in (1, 2)]
     operations: list[Operation] = []
     lane = small_world(world, observer=operations.append)
     prepared = []
@@ -46,19 +43,30 @@ def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(form: tup
         assert align(record.events, operations, f"{form[0].name} run {n}").done
 
 
-@of_each_form
-def test_no_token_has_an_expert_or_all_have_one_or_all_experts_of_a_rank(form: tuple[Any, str]) -> None:
-    """And one token has an expert twice, which counts twice."""
+def extreme(kind: str) -> Choices:
+    """The choices of the tokens of three ranks."""
     parts = (6, 0, 19)
-    nothing = Choices([np.full((n, 3), -1) for n in parts], 3)
-    one = Choices([np.where(np.arange(3) == 1, 4, np.full((n, 3), -1)) for n in parts], 3)
-    of_a_rank = Choices([np.tile([3, 5, 4], (n, 1)) for n in parts], 3)
-    twice = Choices([np.tile([8, 0, 8], (n, 1)) for n in parts], 3)
-    run_and_check(*(Once(form, c, integers=True, seed=k) for k, c in enumerate((nothing, one, of_a_rank, twice))))
+    if kind == "none":
+        return Choices([np.full((n, 3), -1) for n in parts], 3)
+    if kind == "one":
+        return Choices([np.where(np.arange(3) == 1, 4, np.full((n, 3), -1)) for n in parts], 3)
+    return Choices([np.tile([3, 5, 4] if kind == "all of a rank" else [8, 0, 8], (n, 1)) for n in parts], 3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+KINDS = [("none", "one"), ("all of a rank", "one twice")]
+
+
+@pytest.mark.parametrize(
+    ("form", "kinds"), covering(product(FORMS, KINDS)), ids=lambda v: ", ".join(v) if v in KINDS else named(v)
+)
+def test_no_token_has_an_expert_or_all_have_one_or_all_experts_of_a_rank(
+    form: tuple[Any, str], kinds: tuple[str, str]
+) -> None:
+    """Or all have an expert twice, which counts twice."""
+    run_and_check(*(Once(form, extreme(kind), integers=True, seed=k) for k, kind in enumerate(kinds)))
+
+
+@each_once("program, dtype", PROGRAMS, [torch.float32, torch.float16, torch.bfloat16])
 def test_errors_are_those_of_rounding(program: Any, dtype: torch.dtype) -> None:
     run_and_check(Once((program, "push"), chosen((20, 7), 3, 4, 3), K=96, N=40, dtype=dtype))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tests.kernels.routed import (
     run,
     run_and_check,
 )
+from tests.parameters import covering, each_once
 from tilelink.emulator import Operation
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
@@ -33,11 +35,7 @@ from tilelink.runtime.trace import align
 of_each_form = pytest.mark.parametrize("form", FORMS, ids=named)
 
 
-CASES = [(f, w) for f in FORMS for w in (1, 2, 3, 4, 8) if w == 3 or f[1] == "push"]
-MORE = [pytest.param(f, w, marks=pytest.mark.verify) for f in FORMS for w in (1, 2, 4, 8) if f[1] != "push"]
-
-
-@pytest.mark.parametrize(("form", "world"), [*CASES, *MORE], ids=named)
+@pytest.mark.parametrize(("form", "world"), covering(product(FORMS, (1, 2, 3, 4, 8))), ids=named)
 def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(form: tuple[Any, str], world: int) -> None:
     """The second time other rows go elsewhere, by what was prepared for the first; tables are those of its counts."""
     most, experts = (30, 2) if world < 4 else (8, 1)
@@ -55,15 +53,19 @@ def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(form: tup
     check_tables(lane, experts)
 
 
-@of_each_form
-def test_nothing_is_routed_or_all_of_it_to_one_expert_from_one_rank(form: tuple[Any, str]) -> None:
-    nothing = [[0, 0, 0]] * 6
-    one = [[0, 0, 0]] * 4 + [[0, 37, 0], [0, 0, 0]]
-    run_and_check(*(Routed(form, counts, integers=True) for counts in (nothing, one, nothing)))
+NOTHING, ONE = [[0, 0, 0]] * 6, [[0, 0, 0]] * 4 + [[0, 37, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    ("form", "routings"),
+    covering(product(FORMS, [(NOTHING, ONE), (ONE, NOTHING)])),
+    ids=lambda v: "from nothing" if v[0] == NOTHING else "to nothing" if v[0] == ONE else named(v),
+)
+def test_nothing_is_routed_or_all_of_it_to_one_expert_from_one_rank(form: tuple[Any, str], routings: Any) -> None:
+    run_and_check(*(Routed(form, counts, K=20, N=16, integers=True) for counts in routings))
+
+
+@each_once("program, dtype", PROGRAMS, [torch.float32, torch.float16, torch.bfloat16])
 def test_errors_are_those_of_rounding(program: Any, dtype: torch.dtype) -> None:
     form = program, next(iter(program.schedules))
     run_and_check(Routed(form, random_counts(2, 2, 3), K=96, N=40, dtype=dtype))
@@ -85,8 +87,7 @@ def test_across_nodes(form: tuple[Any, str]) -> None:
     run_and_check(*calls, world=small_world(4, per_node=2))
 
 
-@pytest.mark.parametrize("form", ALONE, ids=named)
-@pytest.mark.parametrize("world", [1, 3, 8])
+@pytest.mark.parametrize(("form", "world"), covering(product(ALONE, (1, 3, 8))), ids=named)
 def test_rows_go_and_come_back_without_a_product(form: tuple[Any, str], world: int) -> None:
     counts = [random_counts(world, 2, seed, most=12) for seed in (1, 2)]
     calls = [Routed(form, c, K=24, integers=True, seed=k, room=12 * 16 * world) for k, c in enumerate(counts)]

@@ -91,7 +91,7 @@ def tiles(schedule: str) -> Schedule:
     ids=str,
 )
 def test_three_weights_exactly(schedule: str, parts: tuple[int, ...]) -> None:
-    call(parts, (17, 16, 3), schedule=tiles(schedule), integers=True, biases=True, transposed=len(parts) % 2 == 0)
+    call(parts, (17, 16, 3), K=20, schedule=tiles(schedule), integers=True, biases=True, transposed=len(parts) % 2 == 0)
 
 
 PAIRS = list(zip(("pull", "multicast", "engine"), LIMITS, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from tests.ops import of_experts
 from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.layers import Layer
+from tests.parameters import covering, first_of
 from tests.runtime.processes import Pool
 from tilelink.ops.moe_routing import placed
 
@@ -19,17 +21,23 @@ BY_PROGRAMS = [Layer((5, 0, 3)), Layer((4,), 3, 1, none=0.4, K=24, seed=1), Laye
                Layer((3, 2), 2, 3, none=0.2, seed=3, slices=0)]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.verify)])
-def test_random_layers_on_groups_of_all_sizes(pool: Pool, seed: int) -> None:
-    assert_right(pool, GROUPS, of_experts.drawn, 70 if seed else 9, seed)
+@pytest.mark.parametrize(
+    ("seed", "number"), [(0, 4), *(pytest.param(s, n, marks=pytest.mark.verify) for s, n in ((0, 9), (1, 70)))]
+)
+def test_random_layers_on_groups_of_all_sizes(pool: Pool, seed: int, number: int) -> None:
+    assert_right(pool, GROUPS, of_experts.drawn, number, seed)
 
 
 CHANGED = "push,dispatch.count=2,combine.count=2", "one_kernel:few,gate_up.wave=1,down.wave=1"
 
 
-@pytest.mark.parametrize("plan", ["pull", "once", "one_kernel", *CHANGED])
-def test_programs_give_the_same(pool: Pool, plan: str) -> None:
-    assert_right(pool, [(0, 1)], of_experts.wrong, BY_PROGRAMS, "interpret", plan)
+@pytest.mark.parametrize(
+    ("plan", "layer"),
+    covering(product(("pull", "once", "one_kernel", *CHANGED), BY_PROGRAMS)),
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_programs_give_the_same(pool: Pool, plan: str, layer: Layer) -> None:
+    assert_right(pool, [(0, 1)], of_experts.wrong, [layer], "interpret", plan)
 
 
 ODD = [Layer((0,)), Layer((0, 4), 3, 2, K=37, hidden=21, seed=4), Layer((5, 2), 3, 2, twice=True, seed=5),
@@ -37,9 +45,13 @@ ODD = [Layer((0,)), Layer((0, 4), 3, 2, K=37, hidden=21, seed=4), Layer((5, 2), 
 """No token anywhere; none on a rank, and sizes that no tile divides; an expert twice, with the choice between; NaN."""
 
 
-@pytest.mark.parametrize("plan", [None, "push", "few", "once", "one_kernel"])
-def test_odd_tokens_are_no_error(pool: Pool, plan: str | None) -> None:
-    assert_right(pool, [(0, 1)], of_experts.wrong, ODD, "interpret" if plan else "torch", plan)
+@pytest.mark.parametrize(
+    ("plan", "layer"),
+    covering(product((None, "push", "few", "once", "one_kernel"), ODD)),
+    ids=lambda v: "" if isinstance(v, Layer) else str(v),
+)
+def test_odd_tokens_are_no_error(pool: Pool, plan: str | None, layer: Layer) -> None:
+    assert_right(pool, [(0, 1)], of_experts.wrong, [layer], "interpret" if plan else "torch", plan)
 
 
 @pytest.mark.parametrize("plan", ["once:engine", "once:multicast"])
@@ -47,8 +59,11 @@ def test_all_tokens_go_to_all_ranks_with_a_slice_of_every_expert_on_each(pool: P
     assert_right(pool, [(0, 1)], of_experts.wrong, [Layer((5, 3), none=0.3, slices=0)], "interpret", plan)
 
 
-def test_tokens_go_once_in_plain_torch_too(pool: Pool) -> None:
-    assert_right(pool, GROUPS, of_experts.drawn, 3, 2, "once")
+@pytest.mark.parametrize(
+    "groups", [[(2,), (1, 2, 3)], pytest.param(GROUPS, marks=pytest.mark.verify)], ids=["some", "of all sizes"]
+)
+def test_tokens_go_once_in_plain_torch_too(pool: Pool, groups: list[tuple[int, ...]]) -> None:
+    assert_right(pool, groups, of_experts.drawn, 3, 2, "once")
 
 
 @pytest.mark.verify
@@ -108,8 +123,10 @@ def test_a_gradient_that_is_needed_alone_is_the_same(pool: Pool, backend: str) -
         assert found == []
 
 
-def test_opcheck(pool: Pool) -> None:
-    on_two(pool, of_experts.opchecked)
+@pytest.mark.parametrize("part", first_of(range(3)))
+def test_opcheck(pool: Pool, part: int) -> None:
+    """Of every third call of an operator."""
+    on_two(pool, of_experts.opchecked, part)
 
 
 @pytest.mark.parametrize("plan", [None, "once", "one_kernel"])
@@ -124,7 +141,7 @@ def test_under_autocast(pool: Pool) -> None:
         assert dtype == torch.bfloat16 and wrong == []
 
 
-def halves(rows: torch.Tensor) -> torch.Tensor:
+def half(rows: torch.Tensor) -> torch.Tensor:
     """No SwiGLU."""
     return rows.chunk(2, -1)[0]
 
@@ -137,20 +154,21 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "said"), BAD, ids=lambda v: v if isinstance(v, str) else "")
-@pytest.mark.parametrize(
-    ("backend", "plan"),
-    [
-        ("torch", None), ("torch", "once"), ("interpret", None), ("interpret", "once"), ("interpret", "one_kernel"),
-        pytest.param("interpret", "few", marks=pytest.mark.verify),
-        pytest.param("interpret", "pull", marks=pytest.mark.verify),
-    ],
-)  # fmt: skip
+BY_WHAT = [("torch", None), ("torch", "once"), *product(["interpret"], [None, "once", "one_kernel", "few", "pull"])]
+
+
+def what(by_or_bad: tuple[Any, Any]) -> str:
+    """What a backend and a plan, or a bad call, is called in the name of a test."""
+    return by_or_bad[1] if isinstance(by_or_bad[0], dict) else "-".join(map(str, by_or_bad))
+
+
+@pytest.mark.parametrize(("by", "bad"), covering(product(BY_WHAT, BAD)), ids=what)
 def test_what_only_the_device_sees_is_an_error_on_every_rank(
-    pool: Pool, backend: str, plan: str | None, options: dict[str, Any], said: str
+    pool: Pool, by: tuple[str, str | None], bad: tuple[dict[str, Any], str]
 ) -> None:
-    bad = partial(of_experts.told, backend=backend, plan=plan, **options)
-    for text, wrong in on_two(pool, bad):
+    (backend, plan), (options, said) = by, bad
+    call = partial(of_experts.told, backend=backend, plan=plan, **options)
+    for text, wrong in on_two(pool, call):
         assert re.match(said, text, re.DOTALL) and wrong == [], text
 
 
@@ -161,7 +179,7 @@ def test_what_only_the_device_sees_is_an_error_on_every_rank(
         ({"plan": "once:engine"}, "ScheduleError: plan is 'once:engine', which sends all tokens to all ranks: it "),
         ({"plan": "one_kernel:ring"}, "ScheduleError: plan is 'one_kernel:ring'; plans of mixture_of_experts are one_"),
         ({"plan": "one_kernel", "activation": torch.relu}, "ArgumentError: plan='one_kernel' computes SwiGLU inside"),
-        ({"plan": "one_kernel", "activation": halves}, r"ArgumentError: .* activation=halves \(.*experts.py:\d+\) is"),
+        ({"plan": "one_kernel", "activation": half}, r"ArgumentError: .* activation=half \(.*experts.py:\d+\) is"),
         ({"activation": "gelu"}, "ArgumentError: activation='gelu'; it must be a function of rows"),
         ({"slices": 3}, "ArgumentError: slices=3; it must divide the number of ranks, 2"),
         ({"given": {"gate_up": torch.zeros(2, 31, 16)}}, r"ShapeError: gate_up has shape \(2, 31, 16\), down"),

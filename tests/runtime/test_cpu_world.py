@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.parameters import each_once
 from tests.programs.alone import checked_copy, checking
 from tests.runtime.small_worlds import SMALL, Call, K, N, check_usable, small_world
 from tilelink.emulator import KernelError
@@ -21,8 +22,7 @@ from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
 
 
-@pytest.mark.parametrize("schedule", ["push", "pull"])
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@each_once("world, schedule", [1, 2, 3, 8], ["push", "pull"])
 def test_worlds(world: int, schedule: str) -> None:
     call = Call([3 * r % 7 for r in range(1, world + 1)], schedule=schedule)
     small_world(world).run(call.on)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import tilelink as tk
 from tests.kernels.gather_gemm import small_world
 from tests.kernels.once import FORMS as ONCE
 from tests.kernels.once import Once, chosen
-from tests.kernels.routed import FORMS, Routed, check_tables, random_counts
+from tests.kernels.routed import FORMS, Routed, check_tables, named, random_counts
 from tests.kernels.whole_layer import Layer
+from tests.parameters import covering
 from tests.programs.routed import added_by_experts
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.processes import Pool
@@ -31,7 +33,6 @@ from tilelink.runtime import launch, prepare
 
 ROOM = 24
 LAYER = [(mixture_of_experts, s) for s in mixture_of_experts.schedules]
-of_each_form = pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f[0].name}-{f[1]}")
 
 
 def drawn(form: Any, world: int, seed: int) -> Any:
@@ -60,7 +61,7 @@ def blind() -> Any:
 
 @pytest.mark.parametrize(
     ("form", "routings"),
-    [(f, 8) for f in (*FORMS, ONCE[0], ONCE[-1], LAYER[0])]
+    [(f, 2) for f in (*FORMS, ONCE[0], ONCE[-1], LAYER[0])]
     + [pytest.param(f, 1000, marks=pytest.mark.verify) for f in (*FORMS, *ONCE, *LAYER)],
     ids=lambda f: f if isinstance(f, int) else f"{f[0].name}-{f[1]}",
 )
@@ -94,13 +95,14 @@ def test_many_routings_through_one_prepared_call(form: Any, routings: int, blind
     assert len(world.lane.prepared) == 2, "the gather of counts, and the program"
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_tables_are_what_numpy_makes_of_the_same_counts(ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("form", "ranks"), covering(product((f for f in FORMS if f[1] != "push"), (1, 2, 4, 8))), ids=named
+)
+def test_tables_are_what_numpy_makes_of_the_same_counts(form: Any, ranks: int) -> None:
     """Of those that tests/kernels/test_routed.py does not run."""
-    for form in (f for f in FORMS if f[1] != "push"):
-        call, world = drawn(form, ranks, seed=ranks), small_world(ranks)
-        call.check(world.run(call.on))
-        check_tables(world, experts=2)
+    call, world = drawn(form, ranks, seed=ranks), small_world(ranks)
+    call.check(world.run(call.on))
+    check_tables(world, experts=2)
 
 
 # ---- rows without room
@@ -148,9 +150,11 @@ def check_refused(form: Any, made: list[tuple[str, torch.Tensor]], said: str) ->
     Routed(form, FULL, N=16, K=16, integers=True).check([out for _, out in made])
 
 
-@pytest.mark.parametrize(("room", "counts", "said"), REFUSED, ids=lambda v: v if isinstance(v, str) else "")
-@of_each_form
-def test_rows_without_room_are_an_error_on_every_rank(form: Any, room: Any, counts: Any, said: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "refused"), covering(product(FORMS, REFUSED)), ids=lambda v: v[2] if len(v) == 3 else named(v)
+)
+def test_rows_without_room_are_an_error_on_every_rank(form: Any, refused: tuple[Any, Any, str]) -> None:
+    room, counts, said = refused
     made = small_world(2).run(lambda group: refused_and_then_right(group, form, room, counts))
     check_refused(form, made, said)
 
@@ -168,7 +172,10 @@ def test_counts_that_ranks_have_differently_are_an_error(entry: tuple[int, int],
     call.check(world.run(call.on))
 
 
-@pytest.mark.parametrize("form", [*ONCE, *LAYER][::2], ids=lambda f: f"{f[0].name}-{f[1]}")
+OTHERS = [pytest.param(form, marks=pytest.mark.verify) for form in (*ONCE[1:-1], *LAYER[1:])]
+
+
+@pytest.mark.parametrize("form", [ONCE[0], ONCE[-1], LAYER[0], *OTHERS], ids=named)
 def test_counts_that_ranks_have_differently_are_an_error_of_other_plans_too(form: Any) -> None:
     call, world = drawn(form, 2, 1), small_world(2)
     counts = torch.as_tensor(np.array(call.counts), dtype=torch.int32)

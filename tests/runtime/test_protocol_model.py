@@ -16,7 +16,8 @@ from tests.runtime.protocol_model.rules import Case, Rules
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8").splitlines()
 
 
-LONG = ("every 3 kinds but relay", "decode, rowless or pull twice", "every 2 kinds, 1 slot, 3 ranks")
+LONG = ("every 3 kinds but relay", "decode, rowless or pull twice", "every 2 kinds, 1 slot, 3 ranks",
+        "engines 3 times", "engines, 1 slot, 3 ranks")  # fmt: skip
 """Families that take longest, in `make verify`."""
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tilelink as tk
+from tests.parameters import each_once
 from tilelink.analysis.unroll import unroll
 from tilelink.emulator import Operation
 from tilelink.emulator.memory import Region
@@ -60,8 +61,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["push", "pull", "multicast", "engine", "engine pushes"])
-@pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c[0])))
+NAMES = ["push", "pull", "multicast", "engine", "engine pushes"]
+
+
+@each_once("name, case", NAMES, CASES, ids=lambda c: c if isinstance(c, str) else "x".join(map(str, c[0])))
 def test_trace_is_the_unrolled_program(name: str, case: tuple) -> None:  # type: ignore[type-arg]
     parts, n, k, gather, matmul = case
     prepared, operations = execute(parts, n, k, schedule(name, gather, matmul), bias=len(parts) == 2)

@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilelink as tk
+from tests.parameters import covering
 from tests.runtime.cuda_stand_in import StandIn, virtual_world
 from tests.runtime.inputs import SMALL, Inputs, K, N
 from tilelink.errors import (
@@ -44,8 +45,10 @@ KERNELS = {
 
 @pytest.mark.parametrize(
     ("schedule", "world"),
-    [*(("push", w) for w in (1, 2, 3, 4, 8)), ("pull", 8), ("pull", 3), *(("multicast", w) for w in (1, 4))]
-    + [(s, w) for s in ("engine", "engine at the reader") for w in (1, 3, 4)],
+    covering(
+        [*(("push", w) for w in (1, 2, 3, 4, 8)), ("pull", 8), ("pull", 3), *(("multicast", w) for w in (1, 4))]
+        + [(s, w) for s in ("engine", "engine at the reader") for w in (1, 3, 4)]
+    ),
 )
 def test_results_on_worlds_of_all_sizes(schedule: str, world: int) -> None:
     device = StandIn(sms=24)

@@ -111,18 +111,21 @@ def small(name: str) -> Subject:
 KINDS = {"wait", "notify", "acquire", "token", "drain", "rank", "tile index"}
 
 
-def sample() -> list[Job]:
-    """A mutant of some kinds, of one program, its kernel, and primitives."""
+def sample(primitive: str) -> list[Job]:
+    """A mutant of some kinds, of one program, its kernel, and primitives whose names begin so."""
     of = small("lower_rows push")
     jobs = [j for j in of_programs.jobs() if j.subject == of.name]
-    jobs += [j for j in of_primitives.jobs() if j.subject == "portable" and j.mutant.kind == "acquire"]
+    acquiring = (j for j in of_primitives.jobs() if j.subject == "portable" and j.mutant.kind == "acquire")
+    jobs += [j for j in acquiring if j.mutant.what.startswith(primitive)]
     jobs += [j for j in of_kernels.of(of) if j.mutant.kind in KINDS]
     return campaign.drawn(jobs, 1)
 
 
-def test_a_sample_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("primitive", ["wait:", pytest.param("wait_some:", marks=pytest.mark.verify)])
+def test_a_sample_is_found(primitive: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait for pieces is found in the last of the programs that are tried, which takes longest."""
     monkeypatch.setattr(of_kernels, "SEEDS", range(1))
-    judged = list(campaign.judged(sample(), processes=1))
+    judged = list(campaign.judged(sample(primitive), processes=1))
     assert {j.level for j, _ in judged} == {"program", "kernel", "primitive"} and len(judged) > 10
     assert {a.tool for _, a in judged} >= {"frontend", "execution", "gates"}
     missed = [f"{j.level} {j.mutant}" for j, a in judged if not a.tool and not a.why]
