@@ -132,7 +132,8 @@ def test_what_is_expected_follows_from_the_program() -> None:
         return dict(expected(across_nodes(program, schedule)[0].program))
 
     assert of(gather, rows) == {"signals": 3, "puts": 1, "tests": 1}
-    assert of(gather, "pull") == {"signals": 2, "gets": 1}, "its signals stay on their rank"
+    pull = all_gather_matmul.pull.changed(gather={"tile": (128, 256)})
+    assert of(gather, pull) == {"signals": 2, "gets": 1}, "its signals stay on their rank"
     fused = of(matmul_reduce_scatter.matmul_reduce_scatter, matmul_reduce_scatter.fused)
     assert fused == {"signals": 3, "puts": 1, "completions": 1, "tests": 1}
 

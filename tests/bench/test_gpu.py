@@ -73,6 +73,7 @@ def test_sums_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert all(r["ok"] and r["exact"] for r in found)
 
 
+@pytest.mark.verify
 def test_others_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One schedule of each; the CPU tries the others with --dry."""
     first = [(p.name, next(iter(p.schedules))) for p in others.OTHERS]
@@ -224,6 +225,7 @@ def steps_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> Non
     monkeypatch.setenv("PYTHONPATH", str(Path(command.__file__).parent.parent.parent))
 
 
+@pytest.mark.verify
 def test_a_step_that_hangs_leaves_its_record_and_the_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

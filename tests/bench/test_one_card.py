@@ -164,7 +164,9 @@ def test_the_record_of_a_link_says_what_it_is_made_of(
     one_card.loopback(place, Report(path, "step", place, "a command", 300))
     rate, *found = records(path)
     assert rate["gb_s"] == found[0]["link_gb_s"] == round(found[0]["node_gb_s"] / 4, 1)
-    assert [(r["op"], r["schedule"]) for r in found] == [(p.name, s) for p, s in CASES]
+    by_threads = dict(one_card.BY_THREADS)
+    wanted = [(p.name, s) for p in by_threads for s in (*p.schedules, by_threads[p])]
+    assert [(r["op"], r["schedule"]) for r in found] == wanted and len(wanted) == len(CASES) + 2
     assert {tuple(r["got"]) for r in found} == {(64, 256, 32), (64, 32, 256)}
     assert all(r["scaled_from"] == [64, 32, 32] and r["ok"] for r in found)
 
