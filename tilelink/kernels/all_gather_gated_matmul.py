@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tilelink as tk
-from tilelink.kernels.all_gather_matmul import by_engine, gather, in_bulk
+from tilelink.kernels.all_gather_matmul import by_engine, gather
 from tilelink.kernels.tiles import finished, two_products
 
 
@@ -43,11 +43,10 @@ def all_gather_gated_matmul(
 
 
 gemm = tk.SMs(tile=(128, 128, 64), order=tk.own_rank_first, stages=3, warps=8)
-push = tk.Schedule(gather=in_bulk, gated_matmul=gemm)
 # Not in bulk: beside two sums, the descriptors of all peers make kernels for Hopper spill on Triton 3.9.
-by_threads = tk.SMs(16, tile=(128, 256), at="reader")
-pull = tk.Schedule(gather=by_threads, gated_matmul=gemm)
-multicast = tk.Schedule(gather=tk.SMs(8, tile=(128, 256), at="home", via="multicast"), gated_matmul=gemm)
+push = tk.Schedule(gather=tk.SMs(16, tile=(128, 256), order=tk.ring, at="home"), gated_matmul=gemm)
+pull = push.changed(gather={"order": tk.own_rank_first, "at": "reader"})
+multicast = push.changed(gather={"count": 8, "order": tk.own_rank_first, "via": "multicast"})
 engine = tk.Schedule(gather=by_engine, gated_matmul=gemm)
 across = {"tile": (128, 64, 64), "order": tk.across_parts, "stages": 6}
-few = push.changed(gather={"count": 32, "tile": (128, 256), "via": "load-store"}, gated_matmul=across)
+few = push.changed(gather={"count": 32}, gated_matmul=across)
