@@ -21,7 +21,7 @@ def marked(path: Path) -> Any:
     return pytest.param(path, marks=[pytest.mark.verify] * (path.stem in LONG), id=path.stem)
 
 
-@pytest.mark.parametrize("path", map(marked, EXAMPLES))
+@pytest.mark.parametrize("path", [*map(marked, EXAMPLES)])
 def test_example_runs(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
     monkeypatch.setattr(sys, "argv", [str(path)])
