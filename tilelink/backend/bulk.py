@@ -105,16 +105,12 @@ def bulk_writes(role: Role, program: TileProgram, facts: Facts) -> Iterator[Bulk
 def stored_by_threads(program: TileProgram) -> TileProgram:
     """The program as the portable form has it, whose threads store what they multiply. (The engine would make a step of
     its main loop 12 instructions longer, and they would wait for it to read a tile. Compiled only.)"""
-    return replace(program, roles=tuple(by_threads(r) if _multiplies(r) else r for r in program.roles))
+    return replace(program, roles=tuple(by_threads(r) if r.multiplies else r for r in program.roles))
 
 
 def by_threads(role: Role) -> Role:
     """A role of which the engine does nothing."""
     return replace(role, resource=replace(role.resource, via="load-store")) if by_tma(role) else role  # type: ignore[arg-type]
-
-
-def _multiplies(role: Role) -> bool:
-    return any(code.dots for s in ir.walk(role.body) for code in s.codes)
 
 
 def descriptors(program: TileProgram, facts: Facts) -> Iterator[tuple[DescribedBlock, bool]]:

@@ -11,7 +11,7 @@ from typing import Any
 from tilelink.backend import parameters
 from tilelink.backend.addresses import Addresses, arange
 from tilelink.backend.emit import RoleEmitter
-from tilelink.backend.facts import Facts, by_tma
+from tilelink.backend.facts import Facts
 from tilelink.backend.kernel import Assign, Body, Function, Kind, Source, Writer, call, grouped, names_in, verify
 from tilelink.backend.parameters import BEFORE, CONTROL, HEAPS, RANK, RUN, SLOT, STAMPS, WORKER, WORKERS, WORLD, Names
 from tilelink.backend.publishing import publishing_roles
@@ -66,7 +66,7 @@ class Module:
         self.imported = dict(self.imports())
         self.names = Names(program, facts, chain(*self.imported.values()))
         self.functions: list[Function] = []
-        self.credited = set[str]()  # roles that take turns, and need a credit before the first
+        self.credited: dict[str, bool] = {}  # of roles that take turns, and need a credit before the first: in bulk?
         self.stamps = (STAMPS,) if facts.timed else ()
 
     def written(self) -> Written:
@@ -130,7 +130,7 @@ class Module:
             first, last = (emitter.made(n, n, "of a turn") for n in ("first", "last"))
         write = Writer()
         if emitter.fills_slot() and takes_turns:
-            self.credited.add(role.name)
+            self.credited[role.name] = emitter.stores_in_bulk
         elif emitter.fills_slot():
             write.body.append(credit(tma=emitter.stores_in_bulk))
         write.body += emitter.before
@@ -239,8 +239,8 @@ class Module:
             return write.assign(self.stamps, functions[together[0].name].call(here, workers))
         own, before = addresses.made("here"), addresses.made("tiles_before")
         write.assign((own, WORKERS), ", ".join([here, workers]))
-        if any(role.name in self.credited for role in together):
-            write.body.append(credit(tma=any(by_tma(role) for role in together)))
+        if credited := [self.credited[role.name] for role in together if role.name in self.credited]:
+            write.body.append(credit(tma=any(credited)))
         write.set(before, "0")
         with write.loop(addresses.local(TURN.name), addresses.text(turns(together))):
             for k, role in enumerate(together):

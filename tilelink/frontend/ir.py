@@ -15,7 +15,7 @@ import sympy
 
 from tilelink.errors import Site
 from tilelink.frontend.body import *  # noqa: F403  # statements and views have their names here, too
-from tilelink.frontend.body import Body, Notify, Wait, every
+from tilelink.frontend.body import Body, Notify, Wait, every, walk
 from tilelink.frontend.expressions import WORLD, Expr, symbol
 from tilelink.frontend.kept import hashed_once
 from tilelink.frontend.schedule import CopyEngine, SMs
@@ -85,6 +85,11 @@ class Role:
     def awaited(self) -> tuple[View, ...]:
         """The views that its tiles wait for."""
         return tuple(v for s in every(Wait, self.body) for v in s.views)
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether its tiles have a dot."""
+        return any(code.dots for s in walk(self.body) for code in s.codes)
 
     @cached_property
     def notified(self) -> tuple[View, ...]:

@@ -16,7 +16,7 @@ from tilelink.analysis.machine import MESH, Agent, Machine
 from tilelink.analysis.placement import bytes_on
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import ScheduleError
-from tilelink.frontend.ir import Role, TileProgram, walk
+from tilelink.frontend.ir import Role, TileProgram
 
 GB_S = 1e3
 TFLOP_S = 1e6
@@ -74,7 +74,7 @@ def agent_of(role: Role, agents: Mapping[str, str], machine: Machine) -> str:
     if kind not in AGENTS:
         raise ScheduleError(f"{role.name} runs on {kind}, of which the model knows nothing", role.site)
     via = VIA.get(getattr(role.resource, "via", ""), AGENTS[kind])
-    by_threads = via not in machine.agents or any(code.dots for s in walk(role.body) for code in s.codes)
+    by_threads = via not in machine.agents or role.multiplies
     return AGENTS[kind] if via == "tma" and by_threads else via
 
 
