@@ -24,6 +24,7 @@ from tilelink.backend.targets import Target
 from tilelink.frontend import ir
 from tilelink.frontend.expressions import RANK, Expr, of_dim, smaller
 from tilelink.frontend.ir import Role, TileProgram, View, Write
+from tilelink.frontend.kept import kept
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import ITEM_SIZE
 
@@ -96,10 +97,11 @@ def _piece(view: View, program: TileProgram, facts: Facts) -> Piece | None:
     return None if block is None or block.turned or block.matrix[0] > MOST_LINES else Piece(view, block)
 
 
-def bulk_writes(role: Role, program: TileProgram, facts: Facts) -> Iterator[Bulk]:
-    """The writes of a role that the engine does."""
-    found = (in_bulk(s, role, program, facts) for s in ir.walk(role.body) if isinstance(s, Write))
-    return (b for b in found if b is not None)
+@kept()
+def bulk_writes(role: Role, program: TileProgram, facts: Facts) -> tuple[tuple[Write, Bulk], ...]:
+    """The writes of a role that the engine does, each with how it does it."""
+    found = ((s, in_bulk(s, role, program, facts)) for s in ir.every(Write, role.body))
+    return tuple((s, bulk) for s, bulk in found if bulk is not None)
 
 
 def stored_by_threads(program: TileProgram) -> TileProgram:
@@ -117,24 +119,26 @@ def descriptors(program: TileProgram, facts: Facts) -> Iterator[tuple[DescribedB
     """Every descriptor that the roles may ask for, and whether there is one for each rank."""
     found = {(block, False): None for block in pipelining.blocks(program, facts)}
     for role in program.in_kernel:
-        for piece in (p for bulk in bulk_writes(role, program, facts) for p in bulk.pieces):
+        for piece in (p for _, bulk in bulk_writes(role, program, facts) for p in bulk.pieces):
             found[replace(piece.block, turned=False, ends=None), piece.view.home != RANK] = None
     yield from found
 
 
 def read_by_tma(role: Role, program: TileProgram, facts: Facts) -> frozenset[str]:
     """The waits of a role that guard what descriptors load."""
-    loops = (loop for loop in ir.every(ir.For, role.body) if pipelining.pipelined(loop, role, program))
-    views = (load.view for loop in loops for s in pipelining.statements_of(loop.body) for load in s.loads)
-    described = {v.guard for v in views if v.guard and pipelining.block_of(v, program, facts) is not None}
-    copied = {b.source.view.guard for b in bulk_writes(role, program, facts) if b.source and b.source.view.guard}
-    return frozenset(described | copied)
+    loads = (load for loop in pipelining.main_loops(role, program) for load in pipelining.loads_of(loop))
+    described = (v for v in (load.view for load in loads) if pipelining.block_of(v, program, facts) is not None)
+    return frozenset(v.guard for v in (*described, *_copied(role, program, facts)) if v.guard)
 
 
 def reads_peers(role: Role, program: TileProgram, facts: Facts) -> bool:
     """Whether the engine reads what peers have published."""
-    sources = (b.source.view for b in bulk_writes(role, program, facts) if b.source)
-    return any(v.remote and v.tensor in program.published for v in sources)
+    return any(v.remote and v.tensor in program.published for v in _copied(role, program, facts))
+
+
+def _copied(role: Role, program: TileProgram, facts: Facts) -> Iterator[View]:
+    """What the engine copies."""
+    return (bulk.source.view for _, bulk in bulk_writes(role, program, facts) if bulk.source)
 
 
 def stages(bulk: Bulk, role: Role, program: TileProgram, target: Target) -> int:

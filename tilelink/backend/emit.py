@@ -53,11 +53,11 @@ class RoleEmitter:
         self.stages = role.resource.stages
         self.pipelined = False
         self.timed, self.later = timed, later
-        self.accumulates = any(pipelining.pipelined(s, role, self.program) for s in ir.walk(role.body))
+        self.accumulates = any(pipelining.main_loops(role, self.program))
         self.read_by_tma = bulk.read_by_tma(role, self.program, self.facts)
         self.reads_peers_by_tma = bulk.reads_peers(role, self.program, self.facts)
         whole = (r for r in self.program.in_kernel if r.name == role.name)
-        self.stores_in_bulk = any(any(bulk.bulk_writes(r, self.program, self.facts)) for r in whole)
+        self.stores_in_bulk = any(bulk.bulk_writes(r, self.program, self.facts) for r in whole)
         self.addresses = Addresses(names, dict(role.walk.homes), one_layout=self.one_layout)
         self.text, self.local, self.made = self.addresses.text, self.addresses.local, self.addresses.made
         self.write = Writer()

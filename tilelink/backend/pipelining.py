@@ -22,7 +22,7 @@ from tilelink.backend.targets import Target
 from tilelink.errors import TileSizeError
 from tilelink.frontend import ir
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, Expr, Mod, first_of, symbol
-from tilelink.frontend.ir import For, Range, Role, Statement, Tensor, TileProgram, View, walk
+from tilelink.frontend.ir import For, Load, Range, Role, Statement, Tensor, TileProgram, View, walk
 from tilelink.frontend.values import ITEM_SIZE
 
 ROOM = 2**30
@@ -37,6 +37,11 @@ WORD, FAR = 4, 2
 def pipelined(s: Statement, role: Role, program: TileProgram) -> bool:
     """Whether a statement is a loop that is pipelined."""
     return isinstance(s, For) and has_dot(s) and not any(synchronises(i, role, program) for i in walk(s.body))
+
+
+def main_loops(role: Role, program: TileProgram) -> Iterator[For]:
+    """The loops of a role that are pipelined."""
+    return (loop for loop in ir.every(For, role.body) if pipelined(loop, role, program))
 
 
 def has_dot(loop: For) -> bool:
@@ -79,7 +84,7 @@ def stages(loop: For, role: Role, program: TileProgram, target: Target, wanted: 
     the target's compiler reads a sum before the last of several dots into it is done."""
     if not pipelined(loop, role, program) or (target.one_dot_a_sum and shares_sum(loop)):
         return 1
-    views = [load.view for s in statements_of(loop.body) for load in s.loads]
+    views = (load.view for load in loads_of(loop))
     stage = sum(prod(n or 1 for n in v.shape) * ITEM_SIZE[program.tensor(v.tensor).dtype] for v in views)
     memory = target.shared_bytes
     if memory is None or not stage:
@@ -113,6 +118,11 @@ def statements_of(body: ir.Body) -> Iterator[Statement]:
     return (place.statement for place in ir.places(body) if not place.loops)
 
 
+def loads_of(loop: For) -> Iterator[Load]:
+    """The blocks that a step of a loop reads, without those of loops inside it."""
+    return (load for s in statements_of(loop.body) for load in s.loads)
+
+
 # ---- descriptors -------------------------------------------------------------------------------------------------
 
 
@@ -133,15 +143,10 @@ class DescribedBlock:
 
 def blocks(program: TileProgram, facts: Facts) -> Iterator[DescribedBlock]:
     """Every descriptor that the main loops of roles may ask for."""
-    found: dict[DescribedBlock, None] = {}
-    for role in program.in_kernel:
-        for loop in (s for s in walk(role.body) if pipelined(s, role, program)):
-            assert isinstance(loop, For)
-            for s in statements_of(loop.body):
-                for view in (load.view for load in s.loads if load.where is None):
-                    if block := block_of(view, program, facts):
-                        found[replace(block, turned=False, ends=None)] = None
-    yield from found
+    loops = (loop for role in program.in_kernel for loop in main_loops(role, program))
+    views = (load.view for loop in loops for load in loads_of(loop) if load.where is None)
+    found = (block_of(view, program, facts) for view in views)
+    return iter(dict.fromkeys(replace(block, turned=False, ends=None) for block in found if block is not None))
 
 
 def block_of(view: View, program: TileProgram, facts: Facts, *, of_peers: bool = False) -> DescribedBlock | None:

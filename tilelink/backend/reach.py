@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import sympy
 
 from tilelink.backend.addresses import along, arange
-from tilelink.backend.bulk import Bulk, Lines, Piece, in_bulk, stages
+from tilelink.backend.bulk import Bulk, Lines, Piece, bulk_writes, stages
 from tilelink.backend.copies import through_registers
 from tilelink.backend.facts import fills, vector_of
 from tilelink.backend.kernel import Kind, Source, call, converted
@@ -152,14 +152,15 @@ def loaded(block: DescribedBlock, descriptor: Source, corner: Corner) -> Source:
 class InBulk(Near):
     """Memory of one rank that the copy engine for tiles reads and writes (`bulk.py`)."""
 
-    def takes(self, s: Reached) -> bool:
-        return isinstance(s, Write) and self.taken(s) is not None
+    def __init__(self, emitter: RoleEmitter) -> None:
+        super().__init__(emitter)
+        self.taken: dict[Reached, Bulk] = dict(bulk_writes(emitter.role, self.program, emitter.facts))
 
-    def taken(self, s: Write) -> Bulk | None:
-        return in_bulk(s, self.emitter.role, self.program, self.emitter.facts)
+    def takes(self, s: Reached) -> bool:
+        return s in self.taken
 
     def bring(self, s: Write) -> None:
-        bulk = self.taken(s)
+        bulk = self.taken[s]
         match s, bulk:
             case Copy(), Bulk(lines=Lines()):
                 self.copy(bulk, self.emitter.token(s.source))
