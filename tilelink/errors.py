@@ -44,6 +44,11 @@ class Site:
         return f"{shown(self.file)}:{self.line}" if self.line else self.file
 
     @property
+    def quoted(self) -> str:
+        """The place with its source line, as reports show it."""
+        return f"{self}: {self.text}" if self.text else str(self)
+
+    @property
     def in_library(self) -> bool:
         """Whether it is in our library of kernels."""
         return self.file.startswith(_KERNELS)

@@ -79,7 +79,7 @@ def lines_of(deadlock: DeadlockError, launched: Launched) -> tuple[str, ...]:
                 k = _tile_wait(stuck.rank, stuck.program, wait, prepared)
                 site = wait.site if k is None else prepared.events.sites[prepared.events.site[k]]
             sites[site] = None
-    return tuple(f"{site}: {site.text}" for site in sites)
+    return tuple(site.quoted for site in sites)
 
 
 def first_wait(deadlock: DeadlockError, run: Record, reason: Reason) -> Report:
@@ -187,7 +187,7 @@ def _poll(rank: int, worker: int, poll: Poll, prepared: Prepared) -> tuple[str, 
         role, site = program.roles[events.role[k]].name, events.sites[events.site[k]]
         text = (
             f"role {role}, tile {events.tile[k]}, waits for {events.region(k)} of rank {events.home[k]} "
-            f"(signal {poll.index[0]}): expected {events.expected[k]}, observed {poll.observed} ({site}: {site.text})"
+            f"(signal {poll.index[0]}): expected {events.expected[k]}, observed {poll.observed} ({site.quoted})"
         )
         return role, str(site), text
     how = f"leaving the run, waits for all notifications of {poll.region.removeprefix(SIGNALS)}"

@@ -30,7 +30,7 @@ def residency(program: TileProgram, allotment: Mapping[str, Allotment], sms: int
             tiles=(f"{role.name} tile 0",),
             ranks=(0,),
             regions=(str(wait.views[0]),),
-            lines=(f"{wait.site}: {wait.site.text}",),
+            lines=(wait.site.quoted,),
             remedy=f"launch on {resident} SMs (sms={resident}), or give roles a count, {resident} in all, in the "
             f"schedule: {program.schedule_site}",
             site=wait.site,
@@ -52,7 +52,7 @@ def too_large(program: TileProgram, sizes: Sizes, slot_bytes: int | None) -> lis
             what=f"a slot of the heap holds {slot_bytes} bytes, and the run needs {needed}: {placement.data_bytes} for "
             f"{', '.join(buffers) or 'no buffer'} and {placement.signal_bytes} for signals",
             regions=tuple(buffers),
-            lines=(f"{program.site}: {program.site.text}",),
+            lines=(program.site.quoted,),
             remedy=f"make slots of at least {needed} bytes, or tiles that need less",
             site=program.site,
         )

@@ -121,8 +121,7 @@ def region_of(events: Events, k: int) -> str:
 
 def line_of(events: Events, k: int) -> str:
     """The source line of an event."""
-    site = events.sites[events.site[k]]
-    return f"{site}: {site.text}"
+    return events.sites[events.site[k]].quoted
 
 
 def step(events: Events, k: int, remark: str = "") -> str:

@@ -57,8 +57,8 @@ def without_result(program: TileProgram) -> list[Finding]:
         remedy = "a result is stored to a parameter, out[t].store(acc)"
     else:
         return []
-    line = f"{program.site}: {program.site.text}"
-    return [Finding(kind="unwritten output", what=what, lines=(line,), remedy=remedy, site=program.site)]
+    site = program.site
+    return [Finding(kind="unwritten output", what=what, lines=(site.quoted,), remedy=remedy, site=site)]
 
 
 # ---- races
@@ -237,7 +237,7 @@ def missing(cells: Cells) -> Iterator[Finding]:
         return
     more = f", and {len(never) - 1} more such pieces of {cells.box(never)} are missing" if len(never) > 1 else ""
     stores = [s for role in events.program.roles for s in walk(role.body) if isinstance(s, Write)]
-    lines = dict.fromkeys(f"{s.site}: {s.site.text}" for s in stores if s.target.tensor == tensor.name)
+    lines = dict.fromkeys(s.site.quoted for s in stores if s.target.tensor == tensor.name)
     yield Finding(
         kind="unwritten output",
         tensor=tensor.name,

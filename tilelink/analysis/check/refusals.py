@@ -45,7 +45,7 @@ def _refusal(refused: Refusal) -> Finding:
         tiles=(f"{role} tile {number}",) if error.tile else (),
         ranks=(rank,) if error.tile else (),
         regions=(refused.region,) if error.tile else (),
-        lines=(f"{error.site}: {error.site.text}",) if error.site else (),
+        lines=(error.site.quoted,) if error.site else (),
         remedy=remedy,
         site=error.site,
     )

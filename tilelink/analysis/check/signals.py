@@ -90,7 +90,7 @@ def unheard(sync: Synchronisation) -> list[str]:
         count, signals = len(of_tensor), len(np.unique(sync.signal[of_tensor]))
         notes.append(
             f"nobody waits for {count} notifications of {signals} signals of {tensor}; the run drains them "
-            f"({site}: {site.text}). If a wait is missing: a view without .at(...) is on the rank that executes the "
+            f"({site.quoted}). If a wait is missing: a view without .at(...) is on the rank that executes the "
             "tile, and at= of the schedule selects that rank"
         )
     return notes
@@ -186,7 +186,7 @@ def _remedy(events: Events, waiting: list[int], owed: list[int]) -> str:
             "releases nothing"
         )
     if waits is not notifies:
-        first, then = (f"{r.name} ({r.site}: {r.site.text})" for r in (notifies, waits))
+        first, then = (f"{r.name} ({r.site.quoted})" for r in (notifies, waits))
         return f"launch {first} before {then}, or give one of them separate SMs"
     return (
         f"choose an order for {waits.name} in which each worker runs the tiles that others wait for "
