@@ -130,7 +130,7 @@ def explored(case: Case) -> Explored:
     began = time.perf_counter()
     found: Exploration = explore(subject(case), range(case.seeds), case.policy)
     return Explored(
-        case, found.schedules_run, found.distinct, found.schedule_hash, tuple(asdict(f) for f in found.findings),
+        case, found.schedules_run, found.distinct, found.schedule_hash, tuple(f.keys() for f in found.found),
         round(time.perf_counter() - began, 2),
     )  # fmt: skip
 

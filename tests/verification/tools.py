@@ -54,9 +54,9 @@ def oracle(case: Case) -> list[Report] | None:
         made = Oracle.of(subject.program, subject.schedule, world=case.ranks, sms=subject.sms, **subject.sizes)
     except TileLinkError:
         return None
-    found = explore(made, range(8)).findings
-    found = [finding for finding in found if finding.kind != "unequal results"] or found
-    return [Report("oracle", finding.kind, "\n".join([str(finding), *finding.lines])) for finding in found]
+    found = explore(made, range(8)).found
+    found = [f for f in found if f.finding.kind != "unequal results"] or found
+    return [Report("oracle", f.finding.kind, "\n".join([str(f), *f.finding.lines])) for f in found]
 
 
 def execution(case: Case) -> list[Report] | None:

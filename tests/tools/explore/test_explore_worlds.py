@@ -41,9 +41,9 @@ def test_hand_written_kernels_that_are_right(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["random", "pct"])
 def test_a_wait_for_one_too_few(policy: str) -> None:
     explored = explore(exchange(expected=1), range(20), policy)
-    (race,) = (f for f in explored.findings if f.kind == "race")
-    assert any("tl.store(there + at" in line for line in race.lines)
-    assert explore(exchange(expected=1), [race.seed], policy).findings[0] == race
+    (race,) = (f for f in explored.found if f.finding.kind == "race")
+    assert any("tl.store(there + at" in line for line in race.finding.lines)
+    assert explore(exchange(expected=1), [race.seed], policy).found[0] == race
 
 
 def test_a_signal_that_never_comes() -> None:

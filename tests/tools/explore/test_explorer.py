@@ -63,9 +63,9 @@ def test_a_race_of_a_lowered_kernel_names_both_lines_and_its_seed() -> None:
     assert any("tk.copy(x[t], full[t].at(t.reader))" in line for line in lines)
     assert any("rows[:, k].load()" in line for line in lines)
     assert "release a signal" in explored.findings[0].remedy
-    seed = explored.findings[0].seed
+    seed = explored.found[0].seed
     again = explore(subject, [seed])
-    assert again.findings[0] == explored.findings[0]
+    assert again.found[0] == explored.found[0]
     assert f"race (seed {seed}): " in str(explored) and "of 3 schedules" in str(explored)
 
 

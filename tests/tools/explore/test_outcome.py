@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tilelink.tools.explore import Finding, Outcome, Result, Trial, explore
+from tilelink.analysis.check.findings import Finding
+from tilelink.tools.explore import Outcome, Result, Trial, explore
 from tilelink.tools.explore.trial import differences, poison, unwritten
 
 
@@ -65,5 +66,5 @@ class Returning:
      ((1, 0), "result 0: only in the first schedule"), ((0, 1), "result 0: not in the first schedule")],
 )  # fmt: skip
 def test_another_number_of_results(counts: Sequence[int], said: str) -> None:
-    (found,) = explore(Returning(counts), range(2)).findings
-    assert (found.kind, found.what, found.seed) == ("unequal results", said, 1)
+    (found,) = explore(Returning(counts), range(2)).found
+    assert (found.finding.kind, found.finding.what, found.seed) == ("unequal results", said, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilelink.analysis.check import idle
@@ -23,7 +24,7 @@ SEEDS, SMS = 100, 24
 def run(args: argparse.Namespace) -> Answer:
     """Runs a program under many schedules: races, deadlocks, accesses out of bounds, results that are not always the
     same. Schedules are fixed by seeds, and repeated by them."""
-    from tilelink.tools.explore import Exploration, Finding, Lowered, Oracle, explore
+    from tilelink.tools.explore import Exploration, Found, Lowered, Oracle, explore
 
     asked = Question.of(args, SIZE, TILE)
     options = {"sms": args.sms, "resident": args.resident, **asked.options}
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> Answer:
     notes: list[str] = []
 
     def said(e: Exploration) -> str:
-        return f"{e.schedules_run} of {len(seeds)} schedules, {e.distinct} distinct, {len(e.findings)} findings"
+        return f"{e.schedules_run} of {len(seeds)} schedules, {e.distinct} distinct, {len(e.found)} findings"
 
     try:
         if args.backend == "oracle":
@@ -47,12 +48,12 @@ def run(args: argparse.Namespace) -> Answer:
         if type(e) not in KINDS:
             raise
         report = asked.program.check(asked.schedule, sms=args.sms, **asked.options)
-        refused = [Finding(f.kind, f.lines, f"{f.what}; it was not run", remedy=f.remedy) for f in report.findings]
-        exploration = Exploration(args.policy, findings=refused)
+        refused = [Found(0, replace(f, what=f"{f.what}; it was not run")) for f in report.findings]
+        exploration = Exploration(args.policy, found=refused)
     how = {"policy": args.policy, "backend": args.backend}
     which = {"seeds": args.seeds} if args.replay is None else {"replay": args.replay}
     note = f"{asked.line(after=how | which)}# schedule hash {exploration.schedule_hash}\n"
-    findings = [{k: getattr(f, k) for k in ("seed", "kind", "lines", "what", "remedy")} for f in exploration.findings]
+    findings = [f.keys() for f in exploration.found]
     keys = {
         "schedules_run": exploration.schedules_run, "distinct": exploration.distinct,
         "schedule_hash": exploration.schedule_hash, "findings": findings, "notes": notes, **how, **asked.keys,

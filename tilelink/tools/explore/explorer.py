@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from tilelink.analysis.check.findings import Finding
 from tilelink.errors import listed
-from tilelink.tools.explore.findings import Finding
+from tilelink.tools.explore.findings import Found
 from tilelink.tools.explore.trial import FIRST, POLICIES, Outcome, Subject, Trial, differences, unwritten
 
 
 @dataclass
 class Exploration:
-    """What was explored. `hashes`: of the schedules that were run; `findings`: of those that say the same of the same
+    """What was explored. `hashes`: of the schedules that were run; `found`: of findings that say the same of the same
     lines, the first; `times`: in how many schedules each showed, by kind and lines."""
 
     policy: str
     hashes: list[int] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    found: list[Found] = field(default_factory=list)
     times: dict[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings without their seeds."""
+        return [f.finding for f in self.found]
 
     @property
     def schedules_run(self) -> int:
@@ -41,16 +47,16 @@ class Exploration:
         self.hashes.append(outcome.schedule_hash)
         for key, finding in {(f.kind, f.lines): f for f in reversed(outcome.findings)}.items():
             if key not in self.times:
-                self.findings.append(advise(replace(finding, seed=trial.seed)))
+                self.found.append(Found(trial.seed, advise(finding)))
             self.times[key] = self.times.get(key, 0) + 1
 
     def __str__(self) -> str:
         runs = f"{self.schedules_run} schedules, {self.distinct} of them distinct ({self.policy})"
-        if not self.findings:
+        if not self.found:
             return f"no finding in {runs}\n"
         times = [self.times.get((f.kind, f.lines), 0) for f in self.findings]
         seen = [f"\n    in {n} of {self.schedules_run} schedules" if n else "" for n in times]
-        texts = [f"{finding}{often}" for finding, often in zip(self.findings, seen, strict=True)]
+        texts = [f"{finding}{often}" for finding, often in zip(self.found, seen, strict=True)]
         found = "1 finding" if len(texts) == 1 else f"{len(texts)} findings"
         return "\n".join([f"{found} in {runs}", "", *texts]) + "\n"
 

@@ -4,36 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from tilelink import emulator
 from tilelink.analysis.check import check_events
 from tilelink.analysis.check.device import residency
-from tilelink.analysis.check.findings import Finding as Checked
+from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import Events
 from tilelink.emulator.beside import NAME
-from tilelink.errors import Site, StuckError, TileLinkError
+from tilelink.errors import StuckError, TileLinkError
 
 CAUSES = {"unequal results": ("race", "written twice"), "race": ("written twice",)}
 """What is behind a finding, where that has another name."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """`kind`: "race", "deadlock", "livelock", "out of bounds", "kernel error", "unwritten read", "unwritten output",
-    "unequal results" or "signals left", or what unrolling refuses. `lines`: the places in the source that it is about.
-    `what`: all of it, for a person. `seed`: of the schedule that shows it. `remedy`: what would be right, "" where that
-    is not known."""
+class Found:
+    """A finding, and the seed of the schedule that shows it. The kind is "race", "deadlock", "livelock",
+    "out of bounds", "kernel error", "unwritten read", "unwritten output", "unequal results" or "signals left", or what
+    unrolling refuses."""
 
-    kind: str
-    lines: tuple[str, ...]
-    what: str
-    seed: int = 0
-    remedy: str = ""
+    seed: int
+    finding: Finding
+
+    def keys(self) -> dict[str, Any]:
+        """The finding as a dict, which the command line prints as JSON."""
+        names = ("kind", "lines", "what", "remedy")
+        return {"seed": self.seed, **{name: getattr(self.finding, name) for name in names}}
 
     def __str__(self) -> str:
-        told = [f"{self.kind} (seed {self.seed}): {self.what}"]
-        told += [f"    {line}" for line in self.lines if line not in self.what]
-        told += [f"    remedy: {self.remedy}"] if self.remedy else []
+        finding = self.finding
+        told = [f"{finding.kind} (seed {self.seed}): {finding.what}"]
+        told += [f"    {line}" for line in finding.lines if line not in finding.what]
+        told += [f"    remedy: {finding.remedy}"] if finding.remedy else []
         return "\n".join(told)
 
 
@@ -46,34 +49,29 @@ def findings_of(error: TileLinkError) -> tuple[Finding, ...]:
             return (_deadlock(error, error.lines),)
         case emulator.DeadlockError():
             sites = dict.fromkeys(wait.site for stuck in error.stuck for wait in stuck.waits)
-            return (_deadlock(error, tuple(map(line_of, sites))),)
+            return (_deadlock(error, tuple(site.quoted for site in sites)),)
         case emulator.OutOfBoundsError():
-            return (Finding("out of bounds", _lines(error), error.message),)
+            return (Finding(kind="out of bounds", lines=_lines(error), what=error.message),)
         case emulator.LivelockError():
-            return (Finding("livelock", _lines(error), error.message),)
+            return (Finding(kind="livelock", lines=_lines(error), what=error.message),)
         case emulator.KernelError():
-            return (Finding("kernel error", _lines(error), error.message),)
+            return (Finding(kind="kernel error", lines=_lines(error), what=error.message),)
     raise error
 
 
 def _deadlock(error: TileLinkError, lines: tuple[str, ...]) -> Finding:
-    return Finding("deadlock", lines, error.message.removeprefix("deadlock: "))
+    return Finding(kind="deadlock", lines=lines, what=error.message.removeprefix("deadlock: "))
 
 
 def of_race(race: emulator.Race) -> Finding:
     """The finding that a race is, whichever side comes first."""
-    sides = {line_of(site) for party in (race.first, race.second) for site in party.sites or (party.site,)}
+    sides = {site.quoted for party in (race.first, race.second) for site in party.sites or (party.site,)}
     what = str(race).removesuffix(f"\n    remedy: {race.remedy}")
-    return Finding("race", tuple(sorted(sides)), what, remedy=race.remedy)
-
-
-def line_of(site: Site) -> str:
-    """A place in the source, with what stands there."""
-    return f"{site}: {site.text}" if site.text else str(site)
+    return Finding(kind="race", lines=tuple(sorted(sides)), what=what, remedy=race.remedy)
 
 
 def _lines(error: TileLinkError) -> tuple[str, ...]:
-    return (line_of(error.site),) if error.site else ()
+    return (error.site.quoted,) if error.site else ()
 
 
 class Advice:
@@ -97,10 +95,10 @@ class Advice:
         return replace(finding, remedy=found[0].remedy) if found else finding
 
     @cached_property
-    def _checked(self) -> tuple[Checked, ...]:
+    def _checked(self) -> tuple[Finding, ...]:
         return check_events(self.events).findings
 
-    def _not_resident(self) -> list[Checked]:
+    def _not_resident(self) -> list[Finding]:
         if self.resident is None:
             return []
         events = self.events

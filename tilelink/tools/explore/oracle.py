@@ -13,13 +13,14 @@ import numpy as np
 import torch
 
 from tilelink.analysis.check.cells import written_tensors
+from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, READ, WAIT, Events
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
 from tilelink.emulator.errors import Entry, folded
 from tilelink.emulator.policies import Policy, made
 from tilelink.frontend.schedule import Schedule
 from tilelink.programs.program import Program
-from tilelink.tools.explore.findings import Advice, Finding, line_of
+from tilelink.tools.explore.findings import Advice
 from tilelink.tools.explore.trial import Outcome, Residency, Result, Trial
 
 _MASK, _PRIME = 0xFFFFFFFFFFFFFFFF, 0x100000001B3
@@ -248,10 +249,10 @@ class _Run:
 
     def find(self, kind: str, what: str, *steps: int) -> None:
         lines = tuple(sorted(set(map(self.line, steps))))
-        self.found.setdefault((kind, lines), Finding(kind, lines, what))
+        self.found.setdefault((kind, lines), Finding(kind=kind, lines=lines, what=what))
 
     def line(self, k: int) -> str:
-        return line_of(self.events.sites[self.events.site[k]])
+        return self.events.sites[self.events.site[k]].quoted
 
     def stuck(self) -> None:
         stuck = sorted(s.steps[s.at] for states in self.waiting.values() for s in states)

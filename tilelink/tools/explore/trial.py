@@ -11,11 +11,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.check.structure import why_not_structural
 from tilelink.analysis.events import Events
 from tilelink.emulator import Admission, Pct, PolicyWord
 from tilelink.errors import Site, WorldError
-from tilelink.tools.explore.findings import Finding
 
 FIRST = 0
 """The seed of the schedule in which all take turns and nothing is late. The results of others are held against its
@@ -125,7 +125,8 @@ def unwritten(results: Sequence[Result]) -> tuple[Finding, ...]:
             continue
         where = np.argwhere((bytes_of(r.tensor) == 0xFF).all(axis=-1))
         if len(where):
-            found.append(Finding("unwritten output", r.lines, f"{_elements(r, where)}: nobody wrote it, or its source"))
+            what = f"{_elements(r, where)}: nobody wrote it, or its source"
+            found.append(Finding(kind="unwritten output", lines=r.lines, what=what))
     return tuple(found)
 
 
@@ -133,20 +134,17 @@ def differences(results: Sequence[Result], reference: Sequence[Result]) -> tuple
     """Results that are not those of the first schedule, bit for bit."""
     firsts = {r.name: r for r in reference}
     found = [_difference(r, firsts.pop(r.name, None)) for r in results]
-    found += [Finding("unequal results", r.lines, f"{r.name}: only in the first schedule") for r in firsts.values()]
+    found += [_unequal(r, f"{r.name}: only in the first schedule") for r in firsts.values()]
     return tuple(f for f in found if f is not None)
 
 
 def _difference(result: Result, first: Result | None) -> Finding | None:
     """How a result differs from that of the first schedule."""
-
-    def finding(what: str) -> Finding:
-        return Finding("unequal results", result.lines, what)
-
     if first is None:
-        return finding(f"{result.name}: not in the first schedule")
-    if _form(result.tensor) != _form(first.tensor):
-        return finding(f"{result.name}: it is {_form(result.tensor)}, and {_form(first.tensor)} in the first schedule")
+        return _unequal(result, f"{result.name}: not in the first schedule")
+    now, then = _form(result.tensor), _form(first.tensor)
+    if now != then:
+        return _unequal(result, f"{result.name}: it is {now}, and {then} in the first schedule")
     where = np.argwhere((bytes_of(result.tensor) != bytes_of(first.tensor)).any(axis=-1))
     if not len(where):
         return None
@@ -154,7 +152,11 @@ def _difference(result: Result, first: Result | None) -> Finding | None:
     was = f"it is {result.tensor[at].item()}, and {first.tensor[at].item()} in the first schedule"
     if result.versions:
         was = "it is made of other versions of what its tile read than in the first schedule"
-    return finding(f"{_elements(result, where)}: {was}")
+    return _unequal(result, f"{_elements(result, where)}: {was}")
+
+
+def _unequal(result: Result, what: str) -> Finding:
+    return Finding(kind="unequal results", lines=result.lines, what=what)
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, WRITE
 from tilelink.analysis.placement import placed, shape_on
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
@@ -22,7 +23,7 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.programs.given import at_sizes
 from tilelink.programs.program import Program
 from tilelink.runtime.cpu.world import CpuGroup, CpuWorld
-from tilelink.tools.explore.findings import Advice, Finding, findings_of, line_of
+from tilelink.tools.explore.findings import Advice, findings_of
 from tilelink.tools.explore.trial import Outcome, Residency, Result, Subject, Trial, poison
 
 LEAST_HEAP, CONTROL = 1 << 16, 1 << 14
@@ -145,14 +146,14 @@ class Lowered:
         what = (
             f"rank {rank}, slot {slot}: signals of {name} are not zero after the last run: the next counts from there"
         )
-        return Finding("signals left", self._lines(NOTIFY, name), what)
+        return Finding(kind="signals left", lines=self._lines(NOTIFY, name), what=what)
 
     def _lines(self, op: int, name: str) -> tuple[str, ...]:
         """Where in the source something is done to a tensor."""
         events = self.events
         index = next(k for k, t in enumerate(self.bound.tensors) if t.name == name)
         sites = np.unique(events.site[(events.op == op) & (events.tensor == index)])
-        return tuple(line_of(events.sites[s]) for s in sites)
+        return tuple(events.sites[s].quoted for s in sites)
 
 
 def operands(program: TileProgram, sizes: Sizes, rank: int, call: int) -> dict[str, torch.Tensor]:
