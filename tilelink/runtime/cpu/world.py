@@ -83,8 +83,9 @@ class CpuWorld:
         if resident is not None and resident < 1:
             raise WorldError(f"resident={resident}: at least 1 worker of a rank", Site.of_user())
         self.world, self.sms, self.seed = world, sms, seed
-        self.policy, self.resident, self.admit = policy, resident, admit
-        self.races, self.observer, self.switch = races, observer, switch
+        self.options: dict[str, Any] = dict(
+            policy=policy, resident=resident, admit=admit, races=races, switch=switch, observer=observer
+        )
         self.layout = HeapLayout(world, heap_bytes, slots, signal_bytes)
         if target == CPU and per_node is not None and per_node < world:
             target = LATE
@@ -112,9 +113,7 @@ class CpuWorld:
                 f"CpuWorld.run({function!r}): it takes a function of a rank's group, run(lambda group: ...)",
                 Site.of_user(),
             )
-        seed = self.seed if seed is None else seed
-        chosen = self.policy, self.resident, self.admit, self.races, self.observer, self.switch
-        self.latest = Execution(self.world, seed, *chosen)
+        self.latest = Execution(self.world, self.seed if seed is None else seed, **self.options)
         session = _Session(self.latest, self.log)
         for group in self.groups:
             group.session = session

@@ -113,7 +113,7 @@ class Lowered:
         world.reset()
         self.other = Beside(self.sizes.world, self.beside)
         residency = self.residency.under(self.events, trial.seed)
-        world.policy, world.resident, world.admit = trial.word, residency.most, residency.admit
+        world.options |= {"policy": trial.word, "resident": residency.most, "admit": residency.admit}
 
         def run() -> tuple[Sequence[Result], Sequence[Finding]]:
             made = world.run(self._calls, seed=trial.seed)
