@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ShapeError, Site, listed
-from tilelink.ops.agreement import told
+from tilelink.ops.agreement import raised_everywhere
 from tilelink.ops.checks import DTYPES, check_tensors
 from tilelink.ops.collectives import Members, name_of_group
 from tilelink.ops.mixture_of_experts import moe_combine, moe_dispatch
@@ -132,7 +132,7 @@ class ElasticBuffer:
                 raise ArgumentError(f"expert_alignment={alignment}; it must be 1 or more rows", Site.of_user())
             _check_choices(topk_idx, topk_weights, handle)
 
-        told(self.group_name, check, "arguments", x[0] if isinstance(x, tuple) else x)
+        raised_everywhere(self.group_name, check, "arguments", x[0] if isinstance(x, tuple) else x)
         _wait(tuning)
         if handle is None:
             assert topk_idx is not None and num_experts is not None
@@ -177,7 +177,7 @@ class ElasticBuffer:
                 what = f"topk_weights have shape {tuple(topk_weights.shape)}: {of_rows.pop()}, as recv_topk_weights"
                 raise ShapeError(what, Site.of_user())
 
-        told(self.group_name, check, "arguments", x)
+        raised_everywhere(self.group_name, check, "arguments", x)
         _wait(tuning)
         weights = None
         if topk_weights is not None:

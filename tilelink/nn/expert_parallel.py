@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from tilelink.errors import ArgumentError, ShapeError, Site, listed, public, public_class
 from tilelink.nn.layouts import Layouts, as_dtensor, distributed, laid_out, redistributed
-from tilelink.ops.agreement import told
+from tilelink.ops.agreement import raised_everywhere
 from tilelink.ops.collectives import Members, name_of_group
 from tilelink.ops.mixture_of_experts import known_plan, mixture_of_experts
 from tilelink.ops.whole_layer import swiglu
@@ -191,7 +191,9 @@ class SpreadExperts(nn.Module):
         """As `mixture_of_experts` with the weights of this module; arguments are named as transformers names them."""
         how, given = self.how, (hidden_states, top_k_index, top_k_weights)
         name = how.layouts.group_name
-        gate_up, down = told(name, lambda: (self._local(how.gate_up), self._local(how.down)), "weights", *given)
+        gate_up, down = raised_everywhere(
+            name, lambda: (self._local(how.gate_up), self._local(how.down)), "weights", *given
+        )
         return computed(given, gate_up, down, how.activation or gate_of(self), how.layouts, how.options)
 
     def _local(self, name: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tilelink.errors import ArgumentError, ShapeError, Site, public, public_class
 from tilelink.frontend.values import dtype_name
-from tilelink.ops.agreement import told
+from tilelink.ops.agreement import raised_everywhere
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.mixture_of_experts import known_plan, mixture_of_experts
 from tilelink.ops.moe_routing import check_slices, expert_places
@@ -140,7 +140,7 @@ class MoE(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., width) for the tokens (..., width) of this rank."""
-        scores = told(self.group_name, lambda: self._scores(x), "the router", x)
+        scores = raised_everywhere(self.group_name, lambda: self._scores(x), "the router", x)
         scores = torch.softmax(scores, -1, dtype=torch.float32)
         weights, chosen = torch.topk(scores, self.top)
         if self.normalized:

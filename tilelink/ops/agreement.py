@@ -50,7 +50,7 @@ def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str
         raise error from None
 
 
-def told(group_name: str, made: Callable[[], T], of: str, *given: Any) -> T:
+def raised_everywhere(group_name: str, made: Callable[[], T], of: str, *given: Any) -> T:
     """Returns `made()`. If it raises, this rank raises that error, and the next call of every other rank of the group,
     which would wait for this one, raises RankFailedError. `of`: the source of an error that is not TileLink's; `given`:
     the tensors of the call, among other things."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, function_text, listed, public
 from tilelink.ops import experts as made_of
-from tilelink.ops.agreement import agree, agreed_machine, told, told_of_machine
+from tilelink.ops.agreement import agree, agreed_machine, raised_everywhere, told_of_machine
 from tilelink.ops.checks import cast_for, check_devices, check_tensors, no_autocast
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.moe_routing import Once, Routing, check_numbers, moe_routing, torch_or_none
@@ -160,7 +160,7 @@ def mixture_of_experts(
     """
     name, given = name_of_group(group), (x, topk_idx, topk_weights, gate_up, down)
     numbers = {"tokens": tokens, "capacity": capacity, "slices": slices}
-    told(name, lambda: _check(*given, activation, plan, numbers), "arguments", *given)
+    raised_everywhere(name, lambda: _check(*given, activation, plan, numbers), "arguments", *given)
     width, top = x.shape[-1], topk_idx.shape[-1]
     experts, chosen = len(gate_up) * world_of(name) // max(slices, 1), topk_idx.reshape(-1, top)
     if plan == AUTO and activation is swiglu:
@@ -173,7 +173,7 @@ def mixture_of_experts(
         out = _whole_layer(x.reshape(-1, width), gate_up, down, routing, topk_weights.reshape(-1, top), plan)
         return out.reshape(x.shape)
     rows = dispatch_linear(x.reshape(-1, width), gate_up, routing, plan=plan)
-    made = told(name, lambda: activation(rows), "activation", rows)
+    made = raised_everywhere(name, lambda: activation(rows), "activation", rows)
     out = linear_combine(made, down, routing, topk_weights.reshape(-1, top), plan=plan)
     return out.reshape(*x.shape[:-1], down.shape[1])
 
@@ -244,7 +244,7 @@ def _fastest(
 def _check_call(routing: Routing, plan: object, **tensors: torch.Tensor) -> None:
     """Raises ArgumentError, DeviceError and ScheduleError for arguments of an operator that takes a routing."""
     given = {**tensors, "routing": routing.counts}
-    told(routing.group_name, lambda: _check_given(plan, given), "arguments", *tensors.values())
+    raised_everywhere(routing.group_name, lambda: _check_given(plan, given), "arguments", *tensors.values())
 
 
 def _check_given(plan: object, tensors: dict[str, Any]) -> None:
@@ -301,7 +301,7 @@ def _met(routing: Routing, plan: str | None) -> dict[str, Any]:
             how = 'moe_routing(..., plan="once")'
             raise ArgumentError(f"plan is {plan!r}, and the routing was not made for it: {how}", Site.of_user())
 
-        told(routing.group_name, refuse, "arguments", routing.counts)
+        raised_everywhere(routing.group_name, refuse, "arguments", routing.counts)
     assert routing.once is not None
     met = {"token": routing.once.token, "at": routing.once.at, "wanted": routing.once.wanted}
     return {
@@ -346,4 +346,4 @@ def _refuse(said: str, given: torch.Tensor, routing: Routing) -> None:
     def refuse() -> None:
         raise ShapeError(said, Site.of_user())
 
-    told(routing.group_name, refuse, "arguments", given)
+    raised_everywhere(routing.group_name, refuse, "arguments", given)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ShapeError, Site, public
 from tilelink.ops import routed
-from tilelink.ops.agreement import told
+from tilelink.ops.agreement import raised_everywhere
 from tilelink.ops.checks import check_devices, check_tensors
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.of_all_ranks import gather_counts, route_once
@@ -108,7 +108,8 @@ def moe_routing(
     """
     name = name_of_group(group)
     world = world_of(name)
-    told(name, lambda: _check(topk_idx, experts, slices, places, tokens, capacity, world), "arguments", topk_idx)
+    numbers = (experts, slices, places, tokens, capacity, world)
+    raised_everywhere(name, lambda: _check(topk_idx, *numbers), "arguments", topk_idx)
     if places is not None:
         topk_idx = placed(topk_idx, places, experts, Members.named(name).rank)
     each, (mine, top) = experts * slices // world, topk_idx.shape

@@ -161,7 +161,8 @@ class LinearCombineOnce(OfTokens):
         back, rows = dispatch_linear_once(
             x=grads[0].contiguous(), weight=weight.mT, kept=keep, **where_rows_are(ctx)
         )  # fmt: skip
-        scale = routed.of_rows(weights if weights.numel() else torch.ones_like(at, dtype=torch.float32), at, len(x))
+        of_choices = weights if weights.numel() else torch.ones_like(at, dtype=torch.float32)
+        scale = routed.weight_of_rows(of_choices, at, len(x))
 
         def scaled(of_tokens: torch.Tensor) -> torch.Tensor:
             return (scale[:, None] * of_tokens.float()).to(x.dtype)

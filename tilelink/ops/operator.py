@@ -17,7 +17,7 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import once_differentiable
 
 from tilelink.errors import ArgumentError, MachineError, MachineMemoryError
-from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, told, told_of_machine
+from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, raised_everywhere, told_of_machine
 from tilelink.ops.checks import cast_for, check_type, no_autocast
 from tilelink.ops.collectives import Members, Traced, name_of_group
 from tilelink.ops.plain import Maybe, Plain, Tensors
@@ -182,7 +182,7 @@ class Operator:
             def again() -> None:
                 raise raised
 
-            told(name_of_group(group), again, "arguments", *given.values())
+            raised_everywhere(name_of_group(group), again, "arguments", *given.values())
 
     def _check_tangents(self, given: Mapping[str, Any]) -> None:
         """Torch would drop the tangents of forward-mode differentiation without a word. Raises ArgumentError."""

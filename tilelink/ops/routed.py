@@ -96,7 +96,7 @@ def fanned_out(
     return _taken(every, segment % world * tokens + token.long(), there)
 
 
-def of_rows(weights: torch.Tensor, at: torch.Tensor, room: int) -> torch.Tensor:
+def weight_of_rows(weights: torch.Tensor, at: torch.Tensor, room: int) -> torch.Tensor:
     """(room,): of each row the weight of the choice that it is; `at`: the rows of each token, -1 for none."""
     made = weights.new_zeros(room + 1)
     return made.index_copy(0, torch.where(at < 0, room, at).long().flatten(), weights.flatten())[:room]
