@@ -14,7 +14,7 @@ from tilelink.plans.experts import Tokens, choose_experts
 from tilelink.plans.layer_plans import OF_ROWS, OF_TOKENS, combined, is_once, plan_of
 from tilelink.plans.model import Experts, WholeLayer, model
 from tilelink.plans.routings import EVEN, POWER_LAW, rows_of_experts, tokens_of_ranks
-from tilelink.plans.whole_layer import activation_us, choose_layer, fastest_layer
+from tilelink.plans.whole_layer import LayerQuestion, activation_us, choose_layer, fastest_layer
 
 DOWN = Experts("experts_down", 256, 8, 7168, 2048, spread=8, cut=1)
 
@@ -79,9 +79,10 @@ def test_auto_is_what_a_whole_layer_is_predicted_to_take() -> None:
         assert choice is not None and choice.fused_us == min(choice.forms_us.values())
         cut = 8 // spread
         sizes = (256, 8, 2, 2048, 1536 // cut, 256 * min(2, 8 // spread))
-        assert fastest_layer("h800", 0, 8, "bfloat16", *sizes, cut, True) == choice.fastest
-        assert not is_once(fastest_layer("h800", 0, 8, "bfloat16", *sizes, cut, False))
-    assert fastest_layer(None, 0, 8, "bfloat16", 256, 8, 2, 2048, 1536, 512) == "push"
+        asked = LayerQuestion("h800", 0, 8, "bfloat16", *sizes, slices=cut, once=True)
+        assert fastest_layer(asked) == choice.fastest
+        assert not is_once(fastest_layer(replace(asked, once=False)))
+    assert fastest_layer(LayerQuestion(None, 0, 8, "bfloat16", 256, 8, 2, 2048, 1536, 512)) == "push"
 
 
 def test_unfused_a_layer_takes_what_its_products_take() -> None:
@@ -97,5 +98,5 @@ def test_tokens_between_two_powers_of_two_share_a_plan(monkeypatch: pytest.Monke
     asked: list[int] = []
     monkeypatch.setattr(whole_layer.LayerForms, "of", lambda of, *_: asked.append(of.number))
     for tokens in (256, 300, 511, 512):
-        fastest_layer("h800", 0, 8, "bfloat16", tokens, 8, 2, 1024, 48, tokens * 2)
+        fastest_layer(LayerQuestion("h800", 0, 8, "bfloat16", tokens, 8, 2, 1024, 48, tokens * 2))
     assert asked == [256, 512]

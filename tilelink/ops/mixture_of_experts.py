@@ -21,7 +21,7 @@ from tilelink.ops.programs import path_of, reserved_on
 from tilelink.ops.whole_layer import PLANS_OF_ONE, layer_of_experts, swiglu
 from tilelink.plans.layer_plans import PAIRS, in_one, is_once, without_changes
 from tilelink.plans.names import AUTO, TORCH
-from tilelink.plans.whole_layer import fastest_layer
+from tilelink.plans.whole_layer import LayerQuestion, fastest_layer
 from tilelink.runtime.agreement import TOKENS
 
 PLANS = (*(name for pair in PAIRS for name in pair.schedules), *PLANS_OF_ONE, TORCH, AUTO)
@@ -228,17 +228,19 @@ def _fastest(
     members, device, world = Members.named(name), x.device, world_of(name)
     if torch.compiler.is_compiling() or path_of(device) is Plain or not tokens * x.shape[-1] or world % slices:
         return AUTO
-    sizes = (tokens * world, experts, top, x.shape[-1], hidden)
     room = world * tokens * min(top, experts * slices // world) if capacity is None else capacity
+    sizes = {
+        "tokens": tokens * world, "experts": experts, "top": top, "width": x.shape[-1], "hidden": hidden, "rows": room,
+    }  # fmt: skip
     dtype = str(x.dtype).removeprefix("torch.")
 
     def tell() -> dict[str, Any]:
-        said = {TOKENS: tokens, "sizes": (*sizes, room), "dtype": dtype, "slices": slices}
+        said = {TOKENS: tokens, "sizes": tuple(sizes.values()), "dtype": dtype, "slices": slices}
         return {"operator": "mixture_of_experts", **said, **told_of_machine(members, device)}
 
     agree(members, device, tell)
     machine, reserved = agreed_machine(members, device), reserved_on(members, device)
-    return fastest_layer(machine, reserved, world, dtype, *sizes, room, slices, True)
+    return fastest_layer(LayerQuestion(machine, reserved, world, dtype, **sizes, slices=slices, once=True))
 
 
 def _check_call(routing: Routing, plan: object, **tensors: torch.Tensor) -> None:

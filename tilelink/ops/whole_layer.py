@@ -20,7 +20,7 @@ from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs, reserved_on
 from tilelink.plans.layer_plans import OF_ROWS, ONE_KERNEL, plan_of, without_changes
 from tilelink.plans.names import AUTO, TORCH, Plan, planned
-from tilelink.plans.whole_layer import fastest_layer
+from tilelink.plans.whole_layer import LayerQuestion, fastest_layer
 
 OPERATOR = mixture_of_experts.name
 PLANS_OF_ONE = (ONE_KERNEL, *(f"{ONE_KERNEL}:{schedule}" for schedule in list(mixture_of_experts.schedules)[1:]))
@@ -75,11 +75,13 @@ class LayerOfExperts(Sums):
         """That of one kernel, unless "auto" finds two kernels faster: then that of the first one."""
         if self.plan != AUTO:
             return planned(OPERATOR, self.plan)
-        machine, reserved = agreed_machine(self.members, self.x.device), reserved_on(self.members, self.x.device)
-        tokens, top = self.place.shape
-        sizes = (len(self.counts), top, self.x.shape[1], self.down.shape[2], self.room)
-        dtype = str(self.x.dtype).removeprefix("torch.")
-        name = fastest_layer(machine, reserved, self.members.world, dtype, tokens * self.members.world, *sizes)
+        members, device, (tokens, top) = self.members, self.x.device, self.place.shape
+        asked = LayerQuestion(
+            agreed_machine(members, device), reserved_on(members, device), members.world,
+            str(self.x.dtype).removeprefix("torch."), tokens=tokens * members.world, experts=len(self.counts), top=top,
+            width=self.x.shape[1], hidden=self.down.shape[2], rows=self.room,
+        )  # fmt: skip
+        name = fastest_layer(asked)
         if without_changes(name) in PLANS_OF_ONE:
             return planned(OPERATOR, name)
         return plan_of(OF_ROWS, OF_ROWS.first, name)._replace(name=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilelink.analysis.machine import Machine
@@ -179,31 +179,47 @@ class TwoKernels:
         return {combined([form.by for form in found]): self.between_us + sum(form.us or 0.0 for form in found)}
 
 
-def fastest_layer(
-    name: str | None, reserved: int, world: int, dtype: str, tokens: int, experts: int, top: int, width: int,
-    hidden: int, rows: int, slices: int = 1, once: bool = False,
-) -> str:  # fmt: skip
+@dataclass(frozen=True)
+class LayerQuestion:
+    """What a plan of `mixture_of_experts` is chosen for. `machine`: by name, None for one that is not known;
+    `reserved`: SMs that are left to others; `tokens`, `experts`: of all ranks; `top`: experts of a token; `width`:
+    features of a token; `hidden`: features that a rank has of an expert; `rows`: that a rank has room for; `slices`:
+    ranks that share an expert; `once`: whether plans "once" are among them."""
+
+    machine: str | None
+    reserved: int
+    world: int
+    dtype: str
+    tokens: int
+    experts: int
+    top: int
+    width: int
+    hidden: int
+    rows: int
+    slices: int = 1
+    once: bool = False
+
+    def rounded(self) -> LayerQuestion:
+        """The same for the largest power of two of tokens, with room for rows in proportion."""
+        least = 1 << max(0, self.tokens.bit_length() - 1)
+        return replace(self, tokens=least, rows=self.rows * least // max(1, self.tokens))
+
+
+def fastest_layer(asked: LayerQuestion) -> str:
     """The plan of `mixture_of_experts` that is predicted to be the fastest on a machine, but for plain torch, whose
-    host reads the counts; "push" where nothing is predicted. `reserved`: SMs that are left to others; `tokens`,
-    `experts`: of all ranks; `hidden`: features that a rank has of an expert; `rows`: that a rank has room for;
-    `slices`: ranks that share an expert; `once`: whether plans "once" are among them. Numbers of tokens between two
-    powers of two share a plan, if ranks have room for rows in proportion."""
-    least = 1 << max(0, tokens.bit_length() - 1)
-    room_of_least = rows * least // max(1, tokens)
-    return _fastest(name, reserved, world, dtype, least, experts, top, width, hidden, room_of_least, slices, once)
+    host reads the counts; "push" where nothing is predicted. Numbers of tokens between two powers of two share a plan,
+    if ranks have room for rows in proportion."""
+    return _fastest(asked.rounded())
 
 
 @kept(4096)
-def _fastest(
-    name: str | None, reserved: int, world: int, dtype: str, tokens: int, experts: int, top: int, width: int,
-    hidden: int, rows: int, slices: int, once: bool,
-) -> str:  # fmt: skip
+def _fastest(asked: LayerQuestion) -> str:
     """As `fastest_layer`, for a number of tokens."""
-    sizes = ((GATE_UP, 2 * hidden, width), (DOWN, width, hidden))
-    layer = WholeLayer(*(Experts(of, experts, top, n, k, world // slices, slices) for of, n, k in sizes))
+    sizes, cut = ((GATE_UP, 2 * asked.hidden, asked.width), (DOWN, asked.width, asked.hidden)), asked.slices
+    layer = WholeLayer(*(Experts(of, asked.experts, asked.top, n, k, asked.world // cut, cut) for of, n, k in sizes))
     try:
-        asked = Tokens(described(name or "").leaving(reserved), dtype, tokens)
-        forms = LayerForms.of(asked, layer, rows, PAIRS if once else (OF_ROWS,))
+        tokens = Tokens(described(asked.machine or "").leaving(asked.reserved), asked.dtype, asked.tokens)
+        forms = LayerForms.of(tokens, layer, asked.rows, PAIRS if asked.once else (OF_ROWS,))
     except TileLinkError:
         forms = None
     return "push" if forms is None else forms.fastest
