@@ -43,7 +43,7 @@ class Sums(OfExperts):
     def keep_for_gradients(self, ctx: Any, back: torch.Tensor, *more: torch.Tensor) -> None:
         if self.weights is not None and self.weights.requires_grad and not self.keep:
             raise ArgumentError("weights get their gradient from the rows that come back: keep=True")
-        ctx.called = {"counts": self.counts, "group_name": self.group_name, "plan": self.plan}
+        ctx.call = {"counts": self.counts, **self.options}
         ctx.sent, ctx.room = self.sent, len(self.x)
         ctx.mark_non_differentiable(back)
         ctx.save_for_backward(self.place, self.weights, back, *more)
@@ -58,7 +58,7 @@ def as_dispatched(ctx: Any, grad: torch.Tensor) -> dict[str, Any]:
         grad = routed.scaled(routed.taken(grad, order), scale)
         order = torch.arange(ctx.sent, dtype=torch.int32, device=grad.device)
         place = order[:, None]
-    return {"x": grad.contiguous(), "order": order, "place": place, "room": ctx.room, **ctx.called}
+    return {"x": grad.contiguous(), "order": order, "place": place, "room": ctx.room, **ctx.call}
 
 
 @dataclass
@@ -80,26 +80,21 @@ class DispatchLinear(OfExperts):
     group_name: str
     plan: str | None
 
-    def check(self) -> None:
-        super().check()
-        self.check_weight(self.weight)
-
     def run(self, path: Plain) -> tuple[torch.Tensor, torch.Tensor]:
-        x, weight, nothing = self.x, self.weight, self.x.new_empty(0)
+        x, weight = self.x, self.weight
         if not isinstance(path, Programs):
             rows = routed.dispatched(path, routed.taken(x, self.order), self.counts, self.room)
-            return routed.multiplied(path, rows, weight, self.counts), rows if self.keep else nothing
+            return routed.multiplied(path, rows, weight, self.counts), self.or_nothing(rows if self.keep else None)
         out = path.empty(x, (self.room, weight.shape[1]))
         kept = path.empty(x, (self.room, x.shape[1])) if self.keep else None
         parts = self.parts(tokens=len(x), sent=len(self.order), routed=self.room)
         path.call(x, weight.mT, self.counts, self.order, out=out, gathered=kept, parts=parts)
-        return out, nothing if kept is None else kept
+        return out, self.or_nothing(kept)
 
     def setup(self, ctx: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         if self.weight.requires_grad and not self.keep:
             raise ArgumentError("a weight gets its gradient from the rows of its expert: keep=True")
-        ctx.call = {"group_name": self.group_name, "plan": self.plan}
-        ctx.sent = len(self.order)
+        ctx.call, ctx.sent = self.options, len(self.order)
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(self.weight, self.counts, self.place, output[1])
 
@@ -135,10 +130,6 @@ class LinearCombine(Sums):
     group_name: str
     plan: str | None
 
-    def check(self) -> None:
-        super().check()
-        self.check_weight(self.weight)
-
     def run(self, path: Plain) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight = self.x, self.weight
         if not isinstance(path, Programs):
@@ -148,7 +139,7 @@ class LinearCombine(Sums):
         out, kept = self.results_of(path, weight.shape[1])
         parts = self.parts(tokens=len(self.place), sent=self.sent, routed=len(x))
         path.call(x, weight.mT, self.counts, self.place, out=out, weights=self.weights, kept=kept, parts=parts)
-        return out, x.new_empty(0) if kept is None else kept
+        return out, self.or_nothing(kept)
 
     def setup(self, ctx: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         self.keep_for_gradients(ctx, output[1], self.x, self.weight)
@@ -161,11 +152,11 @@ class LinearCombine(Sums):
             case (True, True):
                 order, scale = routed.sources(place, weights, ctx.sent)
                 given = {"x": x, "weight": weight, "dout": grad.contiguous(), "order": order, "scale": scale}
-                found["x"], found["weight"] = linear_combine_gradients(**given, **ctx.called)
+                found["x"], found["weight"] = linear_combine_gradients(**given, **ctx.call)
             case (True, False):
                 found["x"], _ = dispatch_linear(weight=weight.mT, keep=False, **as_dispatched(ctx, grad))
             case (False, True):
-                found["weight"] = expert_gradients(dout=moe_dispatch(**as_dispatched(ctx, grad)), x=x, **ctx.called)
+                found["weight"] = expert_gradients(dout=moe_dispatch(**as_dispatched(ctx, grad)), x=x, **ctx.call)
         return found
 
 
@@ -194,13 +185,13 @@ class Dispatch(OfExperts):
         return out
 
     def setup(self, ctx: Any, output: torch.Tensor) -> None:
-        ctx.call = {"sent": len(self.order), "group_name": self.group_name, "plan": self.plan}
+        ctx.call, ctx.sent = self.options, len(self.order)
         ctx.save_for_backward(self.counts, self.place)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
         counts, place = ctx.saved_tensors
-        back = {"counts": counts, "place": place, "weights": None, "keep": False}
+        back = {"counts": counts, "place": place, "weights": None, "sent": ctx.sent, "keep": False}
         return {"x": moe_combine(x=grads[0].contiguous(), **back, **ctx.call)[0]}
 
 
@@ -228,7 +219,7 @@ class Combine(Sums):
         out, kept = self.results_of(path, self.x.shape[1])
         parts = self.parts(tokens=len(self.place), sent=self.sent, routed=len(self.x))
         path.call(self.x, self.counts, self.place, out=out, weights=self.weights, kept=kept, parts=parts)
-        return out, self.x.new_empty(0) if kept is None else kept
+        return out, self.or_nothing(kept)
 
     def setup(self, ctx: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         self.keep_for_gradients(ctx, output[1])

@@ -47,15 +47,13 @@ class ExpertGradients(OfExperts):
 
 
 class OfWeights(OfExperts):
-    """A call that makes the gradients of rows and of `weight`, (experts, N, K), from `dout`. `x`: the rows of the
+    """A call that makes the gradients of rows and of `weight` from `dout`. `x`: the rows of the
     experts of this rank, (room, K)."""
 
-    weight: torch.Tensor
     dout: torch.Tensor
 
     def check(self) -> None:
         super().check()
-        self.check_weight(self.weight)
         if self.dout.dim() != 2 or self.dout.shape[1] != self.weight.shape[1]:
             raise ShapeError(f"dout has shape {tuple(self.dout.shape)}; it must have rows of {self.weight.shape[1]}")
 

@@ -20,14 +20,20 @@ from tilelink.programs.program import Program
 class OfExperts(Call):
     """A call on rows that go to experts. `x`: a matrix of tokens or rows; `counts`: (experts of all ranks, world), the
     same on every rank; `order`: (sent,), the token of each row that this rank sends; `place`: (tokens, top), the row of
-    each choice of a token, or -1; `program`: by which it is computed; `pair`: the programs whose schedules are its
-    plans."""
+    each choice of a token, or -1; `weight`: (experts of this rank, N, K), in calls with a product; `program`: by which
+    it is computed; `pair`: the programs whose schedules are its plans."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     program: ClassVar[Program]
     pair: ClassVar[Pair] = OF_ROWS
     once_differentiable = True
     counts: torch.Tensor
+    weight: torch.Tensor
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the calls of its gradient take of it, besides tensors."""
+        return {"group_name": self.group_name, "plan": self.plan}
 
     def check(self) -> None:
         if self.x.dim() != 2:
@@ -40,6 +46,8 @@ class OfExperts(Call):
                 f"it must be (experts of all ranks, {world}), with as many experts on each rank"
             )
         self.check_plan()
+        if "weight" in self.__dataclass_fields__:
+            self.check_weight(self.weight)
 
     def check_plan(self) -> None:
         """Raises ScheduleError for what is no plan, TileSizeError for a tile that can't be."""
@@ -55,6 +63,10 @@ class OfExperts(Call):
             )
         if weight.dtype != self.x.dtype:
             raise DtypeError(f"weight is {weight.dtype}, x {self.x.dtype}; both must have one dtype")
+
+    def or_nothing(self, made: torch.Tensor | None) -> torch.Tensor:
+        """A result, empty if it was not asked for."""
+        return self.x.new_empty(0) if made is None else made
 
     def told(self) -> Mapping[str, Any]:
         """The shapes of its tensors, and its numbers."""

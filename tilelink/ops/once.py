@@ -30,7 +30,6 @@ class OfTokens(OfExperts):
     sends."""
 
     pair = OF_TOKENS
-    weight: torch.Tensor
     token: torch.Tensor
     at: torch.Tensor
     wanted: torch.Tensor | None
@@ -48,7 +47,6 @@ class OfTokens(OfExperts):
 
     def check(self) -> None:
         super().check()
-        self.check_weight(self.weight)
         world = self.members.world
         if self.wanted is not None and tuple(self.wanted.shape) != (len(self.at) // world, world):
             shapes = f"wanted has shape {tuple(self.wanted.shape)}, at {tuple(self.at.shape)}"
@@ -63,14 +61,14 @@ class OfTokens(OfExperts):
         return self.parts(tokens=self.tokens, sent=self.sent, routed=len(self.token))
 
     def keep(self, ctx: Any, *more: torch.Tensor) -> None:
-        ctx.call = {"sent": self.sent, "group_name": self.group_name, "plan": self.plan}
+        ctx.call, ctx.sent = self.options, self.sent
         ctx.save_for_backward(self.weight, self.counts, self.token, self.at, self.wanted, *more)
 
 
 def where_rows_are(ctx: Any) -> dict[str, Any]:
     """What a call takes of that whose gradient it is."""
     _, counts, token, at, wanted, *_ = ctx.saved_tensors
-    return {"counts": counts, "token": token, "at": at, "wanted": wanted, **ctx.call}
+    return {"counts": counts, "token": token, "at": at, "wanted": wanted, "sent": ctx.sent, **ctx.call}
 
 
 @dataclass
@@ -97,12 +95,12 @@ class DispatchLinearOnce(OfTokens):
         x, weight, room = self.x, self.weight, len(self.token)
         if not isinstance(path, Programs):
             rows = routed.fanned_out(path, x, self.token, self.counts, self.sent)
-            return routed.multiplied(path, rows, weight, self.counts), rows if self.kept else x.new_empty(0)
+            return routed.multiplied(path, rows, weight, self.counts), self.or_nothing(rows if self.kept else None)
         out = path.empty(x, (room, weight.shape[1]))
         gathered = path.empty(x, (room, x.shape[1])) if self.kept else None
         given = {"wanted": self.wanted, "gathered": gathered, "parts": self.parts_of_call()}
         path.call(x, weight.mT, self.counts, self.token, out=out, **given)
-        return out, x.new_empty(0) if gathered is None else gathered
+        return out, self.or_nothing(gathered)
 
     def setup(self, ctx: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
@@ -114,7 +112,7 @@ class DispatchLinearOnce(OfTokens):
         if ctx.needs_input_grad[0]:
             found["x"] = linear_combine_once(x=grad, weight=weight.mT, weights=None, **where_rows_are(ctx))
         if ctx.needs_input_grad[1]:
-            found["weight"] = gradients(ctx, grad, rows, counts)
+            found["weight"] = expert_gradients(dout=grad, x=rows, counts=counts, **ctx.call)
         return found
 
 
@@ -151,7 +149,7 @@ class LinearCombineOnce(OfTokens):
         return out
 
     def setup(self, ctx: Any, output: torch.Tensor) -> None:
-        self.keep(ctx, self.x, self.x.new_empty(0) if self.weights is None else self.weights)
+        self.keep(ctx, self.x, self.or_nothing(self.weights))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Mapping[str, Any]:
@@ -169,18 +167,11 @@ class LinearCombineOnce(OfTokens):
 
         found: dict[str, Any] = {"x": scaled(back)}
         if keep:
-            found["weight"] = gradients(ctx, scaled(rows), x, counts)
+            found["weight"] = expert_gradients(dout=scaled(rows), x=x, counts=counts, **ctx.call)
         if ctx.needs_input_grad[6]:
             each = (back.float() * x.float()).sum(1)
             found["weights"] = routed.taken(each[:, None], at.flatten()).view(at.shape)
         return found
-
-
-def gradients(ctx: Any, dout: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """The gradients of the weights of a rank's experts."""
-    options = {n: ctx.call[n] for n in ("group_name", "plan")}
-    made: torch.Tensor = expert_gradients(dout=dout, x=rows, counts=counts, **options)
-    return made
 
 
 dispatch_linear_once, linear_combine_once = Operator(DispatchLinearOnce), Operator(LinearCombineOnce)

@@ -106,7 +106,7 @@ class LayerOfExperts(Sums):
             second = Programs(self.members, plan_of(OF_ROWS, OF_ROWS.second, path.plan.name))
             second.call(swiglu(made), self.down.mT, self.counts, self.place, **sums)
         kept = (rows, made, returned) if self.keep else (None, None, None)
-        return total, *(x.new_empty(0) if t is None else t for t in kept)
+        return total, *map(self.or_nothing, kept)
 
     def _plain(self, path: Plain) -> tuple[torch.Tensor, ...]:
         x = self.x
@@ -122,7 +122,7 @@ class LayerOfExperts(Sums):
         if not self.keep and any(t is not None and t.requires_grad for t in given):
             raise ArgumentError("gradients need what the kernel makes on its way: keep=True")
         plan = self.plan if self.plan in (TORCH, AUTO) else planned(OPERATOR, self.plan).schedule.name
-        ctx.called = {"counts": self.counts, "group_name": self.group_name, "plan": plan}
+        ctx.call = {"counts": self.counts, **self.options, "plan": plan}
         ctx.sent, ctx.room = self.sent, self.room
         ctx.mark_non_differentiable(rows, made, back)
         ctx.save_for_backward(self.place, self.weights, back, rows, made, self.gate_up, self.down)
@@ -140,12 +140,12 @@ class LayerOfExperts(Sums):
             order, scale = routed.sources(place, weights, ctx.sent)
             hidden = (gate * some * up).to(made.dtype)
             given = {"x": hidden, "weight": down, "dout": grad, "order": order, "scale": scale}
-            dhidden, found["down"] = linear_combine_gradients(**given, **ctx.called)
+            dhidden, found["down"] = linear_combine_gradients(**given, **ctx.call)
         else:
             dhidden, _ = dispatch_linear(weight=down.mT, keep=False, **as_dispatched(ctx, grad))
         dgate = dhidden.float() * up * some * (1 + gate * (1 - some))
         dmade = torch.cat([dgate, dhidden.float() * gate * some], 1).to(made.dtype)
-        back_to = {"place": place, "sent": ctx.sent, **ctx.called}
+        back_to = {"place": place, "sent": ctx.sent, **ctx.call}
         if any(of_weights):
             given = {"x": rows, "weight": gate_up, "dout": dmade}
             found["x"], found["gate_up"] = dispatch_linear_gradients(**given, **back_to)
