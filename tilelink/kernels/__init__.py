@@ -1,7 +1,8 @@
 """The library of operators: one a file, readable on a page, each a program with its schedules beside it.
 
 A file that says `operator = "linear_reduce_scatter"` computes that operator of `tilelink.ops`, or the backward of one:
-its schedules are plans of it. Another program of the same operator says what plans call it, `plan = "ring"`.
+its schedules are plans of it. Another program of the same operator says what plans call it, `plan = "ring"`. A program
+whose dimensions are not those of the operator says how it takes them: `sizes`, of K, and `given`, of a matrix (..., K).
 """
 
 from __future__ import annotations

@@ -60,7 +60,6 @@ split = tk.Schedule(
     matmul=tk.SMs(tile=(1, 128, 64, 64), order=tk.across_parts, stages=6),
     add=tk.SMs(tile=(16, 64), order=tk.across_parts, whole={"splits": SPLITS}),
 )
-operator, plan = "all_gather_linear", "split"
 
 
 def in_pieces(matrix: "torch.Tensor") -> "torch.Tensor":
@@ -73,3 +72,6 @@ def pieces_of(K: int) -> dict[str, int]:
     if K % SPLITS:
         raise ShapeError(f"K is {K}: a sum in {SPLITS} pieces needs a multiple of {SPLITS}")
     return {"splits": SPLITS, "depth": K // SPLITS}
+
+
+operator, plan, sizes, given = "all_gather_linear", "split", pieces_of, in_pieces

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tilelink.errors import ArgumentError, WorldError, listed
 from tilelink.frontend.kept import kept
 from tilelink.kernels.all_gather import all_gather as all_gather_program
-from tilelink.kernels.all_gather_split_matmul import all_gather_split_matmul, in_pieces
 from tilelink.ops.collectives import Later, Members
 from tilelink.ops.plain import Maybe, Plain, Tensors
 from tilelink.plans.names import TORCH, Plan
@@ -59,9 +58,8 @@ class Programs(Plain):
         M = sum(lengths)
         outs = [self.empty(rows, (M, len(w))) for w in weights]
         bias = list(biases) if any(b is not None for b in biases) else None
-        if self.plan.program is all_gather_split_matmul:
-            pieces = [in_pieces(w).mT for w in weights]
-            self.call(in_pieces(rows), pieces, out=outs, bias=bias, parts={"M": lengths})
+        if given := self.plan.given:
+            self.call(given(rows), [given(w).mT for w in weights], out=outs, bias=bias, parts={"M": lengths})
             return self.all_gather(rows, lengths)() if keep else None, outs
         full = self.empty(rows, (M, rows.shape[1])) if keep else None
         self.call(rows, [w.T for w in weights], out=outs, bias=bias, gathered=full, parts={"M": lengths})

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilelink.errors import ScheduleError, Site, TileSizeError
 from tilelink.frontend.kept import kept
+from tilelink.kernels import operators
 from tilelink.programs.schedule_text import NamedSchedule, read_changes, split_schedule
 
 if TYPE_CHECKING:
+    import torch
+
     from tilelink.programs.program import Program
 
 TORCH = "torch"
@@ -26,6 +29,11 @@ class Plan(NamedTuple):
     program: Program
     schedule: NamedSchedule
 
+    @property
+    def given(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """What makes the matrices that the program takes of ordinary ones; None where it takes these."""
+        return said_of(self.program).get("given")
+
     def and_changed(self, role: str, field: str, value: Any) -> Plan:
         """This with a change of the schedule more."""
         return self._replace(schedule=self.schedule.and_changed(role, field, value))
@@ -39,14 +47,17 @@ class Plan(NamedTuple):
 def programs() -> dict[str, dict[str, Program]]:
     """The programs of each operator, as their files say (`tilelink.kernels`): "" is that whose schedules are plans by
     their own names, if there is one, others are by what plans call them."""
-    from tilelink.kernels import operators
-
     found: dict[str, dict[str, Program]] = {}
     for program in operators().values():
-        said = program.function.__globals__
-        if "operator" in said:
+        if said := said_of(program):
             found.setdefault(said["operator"], {})[said.get("plan", "")] = program
     return found
+
+
+def said_of(program: Program) -> Mapping[str, Any]:
+    """What the file of a program says of the plans that it is (`tilelink.kernels`); nothing where it is no plan."""
+    said = program.function.__globals__
+    return said if "operator" in said else {}
 
 
 @kept()
@@ -79,11 +90,8 @@ def planned(operator: str, plan: str | None) -> Plan:
 def sizes_of(program: Program, shape: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes of an operator, M, N and K, by the dimensions of a program that computes it. Raises ShapeError where the
     program takes pieces, and K can't be cut into them."""
-    from tilelink.kernels.all_gather_split_matmul import all_gather_split_matmul, pieces_of
-
-    if program is not all_gather_split_matmul:
-        return dict(shape)
-    return {d: n for d, n in shape.items() if d != "K"} | pieces_of(shape["K"])
+    pieces_of = said_of(program).get("sizes")
+    return dict(shape) if pieces_of is None else {d: n for d, n in shape.items() if d != "K"} | pieces_of(shape["K"])
 
 
 def check_plan(operator: str, plan: str | None) -> None:
