@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tilelink.backend.targets import Target, portable
+from tilelink.backend.targets import portable
 from tilelink.frontend.schedule import CopyEngine
 from tilelink.runtime.arguments import Arguments
 from tilelink.runtime.bounds import Bounds
@@ -20,8 +20,8 @@ from tilelink.runtime.prepare import Prepared
 
 class CudaLane(Lane):
     """Heaps on a device. `bounds`: how long kernels wait. `multicast` is 0 where the fabric maps none, and kernels loop
-    over the ranks. `target`, `per_node`, `table`: of a lane over several nodes. `flags`: by rank, a word that its host
-    looks at. `loaded`: the kernels that were loaded last, by name. `mappings` keeps memory of peers mapped."""
+    over the ranks. `flags`: by rank, a word that its host looks at. `loaded`: the kernels that were loaded last, by
+    name. `mappings` keeps memory of peers mapped."""
 
     mappings: Any = None
 
@@ -33,19 +33,19 @@ class CudaLane(Lane):
         sms: int,
         bounds: Bounds,
         multicast: int = 0,
-        target: Target | None = None,
-        per_node: int | None = None,
-        table: Sequence[int] | None = None,
     ) -> None:
-        target = target or device.target
-        super().__init__(layout, heaps, sms, target if multicast else replace(target, multicast=False), per_node)
+        target = device.target if multicast else replace(device.target, multicast=False)
+        super().__init__(layout, heaps, sms, target)
         self.device, self.bounds, self.multicast = device, bounds, multicast
-        addresses = [h.data_ptr() for h in heaps] if table is None else table
-        self.tables = [torch.tensor(addresses, dtype=torch.int64).to(device.place)] * layout.world
+        self.tables = self.tables_of([h.data_ptr() for h in heaps])
         self.flags: dict[int, torch.Tensor] = {}
         self.loaded: dict[str, Kernel] = {}
         self.aside = device.stream()  # the host looks and writes while kernels wait
         device.synchronize(device.current())  # what makes the heaps is not on that stream
+
+    def tables_of(self, addresses: Sequence[int]) -> list[torch.Tensor]:
+        """One table for the kernels of all ranks."""
+        return [torch.tensor(addresses, dtype=torch.int64).to(self.device.place)] * self.layout.world
 
     def prepare_anew(self, arguments: Arguments, sms: int) -> Prepared:
         """Beside a copy engine a program leaves an SM free, unless a probe has shown that none is needed: a copy inside

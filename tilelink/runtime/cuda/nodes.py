@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import socket
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +28,16 @@ from tilelink.runtime.wires import Watched
 
 
 class NodesLane(CudaLane):
-    """The heaps of the own node; those of other nodes are empty here, and known to kernels by their PEs."""
+    """The heaps of the own node; those of other nodes are empty here, and known to kernels by their PEs. `table`: where
+    all of them lie, as kernels take it."""
+
+    def __init__(
+        self, device: CudaDevice, layout: HeapLayout, heaps: Sequence[torch.Tensor], sms: int, bounds: Bounds,
+        multicast: int, per_node: int, table: Sequence[int],
+    ) -> None:  # fmt: skip
+        super().__init__(device, layout, heaps, sms, bounds, multicast)
+        self.target, self.per_node = self.target.unspecialised.across_nodes(), per_node
+        self.tables = self.tables_of(table)
 
     def memory(self, rank: int, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Raises FarAccessError for a rank of another node."""
@@ -103,9 +113,7 @@ def nodes_group(
     of_node = library.team([pes[r] for r in near])
     given = library.multicast(mine, of_node) if len(near) > 1 else 0
     multicast = multicast_address(given, 0, heaps[rank], process_group, near=near)
-    sms = device.sms - reserved
-    target = device.target.unspecialised.across_nodes()
-    lane = NodesLane(device, layout, heaps, sms, bounds, multicast, target, per_node, table)
+    lane = NodesLane(device, layout, heaps, device.sms - reserved, bounds, multicast, per_node, table)
     initialise_kernels()
     return NodesGroup(process_group, lane, library, team)
 
