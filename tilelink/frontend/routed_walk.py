@@ -7,6 +7,7 @@ there are, whatever the routing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -186,29 +187,14 @@ def make_routed_walk(
     indices = indices_of(TILE, list(counts.items()), resource.order.group)
     if columns is not None:
         indices = {route.rows: TILE, columns: column}
-    ranges, sent = [], None
-    segment = _segment(space.routed, axes)
-    for d, extent in sizes.items():
-        number = of_dim(d, "tile")
-        if d != route.rows:
-            more, made = tile_of(d, sympy.S.Zero, symbol(d), number, extent, None)
-            coordinates += [(number.name, indices[d])] if extent is not None else []
-        elif isinstance(space.routed, ExpertsWord):
-            more, made = _rows_of_expert(segment, indices.get(d), extent, pieces)
-        else:
-            coordinates += [(number.name, indices[d])] if extent is not None else []
-            more, made = _rows(d, number, extent, axes["home"], segment)
-            there, sent = _rows(route.sent, number, extent, axes["source"], segment)
-            more += there
-        coordinates += more
-        ranges.append(made)
+    more, ranges, sent = _ranges(space, sizes, indices, axes, pieces)
     walk = Walk(
         sizes=tuple((n.name, ceil_div(symbol(d), sizes[d])) for d, n in counts.items() if d != route.rows),
         count=table.begin(RANK, pieces.count) * across,
         axes=tuple((axis(a).name, pieces.experts if a == EXPERT else WORLD) for a in (EXPERT, other) if a is not None),
-        coordinates=tuple(coordinates),
+        coordinates=(*coordinates, *more),
         exists=sympy.true,
-        ranges=tuple(ranges),
+        ranges=ranges,
         sent=sent,
         expert=axis(EXPERT).name,
         homes=((route.rows, axes["home"]),),
@@ -216,6 +202,31 @@ def make_routed_walk(
         room=pieces.room * across,
     )
     return walk, axes
+
+
+def _ranges(
+    space: Space, sizes: Mapping[str, int | None], indices: Mapping[str, Expr], axes: dict[str, Expr], pieces: _Pieces
+) -> tuple[Coordinates, tuple[Range, ...], Range | None]:
+    """The ranges of a tile along its dimensions, with the coordinates that say where they are, and where the rows of a
+    tile of a route lie at their source."""
+    coordinates: Coordinates = []
+    ranges, sent = [], None
+    segment = _segment(space.routed, axes)
+    for d, extent in sizes.items():
+        number = of_dim(d, "tile")
+        if d != segment.route.rows:
+            more, made = tile_of(d, sympy.S.Zero, symbol(d), number, extent, None)
+            coordinates += [(number.name, indices[d])] if extent is not None else []
+        elif isinstance(space.routed, ExpertsWord):
+            more, made = _rows_of_expert(segment, indices.get(d), extent, pieces)
+        else:
+            coordinates += [(number.name, indices[d])] if extent is not None else []
+            more, made = _rows(d, number, extent, axes["home"], segment)
+            there, sent = _rows(segment.route.sent, number, extent, axes["source"], segment)
+            more += there
+        coordinates += more
+        ranges.append(made)
+    return coordinates, tuple(ranges), sent
 
 
 def _segment(routed: RouteWord | ExpertsWord | None, axes: dict[str, Expr]) -> Segment:

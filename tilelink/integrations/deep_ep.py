@@ -139,15 +139,7 @@ class ElasticBuffer:
             handle = self._handle(topk_idx, num_experts, most, alignment, do_cpu_sync, do_expand)
         if cumulative_local_expert_recv_stats is not None:
             cumulative_local_expert_recv_stats += handle.num_unaligned_recv_tokens_per_expert
-        recv_x: Rows
-        if isinstance(x, tuple):
-            recv_x = self._received(x[0], handle), self._received(x[1], handle)
-        else:
-            recv_x = self._received(x, handle)
-        weights = None
-        if topk_weights is not None:
-            sent = self._sent(topk_weights.float(), handle.routing)
-            weights = _taken(torch.where(handle.columns, sent, 0), handle.place)
+        recv_x, weights = self._received(x, handle), self._weights(topk_weights, handle)
         if handle.do_expand:
             return recv_x, None, None if weights is None else weights.sum(1), handle, EventOverlap()
         return recv_x, _taken(handle.local, handle.place, -1), weights, handle, EventOverlap()
@@ -238,12 +230,24 @@ class ElasticBuffer:
             counts, routing, place, columns, torch.where(columns, ids - rank * each, -1),
         )  # fmt: skip
 
-    def _received(self, x: torch.Tensor, handle: EPHandle) -> torch.Tensor:
+    def _received(self, x: Rows, handle: EPHandle) -> Rows:
         """The rows of x that come to this rank. Those of other dtypes go as the floats of the same bits."""
+        if isinstance(x, tuple):
+            return self._rows(x[0], handle), self._rows(x[1], handle)
+        return self._rows(x, handle)
+
+    def _rows(self, x: torch.Tensor, handle: EPHandle) -> torch.Tensor:
         carrier = None if x.dtype in DTYPES else torch.float32 if x.element_size() == 4 else torch.float16
         if carrier is None:
             return _taken(self._sent(x, handle.routing), handle.place)
         return _taken(self._sent(x.view(carrier), handle.routing), handle.place).view(x.dtype)
+
+    def _weights(self, weights: torch.Tensor | None, handle: EPHandle) -> torch.Tensor | None:
+        """The weights of the rows that come to this rank, of each choice of their tokens."""
+        if weights is None:
+            return None
+        sent = self._sent(weights.float(), handle.routing)
+        return _taken(torch.where(handle.columns, sent, 0), handle.place)
 
     def _sent(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
         return moe_dispatch(x, routing, plan=self.plan)

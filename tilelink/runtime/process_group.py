@@ -66,12 +66,7 @@ def group(
     SymmetricMemoryError, NvshmemError, RankMismatchError; on every rank, if one does.
     """
     site = Site.of_user()
-    if not dist.is_available() or not dist.is_initialized():
-        call = 'call torch.distributed.init_process_group("gloo")'
-        raise errors.WorldError(f"there are no processes to group: {call}", site)
-    members = dist.group.WORLD if process_group is None else process_group
-    if not isinstance(members, dist.ProcessGroup):
-        raise errors.RankError("this process is no rank of the group: only its members make a lane of it", site)
+    members = _members(process_group, site)
     device = device_of(members) if device is None else device
     on_cpu = device == "cpu"
     if on_cpu and "cpu" not in backends_of(members):
@@ -107,6 +102,17 @@ def group(
     from tilelink.runtime.cuda.process_group import cuda_process_group
 
     return cuda_process_group(members, layout, reserved, bounds)
+
+
+def _members(process_group: dist.ProcessGroup | None, site: Site) -> dist.ProcessGroup:
+    """The processes of a lane, by default all there are. Raises WorldError and RankError."""
+    if not dist.is_available() or not dist.is_initialized():
+        call = 'call torch.distributed.init_process_group("gloo")'
+        raise errors.WorldError(f"there are no processes to group: {call}", site)
+    members = dist.group.WORLD if process_group is None else process_group
+    if not isinstance(members, dist.ProcessGroup):
+        raise errors.RankError("this process is no rank of the group: only its members make a lane of it", site)
+    return members
 
 
 def backends_of(members: dist.ProcessGroup) -> dict[str, str]:
