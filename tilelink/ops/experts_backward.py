@@ -47,8 +47,8 @@ class ExpertGradients(OfExperts):
 
 
 class OfWeights(OfExperts):
-    """A call that makes the gradients of rows and of `weight` from `dout`. `x`: the rows of the
-    experts of this rank, (room, K)."""
+    """A call that makes the gradients of rows and of `weight` from `dout`. `x`: the rows of the experts of this rank,
+    (room, K)."""
 
     dout: torch.Tensor
 

@@ -64,9 +64,9 @@ class OfExperts(Call):
         if weight.dtype != self.x.dtype:
             raise DtypeError(f"weight is {weight.dtype}, x {self.x.dtype}; both must have one dtype")
 
-    def or_nothing(self, made: torch.Tensor | None) -> torch.Tensor:
-        """A result, empty if it was not asked for."""
-        return self.x.new_empty(0) if made is None else made
+    def or_nothing(self, tensor: torch.Tensor | None) -> torch.Tensor:
+        """The tensor; an empty one for None, which operators do not return."""
+        return self.x.new_empty(0) if tensor is None else tensor
 
     def told(self) -> Mapping[str, Any]:
         """The shapes of its tensors, and its numbers."""
