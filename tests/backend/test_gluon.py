@@ -57,6 +57,11 @@ def doubles(t, x, weight, out):
 
 
 @tk.tile
+def product_of_one(t, x, weight, out):
+    out[t].store(product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape))
+
+
+@tk.tile
 def multiplies_twice(t, x, weight, out):
     acc = product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape)
     out[t].store(product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape, acc))
@@ -137,6 +142,7 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("calls half, a Triton function of the user", lambda: form(all_gather_matmul.of(epilogue=half), "push")),
     ("says tl.flip, which Gluon has not", lambda: of_one(flips)),
     ("does more in its main loop than tl.dot", lambda: of_one(doubles)),
+    ("multiplies blocks of 131072 bytes a step, and needs room for 2 steps", lambda: of_one(product_of_one, (128, 128, 256))),
     ("has more than one loop", lambda: of_one(multiplies_twice)),
     ("does more before its main loop", lambda: of_one(begins_with_ones)),
     ("does more behind its main loop", lambda: of_one(keeps_the_left)),
@@ -164,11 +170,6 @@ def begins_late() -> str:
 
 def in_memory(tile: tuple[int, ...], warps: int = 8) -> str:
     return of_one(product_of_one, tile, warps, IN_MEMORY)
-
-
-@tk.tile
-def product_of_one(t, x, weight, out):
-    out[t].store(product(x[t.rows, :], weight[:, t.cols], x.cols, t.shape))
 
 
 @pytest.mark.parametrize(("why", "make"), REFUSED, ids=[why for why, _ in REFUSED])

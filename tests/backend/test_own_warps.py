@@ -72,7 +72,7 @@ def executed(made: Made, seed: int, edit: Edit = lambda source: source) -> bool:
     return np.array_equal(inbox[:, RANK], product.reshape(WORLD, PART, N)) and told == [True] * WORLD * COLUMNS
 
 
-def copied(seed: int, edit: Edit = lambda source: source) -> bool:
+def copied(seed: int, edit: Edit = lambda source: source, stages: int = 2) -> bool:
     """Whether the role that copies brings all rows of a rank to all, and tells of each tile when it is there. Raises
     HandedWrongly."""
     numbers = np.random.default_rng(seed).integers(-3, 4, (PART, K)).astype(float)
@@ -83,7 +83,7 @@ def copied(seed: int, edit: Edit = lambda source: source) -> bool:
         told.append(not np.isnan(full[at.rank][here]).any())
 
     schedule = all_gather_matmul.schedule("push")
-    copies = {"tile": (PART, COPIED), "stages": 2}
+    copies = {"tile": (PART, COPIED), "stages": stages}
     tiles = schedule.changed(gather=copies, matmul={"tile": (TILE, TILE, TILE)})
     program, _ = bound(tiles)
     machine = Machine(seed, lambda *_: None, notified)
@@ -155,8 +155,9 @@ def test_what_is_handed_over_wrongly_is_seen(target: str, schedule: str, edit: E
     assert not all(right(seed) for seed in range(SEEDS))
 
 
-def test_copies_are_right_in_every_order_of_loads_reads_and_writes() -> None:
-    assert all(copied(seed) for seed in range(2 * SEEDS))
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_copies_are_right_in_every_order_of_loads_reads_and_writes(stages: int) -> None:
+    assert all(copied(seed, stages=stages) for seed in range(2 * SEEDS))
 
 
 @pytest.mark.parametrize("edit", [

@@ -26,6 +26,7 @@ from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.workload import TURN, first_tile, members, turns
 
 DRAIN_BLOCK = 128
+ALIVE = call("alive", CONTROL)
 ENTERS = call("enter", HEAPS, CONTROL, RANK, RUN, WORLD)
 LEAVES = call("leave", HEAPS, CONTROL, RANK, SLOT, RUN, WORLD)
 NUMBER, ALL = call("tl.program_id", 0), call("tl.num_programs", 0)
@@ -287,7 +288,7 @@ class Module:
         the slot. Where a wait of the lane has ended in vain nothing is told."""
         write = Writer()
         self.begin(write, RUN)
-        with write.branch(f"tl.load({CONTROL} + POISON) == 0"):
+        with write.branch(ALIVE):
             write.body += ends
         return self.kernel("_leave", write.body)
 

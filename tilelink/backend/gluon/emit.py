@@ -8,12 +8,13 @@ from dataclasses import replace
 from tilelink.backend.bulk import Bulk, bulk_bytes, stages
 from tilelink.backend.emit import RoleEmitter
 from tilelink.backend.kernel import Source, call, grouped
-from tilelink.backend.parameters import CONTROL
+from tilelink.backend.module import ALIVE
 from tilelink.backend.reach import Corner, InBulk
 from tilelink.frontend import ir
 from tilelink.frontend.ir import Statement
 
-ALIVE = call("alive", CONTROL)
+LEAST_CARRIED = 2
+"""Blocks of the ring of a copy: one is loaded while another is stored."""
 
 
 class Carried(InBulk):
@@ -25,7 +26,7 @@ class Carried(InBulk):
         first = [replace(p, view=p.view.moved_to(lines.at, lines.start)) for p in (source, bulk.target)]
         given = [i for p, t in zip(first, (token, None), strict=True) for i in _given(*self.described(p, t))]
         length = f"{self.text(lines.stop)} - {grouped(self.text(lines.start))}"
-        number = stages(bulk, self.emitter.role, self.program, self.emitter.target)
+        number = max(LEAST_CARRIED, stages(bulk, self.emitter.role, self.program, self.emitter.target))
         size = bulk_bytes(bulk, self.program)
         self.write.do(call("carry", *given, length, lines.step, size, num_stages=number))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilelink.backend import parameters
-from tilelink.backend.gluon.emit import ALIVE, GluonEmitter
+from tilelink.backend.gluon.emit import GluonEmitter
 from tilelink.backend.gluon.partitions import Partition, partitions
 from tilelink.backend.gluon.takes import multiplies, zeros_of
 from tilelink.backend.kernel import Body, Function, Writer, call
-from tilelink.backend.module import ENTERS, LEAVES, Module, credit
+from tilelink.backend.module import ALIVE, ENTERS, LEAVES, Module, credit
 from tilelink.backend.parameters import WORKER, WORKERS
 from tilelink.frontend.ir import Role
 from tilelink.frontend.walk import NUMBER

@@ -15,11 +15,13 @@ from math import prod
 
 from tilelink.backend import bulk, pipelining
 from tilelink.backend.bulk import Bulk
-from tilelink.backend.gluon.emit import ALIVE, GluonEmitter
+from tilelink.backend.gluon.emit import GluonEmitter
 from tilelink.backend.gluon.takes import SUMS, Product, product_of, zeros_of
 from tilelink.backend.kernel import Source, Writer, call, converted
+from tilelink.backend.module import ALIVE
 from tilelink.backend.parameters import Names
 from tilelink.backend.targets import Target
+from tilelink.errors import FormError
 from tilelink.frontend import ir
 from tilelink.frontend.ir import Role, Statement
 from tilelink.frontend.schedule import SMs
@@ -28,6 +30,8 @@ from tilelink.frontend.values import ITEM_SIZE
 STORED_BYTES = 1
 """Shared memory for an element of a tile that is stored: Triton lays 16 bits out anew, half of a tile at a time. (Seen
 in compiled code.)"""
+LEAST_STAGES = 2
+"""Of a ring whose sums are in registers: a stage is free when the product of the next one is under way."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,13 @@ class Ring:
         laid_out = m * n * STORED_BYTES if sent is None else bulk.bulk_bytes(sent, program)
         room = replace(target, shared_bytes=memory - laid_out)
         stages = pipelining.stages(product.loop, role, program, room, role.resource.stages + 1)
+        if stages < LEAST_STAGES and not target.sum_columns:
+            raise FormError(
+                f"{program.name} has no specialised form: {role.name} multiplies blocks of {sum(sizes)} bytes a step, "
+                f"and needs room for {LEAST_STAGES} steps, one behind the other; {target.name} has "
+                f"{room.shared_bytes} bytes of shared memory beside the tile that is stored",
+                product.dot.site,
+            )
         rings = [module.name(("ring", role.name, k), f"{b.tensor}_ring") for k, (_, b) in enumerate(product.operands)]
         ready, free, stored, told = (module.name((n, role.name), n) for n in ("ready", "free", "stored", "told"))
         here = (n if target.sum_columns else "" for n in ("sums", "full", "empty"))

@@ -3,7 +3,7 @@
 Three things differ. Blocks have layouts: a store says which, and all that leads to it follows. The first thread of the
 warps that are here carries out what one thread does: they need not have the block's first. And a wait that gives up
 returns: warps that ended alone would leave the others waiting. Whoever stores or notifies looks at the poison word
-first (`alive`), so nothing is touched after a wait in vain.
+first (`alive`), so nothing is touched after a wait in vain: none returns so before the lane is poisoned.
 """
 
 import triton
@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as tl
 from triton.language import debug_barrier
 
 from tilelink.backend.targets import cuda, portable
-from tilelink.backend.targets.cuda import clock, leave  # noqa: F401, kernels import them from here
+from tilelink.backend.targets.cuda import alive, clock, leave  # noqa: F401, kernels import them from here
 from tilelink.backend.targets.polling import returning as polling  # noqa: F401, `over` finds it here
 from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, last_out, peer  # noqa: F401, kernels import them from here
 
@@ -65,12 +65,6 @@ def _layout(shape, warps):
 @triton.constexpr_function
 def _is_open(layout):
     return isinstance(layout, tl.AutoLayout)
-
-
-@gluon.jit
-def alive(control):
-    """Whether the lane is not poisoned. (No wait returns in vain before it is.)"""
-    return tl.load(control + POISON, volatile=True) == 0
 
 
 @gluon.jit

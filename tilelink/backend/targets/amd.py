@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from tilelink.backend.targets import portable
-from tilelink.backend.targets.portable import POISON, RUN, SLOT_LEFT, drain, enter, peer  # noqa: F401, kernels import them from here
+from tilelink.backend.targets.portable import POISON, RUN, SLOT_LEFT, alive, drain, enter, peer  # noqa: F401, kernels import them from here
 
 
 @triton.constexpr_function

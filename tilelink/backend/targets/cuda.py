@@ -12,7 +12,7 @@ import triton.language as tl
 from tilelink.backend.targets import portable
 from tilelink.backend.targets.multimem import by_one_thread, multicast_notify, multicast_store, multicast_sum  # noqa: F401, kernels import them from here
 from tilelink.backend.targets.polling import polling
-from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, last_out, peer  # noqa: F401, kernels import them from here
+from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, alive, last_out, peer  # noqa: F401, kernels import them from here
 
 
 @triton.jit

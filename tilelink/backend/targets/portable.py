@@ -133,6 +133,13 @@ def credit(control, before, world: tl.constexpr, tma: tl.constexpr = False):
 
 
 @triton.jit
+def alive(control):
+    """Whether the lane is not poisoned. One thread looks for all: barriers stand behind it, which threads that find
+    different answers would not reach together."""
+    return tl.atomic_add(control + POISON, 0, sem="relaxed", scope="sys") == 0
+
+
+@triton.jit
 def last_out(control, workers):
     """Whether this is the last worker of the rank to be done."""
     tl.debug_barrier()
