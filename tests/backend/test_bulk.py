@@ -8,13 +8,32 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import tilelink as tk
-from tests.backend.small_programs import small
+from tests.backend.edited import replaced
+from tests.backend.small_programs import Made, small, verdict
 from tests.kernels.gather_gemm import Call, run_and_check, small_world
 from tests.kernels.gather_gemm import in_tiles as gather_in_tiles
 from tests.kernels.gemm_reduce import Sum
-from tilelink.backend.targets import CPU
+from tests.programs.by_engine import (
+    ALONE,
+    EACH,
+    OF_THREE,
+    OVER,
+    SPREAD,
+    TWICE,
+    filled_twice,
+    kept_of_three,
+    left_alone,
+    passed_each,
+    spread,
+    stored_over,
+)
+from tests.verification.mutants.tools import Edit
+from tilelink.backend.facts import Facts
+from tilelink.backend.lower import lower
+from tilelink.backend.targets import CPU, FORMS
 from tilelink.emulator import Operation
 from tilelink.errors import ScheduleError
 from tilelink.kernels.all_gather import all_gather
@@ -85,6 +104,48 @@ def test_a_tile_tells_what_is_stored_when_it_is_complete() -> None:
     assert told(matmul_reduce_scatter, "fused") == [False], "threads store what they multiply"
 
 
+def made(program: Any, schedule: tk.Schedule, world: int = 2) -> Made:
+    dims = {d for t in program.recorded(program.optional).tensors for d in t.dims}
+    sizes = {d: {"M": 256, "K": 128}[d.split("_")[0]] for d in dims}
+    bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes="bf16")
+    return lower(bound, Facts.of(bound, exact), FORMS["sm_90"]), exact
+
+
+@pytest.mark.parametrize(("program", "schedule", "settled"), [
+    (filled_twice, TWICE, [r"( +)settle\(\)\n +ready = wait\("]), (stored_over, OVER, []), (spread, SPREAD, []),
+    (left_alone, ALONE, [r"\n    settle\(\)\n"]), (passed_each.of(2), EACH, []),
+], ids=lambda v: getattr(v, "name", ""))  # fmt: skip
+def test_what_nobody_is_told_of_is_complete_when_it_has_to_be(
+    program: Any, schedule: tk.Schedule, settled: list[str]
+) -> None:
+    """Before a worker stores the same bytes again, behind a wait, and before a rank leaves with stores to heaps."""
+    kernel = made(program, schedule)
+    source = kernel[0].source
+    assert source.count("settle()") == len(settled) and all(re.search(s, source) for s in settled)
+    found = verdict(kernel)
+    assert found.findings == () and found.expected == found.found and found.found["bulk"] > 0
+
+
+@pytest.mark.parametrize(("program", "schedule", "edit", "kind"), [
+    (filled_twice, TWICE, replaced(r"^ +settle\(\)\n", ""), "complete"),
+    (left_alone, ALONE, replaced(r"^ +settle\(\)\n", ""), "complete"),
+    (stored_over, OVER, replaced(r'(ready = wait\(.*"gpu"), tma=True', r"\1"), "fence"),
+], ids=["stored again too early", "left too early", "stored over what threads have stored"])  # fmt: skip
+def test_a_gate_sees_what_does_not_wait(program: Any, schedule: tk.Schedule, edit: Edit, kind: str) -> None:
+    assert any(f.startswith(kind) for f in verdict(made(program, schedule), edit).findings)
+
+
+@pytest.mark.versions
+def test_what_is_stored_again_is_what_stays() -> None:
+    """Twice on CPU ranks, whose hosts make descriptors."""
+    world = small_world(2, target=DESCRIBING)
+    for call in range(2):
+        x, out = torch.full((64, 64), -1.0), [torch.full((64, 64), torch.nan) for _ in range(2)]
+        y = [torch.full((32, 64), float(2 * call + rank)) for rank in range(2)]
+        world.run(lambda g: filled_twice(x, y[g.rank], out[g.rank], schedule=TWICE, group=g))  # noqa: B023
+        assert all(torch.equal(mine, torch.cat(y)) for mine in out)
+
+
 def test_what_peers_have_published_is_read_behind_a_fence() -> None:
     push, pull = (small("sm_90", all_gather_matmul, s)[0].source for s in ("push", "pull"))
     assert "entered(control, home, run, tma=True)" in pull and "entered(" not in push
@@ -138,6 +199,32 @@ def test_the_specialised_form_copies_without_registers() -> None:
         source = program.show("gluon", schedule, target="sm_90", world=4, M=1024, N=1024, K=1024)
         assert re.search(r"^ +carry\(\w+, \(.*\), \w+, \w+, \(.*, \), .*, num_stages=6\)$", source, re.MULTILINE)
         assert ".store([" not in source
+
+
+@pytest.mark.parametrize(("program", "schedule", "sizes"), [
+    (all_gather_matmul, all_gather_matmul.schedule("push").changed(gather={"tile": (128, 8)}), {}),
+    (all_gather_matmul, all_gather_matmul.schedule("push").changed(gather={"tile": (4, 256)}), {}),
+    (matmul_reduce_scatter, matmul_reduce_scatter.schedule("push").changed(send={"via": "load-store"},
+                                                                          reduce={"via": "tma"}), {}),
+    (kept_of_three, OF_THREE, {"S": 4, "R": 1024}),
+], ids=["lines of 16 bytes", "4 lines", "what registers hold", "three dimensions"])  # fmt: skip
+def test_the_specialised_form_leaves_other_copies_to_threads(
+    program: Any, schedule: tk.Schedule, sizes: dict[str, int]
+) -> None:
+    """Gluon lays no such blocks out in shared memory."""
+    portable, specialised = (
+        program.show(stage, schedule, target="sm_90", world=4, M=1024, N=1024, K=1024, **sizes)
+        for stage in ("triton", "gluon")
+    )
+    assert of_engine(portable)[1] > 0
+    assert of_engine(specialised) == (0, 0) and " carry(" not in specialised
+
+
+def test_large_blocks_that_registers_hold_are_stored_by_threads() -> None:
+    """They would leave no shared memory."""
+    for rows, stores in ((128, 1), (256, 0)):
+        schedule = tk.Schedule(spreads=tk.SMs(2, tile=(rows, 256), via="tma"))
+        assert of_engine(spread.show("triton", schedule, target="sm_90", world=2, M=1024, K=1024))[1] == stores
 
 
 @pytest.mark.parametrize(("target", "sends"), [("sm_90", "matmul_tell"), ("sm_100", "matmul_finish")])

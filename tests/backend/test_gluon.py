@@ -142,7 +142,7 @@ REFUSED: list[tuple[str, Callable[[], str]]] = [
     ("calls half, a Triton function of the user", lambda: form(all_gather_matmul.of(epilogue=half), "push")),
     ("says tl.flip, which Gluon has not", lambda: of_one(flips)),
     ("does more in its main loop than tl.dot", lambda: of_one(doubles)),
-    ("multiplies blocks of 131072 bytes a step, and needs room for 2 steps", lambda: of_one(product_of_one, (128, 128, 256))),
+    ("blocks of 131072 bytes a step, and needs room for 2", lambda: of_one(product_of_one, (128, 128, 256))),
     ("has more than one loop", lambda: of_one(multiplies_twice)),
     ("does more before its main loop", lambda: of_one(begins_with_ones)),
     ("does more behind its main loop", lambda: of_one(keeps_the_left)),

@@ -22,8 +22,9 @@ from tilelink.backend.facts import Facts, bulk_chunk, by_tma
 from tilelink.backend.pipelining import DescribedBlock
 from tilelink.backend.targets import Target
 from tilelink.frontend import ir
-from tilelink.frontend.expressions import RANK, Expr, of_dim, smaller
-from tilelink.frontend.ir import Role, TileProgram, View, Write
+from tilelink.frontend.cells import recipient
+from tilelink.frontend.expressions import RANK, Expr, of_dim, smaller, symbol
+from tilelink.frontend.ir import ALL_RANKS, Range, Role, TileProgram, View, Write
 from tilelink.frontend.kept import kept
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import ITEM_SIZE
@@ -32,6 +33,8 @@ MOST_LINES = 256
 """Lines of a block that one instruction of the engine moves."""
 WIDEST = 4
 """Bytes of an element that Triton describes, at most."""
+MOST_BYTES = 2**16
+"""Of a block that registers hold and the engine stores: a larger one leaves too little shared memory to the others."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def in_bulk(s: Write, role: Role, program: TileProgram, facts: Facts) -> Bulk | 
     if isinstance(s, ir.Copy):
         return _copy(s.source, s.target, program, facts)
     stored = _piece(s.target, program, facts)
-    return None if stored is None else Bulk(stored)
+    return None if stored is None or bulk_bytes(Bulk(stored), program) > MOST_BYTES else Bulk(stored)
 
 
 def _copy(source: View, target: View, program: TileProgram, facts: Facts) -> Bulk | None:
@@ -122,6 +125,77 @@ def descriptors(program: TileProgram, facts: Facts) -> Iterator[tuple[DescribedB
         for piece in (p for _, bulk in bulk_writes(role, program, facts) for p in bulk.pieces):
             found[replace(piece.block, turned=False, ends=None), piece.view.home != RANK] = None
     yield from found
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """Where stores of the engine may be under way for which no notification has waited: at which waits of a role, and
+    `behind` its last tile."""
+
+    waits: frozenset[str]
+    behind: bool
+
+
+def unsettled(role: Role, program: TileProgram, facts: Facts) -> Unsettled:
+    """Where a kernel has to wait for what the engine stores for a role. A wait orders all that a worker does; but the
+    engine orders two stores of the same bytes only where the first is complete. And a rank leaves a run when all that
+    it stores to heaps is complete."""
+    by_engine = {s for s, _ in bulk_writes(role, program, facts)}
+    again, waits = _stored_again(role), set[str]()
+
+    def through(body: ir.Body, begun: frozenset[str]) -> frozenset[str]:
+        """The tensors that stores of the engine are under way to behind a body, where they are `begun` before it."""
+        for s in body:
+            match s:
+                case ir.Write():
+                    begun |= {s.target.tensor} if s in by_engine else set()
+                case ir.Notify(late=False) if all(_is_given(v, program) for v in s.views):
+                    begun = frozenset()
+                case ir.Wait() if begun & again:
+                    waits.add(s.name)
+                    begun = frozenset()
+                case ir.For():
+                    begun |= through(s.body, through(s.body, begun))
+                case ir.If() | ir.DataIf():
+                    begun = through(s.body, begun) | through(s.orelse, begun)
+        return begun
+
+    behind = through(role.body, through(role.body, frozenset()))
+    return Unsettled(frozenset(waits), any(t.name in behind for t in program.on_heap))
+
+
+def _stored_again(role: Role) -> frozenset[str]:
+    """The tensors of which a worker may store the same bytes twice: by two statements, in a loop, or in two tiles."""
+    found, again = set[str](), set[str]()
+    for place in ir.places(role.body):
+        if isinstance(s := place.statement, ir.Write):
+            once = not place.loops and s.target.tensor not in found and _of_one_tile(s.target, role)
+            again |= set() if once else {s.target.tensor}
+            found.add(s.target.tensor)
+    return frozenset(again)
+
+
+def _of_one_tile(view: View, role: Role) -> bool:
+    """Whether no two tiles of a role have the same bytes of a view: it has all the ranges and rank axes of a tile."""
+    numbers = [n for i in view.index for n in ((i.start, i.part) if isinstance(i, Range) else (i,))]
+    named = {n for e in (*numbers, view.home) if isinstance(e, Expr) for n in e.free_symbols}
+    needed = {n for r in role.walk.ranges for n in r.start.free_symbols} | {symbol(n) for n, _ in role.walk.axes}
+    return needed <= named
+
+
+def _is_given(view: View, program: TileProgram) -> bool:
+    """Whether somebody gets a notification of a view, whatever the ranks wait for."""
+    if view.home == ALL_RANKS:
+        return True
+    assert isinstance(view.home, Expr)
+    return recipient(program.signals_of(view.tensor), view, view.home)[0] is not None
+
+
+def fenced(role: Role, program: TileProgram, facts: Facts) -> frozenset[str]:
+    """The waits of a role that guard what the engine reads, or stores over."""
+    if bulk_writes(role, program, facts):
+        return frozenset(s.name for s in ir.every(ir.Wait, role.body))
+    return read_by_tma(role, program, facts)
 
 
 def read_by_tma(role: Role, program: TileProgram, facts: Facts) -> frozenset[str]:

@@ -54,10 +54,11 @@ class RoleEmitter:
         self.pipelined = False
         self.timed, self.later = timed, later
         self.accumulates = any(pipelining.main_loops(role, self.program))
-        self.read_by_tma = bulk.read_by_tma(role, self.program, self.facts)
         self.reads_peers_by_tma = bulk.reads_peers(role, self.program, self.facts)
-        whole = (r for r in self.program.in_kernel if r.name == role.name)
-        self.stores_in_bulk = any(bulk.bulk_writes(r, self.program, self.facts) for r in whole)
+        whole = next((r for r in self.program.in_kernel if r.name == role.name), role)
+        self.stores_in_bulk = not publishing and bool(bulk.bulk_writes(whole, self.program, self.facts))
+        self.fenced = bulk.fenced(whole, self.program, self.facts)
+        self.unsettled = bulk.unsettled(whole, self.program, self.facts)
         self.addresses = Addresses(names, dict(role.walk.homes), one_layout=self.one_layout)
         self.text, self.local, self.made = self.addresses.text, self.addresses.local, self.addresses.made
         self.write = Writer()
@@ -110,6 +111,10 @@ class RoleEmitter:
             isinstance(s, ir.Notify) or (isinstance(s, ir.Write) and s.target.tensor in heap)
             for s in ir.walk(self.role.body)
         )
+
+    def settles(self, s: ir.Wait) -> bool:
+        """Whether what the copy engine stores has to be complete before a wait."""
+        return s.name in self.unsettled.waits
 
     # ---- statements
 

@@ -146,6 +146,8 @@ class Module:
             write.body += emitter.body
         if later:
             emitter.give_owed(write)
+        if emitter.unsettled.behind:
+            write.do(call("settle"))
         if timed:
             write.do(f"return {STAMPS}")
         given = (first, last) if takes_turns else (first,)

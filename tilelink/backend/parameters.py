@@ -20,7 +20,10 @@ from tilelink.frontend.running import tables
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.walk import longest_part
 
-PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "alive", "RUN", "SLOT_LEFT")
+PRIMITIVES = (
+    "peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "alive", "settle", "RUN",
+    "SLOT_LEFT",
+)  # fmt: skip
 MULTICAST_PRIMITIVES = ("multicast_store", "multicast_notify", "multicast_sum")
 WAIT_ALL, WAIT_SOME = "wait_all", "wait_some"
 NETWORK_PRIMITIVES = ("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far")

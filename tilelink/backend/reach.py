@@ -166,7 +166,8 @@ class InBulk(Near):
                 self.copy(bulk, self.emitter.token(s.source))
             case Store(), Bulk():
                 value = converted(self.emitter.code(s, s.value), self.emitter.dtype(s.target))
-                self.store(bulk.target, *self.described(bulk.target), value)
+                spread = call("tl.broadcast_to", value, str(bulk.target.block.matrix))
+                self.store(bulk.target, *self.described(bulk.target), spread)
 
     def copy(self, bulk: Bulk, token: Source | None) -> None:
         """A pipelined loop over pieces of lines. `token`: what loads depend on."""

@@ -73,14 +73,16 @@ class Waits:
 
     def wait(self, s: ir.Wait) -> Source:
         """A wait for one or several views. Returns the sum of their tokens."""
+        if self.emitter.settles(s):
+            self.write.do(call("settle"))
         if len(s.views) == 1:
             return self._view(s.name, s.views[0], self._tma(s))
         each = [self._view(f"{s.name}_{n}", view, self._tma(s)) for n, view in enumerate(s.views)]
         return self.write.set(self.made(s.name, "tokens", s.name), " + ".join(each), Kind.FIXED)
 
     def _tma(self, s: ir.Wait) -> Source | None:
-        """Says that a descriptor loads what a wait guards, if one does."""
-        return "True" if s.name in self.emitter.read_by_tma else None
+        """Says that the copy engine for tiles reads what a wait guards, or stores over it, if it does."""
+        return "True" if s.name in self.emitter.fenced else None
 
     def _view(self, guard: str, view: View, tma: Source | None) -> Source:
         """A poll where the view lies in one cell, else a loop over its cells. Returns the token."""

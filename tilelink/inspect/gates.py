@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from tilelink.backend.bulk import bulk_writes, read_by_tma, reads_peers
+from tilelink.backend.bulk import bulk_writes, fenced, reads_peers, unsettled
 from tilelink.backend.cache import store
 from tilelink.backend.gluon.takes import multiplies
 from tilelink.backend.lower import Lowered
@@ -40,6 +40,7 @@ DOES = {
     "last_out": ("barrier", "acquire", "release"),
     "drain": ("acquire", "poll", "barrier"),
     "leave": ("barrier", "release"),
+    "settle": ("complete", "barrier"),
     "hand_over": ("barrier",),
     "finished": ("barrier",),
 }
@@ -109,17 +110,15 @@ def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
     made = Counter({("enter", "sys"): 1, ("leave", "sys"): 1})
     made["last_out", "gpu"] += not program.awaited_by_engines  # else another kernel leaves
     made["credit", "sys"] += len(program.published)
-    heap = {t.name for t in program.on_heap}
     for signals in program.signals:
         made["drain", signals.scope] += 1
     if program.on_engine:
         made["credit", "sys"] += 1
         sources = {s.source for r in program.on_engine for s in walk(r.body) if isinstance(s, Copy)}
         made["entered", "sys"] += any(v.remote and v.tensor in program.published for v in sources)
-    filling = set[str]()
     for role in program.in_kernel:
         made["entered", "sys"] += len(_homes_entered(program, role))
-        fills = False
+        made["settle", ""] += _settled(role, lowered)
         pieces = in_pieces(role, program, lowered.facts, lowered.target)
         for s in walk(role.body):
             if isinstance(s, Wait | Notify):
@@ -129,10 +128,22 @@ def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
                     wide = isinstance(s, Wait) and all_at_once(signals, view, lowered.target, lowered.facts)
                     name = WAIT_ALL if wide else type(s).__name__.lower()
                     made[WAIT_SOME if pieces and s in pieces.body else name, signals.scope] += 1 + late
-            fills |= isinstance(s, Notify) or (isinstance(s, Write) and s.target.tensor in heap)
-        filling |= {role.name} if fills else set()
-    made["credit", "sys"] += sum(any(r.name in filling for r in turns) for turns in members(program.in_kernel))
+    made["credit", "sys"] += sum(any(_fills(r, program) for r in turns) for turns in members(program.in_kernel))
     return made
+
+
+def _fills(role: Role, program: TileProgram) -> bool:
+    """Whether a role writes to the slot: it needs the credit of all ranks, once for all roles that take turns."""
+    heap = {t.name for t in program.on_heap}
+    return any(isinstance(s, Notify) or (isinstance(s, Write) and s.target.tensor in heap) for s in walk(role.body))
+
+
+def _settled(role: Role, lowered: Lowered) -> int:
+    """How often a role says that what the copy engine stores for it has to be complete, beside its notifications."""
+    found = unsettled(role, lowered.program, lowered.facts)
+    if lowered.target.specialised and multiplies(role):
+        return int(bool(found.waits) or found.behind)
+    return sum(isinstance(s, Wait) and s.name in found.waits for s in walk(role.body)) + found.behind
 
 
 def guarded_reads(lowered: Lowered) -> Iterator[View]:
@@ -167,13 +178,14 @@ def _signals(lowered: Lowered) -> Counter[tuple[str, str]]:
         if lowered.target.sum_columns:
             called["finished", ""] += len(multiplying)
         else:
-            called["hand_over", ""] += sum(bool(r.notified) for r in multiplying)
+            tells = (r.notified or bulk_writes(r, lowered.program, lowered.facts) for r in multiplying)
+            called["hand_over", ""] += sum(map(bool, tells))
     for (primitive, scope), n in called.items():
         for kind in DOES[primitive]:
             made[kind, scope if kind in ("acquire", "release") else ""] += n
     made["fence", ""] = fences(lowered)
     for role in lowered.program.in_kernel:
-        if stored := sum(1 for _ in bulk_writes(role, lowered.program, lowered.facts)):
+        if stored := len(bulk_writes(role, lowered.program, lowered.facts)):
             made["bulk", ""] += stored
             made["complete", ""] += sum(_given(s) for s in walk(role.body) if isinstance(s, Notify))
     return +made
@@ -185,13 +197,16 @@ def _given(s: Notify) -> int:
 
 
 def fences(lowered: Lowered) -> int:
-    """How many waits need a proxy fence: a descriptor loads what they guard, or stores what they give credit for."""
+    """How many waits need a proxy fence: the copy engine for tiles reads what they guard, or stores over it, or stores
+    what they give credit for."""
     program, facts, made = lowered.program, lowered.facts, 0
     for role in program.in_kernel:
-        guards = read_by_tma(role, program, facts)
+        guards = fenced(role, program, facts)
         made += sum(len(s.views) for s in walk(role.body) if isinstance(s, Wait) and s.name in guards)
         made += len(_homes_entered(program, role)) if reads_peers(role, program, facts) else 0
-        made += any(bulk_writes(role, program, facts)) and bool(role.notified)
+    for turns in members(program.in_kernel):
+        filling = [r for r in turns if _fills(r, program)]
+        made += any(bulk_writes(r, program, facts) for r in filling)
     return made
 
 

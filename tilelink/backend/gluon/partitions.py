@@ -142,6 +142,10 @@ class Partition(GluonEmitter):
             lies = f"{memory}.index({self.stage})"
             yield f"{lies}.permute((1, 0))" if block.turned else lies
 
+    def settles(self, s: ir.Wait) -> bool:
+        """Who sends a tile does, not who waits."""
+        return False
+
     def lays_out(self, s: ir.Store) -> None:
         """A tile, for the copy engine."""
         value = converted(self.code(s, s.value), self.dtype(s.target))
@@ -152,6 +156,8 @@ class Partition(GluonEmitter):
         assert self.bulk is not None and self.ring.sent is not None
         blocks, corner = self.bulk.described(self.ring.sent.target)
         self.write.do(call("send", self.ring.tile, blocks, f"[{', '.join(corner)}]"))
+        if self.unsettled.waits or self.unsettled.behind:
+            self.write.do(call("settle"))
 
     def begins(self, write: Writer) -> None:
         """What stands before the loop over tiles."""

@@ -12,9 +12,9 @@ from triton.experimental.gluon import language as tl
 from triton.language import debug_barrier
 
 from tilelink.backend.targets import cuda, portable
-from tilelink.backend.targets.cuda import alive, clock, leave  # noqa: F401, kernels import them from here
+from tilelink.backend.targets.cuda import clock, leave  # noqa: F401, kernels import them from here
 from tilelink.backend.targets.polling import returning as polling  # noqa: F401, `over` finds it here
-from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, last_out, peer  # noqa: F401, kernels import them from here
+from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, alive, last_out, peer  # noqa: F401, kernels import them from here
 
 (_zero,) = portable.over(globals(), cuda._zero)
 (_until,) = portable.over(globals(), cuda._until)
@@ -76,6 +76,13 @@ def store(pointers, value, mask=None):
         tl.store(tl.set_auto_layout(pointers, layout), laid)
     else:
         tl.store(tl.set_auto_layout(pointers, layout), laid, mask=tl.set_auto_layout(mask, layout))
+
+
+@gluon.jit
+def settle():
+    """Until the copy engine for tiles has stored all that it stores for these warps."""
+    _complete()
+    debug_barrier()
 
 
 @gluon.jit

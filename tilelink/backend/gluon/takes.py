@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tilelink.backend import pipelining
-from tilelink.backend.bulk import by_threads
+from tilelink.backend.bulk import Bulk, bulk_writes, by_threads
 from tilelink.backend.facts import Facts
 from tilelink.backend.targets import Target
 from tilelink.errors import FormError, Site
@@ -15,12 +15,15 @@ from tilelink.frontend import ir
 from tilelink.frontend.expressions import symbol
 from tilelink.frontend.ir import ALL_RANKS, Role, TileProgram
 from tilelink.frontend.schedule import SMs
+from tilelink.frontend.values import ITEM_SIZE
 
 DTYPES = ("bfloat16", "float16")
 """Of operands."""
 WARPS_OF_GROUP, ROWS_OF_GROUP, COLUMNS, DEPTH = 4, 64, 16, 16
 """Matrix instructions of sums in registers are carried out by groups of four warps, on 64 rows; a tile has whole ones
 for each warp."""
+LEAST_LINES, LEAST_BYTES = 8, 32
+"""Of a block in shared memory: its lines, and bytes of a line."""
 SUMS, LANES = 2, 128
 """Sums in tensor memory, and its rows: those of a sum beyond them lie in columns of their own."""
 SUM_ROWS, SUM_COLUMNS, THREAD_SUMS = (64, LANES, 2 * LANES), (16, 256), 128
@@ -50,8 +53,8 @@ class Product:
 
 
 def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
-    """The program as the specialised form has it: without late notifications, since warps of their own give them, and
-    with one store in bulk of what is multiplied, or none.
+    """The program as the specialised form has it: without late notifications, since warps of their own give them; with
+    one store in bulk of what is multiplied, or none; and without copies in bulk that it has no memory for.
     Raises FormError with the first thing that the form does not take."""
     multiplying = [r for r in program.in_kernel if multiplies(r)]
     for why, site in _refused(program, facts, multiplying):
@@ -59,7 +62,21 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
     for role in multiplying:
         product_of(role, program, facts, target)
     roles = (replace(r, body=ir.rewritten(r.body, _now)) for r in program.roles)
-    return replace(program, roles=tuple(by_threads(r) if multiplies(r) and _stores(r) != 1 else r for r in roles))
+    return replace(program, roles=tuple(r if _in_bulk(r, program, facts) else by_threads(r) for r in roles))
+
+
+def _in_bulk(role: Role, program: TileProgram, facts: Facts) -> bool:
+    """Whether the copy engine alone does what the engine may do for a role. Where that multiplies it stores a tile;
+    elsewhere it copies blocks that have two dimensions, and lines and columns as Triton lays them out (`carry.py`)."""
+    if multiplies(role):
+        return _stores(role) == 1
+    done = (bulk for _, bulk in bulk_writes(role, program, facts))
+    return all(b.source is not None and len(b.source.block.shape) == 2 and _is_laid_out(b, program) for b in done)
+
+
+def _is_laid_out(bulk: Bulk, program: TileProgram) -> bool:
+    lines, columns = bulk.target.block.matrix
+    return lines >= LEAST_LINES and columns * ITEM_SIZE[program.tensor(bulk.target.view.tensor).dtype] >= LEAST_BYTES
 
 
 def _stores(role: Role) -> int:

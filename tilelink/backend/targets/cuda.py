@@ -86,6 +86,13 @@ def _complete():
 
 
 @triton.jit
+def settle():
+    """Until the copy engine for tiles has stored all that it stores for these threads."""
+    _complete()
+    tl.debug_barrier()
+
+
+@triton.jit
 def notify(signal, scope: tl.constexpr, bulk: tl.constexpr = False):
     """Counts one up, with release order, once all threads have stored what they had to. `bulk`: the copy engine for
     tiles has stored for them, and has to be done."""

@@ -105,6 +105,12 @@ def notify(signal, scope: tl.constexpr, bulk: tl.constexpr = False):
 
 
 @triton.jit
+def settle():
+    """Until a copy engine has stored all that it stores for this worker. (No engine does here.)"""
+    tl.debug_barrier()
+
+
+@triton.jit
 def tell(heaps, control, rank, progress, world: tl.constexpr):
     """Tells every peer this rank's progress, with release order."""
     for other in range(world):
