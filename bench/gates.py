@@ -36,8 +36,9 @@ from tilelink.programs.fitting import takes
 from tilelink.programs.program import Program
 
 HERE = Path(__file__).parent
-DECIDE = "inspect/*.py", "backend/descriptors.py", "backend/targets/*.py", "backend/gluon/*.py"
-"""Files of the package that decide what comes out of a lowered source."""
+DECIDE = "inspect/*.py", "backend/descriptors.py", "backend/targets/*.py"
+DECIDE_SPECIALISED = (*DECIDE, "backend/gluon/*.py")
+"""Files of the package that decide what comes out of a lowered source, in the portable form and in the specialised."""
 RECORDS = HERE / "results" / "gates"
 WORLD, DTYPE, PROCESSES = 8, "bfloat16", 2
 SIZES = {"M": 8192, "N": 3584, "K": 8192, "S": 8192, "H": 16, "D": 128, "B": 64, "E": 128}
@@ -224,7 +225,7 @@ def digest(lowered: Lowered, sizes: Sizes) -> str:
     given = [(name, [(n, described(v)) for n, v in values.items()]) for name, values in kernels]
     functions = [(name, function.cache_key) for name, function in lowered.functions]  # and of what they call
     asked = lowered.source, functions, sorted(lowered.options.items()), given, lowered.target.name
-    return hashlib.sha256(repr((asked, expectations(lowered), deciding())).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((asked, expectations(lowered), deciding(lowered.target.specialised))).encode()).hexdigest()[:16]
 
 
 def described(value: Any) -> Any:
@@ -236,10 +237,11 @@ def described(value: Any) -> Any:
 
 
 @cache
-def deciding() -> str:
+def deciding(specialised: bool) -> str:
     """A digest of the code that decides what comes out of a lowered source, and what is read off it."""
     package = HERE.parent / "tilelink"
-    files = [path.read_text() for pattern in DECIDE for path in sorted(package.glob(pattern))]
+    decide = DECIDE_SPECIALISED if specialised else DECIDE
+    files = [path.read_text() for pattern in decide for path in sorted(package.glob(pattern))]
     files += [inspect.getsource(made) for made in (Figures, judged, instructions)]
     return hashlib.sha256("".join(files).encode()).hexdigest()
 
