@@ -225,7 +225,8 @@ def digest(lowered: Lowered, sizes: Sizes) -> str:
     given = [(name, [(n, described(v)) for n, v in values.items()]) for name, values in kernels]
     functions = [(name, function.cache_key) for name, function in lowered.functions]  # and of what they call
     asked = lowered.source, functions, sorted(lowered.options.items()), given, lowered.target.name
-    return hashlib.sha256(repr((asked, expectations(lowered), deciding(lowered.target.specialised))).encode()).hexdigest()[:16]
+    decided = asked, expectations(lowered), deciding(lowered.target.specialised)
+    return hashlib.sha256(repr(decided).encode()).hexdigest()[:16]
 
 
 def described(value: Any) -> Any:

@@ -20,14 +20,14 @@ from tilelink.frontend.running import tables
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.walk import longest_part
 
-PRIMITIVES = (
-    "peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "alive", "settle", "RUN",
-    "SLOT_LEFT",
-)  # fmt: skip
+PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT")
 MULTICAST_PRIMITIVES = ("multicast_store", "multicast_notify", "multicast_sum")
 WAIT_ALL, WAIT_SOME = "wait_all", "wait_some"
 NETWORK_PRIMITIVES = ("is_far", "put_far", "put_notify_far", "notify_far", "fetch_far", "complete_far")
-ALL_PRIMITIVES = (*PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES, WAIT_ALL, WAIT_SOME, "clock", "POISON")
+OF_NODE = "alive", "settle", "POISON"
+ALL_PRIMITIVES = (
+    *PRIMITIVES, *MULTICAST_PRIMITIVES, *NETWORK_PRIMITIVES, WAIT_ALL, WAIT_SOME, "clock", *OF_NODE,
+)  # fmt: skip
 SEGMENT_OF, REFUSE, PICKED, ONE_OF = "segment_of", "refuse", "picked", "one_of"
 SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF, REFUSE, PICKED, ONE_OF)
 """What modules import: from that of the target, and from that of what all targets have alike."""
