@@ -65,7 +65,8 @@ WITHIN_BUDGET = frozenset(
         ("sm_90", ("matmul_reduce_scatter",), ("pull",)),
         ("sm_90", ("matmul_all_reduce", "matmul_fabric_all_reduce"), ("multicast",)),
         ("sm_90+warps", ("all_gather_matmul",), ("push", "pull", "engine", "pieces")),
-        ("sm_90+warps", ("matmul_reduce_scatter",), ("push", "pull")),
+        ("sm_90+warps", ("matmul_reduce_scatter", "matmul_all_reduce"), ("push", "pull")),
+        ("sm_90+warps", ("matmul_ring_reduce_scatter",), ("ringed",)),
         ("sm_90+warps", ("hierarchical_all_gather_matmul",), ("relayed",)),
         ("sm_90+warps", ("matmul",), ("gemm",)),
         ("sm_100+warps", ("all_gather_matmul",), ("push", "pull", "engine", "pieces")),
@@ -86,8 +87,8 @@ WITH_WEIGHTS = (("dispatch_matmul_backward", 132), ("matmul_combine_backward", 1
 FOR_EXPERTS = "push", "pull", "few"
 SENDING, PUSHED = ("matmul_all_reduce", "matmul_reduce_scatter"), ("push", "pull")
 WITHIN = {
-    **{f"{name} fused sm_90+warps": {**BUDGET, "step": 62} for name in SENDING},
-    **{f"{name} fused sm_100+warps": {**BUDGET, "step": 65} for name in SENDING},
+    **{f"{name} fused sm_90+warps": {**BUDGET, "step": 64} for name in SENDING},
+    **{f"{name} fused sm_100+warps": {**BUDGET, "step": 66} for name in SENDING},
     **{f"{name} push sm_90": {**BUDGET, "step": 89} for name in ("all_gather_matmul", "matmul_reduce_scatter")},
     **{f"all_gather_matmul[{n}] {s} sm_90": {**BUDGET, "step": 89} for n in ("2", "gathered") for s in PUSHED},
     **{f"{name} {schedule} sm_90": {**BUDGET, "step": 96} for name in EXPERTS for schedule in ("push", "pull")},

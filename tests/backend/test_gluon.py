@@ -214,6 +214,14 @@ def test_nothing_is_found_in_what_the_lowering_makes(schedule: str, target: str)
     assert found.found["fence"] == of_engine[schedule]
 
 
+def test_one_thread_looks_whether_a_lane_is_poisoned() -> None:
+    """Threads that found different answers would not all reach the barriers behind the branch."""
+    code = "".join(kernel.code for kernel in compiled(*made("pull")))
+    looks = re.findall(r"^.*ld\.global\.sys\.relaxed\.b64 .*$", code, re.MULTILINE)
+    assert looks and all(line.lstrip().startswith("@%p") for line in looks)
+    assert "ld.volatile" not in code
+
+
 @pytest.mark.parametrize("target", [WARPS, IN_MEMORY])
 def test_operands_come_by_copy_engine_and_a_step_is_short(target: str) -> None:
     bound, exact = all_gather_matmul.bound_at(push, world=8, sizes={"M": 8192, "N": 3584, "K": 8192}, dtypes="bf16")
