@@ -18,7 +18,7 @@ from tests.programs.exchanges import readers_first
 from tests.programs.notifying import moves
 from tilelink.analysis.machine import Machine, machine
 from tilelink.analysis.simulate import Prediction, predict, steps_of
-from tilelink.analysis.simulate.costs import bounds, costs, way
+from tilelink.analysis.simulate.costs import bounds, compute, costs, way
 from tilelink.analysis.simulate.steps import fold
 from tilelink.analysis.simulate.verdict import WORTH_SAYING, deciding, neighbour, times_as_fast
 from tilelink.errors import (
@@ -45,7 +45,7 @@ MB = 1 << 20
 def plain(sms: int = 4, **numbers: Any) -> Machine:
     """A machine that is easy to reckon with: only what is named takes time."""
     free = dict(tile_us=0, signal_us=0, fence_us=0, flight_us=0, poll_us=0, launch_us=0, skew_us=0, collective_us=0)
-    fast = dict(memory_rate=1e9, l2_rate=1e9, shared_rate=1e9, sms=sms, matmul__bfloat16=1e6)
+    fast = dict(memory_rate=1e9, l2_rate=1e9, l2_total=1e12, shared_rate=1e9, sms=sms, matmul__bfloat16=1e6)
     made = machine("h100").changed(**free, **fast)
     for agent in made.agents:
         rates = {"setup_us": 0, "push": 1e9, "pull": 1e9, "saturation": 1e9}
@@ -229,6 +229,20 @@ def test_what_l2_does_not_hold_is_fetched_again() -> None:
     assert fold(events, 2.5 * tile).fetched.sum() == 6 * tile  # rows are read again at once, columns after all others
 
 
+def test_all_sms_together_take_what_l2_gives() -> None:
+    """Four tiles on four SMs, each of which reads 8 KB of either operand and writes 8 KB."""
+    slow = plain(l2_total=4.0)
+    slow = plain(l2_total=4.0)
+    of_tile = 3 * 64 * 64 * 2
+    assert products(128, 128, 64, slow).makespan_us == pytest.approx(of_tile / (4e3 / 4), rel=1e-6)
+    assert products(64, 128, 64, slow).makespan_us == pytest.approx(of_tile / (4e3 / 2), rel=1e-6), "two tiles"
+    one = slow.changed(l2_rate=1.0)
+    assert products(64, 64, 64, one).makespan_us == pytest.approx(of_tile / 1e3, rel=1e-6), "no more than an SM takes"
+    made = products(128, 128, 64, slow)
+    library = compute(made.steps, costs(made.steps, slow.of_library, {}), slow.of_library)
+    assert library < made.compute_us, "SMs of a library's product share what they read"
+
+
 def test_a_worker_reads_from_one_peer_after_the_other() -> None:
     on = plain(agents__load_store__pull=1.0)
     schedule = tk.Schedule(add_peers=tk.SMs(1, tile=(64, 64)))
@@ -322,6 +336,13 @@ def test_pull_by_sms_is_slower_than_push_on_hopper() -> None:
     assert took("push") < took("pull") < 1.05 * took("push")
 
 
+def test_bulk_copies_need_lines_of_whole_16_bytes() -> None:
+    """4,097 numbers of bfloat16 are none: kernels load and store them."""
+    sizes: dict[str, Any] = {"machine": "h800", "world": 8, "M": 2048, "N": 512}
+    made = {k: all_gather_matmul.simulate("push", **sizes, K=k) for k in (4096, 4097)}
+    assert [p.costs.agents[0] for p in made.values()] == [machine("h800").agent(n) for n in ("tma", "load_store")]
+
+
 def test_bulk_copies_need_a_machine_that_has_an_engine_for_them() -> None:
     """Elsewhere roles load and store, and are predicted so."""
     sizes: dict[str, Any] = {"world": 4, "M": 4096, "N": 2048, "K": 4096}
@@ -378,11 +399,11 @@ def test_the_verdict_is_what_a_sweep_says(
 
 
 def test_where_twice_the_workers_are_no_help_four_times_may_be() -> None:
-    sizes: dict[str, Any] = {"machine": "h800", "world": 8, "M": 8192, "N": 1376, "K": 4096}
-    copies = "push,gather.tile=128x256,gather.via=load-store"
-    found, twice, more = (all_gather_matmul.simulate(f"{copies},gather.count={n}", **sizes) for n in (16, 32, 64))
+    sizes: dict[str, Any] = {"machine": "h800", "world": 8, "M": 2048, "N": 1024, "K": 8192}
+    copies = "pull,gather.via=load-store"
+    found, twice, more = (all_gather_matmul.simulate(f"{copies},gather.count={n}", **sizes) for n in (24, 48, 64))
     assert twice.makespan_us > 0.99 * found.makespan_us > more.makespan_us
-    takes = f"with 64 workers instead of 16, the run takes {more.makespan_us:,.1f} us."
+    takes = f"with 64 workers instead of 24, the run takes {more.makespan_us:,.1f} us."
     assert f"gather needs more SMs: {takes}" in found.verdict
 
 

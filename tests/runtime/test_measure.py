@@ -15,8 +15,8 @@ from triton.compiler import ASTSource
 import tilelink.runtime.measure
 from tilelink.errors import DeviceError
 from tilelink.runtime.cuda.clock import device_us
-from tilelink.runtime.gauges import multiply, nothing, notify
-from tilelink.runtime.measure import TILE, measure
+from tilelink.runtime.gauges import multiply, nothing, notify, read
+from tilelink.runtime.measure import BLOCK, TILE, measure
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -30,6 +30,11 @@ def test_kernels_compile_for_hopper() -> None:
         signature = {"word": "*i32", "count": "i32", "SCOPE": "constexpr"}
         made = triton.compile(ASTSource(notify, signature, {(2,): scope}), target=HOPPER, options={"num_warps": 1})
         assert f"atom.global.{scope}.acq_rel" in made.asm["ptx"]
+    signature = {"words": "*i32", "out": "*i32", "size": "i32", "BLOCK": "constexpr"}
+    aligned = {(k,): [["tt.divisibility", 16]] for k in range(3)}
+    source = ASTSource(read, signature, {(3,): BLOCK}, aligned)
+    made = triton.compile(source, target=HOPPER, options={"num_warps": 8})
+    assert "ld.global.cg.v4" in made.asm["ptx"]
     triton.compile(ASTSource(nothing, {"word": "*i32"}), target=HOPPER)
 
 

@@ -7,6 +7,7 @@ machine from which the numbers that a file leaves out are taken; `without` names
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -42,11 +43,11 @@ class Machine:
 
     `ranks`: GPUs in all, `ranks_per_node` in a node. `matmul`: TFLOP/s of a large matrix product by dtype, sustained,
     on all SMs. `tile_us`: what a tile of a product takes beside its main loop. `shared_rate` and `l2_rate`: GB/s
-    between one SM and its shared memory, and L2. `links`: "switch" (every rank has one way out and one way in) or
-    "mesh" (a link for every pair of ranks). `collective` and `collective_us`: bus bandwidth and time for no bytes of
-    the library's all-gather and reduce-scatter, for the unfused form. `reserved`: SMs that fused kernels leave to
-    others, which no description has: see `leaving`. `numbers` and `sources`: every number as the file
-    has it, and where it is from, by its path.
+    between one SM and its shared memory, and L2; `l2_total`: GB/s that all SMs together get from L2. `links`: "switch"
+    (every rank has one way out and one way in) or "mesh" (a link for every pair of ranks). `collective` and
+    `collective_us`: bus bandwidth and time for no bytes of the library's all-gather and reduce-scatter, for the unfused
+    form. `reserved`: SMs that fused kernels leave to others, which no description has: see `leaving`. `numbers` and
+    `sources`: every number as the file has it, and where it is from, by its path.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Machine:
     l2: float
     memory_rate: float
     l2_rate: float
+    l2_total: float
     shared_rate: float
     matmul: Mapping[str, float]
     tile_us: float
@@ -99,6 +101,12 @@ class Machine:
         if not 0 <= reserved < self.sms:
             raise MachineError(f"{self.name} has {self.sms} SMs: {reserved} can't be reserved, at least one is ours")
         return replace(self, reserved=reserved)
+
+    @property
+    def of_library(self) -> Machine:
+        """This machine, as products of a library see it: neighbouring SMs share what they read (thread block clusters),
+        so that L2 as a whole does not bound them. All SMs are theirs."""
+        return replace(self, l2_total=math.inf, reserved=0)
 
     def node(self, rank: int) -> int:
         return rank // self.ranks_per_node

@@ -69,7 +69,7 @@ class Tokens:
         """A product in plain torch: that of a library on all SMs, in whichever of our tiles takes least, and a
         collective of a library, which sends a token for each of its experts, or once to each rank that has some of
         them: whichever is less."""
-        machine, products, collectives = self.machine.leaving(0), [], []
+        machine, products, collectives = self.machine.of_library, [], []
         plans = {_tiles(plan): plan for plan in plans_of_product(experts)}  # what moves rows makes no difference
         for plan in plans.values():
             try:

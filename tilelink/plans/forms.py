@@ -23,7 +23,14 @@ from tilelink.programs.program import Program
 from tilelink.programs.schedule_text import NamedSchedule
 
 GAIN = 0.02
-"""By so much other SMs or streams of a role have to make a form faster, to be worth a longer name."""
+"""By so much other SMs or streams of a role, and narrower tiles where all SMs have one, have to make a form faster, to
+be worth a longer name."""
+REACH = 1.3
+"""Forms that take so many times as long as the fastest are changed, too: narrower tiles help some more than others."""
+NARROW = 64
+"""Columns of the narrowest tile that is tried where tiles fill all SMs: the main loop of narrower ones takes more time
+to issue its instructions than to multiply (80 of 8 warps in 160 clocks, 128 x 32 x 64 products in 128), which the
+model does not know."""
 UNJUDGED = 'not tried: no published kernel has waits="pieces", so nothing judges its predictions; ask for it by name'
 FILLED = "the rows of a rank fill its tiles, which go across parts for few rows"
 LEFT_OUT = ("bias", "dbias", "gathered", "epilogue")
@@ -142,6 +149,7 @@ class Question:
         """Raises MachineMemoryError, and UnsafeProgramError where the check finds the fastest unsafe. What else can't
         be on the machine, a multicast, say, is a form that says why."""
         least: dict[str, float] = {}
+        simulated: dict[Plan, Prediction] = {}
 
         def predicted(plan: Plan, beaten: float | None) -> Prediction | str:
             program = plan.program
@@ -153,17 +161,16 @@ class Question:
                 least[program.name] = self._least_us(program)
             if beaten is not None and least[program.name] >= beaten:
                 return f"its bytes between ranks alone take {least[program.name]:,.1f} us"
-            return self._predict(plan, beaten)
+            made = self._predict(plan, beaten)
+            if isinstance(made, Prediction):
+                simulated[plan] = made
+            return made
 
         found = tried(plans(self.operator).values(), predicted)
         if found.fastest is None or found.prediction is None:
             return found
-        made = [self._changed(found.fastest, found.prediction)]
-        across = bool(_rows_across(found.fastest.by))
-        others = [f for f in found.all if f.us is not None and bool(_rows_across(f.by)) != across]
-        if others:  # narrower tiles help one kind more
-            form = min(others, key=lambda f: f.us or 0.0)
-            made.append(self._changed(form, self._prediction(form.by)))
+        near = [f for f in found.all if f.us is not None and f.us <= REACH * found.prediction.makespan_us]
+        made = [self._changed(f, simulated[f.by]) for f in near]
         fastest, prediction = min(made, key=lambda m: m[1].makespan_us)
         check_events(prediction.steps.events).raise_if_unsafe()
         more = () if fastest in found.all else (fastest,)
@@ -177,10 +184,6 @@ class Question:
             if least >= beaten:
                 return f"its busiest workers alone take {least:,.1f} us"
         return predict(steps, self.machine, {})
-
-    def _prediction(self, plan: Plan) -> Prediction:
-        """The prediction of a plan, whatever others take."""
-        return predict(self._steps(plan.program, plan.schedule), self.machine, {})
 
     def _steps(self, program: Program, schedule: NamedSchedule | None = None, **sizes: int) -> Steps:
         """Those of a run with the tensors that there are in predictions; `sizes`: instead of those asked for."""
@@ -204,32 +207,32 @@ class Question:
         prediction."""
         for role in dict.fromkeys(r.launched for r in prediction.steps.events.program.roles):
             while change := self._change(role, prediction):
-                plan = form.by.and_changed(role, *change)
+                field, value, gain = change
+                plan = form.by.and_changed(role, field, value)
                 try:
                     made = self._predict(plan, prediction.makespan_us)
                 except TileLinkError:  # a schedule that can't be at these sizes
                     break
-                gain = 0.0 if change[0] == "tile" else GAIN
                 if isinstance(made, str) or made.makespan_us >= (1 - gain) * prediction.makespan_us:
                     break
                 form, prediction = Form(plan, made.makespan_us), made
         return form, prediction
 
-    def _change(self, launched: str, prediction: Prediction) -> tuple[str, Any] | None:
-        """What may make a role faster: half the columns of its tiles, if it multiplies and has fewer tiles than there
-        are SMs; twice the SMs, if it has a number of them; the other streams of a copy engine. None: nothing may."""
+    def _change(self, launched: str, prediction: Prediction) -> tuple[str, Any, float] | None:
+        """What may make a role faster, and by how much it has to: half the columns of its tiles, if it multiplies;
+        twice the SMs, if it has a number of them; the other streams of a copy engine. None: nothing may."""
         roles = [r for r in prediction.steps.events.program.roles if r.launched == launched]
         resource = roles[0].resource
         if isinstance(resource, CopyEngine):
-            return "streams", next(s for s in STREAMS if s != resource.streams)
+            return "streams", next(s for s in STREAMS if s != resource.streams), GAIN
         multiplying, count = _multiplying(prediction)
         if launched in {r.launched for r in multiplying}:
             tiles = [tuple(int(n or 0) for n in r.resource.tile) for r in roles]
             columns = {t[-2] for t in tiles}
             half = min(columns) // (2 if len(columns) == 1 else 1)  # so that all members of a list can have it
-            fills = count >= self.machine.free_sms or half < NARROWEST
-            return None if fills else ("tile", (*tiles[0][:-2], half, tiles[0][-1]))
-        return ("count", 2 * resource.count) if isinstance(resource, SMs) and resource.count else None
+            least, gain = (NARROWEST, 0.0) if count < self.machine.free_sms else (NARROW, GAIN)
+            return None if half < least else ("tile", (*tiles[0][:-2], half, tiles[0][-1]), gain)
+        return ("count", 2 * resource.count, GAIN) if isinstance(resource, SMs) and resource.count else None
 
 
 def _multiplying(prediction: Prediction) -> tuple[list[Role], int]:

@@ -102,7 +102,8 @@ def _product(machine: Machine, dtype: str, m: int, n: int, k: int, tile: tuple[i
 
     program = matmul.bind(Schedule(multiply=SMs(tile=tile, order=grouped(8))), dtype, matmul.optional)
     steps = steps_of(program, Sizes.of(program, 1, {"M": m, "N": n, "K": k}), machine, {})
-    return compute(steps, costs(steps, machine, {}), machine)
+    library = machine.of_library
+    return compute(steps, costs(steps, library, {}), library)
 
 
 def library_collective(name: str, machine: Machine, world: int, dtype: str, m: int, columns: int) -> float:

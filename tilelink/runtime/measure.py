@@ -15,12 +15,14 @@ import torch
 
 from tilelink.errors import DeviceError
 from tilelink.runtime.cuda.clock import captured, device_us
-from tilelink.runtime.gauges import multiply, nothing, notify
+from tilelink.runtime.gauges import multiply, nothing, notify, read
 
 TILE = (128, 256, 64)
 REPEATS = 20
 COPIES = tuple(8192 << k for k in range(0, 15, 2))
 FENCES = 1000
+CACHED, BLOCK = 6 << 20, 4096
+"""Words that L2 holds, 24 MiB of them; and how many a program reads at once."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ def measure() -> Measured:
         "memory_gb": (device.total_memory / 1e9, "device properties"),
         "matmul.bfloat16": (2 * 8192.0**3 / library / 1e6, "torch.mm, 8192 x 8192 x 8192"),
         "memory_rate": (_memory_rate(), "device copy of 1 GiB, read and written"),
+        "l2_total": (_l2_total(sms), "two programs an SM read the same 24 MiB"),
         "tile_us": (tile_us, f"tiles {TILE[0]} x {TILE[1]} in Triton: time against K, at K=0, less a launch"),
         "launch_us": (_launch(), "a graph of 200 empty kernels, one behind the other"),
         "signal_us": (2 * local, "two atomics with acq_rel at gpu scope: a notification, and the poll that sees it"),
@@ -102,6 +105,13 @@ def _memory_rate() -> float:
     source = torch.empty(1 << 30, device="cuda", dtype=torch.uint8)
     target = torch.empty_like(source)
     return 2 * source.numel() / _us(lambda: target.copy_(source)) / 1e3
+
+
+def _l2_total(sms: int) -> float:
+    programs = 2 * sms
+    words = torch.zeros(CACHED, device="cuda", dtype=torch.int32)
+    out = torch.empty(programs * BLOCK, device="cuda", dtype=torch.int32)
+    return programs * words.nbytes / _us(lambda: read[(programs,)](words, out, CACHED, BLOCK, num_warps=8)) / 1e3
 
 
 def _launch(count: int = 200) -> float:

@@ -133,7 +133,7 @@ def test_machines(capsys: pytest.CaptureFixture[str]) -> None:
     _, answer = run(capsys, "machine", "show", "h800")
     numbers = answer["numbers"]
     assert (numbers["agents.tma.saturation"]["value"], numbers["agents.tma.saturation"]["unit"]) == (158, "GB/s")
-    units = {"sms": "", "ranks": "", "memory_gb": "GB", "l2_mb": "MB", "l2_rate": "GB/s/SM", "matmul.int8": "TFLOP/s"}
+    units = {"sms": "", "ranks": "", "memory_gb": "GB", "l2_mb": "MB", "l2_rate": "GB/s/SM", "l2_total": "GB/s"}
     assert {n: numbers[n]["unit"] for n in units} == units
     assert all(n["unit"] == "us" for path, n in numbers.items() if path.endswith("_us"))
     code, answer = run(capsys, "machine", "show")

@@ -16,7 +16,10 @@ from tilelink.analysis.machine import MESH, Agent, Machine
 from tilelink.analysis.placement import bytes_on
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import ScheduleError
+from tilelink.frontend import ir
 from tilelink.frontend.ir import Role, TileProgram
+from tilelink.frontend.sizes import Sizes
+from tilelink.frontend.values import ITEM_SIZE
 
 GB_S = 1e3
 TFLOP_S = 1e6
@@ -27,6 +30,8 @@ its producer's tile."""
 
 VIA = {"load-store": "load_store", "tma": "tma", "multicast": "multicast"}
 """The agent, where a resource says by which way."""
+BULK = 16
+"""Bytes at whole multiples of which the copy engine for tiles reads and writes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +57,12 @@ def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
     busy = np.maximum.reduce(
         [
             steps.operations / rate,
-            traffic / (machine.l2_rate * GB_S),
+            traffic / (_l2_rate(steps, machine) * GB_S),
             np.where(product, 2 * steps.read, 0) / (machine.shared_rate * GB_S),  # in once, and out once
         ]
     )
     head = product & _first(steps.tile, product)
-    names = [agent_of(role, agents, machine) for role in program.roles]
+    names = [agent_of(role, program, steps.events.sizes, machine, agents) for role in program.roles]
     chosen = tuple(machine.agent(name) for name in names)
     on_sm = np.array([a.on_sm for a in chosen])[steps.events.role[steps.event]]
     alone = np.where(on_sm, busy + np.where(head, machine.tile_us, 0), 0)
@@ -65,17 +70,34 @@ def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
     return Costs(alone, refill, steps.fetched + steps.written, chosen, tuple(name == "multicast" for name in names))
 
 
-def agent_of(role: Role, agents: Mapping[str, str], machine: Machine) -> str:
+def _l2_rate(steps: Steps, machine: Machine) -> float:
+    """GB/s between a worker and L2: what one SM takes, or an equal share of what the workers that multiply take
+    together."""
+    workers = np.column_stack([steps.of_tiles("rank"), steps.of_tiles("worker")])[steps.multiplies]
+    of_ranks = np.bincount(np.unique(workers, axis=0)[:, 0].astype(int))
+    return min(machine.l2_rate, machine.l2_total / of_ranks.max(initial=1))
+
+
+def agent_of(
+    role: Role, program: TileProgram, sizes: Sizes, machine: Machine, agents: Mapping[str, str]
+) -> str:  # fmt: skip
     """The name of the agent that moves a role's bytes. Kernels load and store where a machine has no copy engine for
-    tiles; and, in their portable form, what they multiply."""
+    tiles, or it can't copy the lines of a tensor; and, in their portable form, what they multiply."""
     if role.name in agents:
         return agents[role.name]
     kind = type(role.resource).__name__
     if kind not in AGENTS:
         raise ScheduleError(f"{role.name} runs on {kind}, of which the model knows nothing", role.site)
     via = VIA.get(getattr(role.resource, "via", ""), AGENTS[kind])
-    by_threads = via not in machine.agents or role.multiplies
+    by_threads = via not in machine.agents or role.multiplies or not _has_whole_lines(role, program, sizes)
     return AGENTS[kind] if via == "tma" and by_threads else via
+
+
+def _has_whole_lines(role: Role, program: TileProgram, sizes: Sizes) -> bool:
+    """Whether the lines of all tensors that a role copies begin at whole `BULK` bytes."""
+    copied = {v.tensor for s in ir.every(ir.Copy, role.body) for v in (s.source, s.target)}
+    tensors, lengths = (t for t in program.tensors if t.name in copied), dict(sizes.dims)
+    return all(lengths.get(t.dims[t.contiguous], 0) * ITEM_SIZE[t.dtype] % BULK == 0 for t in tensors)
 
 
 def dtype_of(program: TileProgram) -> str:

@@ -112,7 +112,8 @@ class Prediction:
     def unfused_us(self) -> float | None:
         if not (self.steps.multiplies.any() and self.steps.talks):
             return None
-        products = compute(self.steps, self.costs, self.machine.leaving(0))
+        library = self.machine.of_library
+        products = compute(self.steps, costs(self.steps, library, self.agents), library)
         return self.machine.launch_us + products + collective(self.steps, self.machine)
 
     @property
@@ -243,7 +244,7 @@ def steps_of(program: TileProgram, sizes: Sizes, machine: Machine, agents: Mappi
         what = f"a world of {sizes.world} on {machine.name}, which has {machine.ranks} GPUs"
         raise MachineError(what, Site.of_user())
     _check_memory(program, sizes, machine)
-    off = [r.resource for r in program.roles if not machine.agent(agent_of(r, agents, machine)).on_sm]
+    off = [r.resource for r in program.roles if not machine.agent(agent_of(r, program, sizes, machine, agents)).on_sm]
     engines = sum(r.count or 0 for r in off if isinstance(r, SMs))  # moved off the SMs by a question "what if"
     return fold(unroll(program, sizes, sms=machine.free_sms + engines), machine.l2)
 
