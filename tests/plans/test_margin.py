@@ -43,8 +43,8 @@ def test_intervals_are_what_their_comment_says() -> None:
     fused, unfused = took(False), took(True)
     inside = [t for t in fused if 1 + FUSED.least <= t <= 1 + FUSED.most]
     faster, slower = ([t for t in fused if t < 1 + FUSED.least], [t for t in fused if t > 1 + FUSED.most])
-    assert (len(fused), len(inside), len(faster), len(slower)) == (41, 19, 9, 13)
-    assert round(1 - min(faster), 2) == 0.12 and round(max(slower) - 1, 2) == 0.72
+    assert (len(fused), len(inside), len(faster), len(slower)) == (41, 20, 9, 12)
+    assert round(1 - min(faster), 2) == 0.12 and round(max(slower) - 1, 2) == 0.70
     rows = [int(n.replace(",", "")) for n in re.findall(r"^\| [fJ] \| [^|]*\bM=([\d,]+)", PAGE, re.M)]
     assert min(rows) == JUDGED
     assert len(unfused) == 26 and all(1 + UNFUSED.least <= t <= 1 + UNFUSED.most for t in unfused)
@@ -59,7 +59,7 @@ def test_the_margin_is_among_the_best_of_those_that_were_tried() -> None:
         assert f"{times:.3f}" in page
 
 
-@pytest.mark.parametrize(("margin", "fused", "slower", "missed"), [(0.0, 38, 17, 0), (MARGIN, 29, 10, 2)])
+@pytest.mark.parametrize(("margin", "fused", "slower", "missed"), [(0.0, 37, 16, 0), (MARGIN, 29, 10, 2)])
 def test_what_is_decided_of_what_was_published(margin: float, fused: int, slower: int, missed: int) -> None:
     made = decisions()
     assert (len(made), *counted(made, margin)) == (38, fused, slower, missed)
