@@ -43,7 +43,7 @@ class Machine:
 
     `ranks`: GPUs in all, `ranks_per_node` in a node. `matmul`: TFLOP/s of a large matrix product by dtype, sustained,
     on all SMs. `tile_us`: what a tile of a product takes beside its main loop. `shared_rate` and `l2_rate`: GB/s
-    between one SM and its shared memory, and L2; `l2_total`: GB/s that all SMs together get from L2. `links`: "switch"
+    between one SM and its shared memory, and L2; `l2_total`: GB/s that all SMs together read from L2. `links`: "switch"
     (every rank has one way out and one way in) or "mesh" (a link for every pair of ranks). `collective` and
     `collective_us`: bus bandwidth and time for no bytes of the library's all-gather and reduce-scatter, for the unfused
     form. `reserved`: SMs that fused kernels leave to others, which no description has: see `leaving`. `numbers` and

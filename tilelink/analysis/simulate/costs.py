@@ -57,7 +57,8 @@ def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
     busy = np.maximum.reduce(
         [
             steps.operations / rate,
-            traffic / (_l2_rate(steps, machine) * GB_S),
+            traffic / (machine.l2_rate * GB_S),
+            steps.read / (_l2_share(steps, machine) * GB_S),
             np.where(product, 2 * steps.read, 0) / (machine.shared_rate * GB_S),  # in once, and out once
         ]
     )
@@ -70,12 +71,11 @@ def costs(steps: Steps, machine: Machine, agents: Mapping[str, str]) -> Costs:
     return Costs(alone, refill, steps.fetched + steps.written, chosen, tuple(name == "multicast" for name in names))
 
 
-def _l2_rate(steps: Steps, machine: Machine) -> float:
-    """GB/s between a worker and L2: what one SM takes, or an equal share of what the workers that multiply take
-    together."""
+def _l2_share(steps: Steps, machine: Machine) -> float:
+    """GB/s that L2 gives to a worker where all workers of a rank that multiply read."""
     workers = np.column_stack([steps.of_tiles("rank"), steps.of_tiles("worker")])[steps.multiplies]
     of_ranks = np.bincount(np.unique(workers, axis=0)[:, 0].astype(int))
-    return min(machine.l2_rate, machine.l2_total / of_ranks.max(initial=1))
+    return machine.l2_total / float(of_ranks.max(initial=1))
 
 
 def agent_of(
