@@ -204,10 +204,10 @@ class Routing:
             said = f"{counts}[{e}, {s}] is {table[e, s]}: counts of rows are from 0 to {MAX_ROWS}"
             if table[e, s] >= 0 or not of_operators:
                 return said
-            wrong = "1 entry" if table[e, s] == -1 else f"{-table[e, s]} entries"
+            wrong, are = ("1 entry", "is") if table[e, s] == -1 else (f"{-table[e, s]} entries", "are")
             return (
-                f"{said}. In operators of experts: {wrong} of topk_idx of rank {s} out of range; experts are 0 to "
-                f"{len(table) - 1} (with slices= or places=, up to as many as the layer has), or -1 for none"
+                f"{wrong} of topk_idx of rank {s} {are} out of range: experts are 0 to {len(table) - 1} (with slices= "
+                f"or places=, up to as many as the layer has), or -1 for none. In a call of a program: {said}"
             )
         by_home = table.reshape(world, -1, world).sum(2)
         for (dim, room), rows in zip(rooms.items(), (table.T, by_home), strict=True):

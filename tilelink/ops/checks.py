@@ -61,7 +61,7 @@ def check_weights(
         if t.layout != torch.strided:
             raise ArgumentError(f"{name} has layout {t.layout}; only strided tensors can be used")
         if t.dtype != x.dtype:
-            raise DtypeError(f"{name} is {_short(t.dtype)}, x {_short(x.dtype)}: all must have one dtype")
+            raise DtypeError(f"{name} is {short(t.dtype)}, x {short(x.dtype)}: all must have one dtype")
     check_dtype(x)
     for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         if weight.dim() != 2:
@@ -165,8 +165,9 @@ def named_tensors(
 def check_dtype(x: torch.Tensor) -> None:
     """Raises DtypeError for one that operators do not take."""
     if x.dtype not in DTYPES:
-        raise DtypeError(f"x is {_short(x.dtype)}; operators take {', '.join(map(_short, DTYPES))}")
+        raise DtypeError(f"x is {short(x.dtype)}; operators take {', '.join(map(short, DTYPES))}")
 
 
-def _short(dtype: torch.dtype) -> str:
+def short(dtype: torch.dtype) -> str:
+    """A dtype as errors call it: "float32"."""
     return str(dtype).removeprefix("torch.")

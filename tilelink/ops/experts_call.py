@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from tilelink.errors import DtypeError, ShapeError
-from tilelink.ops.checks import check_dtype
+from tilelink.ops.checks import check_dtype, short
 from tilelink.ops.operator import Call
 from tilelink.ops.plain import Plain
 from tilelink.ops.programs import Programs, path_of
@@ -62,7 +62,7 @@ class OfExperts(Call):
                 f"it must be ({experts}, N, {self.x.shape[1]}), of the experts of a rank"
             )
         if weight.dtype != self.x.dtype:
-            raise DtypeError(f"weight is {weight.dtype}, x {self.x.dtype}; both must have one dtype")
+            raise DtypeError(f"weight is {short(weight.dtype)}, x {short(self.x.dtype)}; both must have one dtype")
 
     def or_nothing(self, tensor: torch.Tensor | None) -> torch.Tensor:
         """The tensor; an empty one for None, which operators do not return."""

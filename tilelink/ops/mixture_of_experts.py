@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ArgumentError, ScheduleError, ShapeError, Site, function_text, listed, public
+from tilelink.errors import ArgumentError, DtypeError, ScheduleError, ShapeError, Site, function_text, listed, public
 from tilelink.ops import experts as made_of
 from tilelink.ops.agreement import agree, agreed_machine, raised_everywhere, told_of_machine
-from tilelink.ops.checks import cast_for, check_devices, check_tensors, no_autocast
+from tilelink.ops.checks import cast_for, check_devices, check_dtype, check_tensors, no_autocast, short
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.moe_routing import Once, Routing, check_numbers, moe_routing, torch_or_none
 from tilelink.ops.of_all_ranks import gather_weights
@@ -188,7 +188,7 @@ def _check(
     plan: str | None,
     numbers: dict[str, Any],
 ) -> None:
-    """Raises ArgumentError, ShapeError, DeviceError and ScheduleError for what does not go with each other."""
+    """Raises ArgumentError, ShapeError, DtypeError, DeviceError and ScheduleError for what does not go together."""
     _check_given(plan, {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights, "gate_up": gate_up, "down": down})
     check_numbers(**numbers)
     alike = 1 <= x.dim() == topk_idx.dim() and topk_idx.shape[:-1] == x.shape[:-1]
@@ -207,6 +207,13 @@ def _check(
             f"and (experts of a rank, K, hidden) with K = {width}, as x has it",
             Site.of_user(),
         )
+    if not torch.is_autocast_enabled(x.device.type):
+        check_dtype(x)
+        for name, weight in (("gate_up", gate_up), ("down", down)):
+            if weight.dtype != x.dtype:
+                raise DtypeError(
+                    f"{name} is {short(weight.dtype)}, x {short(x.dtype)}; all must have one dtype", Site.of_user()
+                )
     if not callable(activation):
         raise ArgumentError(f"activation={activation!r}; it must be a function of rows (n, 2 * hidden)", Site.of_user())
     known_plan(plan)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ArgumentError, ShapeError, Site, public
+from tilelink.errors import ArgumentError, DtypeError, ShapeError, Site, public
 from tilelink.ops import routed
 from tilelink.ops.agreement import raised_everywhere
-from tilelink.ops.checks import check_devices, check_tensors
+from tilelink.ops.checks import check_devices, check_tensors, short
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.of_all_ranks import gather_counts, route_once
 from tilelink.plans.layer_plans import is_once
@@ -104,7 +104,7 @@ def moe_routing(
     all ranks have tokens, times the experts that a token may have on a rank. Where rows have no room, or an expert is
     out of range (a count is negative then), calls with this routing raise CapacityError on every rank.
     `plan`: that of the operators which get the handle: "torch" puts counts together by torch.distributed, and "once"
-    makes what its operators need besides. Raises ArgumentError, ShapeError.
+    makes what its operators need besides. Raises ArgumentError, ShapeError, DtypeError.
     """
     name = name_of_group(group)
     world = world_of(name)
@@ -193,10 +193,10 @@ def _check(
     check_numbers(experts=experts, slices=slices, tokens=tokens, capacity=capacity)
     check_tensors(topk_idx=topk_idx, **({} if places is None else {"places": places}))
     for name, given, shape in (("topk_idx", topk_idx, "(tokens, top)"), ("places", places, "(experts, copies)")):
-        if given is not None and (given.dim() != 2 or given.dtype.is_floating_point or given.dtype == torch.bool):
-            raise ShapeError(
-                f"{name} is {given.dtype} {tuple(given.shape)}; it must be integers {shape}", Site.of_user()
-            )
+        if given is not None and (given.dtype.is_floating_point or given.dtype == torch.bool):
+            raise DtypeError(f"{name} is {short(given.dtype)}; it must be integers {shape}", Site.of_user())
+        if given is not None and given.dim() != 2:
+            raise ShapeError(f"{name} has shape {tuple(given.shape)}; it must be integers {shape}", Site.of_user())
     if places is not None and 0 in places.shape:
         raise ShapeError(
             f"places has shape {tuple(places.shape)}; it must be (experts, copies), with one of each at least",
