@@ -56,6 +56,23 @@ def test_tracebacks_end_where_tilelink_was_called(tmp_path: Path) -> None:
         assert {f.filename for f in frames} <= {__file__, wrong.__file__}, frames
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tk.notify(": "tk.notifiy("}, "tk has no notifiy; did you mean notify?"),
+        ({READ: "        acc += tl.expp(rows[:, k].load())"}, "tl has no expp; did you mean exp?"),
+        ({READ: "        acc += tl.zeros((32, 32), tl.float32)"}, "blocks of shape (16, 16) and (32, 32) do not go"),
+    ],
+    ids=["word", "function of Triton", "shapes"],
+)
+def test_tracebacks_tell_one_error(tmp_path: Path, changes: dict[str, str], said: str) -> None:
+    """Nothing of how the elaborator found it out."""
+    with pytest.raises(TileLinkError) as error:
+        load(tmp_path, changed(GATHER, changes)).main()
+    told = "".join(traceback.format_exception(error.value))
+    assert said in told and "During handling" not in told and f"tilelink{os.sep}frontend" not in told
+
+
 ORDER = tk.order(lambda step, rank, world: step)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import linecache
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -109,7 +111,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
                 return function(*args, **kwargs)
             except TypeError as e:
                 if e.__traceback__ is not None and e.__traceback__.tb_next is None:
-                    raise ArgumentError(str(e), Site.of_user()) from None
+                    raise ArgumentError(_misfit(function, str(e), kwargs), Site.of_user()) from None
                 raise
         except TileLinkError as e:
             error: BaseException | None = e
@@ -122,6 +124,20 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return called
+
+
+def _misfit(function: Callable[..., object], said: str, given: Iterable[str]) -> str:
+    """Why arguments do not fit a function: what Python says, without the function's name (the user may call it by
+    another), and a suggestion for names that are no parameters."""
+    known = list(inspect.signature(function).parameters)
+    said = re.sub(r"^[\w.<>]+\(\) ", "", said)
+    missing = [n for n in known if f"'{n}'" in said]
+    for name in (n for n in given if n not in known):
+        if f"'{name}'" in said:
+            said += similar(name, known)
+        elif meant := similar(name, missing):
+            said += f"; {name}= is given{meant}"
+    return said
 
 
 C = TypeVar("C", bound=type)

@@ -59,7 +59,7 @@ SCHEDULES = [
     pair(
         "no schedule of this name",
         ScheduleError,
-        {UNROLL: UNROLL.replace("schedule", "'push'"), "@tk.program": "@tk.program  # <-"},
+        {f"    return {UNROLL}": "    program.unroll('push', world=2, M=64, K=64, N=16)  # <-"},
         "program has no schedule push; it has schedule",
     ),
     pair(
@@ -207,6 +207,12 @@ SCHEDULES = [
         ArgumentError,
         {f"    return {UNROLL}": "    program.unroll(schedule, M=64)  # <-"},
         "missing 1 required keyword-only argument: 'world'",
+    ),
+    pair(
+        "world that is misspelt",
+        ArgumentError,
+        {f"    return {UNROLL}": "    program.check(schedule, wrld=2, M=64)  # <-"},
+        "missing 1 required keyword-only argument: 'world'; wrld= is given; did you mean world?",
     ),
     pair(
         "stage that is none",

@@ -252,6 +252,11 @@ def forgotten(x: tk.Local("M", "K"), out: tk.Local("M", "N")):
     keep[tk.tiles(x)](x, tk.local("M", "K"))
 
 
+@tk.program
+def swapped(x: tk.Local("M", "K"), out: tk.Local("M", "K")):
+    keep[tk.tiles(x)](out, x)
+
+
 @tk.tile
 def copy_checked(t, x, out):
     block = x[t].load()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import tilelink as tk
-from tests.programs.alone import forgotten, kept_inside
+from tests.programs.alone import forgotten, keep, kept_inside, swapped
 from tilelink.errors import (
     ArgumentError,
     DeviceError,
@@ -246,7 +247,6 @@ BAD = [
         ScheduleError,
         "has no schedule pusch; it has push, pull, multicast, engine, pieces, few; did you mean push?",
         options={"schedule": "pusch"},
-        at=KERNEL,
     ),
     Bad(
         "tile beyond the tensor",
@@ -307,6 +307,9 @@ def test_an_output_that_nobody_writes(world: CpuWorld) -> None:
         world.run(lambda group: forgotten(x(), output(ROWS, N), schedule=alone, group=group))
     with pytest.raises(ArgumentError, match=r"forgotten needs out: .M, N.; it is an input, since no tile stores to it"):
         world.run(lambda group: forgotten(x(), schedule=alone, group=group))
+    stores = f"no tile stores to it; tiles store to x ({keep.written_parameters['there']})"
+    with pytest.raises(ArgumentError, match=re.escape(f"swapped needs out: (M, K); it is an input, since {stores}")):
+        world.run(lambda group: swapped(x(), schedule=alone, group=group))
     with pytest.raises(ArgumentError, match="kept_inside has no output: its tiles store to none of x"):
         world.run(lambda group: kept_inside(x(), schedule=alone, group=group))
 

@@ -158,7 +158,7 @@ class Program:
             other = self.function.__globals__.get(wanted)
             if isinstance(other, Schedule):  # its roles are not the program's: binding says which
                 return other
-            raise ScheduleError(f"{self.name} has no schedule {wanted}; it has {listed(known, wanted)}", self.site)
+            raise ScheduleError(f"{self.name} has no schedule {wanted}; it has {listed(known, wanted)}", Site.of_user())
         return known[wanted] if wanted is not None else next(iter(known.values()))
 
     # ---- binding

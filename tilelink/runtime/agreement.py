@@ -29,7 +29,20 @@ def mismatch(what: str, calls: Mapping[int, Mapping[str, Any]]) -> str | None:
                 if isinstance(mine, dict) and isinstance(theirs, dict):
                     both = [k for k in mine if k in theirs and mine[k] != theirs[k]]
                     mine, theirs = ({k: d[k] for k in both} or d for d in (mine, theirs))
-                return f"{what}: rank {rank} has {name} {mine}, rank {first} {theirs}; {ADVICE.get(name, ALIKE)}"
+                said = _lengths(rank, mine, first, theirs) if name == "sizes" else None
+                said = said or f"rank {rank} has {name} {mine}, rank {first} {theirs}"
+                return f"{what}: {said}; {ADVICE.get(name, ALIKE)}"
+    return None
+
+
+def _lengths(rank: int, mine: Any, first: int, theirs: Any) -> str | None:
+    """What ranks gave, where each took all shards for as long as its own; None where they gave something else."""
+    if not isinstance(mine, dict) or not isinstance(theirs, dict):
+        return None
+    for dim in mine.keys() & theirs.keys():
+        both = mine[dim], theirs[dim]
+        if all(isinstance(lengths, tuple) and len(set(lengths)) == 1 for lengths in both) and both[0] != both[1]:
+            return f"rank {first} gives a shard of {both[1][0]} along {dim}, rank {rank} one of {both[0][0]}"
     return None
 
 

@@ -65,8 +65,17 @@ def check_arguments(call: Call, *, world: int, rank: int, device: torch.device, 
     declared = {t.name: t for t in recording.tensors if t.kind != "buffer"}
     for name, word in declared.items():
         if name not in tensors and word.kind == "input":
+            stores = "".join(
+                f"; tiles store to {output.name} ({line})"
+                for launch in recording.launches
+                for parameter, line in launch.function.written_parameters.items()
+                for output in launch.tensors(parameter)
+                if output.name in tensors
+            )
             raise ArgumentError(
-                f"{program.name} needs {name}: {_declaration(word)}; it is an input, since no tile stores to it", site
+                f"{program.name} needs {name}: {_declaration(word)}; it is an input, since no tile stores to it"
+                f"{stores}",
+                site,
             )
     dtypes = {n: _check_tensor(declared[n], tensors[n], device, site) for n in tensors}
     parts = {} if call.parts is None else call.parts

@@ -84,7 +84,7 @@ class Source(ABC):
         """The value of an expression; `label` names the guard of a wait that stands right of `label = `."""
 
     def fail(self, kind: type[TileLinkError], node: ast.AST, message: str) -> NoReturn:
-        raise kind(message, self.function.site(node))
+        raise kind(message, self.function.site(node)) from None
 
     def emit(self, s: ir.Statement) -> None:
         self.statements.append(s)
@@ -138,6 +138,9 @@ class Source(ABC):
                     return parsed(f"tl.{TRITON_DTYPES[dtype_name(v.name)]}")
                 if isinstance(v, triton.runtime.JITFunction):
                     return self.hole(ir.Called(self.function_name(v)))
+                if hasattr(v, "__array__"):
+                    self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is a {type(v).__name__} and can't be "
+                              "part of Triton code; use a Python number, or pass it as a tensor of the program")
         if isinstance(value, ir.View | TensorWord):
             self.fail(ViewError, node, f"{self.text(value)} is used as if it were a block: memory is touched through "
                       f"views, with .load()")
