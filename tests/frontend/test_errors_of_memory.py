@@ -149,7 +149,16 @@ SIGNALS = [
         {"at(t.reader)": "at(t.home)", WAIT: f"{WAIT}  # <-"},
         "full[M[M_lo:+16], K]: no tile of the run notifies full[M[32:48], K[0:64]] (cell 2 on rank 0), so the wait "
         "passes at once, and what is read was not written (tile 2 of use: ",
-        "tile 2 of use: rank 0, home 1, M_lo 32, N_lo 0); full is notified: ",
+        "tile 2 of use: rank 0, home 1, M_lo 32, N_lo 0); ",
+        "user.py:8 notifies full in the memory of the executing rank only: its tiles have a rank axis reader that no "
+        "view names; write full[...].at(t.reader)",
+    ),
+    pair(
+        "wait that is notified at one rank",
+        WaitWithoutNotifyError,
+        {"at(t.reader)": "at(t.reader // 2)", WAIT: f"{WAIT}  # <-"},
+        "so the wait passes at once",
+        "N_lo 0); full is notified: ",
     ),
     pair(
         "wait that a condition leaves out",
@@ -373,7 +382,8 @@ HOMES = [
         "neighbour of the last rank",
         RankError,
         {"t.reader)))": "t.reader + 1)))  # <-"},
-        "full[M[M_lo:+16], K[K_lo:+16]].at(reader + 1): rank 2 in a world of 2",
+        "full[M[M_lo:+16], K[K_lo:+16]].at(reader + 1): rank 2 in a world of 2: ranks go from 0 to 1, and (...) % "
+        "tk.world() stays among them",
         "of gather: rank 0, reader 1, M_lo 0, K_lo 0",
     ),
     pair(

@@ -19,7 +19,7 @@ from tests.frontend.wrong import (
     schedule,
     tile,
 )
-from tilelink.errors import DimensionError, TileSizeError, WorldError
+from tilelink.errors import ArgumentError, DimensionError, TileSizeError, WorldError
 
 DIMENSIONS = [
     tile(
@@ -113,8 +113,8 @@ DIMENSIONS = [
         "copy to other coordinates",
         DimensionError,
         {"full[t].at(t.reader)))": "full[t.rows, :].at(t.reader)))  # <-"},
-        "K[K_lo:+16] is copied to K",
-        "keeps coordinates",
+        "x[M[M_lo:+16], K[K_lo:+16]] is copied to full[M[M_lo:+16], K].at(reader), another range along K: a copy keeps "
+        "coordinates, so both sides need the same range along K",
     ),
     pair(
         "transposed buffer",
@@ -165,7 +165,7 @@ DIMENSIONS = [
     ),
     pair(
         "number of tensors",
-        DimensionError,
+        ArgumentError,
         {LAUNCH_USE: "use[tk.tiles(out)](full)  # <-"},
         "use takes full, out; out is missing",
     ),
@@ -316,8 +316,13 @@ TILES = [
         TileSizeError,
         {USE_TILE: "tile=(16,)", LAUNCH_USE: f"{LAUNCH_USE}  # <-"},
         "use runs over the dimensions M, N",
-        "a tile of 2 sizes",
-        "has (16,)",
+        "a tile of 2 sizes, and one more for the step of its loops; this one has (16,)",
+    ),
+    pair(
+        "tile of too few sizes for a role without steps",
+        TileSizeError,
+        {GATHER_TILE: 'tile=(16,), at="home"', LAUNCH_GATHER: f"{LAUNCH_GATHER}  # <-"},
+        "gather runs over the dimensions M, K: its schedule needs a tile of 2 sizes; this one has (16,)",
     ),
     pair(
         "whole dimension as a block",

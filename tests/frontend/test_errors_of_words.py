@@ -109,7 +109,10 @@ OPTIONS = [
 ]
 
 STATEMENTS = [
-    tile("while", NotUnderstoodError, "while True:  # <-\n    pass", "how often is known before it runs, for k in"),
+    tile(
+        "while", NotUnderstoodError, "while True:  # <-\n    pass",
+        "the number of steps must be known before the run; write for k in tk.steps(...) or range(...)",
+    ),
     tile("try", NotUnderstoodError, "try:  # <-\n    pass\nfinally:\n    pass", "try is not understood"),
     tile("return", NotUnderstoodError, "return  # <-", "return stands in the last line"),
     tile(
@@ -226,6 +229,12 @@ STATEMENTS = [
     ),
     tile("dimension as a number", NotUnderstoodError, "a = tl.zeros((16,), tl.int32) / x.K  # <-", "elements is .size"),
     tile("range as a number", NotUnderstoodError, "a = tl.zeros((t.rows,), tl.int32)  # <-", ".start, and len()"),
+    Case(
+        "tensor of torch around the function",
+        NotUnderstoodError,
+        "import torch\n\nTAU = torch.ones(1)\n" + alone("out[t].store(tl.zeros(t.shape, tl.float32) * TAU)  # <-"),
+        ("TAU is a Tensor and can't be part of Triton code; use a Python number, or pass it as a tensor of the",),
+    ),
     tile("method of torch", UndefinedNameError, "a = inbox[0, t].load().float()  # <-", "a block has no float"),
     tile("sign of a block", NotUnderstoodError, "a = +inbox[0, t].load()  # <-", "write the block alone"),
     pair(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import sympy
 
 from tilelink.errors import RankError, Site, TileLinkError, ViewError
 from tilelink.frontend import ir
@@ -159,7 +160,9 @@ class Lanes:
         found = self.get(rank)
         outside = (found < 0) | (found >= self.sizes.world)
         if (lane := self.first(outside)) is not None:
-            said = f"rank {found[lane]} in a world of {self.sizes.world}"
+            world, named = self.sizes.world, isinstance(rank, sympy.Basic) and bool(rank.free_symbols)
+            said = f"rank {found[lane]} in a world of {world}: ranks go from 0 to {world - 1}"
+            said += ", and (...) % tk.world() stays among them" if named else ""
             self.refuse(RankError, view, site, lane, said, str(view), outside)
         return np.clip(found, 0, self.sizes.world - 1)
 
@@ -186,15 +189,16 @@ class Lanes:
 
     def refuse(
         self, kind: type[TileLinkError], view: ir.View, site: Site, lane: int, said: str, region: str,
-        lanes: np.ndarray | None, notifies: Sequence[Site] = (),
+        lanes: np.ndarray | None, notifies: Sequence[tuple[Site, str]] = (),
     ) -> None:  # fmt: skip
         """Keeps the error of the first lane that is refused, and leaves the `lanes` out (None: none). `notifies`: the
-        lines that may be wrong in its place."""
+        lines that may be wrong in its place, each with what is wrong with it, if that is known."""
         names = [n for n, _ in self.role.walk.coordinates if n != TILE.name and not n.endswith(".tile")]
         at = ", ".join(f"{shown(n)} {self.values[n][lane]}" for n in [RANK.name, *names])
         error = kind(f"{view}: {said} (tile {self.values[NUMBER.name][lane]} of {self.role.name}: {at})", site)
-        for other in notifies:
-            error = error.because_of(f"{view.tensor} is notified", other)
+        for other, wrong in notifies:
+            notified = f"{view.tensor} is notified"
+            error = kind(f"{error.message}; {other} {wrong}", site) if wrong else error.because_of(notified, other)
         error.tile = self.role.name, int(self.values[NUMBER.name][lane]), int(self.values[RANK.name][lane])
         self.run.refused.setdefault((kind, site.file, site.line), Refusal(error, view.tensor, region))
         if lanes is not None:

@@ -6,7 +6,7 @@ synchronisation, whose variable stands in loads only, becomes one event over all
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -19,7 +19,7 @@ from tilelink.analysis.lanes import Lanes, PassedOver, Unrolling, outside_of
 from tilelink.errors import GuardError, HomeError, ScheduleError, Site, WaitWithoutNotifyError
 from tilelink.frontend import ir
 from tilelink.frontend.cells import WAITER, recipient
-from tilelink.frontend.expressions import RANK, Expr, own, symbol
+from tilelink.frontend.expressions import RANK, Expr, own, shown, symbol
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.frontend.walk import NUMBER
 
@@ -236,8 +236,7 @@ class RoleEvents(Lanes):
                 lost = there & (expected[at] == 0) & filled[at]
                 if (lane := self.first(lost)) is not None:
                     region = self.region(view, lo, hi, lane)
-                    notifies = (n for role in self.program.roles for n in ir.every(ir.Notify, role.body))
-                    others = [n.site for n in notifies if view.tensor in (v.tensor for v in n.views)]
+                    others = list(_notifies(view.tensor, self.program))
                     said = (
                         f"no tile of the run notifies {region} (cell {cell[lane]} on rank {at[0][lane]}), so the wait "
                         "passes at once, and what is read was not written"
@@ -300,3 +299,26 @@ def _summarisable(s: ir.For) -> bool:
     views = (view for inner in inside for view in inner.read)
     others = (replace(v, index=tuple(known(i) for i in v.index if not goes_along(i))) for v in views)
     return all(isinstance(inner, ir.Compute) for inner in inside) and not any(name in v.symbols for v in others)
+
+
+def _notifies(tensor: str, program: ir.TileProgram) -> Iterator[tuple[Site, str]]:
+    """The lines that notify a tensor, each with what is wrong with it, "" if nothing is known to be."""
+    for role in program.roles:
+        for s in ir.every(ir.Notify, role.body):
+            homes = [v.home for v in s.views if v.tensor == tensor]
+            axis = _unnamed_axis(role) if RANK in homes else None
+            wrong = (
+                f"notifies {tensor} in the memory of the executing rank only: its tiles have a rank axis {axis} that "
+                f"no view names; write {tensor}[...].at(t.{axis})"
+            )
+            if homes:
+                yield s.site, wrong if axis else ""
+
+
+def _unnamed_axis(role: ir.Role) -> str | None:
+    """The first rank axis of a role's tiles that none of its views names."""
+    if any(r.segment for r in role.walk.ranges):
+        return None
+    views = (v for s in ir.walk(role.body) for v in s.touched)
+    named = {RANK, *(home for _, home in role.walk.homes)}.union(*(v.symbols for v in views))
+    return next((shown(name) for name, _ in role.walk.axes if symbol(name) not in named), None)

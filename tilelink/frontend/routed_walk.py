@@ -151,13 +151,13 @@ class _Pieces:
 
 
 def make_routed_walk(
-    role: str, space: Space, resource: SMs | CopyEngine, site: Site
+    role: str, space: Space, resource: SMs | CopyEngine, site: Site, steps: bool
 ) -> tuple[Walk, dict[str, Expr]]:
     """As `make_walk`, over a route or its experts. Experts are outermost, and all ranks go through theirs together; or
     ranks are, where the order has them first. Raises ScheduleError, TileSizeError."""
     route = space.route
     assert route is not None
-    sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site), strict=True))
+    sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site, steps), strict=True))
     ranks = {a: axis_values(word) for a, word in rank_axes(space, frozenset([route.rows])).items()}
     executor = executor_of(role, space, resource, tuple(ranks), site)
     assert executor is not None

@@ -54,12 +54,13 @@ def make_walk(
     cut: frozenset[str],
     site: Site,
     ends: Mapping[str, Expr] | None = None,
+    steps: bool = True,
 ) -> tuple[Walk, dict[str, Expr]]:
     """The walk over a space, and the values of its rank axes. `ends`: where the own part ends along a dimension, if
-    that is data. Raises ScheduleError, TileSizeError, and NotUnderstoodError for an axis that is called like one that
-    the tiles have."""
+    that is data. `steps`: whether loops of the role take their step from the schedule. Raises ScheduleError,
+    TileSizeError, and NotUnderstoodError for an axis that is called like one that the tiles have."""
     cut = frozenset() if resource.order.parts is None else cut
-    sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site), strict=True))
+    sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site, steps), strict=True))
     tiled = [d for d, t in sizes.items() if t is not None]
     spread = [d for d in space.dims if d in cut]
     homes = home_names(space, cut)
@@ -197,13 +198,16 @@ def by_columns(rows: Expr, columns: Expr, together: int) -> tuple[Expr, Expr]:
     return floor_div(inside, here), group * together + modulo(inside, here)
 
 
-def tile_sizes(role: str, space: Space, resource: SMs | CopyEngine, site: Site) -> tuple[int | None, ...]:
-    """Tile sizes along the space's dimensions (what follows them in the schedule is the step)."""
+def tile_sizes(
+    role: str, space: Space, resource: SMs | CopyEngine, site: Site, steps: bool
+) -> tuple[int | None, ...]:
+    """Tile sizes along the space's dimensions (what follows them in the schedule is the step). `steps`: whether the
+    role has loops that take it."""
     n = len(space.dims)
     if len(resource.tile) not in (n, n + 1):
         raise TileSizeError(
-            f"{role} runs over the dimensions {', '.join(space.dims)}: its schedule needs a tile of {n} sizes, and one "
-            f"more for the step of its loops; this one has {resource.tile}",
+            f"{role} runs over the dimensions {', '.join(space.dims)}: its schedule needs a tile of {n} sizes"
+            f"{', and one more for the step of its loops' if steps else ''}; this one has {resource.tile}",
             site,
         )
     return resource.tile[:n]

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from tilelink.errors import DimensionError, NotUnderstoodError, Site, TileLinkError, UndefinedNameError, similar
+from tilelink.errors import (
+    ArgumentError,
+    DimensionError,
+    NotUnderstoodError,
+    Site,
+    TileLinkError,
+    UndefinedNameError,
+    similar,
+)
 from tilelink.language.declarations import RANKS_DIM, Declared, Dim, RouteWord, Space, TensorWord, declared_dims, ranks
 from tilelink.language.members import Each, FunctionWord, Parameters, Variant, launched, lists_of, member_name, own_dims
 
@@ -113,7 +121,7 @@ class Recording:
         needed = wanted[: len(wanted) - len(function.defaults)]
         if not len(needed) <= given <= len(wanted):
             said = f"{given} given" if given > len(wanted) else f"{', '.join(needed[given:])} is missing"
-            raise DimensionError(f"{function.name} takes {', '.join(wanted)}; {said}", site)
+            raise ArgumentError(f"{function.name} takes {', '.join(wanted)}; {said}", site)
         arguments += function.defaults[len(function.defaults) - (len(wanted) - given) :]
         scheduled = function.name
         if self.member is not None:

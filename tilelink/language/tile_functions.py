@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from tilelink.errors import DimensionError, NotUnderstoodError, Site
 from tilelink.language.declarations import Space
 from tilelink.language.recording import assigned, begin, program_of
+from tilelink.language.words import steps
 
 WORDS = "tilelink.language.words"
 """The module of the words of tile functions."""
@@ -105,6 +106,13 @@ class TileFunction:
         """Its calls of tile functions."""
         calls = (n for n in ast.walk(self.node) if isinstance(n, ast.Call))
         return tuple((n, f) for n in calls if isinstance(f := self._meant(n.func), TileFunction))
+
+    @cached_property
+    def takes_step(self) -> bool:
+        """Whether a loop of it, or of a tile function that it calls, takes its step from the schedule."""
+        calls = (n for n in ast.walk(self.node) if isinstance(n, ast.Call) and all(k.arg != "by" for k in n.keywords))
+        own = any(self._meant(n.func) is steps for n in calls)
+        return own or any(f.takes_step for _, f in self.calls if f.function is not self.function)
 
     def _meant(self, node: ast.expr) -> Any:
         """The object that a name, or an attribute of one, stands for outside of the function; None where it is none."""

@@ -239,7 +239,8 @@ def test_a_wrong_rank_is_one_finding_and_a_lost_signal_names_who_notifies() -> N
     found = find(unsafe.to_itself, tk.Schedule(to_own=HOME, take=TWO), "lost signal")
     assert lines(found) == [line(unsafe.to_itself, "take", "tk.wait")]
     notifies = line(unsafe.to_itself, "to_own", "tk.notify")
-    assert found.what.endswith(f"unsafe.py:{notifies}") and "; full is notified: " in found.what
+    assert f"unsafe.py:{notifies} notifies full in the memory of the executing rank only: its tiles have" in found.what
+    assert found.what.endswith("a rank axis reader that no view names; write full[...].at(t.reader)")
 
 
 # ---- coverage

@@ -193,7 +193,8 @@ class Calls(Expressions):
             self.fail(DimensionError, node, f"{source} and {target} do not have the same shape")
         for a, b in pairs:
             if (a.start, a.stop) != (b.start, b.stop) and not a.same_rows(b):
-                self.fail(DimensionError, node, f"{a} is copied to {b}: a copy keeps coordinates")
+                self.fail(DimensionError, node, f"{source} is copied to {target}, another range along {b.dim}: a copy "
+                          f"keeps coordinates, so both sides need the same range along {b.dim}")
         here, there = (self.dtypes[v.tensor] for v in (source, target))
         if here != there:
             self.fail(DtypeError, node, f"a copy keeps the dtype: {source.tensor} is {here}, {target.tensor} {there}; "

@@ -31,7 +31,7 @@ from tilelink.frontend.walk import axis_values
 from tilelink.language import AxisWord, RanksWord, TileFunction
 
 INSTEAD: dict[type[ast.stmt], str] = {
-    ast.While: ": how often is known before it runs, for k in tk.steps(...)",
+    ast.While: ": the number of steps must be known before the run; write for k in tk.steps(...) or range(...)",
     ast.Assert: ": sizes are known where the program is called; let the caller look at them",
     ast.With: ": a kernel has nothing to open or to close",
     ast.Try: ": a kernel raises nothing",

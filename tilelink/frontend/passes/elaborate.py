@@ -55,9 +55,9 @@ def with_role(
     if resource.order.parts is None:
         check_across_parts(function.name, launch.space, resource, launch.site)
     if launch.space.route is None:
-        found, axes = make_walk(function.name, launch.space, resource, cut, launch.site)
+        found, axes = make_walk(function.name, launch.space, resource, cut, launch.site, steps=function.takes_step)
     else:
-        found, axes = make_routed_walk(function.name, launch.space, resource, launch.site)
+        found, axes = make_routed_walk(function.name, launch.space, resource, launch.site, function.takes_step)
     for parameter in launch.arguments:
         for word in launch.tensors(parameter):
             if word not in recording.tensors:
