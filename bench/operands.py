@@ -99,18 +99,23 @@ class Operands:
 
     def judge(self, results: Sequence[Sequence[torch.Tensor]], rank: int | None = None) -> dict[str, Any]:
         """What a record says of the results by rank, or of those of one: `ok`; the relative RMS of that output which is
-        furthest off, on all ranks together, None for one that has another shape or a value that is no number; and, of
-        whole numbers, whether they are `exact`, after rounding to their dtype, as they have to be."""
+        furthest off, on all ranks together, None for one that has another shape or a value that is no number, and the
+        `limit` of that output; or, of whole numbers, whether they are `exact`, after rounding to their dtype, as they
+        have to be: then there is no limit."""
         right = self.right if rank is None else [self.right[rank]]
         by_output = [([y.cpu() for y in ys], es) for ys, es in zip(_across(results), _across(right), strict=True)]
         limit = LIMITS[str(self.dtype).removeprefix("torch.")] * ROUNDED.get(self.program, 1.0)
         errors = [relative_rms_of_all(ys, es) for ys, es in by_output]
-        ok = all(e <= limit * scatter(sum(y.numel() for y in ys)) for e, (ys, _) in zip(errors, by_output, strict=True))
+        limits = [limit * scatter(sum(y.numel() for y in ys)) for ys, _ in by_output]
+        ok = all(e <= most for e, most in zip(errors, limits, strict=True))
+        worst = max(errors)
+        of_worst: float | None = limits[errors.index(worst)]
         exact = None
         if self.whole and self.program not in ROUNDED:
             pairs = [pair for ys, es in by_output for pair in zip(ys, es, strict=True)]
             ok = exact = all(torch.equal(y, e.to(self.dtype)) for y, e in pairs)
-        return {"ok": ok, "rel_rms": max(errors) if max(errors) != float("inf") else None, "exact": exact}
+            of_worst = None
+        return {"ok": ok, "rel_rms": worst if worst != float("inf") else None, "limit": of_worst, "exact": exact}
 
     def _given(self, rank: int, kind: str, make: Callable[[list[int]], torch.Tensor]) -> dict[str, Any]:
         """A rank's inputs, or outputs, by parameter."""

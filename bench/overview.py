@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import torch
 
 from bench.cases import check_dtype
-from bench.check import LIMITS
 from bench.lanes import small
 from bench.operands import Operands
 from bench.records import Record
@@ -68,7 +67,7 @@ class Check:
         schedule = operands.fitted(small(program.schedules[self.schedule], TILE, 2))
         world = CpuWorld(self.world, sms=WORKERS)
         found = operands.judge(world.run(lambda group: operands.call(program, group, schedule=schedule)))
-        return {"ok": found["ok"], "rel_rms": found["rel_rms"], "error": None}
+        return {"ok": found["ok"], "rel_rms": found["rel_rms"], "limit": found["limit"], "error": None}
 
     @property
     def _program(self) -> Program:
@@ -84,7 +83,7 @@ class Check:
         return {
             **_nothing(), "op": self.op, "shape": shape_text(self._sizes), "dtype": self.dtype, "world": self.world,
             "schedule": self.schedule, "workers": WORKERS, "kind": "measured", "what": CHECK,
-            "limit": LIMITS[self.dtype], "repeats": 1, **found,
+            "repeats": 1, **found,
         }  # fmt: skip
 
 
@@ -200,7 +199,17 @@ def _checked(made: Sequence[Record]) -> str:
                 why = r["error"] or f"the relative RMS, {r['rel_rms']:.2e}, is over the limit of {r['limit']:.1e}"
                 wrong.append(f"WRONG: {op}, {r['schedule']}, {world} ranks, {dtype}: {why}\n")
     head = f"Executed on CPU ranks and searched for races: {right} of {len(made)} schedules of programs are right\n"
-    return "\n".join([head, aligned(rows), *wrong])
+    return "\n".join([head, aligned(rows), wrapped(_meaning(made)) + "\n", *wrong])
+
+
+def _meaning(made: Sequence[Record]) -> str:
+    """What the sizes of the table mean, and what is right."""
+    lists = any(f"N={'+'.join(map(str, LIST))}" in r["shape"] for r in made)
+    of_lists = f", N={'+'.join(map(str, LIST))} the columns of two weights" if lists else ""
+    limits = sorted({r["limit"] for r in made if r["limit"] is not None})
+    most = " to ".join(f"{n:.2e}" for n in dict.fromkeys(limits[:1] + limits[-1:]))
+    right = f" A schedule is right if its relative RMS against float64 is at most its limit: {most}." if limits else ""
+    return f"M={made[0]['shape'].split('M=')[1].split(',')[0]} are the rows of each rank{of_lists}.{right}"
 
 
 def _foreseen(made: Sequence[Record]) -> str:

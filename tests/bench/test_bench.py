@@ -158,6 +158,15 @@ class TestOverview:
             assert r.keys() >= CONTRACT and r["ok"] and r["rel_rms"] <= r["limit"] and r["world"] == 2
             assert r["median_us"] is r["speedup"] is r["bound_us"] is r["logical"] is None
         assert records[0]["shape"] == "M=48+32,N=96,K=64"
+        assert "\nM=48+32 are the rows of each rank. A schedule is right if its relative RMS against" in said
+
+    def test_a_limit_is_that_which_was_applied(self) -> None:
+        """A layer rounds more often than others, and may be further off."""
+        checks = [overview.Check(op, "push", "bfloat16", 2) for op in ("mixture_of_experts", "all_gather_matmul")]
+        layer, gather = (record for check in checks for record in check.run())
+        assert layer["ok"] and 2.5e-3 < layer["rel_rms"] <= layer["limit"] < 3.5e-3
+        assert gather["ok"] and gather["rel_rms"] <= gather["limit"] < 2.7e-3
+        assert ", N=64+32 the columns of two weights. A schedule" in " ".join(overview.text([layer, gather]).split())
 
     def test_checks_all_programs_and_predicts_all_mlps(self, tmp_path: Path) -> None:
         jobs = overview.jobs(None, [4], ["bfloat16"], tmp_path)
