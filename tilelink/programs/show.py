@@ -14,7 +14,10 @@ from tilelink.errors import Site, TargetError, listed
 from tilelink.programs.given import by_dimension
 
 if TYPE_CHECKING:
+    from tilelink.backend.facts import Facts
+    from tilelink.frontend.ir import Role, TileProgram
     from tilelink.frontend.schedule import Schedule
+    from tilelink.frontend.sizes import Sizes
     from tilelink.inspect.gates import Verdict
     from tilelink.programs.program import Program
 
@@ -22,6 +25,8 @@ CODE = {"ptx": "cuda", "sass": "cuda", "amdgcn": "hip"}
 """Stages of machine code, by the backend of Triton that makes it."""
 SOURCE = ("triton", "gluon")
 """Stages of source: of the portable form, and of the specialised one."""
+ENGINE = "sm_90"
+"""The first target with a copy engine for tiles."""
 STAGES = ("program", "events", *SOURCE, "host", *CODE)
 WORLD, SIZE, DTYPE, EXPERTS = 4, 512, "bfloat16", 2
 """What is shown where nothing is said: small enough to be read, large enough for several tiles on each rank."""
@@ -87,6 +92,49 @@ def show(
     kernels = compiled(lowered, exact, sass=stage == "sass")
     text = "\n".join(k.sass if stage == "sass" else k.code for k in kernels)
     return Shown(text, judge(lowered, kernels))
+
+
+def without_bulk(
+    program: Program, schedule: Schedule, target: Target, *, world: int, per_node: int | None = None, dtypes: Any,
+    sizes: Mapping[str, int | Sequence[int]],
+) -> list[str]:  # fmt: skip
+    """For each role with `via="tma"` of which nothing goes in bulk: that it has no effect, and why. Arguments as in
+    `show`, with all sizes."""
+    from tilelink.backend.bulk import bulk_writes, stored_by_threads
+    from tilelink.backend.facts import Facts, by_tma
+
+    bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
+    facts = Facts.of(bound, exact)
+    by_engine = bound if target.specialised else stored_by_threads(bound)
+    notes = []
+    for role in (r for r in bound.in_kernel if by_tma(r)):
+        if role not in by_engine.roles:
+            why = ": it multiplies, and threads store what they multiply"
+        elif not any(bulk_writes(role, bound, facts)):
+            why = f": {_why_not_in_bulk(role, bound, exact, facts)}"
+        elif not target.descriptors:
+            why = f" on {target.name}; --target {ENGINE} has it"
+        elif exact.per_node != world:
+            why = " in a world of several nodes"
+        else:
+            continue
+        notes.append(f'{role.name}: via="tma" has no effect{why}')
+    return notes
+
+
+def _why_not_in_bulk(role: Role, program: TileProgram, sizes: Sizes, facts: Facts) -> str:
+    """Why a role stores and copies nothing in bulk: rows of a length that no descriptor takes, or something else."""
+    from tilelink.backend.facts import DESCRIBED_BYTES
+    from tilelink.frontend import ir
+    from tilelink.frontend.values import ITEM_SIZE
+
+    touched = [v.tensor for s in ir.every(ir.Write, role.body) for v in s.touched]
+    for tensor in (program.tensor(name) for name in touched if name not in dict(facts.described)):
+        dim = tensor.dims[tensor.contiguous]
+        row = 0 if dim == ir.RANKS_DIM else max(sizes.lengths(dim)) * ITEM_SIZE[tensor.dtype]
+        if row % DESCRIBED_BYTES:
+            return f"rows of {tensor.name} along {dim} are {row} bytes, no multiple of {DESCRIBED_BYTES}"
+    return "it stores and copies nothing that a tensor descriptor describes (docs/language.md, Bulk copies)"
 
 
 def target_of(stage: str, target: str | None) -> str:

@@ -103,6 +103,7 @@ def test_people_see_the_same_as_programs(run: Run) -> None:
     assert rest == [
         "# sizes by default: N",
         "# without: bias, gathered",
+        '# gather: via="tma" has no effect on cpu; --target sm_90 has it',
         f"# events: {found['events']}",
         f"# sha256: {found['sha256']}",
     ]
@@ -166,3 +167,20 @@ def test_exact_products_have_the_tiles_of_a_gpu_where_it_is_one(run: Run) -> Non
     assert "# a GPU has smaller tiles of exact float32 products: --target sm_90 shows them" in said
     assert "matmul.tile=64x64x32" in run(*asked, "--target", "sm_90")[1]["schedule"]
     assert "a GPU has" not in run.text("show", "all_gather_matmul")[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("", 'gather: via="tma" has no effect on cpu; --target sm_90 has it'),
+        ("--target sm_90", ""),
+        ("--target gfx942", 'gather: via="tma" has no effect on gfx942; --target sm_90 has it'),
+        ("--target sm_90 --shape K=4097", "no effect: rows of x along K are 8194 bytes, no multiple of 16"),
+        ("--shape K=4097", "no effect: rows of x along K are 8194 bytes, no multiple of 16"),
+        ("--target sm_90 --stage triton --per-node 2", 'gather: via="tma" has no effect in a world of several nodes'),
+        ("--target sm_90 --schedule matmul.via=tma", "matmul: via=\"tma\" has no effect: it multiplies, and threads"),
+    ],
+)
+def test_a_role_that_copies_nothing_in_bulk_is_named(run: Run, flags: str, said: str) -> None:
+    _, _, note = run.text("show", "all_gather_matmul", *flags.split())
+    assert said in note and ("has no effect" in note) == bool(said)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilelink.backend.targets import FORMS
 from tilelink.errors import TargetError
-from tilelink.programs.show import STAGES, show, target_of
+from tilelink.programs.show import STAGES, show, target_of, without_bulk
 from tilelink.tools.cli.command import Answer, Command, Flag, UsageError
 from tilelink.tools.cli.program import Question, nodes_flag, program_flags, read_schedule
 
@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> Answer:
     keys |= asdict(verdict) if verdict is not None else {}
     note = [f"sizes by default: {', '.join(keys['defaults'])}"] if keys["defaults"] else []
     note += [f"without: {', '.join(keys['absent'])}"] if keys["absent"] else []
+    note += without_bulk(asked.program, asked.schedule, FORMS[target], **asked.options)
     of_gpu = read_schedule(asked.program, args.schedule, args.world, asked.sizes, dtypes=args.dtype, target=FORMS[GPU])
     if not FORMS[target].backend and of_gpu != asked.schedule:
         note += [f"a GPU has smaller tiles of exact float32 products: --target {GPU} shows them"]
