@@ -107,3 +107,9 @@ def test_text() -> None:
 def test_text_says_how_many_workers_roles_have() -> None:
     text = all_gather_matmul.show("host", world=2, M=64, N=64, K=64)
     assert "gather_workers=2" in text and text.count("launch") == 2
+
+
+def test_one_stream_is_one() -> None:
+    engine = by_engine("home").changed(gather={"streams": "one"})
+    text = all_gather_matmul.show("host", engine, world=3, dtypes="float32", **PARTS)
+    assert "stream 0 goes on after that" in text and "what follows comes after stream 0\n" in text

@@ -180,9 +180,10 @@ def _step_text(step: Step, events: Events, rank: int) -> str:
             passed = ", ".join(_passed(p, events, rank) for p in step.kernel.parameters)
             return f"launch {step.kernel.name} on {step.workers} SM{'s' * (step.workers > 1)}: {passed}"
         case Fork():
-            return f"streams {_numbers(step.peers)} go on after that"
+            one = len(step.peers) == 1
+            return f"stream{'' if one else 's'} {_numbers(step.peers)} {'goes' if one else 'go'} on after that"
         case Join():
-            return f"what follows comes after streams {_numbers(step.peers)}"
+            return f"what follows comes after stream{'s' * (len(step.peers) > 1)} {_numbers(step.peers)}"
         case RegionCopy():
             return f"stream {step.peer}: copy {step.source} to {step.target}"
         case SignalWrite():

@@ -28,6 +28,14 @@ def test_check_finds(run: Run) -> None:
     assert code == 1 and out.startswith("unsafe (1 finding;") and "remedy: launch on 9 SMs" in out
 
 
+def test_check_says_why_the_proof_is_for_these_sizes_only(run: Run) -> None:
+    asked = ["check", "matmul_ring_reduce_scatter", "--world", "2", "--shape", "M=64,N=64,K=64"]
+    _, found = run(*asked)
+    _, out, note = run.text(*asked)
+    assert "proof: unrolled" in out and f"\n# the proof is unrolled, because {found['because']}\n" in note
+    assert "the proof is" not in run.text("check", "all_gather_matmul", "--world", "2")[2]
+
+
 def test_check_has_a_budget(run: Run) -> None:
     code, found = run("check", "all_gather_matmul", "--world", "2", "--budget", "10")
     assert (code, found["verdict"], found["proof"], found["events"]) == (0, "safe", "structural", 0)

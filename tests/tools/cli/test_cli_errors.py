@@ -25,7 +25,8 @@ UNSOUND_ORDER = USER_FILE.replace("world - 1 - step", "1 // 0").replace("32)", "
         ("show all_to_all", "there is no operator all_to_all; there is all_gather"),
         ("show all_gather_matmull", "did you mean all_gather_matmul?"),
         ("shaw all_gather_matmul", "did you mean show?"),
-        ("list --world 2", "unrecognized arguments: --world 2"),
+        ("list --world 2", "unrecognized arguments: --world 2; see tilelink list -h"),
+        ("simulate all_gather --machin h800", "--machin h800; did you mean --machine?; see tilelink simulate -h"),
     ],
 )
 def test_bad_commands(run: Run, argv: str, message: str) -> None:

@@ -230,6 +230,7 @@ def test_a_time_is_rounded_once(run: Run, config: Path, one_core: None, monkeypa
 def test_no_such_model(run: Run) -> None:
     error = run.error("plan", "gpt-9")
     assert error["class"] == "ConfigError" and "a config.json, or one of llama-3-8b" in error["message"]
+    assert run.error("plan", "lama-3-8b")["message"].endswith("; did you mean llama-3-8b?")
 
 
 def test_an_error_of_a_prediction_ends_it(run: Run, config: Path, one_core: None) -> None:

@@ -52,6 +52,12 @@ def test_people_are_told_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("interval ") and line.endswith(f"{FUSED}  {FUSED.source}") for line in rest)
 
 
+def test_products_are_left_out_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for program, products in (("all_gather", False), ("all_gather_matmul", True)):
+        assert main(["simulate", program, "--shape", SIZES if products else "M=512,K=512", "--world", "4"]) == 0
+        assert ("products alone" in capsys.readouterr().out) == products
+
+
 def test_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name in ("run.json", "run.html"):
         code, answer = simulate(capsys, "--trace", str(tmp_path / name))

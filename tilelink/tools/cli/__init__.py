@@ -77,12 +77,22 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command line. Raises UsageError."""
+    args, unknown = parser().parse_known_args(argv)
+    if unknown:
+        flags = [*(flag.name for flag in COMMANDS[args.command].flags if flag.name.startswith("-")), "--json"]
+        meant = next(filter(None, (similar(word, flags) for word in unknown if word.startswith("-"))), "")
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)}{meant}; see tilelink {args.command} -h")
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line, given without the program's name; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     file = None
     try:
-        args = parser().parse_args(argv)
+        args = read(argv)
         file = split_target(getattr(args, "program", ""))[0]
         with redirect_stdout(sys.stderr):  # what a user's file prints is no part of the answer
             answer = COMMANDS[args.command].run(args)

@@ -21,7 +21,8 @@ def run(args: argparse.Namespace) -> Answer:
         asked.schedule, sms=sms, reserve=args.reserve, slot_bytes=args.slot, budget=args.budget,
         tell=now_and_then(lambda what: f"{time.monotonic() - began:.0f} s: {what}"), **asked.options,
     )  # fmt: skip
-    note = f"{asked.line()}# {report.seconds:.2f} s, {report.peak_rss_bytes / 1e6:.0f} MB\n"
+    why = f"# the proof is unrolled, because {report.because}\n" if report.because and not report.findings else ""
+    note = f"{asked.line()}{why}# {report.seconds:.2f} s, {report.peak_rss_bytes / 1e6:.0f} MB\n"
     looked_at = str(asked.keys["schedule"]).partition(",")[0]
     others = [s for s in asked.program.schedules if s != looked_at] if args.schedule is None else []
     note += f"# Other schedules, not checked (--schedule): {', '.join(others)}\n" if others else ""

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from tilelink.analysis.machine import NCCL_SMS, Machine, machine
 from tilelink.analysis.simulate import FUSED, JUDGED, UNFUSED
-from tilelink.errors import ConfigError, TileLinkError
+from tilelink.errors import ConfigError, TileLinkError, similar
 from tilelink.plans import MARGIN, Choice, choose
 from tilelink.plans.experts import choose_experts, experts_bound_us
-from tilelink.plans.model import Experts, Layer, Model, WholeLayer, model
+from tilelink.plans.model import Experts, Layer, Model, WholeLayer, known_models, model
 from tilelink.plans.names import TORCH, sizes_of
 from tilelink.plans.room import heap_bytes, room
 from tilelink.plans.routings import EVEN, EXPONENT, ROUTINGS
@@ -50,7 +50,7 @@ class Job(NamedTuple):
 
 def run(args: argparse.Namespace) -> Answer:
     """Which linear layers of a model to fuse with their collective, by which schedule, and why: predicted."""
-    described, configured = machine(args.machine), model(args.config)
+    described, configured = machine(args.machine), _model(args.config)
     tp = described.ranks if args.tp is None else args.tp
     if not 1 <= tp <= described.ranks:
         raise UsageError(f"--tp {tp}: {args.machine} has {described.ranks} GPUs")
@@ -77,6 +77,16 @@ def run(args: argparse.Namespace) -> Answer:
     }  # fmt: skip
     ep = args.ep if experts else None
     return Answer(keys, _text(described.leaving(args.reserved), configured, tp, ep, rows, args.routing))
+
+
+def _model(config: str) -> Model:
+    """The model of a name or a file. Raises ConfigError."""
+    try:
+        return model(config)
+    except ConfigError as e:
+        if e.site is not None:
+            raise
+        raise ConfigError(f"{e.message}{similar(config, known_models())}") from None
 
 
 def _operators(
