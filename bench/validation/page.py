@@ -109,10 +109,10 @@ def _unfitted(outcomes: Sequence[Outcome]) -> str:
     unfused_off, unfused_worst = errors(unfused, UNFITTED)
     return (
         "**`tilelink simulate` and `tilelink plan` use nothing fitted.** Their predictions of fused rows are "
-        f"{judged_off:.0%} off for the rows for judging, and {all_off:.0%} for all {len(fused)} rows.\n"
-        f"The largest error is {worst:.0%}. {fast} of {len(fused)} took longer than predicted.\n"
+        f"{100 * judged_off:.0f} % off for the rows for judging, and {100 * all_off:.0f} % for all {len(fused)} rows.\n"
+        f"The largest error is {100 * worst:.0f} %. {fast} of {len(fused)} took longer than predicted.\n"
         f"Predictions name the faster of two implementations of a row in {right} of {total} pairs.\n"
-        f"Unfused rows are {unfused_off:.0%} off, with a largest error of {unfused_worst:.0%}.\n"
+        f"Unfused rows are {100 * unfused_off:.0f} % off, with a largest error of {100 * unfused_worst:.0f} %.\n"
         f"On 29 further rows from public threads, {OUTSIDE}.\n"
         f"Both commands therefore print an interval, {FUSED}, around a fused time. The interval is rough:\n"
         f"{inside} of the {len(fused)} rows here lie in it.\n\n"

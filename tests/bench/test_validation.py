@@ -100,7 +100,7 @@ def test_a_page(tmp_path: Path) -> None:
     write([Outcome(SMALL, stored, tuple(results))], {"MLP": 2.48}, tables, notes, tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     first = text.split("\n\n")[2]  # behind the title, and whom the page is for
-    assert first.startswith("**`tilelink simulate` and `tilelink plan` use nothing fitted.**") and "1900% off" in first
+    assert first.startswith("**`tilelink simulate` and `tilelink plan` use nothing fitted.**") and "1900 % off" in first
     assert "0 of 3 took longer than predicted" in first and "+0% to +35%" in first
     assert "| dense fused rows for judging | 1 | 1900.0% | 1900.0% | 1900.0% | 1900.0% | 3900.0% | 3900.0% |" in text
     assert "| MLP | 1.24 x | 2.48 x | +100.0% |" in text
