@@ -157,6 +157,16 @@ def test_what_can_not_be_asked(changes: dict[str, Any], kind: type[Exception], s
         choose(**{"operator": "linear_reduce_scatter", "machine": "h800", **SMALL, **changes})
 
 
+def test_a_size_that_is_missing_is_named() -> None:
+    """By the keyword, and not by a function that has another name among the operators."""
+    with pytest.raises(ArgumentError) as error:
+        choose("linear_reduce_scatter", M=8, N=20, k=16, world=2, machine="h800")  # type: ignore[call-arg]
+    assert error.value.message == "got an unexpected keyword argument 'k'; did you mean K?"
+    with pytest.raises(ArgumentError) as error:
+        choose("linear_reduce_scatter", M=8, N=20, world=2, machine="h800")  # type: ignore[call-arg]
+    assert error.value.message == "missing 1 required keyword-only argument: 'K'"
+
+
 # ---- the unfused form
 
 

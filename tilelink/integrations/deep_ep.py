@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, ShapeError, Site, listed
 from tilelink.ops.agreement import raised_everywhere
-from tilelink.ops.checks import DTYPES, check_tensors
+from tilelink.ops.checks import DTYPES, check_integers, check_tensors
 from tilelink.ops.collectives import Members, name_of_group
 from tilelink.ops.mixture_of_experts import moe_combine, moe_dispatch
 from tilelink.ops.moe_routing import Routing, even_placement, expert_places, moe_routing, placed, torch_or_none
@@ -295,11 +295,10 @@ def _check_rows(x: object) -> None:
 
 
 def _check_choices(topk_idx: torch.Tensor | None, topk_weights: torch.Tensor | None, handle: EPHandle | None) -> None:
-    """Raises ShapeError for experts of tokens, and their weights, that do not fit each other."""
+    """Raises DtypeError and ShapeError for experts of tokens, and their weights, that do not fit each other."""
     check_tensors(topk_idx=topk_idx, topk_weights=topk_weights)
-    if topk_idx is not None and (topk_idx.dim() != 2 or topk_idx.dtype.is_floating_point):
-        what = f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}: integers (tokens, top)"
-        raise ShapeError(what, Site.of_user())
+    if topk_idx is not None:
+        check_integers("topk_idx", topk_idx, "(tokens, top)")
     chosen = topk_idx if handle is None else handle.topk_idx
     if topk_weights is not None and chosen is not None and topk_weights.shape != chosen.shape:
         shapes = f"topk_weights have shape {tuple(topk_weights.shape)}, topk_idx {tuple(chosen.shape)}"

@@ -162,6 +162,14 @@ def named_tensors(
     return named | {f"bias {i}": b for i, b in enumerate(biases) if b is not None}
 
 
+def check_integers(name: str, given: torch.Tensor, shape: str) -> None:
+    """Checks a matrix of integers. Raises DtypeError, ShapeError."""
+    if given.dtype.is_floating_point or given.dtype == torch.bool:
+        raise DtypeError(f"{name} is {short(given.dtype)}; it must be integers {shape}", Site.of_user())
+    if given.dim() != 2:
+        raise ShapeError(f"{name} has shape {tuple(given.shape)}; it must be integers {shape}", Site.of_user())
+
+
 def check_dtype(x: torch.Tensor) -> None:
     """Raises DtypeError for one that operators do not take."""
     if x.dtype not in DTYPES:

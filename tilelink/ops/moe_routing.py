@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tilelink.errors import ArgumentError, DtypeError, ShapeError, Site, public
+from tilelink.errors import ArgumentError, ShapeError, Site, public
 from tilelink.ops import routed
 from tilelink.ops.agreement import raised_everywhere
-from tilelink.ops.checks import check_devices, check_tensors, short
+from tilelink.ops.checks import check_devices, check_integers, check_tensors
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.of_all_ranks import gather_counts, route_once
 from tilelink.plans.layer_plans import is_once
@@ -193,10 +193,8 @@ def _check(
     check_numbers(experts=experts, slices=slices, tokens=tokens, capacity=capacity)
     check_tensors(topk_idx=topk_idx, **({} if places is None else {"places": places}))
     for name, given, shape in (("topk_idx", topk_idx, "(tokens, top)"), ("places", places, "(experts, copies)")):
-        if given is not None and (given.dtype.is_floating_point or given.dtype == torch.bool):
-            raise DtypeError(f"{name} is {short(given.dtype)}; it must be integers {shape}", Site.of_user())
-        if given is not None and given.dim() != 2:
-            raise ShapeError(f"{name} has shape {tuple(given.shape)}; it must be integers {shape}", Site.of_user())
+        if given is not None:
+            check_integers(name, given, shape)
     if places is not None and 0 in places.shape:
         raise ShapeError(
             f"places has shape {tuple(places.shape)}; it must be (experts, copies), with one of each at least",
