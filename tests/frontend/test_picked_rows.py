@@ -269,7 +269,10 @@ WRONG = [
           "read without a wait", takes="made"),
     wrong("by integers without a wait", UnguardedReadError, "tk.copy(x[numbers[t.rows], t.cols], out[t])  # <-",
           "read without a wait", takes="numbers"),
-    wrong("a copy of another shape", DimensionError, "tk.copy(x[order[t.rows]], out[t])  # <-", "N is copied to N["),
+    wrong(
+        "a copy of another shape", DimensionError, "tk.copy(x[order[t.rows]], out[t])  # <-",
+        "another range along N: a copy keeps coordinates",
+    ),
     wrong("of no block", DimensionError, "tk.copy(x[t.rows, order], out[t])  # <-", "order is no index of a view"),
     wrong("not cut into tiles", TileSizeError, "tk.copy(x[order[:], t.cols], out[t])  # <-", "not cut into tiles"),
 ]  # fmt: skip
