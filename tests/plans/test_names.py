@@ -46,6 +46,7 @@ def test_programs_and_schedules_of_plans(plan: str | None, program: str, schedul
     ("plan", "kind", "said"),
     [
         ("ring", ScheduleError, "plan is 'ring'; plans of linear_all_reduce are fused, push"),
+        ("fussed", ScheduleError, "torch and auto; did you mean fused?"),
         ("", ScheduleError, "plan is ''; plans of"),
         ("one_shot,faster", ScheduleError, "faster: a change is ROLE.FIELD=VALUE"),
         ("one_shot,share.count=4", ScheduleError, "no role share in this schedule"),

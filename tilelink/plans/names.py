@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tilelink.errors import ScheduleError, Site, TileSizeError
+from tilelink.errors import ScheduleError, Site, TileSizeError, similar
 from tilelink.frontend.kept import kept
 from tilelink.kernels import operators
 from tilelink.programs.schedule_text import NamedSchedule, read_changes, split_schedule
@@ -80,7 +80,8 @@ def planned(operator: str, plan: str | None) -> Plan:
     known = plans(operator)
     name, changes = split_schedule(plan)
     if plan is not None and name not in known and (name is not None or not changes):
-        raise ScheduleError(f"plan is {plan!r}; plans of {operator} are {', '.join(known)}, {TORCH} and {AUTO}")
+        every = f"plans of {operator} are {', '.join(known)}, {TORCH} and {AUTO}"
+        raise ScheduleError(f"plan is {plan!r}; {every}{similar(name or '', [*known, TORCH, AUTO])}")
     found = known[name] if name is not None else next(iter(known.values()))
     of_program = found.schedule.name
     read = read_changes(found.program, of_program, found.program.schedule(of_program), changes)
