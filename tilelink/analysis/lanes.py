@@ -117,7 +117,8 @@ class Lanes:
 
     def get(self, e: Any) -> np.ndarray:
         """The value of an integer or a condition in each lane."""
-        return np.broadcast_to(evaluate(e, self.values), (self.lanes,))
+        found = evaluate(e, self.values)
+        return found if np.shape(found) == (self.lanes,) else np.broadcast_to(found, (self.lanes,))
 
     def box(self, view: ir.View, site: Site) -> tuple[np.ndarray, np.ndarray]:
         """The region: lower and upper bounds (lanes, dimensions), checked against the tensor and its parts. Dimensions

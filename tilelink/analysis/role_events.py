@@ -278,11 +278,15 @@ class RoleEvents(Lanes):
         if tensor is not None:
             said["tensor"] = next(k for k, t in enumerate(self.program.tensors) if t.name == tensor)
         columns = {**NOTHING, **said, "op": op, "site": self.run.sites.setdefault(site, len(self.run.sites))}
-        shapes = dict.fromkeys(("lo", "hi"), (self.lanes, self.dims))
-        self.batches.append((self.act, {
-            c: np.broadcast_to(v, shapes.get(c, (self.lanes,)))[self.act].astype(Events.COLUMNS.get(c, bool))
-            for c, v in columns.items()
-        }))  # fmt: skip
+
+        def column(name: str, value: Any) -> np.ndarray:
+            dtype, along = Events.COLUMNS.get(name, bool), (self.dims,) if name in ("lo", "hi") else ()
+            if not isinstance(value, np.ndarray):
+                return np.full((len(self.act), *along), value, dtype)
+            return np.broadcast_to(value, (self.lanes, *along))[self.act].astype(dtype)
+
+        self.batches.append((self.act, {name: column(name, value) for name, value in columns.items()}))
+
 
 def _summarisable(s: ir.For) -> bool:
     """No synchronisation or stores inside, and the variable only as where a block of the step's length begins, or as

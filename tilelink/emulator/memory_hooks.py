@@ -13,6 +13,7 @@ from tilelink.emulator.accesses import Accesses
 from tilelink.emulator.kernel_values import Handle, numpy_dtype
 from tilelink.emulator.memory import Array
 from tilelink.emulator.operation import Mode
+from tilelink.frontend.kept import kept
 
 _Builder = stock.InterpreterBuilder
 _SEMANTICS = {"RELAXED": "relaxed", "ACQUIRE": "acquire", "RELEASE": "release", "ACQUIRE_RELEASE": "acq_rel"}
@@ -42,7 +43,7 @@ def memory_hooks(memory: Accesses) -> dict[str, Callable[..., Any]]:
         masked_store(self, ptr, value, None, *policy, **named)
 
     def atomic(kind: str, ptr: Any, mask: Any, sem: Any, scope: Any, apply: Callable[[], Array]) -> Any:
-        element, mode = ptr.get_element_ty(), Mode(kind, _SEMANTICS[sem.name], _SCOPES[scope.name])
+        element, mode = ptr.get_element_ty(), _mode(kind, sem, scope)
         return Handle(memory.atomic(mode, ptr.data, numpy_dtype(element), apply, _mask(mask)), element)
 
     def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
@@ -83,6 +84,11 @@ def memory_hooks(memory: Accesses) -> dict[str, Callable[..., Any]]:
         "create_atomic_store": atomic_store,
         "create_atomic_poll": atomic_poll,
     }
+
+
+@kept()
+def _mode(kind: str, sem: Any, scope: Any) -> Mode:
+    return Mode(kind, _SEMANTICS[sem.name], _SCOPES[scope.name])
 
 
 def _mask(mask: Any) -> Array | None:

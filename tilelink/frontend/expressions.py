@@ -19,6 +19,7 @@ WORLD = sympy.Symbol("world:", integer=True, positive=True)
 PER_NODE = sympy.Symbol("per_node:", integer=True, positive=True)
 
 
+@kept(1 << 14)
 def symbol(key: str) -> sympy.Symbol:
     """The integer, not negative, of a key, which tells apart what has one name. A program's own names have neither dots
     nor colons: `M` is the size of a dimension, `M.lo` is made of it, `reader:axis` is a rank axis, `k:loop` the
