@@ -131,7 +131,11 @@ def test_ranks_agree_although_each_loads_its_own_tensors_in_its_own_way() -> Non
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f[0].name} {f[1]}")
+@pytest.mark.parametrize(
+    "form",
+    [f if f[1] in ("push", "pull") else pytest.param(f, marks=pytest.mark.verify) for f in FORMS],
+    ids=lambda f: f"{f[0].name} {f[1]}",
+)
 def test_rows_and_weights_of_experts_are_described(form: Any) -> None:
     """Rows of an expert end in a block where those of the next begin: what is behind them is not read, so that peers
     may still be writing it, and is zero. Traces are those of pointers."""

@@ -264,9 +264,19 @@ command.STEPS = {{"hangs": (600.0, hang), "first": (60.0, right.first)}}
         os.kill(int(started.read_text()), 0)
 
 
+@pytest.mark.parametrize(
+    ("step", "code_of_main", "verdict", "error"),
+    [
+        ("dies", 3, DIED, "ended with exit code 1"),
+        ("finds", 1, WRONG, "is wrong"),
+        pytest.param("late", 3, OUT_OF_TIME, "not begun: the time of this step is over", marks=pytest.mark.verify),
+    ],
+    ids=["dies", "finds", "late"],
+)
 def test_a_step_that_dies_or_is_late_or_has_findings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    step: str, code_of_main: int, verdict: str, error: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """Each has a verdict of its own, is said again at the end, and in the exit code."""
     code = """
 def late(place, report):
@@ -277,17 +287,12 @@ command.STEPS = {"dies": (60.0, lambda place, report: sys.exit(1)), "late": (60.
                  "finds": (60.0, lambda place, report: report.add("something", ok=False, error="is wrong"))}
 """
     steps_are(monkeypatch, tmp_path, code)
-    for step, code_of_main, verdict, error in (
-        ("dies", 3, DIED, "ended with exit code 1"),
-        ("late", 3, OUT_OF_TIME, "not begun: the time of this step is over"),
-        ("finds", 1, WRONG, "is wrong"),
-    ):
-        monkeypatch.setattr(command, "STEPS", {step: (60.0, right.first)})
-        assert main(["--dry", "--out", str(tmp_path)]) == code_of_main
-        begun, found = records(tmp_path / "gpu-dry.jsonl")
-        assert (begun["what"], found["step"], found["verdict"], found["error"]) == (BEGUN, step, verdict, error)
-        said = capsys.readouterr().err
-        assert f"{verdict}: step {step}" in said and f"1 {verdict}" in said
+    monkeypatch.setattr(command, "STEPS", {step: (60.0, right.first)})
+    assert main(["--dry", "--out", str(tmp_path)]) == code_of_main
+    begun, found = records(tmp_path / "gpu-dry.jsonl")
+    assert (begun["what"], found["step"], found["verdict"], found["error"]) == (BEGUN, step, verdict, error)
+    said = capsys.readouterr().err
+    assert f"{verdict}: step {step}" in said and f"1 {verdict}" in said
 
 
 def test_a_step_alone_has_the_queues_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,13 +34,13 @@ def held(draw: Callable[..., Case], seeds: range, folder: Path, small: bool) -> 
     return found
 
 
-@some_of(140, first=20)
+@some_of(140, first=12)
 def test_programs(seeds: range, tmp_path: Path) -> None:
     found = held(drawn, seeds, tmp_path, small=True)
     assert found["right"] >= 0.64 * len(seeds), found  # what is refused tries nothing
 
 
-@some_of(60, first=10)
+@some_of(60, first=6)
 def test_damaged_programs(seeds: range, tmp_path: Path) -> None:
     found = held(damaged, seeds, tmp_path, small=True)
     assert found["refused"] >= 0.2 * len(seeds), found

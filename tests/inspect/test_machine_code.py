@@ -9,6 +9,7 @@ import pytest
 
 from bench.gates import lowered_for
 from tests.backend.small_programs import small
+from tests.parameters import first_of
 from tilelink.inspect.compile import CompileError, compiled
 from tilelink.inspect.dialects import KINDS
 from tilelink.inspect.instructions import Code
@@ -195,7 +196,7 @@ def test_all_gather_matmul_on_sm_90() -> None:
     assert told.index("1 system_fence") < told.index("1 atomic")
 
 
-@pytest.mark.parametrize("program", [matmul_reduce_scatter, matmul_all_reduce], ids=lambda p: p.name)
+@pytest.mark.parametrize("program", first_of([matmul_reduce_scatter, matmul_all_reduce]), ids=lambda p: p.name)
 def test_the_fence_of_a_late_signal_stands_behind_the_next_main_loop_on_sm_90(program: Program) -> None:
     """Before the tile's own stores, which it does not wait for."""
     lowered, sizes = lowered_for(program, "fused", "sm_90")

@@ -94,7 +94,10 @@ def test_examples(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     example("hierarchical_gather").main()
 
 
-@pytest.mark.parametrize(("name", "tile"), [("push", (32, 32)), ("push", (32, None)), ("pull", (32, 32))])
+@pytest.mark.parametrize(
+    ("name", "tile"),
+    [("push", (32, None)), ("pull", (32, 32)), pytest.param("push", (32, 32), marks=pytest.mark.verify)],
+)
 def test_trace_is_the_unrolled_program(name: str, tile: tuple[int | None, ...]) -> None:
     operations: list[Operation] = []
     # Puts at once: a trace is in the order of the program.

@@ -22,7 +22,7 @@ BY_PROGRAMS = [Layer((5, 0, 3)), Layer((4,), 3, 1, none=0.4, K=24, seed=1), Laye
 
 
 @pytest.mark.parametrize(
-    ("seed", "number"), [(0, 4), *(pytest.param(s, n, marks=pytest.mark.verify) for s, n in ((0, 9), (1, 70)))]
+    ("seed", "number"), [(0, 1), *(pytest.param(s, n, marks=pytest.mark.verify) for s, n in ((0, 9), (1, 70)))]
 )
 def test_random_layers_on_groups_of_all_sizes(pool: Pool, seed: int, number: int) -> None:
     assert_right(pool, GROUPS, of_experts.drawn, number, seed)

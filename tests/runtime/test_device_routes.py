@@ -16,7 +16,7 @@ import tilelink as tk
 from tests.kernels.gather_gemm import small_world
 from tests.kernels.once import FORMS as ONCE
 from tests.kernels.once import Once, chosen
-from tests.kernels.routed import FORMS, Routed, check_tables, named, random_counts
+from tests.kernels.routed import FORMS, PROGRAMS, Routed, check_tables, named, random_counts
 from tests.kernels.whole_layer import Layer
 from tests.parameters import covering
 from tests.programs.routed import added_by_experts
@@ -32,6 +32,7 @@ from tilelink.kernels.mixture_of_experts import mixture_of_experts
 from tilelink.runtime import launch, prepare
 
 ROOM = 24
+FIRST = [next(f for f in FORMS if f[0] is p) for p in PROGRAMS]
 LAYER = [(mixture_of_experts, s) for s in mixture_of_experts.schedules]
 
 
@@ -61,7 +62,7 @@ def blind() -> Any:
 
 @pytest.mark.parametrize(
     ("form", "routings"),
-    [(f, 2) for f in (*FORMS, ONCE[0], ONCE[-1], LAYER[0])]
+    [(f, 2) for f in (*FIRST, ONCE[0], ONCE[-1], LAYER[0])]
     + [pytest.param(f, 1000, marks=pytest.mark.verify) for f in (*FORMS, *ONCE, *LAYER)],
     ids=lambda f: f if isinstance(f, int) else f"{f[0].name}-{f[1]}",
 )

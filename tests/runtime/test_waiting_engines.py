@@ -40,7 +40,7 @@ def test_several_times_in_a_row(parts: tuple[int, ...], slots: int) -> None:
 
 
 def test_beside_other_schedules_in_one_lane() -> None:
-    calls = [by_engine((5, 0, 20), name) for name in ("engine", "fused", "engine", "pull", "push")]
+    calls = [by_engine((5, 0, 9), name) for name in ("engine", "fused", "engine", "pull", "push")]
     run_and_check(*calls, *calls[::-1], slots=1)
 
 

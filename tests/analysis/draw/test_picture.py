@@ -22,7 +22,7 @@ def pixels(path: Path) -> tuple[int, int]:
 
 
 class TestPng:
-    @pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (4, 4), (4, 20)])
+    @pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (4, 4), pytest.param(4, 20, marks=pytest.mark.verify)])
     def test_draws_a_row_a_worker(self, ranks: int, workers: int, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
         path = tmp_path / "timeline.png"
