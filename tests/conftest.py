@@ -21,6 +21,15 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA is 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+def pytest_configure() -> None:
+    """A worker of pytest-xdist keeps to a core. Ranks on the CPU are threads that take turns: handing a turn to another
+    core takes longer than what many tasks do in theirs."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
 def pytest_collection_finish() -> None:
     collector.calm()
 
