@@ -22,12 +22,13 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def pytest_configure() -> None:
-    """A worker of pytest-xdist keeps to a core. Ranks on the CPU are threads that take turns: handing a turn to another
-    core takes longer than what many tasks do in theirs."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    """A worker of pytest-xdist keeps to a core, where workers fill all cores. Ranks on the CPU are threads that take
+    turns: handing a turn to another core takes longer than what many tasks do in theirs."""
+    worker, workers = (os.environ.get(f"PYTEST_XDIST_WORKER{which}", "") for which in ("", "_COUNT"))
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+        if int(workers) >= len(cores):
+            os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
 def pytest_collection_finish() -> None:
