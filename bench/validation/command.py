@@ -17,7 +17,7 @@ from bench.validation import experts, page
 from bench.validation.averages import averages
 from bench.validation.decisions import decisions
 from bench.validation.fit import fit
-from bench.validation.models import defaults
+from bench.validation.models import to_fit
 from bench.validation.results import MODELS, Outcome, errors, outcome
 from bench.validation.rows import SOURCES
 
@@ -42,7 +42,7 @@ def fit_source(number: int) -> dict[str, dict[str, float]]:
 def predict_source(number: int, fits: Fits) -> Outcome:
     source = SOURCES[number]
     made = replace(
-        outcome(source, {m: defaults(source) | fits[source.name][m] for m in MODELS}), decisions=decisions(source)
+        outcome(source, {m: to_fit(source) | fits[source.name][m] for m in MODELS}), decisions=decisions(source)
     )
     judged = [r for r in made.results if r.fused and r.judged]
     progress.say(f"predicted: {source.name}; judged, mean and worst: {errors(judged, MODELS[0])}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from bench.validation.models import Case, Parameters, defaults, predict
+from bench.validation.models import Case, Parameters, predict, to_fit
 from bench.validation.rows import Source
 
 LINKS = (1.0, 0.4)
@@ -34,7 +34,7 @@ def cases(source: Source, judging: bool | None = None) -> Iterator[Case]:
 def fit(model: str, source: Source) -> dict[str, float]:
     """All parameters of a source, the fitted ones set so that the squared logarithms of predicted / published are
     least over the rows for fitting."""
-    start = defaults(source)
+    start = to_fit(source)
     known = list(cases(source, judging=False))
     found = dict(start)
     fused = [c for c in known if c.published.form is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,12 +36,17 @@ def defaults(source: Source) -> dict[str, float]:
     found = machine(source.machine)
     rate = found.matmul_rate("bfloat16")
     made = {"matmul": rate, "library": rate, "collective": found.collective}
-    made |= {"fixed": found.launch_us, "host": found.launch_us}
+    made |= {"fixed": found.launch_us, "host": found.launch_us, "l2": found.l2_total}
     for row in source.rows:
         for p in row.published:
             if p.form is not None:
                 made[Case(source, row, p).link] = found.agent(FORMS[p.form].moves).saturation
     return made
+
+
+def to_fit(source: Source) -> dict[str, float]:
+    """The parameters that fits begin with: a rate that is fitted has in it what L2 bounds."""
+    return {**defaults(source), "l2": math.inf}
 
 
 def predict(model: str, case: Case, parameters: Parameters) -> float:
@@ -60,16 +66,20 @@ def _fused(model: str, case: Case, own: Parameters, link: float) -> float:
     else:
         assert case.published.form is not None
         device = (
-            _simulated(case.published.form, source.machine, source.world, row.m, row.n, row.k, own["matmul"], link)
+            _simulated(
+                case.published.form, source.machine, source.world, row.m, row.n, row.k, own["matmul"], link, own["l2"]
+            )
             - machine(source.machine).launch_us
         )
     return max(own["host"], device + own["fixed"])
 
 
 @lru_cache(maxsize=100_000)
-def _simulated(form: str, name: str, world: int, m: int, n: int, k: int, rate: float, link: float) -> float:
+def _simulated(
+    form: str, name: str, world: int, m: int, n: int, k: int, rate: float, link: float, l2: float
+) -> float:  # fmt: skip
     found, agent = machine(name), FORMS[form].moves
-    changed = found.changed(**{"matmul.bfloat16": rate, f"agents.{agent}.saturation": link})
+    changed = found.changed(**{"matmul.bfloat16": rate, "l2_total": l2, f"agents.{agent}.saturation": link})
     if not found.agent(agent).on_sm:  # an engine is one worker: its own rate is the link's, times what it was
         share = found.agent(agent).push / found.agent(agent).saturation
         changed = changed.changed(**{f"agents.{agent}.push": link * share, f"agents.{agent}.pull": link * share})
