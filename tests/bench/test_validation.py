@@ -15,7 +15,7 @@ from bench.validation.decisions import counted, decisions, gained
 from bench.validation.experts import Beside, Table
 from bench.validation.fit import cases, fit
 from bench.validation.forms import FORMS
-from bench.validation.models import EVENTS, SIMPLE, Case, Parameters, defaults, predict
+from bench.validation.models import EVENTS, SIMPLE, Case, Parameters, defaults, predict, to_fit
 from bench.validation.page import write
 from bench.validation.results import UNFITTED, Outcome, Result, errors, order_kept
 from bench.validation.rows import AG, GATHER, SOURCES, Published, Row, Source
@@ -59,7 +59,7 @@ def test_rows_for_judging_are_never_looked_at_in_a_fit(model: str, monkeypatch: 
     monkeypatch.setattr(fitting, "predict", watched)
     found = fit(model, SMALL)
     assert seen == {1024, 4096}
-    assert {n for n, v in found.items() if v != defaults(SMALL)[n]} <= set(SMALL.fitted)
+    assert {n for n, v in found.items() if v != to_fit(SMALL)[n]} <= set(SMALL.fitted)
 
 
 def test_a_fit_is_better_than_the_description() -> None:

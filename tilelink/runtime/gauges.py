@@ -19,10 +19,11 @@ def multiply(x, weight, out, k_size, BM: tl.constexpr, BN: tl.constexpr, BK: tl.
 
 @triton.jit
 def read(words, out, size, BLOCK: tl.constexpr):
-    """Each program reads all words once, from a place of its own on; past L1, which keeps none."""
+    """Each program reads all words once, whole blocks, from a place of its own on; past L1, which keeps none."""
     at, total = tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.int32)
     for k in range(0, size, BLOCK):
-        total += tl.load(words + (tl.program_id(0) * BLOCK + k) % size + at, cache_modifier=".cg")
+        first = tl.multiple_of((tl.program_id(0) * BLOCK + k) % size, BLOCK)
+        total += tl.load(words + first + at, cache_modifier=".cg")
     tl.store(out + tl.program_id(0) * BLOCK + at, total)
 
 
