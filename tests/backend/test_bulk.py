@@ -70,7 +70,7 @@ def test_gathered_rows_are_right(schedule: str, parts: tuple[int, ...]) -> None:
     """The last block of a line is a rest, and where parts are uneven, blocks end inside of the tensor that they are
     stored to: a descriptor is told so, and leaves the rows of the next rank alone."""
     tiles = gather_in_tiles(schedule, (16, 128), (16, 16, 16))
-    source = on_describing(Call(parts, N=24, K=136, schedule=tiles, integers=True))
+    source = on_describing(Call(parts, N=8, K=136, schedule=tiles, integers=True))
     if 0 not in parts:
         assert of_engine(source) == (1, 1)
         assert ("reshape(1, 1, 16, 64)" in source) == (schedule == "push" and parts[0] % 16 > 0)

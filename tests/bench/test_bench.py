@@ -25,6 +25,7 @@ from bench.overview import CHECK, FORESEEN
 from bench.records import LOGICAL, RESULTS, WALL, read
 from bench.references import REFERENCES
 from bench.table import table
+from tests.parameters import first_of
 from tilelink.analysis.simulate import FUSED
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather import all_gather
@@ -112,7 +113,7 @@ class TestRecords:
         assert len(re.findall(r"right +\d+(?:\.5)? \(\d+ – \d+\) +\d", text)) == len(FORMS)
 
 
-@pytest.mark.parametrize("op", REDUCTIONS)
+@pytest.mark.parametrize("op", first_of(REDUCTIONS))
 @pytest.mark.usefixtures("no_matplotlib")
 def test_sums_are_measured_in_all_their_forms(op: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Uneven shards where the rows of the sum are cut over the ranks."""

@@ -50,7 +50,8 @@ def primitives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mad
 
 
 @pytest.mark.parametrize("target", [
-    *(pytest.param(t, marks=pytest.mark.versions) for t in ("sm_90", "sm_100", "gfx942")), "sm_80", "sm_103", "sm_120",
+    *(pytest.param(t, marks=pytest.mark.versions) for t in ("sm_90", "sm_100", "gfx942")),
+    *(pytest.param(t, marks=pytest.mark.verify) for t in ("sm_80", "sm_103", "sm_120")),
 ])  # fmt: skip
 def test_nothing_is_found_in_what_the_lowering_makes(target: str) -> None:
     found = verdict(lowered(target, "pull"))

@@ -121,7 +121,8 @@ def sample(primitive: str) -> list[Job]:
     return campaign.drawn(jobs, 1)
 
 
-@pytest.mark.parametrize("primitive", ["wait:", pytest.param("wait_some:", marks=pytest.mark.verify)])
+@pytest.mark.verify
+@pytest.mark.parametrize("primitive", ["wait:", "wait_some:"])
 def test_a_sample_is_found(primitive: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait for pieces is found in the last of the programs that are tried, which takes longest."""
     monkeypatch.setattr(of_kernels, "SEEDS", range(1))
