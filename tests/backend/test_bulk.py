@@ -142,7 +142,7 @@ def test_what_is_stored_again_is_what_stays() -> None:
     for call in range(2):
         x, out = torch.full((64, 64), -1.0), [torch.full((64, 64), torch.nan) for _ in range(2)]
         y = [torch.full((32, 64), float(2 * call + rank)) for rank in range(2)]
-        world.run(lambda g: filled_twice(x, y[g.rank], out[g.rank], schedule=TWICE, group=g))  # noqa: B023
+        world.run(lambda g: filled_twice(x, y[g.rank], out[g.rank], schedule=TWICE, group=g))  # noqa: B023, it runs in this turn
         assert all(torch.equal(mine, torch.cat(y)) for mine in out)
 
 

@@ -26,7 +26,8 @@ GAIN = 0.02
 """By so much other SMs or streams of a role, and narrower tiles where all SMs have one, have to make a form faster, to
 be worth a longer name."""
 REACH = 1.3
-"""Forms that take so many times as long as the fastest are changed, too: narrower tiles help some more than others."""
+"""Forms that take at most so many times as long as the fastest are changed, too: narrower tiles help some more than
+others."""
 NARROW = 64
 """Columns of the narrowest tile that is tried where tiles fill all SMs: the main loop of narrower ones takes more time
 to issue its instructions than to multiply (80 of 8 warps in 160 clocks, 128 x 32 x 64 products in 128), which the

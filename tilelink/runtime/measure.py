@@ -108,6 +108,7 @@ def _memory_rate() -> float:
 
 
 def _l2_total(sms: int) -> float:
+    """GB/s that all SMs together read from L2."""
     programs = 2 * sms
     words = torch.zeros(CACHED, device="cuda", dtype=torch.int32)
     out = torch.empty(programs * BLOCK, device="cuda", dtype=torch.int32)
