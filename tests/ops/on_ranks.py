@@ -276,6 +276,17 @@ def second_gradients(group: dist.ProcessGroup) -> list[str]:
     return found
 
 
+def changed_in_place(group: dist.ProcessGroup) -> list[bool]:
+    """Whether the gradient is right where a result is changed in place, by operator."""
+    right = []
+    for operator in (ops.all_gather_linear, ops.linear_reduce_scatter, ops.linear_all_reduce):
+        x, weight = torch.randn(4, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True)
+        (changed,) = torch.autograd.grad(operator(x, weight, group=group).relu_().sum(), weight)
+        (anew,) = torch.autograd.grad(operator(x, weight, group=group).relu().sum(), weight)
+        right.append(torch.equal(changed, anew))
+    return right
+
+
 def tangents(group: dist.ProcessGroup) -> list[str]:
     """What comes of forward-mode differentiation, by operator."""
     found = []

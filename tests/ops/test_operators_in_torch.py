@@ -49,6 +49,10 @@ def test_gradients_of_gradients_are_an_error(pool: Pool) -> None:
     assert "not have been used in the graph" in reduce  # so torch.autograd.grad; .backward() names the reason
 
 
+def test_results_may_be_changed_in_place(pool: Pool) -> None:
+    assert on_two(pool, on_ranks.changed_in_place) == [[True] * 3] * 2
+
+
 def test_tangents_are_an_error(pool: Pool) -> None:
     for said in pool.results(on_ranks.on_groups, [(2,)], on_ranks.tangents)[2][0]:
         assert said.startswith("ArgumentError: x has a tangent; operators have no forward-mode derivative")

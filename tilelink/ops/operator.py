@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_map_only
 
 from tilelink.errors import ArgumentError, MachineError, MachineMemoryError
 from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, raised_everywhere, told_of_machine
@@ -225,12 +226,16 @@ def _registered(call: type[Call], name: str, arguments: Mapping[str, str]) -> Ca
         found = call.backward(ctx, *grads) if any(g is not None for g in grads) else {}
         return tuple(found.get(n) for n in arguments)
 
+    def computed(*given: Any, **named: Any) -> Any:
+        """Results that are no views, which torch lets nobody change in place (`y.relu_()`)."""
+        return tree_map_only(torch.Tensor, lambda t: t.data, of(given, **named)())
+
     schema = ", ".join(f"{SCHEMA[kind]} {argument}" for argument, kind in arguments.items())
     make = torch.library.custom_op(
         f"tilelink::{name}", mutates_args=(), schema=f"({schema}) -> {call.results}",
         tags=[torch.Tag.needs_fixed_stride_order],
     )  # fmt: skip
-    made = make(lambda *given, **named: of(given, **named)())
+    made = make(computed)
     made.register_fake(fake)
     if call.backward is not Call.backward:
         once = once_differentiable if call.once_differentiable else lambda backward: backward
