@@ -127,12 +127,14 @@ def reason(plain: Unfused, forms: Forms) -> str:
     fused = forms.prediction.makespan_us
     plan, takes = forms.fastest.plan, f"takes {fused:,.1f} us ({path_of(forms.prediction)})"
     ratio = plain.total_us / fused
-    far = times_as_fast(ratio)
-    if ratio < 1:
-        return f"{of_plain}; the fastest fused form, {plan}, {takes}: {far}"
     if ratio < 1 + MARGIN:
-        return f"{of_plain}; the fastest fused form, {plan}, {takes}: {far}, where predictions need {1 + MARGIN:.2f}"
-    return f"{plan} {takes}, {far}; {of_plain}"
+        return f"{of_plain}; the fastest fused form, {plan}, {takes}: {compared(ratio)}"
+    return f"{plan} {takes}, {compared(ratio)}; {of_plain}"
+
+
+def compared(ratio: float) -> str:
+    """How many times as fast as unfused a form is, and whether that is enough."""
+    return times_as_fast(ratio) + (f", where predictions need {1 + MARGIN:.2f}" if 1 <= ratio < 1 + MARGIN else "")
 
 
 def _parts(plain: Unfused) -> str:

@@ -5,26 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tilelink.analysis.machine import Machine
-from tilelink.analysis.simulate import Prediction, predict, steps_of
-from tilelink.analysis.simulate.costs import (
-    GB_S,
-    TFLOP_S,
-    collective,
-    compute,
-    costs,
-    most_moved,
-    usable,
-    workers_least,
-)
+from tilelink.analysis.simulate import Prediction, steps_of
+from tilelink.analysis.simulate.costs import GB_S, TFLOP_S, collective, compute, costs, moving_least, workers_least
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import TileLinkError
 from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.plans.choose import Choice, chosen
-from tilelink.plans.forms import Forms, Question, tried, with_other_counts
+from tilelink.plans.forms import BYTES, WORKERS, Forms, Question, if_faster, tried, with_other_counts
 from tilelink.plans.layer_plans import OF_TOKENS, PAIRS, plans_of
 from tilelink.plans.model import GATE_UP, Experts
 from tilelink.plans.names import Plan
@@ -45,15 +37,8 @@ class Tokens:
     def predicted(self, experts: Experts, shape: dict[str, int], plan: Plan, beaten: float | None) -> Prediction | str:
         """The prediction of a plan; or why no run of it takes less than `beaten` us. `shape`: sizes of its products.
         The structure shows that the program is safe, so no events are checked."""
-        machine, steps = self.machine, self._steps(experts, shape, plan)
-        each = costs(steps, machine, {})
-        for least, what in (
-            (workers_least(steps, each, machine), "its busiest workers"),
-            (most_moved(steps, each) / (usable(machine, experts.world) * GB_S), "its bytes between ranks"),
-        ):
-            if beaten is not None and least >= beaten:
-                return f"{what} alone take {least:,.1f} us"
-        return predict(steps, machine, {})
+        bounds = {WORKERS: workers_least, BYTES: moving_least}
+        return if_faster(self._steps(experts, shape, plan), self.machine, beaten, bounds)
 
     def _steps(self, experts: Experts, shape: dict[str, int], plan: Plan) -> Steps:
         program, machine = plan.program, self.machine
@@ -89,11 +74,11 @@ class Tokens:
 
     def forms(self, experts: Experts, shape: dict[str, int], plans: Iterable[Plan]) -> Forms:
         """The forms of plans."""
-        return tried(plans, lambda plan, beaten: self.predicted(experts, shape, plan, beaten))
+        return tried(plans, partial(self.predicted, experts, shape))
 
     def on_other_sms(self, experts: Experts, shape: dict[str, int], forms: Forms) -> Forms:
         """The forms with the fastest one on other numbers of SMs for what moves rows, where that is faster."""
-        return with_other_counts(forms, lambda plan, beaten: self.predicted(experts, shape, plan, beaten))
+        return with_other_counts(forms, partial(self.predicted, experts, shape))
 
 
 def plans_of_product(experts: Experts) -> Iterator[Plan]:

@@ -3,8 +3,9 @@ fastest one with what else its schedule may say, too. Predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from tilelink.analysis.check import check_events
 from tilelink.analysis.machine import Machine
 from tilelink.analysis.simulate import Prediction, predict, steps_of
-from tilelink.analysis.simulate.costs import GB_S, costs, most_moved, usable, workers_least
+from tilelink.analysis.simulate.costs import Costs, costs, moving_least, workers_least
 from tilelink.analysis.simulate.steps import Steps
 from tilelink.errors import MachineMemoryError, TileLinkError
 from tilelink.frontend.ir import Role
@@ -36,6 +37,8 @@ UNJUDGED = 'not tried: no published kernel has waits="pieces", so nothing judges
 FILLED = "the rows of a rank fill its tiles, which go across parts for few rows"
 LEFT_OUT = ("bias", "dbias", "gathered", "epilogue")
 """Parameters of programs that predictions are made without."""
+WORKERS, BYTES = "its busiest workers", "its bytes between ranks"
+"""Bounds of a form that are known before it is simulated."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,30 @@ class Forms:
     fastest: Form | None = None
     prediction: Prediction | None = None
 
+    def and_fastest(self, form: Form, prediction: Prediction) -> Forms:
+        """These, with the fastest after all changes."""
+        return Forms(self.all if form in self.all else (*self.all, form), form, prediction)
 
-def tried(known: Iterable[Plan], predicted: Callable[[Plan, float | None], Prediction | str]) -> Forms:
-    """The forms of plans. `predicted` is given a plan and the time of the fastest so far; it returns a prediction, or
-    why the plan is not the fastest, and what it raises but MachineMemoryError says why the plan can't be."""
+
+Predict = Callable[[Plan, float | None], Prediction | str]
+"""Is given a plan and the time to beat, if there is one; returns a prediction, or why the plan does not beat it."""
+Bound = Callable[[Steps, Costs, Machine], float]
+Change = tuple[str, Any, float]
+"""A field of a role's schedule, its new value, and by how much that has to make a form faster."""
+
+
+def if_faster(steps: Steps, machine: Machine, beaten: float | None, bounds: Mapping[str, Bound]) -> Prediction | str:
+    """The prediction of a run; or which of its `bounds` says that it takes no less than `beaten` us."""
+    if beaten is not None:
+        each = costs(steps, machine, {})
+        for what, bound in bounds.items():
+            if (least := bound(steps, each, machine)) >= beaten:
+                return f"{what} alone take {least:,.1f} us"
+    return predict(steps, machine, {})
+
+
+def tried(known: Iterable[Plan], predicted: Predict) -> Forms:
+    """The forms of plans. What `predicted` raises but MachineMemoryError says why a plan can't be."""
     found: list[Form] = []
     fastest: Form | None = None
     best: Prediction | None = None
@@ -92,35 +115,52 @@ def tried(known: Iterable[Plan], predicted: Callable[[Plan, float | None], Predi
     return Forms(tuple(found), fastest, best)
 
 
-def with_other_counts(forms: Forms, predicted: Callable[[Plan, float | None], Prediction | str]) -> Forms:
+def climbed(
+    form: Form,
+    prediction: Prediction,
+    role: str,
+    change: Callable[[str, Prediction], Change | None],
+    predicted: Predict,
+) -> tuple[Form, Prediction]:
+    """The form with changes of a role's schedule, again and again while they make it faster; and its prediction."""
+    while said := change(role, prediction):
+        field, value, gain = said
+        plan = form.by.and_changed(role, field, value)
+        try:
+            made = predicted(plan, prediction.makespan_us)
+        except TileLinkError:  # a schedule that can't be at these sizes, or takes more SMs than there are
+            break
+        if isinstance(made, str) or made.makespan_us >= (1 - gain) * prediction.makespan_us:
+            break
+        form, prediction = Form(plan, made.makespan_us), made
+    return form, prediction
+
+
+def roles_of(prediction: Prediction) -> list[str]:
+    """The roles of a schedule: members of a list are one."""
+    return list(dict.fromkeys(r.launched for r in prediction.steps.events.program.roles))
+
+
+def with_other_counts(forms: Forms, predicted: Predict) -> Forms:
     """The forms, and the fastest with other numbers of SMs: of each role that has a number twice as many, or half,
     again and again while that is `GAIN` faster. COMET (arXiv 2502.19811, section 3) calls them division points."""
     form, prediction = forms.fastest, forms.prediction
     if form is None or prediction is None:
         return forms
-    for role in dict.fromkeys(r.launched for r in prediction.steps.events.program.roles):
-        for grow in (True, False):
-            before = prediction
-            while (count := _count(role, prediction)) and (count > 1 or grow):
-                plan = form.by.and_changed(role, "count", 2 * count if grow else count // 2)
-                try:
-                    made = predicted(plan, prediction.makespan_us)
-                except TileLinkError:  # more SMs than the machine has
-                    break
-                if isinstance(made, str) or made.makespan_us >= (1 - GAIN) * prediction.makespan_us:
-                    break
-                form, prediction = Form(plan, made.makespan_us), made
-            if prediction is not before:
-                break
-    more = () if form is forms.fastest else (form,)
-    return Forms((*forms.all, *more), form, prediction)
+    for role in roles_of(prediction):
+        before = form
+        for times in (2.0, 0.5):
+            if form is before:
+                form, prediction = climbed(form, prediction, role, partial(_count, times), predicted)
+    return forms.and_fastest(form, prediction)
 
 
-def _count(launched: str, prediction: Prediction) -> int | None:
-    """The number of SMs of a role, if its schedule gives one."""
+def _count(times: float, launched: str, prediction: Prediction) -> Change | None:
+    """Times the number of SMs of a role, if its schedule gives one, and one is left."""
     roles = prediction.steps.events.program.roles
     resource = next(r.resource for r in roles if r.launched == launched)
-    return resource.count if isinstance(resource, SMs) else None
+    count = int(times * (resource.count or 0)) if isinstance(resource, SMs) else 0
+    return ("count", count, GAIN) if count else None
 
 
 def _rows_across(plan: Plan) -> int:
@@ -161,7 +201,7 @@ class Question:
             if beaten is not None and program.name not in least:
                 least[program.name] = self._least_us(program)
             if beaten is not None and least[program.name] >= beaten:
-                return f"its bytes between ranks alone take {least[program.name]:,.1f} us"
+                return f"{BYTES} alone take {least[program.name]:,.1f} us"
             made = self._predict(plan, beaten)
             if isinstance(made, Prediction):
                 simulated[plan] = made
@@ -174,17 +214,11 @@ class Question:
         made = [self._changed(f, simulated[f.by]) for f in near]
         fastest, prediction = min(made, key=lambda m: m[1].makespan_us)
         check_events(prediction.steps.events).raise_if_unsafe()
-        more = () if fastest in found.all else (fastest,)
-        return Forms((*found.all, *more), fastest, prediction)
+        return found.and_fastest(fastest, prediction)
 
-    def _predict(self, plan: Plan, beaten: float | None = None) -> Prediction | str:
+    def _predict(self, plan: Plan, beaten: float | None) -> Prediction | str:
         """The prediction of a plan; or why no run of it takes less than `beaten` us, where its steps say so."""
-        steps = self._steps(plan.program, plan.schedule)
-        if beaten is not None:
-            least = workers_least(steps, costs(steps, self.machine, {}), self.machine)
-            if least >= beaten:
-                return f"its busiest workers alone take {least:,.1f} us"
-        return predict(steps, self.machine, {})
+        return if_faster(self._steps(plan.program, plan.schedule), self.machine, beaten, {WORKERS: workers_least})
 
     def _steps(self, program: Program, schedule: NamedSchedule | None = None, **sizes: int) -> Steps:
         """Those of a run with the tensors that there are in predictions; `sizes`: instead of those asked for."""
@@ -200,26 +234,16 @@ class Question:
         if not isinstance(rows, int) or rows <= few:
             return 0.0
         steps = self._steps(program, M=few)
-        moved = most_moved(steps, costs(steps, self.machine, {})) * rows / few
-        return moved / (usable(self.machine, self.world) * GB_S)
+        return moving_least(steps, costs(steps, self.machine, {}), self.machine) * rows / few
 
     def _changed(self, form: Form, prediction: Prediction) -> tuple[Form, Prediction]:
         """The form with changes of its schedule, one role after the other and each kept where it is faster; and its
         prediction."""
-        for role in dict.fromkeys(r.launched for r in prediction.steps.events.program.roles):
-            while change := self._change(role, prediction):
-                field, value, gain = change
-                plan = form.by.and_changed(role, field, value)
-                try:
-                    made = self._predict(plan, prediction.makespan_us)
-                except TileLinkError:  # a schedule that can't be at these sizes
-                    break
-                if isinstance(made, str) or made.makespan_us >= (1 - gain) * prediction.makespan_us:
-                    break
-                form, prediction = Form(plan, made.makespan_us), made
+        for role in roles_of(prediction):
+            form, prediction = climbed(form, prediction, role, self._change, self._predict)
         return form, prediction
 
-    def _change(self, launched: str, prediction: Prediction) -> tuple[str, Any, float] | None:
+    def _change(self, launched: str, prediction: Prediction) -> Change | None:
         """What may make a role faster, and by how much it has to: half the columns of its tiles, if it multiplies;
         twice the SMs, if it has a number of them; the other streams of a copy engine. None: nothing may."""
         roles = [r for r in prediction.steps.events.program.roles if r.launched == launched]

@@ -9,12 +9,11 @@ from typing import Any
 from tilelink.analysis.machine import Machine
 from tilelink.analysis.machine import machine as described
 from tilelink.analysis.simulate.costs import GB_S
-from tilelink.analysis.simulate.verdict import times_as_fast
 from tilelink.errors import TileLinkError
 from tilelink.frontend.kept import kept
 from tilelink.frontend.values import ITEM_SIZE
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
-from tilelink.plans.choose import MARGIN, path_of
+from tilelink.plans.choose import MARGIN, compared, path_of
 from tilelink.plans.experts import Tokens, experts_bound_us
 from tilelink.plans.forms import Forms
 from tilelink.plans.layer_plans import OF_ROWS, PAIRS, Pair, combined, plan_of, plans_of
@@ -74,7 +73,7 @@ def choose_layer(
         f"{other}{of_one} takes {forms_us[of_one]:,.1f} us "
         f"({path_of(one.forms.prediction)}); two kernels, {by_two}, take {of_two[by_two]:,.1f} us ({between:,.1f} of "
         f"them SwiGLU over room for {rows:,} rows); unfused takes {unfused_us:,.1f} us ({plain:,.1f} of them SwiGLU "
-        f"over {there:,} rows): {_compared(unfused_us / forms_us[best])}"
+        f"over {there:,} rows): {compared(unfused_us / forms_us[best])}"
     )
     told = asked.sizes(gate_up, layer.shape, next(iter(plans(mixture_of_experts.name).values())))
     return LayerChoice(unfused_us, forms_us, best, one.forms.prediction.bound_us, said, told)
@@ -228,11 +227,6 @@ def _fastest(asked: LayerQuestion) -> str:
 def activation_us(machine: Machine, dtype: str, rows: int, hidden: int) -> float:
     """SwiGLU of rows (rows, 2 * hidden), in one kernel of its own that reads and writes device memory."""
     return machine.launch_us + 3 * rows * hidden * ITEM_SIZE[dtype] / (machine.memory_rate * GB_S)
-
-
-def _compared(ratio: float) -> str:
-    """How many times as fast a form is, and whether that is enough."""
-    return times_as_fast(ratio) + (f", where predictions need {1 + MARGIN:.2f}" if 1 < ratio < 1 + MARGIN else "")
 
 
 def _least(forms_us: Mapping[str, float]) -> str:

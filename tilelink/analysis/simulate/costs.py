@@ -216,6 +216,11 @@ def workers_least(steps: Steps, costs: Costs, machine: Machine) -> float:
     return float((whole.reshape(-1, len(roles)) / workers).max(initial=0.0))
 
 
+def moving_least(steps: Steps, costs: Costs, machine: Machine) -> float:
+    """What the bytes between ranks take at the rate of the fastest agent: no run of these steps is faster."""
+    return most_moved(steps, costs) / (usable(machine, steps.events.sizes.world) * GB_S)
+
+
 def bounds(steps: Steps, costs: Costs, machine: Machine) -> dict[str, float]:
     """What no schedule of these tiles can be faster than, by what sets it: operations at the rate of all SMs, bytes
     between ranks at the fastest agent's, and each input read once and all that is written."""
@@ -225,7 +230,7 @@ def bounds(steps: Steps, costs: Costs, machine: Machine) -> dict[str, float]:
     memory = np.bincount(ranks, weights=steps.written, minlength=world) + _inputs_read(steps.events)
     return {
         "the products": float(operations / (machine.matmul_rate(dtype_of(steps.events.program)) * TFLOP_S)),
-        "the bytes between ranks": float(most_moved(steps, costs) / (usable(machine, world) * GB_S)),
+        "the bytes between ranks": moving_least(steps, costs, machine),
         "the bytes of device memory": float(memory.max(initial=0.0) / (machine.memory_rate * GB_S)),
     }
 
