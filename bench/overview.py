@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -123,7 +123,7 @@ class Layer:
             figures = {
                 "ok": True, "median_us": round(found.makespan_us, 3), "min_us": round(least, 3),
                 "max_us": round(most, 3), "bound_us": round(found.bound_us, 3),
-                "speedup": round(plain / found.makespan_us, 4), "interval": FUSED.keys(),
+                "speedup": round(plain / found.makespan_us, 4), "interval": asdict(FUSED),
             }  # fmt: skip
             made.append((head | figures, found))
         fine = [(record, found) for record, found in made if found is not None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from tilelink.analysis.timeline import Span, Timeline
 
@@ -29,10 +29,6 @@ class Link:
     @property
     def duration(self) -> float:
         return self.stop - self.start
-
-    def keys(self) -> dict[str, Any]:
-        """As one object of a command's answer; times are those of the timeline."""
-        return {**asdict(self), "start": round(self.start, 3), "stop": round(self.stop, 3)}
 
 
 def critical_path(timeline: Timeline) -> tuple[Link, ...]:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_keys(run: Run, config: Path, one_core: None) -> None:
         for interval, form in ((FUSED, "fused"), (UNFUSED, "unfused")):
             between = pytest.approx(interval.of(row[f"{form}_us"]), abs=2e-3)
             assert row[f"{form}_interval_us"] == between
-    assert found["interval"] == FUSED.keys() and found["unfused_interval"] == UNFUSED.keys()
+    assert found["interval"] == asdict(FUSED) and found["unfused_interval"] == asdict(UNFUSED)
     qkv = choose(GATHER, M=4, N=(32, 8, 8), K=64, world=2, machine="h800")
     assert qkv.fused is not None and qkv.fused_us is not None
     assert rows[2]["schedule"] == qkv.fused.schedule and rows[2]["reason"] == qkv.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def test_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["label"] == "predicted" and answer["machine"] == "h800" and "gather.count=4" in answer["schedule"]
     assert 0 < answer["bound_us"] <= answer["makespan_us"] and answer["unfused_us"] > 0
     assert answer["interval_us"] == [answer["makespan_us"], pytest.approx(1.35 * answer["makespan_us"], abs=2e-3)]
-    assert answer["interval"] == FUSED.keys() == {"least": 0.0, "most": 0.35, "source": FUSED.source}
+    assert answer["interval"] == asdict(FUSED) == {"least": 0.0, "most": 0.35, "source": FUSED.source}
     assert answer["unfused_interval_us"] == pytest.approx([f * answer["unfused_us"] for f in (0.9, 1.15)], abs=2e-3)
     assert all(isinstance(t, float) for t in answer["idle_us"].values())
     assert {"kind", "rank", "worker", "role", "label", "start", "stop", "tiles"} == set(answer["critical_path"][0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -49,10 +49,6 @@ class Interval:
     def of(self, us: float) -> tuple[float, float]:
         """The times between which a run lies that is predicted to take `us`."""
         return us * (1 + self.least), us * (1 + self.most)
-
-    def keys(self) -> dict[str, float | str]:
-        """As one object of a command's answer."""
-        return {"least": self.least, "most": self.most, "source": self.source}
 
     def __str__(self) -> str:
         return f"{self.least:+.0%} to {self.most:+.0%}"
@@ -203,7 +199,7 @@ class Prediction:
             "reserved": self.machine.reserved,
             "makespan_us": rounded(self.makespan_us),
             "interval_us": rounded(self.interval_us),
-            "interval": FUSED.keys(),
+            "interval": asdict(FUSED),
             "compute_us": rounded(self.compute_us),
             "comm_us": rounded(self.comm_us),
             "bound_us": rounded(self.bound_us),
@@ -211,14 +207,18 @@ class Prediction:
             "unfused_interval_us": rounded(self.unfused_interval_us),
             "efficiency": round(self.efficiency, 4),
             "verdict": self.verdict,
-            "idle_us": {cause: rounded(us) for cause, us in self.idle_us.items()},
-            "critical_path": [link.keys() for link in self.critical_path],
+            "idle_us": rounded(self.idle_us),
+            "critical_path": [rounded(asdict(link)) for link in self.critical_path],
         }
 
 
-def rounded(us: Any) -> Any:
-    """Microseconds, some or None, as they are printed."""
-    return [round(t, 3) for t in us] if isinstance(us, tuple) else None if us is None else round(us, 3)
+def rounded(value: Any) -> Any:
+    """What an answer says, its times in microseconds as they are printed, with three digits."""
+    if isinstance(value, Mapping):
+        return {key: rounded(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(v) for v in value]
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def simulate(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from math import ceil
 from typing import Any, NamedTuple
 
 from tilelink.analysis.machine import NCCL_SMS, Machine, machine
 from tilelink.analysis.simulate import FUSED, JUDGED, UNFUSED
+from tilelink.analysis.simulate.prediction import rounded
 from tilelink.errors import ConfigError, TileLinkError, similar
 from tilelink.plans import MARGIN, Choice, choose
 from tilelink.plans.experts import choose_experts, experts_bound_us
@@ -72,8 +74,8 @@ def run(args: argparse.Namespace) -> Answer:
     ])  # fmt: skip
     keys = {
         "label": "predicted", "machine": args.machine, "model": configured.name, "dtype": configured.dtype, "tp": tp,
-        "ep": args.ep, "routing": args.routing, "reserved": args.reserved, "margin": MARGIN, "interval": FUSED.keys(),
-        "unfused_interval": UNFUSED.keys(), "rows": [_rounded(row) for row in rows],
+        "ep": args.ep, "routing": args.routing, "reserved": args.reserved, "margin": MARGIN, "interval": asdict(FUSED),
+        "unfused_interval": asdict(UNFUSED), "rows": rounded(rows),
     }  # fmt: skip
     ep = args.ep if experts else None
     return Answer(keys, _text(described.leaving(args.reserved), configured, tp, ep, rows, args.routing))
@@ -149,15 +151,6 @@ def _row(job: Job) -> Row:
         us = row[f"{form}_us"]
         row[f"{form}_interval_us"] = None if us is None else list(interval.of(us))
     return row
-
-
-def _rounded(value: Any) -> Any:
-    """A value of a row, as answers have it: times in microseconds with three digits."""
-    if isinstance(value, dict):
-        return {key: _rounded(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [_rounded(v) for v in value]
-    return round(value, 3) if isinstance(value, float) else value
 
 
 def _called(row: Row) -> str:

@@ -59,10 +59,8 @@ def predict(args: argparse.Namespace) -> tuple[Question, Prediction]:
 def point(args: argparse.Namespace) -> dict[str, float | None]:
     """What a sweep says of one of its points."""
     _, prediction = predict(args)
-    return {
-        "makespan_us": round(prediction.makespan_us, 3), "bound_us": round(prediction.bound_us, 3),
-        "unfused_us": rounded(prediction.unfused_us), "efficiency": round(prediction.efficiency, 4),
-    }  # fmt: skip
+    times = {name: rounded(getattr(prediction, name)) for name in TIMES}
+    return {**times, "efficiency": round(prediction.efficiency, 4)}
 
 
 def _agent(item: str) -> tuple[str, str]:
