@@ -8,7 +8,6 @@ from math import prod
 
 from tilelink.frontend.ir import ALL_RANKS, RANKS_DIM, Copy, Range, Role, Tensor, TileProgram, walk
 from tilelink.frontend.kept import hashed_once, kept
-from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import Sizes, extents
 from tilelink.frontend.values import ITEM_SIZE
 
@@ -104,7 +103,7 @@ def copied_chunks(ranges: Sequence[Range]) -> list[tuple[Range, int]]:
 
 def by_tma(role: Role) -> bool:
     """Whether the schedule asks for bulk copies."""
-    return isinstance(role.resource, SMs) and role.resource.via == "tma"
+    return role.resource.via == "tma"
 
 
 def bulk_chunk(tensor: Tensor, lines: Range, line: Range) -> int:
@@ -128,7 +127,7 @@ def _blocks(program: TileProgram) -> frozenset[tuple[str, int]]:
 
 def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:
     """(dimension, elements) of the rows that roles multicast, or whose sum over all ranks they load."""
-    roles = [r for r in program.in_kernel if isinstance(r.resource, SMs) and r.resource.via == "multicast"]
+    roles = [r for r in program.in_kernel if r.resource.via == "multicast"]
     views = [v for r in roles for s in walk(r.body) for v in s.touched if v.home == ALL_RANKS]
     found = {program.tensor(v.tensor) for v in views}
     return {(t.dims[-1], n) for t in found if (n := vector_of(t)) is not None and t.dims[-1] != RANKS_DIM}

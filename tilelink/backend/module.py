@@ -213,13 +213,13 @@ class Module:
         if not self.program.on_engine:
             self.enters(write)
         groups, first = members(self.program.in_kernel), list[Source]()
-        for together in (g for g in groups if parameters.counted(g[0])):
+        for together in (g for g in groups if g[0].resource.count):
             here, workers = less(WORKER, first), self.names.of("workers", together[0].name)
             first.append(workers)
             with write.branch(f"{WORKER} < {' + '.join(first)}", "elif" if len(first) > 1 else "if"):
                 self.tiles(write, addresses, together, roles, here, workers)
         with write.otherwise() if first else self.behind_a_branch(write):
-            for together in (g for g in groups if not parameters.counted(g[0])):
+            for together in (g for g in groups if not g[0].resource.count):
                 self.tiles(write, addresses, together, roles, less(WORKER, first), less(ALL, first))
         if ends:
             with write.branch(call("last_out", CONTROL, ALL)):

@@ -14,10 +14,9 @@ from tilelink.backend.pipelining import DescribedBlock
 from tilelink.errors import KernelError
 from tilelink.frontend import expressions
 from tilelink.frontend.expressions import PER_NODE, parts_of, running, shown, symbol
-from tilelink.frontend.ir import Role, TileProgram
+from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.routes import counts_of
 from tilelink.frontend.running import tables
-from tilelink.frontend.schedule import SMs
 from tilelink.frontend.walk import longest_part
 
 PRIMITIVES = ("peer", "wait", "notify", "enter", "entered", "credit", "last_out", "drain", "leave", "RUN", "SLOT_LEFT")
@@ -148,13 +147,8 @@ class Names:
         yield from (made(f"{t.name}_at", "at", t.name) for t in program.on_heap)
         yield made("stage_at", "stage")
         yield from (made(f"{s.tensor}_signals", "signals", s.tensor) for s in program.signals)
-        yield from (made(f"{r.name}_workers", "workers", r.name) for r in program.in_kernel if counted(r))
+        yield from (made(f"{r.name}_workers", "workers", r.name) for r in program.in_kernel if r.resource.count)
         if facts.timed:
             yield Parameter(STAMPS, "stamps", TIMES)
             yield made(f"{STAMPS}_of_worker", "records", TIMES)
         yield Parameter("world", "run")
-
-
-def counted(role: Role) -> bool:
-    """Whether the schedule says how many workers a role has."""
-    return isinstance(role.resource, SMs) and role.resource.count is not None

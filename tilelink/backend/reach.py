@@ -24,7 +24,6 @@ from tilelink.backend.signals import cell_of
 from tilelink.frontend.cells import WAITER, recipient
 from tilelink.frontend.expressions import Expr, own
 from tilelink.frontend.ir import ALL_RANKS, Copy, Notify, Range, Store, View, Write
-from tilelink.frontend.schedule import SMs
 
 if TYPE_CHECKING:
     from tilelink.backend.emit import RoleEmitter
@@ -210,8 +209,7 @@ class All(ByStores):
 
     def reaches(self, view: View) -> bool:
         """Whether a view of all ranks is one access: the schedule asks for it, and its rows are whole 16 bytes."""
-        resource = self.emitter.role.resource
-        if view.home != ALL_RANKS or not isinstance(resource, SMs) or resource.via != "multicast":
+        if view.home != ALL_RANKS or self.emitter.role.resource.via != "multicast":
             return False
         last, width = view.index[-1], vector_of(self.program.tensor(view.tensor))
         if not isinstance(last, Range) or last.bounded or len(view.ranges) > 2:

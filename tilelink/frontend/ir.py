@@ -79,7 +79,7 @@ class Role:
     @property
     def wave(self) -> int | None:
         """Experts in a turn that it takes with the other roles that have a wave; None: it has none."""
-        return self.resource.wave if isinstance(self.resource, SMs) else None
+        return self.resource.wave
 
     @cached_property
     def awaited(self) -> tuple[View, ...]:

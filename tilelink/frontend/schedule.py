@@ -19,6 +19,8 @@ MOST_WARPS = 32
 """Of a kernel: a block of threads has 1,024 at most."""
 SIGNALS = ("now", "late")
 WAITS = ("whole", "pieces")
+CHOICES = {"via": VIAS, "signals": SIGNALS, "waits": WAITS, "streams": STREAMS}
+"""What a field may be that is one of some words, the default first."""
 
 
 class _Fields:
@@ -38,6 +40,19 @@ class _Fields:
         return super().__new__(cls)
 
     hint: ClassVar[str] = ""
+
+    def _choices(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in CHOICES}  # type: ignore[arg-type]
+
+    def _check_choices(self, site: Site) -> None:
+        """Raises ScheduleError for a field of `CHOICES` that is none of its words."""
+        for name, word in self._choices().items():
+            if word not in CHOICES[name]:
+                raise ScheduleError(f"{name}={word!r}: it is one of {', '.join(map(repr, CHOICES[name]))}", site)
+
+    def _chosen(self) -> list[str]:
+        """The fields of `CHOICES` that are not as by default, as they are written."""
+        return [f"{name}={word!r}" for name, word in self._choices().items() if word != CHOICES[name][0]]
 
 
 @public_class
@@ -96,21 +111,14 @@ class SMs(_Fields):
             raise ScheduleError(f"{self.stages!r} stages: at least 1, and fewer than 2**31", site)
         if self.wave is not None and (not natural(self.wave) or self.count is not None):
             raise ScheduleError(f"wave={self.wave!r}: experts in a turn, at least 1, of a role without a count", site)
-        if self.via not in VIAS:
-            raise ScheduleError(f"via={self.via!r}: it is one of {', '.join(map(repr, VIAS))}", site)
-        if self.signals not in SIGNALS:
-            raise ScheduleError(f"signals={self.signals!r}: it is one of {', '.join(map(repr, SIGNALS))}", site)
-        if self.waits not in WAITS:
-            raise ScheduleError(f"waits={self.waits!r}: it is one of {', '.join(map(repr, WAITS))}", site)
+        self._check_choices(site)
         if not power_of_two(self.warps) or self.warps > MOST_WARPS:
             raise ScheduleError(f"{self.warps!r} warps: the number must be a power of two, {MOST_WARPS} at most", site)
 
     def __str__(self) -> str:
         parts = [str(self.count)] if self.count else []
         parts += [f"tile={self.tile}", f"order={self.order}"] + ([f"at={self.at!r}"] if self.at else [])
-        parts += [f"via={self.via!r}"] if self.via != VIAS[0] else []
-        parts += [f"signals={self.signals!r}"] if self.signals != SIGNALS[0] else []
-        parts += [f"waits={self.waits!r}"] if self.waits != WAITS[0] else []
+        parts += self._chosen()
         parts += [f"wave={self.wave}"] if self.wave else []
         parts += [f"whole={dict(self.whole)}"] if self.whole else []
         return f"SMs({', '.join(parts)}, stages={self.stages}, warps={self.warps})"
@@ -156,18 +164,21 @@ class CopyEngine(_Fields):
     at: str | None = None
     streams: str = STREAMS[0]
     whole: ClassVar[tuple[()]] = ()
+    count: ClassVar[None] = None  # what only a role on SMs can have
+    via: ClassVar[str] = ""
+    signals: ClassVar[str] = SIGNALS[0]
+    waits: ClassVar[str] = WAITS[0]
+    wave: ClassVar[None] = None
     hint: ClassVar[str] = "; engines are not counted"
 
     def __post_init__(self) -> None:
         site = Site.of_user()
         _check_walk(self.tile, self.order, site)
-        if self.streams not in STREAMS:
-            raise ScheduleError(f"streams={self.streams!r}: it is one of {', '.join(map(repr, STREAMS))}", site)
+        self._check_choices(site)
 
     def __str__(self) -> str:
-        at = f", at={self.at!r}" if self.at else ""
-        streams = f", streams={self.streams!r}" if self.streams != STREAMS[0] else ""
-        return f"CopyEngine(tile={self.tile}, order={self.order}{at}{streams})"
+        parts = [f"tile={self.tile}", f"order={self.order}"] + ([f"at={self.at!r}"] if self.at else [])
+        return f"CopyEngine({', '.join(parts + self._chosen())})"
 
 
 Resource = SMs | CopyEngine | Epilogue

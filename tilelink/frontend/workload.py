@@ -25,7 +25,6 @@ from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.expressions import RANK, Expr, ceil_div, floor_div, larger, own, smaller, symbol
 from tilelink.frontend.ir import Role, TileProgram
 from tilelink.frontend.routed_walk import TURN as PIECE
-from tilelink.frontend.schedule import SMs
 from tilelink.frontend.sizes import MAX_COUNT, Sizes
 from tilelink.frontend.walk import NUMBER
 
@@ -134,7 +133,6 @@ def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
     sharing, fewer = [], []
     for roles in members(program.in_kernel):
         resource = roles[0].resource
-        assert isinstance(resource, SMs)
         if resource.count is None:
             sharing += roles
         else:

@@ -159,7 +159,7 @@ def _count(times: float, launched: str, prediction: Prediction) -> Change | None
     """Times the number of SMs of a role, if its schedule gives one, and one is left."""
     roles = prediction.steps.events.program.roles
     resource = next(r.resource for r in roles if r.launched == launched)
-    count = int(times * (resource.count or 0)) if isinstance(resource, SMs) else 0
+    count = int(times * (resource.count or 0))
     return ("count", count, GAIN) if count else None
 
 
@@ -257,7 +257,7 @@ class Question:
             half = min(columns) // (2 if len(columns) == 1 else 1)  # so that all members of a list can have it
             least, gain = (NARROWEST, 0.0) if count < self.machine.free_sms else (NARROW, GAIN)
             return None if half < least else ("tile", (*tiles[0][:-2], half, tiles[0][-1]), gain)
-        return ("count", 2 * resource.count, GAIN) if isinstance(resource, SMs) and resource.count else None
+        return ("count", 2 * resource.count, GAIN) if resource.count else None
 
 
 def _multiplying(prediction: Prediction) -> tuple[list[Role], int]:

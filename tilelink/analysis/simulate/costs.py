@@ -88,7 +88,7 @@ def agent_of(
     kind = type(role.resource).__name__
     if kind not in AGENTS:
         raise ScheduleError(f"{role.name} runs on {kind}, of which the model knows nothing", role.site)
-    via = VIA.get(getattr(role.resource, "via", ""), AGENTS[kind])
+    via = VIA.get(role.resource.via, AGENTS[kind])
     by_threads = via not in machine.agents or role.multiplies or not _has_whole_lines(role, program, sizes)
     return AGENTS[kind] if via == "tma" and by_threads else via
 

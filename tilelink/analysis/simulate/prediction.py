@@ -245,7 +245,7 @@ def steps_of(program: TileProgram, sizes: Sizes, machine: Machine, agents: Mappi
         raise MachineError(what, Site.of_user())
     _check_memory(program, sizes, machine)
     off = [r.resource for r in program.roles if not machine.agent(agent_of(r, program, sizes, machine, agents)).on_sm]
-    engines = sum(r.count or 0 for r in off if isinstance(r, SMs))  # moved off the SMs by a question "what if"
+    engines = sum(r.count or 0 for r in off)  # moved off the SMs by a question "what if"
     return fold(unroll(program, sizes, sms=machine.free_sms + engines), machine.l2)
 
 

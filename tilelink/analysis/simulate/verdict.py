@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from tilelink.analysis.events import Events
 from tilelink.analysis.simulate.costs import bounds
 from tilelink.errors import StuckError
-from tilelink.frontend.ir import Role
-from tilelink.frontend.schedule import SMs
 
 if TYPE_CHECKING:
     from tilelink.analysis.simulate.prediction import Prediction
@@ -77,7 +75,7 @@ def neighbour(prediction: Prediction, role: str) -> Neighbour | None:
     tiles and SMs for. A role that shares the SMs that others leave gets more of them where the one with the largest
     count has half or a quarter of it. None where the role can't get more, or no rank could go on."""
     events = prediction.steps.events
-    counted = {r.launched: events.allotment[r.name].workers for r in events.program.in_kernel if _counted(r)}
+    counted = {r.launched: events.allotment[r.name].workers for r in events.program.in_kernel if r.resource.count}
     changed = events.program.role(role).launched
     tiles, workers = _together(events, role)
     if changed in counted:
@@ -105,10 +103,6 @@ def neighbour(prediction: Prediction, role: str) -> Neighbour | None:
     return found
 
 
-def _counted(role: Role) -> bool:
-    return isinstance(role.resource, SMs) and role.resource.count is not None
-
-
 def _together(events: Events, role: str) -> tuple[int, int]:
     """Tiles and workers on a rank of a role, all members of a list together."""
     launched = events.program.role(role).launched
@@ -134,7 +128,7 @@ def _tiles(prediction: Prediction, role: str) -> str:
     allotted = [events.allotment[r.name] for r in on_sm]
     without = sms - len({w for a in allotted for w in range(a.first, a.first + a.workers)})
     if without > WORTH_SAYING * sms:
-        sharing = {r.launched: _together(events, r.name)[0] for r in on_sm if not _counted(r)}
+        sharing = {r.launched: _together(events, r.name)[0] for r in on_sm if not r.resource.count}
         most = max(sharing, key=lambda name: sharing[name], default=None)
         why = f"{most} has {sharing[most]} tiles" if most else "the schedule gives them to no role"
         return f"{without} of the {sms} SMs of a rank have no tile: {why}."

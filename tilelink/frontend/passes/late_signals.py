@@ -13,17 +13,12 @@ from dataclasses import replace
 from tilelink.errors import ScheduleError
 from tilelink.frontend import ir
 from tilelink.frontend.passes.elaborate import Binding
-from tilelink.frontend.schedule import SMs
 
 
 def late_signals(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
     """The program with the notifications of roles whose schedule says signals="late" marked so. Raises ScheduleError
     for roles that wait, that have no main loop, or that notify nothing behind it."""
-    return replace(program, roles=tuple(_later(r) if _is_late(r) else r for r in program.roles))
-
-
-def _is_late(role: ir.Role) -> bool:
-    return isinstance(role.resource, SMs) and role.resource.signals == "late"
+    return replace(program, roles=tuple(_later(r) if r.resource.signals == "late" else r for r in program.roles))
 
 
 def _multiplies(loop: ir.For) -> bool:

@@ -35,7 +35,7 @@ def multicast(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
     """The program with those roles multicast for which the schedule asks. Raises ScheduleError."""
     roles = (
         _multicast(r, binding.launch(r.name).space, program)
-        if isinstance(r.resource, SMs) and r.resource.via == "multicast" else r
+        if r.resource.via == "multicast" else r
         for r in program.roles
     )
     return replace(program, roles=tuple(roles))

@@ -17,17 +17,12 @@ from tilelink.errors import ScheduleError
 from tilelink.frontend import ir
 from tilelink.frontend.expressions import Expr, symbol
 from tilelink.frontend.passes.elaborate import Binding
-from tilelink.frontend.schedule import SMs
 
 
 def wait_in_pieces(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
     """The program with the waits of roles moved into their main loops, where the schedule says so. Raises ScheduleError
     for a role that waits before no main loop."""
-    return replace(program, roles=tuple(_in_pieces(r) if _asks(r) else r for r in program.roles))
-
-
-def _asks(role: ir.Role) -> bool:
-    return isinstance(role.resource, SMs) and role.resource.waits == "pieces"
+    return replace(program, roles=tuple(_in_pieces(r) if r.resource.waits == "pieces" else r for r in program.roles))
 
 
 def _in_pieces(role: ir.Role) -> ir.Role:

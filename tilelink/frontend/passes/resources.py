@@ -103,6 +103,6 @@ def _comes_before(other: Role, role: Role, program: TileProgram) -> bool:
     in_kernel = program.in_kernel
     if role not in in_kernel or other not in in_kernel or role == other:
         return False
-    shared = all(isinstance(r.resource, SMs) and r.resource.count is None for r in (other, role))
+    shared = all(r.resource.count is None for r in (other, role))
     in_turns = any(role in alike and other in alike for alike in members(in_kernel))
     return in_turns or (shared and in_kernel.index(other) < in_kernel.index(role))
