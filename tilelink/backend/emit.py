@@ -230,18 +230,20 @@ class RoleEmitter:
     def pick(self, view: View) -> None:
         """Loads the integers that pick the rows of a view, if any do: before what is loaded of these."""
         for r, by in ((r, r.by) for r in view.ranges if r.by is not None):
-            at = self.addresses.block(by, token=self.token(by))
-            integers = call("tl.load", at.pointer, mask=at.mask, other="-1" if at.mask else None)
-            rows = call(PICKED, integers, self.count(r), repr(view.picking))
+            rows = call(PICKED, self.integers(by), self.count(r), repr(view.picking))
             self.write.set(self.addresses.picked(view), rows, Kind.TEMPORARY)
 
     def moved(self, where: View | None) -> Source | None:
         """Which rows are moved, as integers say; None for all."""
         if where is None:
             return None
-        at = self.addresses.block(where, token=self.token(where))
-        integers = call("tl.load", at.pointer, mask=at.mask, other="-1" if at.mask else None)
-        return self.write.set(self.made(f"{where.tensor}_moved", "moved", where), f"{integers} >= 0", Kind.TEMPORARY)
+        moved = self.made(f"{where.tensor}_moved", "moved", where)
+        return self.write.set(moved, f"{self.integers(where)} >= 0", Kind.TEMPORARY)
+
+    def integers(self, of: View) -> Source:
+        """A load of integers that say of rows which they are, or whether they are moved; -1 where there are none."""
+        at = self.addresses.block(of, token=self.token(of))
+        return call("tl.load", at.pointer, mask=at.mask, other="-1" if at.mask else None)
 
     def pick_one(self, r: Range, by: View) -> Source:
         """The number of the one row that an integer picks: the coordinate `row` along the dimension."""

@@ -55,7 +55,7 @@ class TableWriter:
     def _counts(self, route: RouteWord) -> None:
         """The counts as the caller has them, as a table."""
         write, text = self.write, self.addresses.text
-        given, table = self.names.of("tensor", route.counts), self._local(running(counts_of(route)))
+        given, table = self.names.of("tensor", route.counts), self.addresses.local(running(counts_of(route)))
         strides = [self.names.of("stride", route.counts, d) for d in self.program.tensor(route.counts).dims]
         number, first = text(segments_of_rank(route) * WORLD), self.addresses.made("first")
         k, here, count = (self.addresses.made(n) for n in ("k", "here", "count"))
@@ -70,7 +70,7 @@ class TableWriter:
     def _table(self, table: Table, route: RouteWord | None = None) -> None:
         """One table. `route`: that whose rows it adds up, in the room that there is."""
         write, addresses, text = self.write, self.addresses, self.addresses.text
-        memory, steps, world = self._local(table.key), text(table.steps), text(WORLD)
+        memory, steps, world = self.addresses.local(table.key), text(table.steps), text(WORLD)
         row, step = addresses.local(ROW.name), addresses.local(ENTRY.name)
         names = ("first_row", "first_step", "there", "here", "length", "end")
         first_row, first_step, there, here, length, end = map(addresses.made, names)
@@ -95,6 +95,3 @@ class TableWriter:
 
     def _store(self, memory: Source, at: Source, value: Source, mask: Source) -> None:
         self.write.do(call("tl.store", f"{memory} + {at}", f"({value}).to(tl.int32)", mask=mask))
-
-    def _local(self, key: str) -> Source:
-        return self.addresses.local(key)

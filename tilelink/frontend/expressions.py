@@ -7,6 +7,7 @@ evaluates expressions.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import sympy
@@ -192,7 +193,10 @@ def _remainder(term: Expr, b: Expr) -> Expr:
 
 
 class _Extreme(_Integer):
-    """The smallest or the largest of some. sympy's own take milliseconds to compare two, and see no more."""
+    """The smallest or the largest of some. sympy's own take milliseconds to compare two, and see no more. `decide`:
+    whether all of them, or any, have to be positive for it to be so."""
+
+    decide: Callable[[Iterable[bool | None]], bool]
 
     @classmethod
     def class_key(cls) -> tuple[int, int, str]:
@@ -215,33 +219,31 @@ class _Extreme(_Integer):
         """Whether it is never the one, because the other is."""
         raise NotImplementedError
 
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if self.decide(a.is_nonnegative for a in self.args) else None
+
+    def _eval_is_positive(self) -> bool | None:
+        return True if self.decide(a.is_positive for a in self.args) else None
+
 
 class Min(_Extreme):
     """Min(a, b, ...)"""
+
+    decide = staticmethod(all)
 
     @classmethod
     def _left_out(cls, value: Expr, other: Expr) -> bool:
         return bool((value - other).is_nonnegative) or (isinstance(value, Max) and other in value.args)
 
-    def _eval_is_nonnegative(self) -> bool | None:
-        return True if all(a.is_nonnegative for a in self.args) else None
-
-    def _eval_is_positive(self) -> bool | None:
-        return True if all(a.is_positive for a in self.args) else None
-
 
 class Max(_Extreme):
     """Max(a, b, ...)"""
 
+    decide = staticmethod(any)
+
     @classmethod
     def _left_out(cls, value: Expr, other: Expr) -> bool:
         return bool((other - value).is_nonnegative) or (isinstance(value, Min) and other in value.args)
-
-    def _eval_is_nonnegative(self) -> bool | None:
-        return True if any(a.is_nonnegative for a in self.args) else None
-
-    def _eval_is_positive(self) -> bool | None:
-        return True if any(a.is_positive for a in self.args) else None
 
 
 floor_div, modulo, smaller, larger = floor, Mod, Min, Max

@@ -14,8 +14,8 @@ NOTHING = -1
 
 
 class StoreBoard:
-    """As `Board`. There are no counts of memory operations: nobody waits on the host while kernels of others move.
-    `store`: of the lane, which no other lane uses."""
+    """As `Board`, method by method. There are no counts of memory operations: nobody waits on the host while kernels of
+    others move. `store`: of the lane, which no other lane uses."""
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         self.store, self.rank, self.world = store, rank, world
@@ -27,24 +27,19 @@ class StoreBoard:
     # ---- calls
 
     def post(self, post: Post) -> None:
-        """Tells what this rank calls."""
         self._set(f"post {post.number % 2}", json.dumps([post.number, dict(post.values)]))
 
     def posted(self, rank: int, number: int) -> bool:
-        """Whether a rank has made this call."""
         return self._number(rank, number % 2) >= number
 
     def read(self, rank: int, number: int) -> Post:
-        """The call of a rank that has made it, or a later one."""
         found, values = json.loads(self._get(f"post {number % 2}", rank))
         return Post(found, values)
 
     def calls(self, rank: int) -> int:
-        """How many calls a rank has made."""
         return 1 + max(self._number(rank, side) for side in range(2))
 
     def forget_calls(self) -> None:
-        """This rank begins anew."""
         for side in range(2):
             self._set(f"post {side}", json.dumps([NOTHING, {}]))
 
@@ -55,11 +50,9 @@ class StoreBoard:
     # ---- notes, ends, resets
 
     def note(self, text: str) -> None:
-        """Leaves a text for the other ranks."""
         self._set("note", text)
 
     def note_of(self, rank: int) -> str:
-        """What a rank left."""
         return self._get("note", rank)
 
     def end(self) -> None:
@@ -68,15 +61,12 @@ class StoreBoard:
             self._set("ended", "1")
 
     def ended(self, rank: int) -> bool:
-        """Whether a rank said that it makes no more calls."""
         return bool(self._get("ended", rank))
 
     def enter_phase(self, phase: int) -> None:
-        """Phases of collective work are numbered from 1."""
         self._set("phase", str(phase))
 
     def in_phase(self, rank: int, phase: int) -> bool:
-        """Whether a rank is in this phase, or beyond."""
         return int(self._get("phase", rank) or 0) >= phase
 
     # ---- texts

@@ -176,10 +176,6 @@ class Calls(Expressions):
         extents: list[ast.expr] = [ast.Constant(int(self.extent(node, r))) for r in place.ranges]
         return ast.Call(parsed("tl.full"), [ast.Tuple(extents, ast.Load()), number, dtype], [])
 
-    def as_block(self, node: ast.Call, view: ir.View) -> ir.View:
-        """The view as it is loaded or stored: a block along every range."""
-        return replace(view, index=tuple(self.blocked(node, i) if isinstance(i, ir.Range) else i for i in view.index))
-
     def copy(self, node: ast.Call, label: str) -> ir.View:
         *views, moved = self.arguments(node, "source", "target", "where", needed=2)
         source, target = map(self.value, views)

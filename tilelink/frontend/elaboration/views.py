@@ -108,6 +108,10 @@ class Views(Source):
             self.fail(DimensionError, node, f"{view} {does}, and is {what}: {rule} one row of integers, such as "
                       "order[t.rows] or place[t.rows, k]")
         self.readable(node, view)
+        return self.as_block(node, view)
+
+    def as_block(self, node: ast.expr, view: ir.View) -> ir.View:
+        """The view as it is loaded or stored: a block along every range."""
         return replace(view, index=tuple(self.blocked(node, i) if isinstance(i, ir.Range) else i for i in view.index))
 
     def moved(self, node: ast.expr, where: ast.expr | None, view: ir.View) -> ir.View | None:
