@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -51,23 +51,32 @@ def agree(members: Members, device: torch.device, tell: Callable[[], Mapping[str
 
 
 def raised_everywhere(group_name: str, made: Callable[[], T], of: str, *given: Any) -> T:
-    """Returns `made()`. If it raises, this rank raises that error, and the next call of every other rank of the group,
-    which would wait for this one, raises RankFailedError. `of`: the source of an error that is not TileLink's; `given`:
-    the tensors of the call, among other things."""
+    """Returns `made()`; what that raises is raised as by `raise_everywhere`. `of`: the source of an error that is not
+    TileLink's."""
     if torch.compiler.is_compiling():
         return made()
     try:
         return made()
+    except TileLinkError as e:
+        raise_everywhere(group_name, e, *given)
     except Exception as e:
-        failed = e if isinstance(e, TileLinkError) else ArgumentError(f"{e} ({type(e).__name__} of {of})")
+        with suppress(ArgumentError):
+            raise_everywhere(group_name, ArgumentError(f"{e} ({type(e).__name__} of {of})"), *given)
+        raise
 
-        def tell() -> dict[str, str]:
-            raise failed
 
+def raise_everywhere(group_name: str, error: TileLinkError, *given: Any) -> NoReturn:
+    """Raises an error. The next call of every other rank of the group, which would wait for this one, raises
+    RankFailedError. `given`: the tensors of the call, among other things."""
+
+    def tell() -> dict[str, str]:
+        raise error
+
+    if not torch.compiler.is_compiling():
         device = next((t.device for t in given if isinstance(t, torch.Tensor)), torch.device("cpu"))
         with suppress(TileLinkError):
             agree(Members.named(group_name), device, tell)
-        raise
+    raise error
 
 
 def agree_on_devices(group_name: str, x: torch.Tensor, weights: Tensors, biases: Maybe) -> None:

@@ -177,5 +177,5 @@ def check_dtype(x: torch.Tensor) -> None:
 
 
 def short(dtype: torch.dtype) -> str:
-    """A dtype as errors call it: "float32"."""
+    """A dtype as errors and predictions call it: "float32"."""
     return str(dtype).removeprefix("torch.")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from tilelink.errors import ArgumentError, DtypeError, ScheduleError, ShapeError, Site, function_text, listed, public
 from tilelink.ops import experts as made_of
-from tilelink.ops.agreement import agree, agreed_machine, raised_everywhere, told_of_machine
+from tilelink.ops.agreement import agree, agreed_machine, raise_everywhere, raised_everywhere, told_of_machine
 from tilelink.ops.checks import cast_for, check_devices, check_dtype, check_tensors, no_autocast, short
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.moe_routing import Once, Routing, check_numbers, moe_routing, torch_or_none
@@ -239,7 +239,7 @@ def _fastest(
     sizes = {
         "tokens": tokens * world, "experts": experts, "top": top, "width": x.shape[-1], "hidden": hidden, "rows": room,
     }  # fmt: skip
-    dtype = str(x.dtype).removeprefix("torch.")
+    dtype = short(x.dtype)
 
     def tell() -> dict[str, Any]:
         said = {TOKENS: tokens, "sizes": tuple(sizes.values()), "dtype": dtype, "slices": slices}
@@ -305,13 +305,8 @@ def _back(topk_weights: torch.Tensor | None, routing: Routing, plan: str | None)
 def _met(routing: Routing, plan: str | None) -> dict[str, Any]:
     """What operators take by which tokens go once to a rank. Raises ArgumentError on every rank."""
     if routing.once is None:
-
-        def refuse() -> None:
-            how = 'moe_routing(..., plan="once")'
-            raise ArgumentError(f"plan is {plan!r}, and the routing was not made for it: {how}", Site.of_user())
-
-        raised_everywhere(routing.group_name, refuse, "arguments", routing.counts)
-    assert routing.once is not None
+        what = f'plan is {plan!r}, and the routing was not made for it: moe_routing(..., plan="once")'
+        raise_everywhere(routing.group_name, ArgumentError(what, Site.of_user()), routing.counts)
     met = {"token": routing.once.token, "at": routing.once.at, "wanted": routing.once.wanted}
     return {
         "counts": routing.counts, **met, "sent": len(routing.order), "group_name": routing.group_name, "plan": plan,
@@ -349,10 +344,6 @@ def _weights(weights: torch.Tensor | None, routing: Routing) -> torch.Tensor | N
     return weights
 
 
-def _refuse(said: str, given: torch.Tensor, routing: Routing) -> None:
+def _refuse(said: str, given: torch.Tensor, routing: Routing) -> NoReturn:
     """Raises ShapeError, on the other ranks, too."""
-
-    def refuse() -> None:
-        raise ShapeError(said, Site.of_user())
-
-    raised_everywhere(routing.group_name, refuse, "arguments", given)
+    raise_everywhere(routing.group_name, ShapeError(said, Site.of_user()), given)

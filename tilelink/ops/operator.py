@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
 
 from tilelink.errors import ArgumentError, MachineError, MachineMemoryError
-from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, raised_everywhere, told_of_machine
-from tilelink.ops.checks import cast_for, check_type, no_autocast
+from tilelink.ops.agreement import agree, agree_on_devices, agreed_machine, raise_everywhere, told_of_machine
+from tilelink.ops.checks import cast_for, check_type, no_autocast, short
 from tilelink.ops.collectives import Members, Traced, name_of_group
 from tilelink.ops.plain import Maybe, Plain, Tensors
 from tilelink.ops.programs import Programs, path_of, reserved_on
@@ -59,7 +59,7 @@ def fastest(asked: Asked, world: int, name: str | None, dtype: torch.dtype, rese
     operator, M, N, K = asked
     if name is None:
         return planned(operator, None)
-    rows, of_dtype = 1 << (M.bit_length() - 1), str(dtype).removeprefix("torch.")
+    rows, of_dtype = 1 << (M.bit_length() - 1), short(dtype)
     try:
         return choose(operator, M=rows, N=N, K=K, world=world, machine=name, dtype=of_dtype, reserved=reserved).by
     except (ArgumentError, MachineError, MachineMemoryError):
@@ -178,12 +178,7 @@ class Operator:
             for name, value in given.items():
                 check_type(name, value, self.kinds[name])
         except ArgumentError as error:
-            raised = error
-
-            def again() -> None:
-                raise raised
-
-            raised_everywhere(name_of_group(group), again, "arguments", *given.values())
+            raise_everywhere(name_of_group(group), error, *given.values())
 
     def _check_tangents(self, given: Mapping[str, Any]) -> None:
         """Torch would drop the tangents of forward-mode differentiation without a word. Raises ArgumentError."""

@@ -13,6 +13,7 @@ from tilelink.errors import ArgumentError, ShapeError
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
 from tilelink.ops import routed
 from tilelink.ops.agreement import agreed_machine
+from tilelink.ops.checks import short
 from tilelink.ops.experts import Sums, as_dispatched, dispatch_linear, linear_combine
 from tilelink.ops.experts_backward import dispatch_linear_gradients, linear_combine_gradients
 from tilelink.ops.operator import Operator
@@ -78,7 +79,7 @@ class LayerOfExperts(Sums):
         members, device, (tokens, top) = self.members, self.x.device, self.place.shape
         asked = LayerQuestion(
             agreed_machine(members, device), reserved_on(members, device), members.world,
-            str(self.x.dtype).removeprefix("torch."), tokens=tokens * members.world, experts=len(self.counts), top=top,
+            short(self.x.dtype), tokens=tokens * members.world, experts=len(self.counts), top=top,
             width=self.x.shape[1], hidden=self.down.shape[2], rows=self.room,
         )  # fmt: skip
         name = fastest_layer(asked)
