@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class Dispatcher:
     def taking(cls, layer: Any, **options: Any) -> Any:
         """For a layer that has another dispatcher."""
         old = layer.token_dispatcher
-        groups = _Groups(old.ep_group, old.tp_group, old.tp_ep_group)
+        groups = SimpleNamespace(ep=old.ep_group, expt_tp=old.tp_group, tp_ep=old.tp_ep_group)
         return cls(layer.num_local_experts, layer.local_expert_indices, old.config, groups, **options)
 
     def dispatch_preprocess(
@@ -115,10 +116,3 @@ def token_dispatcher() -> Any:
     from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 
     return type("TileLinkTokenDispatcher", (Dispatcher, MoETokenDispatcher), {})
-
-
-class _Groups:
-    """The groups of which a dispatcher of Megatron is told."""
-
-    def __init__(self, ep: Any, expt_tp: Any, tp_ep: Any) -> None:
-        self.ep, self.expt_tp, self.tp_ep = ep, expt_tp, tp_ep

@@ -9,9 +9,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from tilelink.errors import ArgumentError, Site
+from tilelink.nn.layouts import local
 from tilelink.ops.mixture_of_experts import mixture_of_experts, moe_combine, moe_dispatch
 from tilelink.ops.moe_routing import Routing, moe_routing, torch_or_none
 
@@ -106,10 +106,8 @@ def routed_experts() -> type:
                 )
                 return out
             experts = self.inner_experts
-            gate, up, down = (
-                (p.to_local() if isinstance(p, DTensor) else p).to(x_BLD.dtype)
-                for p in (experts.w1_EFD, experts.w3_EFD, experts.w2_EDF)
-            )
+            weights = experts.w1_EFD, experts.w3_EFD, experts.w2_EDF
+            gate, up, down = (local(weight).to(x_BLD.dtype) for weight in weights)
             return mixture_of_experts(*given, torch.cat([gate, up], 1), down, group=mesh, **self.options)
 
     return TileLinkRoutedExperts

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from tilelink.errors import ArgumentError, Site
 from tilelink.nn.expert_parallel import ExpertParallel, computed, gate_of
-from tilelink.nn.layouts import Layouts
+from tilelink.nn.layouts import Layouts, local
 from tilelink.ops.collectives import name_of_group
 
 
@@ -46,10 +46,7 @@ def register(name: str = "tilelink", **options: Any) -> type:
         def __call__(
             self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
         ) -> torch.Tensor:
-            gate_up, down = (
-                p.to_local() if isinstance(p, DTensor) else p
-                for p in (getattr(self.experts, name) for name in (style.gate_up, style.down))
-            )
+            gate_up, down = (local(getattr(self.experts, name)) for name in (style.gate_up, style.down))
             if len(down) * self.ep_mesh.size() != self.number:
                 what = f"{type(self.experts).__name__} has {len(down)} of {self.number} experts on this rank"
                 plan = f'"grouped_gemm" for {style.gate_up} and {style.down}'

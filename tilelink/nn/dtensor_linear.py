@@ -14,6 +14,7 @@ from tilelink.nn.layouts import (
     dim_of,
     features_of,
     laid_out,
+    local,
     redistributed,
     spread,
     uneven_lengths,
@@ -139,8 +140,3 @@ def as_in_torch(layer: ColwiseLinear | RowwiseLinear, input: torch.Tensor, wante
     x = redistributed(as_dtensor(input, layouts.mesh(), layouts.input), wanted)
     y = redistributed(as_dtensor(nn.Linear.forward(layer, x), layouts.mesh(), layouts.output), layouts.output)
     return y.to_local() if layouts.use_local_output else y
-
-
-def local(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    """The rank's part."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from tilelink.errors import ShapeError, Site
+from tilelink.frontend.sizes import even_parts
+
+T = TypeVar("T", torch.Tensor, torch.Tensor | None)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,11 @@ class Spread(NamedTuple):
     dim: int | None
     lengths: list[int] | None
     partial: bool = False
+
+
+def local(x: T) -> T:
+    """The rank's part of a DTensor, or what is none."""
+    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def is_shard(placement: Placement) -> TypeGuard[Shard]:
@@ -94,10 +102,7 @@ def distributed(
 def uneven_lengths(total: int, world: int) -> list[int] | None:
     """How many of `total` tokens each rank has where a DTensor spreads them unevenly (as `torch.chunk` cuts, parts that
     are missing being empty), or None."""
-    if total % world == 0:
-        return None
-    longest = -(-total // world)
-    return [min(longest, max(0, total - rank * longest)) for rank in range(world)]
+    return None if total % world == 0 else list(even_parts(total, world))
 
 
 def features_of(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torch.Tensor:
