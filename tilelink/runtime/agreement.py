@@ -74,17 +74,17 @@ def together(
     group: dist.ProcessGroup,
     what: str,
     function: Callable[[], T],
-    *,
-    refused: tuple[type[Exception], ...] = (OSError,),
     error: type[TileLinkError] = WorldError,
+    *,
+    refused: tuple[type[Exception], ...] = (),
 ) -> T:
-    """What `function()` gives. Collective: where it raises what is `refused` on a rank, every rank raises `error`, with
-    `what` that rank can't do."""
+    """What `function()` gives. Collective: where it raises `error` on a rank, or what is `refused`, every rank raises
+    `error`, with `what` that rank can't do."""
     found: list[T] = []
     trouble = ""
     try:
         found.append(function())
-    except refused as e:
+    except (error, *refused) as e:
         trouble = e.message if isinstance(e, TileLinkError) else str(e)
     refuse(group, what, trouble, error)
     return found[0]

@@ -147,11 +147,11 @@ def share(process_group: dist.ProcessGroup, size: int) -> list[torch.Tensor]:
     """Collective: `size` bytes of every rank, zero at first, as uint8 tensors of all ranks, by rank. They have no name
     in any file system: the kernel frees them when the last process ends, however it ends. Raises WorldError on every
     rank where one of them can't reach the memory of another."""
-    mine = together(process_group, " can't make memory to share", lambda: _made(size))
+    mine = together(process_group, " can't make memory to share", lambda: _made(size), refused=(OSError,))
     try:
         owners = gathered(process_group, (_machine(), os.getpid(), mine))
         reach = " can't reach the memory of its peers"
-        return together(process_group, reach, lambda: [_mapped(owner, size) for owner in owners])
+        return together(process_group, reach, lambda: [_mapped(owner, size) for owner in owners], refused=(OSError,))
     finally:
         os.close(mine)  # all have opened it
 

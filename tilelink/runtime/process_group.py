@@ -159,7 +159,8 @@ class ProcessGroup(Group):
     def watched(self, process_group: dist.ProcessGroup) -> Processes:
         """The processes of all ranks. Collective."""
         pids = gathered(process_group, os.getpid())
-        return together(process_group, " can't watch the processes of its peers", lambda: Processes(pids))
+        watch = " can't watch the processes of its peers"
+        return together(process_group, watch, lambda: Processes(pids), refused=(OSError,))
 
     def progress(self) -> list[int]:
         """How far all ranks are, as far as this rank was told."""

@@ -161,10 +161,13 @@ class CudaGroup(Group):
     def synchronize(self) -> None:
         """Waits until everything this rank launched is done. Raises StuckError or NeverEnteredError where a run ended
         in vain, the same on every rank; then `reset` makes the lane usable again."""
-        self.lane.device.synchronize(self.lane.device.current())
-        if self._stream is not None:
-            self.lane.device.synchronize(self._stream)
+        self.until_done()
         self.check()
+
+    def until_done(self) -> None:
+        """Waits until everything this rank launched is done, in whatever way."""
+        for stream in {self.lane.device.current(), self._stream} - {None}:
+            self.lane.device.synchronize(stream)
 
     def named(self, report: Report) -> Record | None:
         """The run that a report is about. In a graph that is replayed runs have other numbers than when they were

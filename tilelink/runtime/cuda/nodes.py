@@ -72,8 +72,7 @@ class NodesGroup(CudaProcessGroup):
         """Collective. No signal may be under way when signals are zeroed. Ranks that died are named before NVSHMEM,
         which would wait for them, is asked."""
         self.site = Site.of_user()
-        for stream in {self.lane.device.current(), self._stream} - {None}:
-            self.lane.device.synchronize(stream)
+        self.until_done()
         self._meet()
         self.library.settle(self.team)
         super().reset()
@@ -84,7 +83,7 @@ def nodes_group(
 ) -> NodesGroup:
     """The calling process's rank on its current CUDA device, of a group on nodes of `per_node` ranks; collective.
     Raises, on every rank if one does, DeviceError, NvshmemError and WorldError."""
-    device = together(process_group, "", CudaDevice, refused=(DeviceError,), error=DeviceError)
+    device = together(process_group, "", CudaDevice, DeviceError)
     library = initialised(process_group)
     rank = dist.get_rank(process_group)
     pes = gathered(process_group, library.pe())
@@ -95,8 +94,7 @@ def nodes_group(
         return -(-library.allocate(layout.heap_bytes + ALIGNMENT) // ALIGNMENT) * ALIGNMENT
 
     # All of a lane lies at one symmetric offset: NVSHMEM gives all PEs the same, and its bases are aligned alike.
-    refused = " could not allocate its heap"
-    mine = together(process_group, refused, allocated, refused=(NvshmemError,), error=NvshmemError)
+    mine = together(process_group, " could not allocate its heap", allocated, NvshmemError)
     where = [mine if pe == library.pe() else library.near(mine, pe) for pe in pes]
     node = [other // per_node == rank // per_node for other in range(layout.world)]
     wrong = [r for r, (there, near) in enumerate(zip(where, node, strict=True)) if bool(there) != near]

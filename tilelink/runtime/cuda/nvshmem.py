@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from ctypes import Structure, byref, c_char, c_int, c_long, c_size_t, c_void_p, sizeof
+from functools import partial
 from typing import Any, ClassVar
 
 import torch.distributed as dist
@@ -183,7 +184,7 @@ def loaded() -> Nvshmem:
 def initialised(group: dist.ProcessGroup) -> Nvshmem:
     """The library, initialised with the processes of a group, unless it was before; collective. Raises NvshmemError, on
     every rank if one does."""
-    library = together(group, " has no NVSHMEM", loaded, refused=(NvshmemError,), error=NvshmemError)
+    library = together(group, " has no NVSHMEM", loaded, NvshmemError)
     before = gathered(group, library.initialised())
     if all(before):
         return library
@@ -194,10 +195,8 @@ def initialised(group: dist.ProcessGroup) -> Nvshmem:
     def first() -> bytes:
         return library.unique_id() if rank == 0 else b""
 
-    made = together(group, " can't begin NVSHMEM's bootstrap", first, refused=(NvshmemError,), error=NvshmemError)
+    made = together(group, " can't begin NVSHMEM's bootstrap", first, NvshmemError)
     unique_id = gathered(group, made)[0]
-    together(
-        group, " could not initialise NVSHMEM", lambda: library.initialise(unique_id, rank, world),
-        refused=(NvshmemError,), error=NvshmemError,
-    )  # fmt: skip
+    begin = partial(library.initialise, unique_id, rank, world)
+    together(group, " could not initialise NVSHMEM", begin, NvshmemError)
     return library

@@ -67,8 +67,7 @@ class CudaProcessGroup(CudaGroup, ProcessGroup):
 
     def reset(self) -> None:
         """Collective: waits for what was launched, which bounded waits end; then the lane is as new."""
-        for stream in {self.lane.device.current(), self._stream} - {None}:
-            self.lane.device.synchronize(stream)
+        self.until_done()
         self._agreed.clear()
         ProcessGroup.reset(self)
 
@@ -78,7 +77,7 @@ def cuda_process_group(
 ) -> CudaProcessGroup:
     """The calling process's rank, on its current CUDA device; collective. Raises, on every rank if one does,
     DeviceError, WorldError, SymmetricMemoryError."""
-    device = together(process_group, "", CudaDevice, refused=(DeviceError,), error=DeviceError)
+    device = together(process_group, "", CudaDevice, DeviceError)
     if not 0 <= reserved < device.sms:
         what = f"the device has {device.sms} SMs, of which one at least is ours"
         raise WorldError(f"reserved={reserved}: {what}", Site.of_user())

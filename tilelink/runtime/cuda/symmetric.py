@@ -57,9 +57,9 @@ def symmetric_heap(heap_bytes: int, group: dist.ProcessGroup, device: torch.devi
         return heap_of(handle, memory, group.rank(), group.size())
 
     # Two steps: a rank without memory would leave the others in the rendezvous.
-    refused, error = (RuntimeError, SymmetricMemoryError), SymmetricMemoryError
-    memory = together(group, " could not allocate its heap", allocated, refused=refused, error=error)
-    heap = together(group, " could not map the heaps", mapped, refused=refused, error=error)
+    refused = (RuntimeError,)
+    memory = together(group, " could not allocate its heap", allocated, SymmetricMemoryError, refused=refused)
+    heap = together(group, " could not map the heaps", mapped, SymmetricMemoryError, refused=refused)
     return replace(heap, multicast=multicast_address(heap.multicast, int(heap.handle.offset), memory, group))
 
 
