@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from tests import collector
+from tests.runtime.processes import Pool
 
 os.environ.setdefault("TILELINK_VERIFY", "1")
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA is first used
@@ -31,6 +33,14 @@ def pytest_configure() -> None:
             os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Who has which tests; None where a command asks for another way than `make test` does."""
+    from tests.one_pool import OnePool
+
+    return OnePool(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_collection_finish() -> None:
     collector.calm()
 
@@ -38,6 +48,14 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """Four processes for all tests of operators, of layers and of plugs; groups of fewer are sub-groups of them."""
+    made = Pool(4)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -19,6 +19,11 @@ from tests import collector
 
 PATIENCE = 120
 """Seconds until a pool that gives no answer is given up. No test waits for it to pass."""
+IMPORTED = [
+    "torch.distributed", "triton.runtime.interpreter", "tilelink.ops.programs", "tilelink.plans", "tilelink.nn",
+    "torch._dynamo", "torch.testing._internal.optests",
+]  # fmt: skip
+"""What processes are forked with. The first call of a custom operator imports torch._dynamo, which takes seconds."""
 SMALL = {"heap_bytes": 256 << 10, "signal_bytes": 4 << 10, "sms": 20}
 """Options of a lane that is made quickly."""
 
@@ -36,9 +41,7 @@ def fork_server() -> Any:
     """The context of processes that are forked from one that has imported what takes long. A process has one such
     server, which the first to need it starts: tests that make processes in other ways call this before."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch.distributed", "triton.runtime.interpreter", "tilelink.ops.programs", "tilelink.plans"]
-    )
+    context.set_forkserver_preload(IMPORTED)
     forkserver.ensure_running()
     return context
 
