@@ -20,6 +20,11 @@ def first_of(values: Iterable[Any], many: int = 1) -> list[Any]:
     return [pytest.param(v, marks=() if k < many else pytest.mark.verify) for k, v in enumerate(values)]
 
 
+def seldom(values: Iterable[Any], dear: Callable[[Any], bool]) -> list[Any]:
+    """Values of one argument, marked: `make verify` alone has those that are dear."""
+    return [pytest.param(v, marks=pytest.mark.verify if dear(v) else ()) for v in values]
+
+
 def each_once(names: str, one: Sequence[Any], other: Sequence[Any], ids: Callable[[Any], Any] = str) -> Any:
     """Gives a test all pairs: those that have each value of both, in every run; the others in `make verify`."""
     most = max(len(one), len(other))

@@ -96,7 +96,7 @@ def test_examples(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "tile"),
-    [("push", (32, None)), ("pull", (32, 32)), pytest.param("push", (32, 32), marks=pytest.mark.verify)],
+    [("push", (32, None)), *(pytest.param(n, (32, 32), marks=pytest.mark.verify) for n in ("pull", "push"))],
 )
 def test_trace_is_the_unrolled_program(name: str, tile: tuple[int | None, ...]) -> None:
     operations: list[Operation] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from tests.kernels.gather_gemm import (
     run_and_check,
     small_world,
 )
-from tests.parameters import each_once
+from tests.parameters import each_once, seldom
 from tilelink.errors import StrideError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
@@ -32,8 +33,8 @@ MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
 
 
 LANES = [(1, 40), (2, 60), (3, 50), (4, 40), (8, 10)]
-"""By world: 200 in all, which make verify runs; make test has a twentieth of them."""
-SOME = [(world, -(-lanes // 20)) for world, lanes in LANES]
+"""By world: 200 in all, which make verify runs; make test has a few of them."""
+SOME = [(1, 2), (2, 2), (3, 2), (4, 1), (8, 1)]
 
 
 @pytest.mark.parametrize(("world", "lanes"), [*SOME, *(pytest.param(*of, marks=pytest.mark.verify) for of in LANES)])
@@ -59,11 +60,19 @@ def test_uneven_parts_and_twice_in_a_row(schedule: str, dtype: torch.dtype) -> N
     run_and_check(call, call)
 
 
-@each_once("schedule, dtype", list(NAMED), list(LIMITS))
+OF_DTYPES = dict(zip(LIMITS, NAMED, strict=False))
+"""A schedule for each dtype. The others have exact integers in every run, which no order changes either."""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "dtype"),
+    [pytest.param(s, d, marks=() if OF_DTYPES[d] == s else pytest.mark.verify) for s, d in product(NAMED, LIMITS)],
+    ids=str,
+)
 def test_bits_do_not_depend_on_the_order_of_execution(schedule: str, dtype: torch.dtype) -> None:
     call = Call((20, 7), N=16, K=40, dtype=dtype, schedule=in_tiles(schedule, (16, 32), (16, 16, 16)), bias=True)
     first = run_and_check(call, seed=0)[0]
-    for seed in range(1, 4):
+    for seed in (1, 2):
         again = run([call], seed=seed)[0]
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
@@ -170,7 +179,7 @@ def test_the_default_schedule_is_the_first_beside_the_program() -> None:
     assert next(iter(all_gather_matmul.schedules)) == "push"
 
 
-@pytest.mark.parametrize("schedule", [n for n in NAMED if n != "engine"])
+@pytest.mark.parametrize("schedule", seldom([n for n in NAMED if n != "engine"], lambda n: n not in ("push", "pull")))
 def test_cells_of_signals_may_be_chosen(schedule: str) -> None:
     """The grid of the signals is the schedule's to coarsen: one signal for two rows of tiles."""
     tiles = in_tiles(schedule, (16, 32), (32, 32, 32))

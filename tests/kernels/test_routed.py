@@ -56,9 +56,14 @@ def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(form: tup
 NOTHING, ONE = [[0, 0, 0]] * 6, [[0, 0, 0]] * 4 + [[0, 37, 0], [0, 0, 0]]
 
 
+IN_TURN = [(NOTHING, ONE), (ONE, NOTHING)]
+FIRST = [(program, next(iter(program.schedules))) for program in PROGRAMS]
+OTHERS = [pytest.param(*case, marks=pytest.mark.verify) for case in product(FORMS, IN_TURN) if case[0] not in FIRST]
+
+
 @pytest.mark.parametrize(
     ("form", "routings"),
-    covering(product(FORMS, [(NOTHING, ONE), (ONE, NOTHING)])),
+    [*covering(product(FIRST, IN_TURN)), *OTHERS],
     ids=lambda v: "from nothing" if v[0] == NOTHING else "to nothing" if v[0] == ONE else named(v),
 )
 def test_nothing_is_routed_or_all_of_it_to_one_expert_from_one_rank(form: tuple[Any, str], routings: Any) -> None:
@@ -73,7 +78,7 @@ def test_errors_are_those_of_rounding(program: Any, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(program: Any) -> None:
-    counts = random_counts(3, 1, 4, most=20)
+    counts = random_counts(3, 1, 4, most=12)
     schedules = enumerate((*program.schedules, "push"))
     results = [run([Routed((program, s), counts, N=16)], seed)[0] for seed, s in schedules]
     for outs in results[1:]:
@@ -83,7 +88,7 @@ def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(progr
 @pytest.mark.parametrize(
     "form",
     [
-        pytest.param(f, marks=() if f[1] in ("push", "pull") else pytest.mark.verify)
+        pytest.param(f, marks=() if f[1] == "push" else pytest.mark.verify)
         for f in FORMS
         if f != (dispatch_matmul, "pull")
     ],

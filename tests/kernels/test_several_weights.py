@@ -87,7 +87,8 @@ def tiles(schedule: str) -> Schedule:
 @pytest.mark.versions
 @pytest.mark.parametrize(
     ("schedule", "parts"),
-    [("push", (20,)), ("pull", (20, 7)), ("multicast", (5, 0, 33)), ("engine", (5, 17)), ("push", (9, 16, 1, 0))],
+    [("push", (20,)), ("pull", (20, 7)), ("multicast", (5, 0, 33)), ("engine", (5, 17)),
+     pytest.param("push", (9, 16, 1, 0), marks=pytest.mark.verify)],
     ids=str,
 )
 def test_three_weights_exactly(schedule: str, parts: tuple[int, ...]) -> None:
