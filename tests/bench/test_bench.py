@@ -26,6 +26,7 @@ from bench.records import LOGICAL, RESULTS, WALL, read
 from bench.references import REFERENCES
 from bench.table import table
 from tests.parameters import first_of
+from tests.runtime.processes import fork_server
 from tilelink.analysis.simulate import FUSED
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather import all_gather
@@ -48,7 +49,8 @@ Record = dict[str, Any]
 def result(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
     """What the harness answers to programs, run with two processes, and the folder that it writes to."""
     out = tmp_path_factory.mktemp("bench")
-    with redirect_stdout(StringIO()) as said:
+    with redirect_stdout(StringIO()) as said, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(processes, "get_context", lambda kind: fork_server())  # these have imported torch already
         assert main([*TINY, "--out", str(out), "--jobs", "2", "--json"]) == 0
     return json.loads(said.getvalue()), out
 

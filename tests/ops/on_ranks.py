@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -335,6 +337,16 @@ def lane_twice(group: dist.ProcessGroup) -> str:
         except TileLinkError as e:
             return e.message
     return "nothing"
+
+
+def tells_whether_a_group_ends(pipe: Connection) -> None:
+    """Sends whether a group of this process alone is gone when it was destroyed, after a call with its gradient."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    weight = torch.ones(4, 4, requires_grad=True)
+    ops.all_gather_linear(torch.ones(2, 4), weight).sum().backward()
+    group = weakref.ref(dist.group.WORLD)
+    dist.destroy_process_group()
+    pipe.send(group() is None)
 
 
 def opchecked(group: dist.ProcessGroup, which: Sequence[str]) -> None:

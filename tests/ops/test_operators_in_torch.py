@@ -10,7 +10,7 @@ import pytest
 
 from tests.ops import on_ranks
 from tests.ops.groups import on_two
-from tests.runtime.processes import Pool
+from tests.runtime.processes import Pool, fork_server
 from tilelink import ops
 
 
@@ -73,21 +73,12 @@ def test_importing_tilelink_registers_nothing() -> None:
     assert found.stdout.strip() == "[]"
 
 
-GROUP_ENDS = """
-import weakref
-import torch
-import torch.distributed as dist
-from tilelink import ops
-
-dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-weight = torch.ones(4, 4, requires_grad=True)
-ops.all_gather_linear(torch.ones(2, 4), weight).sum().backward()
-group = weakref.ref(dist.group.WORLD)
-dist.destroy_process_group()
-print(group() is None)
-"""
-
-
 def test_no_operator_keeps_a_group_beyond_its_end() -> None:
-    found = subprocess.run([sys.executable, "-c", GROUP_ENDS], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "True"
+    """In a process of its own, which has no other group."""
+    context = fork_server()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=on_ranks.tells_whether_a_group_ends, args=(theirs,))
+    process.start()
+    theirs.close()
+    assert ours.recv() is True
+    process.join()
