@@ -12,6 +12,7 @@ import torch
 from tests.backend.edited import WAIT, replaced
 from tests.kernels.gather_gemm import Call
 from tests.kernels.routed import FORMS, Routed, random_counts
+from tests.parameters import seldom
 from tests.verification.mutants.tools import MutatedWorld
 from tilelink.backend.facts import Facts
 from tilelink.backend.lower import lower
@@ -133,7 +134,7 @@ def test_ranks_agree_although_each_loads_its_own_tensors_in_its_own_way() -> Non
 @pytest.mark.versions
 @pytest.mark.parametrize(
     "form",
-    [f if f[1] in ("push", "pull") else pytest.param(f, marks=pytest.mark.verify) for f in FORMS],
+    seldom(FORMS, lambda f: (f[0].name, f[1]) not in (("dispatch_matmul", "push"), ("matmul_combine", "pull"))),
     ids=lambda f: f"{f[0].name} {f[1]}",
 )
 def test_rows_and_weights_of_experts_are_described(form: Any) -> None:

@@ -19,6 +19,7 @@ import triton.language as tl
 import tilelink as tk
 from tests.backend.edited import in_function, replaced
 from tests.backend.small_programs import Made, small, verdict
+from tests.parameters import each_once
 from tests.programs.alone import KN, MK, MN, alone
 from tests.programs.epilogues import half
 from tests.verification.mutants.tools import Edit
@@ -204,8 +205,7 @@ def made(schedule: str, target: str = WARPS) -> Made:
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("target", [WARPS, IN_MEMORY])
-@pytest.mark.parametrize("schedule", ["pull", "fused"])
+@each_once("schedule, target", ["pull", "fused"], [WARPS, IN_MEMORY])
 def test_nothing_is_found_in_what_the_lowering_makes(schedule: str, target: str) -> None:
     found = verdict(made(schedule, target))
     assert found.findings == () and found.expected == found.found and found.spill_bytes == 0

@@ -20,7 +20,7 @@ SMALL = split.changed(
     ("parts", "N"),
     [
         ((33,), (16, 5)),
-        ((7, 9), (20,)),
+        pytest.param((7, 9), (20,), marks=pytest.mark.verify),
         ((16, 0, 9), (5,)),
         pytest.param((5, 0, 9, 2), (5,), marks=pytest.mark.verify),
         pytest.param((5, 0, 9, 2), (16, 5), marks=pytest.mark.verify),

@@ -29,6 +29,7 @@ from tilelink.runtime.prepare import Prepared
 from tilelink.runtime.trace import align, timeline
 
 PARTS = [(33,), (7, 40), (16, 0, 33), (0, 0, 0, 5), (5, 1, 0, 0, 17, 0, 0, 3)]
+OF_EIGHT = [*product(ENGINES, PARTS[-1:], (1, 2))]
 
 
 def engine_call(at: str, parts: tuple[int, ...], **options: object) -> Call:
@@ -36,7 +37,11 @@ def engine_call(at: str, parts: tuple[int, ...], **options: object) -> Call:
     return Call(parts, N=20, K=24, schedule=ENGINES[at].changed(**tiles), integers=True, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("at", "parts", "slots"), covering(product(ENGINES, PARTS, (1, 2))), ids=str)
+@pytest.mark.parametrize(
+    ("at", "parts", "slots"),
+    [*covering(product(ENGINES, PARTS[:-1], (1, 2))), *(pytest.param(*c, marks=pytest.mark.verify) for c in OF_EIGHT)],
+    ids=str,
+)
 def test_push_and_pull_several_times_in_a_row(at: str, parts: tuple[int, ...], slots: int) -> None:
     call, other = engine_call(at, parts), engine_call(at, parts, seed=1)
     several = (call, other, call) if len(parts) < 8 else (call, other)
@@ -68,10 +73,10 @@ def signals_written(at: str, seed: int) -> list[tuple[int, int]]:
     return [(o.program, o.box[0][0]) for o in operations if o.rank == 0 and o.kind == "atomic_store"]
 
 
-@pytest.mark.parametrize("at", list(ENGINES))
+@pytest.mark.parametrize("at", first_of(ENGINES))
 def test_streams_overtake_each_other_and_each_keeps_its_order(at: str) -> None:
-    orders = [signals_written(at, seed) for seed in range(3)]
-    assert len({tuple(o) for o in orders}) > 2
+    orders = [signals_written(at, seed) for seed in range(2)]
+    assert len({tuple(o) for o in orders}) == 2
     for order in orders:
         agents = {agent for agent, _ in order}
         assert len(agents) == 3

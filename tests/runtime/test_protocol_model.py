@@ -18,7 +18,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="
 
 
 LONG = ("every 3 kinds but relay", "decode, rowless or pull twice", "every 2 kinds, 1 slot, 3 ranks",
-        "engines 3 times", "engines, 1 slot, 3 ranks")  # fmt: skip
+        "every 2 kinds but relay, 1 slot, 2 ranks of 2 workers", "engines 3 times",
+        "engines, 1 slot, 3 ranks")  # fmt: skip
 """Families that take longest, in `make verify`."""
 
 
