@@ -51,7 +51,7 @@ def test_errors_are_those_of_rounding(dtype: torch.dtype) -> None:
 
 def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_wave() -> None:
     counts = random_counts(2, 2, 4, most=8)
-    of_waves = [run_and_check(Layer(in_tiles("push", w), counts, K=16, N=16), seed=w or 0)[0] for w in (None, 1)]
+    of_waves = [run_and_check(Layer(in_tiles("push", w), counts, K=16, N=16), seed=w or 0)[0] for w in (None, 1, 2)]
     for outs in of_waves[1:]:
         assert all(torch.equal(a["out"], b["out"]) for a, b in zip(of_waves[0], outs, strict=True))
 
