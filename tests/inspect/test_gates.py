@@ -163,9 +163,13 @@ PTX: list[tuple[str, str, Edit, str]] = [
 GCN: list[tuple[str, str, Edit, str]] = [
     ("acquire", "push", in_function("wait", '"buffer_inv " \\+ _reach\\(scope\\)', '""'), "acquire"),
     ("poll", "push", in_function("wait", r"^ +while .*\n +pass\n", ""), "poll"),
-    ("stores before notify", "push", without("notify", r"_stored\(\)"), "all_gather_matmul: line"),
-    ("stores before leave", "push", without("leave", r"_stored\(\)"), "all_gather_matmul: line"),
-    ("stores before the ticket", "push", without("last_out", r"_stored\(\)"), "all_gather_matmul: line"),
+    ("stores before notify", "push", without("notify", r"_stored\(scope\)"), "all_gather_matmul: line"),
+    ("stores before leave", "push", without("leave", r"_stored\("), "all_gather_matmul: line"),
+    ("stores before the ticket", "push", without("last_out", r"_stored\("), "all_gather_matmul: line"),
+    ("stores written back for this chip", "push", in_function("notify", r"_stored\(scope\)", '_stored("gpu")'),
+     "all_gather_matmul: line"),
+    ("stores not yet written back", "push", in_function("_stored", r'back \+ "\\ns_waitcnt vmcnt\(0\)', 'back + "'),
+     "all_gather_matmul: line"),
     ("token", "push", in_function("wait", "return tl.inline_asm.*", "return 0"), "guarded"),
     ("barrier of credit", "push", written_out("credit", without("credit", BARRIER)), "barrier"),
 ]  # fmt: skip

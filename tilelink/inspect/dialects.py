@@ -135,7 +135,7 @@ DIALECTS = {
         default_width=4,
         assembly={
             "acquire": r"buffer_inv (?P<scope>sc0 sc1|sc1)",
-            "stored": r"\A(?!(?s:.*)load)(?s:.*)s_waitcnt vmcnt\(0\)",
+            "stored": r"\As_waitcnt vmcnt\(0\)\s+buffer_wbl2 (?P<scope>sc0 sc1|sc1)\s+s_waitcnt vmcnt\(0\)",
         },
         scopes={"sc1": "gpu", "sc0 sc1": "sys"},
         signals={"acquire": r"\bbuffer_inv\b", "release": r"\bbuffer_wbl2\b", "barrier": r"\bs_barrier\b"},

@@ -32,7 +32,7 @@ class Read:
         """What the calls do, by kind and scope."""
         found: Counter[tuple[str, str]] = Counter()
         for operations in self.sites.values():
-            kinds = {kind for o in operations for kind in kinds_of(o)} - {("stored", "")}
+            kinds = {(kind, scope) for o in operations for kind, scope in kinds_of(o) if kind != "stored"}
             if any(o.name == "scf.condition" for o in operations) and any(k == "acquire" for k, _ in kinds):
                 kinds.add(("poll", ""))
             found.update(kinds)
@@ -58,7 +58,8 @@ class Read:
     def findings(self) -> Iterator[str]:
         """What is wrong whatever the counts say."""
         for site, operations in self.sites.items():
-            order = [kind for o in operations for kind in _steps(o)]
+            steps = [step for o in operations for step in _steps(o)]
+            order = [kind for kind, _ in steps]
             if "barrier" not in order:
                 continue
             line, barrier = _line(site), order.index("barrier")
@@ -73,8 +74,9 @@ class Read:
                 yield f"{line}: waits for bulk copies after the barrier that comes before the release"
             if "store" in order[barrier:release]:
                 yield f"{line}: stores after the barrier that comes before the release"
-            if "stored" in DIALECTS[self.target.backend].assembly and "stored" not in order[:barrier]:
-                yield f"{line}: waves come to the barrier without waiting for their stores"
+            _, scope = steps[release]
+            if "stored" in DIALECTS[self.target.backend].assembly and ("stored", scope) not in steps[:barrier]:
+                yield f"{line}: waves come to the barrier with stores that are not written back as far as is released"
         for o in read_too_early(self.kernel):
             yield f"{_line(o.site(self.file))}: a sum is read before the last matrix instruction into it is done"
         if self.kernel.named("ttg.warp_specialize") and not self.target.specialised:
@@ -111,8 +113,8 @@ def kinds_of(o: Operation) -> Iterator[tuple[str, str]]:
                 yield kind, dialect.scopes.get(scope, scope)
 
 
-def _steps(o: Operation) -> Iterator[str]:
-    """What an operation does for what is released: stores, meets, releases."""
-    yield from (kind for kind, _ in kinds_of(o))
+def _steps(o: Operation) -> Iterator[tuple[str, str]]:
+    """What an operation does for what is released: stores, meets, releases; and how far."""
+    yield from kinds_of(o)
     if o.name == "tt.store":
-        yield "store"
+        yield "store", ""

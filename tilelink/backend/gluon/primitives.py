@@ -25,10 +25,12 @@ wait, entered = portable.over(globals(), cuda.wait, cuda.entered)
 @triton.constexpr_function
 def _by_first_thread(instruction, warps=32, worker=False):
     """PTX by which the first thread of `warps` warps carries out an instruction, while the others go on; `worker`: that
-    of the first worker alone."""
+    of the first worker alone. One warp asks for its lane: where it asks for its thread, ptxas keeps the number of the
+    warp in a thread's register, also for the warps that multiply, whose steps take up to 30 instructions more."""
+    thread = "%laneid" if warps == 1 else "%tid.x"
     return f"""{{
         .reg .pred %first; .reg .b32 %thread, %worker;
-        mov.u32 %thread, %tid.x; and.b32 %thread, %thread, {32 * warps - 1};
+        mov.u32 %thread, {thread}; and.b32 %thread, %thread, {32 * warps - 1};
         mov.u32 %worker, {"%ctaid.x" if worker else "0"}; or.b32 %thread, %thread, %worker;
         setp.eq.u32 %first, %thread, 0;
         @%first {instruction}

@@ -2,7 +2,7 @@
 
 A wait polls with loads that go past the caches and invalidates them once, when the poll has ended. The zero it returns
 lies in a scalar register, so that an address it is added to is still known to be the same for all threads. A barrier
-does not wait for the stores of its waves here: every wave does so itself before it, then one writes the caches back.
+does not wait for the stores of its waves here: before it every wave does so itself, and writes the caches back.
 """
 
 import triton
@@ -28,9 +28,11 @@ def _look(word, scope: tl.constexpr, then: tl.constexpr):
 
 
 @triton.jit
-def _stored():
-    """Until the stores of this wave are where a release of another wave finds them."""
-    asm: tl.constexpr = "s_waitcnt vmcnt(0)\nv_mov_b32 $0, 0"
+def _stored(scope: tl.constexpr):
+    """Until the stores of this wave are written back as far as a scope. LLVM's release writes back, too, but that of
+    Triton 3.6 and 3.7 does not wait for it where it knows of no store (llvm-project 178316)."""
+    back: tl.constexpr = "\nbuffer_wbl2 " + _reach(scope)
+    asm: tl.constexpr = "s_waitcnt vmcnt(0)" + back + "\ns_waitcnt vmcnt(0)\nv_mov_b32 $0, 0"
     tl.inline_asm_elementwise(asm, "=v,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
@@ -51,21 +53,21 @@ entered, credit = portable.over(globals(), portable.entered, portable.credit)
 @triton.jit
 def notify(signal, scope: tl.constexpr):
     """Counts one up, with release order, once all threads have stored what they had to."""
-    _stored()
+    _stored(scope)
     portable.notify(signal, scope)
 
 
 @triton.jit
 def last_out(control, workers):
     """Whether this is the last worker of the rank to be done."""
-    _stored()
+    _stored("gpu")
     return portable.last_out(control, workers)
 
 
 @triton.jit
 def leave(heaps, control, rank, slot, run, world: tl.constexpr):
     """Ends a run: all signals of it have come and are zero again; tells the peers."""
-    _stored()
+    _stored("sys")
     portable.leave(heaps, control, rank, slot, run, world)
 
 
