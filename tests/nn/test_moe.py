@@ -13,7 +13,7 @@ from torch import nn
 from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.on_ranks import computed_by, on_groups
 from tests.runtime.processes import Pool
-from tilelink.errors import ArgumentError, ScheduleError, ShapeError, TileLinkError
+from tilelink.errors import ArgumentError, DtypeError, ScheduleError, ShapeError, TileLinkError
 from tilelink.nn import MoE
 from tilelink.ops import even_placement, expert_places
 from tilelink.ops.whole_layer import swiglu
@@ -131,6 +131,16 @@ def refused(group: dist.ProcessGroup) -> list[str]:
         (lambda: MoE(4, 4, 3, 1, group=group, placement=[2, 0, 1]), ArgumentError, f"as many on each of {world} rank"),
         (lambda: MoE.of(*of_shapes, 1, group=group), ShapeError, "down (2, 4, 5); they must be (experts, 2"),
         (lambda: MoE.of(of_shapes[0][0], of_shapes[1], 1, group=group), ShapeError, "gate_up has shape (8, 4), down"),
+        (lambda: MoE(8, -16, 4, 2, group=group), ArgumentError, "hidden=-16; it must be an integer, 0 or more"),
+        (lambda: MoE(8, 16, 4.0, 2, group=group), ArgumentError, "experts=4.0; it must be an integer"),
+        (lambda: MoE(8, 16, 4, 1.5, group=group), ArgumentError, "top=1.5; it must be an integer"),
+        (lambda: MoE(8, 16, -2, 1, group=group), ArgumentError, "experts=-2; it must be an integer"),
+        (lambda: MoE(None, 16, 4, 1, group=group), ArgumentError, "width=None; it must be an integer"),
+        (lambda: MoE(8, 16, 4, 1, slices=1.5, group=group), ArgumentError, "slices=1.5; it must be an integer"),
+        (lambda: MoE(8, 16, 4, 1, capacity="x", group=group), ArgumentError, "capacity='x'; it must be an integer"),
+        (lambda: MoE(8, 16, 4, 1, placement="0123", group=group), ArgumentError, "it must be a sequence of integers"),
+        (lambda: MoE(8, 16, 4, 1, dtype=torch.float64, group=group), DtypeError, "dtype is float64; operators take"),
+        (lambda: MoE.of(None, of_shapes[1], 1, group=group), ArgumentError, "gate_up is None, not a tensor"),
         (lambda: MoE(4, 4, world, 1, group=group, plan="ring"), ScheduleError, "plan is 'ring'; there are push, "),
     ):  # fmt: skip
         try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,7 +14,7 @@ from torch import nn
 
 from tests.nn.on_ranks import Part, errors, far, mesh_of, nothing, step
 from tests.ops.groups import GROUPS, assert_right, on_two
-from tests.ops.on_ranks import computed_by, raised
+from tests.ops.on_ranks import computed_by, raised, unsaid
 from tests.runtime.processes import Pool
 from tilelink.nn import ColumnParallelLinear, RowParallelLinear
 
@@ -282,6 +284,52 @@ def test_bad_layers(pool: Pool, bad: Callable[[dist.ProcessGroup], None]) -> Non
     for found, message, site in on_two(pool, raised, bad):
         assert (found, text in message) == (kind, True), message
         assert site.file.endswith("test_parallel_layers.py")
+
+
+def layers_that_cannot_be(group: dist.ProcessGroup) -> list[str]:
+    column, row = (partial(c, group=group) for c in (ColumnParallelLinear, RowParallelLinear))
+    of = partial(ColumnParallelLinear.from_linear, group=group)
+    integer, takes = "it must be an integer", "operators take float32, float16, bfloat16"
+    linears = "it takes linear layers, nn.Linear"
+    bad: list[tuple[Callable[[], object], str]] = [
+        (lambda: column(16, -4), f"ArgumentError: out_features=-4; {integer}, 0 or more"),
+        (lambda: column(-16, 2), f"ArgumentError: in_features=-16; {integer}"),
+        (lambda: column(16, [2, -2]), f"ArgumentError: out_features=-2; {integer}"),
+        (lambda: column(16.0, 2), f"ArgumentError: in_features=16.0; {integer}"),
+        (lambda: column("16", 2), f"ArgumentError: in_features='16'; {integer}"),
+        (lambda: column(16, None), f"ArgumentError: out_features=None; {integer}"),
+        (lambda: column(16, "2"), f"ArgumentError: out_features='2'; {integer}"),
+        (lambda: column(16, True), f"ArgumentError: out_features=True; {integer}"),
+        (lambda: column(16, []), "ArgumentError: out_features=[]: at least one is needed"),
+        (lambda: row(-2, 4), f"ArgumentError: in_features=-2; {integer}"),
+        (lambda: row(2, -4), f"ArgumentError: out_features=-4; {integer}"),
+        (lambda: row(2, 4.0), f"ArgumentError: out_features=4.0; {integer}"),
+        (lambda: row(2, [4]), f"ArgumentError: out_features=[4]; {integer}"),
+        (lambda: row(2, 4, scatter_dim="a", sequence_parallel=True), f"ArgumentError: scatter_dim is 'a'; {integer}"),
+        (lambda: column(2, 4, gather_dim=0.0), f"ArgumentError: gather_dim is 0.0; {integer}"),
+        (lambda: column(16, 2, dtype=torch.float64), f"DtypeError: dtype is float64; {takes}"),
+        (lambda: row(16, 2, dtype=torch.int32), f"DtypeError: dtype is int32; {takes}"),
+        (lambda: column(16, 2, dtype="x"), f"DtypeError: dtype is 'x'; {takes}"),
+        (lambda: of("x"), f"ArgumentError: from_linear is given 'x'; {linears}"),
+        (lambda: of([nn.Linear(4, 4), 3]), "ArgumentError: from_linear is given [Linear(in_features=4"),
+        (lambda: of(3), f"ArgumentError: from_linear is given 3; {linears}"),
+        (lambda: RowParallelLinear.from_linear(None), f"ArgumentError: from_linear is given None; {linears}"),
+        (lambda: ColumnParallelLinear(16, 2, group="nope"), "ArgumentError: group is 'nope', no name of a group"),
+    ]  # fmt: skip
+    return [wrong for call, said in bad for wrong in unsaid(call, said)]
+
+
+def test_layers_of_sizes_and_types_that_cannot_be(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], layers_that_cannot_be)
+
+
+def sizes_of_numpy(group: dist.ProcessGroup) -> list[str]:
+    layers = [cls(np.int64(4), np.int64(6), group=group) for cls in (ColumnParallelLinear, RowParallelLinear)]
+    return [str(layer) for layer in layers if type(layer(torch.zeros(1, layer.weight.shape[1]))) is not torch.Tensor]
+
+
+def test_sizes_may_be_integers_of_numpy(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], sizes_of_numpy)
 
 
 def test_wrong_numbers_are_noticed() -> None:

@@ -117,6 +117,10 @@ def no_group(g: dist.ProcessGroup) -> None:
     ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group=[0, 1])  # type: ignore[arg-type]
 
 
+def no_name_of_a_group(g: dist.ProcessGroup) -> None:
+    ops.linear_all_reduce(zeros(2, 4), zeros(6, 4), group="nope")
+
+
 EVERYWHERE = {
     other_features: ("ShapeError", "weight 0 has shape (6, 5); for x with shape (2, 4) it must be (N, 4)"),
     one_dimension: ("ShapeError", "at least two dimensions"),
@@ -139,6 +143,7 @@ EVERYWHERE = {
     a_lane: ("ArgumentError", "take a group of torch.distributed, the one given to tilelink.group, or its name"),
     a_layer: ("ArgumentError", "weight is a Linear, not a tensor: its tensors are .weight and .bias"),
     no_group: ("ArgumentError", "group is a list: operators take a group of torch.distributed, or its name"),
+    no_name_of_a_group: ("ArgumentError", "group is 'nope', no name of a group: it must be one that this process"),
     no_such_backend: ("ArgumentError", "TILELINK_BACKEND is 'gpu'; it must be one of torch, interpret"),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -12,7 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tilelink.errors import ArgumentError, Site, public, public_class
 from tilelink.nn.linear import check_column_plan, check_row_plan, column_linear, row_linear, share
+from tilelink.ops.checks import check_own_dtype, check_sizes, check_type
 from tilelink.ops.collectives import Members, name_of_group
+
+
+def _check_linears(given: Any, *layers: Any) -> None:
+    """Checks the layers that `from_linear` is given. Raises ArgumentError."""
+    if not all(isinstance(layer, nn.Linear) for layer in layers):
+        raise ArgumentError(f"from_linear is given {given!r}; it takes linear layers, nn.Linear", Site.of_user())
 
 
 class _Part(nn.Module):
@@ -81,7 +88,8 @@ class ColumnParallelLinear(_Part):
     the forward, and the gradient of the input comes by `tilelink.ops.linear_all_reduce`.
 
     A new layer has the values that `nn.Linear` would have, cut: seed all ranks alike. `group`: of torch.distributed, or
-    a mesh of one dimension; by default all processes. Raises ShapeError, ScheduleError, ArgumentError, WorldError.
+    a mesh of one dimension; by default all processes. Raises ArgumentError, ShapeError, DtypeError, ScheduleError,
+    WorldError.
     """
 
     cut: ClassVar = {"weight": 0, "bias": 0}
@@ -100,9 +108,17 @@ class ColumnParallelLinear(_Part):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        sizes = [out_features] if isinstance(out_features, int) else list(out_features)
+        given: Any = out_features
+        one = isinstance(given, str) or not isinstance(given, Iterable)
+        sizes = [given] if one else list(given)
+        if not sizes:
+            raise ArgumentError(f"out_features={out_features!r}: at least one is needed", Site.of_user())
+        for n in sizes:
+            check_sizes(in_features=in_features, out_features=n)
+        check_type("gather_dim", gather_dim, "int")
+        check_own_dtype(dtype)
         self.in_features = in_features
-        self.out_features = out_features if isinstance(out_features, int) else tuple(sizes)
+        self.out_features = int(sizes[0]) if one else tuple(sizes)
         self.gather_dim = gather_dim if sequence_parallel else None
         self.group_name, self.plan = name_of_group(group), plan
         check_column_plan(plan, sequence_parallel)
@@ -116,7 +132,8 @@ class ColumnParallelLinear(_Part):
         those of the class."""
         if isinstance(linear, nn.Linear):
             return cls._of([linear], linear.out_features, **options)
-        several = list(linear)
+        several = list(linear) if isinstance(linear, Iterable) else [linear]
+        _check_linears(linear, *several)
         if len({(m.bias is not None, m.in_features) for m in several}) != 1:
             shown = ", ".join(str(m) for m in several) or "none"
             what = "layers that share their input have one width, and all a bias or none"
@@ -146,7 +163,8 @@ class RowParallelLinear(_Part):
     `tilelink.ops.linear_all_reduce`. `plan`: one of that operator.
 
     A new layer has the values that `nn.Linear` would have, cut: seed all ranks alike. `group`: of torch.distributed, or
-    a mesh of one dimension; by default all processes. Raises ShapeError, ScheduleError, WorldError.
+    a mesh of one dimension; by default all processes. Raises ArgumentError, ShapeError, DtypeError, ScheduleError,
+    WorldError.
     """
 
     cut: ClassVar = {"weight": 1, "bias": None}
@@ -165,7 +183,10 @@ class RowParallelLinear(_Part):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
+        check_sizes(in_features=in_features, out_features=out_features)
+        check_type("scatter_dim", scatter_dim, "int")
+        check_own_dtype(dtype)
+        self.in_features, self.out_features = in_features, int(out_features)
         self.scatter_dim = scatter_dim if sequence_parallel else None
         self.group_name, self.plan = name_of_group(group), plan
         check_row_plan(plan, sequence_parallel)
@@ -176,6 +197,7 @@ class RowParallelLinear(_Part):
     @public
     def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
         """The rank's part of a layer; dtype and device are its own. `options`: those of the class."""
+        _check_linears(linear, linear)
         return cls._of([linear], linear.out_features, **options)
 
     def forward(self, input: torch.Tensor, lengths: Sequence[int] | None = None) -> torch.Tensor:

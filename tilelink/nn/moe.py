@@ -13,9 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from tilelink.errors import ArgumentError, ShapeError, Site, public, public_class
 from tilelink.frontend.values import dtype_name
 from tilelink.ops.agreement import raised_everywhere
+from tilelink.ops.checks import check_own_dtype, check_sizes, check_type
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.mixture_of_experts import known_plan, mixture_of_experts
-from tilelink.ops.moe_routing import check_slices, expert_places
+from tilelink.ops.moe_routing import check_numbers, check_slices, expert_places
 from tilelink.ops.whole_layer import swiglu
 from tilelink.plans.model import DOWN, GATE_UP, Experts, WholeLayer
 from tilelink.plans.room import heap_bytes
@@ -39,7 +40,7 @@ class MoE(nn.Module):
     `tokens`, `capacity`, `plan`: as in `mixture_of_experts`. A new layer has the values of `nn.Linear` for each expert:
     seed all ranks alike. Router and shared module are replicated: their gradients are those of this rank's tokens, to
     be summed over the group. `group`: of torch.distributed, or a mesh of one dimension; by default all processes.
-    Raises ArgumentError, ShapeError, ScheduleError, WorldError.
+    Raises ArgumentError, ShapeError, DtypeError, ScheduleError, WorldError.
     """
 
     def __init__(
@@ -63,6 +64,10 @@ class MoE(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_sizes(width=width, hidden=hidden, experts=experts, top=top, slices=slices)
+        check_numbers(tokens=tokens, capacity=capacity)
+        check_type("placement", placement, "Sequence[int] | None")
+        check_own_dtype(dtype)
         self.group_name = name_of_group(group)
         world = world_of(self.group_name)
         at = range(experts) if placement is None else placement
@@ -93,6 +98,8 @@ class MoE(nn.Module):
     def of(cls, gate_up: torch.Tensor, down: torch.Tensor, top: int, **options: Any) -> Self:
         """The layer with this rank's part of the weights of all experts: gate_up (experts, 2 * hidden, width) and down
         (experts, width, hidden). `options`: as of the layer. Raises ShapeError, and what the layer does."""
+        check_type("gate_up", gate_up, "torch.Tensor")
+        check_type("down", down, "torch.Tensor")
         experts, both, width = gate_up.shape if gate_up.dim() == 3 else (0, 1, 0)
         if both % 2 or tuple(down.shape) != (experts, width, both // 2):
             shapes = f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}"

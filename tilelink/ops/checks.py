@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Integral
 from typing import Any, SupportsIndex, TypeVar
 
 import torch
@@ -62,7 +63,7 @@ def check_weights(
             raise ArgumentError(f"{name} has layout {t.layout}; only strided tensors can be used")
         if t.dtype != x.dtype:
             raise DtypeError(f"{name} is {short(t.dtype)}, x {short(x.dtype)}: all must have one dtype")
-    check_dtype(x)
+    check_dtype(x.dtype)
     for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         if weight.dim() != 2:
             raise ShapeError(f"weight {i} has shape {tuple(weight.shape)}: it must be (N, K), as in nn.Linear")
@@ -124,6 +125,13 @@ _OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+def check_sizes(**given: Any) -> None:
+    """Checks that each is an integer, 0 or more. Raises ArgumentError."""
+    for name, size in given.items():
+        if isinstance(size, bool) or not isinstance(size, Integral | torch.SymInt) or size < 0:
+            raise ArgumentError(f"{name}={size!r}; it must be an integer, 0 or more", Site.of_user())
+
+
 def check_devices(x: torch.Tensor, named: Mapping[str, torch.Tensor], name_of_x: str = "x") -> None:
     """Checks that all tensors are on the device of x. Raises DeviceError."""
     for name, t in named.items():
@@ -170,10 +178,16 @@ def check_integers(name: str, given: torch.Tensor, shape: str) -> None:
         raise ShapeError(f"{name} has shape {tuple(given.shape)}; it must be integers {shape}", Site.of_user())
 
 
-def check_dtype(x: torch.Tensor) -> None:
+def check_dtype(dtype: Any, name: str = "x", site: Site | None = None) -> None:
     """Raises DtypeError for one that operators do not take."""
-    if x.dtype not in DTYPES:
-        raise DtypeError(f"x is {short(x.dtype)}; operators take {', '.join(map(short, DTYPES))}")
+    if dtype not in DTYPES:
+        given = short(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
+        raise DtypeError(f"{name} is {given}; operators take {', '.join(map(short, DTYPES))}", site)
+
+
+def check_own_dtype(dtype: Any) -> None:
+    """Checks the dtype of a layer's parameters; None is torch's default. Raises DtypeError."""
+    check_dtype(torch.get_default_dtype() if dtype is None else dtype, "dtype", Site.of_user())
 
 
 def short(dtype: torch.dtype) -> str:

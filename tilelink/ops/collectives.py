@@ -107,6 +107,11 @@ def name_of_group(group: dist.ProcessGroup | DeviceMesh | str | None) -> str:
     """The name of a group, or of the group of a mesh with one dimension; the default is the group of all processes.
     Raises WorldError, RankError, ArgumentError."""
     if isinstance(group, str):
+        try:
+            world_of(group)
+        except RuntimeError:
+            known = "it must be one that this process is in, such as torch.distributed.group.WORLD.group_name"
+            raise ArgumentError(f"group is {group!r}, no name of a group: {known}", Site.of_user()) from None
         return group
     lane: object = group
     if isinstance(lane, Group) and not isinstance(lane, ProcessGroup):

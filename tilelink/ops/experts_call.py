@@ -38,7 +38,7 @@ class OfExperts(Call):
     def check(self) -> None:
         if self.x.dim() != 2:
             raise ShapeError(f"x has shape {tuple(self.x.shape)}; it must be a matrix of rows")
-        check_dtype(self.x)
+        check_dtype(self.x.dtype)
         shape, world = tuple(self.counts.shape), self.members.world
         if len(shape) != 2 or shape[1] != world or not shape[0] or shape[0] % world:
             raise ShapeError(

@@ -208,7 +208,7 @@ def _check(
             Site.of_user(),
         )
     if not torch.is_autocast_enabled(x.device.type):
-        check_dtype(x)
+        check_dtype(x.dtype)
         for name, weight in (("gate_up", gate_up), ("down", down)):
             if weight.dtype != x.dtype:
                 raise DtypeError(

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tilelink.errors import ArgumentError, ShapeError, Site, public
 from tilelink.ops import routed
 from tilelink.ops.agreement import raised_everywhere
-from tilelink.ops.checks import check_devices, check_integers, check_tensors
+from tilelink.ops.checks import check_devices, check_integers, check_sizes, check_tensors
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.of_all_ranks import gather_counts, route_once
 from tilelink.plans.layer_plans import is_once
@@ -209,10 +209,7 @@ def _check(
 
 def check_numbers(**given: Any) -> None:
     """Each is an integer from 0 on, or None. Raises ArgumentError."""
-    for name, number in given.items():
-        whole = isinstance(number, int | torch.SymInt) and not isinstance(number, bool)
-        if number is not None and (not whole or number < 0):
-            raise ArgumentError(f"{name}={number!r}; it must be an integer, 0 or more", Site.of_user())
+    check_sizes(**{name: number for name, number in given.items() if number is not None})
 
 
 def check_slices(experts: int, slices: int, world: int) -> None:
