@@ -1,4 +1,5 @@
 import inspect
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from triton.runtime.jit import JITFunction
 
 from tests.programs import kernels
 from tilelink.emulator import Execution, KernelError, Region, interpreted
+from tilelink.emulator.interpreter import suspended
+from tilelink.errors import WorldError
 
 
 def _state() -> list[dict]:
@@ -92,6 +95,46 @@ def test_only_one_run_at_a_time():
     def host(rank: int) -> None:
         Execution(1).run(lambda rank: None)
 
-    with pytest.raises(RuntimeError, match="another execution"):
+    with pytest.raises(WorldError, match=r"test_cpu_interpreter.py:\d+: another execution is running in this process"):
         Execution(1).run(host)
     assert Execution(1).run(lambda rank: rank) == [0]
+
+
+def test_a_second_thread_leaves_a_run_as_it_is():
+    refused = []
+
+    def other() -> None:
+        for enter in (suspended(), _Run()):
+            try:
+                with enter:
+                    pass
+            except WorldError as e:
+                refused.append(e)
+
+    source, target = torch.arange(4.0), torch.zeros(4)
+    execution = Execution(1)
+    regions = [Region("source", 0, source), Region("target", 0, target)]
+    arguments = dict(source_ptr=source, target_ptr=target, N=4)
+
+    def host(rank: int) -> None:
+        before = _state()
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert _identical(before, _state())
+        with suspended():
+            assert not _identical(before, _state())
+        execution.launch(interpreted(kernels.copy), 1, arguments, regions, rank)
+
+    execution.run(host)
+    assert len(refused) == 2 and torch.equal(source, target)
+
+
+class _Run:
+    """A run of nothing."""
+
+    def __enter__(self) -> None:
+        Execution(1).run(lambda rank: None)
+
+    def __exit__(self, *_: object) -> None:
+        pass

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.ops import on_ranks
 from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.sharded import EACH, GATHER, REDUCE, SCATTER, Call, calls
 from tests.runtime.processes import Pool
+from tilelink.emulator import Execution
 from tilelink.plans.names import plans
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -44,6 +47,29 @@ def test_names_of_older_torch(pool: Pool) -> None:
 
 def test_programs_give_the_same(pool: Pool) -> None:
     assert_right(pool, [(0, 1)], on_ranks.wrong, EACH, "interpret")
+
+
+def beside_a_run(group: dist.ProcessGroup) -> list[str]:
+    """What is wrong of calls that a second thread makes while another runs kernels, and of the same calls after it."""
+    call, began, goes_on = Call(GATHER, (6, 16), (8,), seed=3), Event(), Event()
+
+    def host(rank: int) -> None:
+        began.set()
+        goes_on.wait(60)
+
+    with on_ranks.computed_by("interpret", group):
+        first = Thread(target=lambda: Execution(1).run(host))
+        first.start()
+        began.wait(60)
+        refused = "WorldError: another execution is running in this process, one at a time"
+        wrong = [e for _ in range(2) for e in on_ranks.unsaid(lambda: on_ranks.made(group, call), refused)]
+        goes_on.set()
+        first.join()
+    return wrong + on_ranks.wrong(group, [call, replace(call, seed=4)], "interpret")
+
+
+def test_a_second_thread_is_refused_and_its_group_goes_on(pool: Pool) -> None:
+    assert_right(pool, [(0, 1)], beside_a_run)
 
 
 @pytest.mark.verify

@@ -32,6 +32,7 @@ from tilelink.emulator.arithmetic import ARITHMETIC, reduce_or_scan
 from tilelink.emulator.kernel_values import assert_all, numpy_dtype, unwrapped
 from tilelink.emulator.memory_hooks import memory_hooks
 from tilelink.emulator.operators import Forms, operators
+from tilelink.errors import Site, WorldError
 
 _Builder = stock.InterpreterBuilder
 _MISSING = object()
@@ -89,10 +90,10 @@ def is_running() -> bool:
 
 @contextmanager
 def installed(memory: Accesses) -> Iterator[None]:
-    """Patches Triton so that interpreted kernels run and reach `memory`; undone at the end."""
+    """Patches Triton so that interpreted kernels run and reach `memory`; undone at the end. Raises WorldError."""
     global _installed
     if not _one_run.acquire(blocking=False):
-        raise RuntimeError("another execution is running in this process")
+        raise _refused()
     try:
         _installed = memory, _patched(memory)
         yield
@@ -108,10 +109,24 @@ def installed_memory() -> Accesses | None:
     return None if _installed is None else _installed[0]
 
 
+def refuse_other_threads() -> None:
+    """Raises WorldError where kernels run, and the calling thread is none of that run."""
+    running = _installed
+    if running is not None and not running[0].scheduler.is_here():
+        raise _refused()
+
+
+def _refused() -> WorldError:
+    said = "another execution is running in this process, one at a time"
+    return WorldError(f"{said}: make this call before it or behind it, from the same thread", Site.of_user())
+
+
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Triton as it is when nothing runs, for a host function that reads or compiles kernels; no switch in between."""
+    """Triton as it is when nothing runs, for a host function that reads or compiles kernels; no switch in between.
+    Raises WorldError on a thread that is none of the run: the patches of the run stay in place."""
     global _installed
+    refuse_other_threads()
     if _installed is None:
         yield
         return

@@ -27,14 +27,14 @@ class _Stopped(BaseException):
 
 class Task:
     """One body that runs in turns with others. `keys`: the keys it is parked on, () when it isn't. `begun`: it has a
-    thread, which waits for the `baton` whenever it is not its turn."""
+    thread, with this ident, which waits for the `baton` whenever it is not its turn."""
 
-    __slots__ = ("baton", "begun", "body", "index", "keys", "name", "rank")
+    __slots__ = ("baton", "begun", "body", "index", "keys", "name", "rank", "thread")
 
     def __init__(self, index: int, rank: int, name: str, body: Callable[[], None]) -> None:
         self.index, self.rank, self.name, self.body = index, rank, name, body
         self.keys: tuple[int, ...] = ()
-        self.begun = False
+        self.begun, self.thread = False, 0
         self.baton = threading.Lock()
         self.baton.acquire()
 
@@ -102,6 +102,10 @@ class Scheduler:
                 raise error
         finally:
             del error  # its traceback holds this frame
+
+    def is_here(self) -> bool:
+        """Whether the calling thread is that of the task whose turn it is."""
+        return self.current is not None and self.current.thread == threading.get_ident()
 
     def switch(self) -> None:
         """A point where another task may run before the current one goes on."""
@@ -208,6 +212,7 @@ class Scheduler:
 
     def _live(self, task: Task) -> None:
         """The life of a task, on a thread."""
+        task.thread = threading.get_ident()
         try:
             task.body()
         except _Stopped:

@@ -14,7 +14,7 @@ from tilelink.backend.targets import CPU, Target, portable
 from tilelink.backend.targets.portable_network import FAR
 from tilelink.emulator import Execution, Region, Words, engine, interpreted
 from tilelink.emulator.accesses import Accesses
-from tilelink.emulator.interpreter import suspended
+from tilelink.emulator.interpreter import refuse_other_threads, suspended
 from tilelink.emulator.memory import Kind
 from tilelink.frontend.ir import Tensor
 from tilelink.frontend.sizes import Sizes
@@ -51,6 +51,11 @@ class CpuLane(Lane):
         super().__init__(layout, heaps, sms, target, per_node, check)
         self.tables = [self._table(rank) for rank in range(layout.world)]
         self.shared_words = [Words(self.words(rank)) for rank in range(layout.world)]
+
+    def prepare(self, arguments: Arguments) -> Prepared:
+        """As `Lane.prepare`. Raises WorldError on a second thread, before other ranks are told of its call."""
+        refuse_other_threads()
+        return super().prepare(arguments)
 
     def prepare_anew(self, arguments: Arguments, sms: int) -> Prepared:
         with suspended():
