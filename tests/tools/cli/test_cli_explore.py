@@ -10,6 +10,7 @@ from tests.programs import unsafe
 from tests.programs.lines import line_of
 from tests.tools.cli.command_lines import ROOT, Run
 from tilelink.errors import shown
+from tilelink.tools.explore import oracle, worlds
 
 QUICKLY = ["--world", "2", "--shape", "M=20,K=16,N=16"]
 
@@ -57,6 +58,29 @@ def test_explore_says_that_there_is_nothing_to_do(run: Run, backend: str) -> Non
 def test_explore_with_no_worker_resident(run: Run) -> None:
     error = run.error("explore", "all_gather_matmul", "--resident", "0")
     assert error["class"] == "UsageError" and "--resident: 0 is less than 1" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "backend", "kind", "says"),
+    [
+        ("M=100000000,N=9,K=7", "lowered", "MachineMemoryError", "calls of 2 ranks; exploring takes at most 8.6 GB"),
+        ("M=20000000,N=1,K=1", "lowered", "BudgetError", "events; exploring takes at most 10,000,000: explore smaller"),
+        ("M=100000000,N=9,K=7", "oracle", "BudgetError", "events; exploring takes at most 10,000,000: explore smaller"),
+    ],
+)
+def test_explore_refuses_what_is_too_large(
+    run: Run, monkeypatch: pytest.MonkeyPatch, sizes: str, backend: str, kind: str, says: str
+) -> None:
+    """Before anything of that size is made."""
+
+    def made(*_: object, **__: object) -> None:
+        raise AssertionError("it is unrolled")
+
+    monkeypatch.setattr(worlds, "unroll", made)
+    monkeypatch.setattr(oracle, "unroll", made)
+    asked = ["explore", "all_gather_matmul", "--seeds", "1", "--world", "2", "--schedule", "few"]
+    error = run.error(*asked, "--shape", sizes, "--backend", backend)
+    assert error["class"] == kind and says in error["message"]
 
 
 def test_explore_repeats_a_seed(run: Run) -> None:

@@ -15,10 +15,13 @@ import torch
 from tilelink.analysis.check.cells import written_tensors
 from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, READ, WAIT, Events
-from tilelink.analysis.unroll import DEFAULT_SMS, unroll
+from tilelink.analysis.unroll import BUDGET, DEFAULT_SMS, estimated, unroll
 from tilelink.emulator.errors import Entry, folded
 from tilelink.emulator.policies import Policy, made
+from tilelink.errors import BudgetError, Site
+from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.schedule import Schedule
+from tilelink.frontend.sizes import Sizes
 from tilelink.programs.program import Program
 from tilelink.tools.explore.findings import Advice
 from tilelink.tools.explore.trial import Outcome, Residency, Result, Trial
@@ -76,12 +79,21 @@ class Oracle:
     ) -> Oracle:
         """The oracle of a program with a schedule, taken as it is; the arguments are those of `Lowered`."""
         bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
+        check_events(bound, exact, sms)
         return cls(unroll(bound, exact, sms=sms), resident)
 
     def run(self, trial: Trial) -> Outcome:
         """One execution."""
         residency = self.residency.under(self.events, trial.seed)
         return _Run(self, made(trial.word, trial.seed), residency).outcome()
+
+
+def check_events(program: TileProgram, sizes: Sizes, sms: int) -> None:
+    """Raises BudgetError for a run of more events than a check unrolls where nothing else is said."""
+    events = estimated(program, sizes, sms=sms)
+    if events > BUDGET:
+        what = f"a run of {program.name} at these sizes has about {events:,} events"
+        raise BudgetError(f"{what}; exploring takes at most {BUDGET:,}: explore smaller sizes", Site.of_user())
 
 
 @dataclass(eq=False, slots=True)

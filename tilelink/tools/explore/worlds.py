@@ -12,11 +12,11 @@ import torch
 
 from tilelink.analysis.check.findings import Finding
 from tilelink.analysis.events import NOTIFY, WRITE
-from tilelink.analysis.placement import placed, shape_on
+from tilelink.analysis.placement import bytes_on, placed, shape_on
 from tilelink.analysis.unroll import DEFAULT_SMS, unroll
 from tilelink.emulator import Execution
 from tilelink.emulator.beside import Beside
-from tilelink.errors import Site, TileLinkError, WorldError
+from tilelink.errors import MachineMemoryError, Site, TileLinkError, WorldError
 from tilelink.frontend.ir import Copy, TileProgram, walk
 from tilelink.frontend.schedule import Schedule
 from tilelink.frontend.sizes import Sizes
@@ -24,9 +24,12 @@ from tilelink.programs.given import at_sizes
 from tilelink.programs.program import Program
 from tilelink.runtime.cpu.world import CpuGroup, CpuWorld
 from tilelink.tools.explore.findings import Advice, findings_of
+from tilelink.tools.explore.oracle import check_events
 from tilelink.tools.explore.trial import Outcome, Residency, Result, Subject, Trial, poison
 
 LEAST_HEAP, CONTROL = 1 << 16, 1 << 14
+MOST_BYTES = 8 << 30
+"""Of the tensors of all ranks, which are in one process."""
 LOW, HIGH = -2, 3
 """Small integers, of which sums are exact in any order, so that results can be compared bit for bit."""
 
@@ -63,8 +66,8 @@ class Lowered:
     do, one that is part of the schedule. `beside`: another kernel has so many blocks on each rank, which share the SMs
     of the device with our workers and wait for those of all ranks; half of the ranks launch it before their calls, half
     behind them. `reserved`: SMs that our workers leave to it. `make_world` makes the world, for kernels that are not as
-    they were lowered. Raises the errors of the frontend and of the unrolling, and WorldError for fewer
-    than 1 resident; what the check finds is not asked.
+    they were lowered. Raises the errors of the frontend and of the unrolling, WorldError for fewer than 1
+    resident, and MachineMemoryError or BudgetError for what is too large to explore; what the check finds is not asked.
     """
 
     def __init__(
@@ -92,8 +95,10 @@ class Lowered:
         if beside and resident is None:
             resident = sms
         sms -= reserved
-        self.events = unroll(bound, self.sizes, sms=sms)
         self.calls, self.residency = slots + 1, Residency.asked(resident)
+        check_bytes(bound, self.sizes, self.calls, slots)
+        check_events(bound, self.sizes, sms)
+        self.events = unroll(bound, self.sizes, sms=sms)
         self.advise = Advice(self.events, resident, beside)
         room = placed(bound, self.sizes)
         self.world = make_world(
@@ -154,6 +159,19 @@ class Lowered:
         index = next(k for k, t in enumerate(self.bound.tensors) if t.name == name)
         sites = np.unique(events.site[(events.op == op) & (events.tensor == index)])
         return tuple(events.sites[s].quoted for s in sites)
+
+
+def check_bytes(program: TileProgram, sizes: Sizes, calls: int, slots: int) -> None:
+    """Raises MachineMemoryError where the tensors of all ranks take more than `MOST_BYTES`: those of each call, whose
+    outputs are copied, and heaps."""
+    needed = {t.name: calls * bytes_on(t, sizes) for t in (*program.inputs, *program.outputs, *program.outputs)}
+    heap = {t.name: 4 * slots * bytes_on(t, sizes) for t in program.on_heap}
+    total = sizes.world * (sum(needed.values()) + sum(heap.values()))
+    if total > MOST_BYTES:
+        each = needed | {n: nbytes + needed.get(n, 0) for n, nbytes in heap.items()}
+        what = f"{program.name} needs {total / 1e9:.1f} GB for {calls} calls of {sizes.world} ranks"
+        why = f"exploring takes at most {MOST_BYTES / 1e9:.1f} GB. Most of it is {max(each, key=lambda n: each[n])}"
+        raise MachineMemoryError(f"{what}; {why}: explore smaller sizes", Site.of_user())
 
 
 def operands(program: TileProgram, sizes: Sizes, rank: int, call: int) -> dict[str, torch.Tensor]:
