@@ -16,6 +16,7 @@ from tests.programs.alone import forgotten, keep, kept_inside, swapped
 from tilelink.errors import (
     ArgumentError,
     DeviceError,
+    DimensionError,
     DtypeError,
     HeapError,
     ScheduleError,
@@ -27,6 +28,7 @@ from tilelink.errors import (
 )
 from tilelink.kernels import all_gather_matmul as module
 from tilelink.kernels.all_gather_matmul import all_gather_matmul, push
+from tilelink.kernels.matmul_all_reduce import matmul_all_reduce
 from tilelink.runtime.cpu.world import CpuWorld, Group
 
 alone = tk.Schedule(keep=tk.SMs(tile=(16, 16)))
@@ -386,6 +388,20 @@ def test_a_group_of_another_world(world: CpuWorld) -> None:
     others = CpuWorld(WORLD).run(lambda group: group)
     with pytest.raises(WorldError, match="all_gather_matmul is called on a group of another world than the one that"):
         world.run(lambda group: all_gather_matmul(x(), weight(), group=others[group.rank]))
+
+
+def test_parts_that_no_call_can_say_are_refused_by_the_check() -> None:
+    sizes = {"N": 17, "K": 7}
+    with pytest.raises(DimensionError, match=r"test_arguments.py:\d+: M is not spread over the ranks: one size, not"):
+        matmul_all_reduce.check("fused", world=2, M=(0, 3), **sizes)
+    assert matmul_all_reduce.check("fused", world=2, M=3, **sizes).verdict == "safe"
+
+    def rank(group: Group) -> None:
+        matmul_all_reduce(x(3, 7), x(7, 17), schedule="fused", parts={"M": (0, 3)}, group=group)
+
+    with pytest.raises(ShapeError, match="parts of M: it is not spread over the ranks"):
+        CpuWorld(2).run(rank)
+    assert all_gather_matmul.check("push", world=2, M=(0, 3), **sizes).verdict == "safe"
 
 
 def test_what_is_run_is_a_function(world: CpuWorld) -> None:

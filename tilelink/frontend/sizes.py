@@ -179,6 +179,18 @@ def _lengths(dim: str, given: Any, cut: bool, world: int, site: Site) -> tuple[i
     return counted
 
 
+def check_parts(program: TileProgram, sizes: Mapping[str, Any]) -> None:
+    """Raises DimensionError for parts of a dimension that only buffers spread over the ranks: no call can say them."""
+    spread = {t.dims[t.sharded] for t in (*program.inputs, *program.outputs) if t.sharded is not None}
+    spread |= {d for route in program.routes for d in route.sides}
+    for d, given in sizes.items():
+        if isinstance(given, Sequence) and d in program.cut and d not in spread:
+            only = f"only buffers of {program.name} are cut along it, no input or output"
+            raise DimensionError(
+                f"{d} is not spread over the ranks: one size, not {tuple(given)}; {only}", Site.of_user()
+            )
+
+
 def _moved(tensor: Tensor, given: Any, world: int, dims: Mapping[str, int], site: Site) -> Integers:
     """Which rows are moved, of integers that say so. Raises DimensionError."""
     shape = tuple(world if d == RANKS_DIM else dims[d] for d in tensor.dims)

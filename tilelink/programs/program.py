@@ -13,7 +13,7 @@ from tilelink.frontend.binding import bind
 from tilelink.frontend.ir import TileProgram
 from tilelink.frontend.kept import Kept
 from tilelink.frontend.schedule import Schedule
-from tilelink.frontend.sizes import Sizes, check_world
+from tilelink.frontend.sizes import Sizes, check_parts, check_world
 from tilelink.language import Declared, Function, Parameters, Recording, Variant, check_lists, declarations, record
 from tilelink.programs.fitting import fitted, in_registers
 from tilelink.programs.given import CALL_OPTIONS, Call, at_sizes
@@ -237,6 +237,7 @@ class Program:
         if not isinstance(schedule, Schedule):
             schedule = variant.fit(schedule, world=world, dtypes=dtypes, absent=absent, target=target, sizes=flat)
         bound = variant.bind(schedule, dtypes, absent)
+        check_parts(bound, flat)
         return bound, Sizes.of(bound, world, flat, per_node)
 
     # ---- methods that upper layers implement, imported when they are called
