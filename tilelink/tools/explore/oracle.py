@@ -79,7 +79,7 @@ class Oracle:
     ) -> Oracle:
         """The oracle of a program with a schedule, taken as it is; the arguments are those of `Lowered`."""
         bound, exact = program.bound_at(schedule, world=world, sizes=sizes, dtypes=dtypes, per_node=per_node)
-        check_events(bound, exact, sms)
+        check_event_count(bound, exact, sms)
         return cls(unroll(bound, exact, sms=sms), resident)
 
     def run(self, trial: Trial) -> Outcome:
@@ -88,7 +88,7 @@ class Oracle:
         return _Run(self, made(trial.word, trial.seed), residency).outcome()
 
 
-def check_events(program: TileProgram, sizes: Sizes, sms: int) -> None:
+def check_event_count(program: TileProgram, sizes: Sizes, sms: int) -> None:
     """Raises BudgetError for a run of more events than a check unrolls where nothing else is said."""
     events = estimated(program, sizes, sms=sms)
     if events > BUDGET:

@@ -24,7 +24,7 @@ from tilelink.programs.given import at_sizes
 from tilelink.programs.program import Program
 from tilelink.runtime.cpu.world import CpuGroup, CpuWorld
 from tilelink.tools.explore.findings import Advice, findings_of
-from tilelink.tools.explore.oracle import check_events
+from tilelink.tools.explore.oracle import check_event_count
 from tilelink.tools.explore.trial import Outcome, Residency, Result, Subject, Trial, poison
 
 LEAST_HEAP, CONTROL = 1 << 16, 1 << 14
@@ -97,7 +97,7 @@ class Lowered:
         sms -= reserved
         self.calls, self.residency = slots + 1, Residency.asked(resident)
         check_bytes(bound, self.sizes, self.calls, slots)
-        check_events(bound, self.sizes, sms)
+        check_event_count(bound, self.sizes, sms)
         self.events = unroll(bound, self.sizes, sms=sms)
         self.advise = Advice(self.events, resident, beside)
         room = placed(bound, self.sizes)
