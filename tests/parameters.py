@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 
 
 def some_of(seeds: int, first: int) -> pytest.MarkDecorator:
@@ -25,8 +26,35 @@ def seldom(values: Iterable[Any], dear: Callable[[Any], bool]) -> list[Any]:
     return [pytest.param(v, marks=pytest.mark.verify if dear(v) else ()) for v in values]
 
 
-def each_once(names: str, one: Sequence[Any], other: Sequence[Any], ids: Callable[[Any], Any] = str) -> Any:
-    """Gives a test all pairs: those that have each value of both, in every run; the others in `make verify`."""
+def rarely(cases: Iterable[Any], dear: Callable[..., bool]) -> list[Any]:
+    """Cases of several arguments, marked: as they are already, and `make verify` alone has those that are dear, too."""
+    made = (case if isinstance(case, type(pytest.param())) else pytest.param(*case) for case in cases)
+    return [c._replace(marks=[*c.marks, pytest.mark.verify]) if dear(*c.values) else c for c in made]
+
+
+def random_tries(some: int, many: int, *strategies: Any) -> Callable[[Callable[..., None]], Any]:
+    """Gives a test values that Hypothesis draws: `some` tries in every run, `many` in `make verify`."""
+
+    def decorate(test: Callable[..., None]) -> Any:
+        def run(tries: int) -> None:
+            settings(max_examples=tries, deadline=None)(given(*strategies)(test))()
+
+        run.__name__, run.__doc__ = test.__name__, test.__doc__
+        every = [some, pytest.param(many, marks=pytest.mark.verify)]
+        return pytest.mark.parametrize("tries", every)(run)
+
+    return decorate
+
+
+def each_once(
+    names: str,
+    one: Sequence[Any],
+    other: Sequence[Any],
+    ids: Callable[[Any], Any] = str,
+    dear: Callable[..., bool] = lambda *_: False,
+) -> Any:
+    """Gives a test all pairs: those that have each value of both and are not dear, in every run; the others in `make
+    verify`."""
     most = max(len(one), len(other))
     diagonal = {(k % len(one), k % len(other)) for k in range(most)}
     pairs = [
@@ -34,7 +62,7 @@ def each_once(names: str, one: Sequence[Any], other: Sequence[Any], ids: Callabl
         for i, a in enumerate(one)
         for j, b in enumerate(other)
     ]
-    return pytest.mark.parametrize(tuple(names.split(", ")), pairs, ids=ids)
+    return pytest.mark.parametrize(tuple(names.split(", ")), rarely(pairs, dear), ids=ids)
 
 
 def covering(cases: Iterable[Sequence[Any]]) -> list[Any]:

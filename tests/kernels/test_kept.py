@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from tests.kernels.gather_gemm import NAMED, in_tiles, small_world
-from tests.parameters import covering
+from tests.parameters import covering, rarely
 from tilelink.errors import UnsafeProgramError
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 KEPT = {"x": "float32", "gathered": "float32"}
 CASES = list(zip(NAMED, [(20, 0, 7), (33, 1), (16, 16, 5), (0, 20), (20, 17), (5, 0, 9)], strict=True))
+SOME = rarely(covering(product(CASES, [(20,), (33, 3)])), lambda case, _: case[0] in ("few", "pieces"))
+"""Every run leaves out those that gather as others do."""
 
 
-@pytest.mark.parametrize(("case", "columns"), covering(product(CASES, [(20,), (33, 3)])), ids=str)
+@pytest.mark.parametrize(("case", "columns"), SOME, ids=str)
 def test_what_is_gathered_is_kept(case: tuple[str, tuple[int, ...]], columns: tuple[int, ...]) -> None:
     """Exactly, beside what is right of the product, in calls in a row."""
     schedule, parts = case

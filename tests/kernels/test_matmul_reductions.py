@@ -17,9 +17,10 @@ from bench.operands import LAYOUTS
 from tests.kernels.drawing import SLOW, TILES, lengths
 from tests.kernels.gather_gemm import LIMITS, relative_rms, run, run_and_check, small_world
 from tests.kernels.gemm_reduce import FORMS, PROGRAMS, Sum, form_name
-from tests.parameters import covering, each_once, seldom
+from tests.parameters import covering, each_once, rarely, seldom
 from tests.programs.epilogues import quartered_gelu
 from tilelink.emulator import Operation
+from tilelink.kernels.matmul_one_shot_all_reduce import matmul_one_shot_all_reduce
 from tilelink.kernels.matmul_ring_reduce_scatter import matmul_ring_reduce_scatter
 from tilelink.runtime.trace import align
 
@@ -33,7 +34,19 @@ of_each_form = pytest.mark.parametrize("form", FORMS, ids=form_name)
 of_each_program = pytest.mark.parametrize("form", FIRST, ids=form_name)
 
 
-@pytest.mark.parametrize(("form", "parts"), covering(CASES), ids=form_name)
+def dear(form: tuple[Any, str], parts: tuple[int, ...]) -> bool:
+    """Eight ranks, which tests of late signals have in every run, and schedules of three ranks whose bits are held
+    against another in every run, or that other sums have."""
+    program, name = form
+    return parts == EIGHT or (parts == (5, 0, 20) and (LAST[program] == name or (name == "push" and form != PUSHED)))
+
+
+LAST = {program: name for program in PROGRAMS for name in program.schedules}
+"""A schedule of each program, which is held against its first in every run."""
+PUSHED = matmul_one_shot_all_reduce, "push"
+
+
+@pytest.mark.parametrize(("form", "parts"), rarely(covering(CASES), dear), ids=form_name)
 def test_integers_are_exact_twice_in_a_row_and_runs_do_what_their_events_say(
     form: tuple[Any, str], parts: tuple[int, ...]
 ) -> None:
@@ -54,10 +67,6 @@ SAME_BITS = Sum((20, 3, 9), N=16, K=20, bias=True)
 def by_first(program: Any) -> list[torch.Tensor]:
     """The results of a program's first schedule, that those of all its schedules are held against."""
     return run([SAME_BITS.by((program, next(iter(program.schedules))), **SMALL)])[0]
-
-
-LAST = {program: name for program in PROGRAMS for name in program.schedules}
-"""A schedule of each program, which is held against its first in every run."""
 
 
 @pytest.mark.parametrize("form", seldom(FORMS, lambda form: LAST[form[0]] != form[1]), ids=form_name)
@@ -162,7 +171,7 @@ def check_lanes(world: int, lanes: int, **options: Any) -> None:
     check()
 
 
-@pytest.mark.parametrize("world", seldom([1, 2, 3], lambda world: world == 2))
+@pytest.mark.parametrize("world", seldom([1, 2, 3], lambda world: world < 3))
 def test_random_lanes_are_right(world: int) -> None:
     check_lanes(world, 3, derandomize=True, database=None)
 

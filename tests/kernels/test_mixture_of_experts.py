@@ -11,15 +11,17 @@ import torch
 from tests.kernels.gather_gemm import small_world
 from tests.kernels.routed import random_counts
 from tests.kernels.whole_layer import Layer, in_tiles, run_and_check
-from tests.parameters import covering
+from tests.parameters import covering, rarely
 from tilelink.emulator import Operation
 from tilelink.runtime.trace import align
 
 IN_EIGHT = [pytest.param(s, 8, marks=pytest.mark.verify) for s in ("push", "pull", "few")]
 """The halves of the layer have eight ranks in every run."""
+FEW = rarely(covering(product(("push", "pull", "few"), (1, 2, 3, 4))), lambda _, world: world == 4)
+"""Four ranks are on two nodes in every run."""
 
 
-@pytest.mark.parametrize(("schedule", "world"), [*covering(product(("push", "pull", "few"), (1, 2, 3, 4))), *IN_EIGHT])
+@pytest.mark.parametrize(("schedule", "world"), [*FEW, *IN_EIGHT])
 def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(schedule: str, world: int) -> None:
     """The second time other rows go elsewhere, by what was prepared for the first."""
     most, experts = (16, 3) if world < 3 else (4, 2 if world < 4 else 1)
@@ -46,12 +48,13 @@ def test_nothing_is_routed_or_all_of_it_to_one_expert_from_one_rank(schedule: st
     "dtype", [torch.bfloat16, *(pytest.param(d, marks=pytest.mark.verify) for d in (torch.float32, torch.float16))]
 )
 def test_errors_are_those_of_rounding(dtype: torch.dtype) -> None:
-    run_and_check(Layer("push", random_counts(2, 2, 3, most=18), K=64, N=24, dtype=dtype, keep=True))
+    run_and_check(Layer("push", random_counts(2, 2, 3, most=10), K=64, N=24, dtype=dtype, keep=True))
 
 
-def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_wave() -> None:
+@pytest.mark.parametrize("waves", [(None, 1), pytest.param((None, 1, 2), marks=pytest.mark.verify)], ids=str)
+def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_wave(waves: tuple[int | None, ...]) -> None:
     counts = random_counts(2, 2, 4, most=8)
-    of_waves = [run_and_check(Layer(in_tiles("push", w), counts, K=16, N=16), seed=w or 0)[0] for w in (None, 1, 2)]
+    of_waves = [run_and_check(Layer(in_tiles("push", w), counts, K=16, N=16), seed=w or 0)[0] for w in waves]
     for outs in of_waves[1:]:
         assert all(torch.equal(a["out"], b["out"]) for a, b in zip(of_waves[0], outs, strict=True))
 

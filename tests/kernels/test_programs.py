@@ -32,8 +32,7 @@ def test_all_gather(parts: tuple[int, ...], dtype: torch.dtype) -> None:
     assert all(torch.equal(out, torch.cat(x)) for of_rank in outs for out in of_rank)
 
 
-@pytest.mark.parametrize("parts", UNEVEN, ids=str)
-@pytest.mark.parametrize("program", [reduce_scatter, all_reduce], ids=lambda p: p.name)
+@each_once("program, parts", [reduce_scatter, all_reduce], UNEVEN, ids=lambda v: getattr(v, "name", str(v)))
 def test_sums_of_what_all_ranks_have(program: Any, parts: tuple[int, ...]) -> None:
     x = [torch.randint(-9, 10, (sum(parts), 37)).to(torch.bfloat16) for _ in parts]
     total = torch.stack(x).double().sum(0).to(torch.bfloat16)
@@ -57,7 +56,7 @@ def test_where_a_row_lies_in_a_block_does_not_matter_to_its_bits() -> None:
     assert torch.equal(one[moved], two)
 
 
-@each_once("dtype, schedule", list(LIMITS), list(NAMED))
+@each_once("dtype, schedule", list(LIMITS), list(NAMED), dear=lambda _, schedule: schedule in ("push", "few", "pieces"))
 def test_fused_and_unfused_have_the_same_bits(schedule: str, dtype: torch.dtype) -> None:
     """Sums go over K in the same steps, and what is gathered is not rounded."""
     parts, tile = (20, 3), (16, 16, 16)
@@ -119,7 +118,8 @@ def test_a_role_in_an_epilogue_gives_the_bits_of_one_of_its_own(dtype: torch.dty
     assert all(torch.equal(a, b) for a, of_rank in zip(push, fused, strict=True) for b in of_rank)
 
 
-def test_engines_bring_two_tensors_of_several_dimensions(example: Any) -> None:
+@pytest.mark.parametrize("at", first_of(["home", "reader"]))
+def test_engines_bring_two_tensors_of_several_dimensions(at: str, example: Any) -> None:
     """A tile copies rows and their scales, and gives two signals; the bits are those of a push from SMs."""
     module, parts = example("scaled_matmul"), (10, 17, 0)
     x = [module.quantized(torch.randn(m, 2, 32), 2) for m in parts]
@@ -136,9 +136,8 @@ def test_engines_bring_two_tensors_of_several_dimensions(example: Any) -> None:
         return small_world(3, slots=1).run(rank)
 
     pushed = on(tk.SMs(2, tile=(16,), at="home"))
-    for at in ("home", "reader"):
-        for of_rank, right in zip(on(tk.CopyEngine(tile=(16,), at=at)), pushed, strict=True):
-            assert all(torch.equal(y, right[0]) for y in of_rank)
+    for of_rank, right in zip(on(tk.CopyEngine(tile=(16,), at=at)), pushed, strict=True):
+        assert all(torch.equal(y, right[0]) for y in of_rank)
 
 
 @pytest.mark.versions

@@ -25,7 +25,7 @@ from tests.kernels.routed import (
     run,
     run_and_check,
 )
-from tests.parameters import covering, each_once
+from tests.parameters import covering, each_once, rarely
 from tilelink.emulator import Operation
 from tilelink.frontend.routes import Integers, Routing
 from tilelink.kernels.dispatch_matmul import dispatch_matmul
@@ -35,7 +35,12 @@ from tilelink.runtime.trace import align
 of_each_form = pytest.mark.parametrize("form", FORMS, ids=named)
 
 
-@pytest.mark.parametrize(("form", "world"), covering(product(FORMS, (1, 2, 3, 4, 8))), ids=named)
+def dear(form: tuple[Any, str], world: int) -> bool:
+    """Eight ranks, which tests of their tables have in every run, and what another program has there."""
+    return world == 8 or (form[0] is not dispatch_matmul and form[1] == "few")
+
+
+@pytest.mark.parametrize(("form", "world"), rarely(covering(product(FORMS, (1, 2, 3, 4, 8))), dear), ids=named)
 def test_integers_are_exact_twice_in_a_row_and_runs_do_what_events_say(form: tuple[Any, str], world: int) -> None:
     """The second time other rows go elsewhere, by what was prepared for the first; tables are those of its counts."""
     most, experts = (30, 2) if world < 4 else (8, 1)
@@ -88,7 +93,7 @@ def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_schedule(progr
 @pytest.mark.parametrize(
     "form",
     [
-        pytest.param(f, marks=() if f[1] == "push" else pytest.mark.verify)
+        pytest.param(f, marks=() if f[1] == "push" and f[0] is not dispatch_matmul else pytest.mark.verify)
         for f in FORMS
         if f != (dispatch_matmul, "pull")
     ],

@@ -87,8 +87,8 @@ def tiles(schedule: str) -> Schedule:
 @pytest.mark.versions
 @pytest.mark.parametrize(
     ("schedule", "parts"),
-    [("push", (20,)), ("pull", (20, 7)), ("multicast", (5, 0, 33)), ("engine", (5, 17)),
-     pytest.param("push", (9, 16, 1, 0), marks=pytest.mark.verify)],
+    [("push", (20,)), ("pull", (20, 7)), ("engine", (5, 17)),
+     *(pytest.param(*c, marks=pytest.mark.verify) for c in (("multicast", (5, 0, 33)), ("push", (9, 16, 1, 0))))],
     ids=str,
 )
 def test_three_weights_exactly(schedule: str, parts: tuple[int, ...]) -> None:
