@@ -16,6 +16,7 @@ import torch
 
 from tests import collector
 from tests.runtime.processes import Pool
+from tilelink.runtime.cpu.world import CpuWorld
 
 os.environ.setdefault("TILELINK_VERIFY", "1")
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA is first used
@@ -48,6 +49,12 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def small_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heaps of ranks on the CPU are small where nobody asks for a size: each is filled when a world is made."""
+    monkeypatch.setitem(CpuWorld.__init__.__kwdefaults__, "heap_bytes", 16 << 20)
 
 
 @pytest.fixture(scope="session")

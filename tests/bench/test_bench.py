@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from copy import deepcopy
 from io import StringIO
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench import overview, processes
+from bench import measure, overview, processes
 from bench.cases import LAYERS, plan
 from bench.check import relative_rms
 from bench.command import main
@@ -47,18 +49,51 @@ Record = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
-    """What the harness answers to programs, run with two processes, and the folder that it writes to."""
+    """What the harness answers to programs, and the folder that it writes to."""
     out = tmp_path_factory.mktemp("bench")
     with redirect_stdout(StringIO()) as said, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(processes, "get_context", lambda kind: fork_server())  # these have imported torch already
-        assert main([*TINY, "--out", str(out), "--jobs", "2", "--json"]) == 0
+        patched.setattr(measure, "DEFAULT_HEAP", 4 << 20)
+        assert main([*TINY, "--out", str(out), "--jobs", "1", "--json"]) == 0
     return json.loads(said.getvalue()), out
+
+
+@pytest.fixture(autouse=True)
+def small_heaps_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is filled when a world is made."""
+    monkeypatch.setattr(measure, "DEFAULT_HEAP", 4 << 20)
 
 
 @pytest.fixture
 def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results come without pictures, which take longer than the runs: `TestRecords` has them."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+def test_jobs_side_by_side_are_done_each_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In processes of their own; results come in the order of the jobs."""
+    monkeypatch.setattr(processes, "get_context", lambda kind: get_context("fork"))  # which makes one at once
+    options: dict[str, Any] = {"cost": float, "said": lambda made: f"job {made[0]}"}
+    made = processes.run_all(in_a_process, [3, 1, 2], 2, **options)
+    assert [job for job, _ in made] == [3, 1, 2] and os.getpid() not in {process for _, process in made}
+    said = capsys.readouterr().err
+    assert "1 of 3" in said and "3 of 3" in said and all(f"s left: job {n}" in said for n in (1, 2, 3))
+
+
+def in_a_process(job: int) -> tuple[int, int]:
+    return job, os.getpid()
+
+
+@pytest.mark.verify
+def test_programs_are_measured_with_two_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "get_context", lambda kind: fork_server())  # these have imported torch already
+    assert main([*TINY, "--out", str(tmp_path), "--jobs", "2", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)["records"]
+    assert records == read(tmp_path) and all(r["ok"] for r in records)
+    assert [(r["schedule"], r["what"]) for r in records] == [(f, w) for f in FORMS for w in (LOGICAL, WALL)]
 
 
 class TestRecords:
@@ -228,7 +263,7 @@ def spoil(form: str, how: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tenso
 
 @pytest.mark.usefixtures("no_matplotlib")
 class TestWrongResults:
-    @pytest.mark.parametrize("form", [UNFUSED, "push"])
+    @pytest.mark.parametrize("form", first_of([UNFUSED, "push"]))
     def test_have_no_figures(
         self, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from bench import explore as command
 from bench.explore import BACKENDS, RECORD, Case, cases, explored, known, main
 from tests.bench.found import records
+from tests.parameters import rarely
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 
 
@@ -25,15 +26,22 @@ def test_the_programs_of_the_library_and_the_examples_are_all_explored() -> None
 ON_RECORD = [(r["program"], r["schedule"]) for r in records(RECORD) if (r["world"], r["policy"]) == (3, "pct")]
 
 
-@pytest.mark.parametrize(("program", "schedule"), dict.fromkeys(ON_RECORD))
+LAST = dict(ON_RECORD)
+"""A schedule of each program, in every run; its first is predicted there."""
+
+
+@pytest.mark.parametrize(
+    ("program", "schedule"),
+    rarely(dict.fromkeys(ON_RECORD), lambda program, schedule: LAST[program] != schedule),
+)
 def test_events_of_every_program(program: str, schedule: str) -> None:
     done = explored(Case(program, schedule, 3, "oracle", "pct", 3))
     assert done.schedules_run == 3 and not done.findings
 
 
 SAMPLE = [
-    ("all_gather_matmul", "pull", 3, "random"),
-    ("matmul_all_reduce", "fused", 2, "pct"),
+    pytest.param("all_gather_matmul", "pull", 3, "random", marks=pytest.mark.verify),
+    pytest.param("matmul_all_reduce", "fused", 2, "pct", marks=pytest.mark.verify),
     ("matmul_ring_reduce_scatter", "ringed", 2, "random"),
     ("gathered_attention", "causal", 2, "pct"),
 ]

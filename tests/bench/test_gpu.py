@@ -56,7 +56,11 @@ def test_every_step_has_its_time() -> None:
     assert sum(seconds for seconds, _ in STEPS.values()) <= 12 * 60
 
 
-def test_results_on_virtual_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("which", [("push", "engine"), pytest.param((), marks=pytest.mark.verify)], ids=["two", "all"])
+def test_results_on_virtual_ranks(which: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By two schedules; virtual ranks have results of the others in every run, and here in `make verify`."""
+    if which:
+        monkeypatch.setattr(right, "schedules", lambda place: which)
     monkeypatch.setattr(right, "WORLDS", (2,))
     monkeypatch.setattr(right, "DTYPES", ("bfloat16",))
     place = replace(OnStandIn().place(), parts={2: (20, 5)})
@@ -215,6 +219,8 @@ def test_what_is_left_when_the_time_is_over_is_not_begun(tmp_path: Path) -> None
 
 # ---- steps in processes
 
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+
 
 def steps_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
     """Children of the script run with other steps, made by `code` from the names of `bench.gpu.command`."""
@@ -270,7 +276,7 @@ command.STEPS = {{"hangs": (600.0, hang), "first": (60.0, right.first)}}
 @pytest.mark.parametrize(
     ("step", "code_of_main", "verdict", "error"),
     [
-        ("dies", 3, DIED, "ended with exit code 1"),
+        pytest.param("dies", 3, DIED, "ended with exit code 1", marks=pytest.mark.verify),
         ("finds", 1, WRONG, "is wrong"),
         pytest.param("late", 3, OUT_OF_TIME, "not begun: the time of this step is over", marks=pytest.mark.verify),
     ],
@@ -280,32 +286,36 @@ def test_a_step_that_dies_or_is_late_or_has_findings(
     step: str, code_of_main: int, verdict: str, error: str,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Each has a verdict of its own, is said again at the end, and in the exit code."""
+    """Each has a verdict of its own, is said again at the end, and in the exit code. Its process has the queues that it
+    needs: CUDA reads it once."""
     code = """
 def late(place, report):
     report.until = 0
     with report.case("a case"):
         pass
 command.STEPS = {"dies": (60.0, lambda place, report: sys.exit(1)), "late": (60.0, late),
-                 "finds": (60.0, lambda place, report: report.add("something", ok=False, error="is wrong"))}
+                 "finds": (60.0, lambda place, report: report.add(os.environ[QUEUES], ok=False, error="is wrong"))}
 """
-    steps_are(monkeypatch, tmp_path, code)
+    steps_are(monkeypatch, tmp_path, f"import os; QUEUES = {QUEUES!r}{code}")
+    monkeypatch.delenv(QUEUES, raising=False)
     monkeypatch.setattr(command, "STEPS", {step: (60.0, right.first)})
     assert main(["--dry", "--out", str(tmp_path)]) == code_of_main
     begun, found = records(tmp_path / "gpu-dry.jsonl")
     assert (begun["what"], found["step"], found["verdict"], found["error"]) == (BEGUN, step, verdict, error)
+    assert step != "finds" or found["what"] == "32"
     said = capsys.readouterr().err
     assert f"{verdict}: step {step}" in said and f"1 {verdict}" in said
 
 
+@pytest.mark.verify
 def test_a_step_alone_has_the_queues_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA reads it once: also `--step` has a process of its own."""
-    code = """
+    """Also `--step` has a process of its own."""
+    code = f"""
 import os
-command.STEPS = {"first": (60.0, lambda place, report: report.add(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], ok=True))}
+command.STEPS = {{"first": (60.0, lambda place, report: report.add(os.environ[{QUEUES!r}], ok=True))}}
 """
     steps_are(monkeypatch, tmp_path, code)
-    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    monkeypatch.delenv(QUEUES, raising=False)
     assert main(["--dry", "--step", "first", "--out", str(tmp_path)]) == 0
     assert [r["what"] for r in records(tmp_path / "gpu-dry.jsonl")] == [BEGUN, "32"]
 

@@ -42,7 +42,7 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[
 
 
 def test_cases_follow_each_other_until_the_time_is_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found, said = run(tmp_path, capsys, "--seconds", "2", "--seed", "0", "--worlds", "1,2")
+    code, found, said = run(tmp_path, capsys, "--seconds", "1", "--seed", "0", "--worlds", "1,2")
     assert (code, found["status"], found["findings"]) == (0, "ok", [])
     assert found["cases"] == len(found["seeds"]) >= 1 and found["calls"] == sum(found["programs"].values())
     assert set(found["worlds"]) <= {"1", "2"} and re.search(r"right  case 0: 1 ranks, \w+", said)
