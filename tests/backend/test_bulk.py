@@ -67,7 +67,7 @@ def on_describing(call: Call) -> str:
 
 @pytest.mark.versions
 @pytest.mark.parametrize(("schedule", "parts"), [
-    *(pytest.param("push", p, marks=pytest.mark.verify if len(p) > 3 else ()) for p in (*PARTS, EIGHT)),
+    *(pytest.param("push", p, marks=pytest.mark.verify if len(p) > 2 else ()) for p in (*PARTS, EIGHT)),
     ("pull", PARTS[1]),
 ], ids=str)  # fmt: skip
 def test_gathered_rows_are_right(schedule: str, parts: tuple[int, ...]) -> None:
@@ -131,7 +131,7 @@ def test_what_nobody_is_told_of_is_complete_when_it_has_to_be(
 
 
 @pytest.mark.parametrize(("program", "schedule", "edit", "kind"), [
-    (filled_twice, TWICE, replaced(r"^ +settle\(\)\n", ""), "complete"),
+    pytest.param(filled_twice, TWICE, replaced(r"^ +settle\(\)\n", ""), "complete", marks=pytest.mark.verify),
     (left_alone, ALONE, replaced(r"^ +settle\(\)\n", ""), "complete"),
     (stored_over, OVER, replaced(r'(ready = wait\(.*"gpu"), tma=True', r"\1"), "fence"),
 ], ids=["stored again too early", "left too early", "stored over what threads have stored"])  # fmt: skip

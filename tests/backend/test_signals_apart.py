@@ -20,7 +20,7 @@ from tilelink.runtime.cpu.world import CpuWorld
 APART = replace(CPU, name="cpu whose signals lie apart", signal_bytes=32, wide_polls=True)
 
 
-@pytest.mark.parametrize("schedule", first_of(["push", "engine", "pull", "multicast"], 2))
+@pytest.mark.parametrize("schedule", first_of(["push", "engine", "pull", "multicast"]))
 def test_three_calls(schedule: str) -> None:
     call = Call((9, 0, 20), K=24, integers=True, schedule=in_tiles(schedule, (16, 16), (16, 16, 16)))
     world = CpuWorld(3, target=APART, heap_bytes=8 << 20, sms=20)

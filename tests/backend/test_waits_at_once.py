@@ -9,7 +9,7 @@ import pytest
 from tests.backend.edited import replaced
 from tests.kernels.gather_gemm import Call, in_tiles, run, run_and_check
 from tests.kernels.routed import Routed, random_counts
-from tests.parameters import some_of
+from tests.parameters import first_of, some_of
 from tests.verification.mutants.tools import MutatedWorld
 from tilelink.backend import waits
 from tilelink.backend.targets import CPU, TARGETS, portable
@@ -34,7 +34,7 @@ def source(world: CpuWorld) -> str:
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", first_of([0, 1]))
 def test_rows_from_all_sources_are_awaited(seed: int) -> None:
     world = CpuWorld(4, target=AT_ONCE, heap_bytes=8 << 20, sms=8)
     for call in calls():
@@ -59,17 +59,17 @@ def test_rows_that_are_not_awaited_are_a_race() -> None:
         world.run(calls()[0].on)
 
 
+@pytest.mark.parametrize("k", first_of([20, 100]))
 @some_of(3, first=1)
-def test_pieces_are_taken_as_they_come(seeds: range) -> None:
+def test_pieces_are_taken_as_they_come(seeds: range, k: int) -> None:
     """A worker waits for the next piece of its rows, and takes what has come behind it, too; two calls in a row, with
     parts that differ, and a K that leaves a rest."""
     schedule = in_tiles("pieces", (16, 32), (16, 16, 16)).changed(gather={"count": 2})
-    for k in (100, 20):
-        call = Call((40, 0, 21), N=40, K=k, integers=True, schedule=schedule)
-        world = CpuWorld(3, target=PIECES, heap_bytes=4 << 20, sms=5)
-        for seed in seeds:
-            run_and_check(call, call, world=world, seed=seed)
-        assert "while i < " in source(world) and "came = wait_some(control, " in source(world)
+    call = Call((40, 0, 21), N=40, K=k, integers=True, schedule=schedule)
+    world = CpuWorld(3, target=PIECES, heap_bytes=4 << 20, sms=5)
+    for seed in seeds:
+        run_and_check(call, call, world=world, seed=seed)
+    assert "while i < " in source(world) and "came = wait_some(control, " in source(world)
 
 
 def test_where_there_are_no_pieces_nothing_is_awaited() -> None:

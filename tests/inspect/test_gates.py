@@ -180,8 +180,9 @@ def cases() -> list[Any]:
         return pytest.param(target, *case[1:], marks=marks, id=f"{target} {case[0]}")
 
     verify = pytest.mark.verify
+    again = repeats([*IN_KERNEL, *PTX])[len(IN_KERNEL) :]
     return [
-        *(case("sm_90", c, *[verify][: int(again)]) for c, again in zip(PTX, repeats(PTX), strict=True)),
+        *(case("sm_90", c, *[verify][: int(a)]) for c, a in zip(PTX, again, strict=True)),
         *(case("sm_100", c, verify) for c in PTX),
         *(case("gfx942", c, *[verify][: n > 1]) for n, c in enumerate(GCN)),
     ]
@@ -197,9 +198,14 @@ def test_one_instruction_less_is_found(
 @pytest.mark.parametrize(
     ("old", "new", "kind"),
     [
-        (r"^ +ld\.acquire\.\{scope\}\.global\.s\{bits\} %word, \[\{own_word\}\];\n", "", "acquire"),
         (r"^ +@%p bra POLL_\$\{\{:uid\}\};\n", "", "poll"),
-        (r"^ +bar\.warp\.sync 0xffffffff;\n", "", "poll"),
+        *(
+            pytest.param(*case, marks=pytest.mark.verify)  # with findings that every run has
+            for case in (
+                (r"^ +ld\.acquire\.\{scope\}\.global\.s\{bits\} %word, \[\{own_word\}\];\n", "", "acquire"),
+                (r"^ +bar\.warp\.sync 0xffffffff;\n", "", "poll"),
+            )
+        ),
     ],
 )
 def test_a_poll_with_an_instruction_less_is_found(
