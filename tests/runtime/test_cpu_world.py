@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.parameters import each_once
+from tests.parameters import each_once, first_of
 from tests.programs.alone import checked_copy, checking
 from tests.runtime.small_worlds import SMALL, Call, K, N, check_usable, small_world
 from tilelink.emulator import KernelError
@@ -22,14 +22,14 @@ from tilelink.runtime.cpu.world import CpuWorld
 from tilelink.runtime.group import Group
 
 
-@each_once("world, schedule", [1, 2, 3, 8], ["push", "pull"])
+@each_once("world, schedule", [1, 2, 3, 8], ["push", "pull"], dear=lambda world, _: world == 8)
 def test_worlds(world: int, schedule: str) -> None:
     call = Call([3 * r % 7 for r in range(1, world + 1)], schedule=schedule)
     small_world(world).run(call.on)
     call.check()
 
 
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", first_of([2, 1]))
 def test_twenty_calls_in_one_run(slots: int) -> None:
     calls = [Call((5, 3), seed=s, schedule=("push", "pull")[s % 3 == 1]) for s in range(20)]
     small_world(2, slots=slots).run(lambda group: [call.on(group) for call in calls])

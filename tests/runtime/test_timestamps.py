@@ -48,8 +48,9 @@ def run(parts: tuple[int, ...], name: str, **options: bool) -> CpuWorld:
 
 @pytest.mark.parametrize(
     ("name", "parts"),
-    [("push", (20,)), ("push", (5, 0, 33)), ("pull", (16, 7)), ("multicast", (16, 16)), ("engine", (16, 16))],
-)
+    [("push", (20,)), pytest.param("push", (5, 0, 33), marks=pytest.mark.verify), ("pull", (16, 7)),
+     ("multicast", (16, 16)), ("engine", (16, 16))],
+)  # fmt: skip
 def test_the_timeline_has_every_tile_and_every_wait(name: str, parts: tuple[int, ...]) -> None:
     world = run(parts, name, timed=True)
     found = world.timeline()
@@ -130,7 +131,7 @@ def _early(found: Timeline) -> float:
     return max(found.spans[w.cause].stop - w.stop for w in found.spans if w.cause is not None)
 
 
-@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("target", first_of(["sm_90", "gfx942"]))
 def test_kernels_that_record_hold_what_the_program_says(target: str) -> None:
     """Compiled only: the chip's clock is read once for each record, and the gate finds what it finds without."""
     bound = all_gather_matmul.bind(IN_TILES, dict.fromkeys(("x", "weight", "out"), "bfloat16"), frozenset(["bias"]))
