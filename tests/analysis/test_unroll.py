@@ -21,6 +21,7 @@ from tests.analysis.runs import (
     runs,
     small,
 )
+from tests.parameters import random_tries
 from tests.programs.attention import gathered_attention
 from tests.programs.gathered import hierarchical_matmul
 from tests.programs.reducing import ring_reduce_scatter
@@ -148,8 +149,7 @@ def check_signals(events: Events) -> None:
         assert (events.expected[waits] == counted[events.rank[waits], events.cell[waits]]).all(), signals.tensor
 
 
-@settings(max_examples=250, deadline=None)
-@given(runs(RESULTS + SIGNALS))
+@random_tries(80, 250, runs(RESULTS + SIGNALS))
 def test_signals_are_given_as_often_as_derived(run: Run) -> None:
     """Those of notifications under conditions and in loops included."""
     check_signals(run.unroll())
@@ -203,8 +203,7 @@ def reads_of(events: Events) -> dict[tuple[int, ...], Column]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
-@given(runs(RESULTS))
+@random_tries(20, 60, runs(RESULTS))
 def test_loops_taken_together_read_what_their_steps_read(run: Run) -> None:
     together, steps = run.unroll(), run.unroll(summarise=False)
     for op in (WRITE, NOTIFY, WAIT):

@@ -11,6 +11,7 @@ import pytest
 import triton.language as tl
 from triton.runtime.interpreter import interpreter_semantic
 
+from tests.parameters import seldom
 from tilelink.emulator.accesses import Accesses
 from tilelink.emulator.interpreter import installed
 from tilelink.emulator.kernel_values import Handle, numpy_dtype
@@ -67,7 +68,7 @@ def outcome(compute: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     return kind, found.handle.dtype.name, str(found.handle.data.dtype), repr(found.handle.data.squeeze().tolist())
 
 
-@pytest.mark.parametrize("name", STOCK)
+@pytest.mark.parametrize("name", seldom(STOCK, lambda name: name not in ("add", "floordiv", "mod", "le", "and")))
 def test_tensors(name: str) -> None:
     ours = getattr(tl.tensor, f"__{name}__")
     for a in DTYPES:

@@ -17,7 +17,7 @@ import sympy
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.parameters import some_of
+from tests.parameters import random_tries, some_of
 from tilelink.frontend.arithmetic import evaluate, to_text, to_triton
 from tilelink.frontend.expressions import (
     RANK,
@@ -147,8 +147,7 @@ sources = st.recursive(st.sampled_from(NAMES) | numbers, _combined, max_leaves=8
 assignments = st.fixed_dictionaries({n: st.integers(n == "world", 9) for n in NAMES})
 
 
-@settings(max_examples=600, deadline=None)
-@given(sources, st.lists(assignments, min_size=5, max_size=5))
+@random_tries(180, 600, sources, st.lists(assignments, min_size=5, max_size=5))
 def test_same_as_python(source: str, values: list[dict[str, int]]) -> None:
     e = elaborated(source)
     assume(e is not None)

@@ -11,6 +11,7 @@ import torch
 import tilelink as tk
 from tests.frontend.wrong import Case, check
 from tests.kernels.gather_gemm import small_world
+from tests.parameters import each_once
 from tests.programs.parts import picked_of_parts
 from tilelink.analysis.events import WAIT
 from tilelink.emulator import Operation
@@ -18,8 +19,7 @@ from tilelink.errors import DimensionError, NotUnderstoodError, TileLinkError
 from tilelink.runtime.trace import align
 
 
-@pytest.mark.parametrize("tile", [(16, 16), (16, None), (None, None)], ids=str)
-@pytest.mark.parametrize("parts", [(9,), (19, 0, 33, 7), (8, 8)], ids=str)
+@each_once("parts, tile", [(9,), (19, 0, 33, 7), (8, 8)], [(None, None), (16, 16), (16, None)])
 def test_integers_pick_rows_of_a_part_that_is_here(parts: tuple[int, ...], tile: tuple[int | None, ...]) -> None:
     """A wait is for one part, whose rows come in several tiles, or in none; the kernel does what events say."""
     world, S, random = len(parts), 21, torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 import tilelink as tk
 from tests.analysis.runs import ATTENTION, BACKWARD, RING, notifying
-from tests.parameters import each_once
+from tests.parameters import each_once, seldom
 from tests.programs import alone
 from tests.programs.attention import gathered_attention
 from tests.programs.gathered import waits_for_two
@@ -57,6 +57,7 @@ def test_attention() -> None:
         begin += len(rows)
 
 
+@pytest.mark.verify  # tests/kernels/test_backward.py has the program in every run
 def test_backward() -> None:
     world, m = len(PARTS), sum(PARTS)
     dy, weight = [numbers(m, 33) for _ in range(world)], [numbers(40, 33) for _ in range(world)]
@@ -136,7 +137,7 @@ def test_a_variable_that_both_branches_make() -> None:
     assert "branches" in branches.show("ptx", schedule, world=2, target="sm_90", dtypes="float32", M=24, K=20)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", seldom([1, 2, 3], lambda world: world == 2))
 def test_neighbours_are_read_where_there_are_some(world: int) -> None:
     """Whoever has no neighbour does not wait for it, nor looks where it would be."""
     x = [numbers(20, 33) for _ in range(world)]

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilelink as tk
+from tests.parameters import random_tries
 from tilelink.errors import Site
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.expressions import PER_NODE, RANK, WORLD, of_dim, parts_of, shown
@@ -110,8 +111,7 @@ def spaces(draw: st.DrawFn, orders: list[tk.Order] = ORDERS, dims: int = 3) -> W
     return Walked(tuple(sizes), parts, world, tuple(tile), axes, at, order)
 
 
-@settings(max_examples=200, deadline=None)
-@given(spaces())
+@random_tries(70, 200, spaces())
 def test_every_element_once_for_every_value_of_the_axes(space: Walked) -> None:
     """A tile of a space with axes exists for each of their values; without an executor, on every rank."""
     names = [*space.axes, *(["rank"] if space.at is None else [])]

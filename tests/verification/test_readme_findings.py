@@ -84,6 +84,7 @@ def test_readme_shows_the_inbox_that_the_next_call_overwrites(seed: int, example
         assert written.rank == (read.rank - 1) % 3
 
 
+@pytest.mark.verify
 def test_readme_counts_the_schedules_that_are_found(example: Callable[[str], Any]) -> None:
     shifted = example("next_call").shifted
     found = [shifted(calls=2, credit=False, seed=seed, collect=True) for seed in range(60)]
