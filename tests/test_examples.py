@@ -12,7 +12,7 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 
-LONG = ("next_call", "scaled_matmul", "hierarchical_gather")
+LONG = ("next_call", "scaled_matmul", "hierarchical_gather", "gathered_attention", "mixture_of_experts")
 """Those that take longest, in `make verify`. Other tests run their programs in every run."""
 
 

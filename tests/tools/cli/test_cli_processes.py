@@ -22,6 +22,7 @@ def tilelink(command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, timeout=60, **options)
 
 
+@pytest.mark.verify  # a process whose input is bad is in every run
 def test_process(user_file: Path) -> None:
     done = tilelink("tilelink show user.py:doubled --stage triton --json", cwd=user_file.parent)
     assert done.returncode == 0
@@ -29,17 +30,22 @@ def test_process(user_file: Path) -> None:
     assert done.stderr == "a user's file may print\n"
 
 
-def test_process_with_bad_input() -> None:
-    done = tilelink("tilelink show --json --frobnicate")
+def test_process_with_bad_input(user_file: Path) -> None:
+    """Its exit code, and what goes where, also of a file of the user's."""
+    done = tilelink("tilelink show user.py:tripled --json", cwd=user_file.parent)
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"]["class"] == "UsageError"
-    assert done.stderr == ""
+    assert done.stderr == "a user's file may print\n"
 
 
 def test_a_reader_may_leave() -> None:
     done = tilelink("tilelink show all_gather_matmul --stage events --shape M=4096 2>/dev/null | head -n 1")
     assert done.returncode == 0
     assert done.stdout.startswith("rank 0 worker 0 gather tile 0: ")
+
+
+@pytest.mark.verify
+def test_a_reader_may_leave_before_anything_is_said() -> None:
     done = tilelink("tilelink show all_gather_matmul --stage events --shape M=4096 --json | true && tilelink -h | true")
     assert (done.returncode, done.stderr) == (0, "")
 

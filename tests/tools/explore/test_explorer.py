@@ -35,7 +35,10 @@ def kinds(exploration: Exploration) -> set[str]:
     return {f.kind for f in exploration.findings}
 
 
-@pytest.mark.parametrize(("name", "policy"), [("push", "pct"), ("pull", "random"), ("engine", "pct")])
+@pytest.mark.parametrize(("name", "policy"), [
+    ("push", "random"), ("engine", "pct"),
+    *(pytest.param(*c, marks=pytest.mark.verify) for c in (("push", "pct"), ("pull", "random"))),
+])  # fmt: skip
 def test_what_is_right_has_no_finding_and_every_seed_its_schedule(name: str, policy: str) -> None:
     explored = explore(gather_matmul(name), range(4), policy)
     assert not explored.findings
