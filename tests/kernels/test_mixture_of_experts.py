@@ -59,7 +59,8 @@ def test_bits_depend_neither_on_the_order_of_execution_nor_on_the_wave(waves: tu
         assert all(torch.equal(a["out"], b["out"]) for a, b in zip(of_waves[0], outs, strict=True))
 
 
-def test_across_nodes() -> None:
-    counts = [random_counts(4, 1, seed, most=12) for seed in (5, 6)]
+@pytest.mark.parametrize("seeds", [(5,), pytest.param((5, 6), marks=pytest.mark.verify)], ids=str)
+def test_across_nodes(seeds: tuple[int, ...]) -> None:
+    counts = [random_counts(4, 1, seed, most=12) for seed in seeds]
     calls = [Layer("push", c, N=16, K=16, integers=True) for c in counts]
     run_and_check(*calls, world=small_world(4, per_node=2))
