@@ -21,6 +21,11 @@ def first_of(values: Iterable[Any], many: int = 1) -> list[Any]:
     return [pytest.param(v, marks=() if k < many else pytest.mark.verify) for k, v in enumerate(values)]
 
 
+def first_cases(cases: Iterable[Sequence[Any]], many: int = 1) -> list[Any]:
+    """Cases of a test, marked as the values of `first_of` are."""
+    return [pytest.param(*case, marks=() if k < many else pytest.mark.verify) for k, case in enumerate(cases)]
+
+
 def seldom(values: Iterable[Any], dear: Callable[[Any], bool]) -> list[Any]:
     """Values of one argument, marked: `make verify` alone has those that are dear."""
     return [pytest.param(v, marks=pytest.mark.verify if dear(v) else ()) for v in values]
@@ -65,12 +70,14 @@ def each_once(
     return pytest.mark.parametrize(tuple(names.split(", ")), rarely(pairs, dear), ids=ids)
 
 
-def covering(cases: Iterable[Sequence[Any]]) -> list[Any]:
-    """Cases of a test, marked: a few that have each value of each argument, in every run; the others in `make verify`.
+def covering(cases: Iterable[Sequence[Any]], cheap: Callable[..., bool] = lambda *case: True) -> list[Any]:
+    """Cases of a test, marked: a few that have each value of each argument, in every run; the others in `make verify`,
+    with all that are not `cheap`.
 
     Next comes always the case with the most values that no case before it has; of several, the one whose values were
     seen least often; of those, the first. Values are one if they are written alike."""
     every = [tuple(case) for case in cases]
+    may = {k for k, case in enumerate(every) if cheap(*case)}
     seen = Counter[tuple[int, str]]()
     of = {k: [(n, repr(value)) for n, value in enumerate(case)] for k, case in enumerate(every)}
     taken = set[int]()
@@ -78,8 +85,8 @@ def covering(cases: Iterable[Sequence[Any]]) -> list[Any]:
     def rank(k: int) -> tuple[int, int, int]:
         return sum(value in seen for value in of[k]), sum(seen[value] for value in of[k]), k
 
-    while any(value not in seen for values in of.values() for value in values):
-        best = min((k for k in of if k not in taken), key=rank)
+    while any(value not in seen for k in may for value in of[k]):
+        best = min(may - taken, key=rank)
         taken.add(best)
         seen.update(of[best])
     return [pytest.param(*case, marks=() if k in taken else pytest.mark.verify) for k, case in enumerate(every)]

@@ -6,6 +6,7 @@ import pytest
 
 from tests.integrations import deep_ep, plugs, serving
 from tests.ops.groups import assert_right
+from tests.parameters import first_of
 from tests.runtime.processes import Pool
 
 
@@ -49,8 +50,9 @@ def test_the_dispatcher_of_sglang(pool: Pool) -> None:
     assert_right(pool, [(0, 1, 2, 3)], serving.of_sglang)
 
 
-def test_the_buffer_of_deep_ep(pool: Pool) -> None:
-    assert_right(pool, [(0, 1), (1, 2, 3)], deep_ep.of_deep_ep, "torch", ["even", "uneven", "copies"])
+@pytest.mark.parametrize("group", first_of([(0, 1), (1, 2, 3)]), ids=len)
+def test_the_buffer_of_deep_ep(pool: Pool, group: tuple[int, ...]) -> None:
+    assert_right(pool, [group], deep_ep.of_deep_ep, "torch", ["even", "uneven", "copies"])
 
 
 @pytest.mark.verify

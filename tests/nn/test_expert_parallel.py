@@ -9,7 +9,6 @@ from torch.distributed.tensor import Replicate
 
 from tests.nn.expert_models import BESIDE, compared, page, prepared, refused, stepped, under_fsdp
 from tests.ops.groups import GROUPS, assert_right
-from tests.parameters import first_of
 from tests.runtime.processes import Pool
 
 REPLICATED = {"input_layouts": Replicate()}
@@ -29,7 +28,8 @@ def test_a_block(pool: Pool, how: dict[str, object]) -> None:
     assert_right(pool, groups, compared, "ours", "torch", how)
 
 
-@pytest.mark.parametrize("how", first_of([{}, {"cut": "hidden"}]), ids=told)
+@pytest.mark.verify
+@pytest.mark.parametrize("how", [{}, {"cut": "hidden"}], ids=told)
 def test_a_block_in_one_kernel(pool: Pool, how: dict[str, object]) -> None:
     plan = ",".join(["one_kernel", *(f"{role}.count=2" for role in ("dispatch", "combine", "keep", "add_up"))])
     assert_right(pool, [(0, 1)], compared, "gated", "interpret", {"plan": plan, **how})

@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.on_ranks import computed_by, on_groups
+from tests.parameters import first_of
 from tests.runtime.processes import Pool
 from tilelink.errors import ArgumentError, DtypeError, ScheduleError, ShapeError, TileLinkError
 from tilelink.nn import MoE
@@ -175,15 +176,16 @@ def test_slices_of_every_expert(pool: Pool) -> None:
 
 def test_uneven_experts_and_copies(pool: Pool) -> None:
     assert_right(pool, GROUPS[1:], layers, "torch", 1, True)
-    assert_right(pool, [(0, 1)], layers, "interpret", 1, True)
 
 
-def test_by_programs(pool: Pool) -> None:
-    assert_right(pool, [(0, 1)], layers, "interpret")
+@pytest.mark.parametrize("uneven", first_of([False, True]))
+def test_by_programs(pool: Pool, uneven: bool) -> None:
+    assert_right(pool, [(0, 1)], layers, "interpret", 1, uneven)
 
 
-def test_twenty_steps_have_one_curve(pool: Pool) -> None:
-    assert_right(pool, [(0, 1, 2, 3)], trained)
+@pytest.mark.parametrize("group", first_of([(0, 1), (0, 1, 2, 3)]), ids=len)
+def test_twenty_steps_have_one_curve(pool: Pool, group: tuple[int, ...]) -> None:
+    assert_right(pool, [group], trained)
 
 
 def test_layers_that_cannot_be(pool: Pool) -> None:

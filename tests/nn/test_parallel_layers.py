@@ -15,6 +15,7 @@ from torch import nn
 from tests.nn.on_ranks import Part, errors, far, mesh_of, nothing, step
 from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.on_ranks import computed_by, raised, unsaid
+from tests.parameters import first_of
 from tests.runtime.processes import Pool
 from tilelink.nn import ColumnParallelLinear, RowParallelLinear
 
@@ -101,8 +102,9 @@ def by_programs(group: dist.ProcessGroup, sequence_parallel: bool) -> list[str]:
     return step_wrong(group, True, "interpret", sequence_parallel=sequence_parallel, dim=0)
 
 
-def test_layers_are_those_of_one_rank(pool: Pool) -> None:
-    assert_right(pool, GROUPS, steps_wrong)
+@pytest.mark.parametrize("groups", first_of([[(1, 2, 3)], GROUPS]), ids=["of three", "of all sizes"])
+def test_layers_are_those_of_one_rank(pool: Pool, groups: list[tuple[int, ...]]) -> None:
+    assert_right(pool, groups, steps_wrong)
 
 
 @pytest.mark.verify

@@ -9,6 +9,7 @@ import pytest
 from tests.nn import feed_forward, on_ranks, one_linear
 from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.on_ranks import on_groups
+from tests.parameters import first_of
 from tests.runtime.processes import Pool
 
 
@@ -17,12 +18,13 @@ def test_block_is_that_of_one_rank(pool: Pool, plan: str) -> None:
     assert_right(pool, [(0, 1)], on_ranks.block_wrong, plan, "torch")
 
 
-def test_block_on_groups_of_all_sizes(pool: Pool) -> None:
-    assert_right(pool, GROUPS, on_ranks.block_wrong, "ours", "torch")
+@pytest.mark.parametrize("groups", first_of([[(1, 2, 3)], GROUPS]), ids=["of three", "of all sizes"])
+def test_block_on_groups_of_other_sizes(pool: Pool, groups: list[tuple[int, ...]]) -> None:
+    assert_right(pool, groups, on_ranks.block_wrong, "ours", "torch")
 
 
 def test_layouts_are_those_of_torch(pool: Pool) -> None:
-    assert_right(pool, [(0, 1)], one_linear.layouts_wrong, True, 4)
+    assert_right(pool, [(0, 1)], one_linear.layouts_wrong, True, 7)
 
 
 @pytest.mark.verify

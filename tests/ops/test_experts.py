@@ -13,7 +13,7 @@ import torch
 from tests.ops import of_experts
 from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.layers import Layer
-from tests.parameters import covering, first_of
+from tests.parameters import covering, first_cases, first_of
 from tests.runtime.processes import Pool
 from tilelink.ops.moe_routing import placed
 
@@ -22,10 +22,11 @@ BY_PROGRAMS = [Layer((5, 0, 3)), Layer((4,), 3, 1, none=0.4, K=24, seed=1), Laye
 
 
 @pytest.mark.parametrize(
-    ("seed", "number"), [(0, 1), *(pytest.param(s, n, marks=pytest.mark.verify) for s, n in ((0, 9), (1, 70)))]
+    ("groups", "seed", "number"), first_cases([([(1, 2, 3)], 0, 1), (GROUPS, 0, 9), (GROUPS, 1, 70)])
 )
-def test_random_layers_on_groups_of_all_sizes(pool: Pool, seed: int, number: int) -> None:
-    assert_right(pool, GROUPS, of_experts.drawn, number, seed)
+def test_random_layers(pool: Pool, groups: list[tuple[int, ...]], seed: int, number: int) -> None:
+    """On groups of all sizes in `make verify`."""
+    assert_right(pool, groups, of_experts.drawn, number, seed)
 
 
 CHANGED = "push,dispatch.count=2,combine.count=2", "one_kernel:few,gate_up.wave=1,down.wave=1"
@@ -33,7 +34,8 @@ CHANGED = "push,dispatch.count=2,combine.count=2", "one_kernel:few,gate_up.wave=
 
 @pytest.mark.parametrize(
     ("plan", "layer"),
-    covering(product(("pull", "once", "one_kernel", *CHANGED), BY_PROGRAMS)),
+    first_cases([("one_kernel", BY_PROGRAMS[2]), *product(("pull", "once", *CHANGED), BY_PROGRAMS),
+                 *product(["one_kernel"], [*BY_PROGRAMS[:2], *BY_PROGRAMS[3:]])]),
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_programs_give_the_same(pool: Pool, plan: str, layer: Layer) -> None:
@@ -47,23 +49,26 @@ ODD = [Layer((0,)), Layer((0, 4), 3, 2, K=37, hidden=21, seed=4), Layer((5, 2), 
 
 @pytest.mark.parametrize(
     ("plan", "layer"),
-    covering(product((None, "push", "few", "once", "one_kernel"), ODD)),
+    first_cases([*((None, layer) for layer in ODD), ("once", ODD[2]), ("one_kernel", ODD[3]), ("push", ODD[0]),
+                 *product(("push", "few"), ODD[1:]), *product(("few", "once", "one_kernel"), ODD[:1]),
+                 *product(("once", "one_kernel"), ODD[1:2]), ("once", ODD[3]), ("one_kernel", ODD[2])], len(ODD) + 3),
     ids=lambda v: "" if isinstance(v, Layer) else str(v),
 )
 def test_odd_tokens_are_no_error(pool: Pool, plan: str | None, layer: Layer) -> None:
     assert_right(pool, [(0, 1)], of_experts.wrong, [layer], "interpret" if plan else "torch", plan)
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("plan", ["once:engine", "once:multicast"])
 def test_all_tokens_go_to_all_ranks_with_a_slice_of_every_expert_on_each(pool: Pool, plan: str) -> None:
     assert_right(pool, [(0, 1)], of_experts.wrong, [Layer((5, 3), none=0.3, slices=0)], "interpret", plan)
 
 
 @pytest.mark.parametrize(
-    "groups", [[(2,), (1, 2, 3)], pytest.param(GROUPS, marks=pytest.mark.verify)], ids=["some", "of all sizes"]
+    ("groups", "number"), first_cases([([(2,), (0, 1)], 0), (GROUPS, 3)]), ids=["some", "of all sizes"]
 )
-def test_tokens_go_once_in_plain_torch_too(pool: Pool, groups: list[tuple[int, ...]]) -> None:
-    assert_right(pool, groups, of_experts.drawn, 3, 2, "once")
+def test_tokens_go_once_in_plain_torch_too(pool: Pool, groups: list[tuple[int, ...]], number: int) -> None:
+    assert_right(pool, groups, of_experts.drawn, number, 2, "once")
 
 
 @pytest.mark.verify
@@ -82,13 +87,16 @@ def test_a_routing_of_another_plan_is_an_error_on_every_rank(pool: Pool) -> None
 
 @pytest.mark.parametrize(
     ("fastest", "programs"),
-    [
-        ("one_kernel:few", ["mixture_of_experts few"]),
-        ("pull", ["dispatch_matmul pull", "matmul_combine pull"]),
-        ("push,combine.count=2", ["dispatch_matmul push", "matmul_combine push,combine.count=2"]),
-        ("once:by_rank", ["all_gather_grouped_matmul by_rank", "grouped_matmul_reduce_scatter push"]),
-        (None, ["mixture_of_experts few"]),
-    ],
+    first_cases(
+        [
+            ("push,combine.count=2", ["dispatch_matmul push", "matmul_combine push,combine.count=2"]),
+            ("once:by_rank", ["all_gather_grouped_matmul by_rank", "grouped_matmul_reduce_scatter push"]),
+            (None, ["mixture_of_experts few"]),
+            ("one_kernel:few", ["mixture_of_experts few"]),
+            ("pull", ["dispatch_matmul pull", "matmul_combine pull"]),
+        ],
+        2,
+    ),
 )
 def test_auto_takes_the_plan_that_is_predicted_to_be_the_fastest(
     pool: Pool, fastest: str | None, programs: list[str]
@@ -117,23 +125,25 @@ def test_copies_of_an_expert_take_turns() -> None:
     assert placed(given, places, 6, rank=1)[:3, 0].tolist() == [0, 4, 0], "few tokens of all ranks, spread out"
 
 
-@pytest.mark.parametrize("backend", ["torch", "interpret"])
+@pytest.mark.parametrize("backend", first_of(["torch", "interpret"]))
 def test_a_gradient_that_is_needed_alone_is_the_same(pool: Pool, backend: str) -> None:
     for found in on_two(pool, of_experts.one_gradient_alone, backend):
         assert found == []
 
 
-@pytest.mark.parametrize("part", first_of(range(3)))
+@pytest.mark.verify
+@pytest.mark.parametrize("part", range(3))
 def test_opcheck(pool: Pool, part: int) -> None:
     """Of every third call of an operator."""
     on_two(pool, of_experts.opchecked, part)
 
 
 @pytest.mark.parametrize("plan", [None, "once", "one_kernel"])
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.verify)])
-def test_compiled_without_a_break(pool: Pool, backend: str, plan: str | None) -> None:
-    for wrong in on_two(pool, of_experts.compiled, backend, plan):
-        assert wrong == []
+@pytest.mark.parametrize(
+    ("group", "backend"), first_cases([((2,), "aot_eager"), ((0, 1), "aot_eager"), ((0, 1), "inductor")])
+)
+def test_compiled_without_a_break(pool: Pool, group: tuple[int, ...], backend: str, plan: str | None) -> None:
+    assert_right(pool, [group], of_experts.compiled, backend, plan)
 
 
 def test_under_autocast(pool: Pool) -> None:
@@ -154,7 +164,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-BY_WHAT = [("torch", None), ("torch", "once"), *product(["interpret"], [None, "once", "one_kernel", "few", "pull"])]
+DEAR = [("interpret", plan) for plan in ("once", "few", "pull")]
+BY_WHAT = [("interpret", None), ("torch", None), ("torch", "once"), ("interpret", "one_kernel"), *DEAR]
 
 
 def what(by_or_bad: tuple[Any, Any]) -> str:
@@ -162,7 +173,7 @@ def what(by_or_bad: tuple[Any, Any]) -> str:
     return by_or_bad[1] if isinstance(by_or_bad[0], dict) else "-".join(map(str, by_or_bad))
 
 
-@pytest.mark.parametrize(("by", "bad"), covering(product(BY_WHAT, BAD)), ids=what)
+@pytest.mark.parametrize(("by", "bad"), covering(product(BY_WHAT, BAD), lambda by, _: by not in DEAR), ids=what)
 def test_what_only_the_device_sees_is_an_error_on_every_rank(
     pool: Pool, by: tuple[str, str | None], bad: tuple[dict[str, Any], str]
 ) -> None:
@@ -231,8 +242,9 @@ def test_wrong_calls_of_the_parts_are_named_errors(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("plan", [None, "once", "one_kernel"])
-def test_gradients_of_gradients_are_an_error(pool: Pool, plan: str | None) -> None:
-    for said in on_two(pool, of_experts.twice_differentiated, plan):
+@pytest.mark.parametrize("backend", first_of(["torch", "interpret"]))
+def test_gradients_of_gradients_are_an_error(pool: Pool, backend: str, plan: str | None) -> None:
+    for said in on_two(pool, of_experts.twice_differentiated, backend, plan):
         assert "differentiate twice" in said
 
 

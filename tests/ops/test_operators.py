@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,13 @@ import torch.distributed as dist
 from tests.ops import on_ranks
 from tests.ops.groups import GROUPS, assert_right, on_two
 from tests.ops.sharded import EACH, GATHER, REDUCE, SCATTER, Call, calls
+from tests.parameters import first_cases, first_of
 from tests.runtime.processes import Pool
 from tilelink.emulator import Execution
 from tilelink.plans.names import plans
 
 BF16, FP16 = torch.bfloat16, torch.float16
+ALL = "x", "weight"
 ODD = [
     Call(GATHER, (5, 16), (24,), lengths=(5, 0), strided=True),
     Call(GATHER, (3, 32), (24,), dim=-1, bias=True),
@@ -115,10 +117,14 @@ PLANS = {
 """Calls, and the first program that each runs with this plan, with its schedule."""
 
 
-@pytest.mark.parametrize("group", [(0, 1), pytest.param((0, 1, 2, 3), marks=pytest.mark.verify)], ids=len)
-def test_plans_name_programs(pool: Pool, group: tuple[int, ...]) -> None:
-    calls, wanted = zip(*PLANS.values(), strict=True)
-    for (found,) in pool.results(on_ranks.on_groups, [group], on_ranks.planned, calls, list(PLANS))[: len(group)]:
+@pytest.mark.parametrize(
+    ("group", "names"),
+    first_cases([((0, 1), ["split", "ring", "one_shot:push", "torch"]), ((0, 1), PLANS), ((0, 1, 2, 3), PLANS)]),
+    ids=["two, some", "two", "four"],
+)
+def test_plans_name_programs(pool: Pool, group: tuple[int, ...], names: Iterable[str]) -> None:
+    calls, wanted = zip(*(PLANS[name] for name in names), strict=True)
+    for (found,) in pool.results(on_ranks.on_groups, [group], on_ranks.planned, calls, list(names))[: len(group)]:
         assert found == list(wanted)
 
 
@@ -157,17 +163,25 @@ def test_what_is_kept_is_gathered_once(pool: Pool) -> None:
         assert names == ["all_gather_matmul", "matmul_reduce_scatter"] and wrong == []
 
 
-@pytest.mark.parametrize("backend", ["torch", "interpret"])
+@pytest.mark.parametrize("backend", first_of(["torch", "interpret"]))
 def test_autocast_holds_as_for_linear_layers(pool: Pool, backend: str) -> None:
     for wrong in on_two(pool, on_ranks.inside_autocast, backend):
         assert wrong == []
 
 
-def test_partial_sums_of_means_travel_in_the_dtype_of_x(pool: Pool) -> None:
-    scattered, reduced = (Call(o, (6, 16), (20,), dtype=BF16, bias=True, reduce_op="avg") for o in (SCATTER, REDUCE))
-    turned = replace(scattered, shape=(3, 16), weights=(18,), dim=1, bias=False)
+@pytest.mark.parametrize(
+    ("group", "frozen"), first_cases([((0, 1), ALL), ((1, 2, 3), ())]), ids=["forward", "and backward"]
+)
+def test_partial_sums_of_means_travel_in_the_dtype_of_x(
+    pool: Pool, group: tuple[int, ...], frozen: tuple[str, ...]
+) -> None:
+    scattered, reduced = (
+        Call(o, (6, 16), (20,), dtype=BF16, bias=True, reduce_op="avg", frozen=frozen) for o in (SCATTER, REDUCE)
+    )
+    turned = replace(scattered, shape=(3, 16), weights=(18,), dim=1, bias=False, frozen=frozen[:1])
     means = [scattered, turned, reduced]
-    for ((dtypes, wrong),) in pool.results(on_ranks.on_groups, [(1, 2, 3)], on_ranks.sent_in, means)[1:]:
+    found = pool.results(on_ranks.on_groups, [group], on_ranks.sent_in, means)
+    for ((dtypes, wrong),) in found[group[0] : group[-1] + 1]:
         assert (dtypes, wrong) == ({BF16}, [])
 
 
@@ -194,6 +208,7 @@ def test_lengths_in_all_forms(pool: Pool) -> None:
         assert same == [True] * 6
 
 
-def test_groups_at_once(pool: Pool) -> None:
-    for wrong in pool.results(on_ranks.in_several_groups, [Call(SCATTER, (8, 16), (12,), bias=True)]):
+@pytest.mark.parametrize("frozen", first_of([ALL, ()]), ids=["forward", "and backward"])
+def test_groups_at_once(pool: Pool, frozen: tuple[str, ...]) -> None:
+    for wrong in pool.results(on_ranks.in_several_groups, [Call(SCATTER, (8, 16), (12,), bias=True, frozen=frozen)]):
         assert wrong == []
