@@ -140,7 +140,7 @@ def test_what_a_kernel_raises_has_the_line_of_the_tile_function() -> None:
     [
         lambda out: torch.tensor(out.tolist()),
         lambda out: torch.from_numpy(out.numpy().copy()),
-        lambda out: torch.from_numpy(np.array(out)),
+        lambda out: torch.from_numpy(np.asarray(out).copy()),
         lambda out: pickle.loads(pickle.dumps(out)),
         lambda out: out.clone(),
     ],
