@@ -32,7 +32,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 READY = VENV / ".ready"
 UNFINISHED = VENV / ".unfinished"
-PROJECT = ("-e", ".[bench,dev]")
+PROJECT = ("--config-settings", "editable_mode=compat", "-e", ".[bench,dev]")
+"""By its path: what setuptools does by default is looked at after a folder `tilelink` that lies beside a script."""
 TRY = """
 import platform, numpy, sympy, torch, triton
 print("Python", platform.python_version(), "torch", torch.__version__, "triton", triton.__version__)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 from tests.nn.on_ranks import Part, errors, far, mesh_of, nothing, step
@@ -100,6 +101,23 @@ def steps_wrong(group: dist.ProcessGroup) -> list[str]:
 
 def by_programs(group: dist.ProcessGroup, sequence_parallel: bool) -> list[str]:
     return step_wrong(group, True, "interpret", sequence_parallel=sequence_parallel, dim=0)
+
+
+def is_changed_in_place(group: dist.ProcessGroup, sequence_parallel: bool) -> bool:
+    """Whether a result may be changed in place, and gradients are those of one that is not."""
+    layer = ColumnParallelLinear(WIDTH, 6, group=group, sequence_parallel=sequence_parallel)
+    x = torch.randn(2, 3, WIDTH)
+    found = []
+    for in_place in (True, False):
+        layer.zero_grad()
+        F.relu(layer(x), inplace=in_place).square().sum().backward()
+        found.append([p.grad.clone() for p in layer.parameters() if p.grad is not None])
+    return len(found[0]) == 2 and all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_results_may_be_changed_in_place(pool: Pool, sequence_parallel: bool) -> None:
+    assert on_two(pool, is_changed_in_place, sequence_parallel) == [True] * 2
 
 
 @pytest.mark.parametrize("groups", first_of([[(1, 2, 3)], GROUPS]), ids=["of three", "of all sizes"])
@@ -274,7 +292,7 @@ BAD = {
     biases_of_some: ("ArgumentError", "one width, and all a bias or none; these are Linear(in_features=4"),
     no_layers: ("ArgumentError", "one width, and all a bias or none; these are none"),
     lengths_where_tokens_are_whole: ("ArgumentError", "lengths are (1, 2): every rank has all tokens"),
-    other_features: ("ShapeError", "weight 0 has shape (2, 4); for x with shape"),
+    other_features: ("ShapeError", "features; weight has shape (2, 4), it takes 4"),
     one_dimension: ("ShapeError", "at least two dimensions"),
     tokens_that_can_not_be_shared: ("ShapeError", "dimension 0 of x is 3, which 2 ranks can't share evenly"),
 }

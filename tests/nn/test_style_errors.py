@@ -148,7 +148,7 @@ BAD = {
     float64_with_a_plan: ("ArgumentError", "plan is 'pull': no program multiplies a DTensor of torch.float64"),
     replaced: ("ArgumentError", "up of FeedForward is a Linear now"),
     adapted: ("ArgumentError", "gate of FeedForward is a Wrapped now, and was spread as a Linear: replace linears"),
-    other_features: ("ShapeError", "weight 0 has shape (8, 4)"),
+    other_features: ("ShapeError", "weight has shape (8, 4)"),
 }
 
 

@@ -69,7 +69,8 @@ def check_column_plan(plan: str | None, gathered: bool) -> None:
     """Raises ScheduleError for what is no plan, ArgumentError for one where nothing is gathered."""
     if plan not in ANYWHERE and not gathered:
         what = "nothing is gathered where every rank has all of the input"
-        raise ArgumentError(f"plan is {plan!r}: {what}", Site.of_user())
+        allowed = " or ".join(map(repr, ANYWHERE))
+        raise ArgumentError(f"plan is {plan!r}: {what}, so it can be {allowed}", Site.of_user())
     check_plan("all_gather_linear", plan)
 
 
@@ -137,7 +138,8 @@ class _LinearOfReplicated(torch.autograd.Function):
         weights, biases = given[:number], given[number:]
         ctx.group_name, ctx.plan = group_name, plan
         ctx.save_for_backward(x, *weights)
-        return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
+        made = (F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
+        return tuple(t.data for t in made)  # no views, which torch lets nobody change in place
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:

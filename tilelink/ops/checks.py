@@ -65,15 +65,17 @@ def check_weights(
             raise DtypeError(f"{name} is {short(t.dtype)}, x {short(x.dtype)}: all must have one dtype")
     check_dtype(x.dtype)
     for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        one = f" {i}" if len(weights) > 1 else ""
         if weight.dim() != 2:
-            raise ShapeError(f"weight {i} has shape {tuple(weight.shape)}: it must be (N, K), as in nn.Linear")
+            raise ShapeError(f"weight{one} has shape {tuple(weight.shape)}: it must be (N, K), as in nn.Linear")
         if weight.shape[1] != features:
             raise ShapeError(
-                f"weight {i} has shape {tuple(weight.shape)}; for x with shape {tuple(x.shape)} it must be "
-                f"(N, {features})"
+                f"x has shape {tuple(x.shape)}, {features} features; weight{one} has shape {tuple(weight.shape)}, it "
+                f"takes {weight.shape[1]}"
             )
         if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-            raise ShapeError(f"bias {i} has shape {tuple(bias.shape)}; for weight {i} it must be ({weight.shape[0]},)")
+            must = f"for weight{one} it must be ({weight.shape[0]},)"
+            raise ShapeError(f"bias{one} has shape {tuple(bias.shape)}; {must}")
 
 
 def check_tensors(**given: Any) -> None:

@@ -134,7 +134,11 @@ def reason(plain: Unfused, forms: Forms) -> str:
 
 def compared(ratio: float) -> str:
     """How many times as fast as unfused a form is, and whether that is enough."""
-    return times_as_fast(ratio) + (f", where predictions need {1 + MARGIN:.2f}" if 1 <= ratio < 1 + MARGIN else "")
+    said, needed = times_as_fast(ratio), f"{1 + MARGIN:.2f}"
+    if not 1 <= ratio < 1 + MARGIN:
+        return said
+    just_less = f"just less than the {needed} that predictions need"
+    return f"{said}, {just_less if f'{ratio:.2f}' == needed else f'where predictions need {needed}'}"
 
 
 def _parts(plain: Unfused) -> str:
