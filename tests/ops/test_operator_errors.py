@@ -200,11 +200,13 @@ def meta_on_one(g: dist.ProcessGroup) -> None:
     ops.linear_all_reduce(zeros(2, 4), zeros(6, 4, device="meta" if first(g) else "cpu"), group=g)
 
 
-@pytest.mark.parametrize("bad, kind", [(bad_on_one, "ShapeError"), (meta_on_one, "DeviceError")])
-def test_bad_on_one_rank(pool: Pool, bad: Any, kind: str) -> None:
+@pytest.mark.parametrize(
+    "bad, kind, said", [(bad_on_one, "ShapeError", "x has shape"), (meta_on_one, "DeviceError", "weight 0")]
+)
+def test_bad_on_one_rank(pool: Pool, bad: Any, kind: str, said: str) -> None:
     own, other = on_two(pool, on_ranks.raised, bad)
     assert own[0] == kind
-    assert other[0] == "RankFailedError" and f"rank 0 raised {kind}: x has" in other[1]
+    assert other[0] == "RankFailedError" and f"rank 0 raised {kind}: {said}" in other[1]
 
 
 TYPES: list[tuple[Any, dict[str, Any], str]] = [
