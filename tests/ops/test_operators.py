@@ -63,7 +63,7 @@ def beside_a_run(group: dist.ProcessGroup) -> list[str]:
         first = Thread(target=lambda: Execution(1).run(host))
         first.start()
         began.wait(60)
-        refused = "WorldError: another execution is running in this process, one at a time"
+        refused = "WorldError: another execution is running in this process, which has one at a time"
         wrong = [e for _ in range(2) for e in on_ranks.unsaid(lambda: on_ranks.made(group, call), refused)]
         goes_on.set()
         first.join()

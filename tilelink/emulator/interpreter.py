@@ -117,8 +117,8 @@ def refuse_other_threads() -> None:
 
 
 def _refused() -> WorldError:
-    said = "another execution is running in this process, one at a time"
-    return WorldError(f"{said}: make this call before it or behind it, from the same thread", Site.of_user())
+    said = "another execution is running in this process, which has one at a time"
+    return WorldError(f"{said}: call before that begins or after it ends, from the same thread", Site.of_user())
 
 
 @contextmanager

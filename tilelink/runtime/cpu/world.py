@@ -105,7 +105,7 @@ class CpuWorld:
         of bounds). After an error the world is as new, apart from results."""
         if is_running():
             raise WorldError(
-                "a CpuWorld runs already in this process, one at a time: run the other one before it or behind it",
+                "a CpuWorld runs already in this process, which has one at a time: run this one before or after it",
                 Site.of_user(),
             )
         if not callable(function):
