@@ -16,6 +16,7 @@ from bench.node.ranks import Node, uneven
 from bench.node.report import NodeReport
 from bench.operands import Operands
 from bench.references import REFERENCES
+from tilelink.errors import FarAccessError
 from tilelink.kernels import operators
 from tilelink.kernels.all_gather_matmul import all_gather_matmul
 from tilelink.programs.program import Program
@@ -52,8 +53,19 @@ def results(node: Node, report: NodeReport) -> None:
 
 
 def schedules(node: Node, program: Program) -> list[str]:
-    """Those that reach all ranks: copy engines do not cross nodes."""
-    return [s for s in program.schedules if node.nodes == 1 or not by_engine(s, program)]
+    """Those that reach all ranks."""
+    return [s for s in program.schedules if node.nodes == 1 or _crosses_nodes(program, s, node.nodes)]
+
+
+def _crosses_nodes(program: Program, schedule: str, nodes: int) -> bool:
+    """Whether it may run on several nodes: copy engines do not cross, and no network loads into registers."""
+    if by_engine(schedule, program):
+        return False
+    try:
+        program.show("triton", target="cpu", schedule=schedule, world=nodes, per_node=1, dtypes="bfloat16")
+    except FarAccessError:
+        return False
+    return True
 
 
 def prepare(name: str, schedule: str, world: int) -> None:

@@ -45,8 +45,8 @@ def expected(program: TileProgram) -> Counter[str]:
             elif isinstance(s, Wait):
                 count["tests"] += sum(program.signals_of(v.tensor).scope == "sys" for v in s.views)
             elif isinstance(s, Notify):
-                for view in s.views:
-                    count.update(_of_notification(program, role, view))
+                for view in s.views:  # a late one is given in a tile, and behind the last one
+                    count.update(_of_notification(program, role, view) * (1 + s.late))
     return +count
 
 

@@ -30,7 +30,7 @@ from tilelink.kernels import all_gather_matmul, matmul_reduce_scatter
 ROOT = Path(__file__).parents[2]
 WHEEL = ROOT / ".triton" / "nvshmem" / nvshmem.FOLDER
 """Where `make test` puts it."""
-WORLD, PER_NODE, SIZES = 4, 2, {"M": 2048, "N": 512, "K": 512}
+WORLD, PER_NODE, SIZES = 4, 2, {"M": 2048, "N": 512, "K": 2048}
 gather = all_gather_matmul.all_gather_matmul
 rows = all_gather_matmul.push.changed(gather={"tile": (64, None)})
 

@@ -185,7 +185,8 @@ def test_all_steps_under_torchrun(world: int, flags: list[str], tmp_path: Path) 
     subprocess.run([*torchrun, "--dry", *flags, "--out", str(tmp_path)], env=environment, cwd=ROOT, check=True)
     found = records(tmp_path / f"node-dry-{world}.jsonl")
     assert {r["step"] for r in found} == set(STEPS) and not [r for r in found if r["ok"] is False]
-    assert all(r["exact"] or r["op"] == "all_gather_gated_matmul" for r in found if r["what"] == "result")
+    rounded = "all_gather_gated_matmul", "mixture_of_experts"  # by an activation
+    assert all(r["exact"] or r["op"] in rounded for r in found if r["what"] == "result")
     assert all(r["ok"] for r in found if r["what"] != BEGUN), "nothing is passed over in a dry run"
     assert not any(r["speedup"] for r in found), "an interpreter's time is held against nobody's"
 
