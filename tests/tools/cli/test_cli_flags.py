@@ -55,6 +55,19 @@ def test_every_field_of_a_role_can_be_said() -> None:
         read_schedule(all_gather_matmul, f"matmul.{change}", 4, dict(SIZES))
 
 
+@pytest.mark.parametrize(
+    "command", ["check", "explore --seeds 1", "simulate", "show", "inspect"], ids=lambda c: c.partition(" ")[0]
+)
+def test_sizes_that_nobody_gave_are_named(command: str, run: Run) -> None:
+    name, *flags = command.split()
+    _, found = run(name, "matmul", *flags, "--world", "2", "--shape", "M=32,K=32")
+    assert found["defaults"] == ["N"]
+    _, _, said = run.text(name, "matmul", *flags, "--world", "2", "--shape", "M=32,K=32")
+    assert said.splitlines().count("# sizes by default: N") == 1
+    _, _, said = run.text(name, "matmul", *flags, "--world", "2", "--shape", "M=32,K=32,N=32")
+    assert "by default" not in said
+
+
 def test_named_schedules_are_fitted_and_changes_are_not(run: Run) -> None:
     _, found = run("show", "all_gather_matmul", "--shape", "M=64,K=64,N=64")
     assert found["schedule"] == "push,gather.tile=16x64,matmul.tile=16x64x64"

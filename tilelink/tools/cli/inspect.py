@@ -29,12 +29,8 @@ def run(args: argparse.Namespace) -> Answer:
     bound, exact = asked.program.bound_at(asked.schedule, **asked.options)
     lowered = lower(bound, Facts.of(bound, exact), made)
     kernels = inspected(lowered, compiled(lowered, exact))
-    keys = {
-        "target": args.target, **asked.keys, "defaults": [d for d in asked.sizes if d not in args.shape],
-        "label": LABEL, "kernels": [asdict(k) for k in kernels],
-    }  # fmt: skip
+    keys = {"target": args.target, **asked.keys, "label": LABEL, "kernels": [asdict(k) for k in kernels]}
     said = f"# {LABEL}: nothing was run; exposed times are estimates\n"
-    said += f"# sizes by default: {', '.join(keys['defaults'])}\n" if keys["defaults"] else ""
     text = "\n".join("\n".join(_lines(kernel)) + "\n" for kernel in kernels)
     return Answer(keys, text, asked.line({"target": args.target}) + said)
 

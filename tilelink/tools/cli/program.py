@@ -39,13 +39,15 @@ MOST_SMS = 16
 
 @dataclass(frozen=True)
 class Question:
-    """What a command is asked: a program, at all of its sizes, in a schedule. `keys`: that, as answers have it."""
+    """What a command is asked: a program, at all of its sizes, in a schedule. `flags`: that, as flags say it.
+    `defaults`: the dimensions whose size nobody gave."""
 
     command: str
     program: Program
     sizes: Shape
     schedule: Schedule
-    keys: dict[str, Any]
+    flags: dict[str, Any]
+    defaults: list[str]
 
     @classmethod
     def of(
@@ -57,21 +59,28 @@ class Question:
         schedule = read_schedule(program, args.schedule, args.world, sizes, largest, args.dtype, target)
         text = written.schedule_text(program, schedule, args.schedule)
         nodes = getattr(args, "per_node", None)
-        keys = {"world": args.world, **({} if nodes is None else {"per_node": nodes})}
-        keys |= {"shape": sizes, "dtype": args.dtype, "schedule": text}
-        return cls(f"tilelink {args.command} {args.program}", program, sizes, schedule, keys)
+        flags = {"world": args.world, **({} if nodes is None else {"per_node": nodes})}
+        flags |= {"shape": sizes, "dtype": args.dtype, "schedule": text}
+        defaults = [d for d in sizes if d not in args.shape]
+        return cls(f"tilelink {args.command} {args.program}", program, sizes, schedule, flags, defaults)
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """That, as answers have it."""
+        return {**self.flags, "defaults": self.defaults}
 
     @property
     def options(self) -> dict[str, Any]:
         """As methods of programs take it, apart from the schedule."""
-        nodes = {"per_node": self.keys["per_node"]} if "per_node" in self.keys else {}
-        return {"world": self.keys["world"], "dtypes": self.keys["dtype"], "sizes": self.sizes, **nodes}
+        nodes = {"per_node": self.flags["per_node"]} if "per_node" in self.flags else {}
+        return {"world": self.flags["world"], "dtypes": self.flags["dtype"], "sizes": self.sizes, **nodes}
 
     def line(self, before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None) -> str:
-        """A comment with the command line, all flags written out."""
-        flags = {**(before or {}), **self.keys, "shape": shape_text(self.sizes), **(after or {})}
+        """Comments: the command line, all flags written out; then the sizes that nobody gave."""
+        flags = {**(before or {}), **self.flags, "shape": shape_text(self.sizes), **(after or {})}
         words = [w for flag, value in flags.items() for w in (f"--{flag}".replace("_", "-"), str(value))]
-        return f"# {' '.join([self.command, *words])}\n"
+        defaults = f"# sizes by default: {', '.join(self.defaults)}\n" if self.defaults else ""
+        return f"# {' '.join([self.command, *words])}\n{defaults}"
 
 
 def program_flags(size: int = SIZE) -> list[Flag]:

@@ -31,15 +31,13 @@ def run(args: argparse.Namespace) -> Answer:
     flags = {"stage": args.stage, "target": target}
     keys = {
         **flags, **asked.keys,
-        "defaults": [d for d in asked.sizes if d not in args.shape],
         "absent": sorted(asked.program.absent(args.dtype)), "text": text, "sha256": sha256(text.encode()).hexdigest(),
     }  # fmt: skip
     if args.stage == "events":
         keys["events"] = text.count("\n")
     findings = verdict.findings if verdict is not None else ()
     keys |= asdict(verdict) if verdict is not None else {}
-    note = [f"sizes by default: {', '.join(keys['defaults'])}"] if keys["defaults"] else []
-    note += [f"without: {', '.join(keys['absent'])}"] if keys["absent"] else []
+    note = [f"without: {', '.join(keys['absent'])}"] if keys["absent"] else []
     note += without_bulk(asked.program, asked.schedule, FORMS[target], **asked.options)
     of_gpu = read_schedule(asked.program, args.schedule, args.world, asked.sizes, dtypes=args.dtype, target=FORMS[GPU])
     if not FORMS[target].backend and of_gpu != asked.schedule:
