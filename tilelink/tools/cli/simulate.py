@@ -98,7 +98,8 @@ def _text(prediction: Prediction) -> str:
         ("transfers alone", p.comm_us, "by the workers that make them"),
     ]
     if p.unfused_us is not None:
-        rows.append(("unfused", p.unfused_us, f"({UNFUSED}) the same tiles; a library moves the same bytes"))
+        form = "products of the same tiles alone, and a library's collective of as many bytes"
+        rows.append(("unfused", p.unfused_us, f"({UNFUSED}) {form}"))
     rate, of = _link(p)
     lines = [f"{name:<16}{_us(time):>12}  {what}" for name, time, what in rows]
     lines += [f"{'busiest link':<16}{rate:>12}  {of}"]
