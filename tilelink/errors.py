@@ -348,7 +348,7 @@ class TileProgramError(TileLinkError):
     """A malformed tile program: a bug in a pass of the frontend, not in the user's program."""
 
 
-class KernelError(TileLinkError):
+class LoweringError(TileLinkError):
     """A kernel in which a name has no meaning, or two: a bug in the lowering, not in the program."""
 
 

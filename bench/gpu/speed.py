@@ -116,7 +116,7 @@ def _signals_set(place: Place, sets: Tensors) -> Call:
     assert [t.name for t in prepared.program.on_heap] == ["full"], "the rows begin where the slot's data do"
     (signals,) = prepared.program.signals
     ((_, at, cells),) = script.record.signals
-    counts = expected_counts(prepared.program, signals, prepared.sizes)[0]
+    counts = expected_counts(signals, prepared.sizes)[0]
     words = world.lane.heaps[0][at : at + 4 * cells].view(torch.int32)
     expected = torch.tensor(counts, dtype=torch.int32, device=place.place)
     layout = world.lane.layout

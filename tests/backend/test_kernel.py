@@ -19,7 +19,7 @@ from tilelink.backend.kernel import (
     names_in,
     verify,
 )
-from tilelink.errors import KernelError
+from tilelink.errors import LoweringError
 
 MODULE = {"wait", "notify"}
 
@@ -29,7 +29,7 @@ def function(body: Body, *parameters: str) -> Function:
 
 
 def refused(body: Body, *parameters: str) -> str:
-    with pytest.raises(KernelError) as error:
+    with pytest.raises(LoweringError) as error:
         verify(function(body, *parameters), MODULE)
     return error.value.message
 
@@ -117,11 +117,11 @@ def test_what_the_module_or_the_caller_gives_is_not_assigned(taken: str) -> None
 
 def test_an_else_stands_behind_a_branch() -> None:
     write = Writer()
-    with pytest.raises(KernelError, match="an else stands behind no branch"), write.otherwise():
+    with pytest.raises(LoweringError, match="an else stands behind no branch"), write.otherwise():
         pass
     with write.loop("k", 2):
         pass
-    with pytest.raises(KernelError, match="an else stands behind no branch"), write.otherwise():
+    with pytest.raises(LoweringError, match="an else stands behind no branch"), write.otherwise():
         pass
 
 
@@ -132,7 +132,7 @@ def test_the_verifier_needs_no_assert() -> None:
     sys.modules[made.__name__] = made  # for its dataclasses
     try:
         exec(compile(file.read_text() + "\n\nassert False\n", str(file), "exec", optimize=1), vars(made))
-        with pytest.raises(KernelError):
+        with pytest.raises(LoweringError):
             made.verify(made.Function("f", (), [made.Assign((), "x")]), [])
     finally:
         del sys.modules[made.__name__]

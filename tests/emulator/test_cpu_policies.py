@@ -7,7 +7,7 @@ import pytest
 
 from tests.emulator.orders import order_of
 from tests.emulator.worlds import GatherMatmul
-from tilelink.emulator import DeadlockError, Execution, Pct, Random, RoundRobin, Scheduler
+from tilelink.emulator import DeadlockError, Execution, Pct, Policy, Random, Scheduler
 
 
 def test_pct_runs_one_task_until_a_change_point():
@@ -45,7 +45,7 @@ def test_chance_delays_transfers():
     delays = [Random(seed).delay() for seed in range(40)]
     assert {0, 100} <= set(delays)
     assert delays == [Random(seed).delay() for seed in range(40)]
-    assert RoundRobin().delay() == 0
+    assert Policy().delay() == 0
 
 
 def test_names_of_policies_are_known():

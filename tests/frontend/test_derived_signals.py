@@ -59,7 +59,7 @@ def expected_counts(bound: TileProgram, world: int, **sizes: Any) -> np.ndarray:
     from tilelink.analysis.counting import expected_counts as counts
 
     (signals,) = bound.signals
-    return counts(bound, signals, Sizes.of(bound, world, sizes))
+    return counts(signals, Sizes.of(bound, world, sizes))
 
 
 def test_thresholds() -> None:
@@ -85,7 +85,7 @@ def test_sums_over_ranks_and_steps_are_evaluated_at_once(monkeypatch: pytest.Mon
     took = []
     for world in (4, 24):
         sizes = Sizes.of(bound, world, {"Q": 32, "T": 16, "D": 16})
-        counts = counting.expected_counts(bound, bound.signals_of("ring"), sizes)
+        counts = counting.expected_counts(bound.signals_of("ring"), sizes)
         assert counts.tolist() == [[1] * world] * world
         took.append(len(asked))
         asked.clear()

@@ -15,11 +15,11 @@ from tilelink.errors import ScheduleError, SignalCountError
 from tilelink.frontend.arithmetic import evaluate
 from tilelink.frontend.cells import CELL, cell_count, cell_filled, position, times_notified
 from tilelink.frontend.expressions import RANK
-from tilelink.frontend.ir import Notifier, Notify, Signals, TileProgram, every
+from tilelink.frontend.ir import Notifier, Notify, Signals, every
 from tilelink.frontend.sizes import Sizes
 
 
-def expected_counts(program: TileProgram, signals: Signals, sizes: Sizes) -> np.ndarray:
+def expected_counts(signals: Signals, sizes: Sizes) -> np.ndarray:
     """How often each cell of a tensor is notified in a run, as derived: (world, cells)."""
     cells = int(evaluate(cell_count(signals), sizes.values))
     values: dict[str, Any] = {**sizes.values, RANK.name: np.arange(sizes.world)[:, None], CELL.name: np.arange(cells)}
@@ -75,13 +75,13 @@ class Counts:
     """What was derived of the signals of a run, by tensor, and kept: how often each cell is notified, and whether there
     is anything in it; both (world, cells)."""
 
-    def __init__(self, program: TileProgram, sizes: Sizes) -> None:
-        self.program, self.sizes = program, sizes
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
         self.made: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, signals: Signals) -> tuple[np.ndarray, np.ndarray]:
         if signals.tensor not in self.made:
-            expected = expected_counts(self.program, signals, self.sizes)
+            expected = expected_counts(signals, self.sizes)
             world, cells = expected.shape
             place = {RANK.name: np.arange(world)[:, None], CELL.name: np.arange(cells)}
             holds = np.broadcast_to(filled(signals, {**self.sizes.values, **place}), expected.shape)

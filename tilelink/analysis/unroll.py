@@ -60,7 +60,7 @@ def unrolled(
     """As `unroll`, with what is refused, one of a kind for each line, instead of an error. The events are those of what
     is left: without what leaves its tensor, world or own output. `tell` is told now and then how far it is."""
     wanted = program.roles if roles is None else roles
-    counts, allotment, at = Counts(program, sizes), allot(program, sizes, sms), places(program, sizes)
+    counts, allotment, at = Counts(sizes), allot(program, sizes, sms), places(program, sizes)
     run = Unrolling(program, sizes, allotment, at, counts, summarise, ranks, tell=tell)
     batches = [RoleEvents(run, k).events() for k, role in enumerate(program.roles) if role in wanted]
     batches = batches or [no_events(program)]

@@ -20,7 +20,7 @@ from tilelink.backend.reach import All, Corner, InBulk, Near, Reach, Reached, ho
 from tilelink.backend.signals import words_of
 from tilelink.backend.targets import Target
 from tilelink.backend.waits import Waits, in_pieces
-from tilelink.errors import KernelError
+from tilelink.errors import LoweringError
 from tilelink.frontend import ir
 from tilelink.frontend.expressions import Expr, of_dim, symbol
 from tilelink.frontend.ir import Range, Role, Signals, Statement, View
@@ -47,7 +47,7 @@ class RoleEmitter:
         later: Function | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(role.resource, SMs):
-            raise KernelError(f"{role.name} is not in the kernel", role.site)
+            raise LoweringError(f"{role.name} is not in the kernel", role.site)
         self.names, self.program, self.facts = names, names.program, names.facts
         self.role, self.target, self.publishing = role, target, publishing
         self.stages = role.resource.stages

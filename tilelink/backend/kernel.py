@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 
-from tilelink.errors import KernelError
+from tilelink.errors import LoweringError
 from tilelink.frontend.kept import kept
 
 Source = str
@@ -202,7 +202,7 @@ class Writer:
         """What is done where the branch that was last written is not taken."""
         last = self.body[-1] if self.body else None
         if not isinstance(last, Block) or not last.header.startswith(("if ", "elif ")):
-            raise KernelError("an else stands behind no branch")
+            raise LoweringError("an else stands behind no branch")
         return self.block("else")
 
 
@@ -225,13 +225,13 @@ def _lines(body: Body, indent: str) -> Iterator[str]:
 
 
 def verify(function: Function, module: Iterable[str]) -> None:
-    """Raises KernelError unless every name that a function reads is one of its parameters, one of the module, or was
+    """Raises LoweringError unless every name that a function reads is one of its parameters, one of the module, or was
     assigned before, on each way there; and unless every name is assigned as often as its kind says. `module`: the names
     of the module."""
     kinds: dict[str, Kind] = {}
 
     def fail(what: str) -> None:
-        raise KernelError(f"{function.name}: {what}; this is a fault of TileLink's lowering")
+        raise LoweringError(f"{function.name}: {what}; this is a fault of TileLink's lowering")
 
     def read(names: frozenset[str], known: set[str], unread: set[str]) -> None:
         if missing := sorted(names - known):

@@ -11,7 +11,7 @@ from tilelink.backend import bulk
 from tilelink.backend.facts import Facts
 from tilelink.backend.kernel import Scope, Source
 from tilelink.backend.pipelining import DescribedBlock
-from tilelink.errors import KernelError
+from tilelink.errors import LoweringError
 from tilelink.frontend import expressions
 from tilelink.frontend.expressions import PER_NODE, parts_of, running, shown, symbol
 from tilelink.frontend.ir import TileProgram
@@ -103,7 +103,7 @@ class Names:
         """A parameter where it stands in an expression."""
         made = self.module.known((kind, of, dim, block, peer))
         if made is None:
-            raise KernelError(f"{self.program.name} has no parameter {kind} of {of} {dim}")
+            raise LoweringError(f"{self.program.name} has no parameter {kind} of {of} {dim}")
         return made
 
     def blocks(self, block: DescribedBlock, *, of_peers: bool) -> tuple[Source, ...]:

@@ -15,7 +15,7 @@ from tilelink.emulator.execution import Admission, Execution
 from tilelink.emulator.interpreter import InterpretedKernel, interpreted
 from tilelink.emulator.memory import Box, Region
 from tilelink.emulator.operation import Operation
-from tilelink.emulator.policies import Pct, Policy, PolicyWord, Random, RoundRobin
+from tilelink.emulator.policies import Pct, Policy, PolicyWord, Random
 from tilelink.emulator.races import Party, Race
 from tilelink.emulator.scheduler import Scheduler, Task
 from tilelink.emulator.sites import KernelSite
@@ -25,5 +25,5 @@ __all__ = [
     "DeadlockError", "KernelError", "LivelockError", "OutOfBoundsError", "RaceError",
     "StuckProgram", "UnstartedPrograms", "Wait", "WaitingHost",
     "Admission", "Box", "Execution", "InterpretedKernel", "KernelSite", "Operation", "Party", "Pct", "Policy",
-    "PolicyWord", "Race", "Random", "Region", "RoundRobin", "Scheduler", "Task", "Words", "interpreted",
+    "PolicyWord", "Race", "Random", "Region", "Scheduler", "Task", "Words", "interpreted",
 ]  # fmt: skip

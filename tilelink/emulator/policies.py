@@ -37,10 +37,6 @@ class Policy:
         return 0
 
 
-class RoundRobin(Policy):
-    """Tasks take turns."""
-
-
 class Random(Policy):
     """Every task that is ready is as likely to run next."""
 
@@ -91,7 +87,7 @@ class Pct(Policy):
 
 PolicyWord = Literal["random", "round_robin", "pct"] | Callable[[int], Policy]
 """A policy by its name, or a function that makes one from a seed."""
-_POLICIES: dict[str, Callable[[int], Policy]] = {"random": Random, "round_robin": RoundRobin, "pct": Pct}
+_POLICIES: dict[str, Callable[[int], Policy]] = {"random": Random, "round_robin": Policy, "pct": Pct}
 
 
 def made(policy: PolicyWord, seed: int) -> Policy:

@@ -34,7 +34,7 @@ def bind(
     """The tile program of a recording. `given`: dtypes by name, of tensors of the recording and of `parameters` that it
     leaves out; `site`: of the program. With TILELINK_VERIFY=1 in the environment what each pass makes is verified.
     Raises the errors of the frontend."""
-    _check_roles(recording, schedule, site)
+    _check_roles(recording, schedule)
     dtypes = _dtypes(recording, given, parameters, site)
     routed = [d for route in recording.routes for d in route.sides]
     cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None).union(routed)
@@ -80,7 +80,7 @@ def _dtypes(
     return dtypes
 
 
-def _check_roles(recording: Recording, schedule: Schedule, site: Site) -> None:
+def _check_roles(recording: Recording, schedule: Schedule) -> None:
     roles = [launch.scheduled for launch in recording.launches]
     for launch in recording.launches:
         if (name := launched(launch.scheduled)) not in schedule:

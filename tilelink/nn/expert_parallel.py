@@ -17,6 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from tilelink.errors import ArgumentError, ShapeError, Site, listed, public, public_class
 from tilelink.nn.layouts import Layouts, as_dtensor, distributed, laid_out, redistributed
 from tilelink.ops.agreement import raised_everywhere
+from tilelink.ops.checks import check_activation, check_experts
 from tilelink.ops.collectives import Members, name_of_group
 from tilelink.ops.mixture_of_experts import known_plan, mixture_of_experts
 from tilelink.ops.whole_layer import swiglu
@@ -74,10 +75,8 @@ class ExpertParallel(ParallelStyle):
                 f"tokens={tokens} with a whole input: each rank computes its part of the tokens, which all ranks have",
                 Site.of_user(),
             )
-        if activation is not None and not callable(activation):
-            raise ArgumentError(
-                f"activation={activation!r}; it must be a function of rows (n, 2 * hidden)", Site.of_user()
-            )
+        if activation is not None:
+            check_activation(activation)
         known_plan(plan)
         self.cut, self.gate_up, self.down = cut, gate_up, down
         self.activation, self.layout = activation, layout
@@ -123,12 +122,8 @@ class ExpertParallel(ParallelStyle):
             raise ArgumentError(f"{what}: tell the names, gate_up= and down=", Site.of_user())
         if odd := _odd(module, own.keys() - {self.gate_up, self.down}):
             raise ArgumentError(f"{kind} has {odd}, which no program of ours computes", Site.of_user())
-        gate_up, down = tuple(own[self.gate_up].shape), tuple(own[self.down].shape)
-        if len(gate_up) != 3 or gate_up[1] % 2 or down != (gate_up[0], gate_up[2], gate_up[1] // 2):
-            what = f"{self.gate_up} of {kind} has shape {gate_up}, {self.down} {down}"
-            raise ShapeError(
-                f"{what}; they must be (experts, 2 * hidden, width) and (experts, width, hidden)", Site.of_user()
-            )
+        gate_up, down = own[self.gate_up].shape, own[self.down].shape
+        check_experts(gate_up, down, (f"{self.gate_up} of {kind}", self.down))
         slices = self.slices(mesh)
         shared = ("experts", gate_up[0], mesh.size() // slices), ("hidden features", down[2], slices)
         for what, number, ranks in shared:

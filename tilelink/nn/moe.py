@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tilelink.errors import ArgumentError, ShapeError, Site, public, public_class
 from tilelink.frontend.values import dtype_name
 from tilelink.ops.agreement import raised_everywhere
-from tilelink.ops.checks import check_own_dtype, check_sizes, check_type
+from tilelink.ops.checks import check_experts, check_own_dtype, check_sizes, check_type
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.mixture_of_experts import known_plan, mixture_of_experts
 from tilelink.ops.moe_routing import check_numbers, check_slices, expert_places
@@ -100,12 +100,8 @@ class MoE(nn.Module):
         (experts, width, hidden). `options`: as of the layer. Raises ShapeError, and what the layer does."""
         check_type("gate_up", gate_up, "torch.Tensor")
         check_type("down", down, "torch.Tensor")
-        experts, both, width = gate_up.shape if gate_up.dim() == 3 else (0, 1, 0)
-        if both % 2 or tuple(down.shape) != (experts, width, both // 2):
-            shapes = f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}"
-            raise ShapeError(
-                f"{shapes}; they must be (experts, 2 * hidden, width) and (experts, width, hidden)", Site.of_user()
-            )
+        check_experts(gate_up.shape, down.shape)
+        experts, both, width = gate_up.shape
         modules = {name: options.pop(name, None) for name in ("router", "shared")}
         given = {"device": gate_up.device, "dtype": gate_up.dtype, **options}
         layer: Self = nn.utils.skip_init(cls, width, both // 2, experts, top, **given)

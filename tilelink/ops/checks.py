@@ -47,6 +47,24 @@ def check_dim(x: torch.Tensor, dim: int, name: str) -> int:
     return dim % x.dim()
 
 
+def check_experts(
+    gate_up: Sequence[int], down: Sequence[int], names: tuple[str, str] = ("gate_up", "down"), width: int | None = None
+) -> None:
+    """Checks the shapes of the weights of experts; `width`: that of x, where it is known. Raises ShapeError."""
+    gate_up, down = tuple(gate_up), tuple(down)
+    fit = len(gate_up) == 3 and not gate_up[1] % 2 and down == (gate_up[0], gate_up[2], gate_up[1] // 2)
+    if not fit or width not in (None, gate_up[2]):
+        as_x = "" if width is None else f" with width = {width}, as x has it"
+        must = f"they must be (experts, 2 * hidden, width) and (experts, width, hidden){as_x}"
+        raise ShapeError(f"{names[0]} has shape {gate_up}, {names[1]} {down}; {must}", Site.of_user())
+
+
+def check_activation(activation: object) -> None:
+    """Raises ArgumentError for an activation of experts that can't be called."""
+    if not callable(activation):
+        raise ArgumentError(f"activation={activation!r}; it must be a function of rows (n, 2 * hidden)", Site.of_user())
+
+
 def check_weights(
     x: torch.Tensor, features: int, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> None:

@@ -11,7 +11,16 @@ import torch.distributed as dist
 from tilelink.errors import ArgumentError, DtypeError, ScheduleError, ShapeError, Site, function_text, listed, public
 from tilelink.ops import experts as made_of
 from tilelink.ops.agreement import agree, agreed_machine, raise_everywhere, raised_everywhere, told_of_machine
-from tilelink.ops.checks import cast_for, check_devices, check_dtype, check_tensors, no_autocast, short
+from tilelink.ops.checks import (
+    cast_for,
+    check_activation,
+    check_devices,
+    check_dtype,
+    check_experts,
+    check_tensors,
+    no_autocast,
+    short,
+)
 from tilelink.ops.collectives import Members, name_of_group, world_of
 from tilelink.ops.moe_routing import Once, Routing, check_numbers, moe_routing, torch_or_none
 from tilelink.ops.of_all_ranks import gather_weights
@@ -184,7 +193,7 @@ def _check(
     topk_weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    activation: object,
+    activation: Callable[..., object],
     plan: str | None,
     numbers: dict[str, Any],
 ) -> None:
@@ -198,15 +207,7 @@ def _check(
         raise ShapeError(
             f"{said}; they must be (..., K), (..., top) and (..., top) of the same tokens, top > 0", Site.of_user()
         )
-    width = x.shape[-1]
-    of_experts = gate_up.dim() == down.dim() == 3 and len(gate_up) == len(down)
-    if not of_experts or gate_up.shape[2] != width or gate_up.shape[1:] != (2 * down.shape[2], down.shape[1]):
-        raise ShapeError(
-            f"gate_up has shape {tuple(gate_up.shape)}, down {tuple(down.shape)}; "
-            f"they must be (experts of a rank, 2 * hidden, K) "
-            f"and (experts of a rank, K, hidden) with K = {width}, as x has it",
-            Site.of_user(),
-        )
+    check_experts(gate_up.shape, down.shape, width=x.shape[-1])
     if not torch.is_autocast_enabled(x.device.type):
         check_dtype(x.dtype)
         for name, weight in (("gate_up", gate_up), ("down", down)):
@@ -214,8 +215,7 @@ def _check(
                 raise DtypeError(
                     f"{name} is {short(weight.dtype)}, x {short(x.dtype)}; all must have one dtype", Site.of_user()
                 )
-    if not callable(activation):
-        raise ArgumentError(f"activation={activation!r}; it must be a function of rows (n, 2 * hidden)", Site.of_user())
+    check_activation(activation)
     known_plan(plan)
     if in_one(plan) and activation is not swiglu:
         raise ArgumentError(

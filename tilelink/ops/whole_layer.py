@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from tilelink.errors import ArgumentError, ShapeError
+from tilelink.errors import ArgumentError, DtypeError
 from tilelink.kernels.mixture_of_experts import mixture_of_experts
 from tilelink.ops import routed
 from tilelink.ops.agreement import agreed_machine
-from tilelink.ops.checks import short
+from tilelink.ops.checks import check_experts, short
 from tilelink.ops.experts import Sums, as_dispatched, dispatch_linear, linear_combine
 from tilelink.ops.experts_backward import dispatch_linear_gradients, linear_combine_gradients
 from tilelink.ops.operator import Operator
@@ -61,12 +61,9 @@ class LayerOfExperts(Sums):
     def check(self) -> None:
         super().check()
         self.check_weight(self.gate_up)
-        experts, both, width = self.gate_up.shape
-        if both % 2 or tuple(self.down.shape) != (experts, width, both // 2) or self.down.dtype != self.x.dtype:
-            raise ShapeError(
-                f"down is {self.down.dtype} {tuple(self.down.shape)}: {self.x.dtype} ({experts}, {width}, {both // 2}) "
-                f"goes with a gate_up of {both} columns"
-            )
+        check_experts(self.gate_up.shape, self.down.shape)
+        if self.down.dtype != self.x.dtype:
+            raise DtypeError(f"down is {short(self.down.dtype)}, x {short(self.x.dtype)}: all must have one dtype")
 
     def check_plan(self) -> None:
         if self.plan not in (None, TORCH, AUTO):

@@ -6,8 +6,6 @@ import json
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from tilelink.runtime.board import Post
 
 NOTHING = -1
@@ -19,7 +17,6 @@ class StoreBoard:
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         self.store, self.rank, self.world = store, rank, world
-        self.heartbeat = np.zeros(1, np.int64)
 
     def heartbeats(self) -> tuple[int, ...]:
         return (0,) * self.world

@@ -161,7 +161,7 @@ def _short(poll: Poll, prepared: Prepared) -> bool:
 def _due(poll: Poll, prepared: Prepared) -> int:
     """How often a signal is given in the run."""
     signals = prepared.program.signals_of(poll.region.removeprefix(SIGNALS))
-    return int(np.asarray(expected_counts(prepared.program, signals, prepared.sizes))[poll.region_rank, poll.index[0]])
+    return int(np.asarray(expected_counts(signals, prepared.sizes))[poll.region_rank, poll.index[0]])
 
 
 def _tile_wait(rank: int, worker: int, poll: Poll, prepared: Prepared) -> int | None:
