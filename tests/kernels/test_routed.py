@@ -163,7 +163,8 @@ def test_random_routings(data: Any) -> None:
         seed, empty = data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0, 0.5]))
         counts = random_counts(world, experts, seed, most, empty)
         tiles = in_tiles(*form, tile)
-        moved = {n: {"tile": (tile, 16)} for n in tiles if n != "matmul" and form[1] != "engine"}
+        rows = {"add_up": 16}  # of tokens, which may be as few
+        moved = {n: {"tile": (rows.get(n, tile), 16)} for n in tiles if n != "matmul" and form[1] != "engine"}
         changed = tiles.changed(matmul={"tile": (tile, 16, 16)}, **moved)
         calls.append(Routed((form[0], changed), counts, dtype=dtype, **sizes))
     run_and_check(*calls)

@@ -122,7 +122,7 @@ DIALECTS = {
             "integer": r"v_",
         },
         label=r"(\.?\w+):",
-        instruction=r"\s+((?:[sv]|ds|global|buffer|flat|scratch)_\w+[^;]*)",
+        instruction=r"\s*((?:[sv]|ds|global|buffer|flat|scratch)_\w+[^;]*)",
         about=r"\s*\.loc\b",
         place=r"([^\s@\[]+\.py):(\d+):\d+",
         jump=r"^s_c?branch\w* (\.?\w+)",
