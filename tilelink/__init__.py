@@ -35,7 +35,7 @@ _LATER = {
     "CpuWorld": "runtime", "KernelRank": "emulator.kernel_world", "KernelWorld": "emulator.kernel_world",
     "VirtualWorld": "runtime.cuda.virtual_world", "group": "runtime.process_group", "replace_symm_mem_ops": "ops",
 }  # fmt: skip
-"""Where names are that are loaded when they are asked for: reading and lowering programs needs no torch."""
+"""The modules of names that are loaded on first use, because reading and lowering programs needs no torch."""
 
 
 def __getattr__(name: str) -> Any:

@@ -197,7 +197,7 @@ class GuardError(ViewError):
 
 
 class RowIndexError(ViewError):
-    """An integer of a tensor that picks rows is the number of none."""
+    """An integer that picks a row, and is not the number of a row."""
 
 
 class UnguardedReadError(TileLinkError):
@@ -205,7 +205,7 @@ class UnguardedReadError(TileLinkError):
 
 
 class WaitWithoutNotifyError(TileLinkError):
-    """A wait for signals that no tile of the program gives."""
+    """A wait for signals that no tile of the program notifies."""
 
 
 class NotifyWithoutStoreError(TileLinkError):
@@ -349,11 +349,11 @@ class TileProgramError(TileLinkError):
 
 
 class LoweringError(TileLinkError):
-    """A kernel in which a name has no meaning, or two: a bug in the lowering, not in the program."""
+    """A kernel in which a name has no meaning, or two: a bug in the lowering, not in the user's program."""
 
 
 class TraceMismatchError(TileLinkError):
-    """A lowered kernel made other memory operations than the unrolled program."""
+    """A lowered kernel made memory operations that differ from the unrolled program."""
 
 
 class SymmetricMemoryError(TileLinkError):

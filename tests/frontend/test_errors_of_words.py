@@ -170,7 +170,7 @@ STATEMENTS = [
         NotUnderstoodError,
         "for k in tk.steps(x.cols):\n    for k in range(3):  # <-\n        pass",
         "k is K[k:+16] already",
-        "name of its own",
+        "needs a new name",
     ),
     tile(
         "integer that changes in a loop",

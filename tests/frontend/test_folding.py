@@ -94,7 +94,7 @@ WRONG = [
     case(
         "waits for nothing",
         {WAIT: "", SEND: SEND.replace("mine", "x[t].at(t.source)") + "  # <-"},
-        "it waits for nothing that make makes; give it SMs of its own",
+        "it waits for nothing that make makes; give it its own SMs",
     ),
     case(
         "computes",

@@ -77,13 +77,13 @@ def case(name: str, changes: dict[str, str], *says: str) -> Case:
         case(
             "waits",
             {"tile=(16, 16))": 'tile=(16, 16), signals="late")', LAUNCH_TAKE: f"{LAUNCH_TAKE}  # <-"},
-            "take can't give its signals late: its tiles wait for partial[M[M_lo:+16], N[N_lo:+16]], and meanwhile "
-            'what the tile before has done would not be told. Leave out signals="late"',
+            "take can't give its signals late: its tiles wait for partial[M[M_lo:+16], N[N_lo:+16]], and the "
+            'notifications of the tile before would wait, too. Leave out signals="late"',
         ),
         case(
             "no main loop",
             {LOOP: "", LAUNCH_MULTIPLY: f"{LAUNCH_MULTIPLY}  # <-", "16, 16, 16": "16, 16"},
-            "multiply can't give its signals late: it has no main loop, in which something is multiplied",
+            "multiply can't give its signals late: it has no main loop (a loop that multiplies)",
         ),
         case(
             "notifies nothing",
@@ -178,9 +178,9 @@ def test_what_the_verifier_says_of_late_notifications() -> None:
     bound, ring = matmul_reduce_scatter.bind(LATE, absent=ABSENT), rings(late=True).role("ring")
     matmul, reduce = bound.roles
     without = replace(matmul, body=tuple(s for s in matmul.body if not isinstance(s, ir.Owed)))
-    with pytest.raises(TileProgramError, match="behind the place where that of the tile before is"):
+    with pytest.raises(TileProgramError, match="stands before the previous tile's late notifications"):
         verify(replace(bound, roles=(without, reduce)), "a pass")
-    with pytest.raises(TileProgramError, match="of a role that waits for nothing"):
+    with pytest.raises(TileProgramError, match="in a role that waits for nothing"):
         verify(replace(rings(late=True), roles=(replace(ring, body=(ring.body[-1], *ring.body[:-1])),)), "a pass")
 
 

@@ -123,8 +123,8 @@ MISUSES = [
         "claim that nobody releases",
         WaitWithoutNotifyError,
         "tk.claim(inbox[tk.rank(), t]).store(0.0)  # <-",
-        "role claims entries of inbox, but no tile of the program releases any: the entry before would never be done "
-        "with. tk.release(...) what tk.wait(inbox[...]) returned, after its last read",
+        "role claims entries of inbox, but no tile of the program releases any: the entry before would never be "
+        "released. tk.release(...) what tk.wait(inbox[...]) returned, after its last read",
     ),
     case("claim of two", ViewError, "tk.claim(inbox[0, t], inbox[1, t])  # <-", "tk.claim takes one view"),
     case(

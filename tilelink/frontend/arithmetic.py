@@ -1,6 +1,6 @@
-"""Integer expressions as arithmetic: of Triton, of numpy, and for a person.
+"""Integer expressions as text: in Triton's or numpy's arithmetic, or for a person.
 
-Triton's `//` and `%` truncate, so the printer emits the corrected form unless the sign is known.
+Triton's `//` and `%` truncate, so the printer writes the corrected form unless the sign is known.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _bare(text: str) -> str:
 
 
 class _Printer(StrPrinter):
-    """Prints integer expressions as source text. `templates`: of functions, by their names in sympy; `name`: what
-    symbols are called there; `table`: what tables are."""
+    """Prints integer expressions as source text. `templates`: how functions are written, by their names in sympy.
+    `name`, `table`: what symbols and tables are called in the text."""
 
     def __init__(
         self, templates: Mapping[str, str], name: Callable[[str], str] = str, table: Callable[[str], str] = str
@@ -101,7 +101,7 @@ _TRITON = {
 }  # fmt: skip
 _NUMPY = _Printer({
     "Min": "np.minimum({}, {})", "Max": "np.maximum({}, {})", "begin_of": "{}[{}]",
-    "first_of": "np.take({}, {}, mode='clip')",  # of a part beyond the last one, which unrolling refuses
+    "first_of": "np.take({}, {}, mode='clip')",  # clip: unrolling refuses a part beyond the last
     "segment_of": "segment_of({}, {}, {}, {})", "part_of": "segment_of({}, {}, 0, {})",
 }, *["values[{!r}]".format] * 2)  # fmt: skip
 _PLAIN = _Printer({
@@ -111,20 +111,20 @@ _PLAIN = _Printer({
 
 
 def to_triton(e: Any, name: Callable[[str], str] = shown) -> str:
-    """The expression in the arithmetic of a Triton kernel. `name`: what symbols and tables are called, by key."""
+    """The expression in the arithmetic of a Triton kernel. `name`: what symbols and tables are called there, by key."""
     text, keys = _with_holes(sympy.sympify(e))
     return text.format(*map(name, keys))
 
 
 def to_text(e: Any) -> str:
-    """The expression for a person."""
+    """The expression as text for a person."""
     return _plain(sympy.sympify(e))
 
 
 @kept(1 << 14)
 def _with_holes(e: Any) -> tuple[str, tuple[str, ...]]:
-    """The expression as `to_triton` prints it, with holes for names, and the keys of these in the order of the holes.
-    (sympy takes milliseconds to print a sum.)"""
+    """The expression as `to_triton` prints it, with holes for names, and the keys of the names in the order of the
+    holes. (It is kept because sympy takes milliseconds to print a sum.)"""
     keys: list[str] = []
 
     def hole(key: str) -> str:
@@ -147,7 +147,7 @@ def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _segment_of(table: np.ndarray, value: Any, first: Any, count: Any) -> np.ndarray:
-    """As `targets.shared.segment_of`, of arrays."""
+    """`targets.shared.segment_of` for arrays."""
     value, first, count = np.broadcast_arrays(value, first, count)
     found = np.zeros(value.shape, np.int64)
     for k, n in {*zip(first.ravel().tolist(), count.ravel().tolist(), strict=True)}:
@@ -161,6 +161,6 @@ _KNOWN = {"np": np, "segment_of": _segment_of}
 
 @kept(1 << 14)
 def _compiled(e: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """An expression as a function of Python."""
+    """An expression, compiled to a Python function of values by key."""
     made: Callable[[Mapping[str, Any]], Any] = eval(f"lambda values: {_NUMPY.doprint(sympy.sympify(e))}", _KNOWN)
     return made

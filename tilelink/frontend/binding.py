@@ -1,4 +1,4 @@
-"""Binding: from what a program recorded, a schedule and dtypes to a tile program, pass after pass."""
+"""Binding: makes a tile program of a recording, a schedule and dtypes, pass after pass."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ PASSES = (
 def bind(
     recording: Recording, schedule: Schedule, given: Mapping[str, Any], parameters: Collection[str], site: Site
 ) -> TileProgram:
-    """The tile program of a recording. `given`: dtypes by name, of tensors of the recording and of `parameters` that it
-    leaves out; `site`: of the program. With TILELINK_VERIFY=1 in the environment what each pass makes is verified.
-    Raises the errors of the frontend."""
+    """The tile program of a recording. `given`: dtypes by name, for tensors of the recording and for `parameters` that
+    it leaves out. `site`: the place of the program. With TILELINK_VERIFY=1 in the environment, the result of each pass
+    is verified. Raises the errors of the frontend."""
     _check_roles(recording, schedule)
     dtypes = _dtypes(recording, given, parameters, site)
     routed = [d for route in recording.routes for d in route.sides]
@@ -61,7 +61,7 @@ def bind(
 def _dtypes(
     recording: Recording, given: Mapping[str, Any], parameters: Collection[str], site: Site
 ) -> dict[str, str]:
-    """The dtype of every tensor: what is given, or declared, or else that of the first tensor that has one."""
+    """The dtype of every tensor: the given one, or else the declared one, or else the first given one (or float32)."""
     for name in given:
         if all(t.name != name for t in recording.tensors) and name not in parameters:
             known = listed([t.name for t in recording.tensors], name)

@@ -1,7 +1,7 @@
-"""What a tile does: waits, notifications, copies, stores, computations, loops and branches, in order.
+"""The statements of a tile, in order: waits, notifications, copies, stores, computations, loops and branches.
 
-A statement says which views, code and blocks of statements it has. So what goes over a body (`walk`, `every`,
-`places`, `rewritten`) need not know the kinds of statements that it leaves alone.
+Each kind of statement says which of its fields hold views, code and blocks of statements. Functions over a body
+(`walk`, `every`, `places`, `rewritten`) therefore treat all kinds alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilelink.frontend.views import View
 
 @dataclass(frozen=True)
 class Load:
-    """A block read from a view. `where`: integers, one a row; rows with -1 are not read, and are zeros."""
+    """A block read from a view. `where`: integers, one a row; a row with -1 is not read, and is zeros."""
 
     view: View
     where: View | None = None
@@ -32,7 +32,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Variable:
-    """A block in registers, by its name; one of TileLink's has a dot in it."""
+    """A block in registers, by its name. The names that TileLink makes have a dot."""
 
     name: str
 
@@ -52,8 +52,8 @@ class Called:
 
 @dataclass(frozen=True)
 class Code:
-    """Triton code with holes: `text` is a Python expression in which {0}, {1}... stand for `holes`. The names between
-    them are those of Triton's language, `tl`."""
+    """Triton code with holes. `text`: a Python expression in which {0}, {1}... stand for `holes`; its names are those
+    of Triton's language, `tl`. `dots`: (m, n, k) of each `tl.dot` in it."""
 
     text: str
     holes: tuple[Load | Variable | Called | Expr, ...] = ()
@@ -78,8 +78,8 @@ S = TypeVar("S", bound="Statement")
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement of a tile, at its line of the user's source. A kind of statement says which of its fields hold
-    views, code, integers (or conditions), and blocks of statements."""
+    """One statement of a tile, with its line of the user's source. Each kind says which of its fields hold views
+    (READS, AWAITS, GIVES), code, integers or conditions, and blocks of statements."""
 
     READS: ClassVar[tuple[str, ...]] = ()
     AWAITS: ClassVar[tuple[str, ...]] = ()
@@ -97,39 +97,39 @@ class Statement:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """The blocks that it reads itself (not those of the statements in it)."""
+        """The blocks that it reads itself, without the statements in it."""
         return tuple(load for code in self.codes for load in code.loads)
 
     @property
     def reads(self) -> tuple[Load, ...]:
-        """What it reads itself, each behind the integers that pick its rows, or say which of them are moved."""
+        """Everything that it reads itself. Integers that pick or mark rows stand before the load that needs them."""
         loads = (*(Load(view, self.moved) for view in self._views(self.READS)), *self.loads)
         alone = () if self.moved is None or self.READS else (Load(self.moved),)
         return (*alone, *(one for load in loads for one in _with_integers(load)))
 
     @property
     def read(self) -> tuple[View, ...]:
-        """The views that it reads itself, integers among them."""
+        """The views that it reads itself, including integers."""
         return tuple(load.view for load in self.reads)
 
     @property
     def moved(self) -> View | None:
-        """The integers that say which rows of its views it moves; None for all."""
+        """The integers that say which rows of its views are moved, or None if all are."""
         return None
 
     @property
     def wheres(self) -> tuple[View, ...]:
-        """All integers that say which rows are moved, those of its loads, too."""
+        """All integers that say which rows are moved, including the `where` of its loads."""
         return tuple(v for v in (self.moved, *(load.where for load in self.loads)) if v is not None)
 
     @property
     def given(self) -> tuple[View, ...]:
-        """The views that it writes, or that it says are written."""
+        """The views that it writes or notifies."""
         return self._views(self.GIVES)
 
     @cached_property
     def touched(self) -> tuple[View, ...]:
-        """The views that it names itself."""
+        """All views that it names itself."""
         return (*self.read, *self._views(self.AWAITS + self.GIVES))
 
     @property
@@ -145,7 +145,7 @@ class Statement:
 
     @cached_property
     def symbols(self) -> frozenset[sympy.Basic]:
-        """The symbols in all that it names itself."""
+        """The symbols in its integers and views, without the statements in it."""
         named = frozenset[sympy.Basic]().union(*(e.free_symbols for e in self.integers))
         return named.union(*(view.symbols for view in self.touched))
 
@@ -155,7 +155,7 @@ class Statement:
         return replace(self, **made) if made else self
 
     def giving(self, change: Callable[[View], View]) -> Self:
-        """The same statement with what it writes, or says is written, changed."""
+        """The same statement with the views that it writes or notifies changed."""
         old = {name: getattr(self, name) for name in self.GIVES}
         new: dict[str, Any] = {n: tuple(map(change, v)) if isinstance(v, tuple) else change(v) for n, v in old.items()}
         return replace(self, **new) if new else self
@@ -178,7 +178,7 @@ def _with_integers(load: Load) -> tuple[Load, ...]:
 
 @dataclass(frozen=True)
 class Wait(Statement):
-    """Until every tile that notifies a region that intersects the views has done so. `name` names the guard."""
+    """Waits until every tile that notifies a region intersecting the views has done so. `name` names the guard."""
 
     AWAITS = ("views",)
     name: str
@@ -190,8 +190,8 @@ class Wait(Statement):
 
 @dataclass(frozen=True)
 class Notify(Statement):
-    """This tile's stores to the views are visible where the views live. `late`: that is told later, where the worker's
-    next tile has its `Owed`, or behind the worker's last tile."""
+    """Notifies the views: this tile's stores to them are visible at their home. `late`: the notification is given
+    later, at the `Owed` of the worker's next tile, or after the worker's last tile."""
 
     GIVES = ("views",)
     views: tuple[View, ...]
@@ -203,7 +203,7 @@ class Notify(Statement):
 
 @dataclass(frozen=True)
 class Owed(Statement):
-    """Here the late notifications of the worker's tile before are given."""
+    """Gives the late notifications of the worker's previous tile."""
 
     def __str__(self) -> str:
         return "notify what the tile before left for later"
@@ -211,7 +211,7 @@ class Owed(Statement):
 
 @dataclass(frozen=True, kw_only=True)
 class Write(Statement):
-    """What writes to memory. `where`: integers, one a row; rows with -1 are not written."""
+    """A statement that writes to memory. `where`: integers, one for each row; rows with -1 are not written."""
 
     GIVES = ("target",)
     target: View
@@ -228,7 +228,7 @@ class Write(Statement):
 
 @dataclass(frozen=True)
 class Copy(Write):
-    """Memory to memory."""
+    """Copies from memory to memory."""
 
     READS = ("source",)
     source: View
@@ -239,7 +239,7 @@ class Copy(Write):
 
 @dataclass(frozen=True)
 class Store(Write):
-    """A block in registers to memory."""
+    """Stores a block in registers to memory."""
 
     CODES = ("value",)
     value: Code
@@ -250,7 +250,7 @@ class Store(Write):
 
 @dataclass(frozen=True)
 class Compute(Statement):
-    """What Triton computes on blocks in registers, and the variables that it becomes."""
+    """Computes on blocks in registers, by Triton. `targets`: the variables that get the results."""
 
     CODES = ("code",)
     code: Code
@@ -290,7 +290,7 @@ class If(Statement):
 
 @dataclass(frozen=True)
 class DataIf(Statement):
-    """A branch on data; its bodies compute only."""
+    """A branch on data. Its blocks only compute."""
 
     CODES, BLOCKS = ("condition",), ("body", "orelse")
     condition: Code
@@ -303,8 +303,8 @@ class DataIf(Statement):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a statement stands: `outer`, the loops and branches around it, outermost first, each with the number of the
-    block of it; `rest`, what follows it in its own block."""
+    """The place of a statement. `outer`: the loops and branches around it, outermost first, each with the number of its
+    block that holds the statement. `rest`: the statements that follow it in its own block."""
 
     statement: Statement
     outer: tuple[tuple[Statement, int], ...]
@@ -317,7 +317,7 @@ class Place:
 
     @property
     def conditions(self) -> tuple[sympy.Basic, ...]:
-        """What is known before the run and holds where it is reached (branches on data are left out)."""
+        """The conditions known before the run that hold where it is reached (branches on data are left out)."""
         branches = ((s.condition, number) for s, number in self.outer if isinstance(s, If))
         return tuple(sympy.Not(condition) if number else condition for condition, number in branches)
 
@@ -328,7 +328,7 @@ class Place:
 
 
 def places(body: Body, outer: tuple[tuple[Statement, int], ...] = ()) -> Iterator[Place]:
-    """All statements with where they stand, in order of the source."""
+    """All statements with their places, in the order of the source."""
     for k, s in enumerate(body):
         yield Place(s, outer, body[k + 1 :])
         for number, block in enumerate(s.blocks):
@@ -336,17 +336,17 @@ def places(body: Body, outer: tuple[tuple[Statement, int], ...] = ()) -> Iterato
 
 
 def walk(body: Body) -> Iterator[Statement]:
-    """All statements, in order of the source."""
+    """All statements, in the order of the source."""
     return (place.statement for place in places(body))
 
 
 def every(kind: type[S], body: Body) -> Iterator[S]:
-    """All statements of a kind, in order of the source."""
+    """All statements of a kind, in the order of the source."""
     return (s for s in walk(body) if isinstance(s, kind))
 
 
 def rewritten(body: Body, change: Callable[[Statement], Body]) -> Body:
-    """The statements that `change` makes of each, of inner ones first."""
+    """The body with each statement replaced by what `change` returns for it. Inner statements are changed first."""
     return tuple(
         made for s in body for made in change(s.around(*(rewritten(block, change) for block in s.blocks)))
     )

@@ -1,6 +1,5 @@
 """The cells of a signal grid: how many a rank has, which of them a view lies in (the mapping f_C), where a cell lies,
-and how often it is notified. All in symbols, of sizes, parts and ranks.
-"""
+and how often it is notified. All results are symbolic, in sizes, parts and ranks."""
 
 from __future__ import annotations
 
@@ -32,12 +31,12 @@ from tilelink.frontend.walk import longest_part
 
 Equations = list[tuple[Expr, Expr]]
 CELL, WAITER = own("cell"), own("waiter")
-"""The flat number of a cell on its rank; and a rank that waits, in the condition of which ranks do."""
+"""The flat number of a cell on its rank; and a rank, in the condition that says which ranks wait for a cell."""
 
 
 @kept()
 def cells_along(cell: Cell) -> Expr:
-    """How many cells a rank has along a dimension; of the rows of a route, room for so many."""
+    """How many cells a rank has along a dimension; for the rows of a route, how many it has room for."""
     if cell.dim == RANKS_DIM:
         return WORLD
     if cell.pieces == PART:
@@ -50,20 +49,20 @@ def cells_along(cell: Cell) -> Expr:
 
 
 def cells_in_part(cell: Cell) -> Expr:
-    """How many cells the longest part (or the dimension, where it is not cut) has."""
+    """How many cells the longest part has, or the dimension if it is not cut."""
     if cell.size is None:
         return sympy.S.One
     return ceil_div(longest_part(cell.dim) if cell.cut else symbol(cell.dim), cell.size)
 
 
 def pieces_of_rank(cell: Cell) -> Expr:
-    """How many pieces a rank has that cells of the rows of a route do not cross."""
+    """How many pieces of the rows of a route a rank has. Cells do not cross these pieces."""
     assert cell.route is not None
     return segments_of_rank(cell.route) if cell.pieces == SEGMENT else symbol(cell.route.per_rank)
 
 
 def cells_of_pieces(cell: Cell) -> Table:
-    """Where the cells of the pieces of each rank begin, where a piece may have several."""
+    """The table that says where the cells of each piece begin, on each rank."""
     names = piece_place(cell, ENTRY)
     piece = piece_of(cell, ROW, dict(names))
     begin, end = piece.bounds(cell.dim)
@@ -73,7 +72,7 @@ def cells_of_pieces(cell: Cell) -> Table:
 
 
 def tiles_of_part(cell: Cell, tile: int | None) -> Table:
-    """Where the tiles begin that segments are cut into, in a cell of all rows that a rank has on a side of a route."""
+    """The table that says where the tiles of segments begin, in a cell of all rows of a rank on a side of a route."""
     return cells_of_pieces(replace(cell, size=tile, pieces=SEGMENT))
 
 
@@ -85,7 +84,7 @@ def cell_count(signals: Signals) -> Expr:
 
 @kept()
 def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
-    """The cells along one dimension that a range intersects: (first, how many)."""
+    """(first, count) of the cells along one dimension that a range intersects."""
     if not isinstance(index, Range):
         return index, sympy.S.One
     if cell.dim == RANKS_DIM:
@@ -114,15 +113,15 @@ def cells_of(cell: Cell, index: Range | Expr) -> tuple[Expr, Expr]:
 
 
 def _cell_at(cell: Cell, at: Expr) -> Expr:
-    """The cell that an element lies in, of cells that do not cross parts."""
+    """The cell that holds an element, if cells do not cross parts."""
     part = part_of(symbol(cell.dim), at, WORLD)
     inside = 0 if cell.size is None else floor_div(natural(at - first_of(symbol(cell.dim), part)), cell.size)
     return part * cells_in_part(cell) + inside
 
 
 def _cells_of_rows(cell: Cell, rows: Range) -> tuple[Expr, Expr]:
-    """The cells that rows of a route lie in: those of one piece, or, where the rows of an expert may lie in several
-    segments, the cells of all that they touch, each of which is one then."""
+    """(first, count) of the cells that hold rows of a route. They are the cells of one piece. If the rows of an expert
+    may lie in several segments, each segment is one cell, and the rows have all segments that they touch."""
     segment, route = rows.segment, cell.route
     assert route is not None
     if cell.pieces == PART:
@@ -154,10 +153,10 @@ def _cells_of_rows(cell: Cell, rows: Range) -> tuple[Expr, Expr]:
 
 @kept()
 def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
-    """Where a cell lies, from its flat number `cell`: keys with their values, in order.
+    """Where a cell lies, by its flat number `cell`: keys with their values, in order.
 
-    `part_D` and `cell_D` (`of_cell`) are the part and the number inside the part along D; `index_k` the entry of
-    dimension k.
+    `part_D` is the part along D, `cell_D` the number inside that part, `index_k` the entry of dimension k (see
+    `of_cell`).
     """
     made: list[tuple[str, Expr]] = []
     rest: Expr = CELL
@@ -187,12 +186,12 @@ def position(signals: Signals) -> tuple[tuple[str, Expr], ...]:
 
 
 def of_cell(what: str, along: str | int) -> sympy.Symbol:
-    """A part of where a cell lies: `part_D`, `cell_D`, `index_k`."""
+    """The symbol for a part of a cell's place: `part_D`, `cell_D`, `index_k`."""
     return own(f"{what}.{along}")
 
 
 def piece_place(cell: Cell, piece: Expr) -> list[tuple[str, Expr]]:
-    """What `expert_D`, `source_D` and `home_D` are for a piece of the rows of a route, by its number on its rank."""
+    """The values of `expert_D`, `source_D` and `home_D` for a piece of a route's rows, by its number on its rank."""
     assert cell.route is not None
     expert = of_cell(EXPERT, cell.dim).name
     if cell.pieces == EXPERT:
@@ -204,7 +203,7 @@ def piece_place(cell: Cell, piece: Expr) -> list[tuple[str, Expr]]:
 
 
 def piece_of(cell: Cell, rank: Expr, named: Mapping[str, Expr] | None = None) -> Segment:
-    """The piece that `piece_place` names, in memory of a rank. `named`: the values of its names."""
+    """The piece that `piece_place` names, in the memory of a rank. `named`: values for its names."""
     assert cell.route is not None
 
     def name(what: str) -> Expr:
@@ -217,8 +216,8 @@ def piece_of(cell: Cell, rank: Expr, named: Mapping[str, Expr] | None = None) ->
 
 
 def place_equations(grid: Sequence[Cell], index: Sequence[Range | Expr]) -> Equations:
-    """What has to hold so that a view of this index lies in the cell that the names of `position` say: values of the
-    view with the names that they equal."""
+    """(value, name) pairs that are equal if a view with this index lies in the cell that the names of `position`
+    describe."""
     equations: Equations = []
     for k, (cell, i) in enumerate(zip(grid, index, strict=True)):
         if not isinstance(i, Range):
@@ -236,7 +235,8 @@ def place_equations(grid: Sequence[Cell], index: Sequence[Range | Expr]) -> Equa
 
 @kept()
 def recipient(signals: Signals, view: View, home: Expr) -> tuple[Expr | None, sympy.Basic]:
-    """Who gets a notification of a view at `home`: a rank, or every rank `waiter` for which the condition holds."""
+    """The recipients of a notification of a view at `home`: (rank, true), or (None, a condition on the rank
+    `waiter`)."""
     if not signals.by_home:
         return home, sympy.true
     equations = place_equations(signals.grid, signals.index(view, home))
@@ -250,8 +250,8 @@ def recipient(signals: Signals, view: View, home: Expr) -> tuple[Expr | None, sy
 
 @kept()
 def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False) -> Expr:
-    """What a notifier adds to a cell, for each value of its `sums` where its `condition` holds, in the names of
-    `position`. `inside`: the cell is known to hold elements, as one that a view lies in."""
+    """How much a notifier adds to a cell for each value of its `sums`, if its `condition` holds; in the names of
+    `position`. `inside`: the cell is known to hold elements, because a view lies in it."""
     home = of_cell("index", 0) if signals.by_home else RANK
     cells = [(c, t) for c, t in zip(signals.grid, notifier.tiles, strict=True) if c.dim != RANKS_DIM]
     return notifier.times * sympy.prod([_tiles_in_cell(c, t, inside, home) for c, t in cells])
@@ -259,7 +259,7 @@ def times_notified(signals: Signals, notifier: Notifier, *, inside: bool = False
 
 @kept()
 def cell_filled(signals: Signals) -> Expr:
-    """0 where a cell holds no elements, else more, in the names of `position`."""
+    """0 for a cell without elements, else a larger number; in the names of `position`."""
     home = of_cell("index", 0) if signals.by_home else RANK
     parts = [_rows_of_part(c, home) for c in signals.grid if c.pieces == PART]
     others = [c for c in signals.grid if c.dim != RANKS_DIM and c.pieces != PART]
@@ -273,7 +273,7 @@ def _rows_of_part(cell: Cell, home: Expr) -> Expr:
 
 
 def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Expr:
-    """How many tiles of this size lie in a cell of memory of rank `home`; 0 where the cell is empty."""
+    """How many tiles of this size lie in a cell in the memory of rank `home`; 0 for an empty cell."""
     begin, end = sympy.S.Zero, symbol(cell.dim)
     if cell.route and cell.pieces == PART:
         table = tiles_of_part(cell, tile)
@@ -284,10 +284,10 @@ def _tiles_in_cell(cell: Cell, tile: int | None, inside: bool, home: Expr) -> Ex
         part = home if cell.local else of_cell("part", cell.dim) if cells_along(cell) != 1 else sympy.S.Zero
         begin, end = first_of(symbol(cell.dim), part), first_of(symbol(cell.dim), part + 1)
     if cell.size is None and cell.route and cell.pieces == EXPERT and tile is None:
-        return sympy.S.One  # of an expert without rows, too
+        return sympy.S.One  # an expert without rows has one, too
     if cell.size is None:
         length = natural(end - begin) if cell.route else end - begin
-        if tile is None:  # the whole of it in one tile, which an empty part has not
+        if tile is None:  # one tile for the whole part; an empty part has none
             return sympy.S.One if inside or not cell.cut else smaller(1, length)
         return ceil_div(length, tile)
     if inside and tile == cell.size:

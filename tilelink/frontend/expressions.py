@@ -1,6 +1,6 @@
-"""Integer expressions: symbols, all of them integers that are not negative, and functions of sympy for what it lacks.
+"""Integer expressions: symbols for integers that are not negative, and functions that sympy lacks.
 
-`//` and `%` of a tile function mean what they mean in Python, also for negative numbers. `arithmetic.py` prints and
+`//` and `%` of a tile function mean the same as in Python, also for negative numbers. `arithmetic.py` prints and
 evaluates expressions.
 """
 
@@ -22,9 +22,9 @@ PER_NODE = sympy.Symbol("per_node:", integer=True, positive=True)
 
 @kept(1 << 14)
 def symbol(key: str) -> sympy.Symbol:
-    """The integer, not negative, of a key, which tells apart what has one name. A program's own names have neither dots
-    nor colons: `M` is the size of a dimension, `M.lo` is made of it, `reader:axis` is a rank axis, `k:loop` the
-    variable of a loop, and `tile:` a word of TileLink's."""
+    """The symbol of a key, for an integer that is not negative. Keys tell apart things with the same name. A program's
+    own names have neither dots nor colons: `M` is the size of a dimension, `M.lo` is derived from it, `reader:axis` is
+    a rank axis, `k:loop` is a loop variable, and `tile:` is a word of TileLink."""
     return _KNOWN.get(key) or sympy.Symbol(key, integer=True, nonnegative=True)
 
 
@@ -32,12 +32,12 @@ _KNOWN = {s.name: s for s in (RANK, WORLD, PER_NODE)}
 
 
 def own(word: str) -> sympy.Symbol:
-    """An integer that TileLink itself has a word for."""
+    """The symbol of one of TileLink's own words."""
     return symbol(f"{word}:")
 
 
 def of_dim(dim: str, what: str) -> sympy.Symbol:
-    """What is made of a dimension: of M the `tiles`, the `lo` of a tile."""
+    """A symbol derived from a dimension, such as `M.tiles` or `M.lo`."""
     return symbol(f"{dim}.{what}")
 
 
@@ -52,7 +52,7 @@ def loop(name: str) -> sympy.Symbol:
 
 
 def shown(key: str) -> str:
-    """What a key is called where a person reads it; two keys may be called alike."""
+    """A key as a person reads it. Two keys may read the same."""
     return _KIND.sub("", key).replace(".", "_")
 
 
@@ -82,7 +82,7 @@ class first_of(_Natural):  # noqa: N801 - reads as a function in printed express
 
 
 class part_of(_Natural):  # noqa: N801 - as above
-    """part_of(D, i, n): in which of the n parts of dimension D element i lies."""
+    """part_of(D, i, n): which of the n parts of dimension D holds element i."""
 
     nargs = 3
 
@@ -94,13 +94,13 @@ class begin_of(_Natural):  # noqa: N801 - as above
 
 
 class segment_of(_Natural):  # noqa: N801 - as above
-    """segment_of(T, v, k, n): in which of the n steps of the running table T from entry k on v lies, counted from k."""
+    """segment_of(T, v, k, n): which of n steps of the running table T, from entry k on, holds v; counted from k."""
 
     nargs = 4
 
 
 def parts_of(dim: Any) -> str:
-    """The key of the table of where the parts of a dimension begin."""
+    """The key of the table that says where the parts of a dimension begin."""
     return f"{dim}.parts"
 
 
@@ -110,7 +110,7 @@ def running(table: Any) -> str:
 
 
 class natural(_Natural):  # noqa: N801 - as above
-    """natural(e): e, which is known not to be negative though it can't be seen, so that `//` needs no correction."""
+    """natural(e): e, which is known not to be negative, though its form does not show it. `//` needs no correction."""
 
     nargs = 1
 
@@ -120,8 +120,8 @@ class natural(_Natural):  # noqa: N801 - as above
 
 
 class floor(_Integer):  # noqa: N801 - sorted and printed like sympy's own
-    """floor(a, b): a // b. Expressions hold no fractions: sympy's assumptions about them are wrong (1.14 takes
-    1 / (a + b) >= 1 for true of a, b >= 0 with a + b > 0)."""
+    """floor(a, b): a // b. Expressions hold no fractions, because sympy's assumptions about fractions are wrong (sympy
+    1.14 takes 1 / (a + b) >= 1 for true of a, b >= 0 with a + b > 0)."""
 
     nargs = 2
 
@@ -145,7 +145,7 @@ class floor(_Integer):  # noqa: N801 - sorted and printed like sympy's own
 
 
 class Mod(_Integer):
-    """Mod(a, b): a % b, as in Python. sympy's own makes Mod(-n, 2 * n) to -n, and leaves fractions."""
+    """Mod(a, b): a % b, as in Python. sympy's own Mod turns Mod(-n, 2 * n) into -n, and leaves fractions."""
 
     nargs = 2
 
@@ -163,7 +163,7 @@ class Mod(_Integer):
             return factor * cls(above, below)
         left = sympy.Add(*[_remainder(t, b) for t in sympy.Add.make_args(a)])
         if not b.is_Add and not never_negative(left) and 0 < -left.as_coeff_Add()[0] <= (least(b) or 0):
-            left += b  # which is not negative then, if the rest is not
+            left += b  # now not negative, if its other terms are not
         if left != a:
             return cls(left, b)
         if never_negative(a) and (least(b - a) or 0) > 0:
@@ -183,7 +183,7 @@ def _reduced(a: Expr, b: Expr) -> tuple[Expr, Expr]:
 
 
 def _remainder(term: Expr, b: Expr) -> Expr:
-    """A term of a sum of which the remainder is taken, or a simpler one with the same remainder."""
+    """A term of a sum, or a simpler term with the same remainder modulo `b`."""
     factors = sympy.Mul.make_args(term)
     term = sympy.Mul(*[f.args[0] if isinstance(f, Mod) and _reduced(f.args[1], b)[1] == 1 else f for f in factors])
     above, below = _reduced(term, b)
@@ -193,14 +193,14 @@ def _remainder(term: Expr, b: Expr) -> Expr:
 
 
 class _Extreme(_Integer):
-    """The smallest or the largest of some. sympy's own take milliseconds to compare two, and see no more. `decide`:
-    whether all of them, or any, have to be positive for it to be so."""
+    """The smallest or the largest of its arguments. sympy's own Min and Max take milliseconds to compare two, and see
+    no more. `decide`: whether all arguments, or any of them, must be positive for the result to be positive."""
 
     decide: Callable[[Iterable[bool | None]], bool]
 
     @classmethod
     def class_key(cls) -> tuple[int, int, str]:
-        """Where it is sorted in sums and products: where sympy's own are."""
+        """The sort key in sums and products: the key of sympy's own Min and Max."""
         return 5, 0, cls.__name__
 
     @classmethod
@@ -216,7 +216,7 @@ class _Extreme(_Integer):
 
     @classmethod
     def _left_out(cls, value: Expr, other: Expr) -> bool:
-        """Whether it is never the one, because the other is."""
+        """Whether `value` is never the result, because `other` is."""
         raise NotImplementedError
 
     def _eval_is_nonnegative(self) -> bool | None:
@@ -254,8 +254,8 @@ def ceil_div(a: Any, b: Any) -> Expr:
 
 
 def without_fractions(e: Any) -> Any:
-    """What a user's function made of symbols with Python's `//` and `%`, which are sympy's, or with its Min and Max, in
-    ours."""
+    """The result of a user's function, in our own functions. With symbols, Python's `//` and `%` make sympy's floor and
+    Mod, and the user may take sympy's Min and Max."""
     if not isinstance(e, Expr):
         return e
     made = e.replace(sympy.floor, lambda of: floor_div(*sympy.fraction(sympy.together(of))))
@@ -264,7 +264,7 @@ def without_fractions(e: Any) -> Any:
 
 @kept(4096)
 def with_values(e: Expr, known: frozenset[tuple[Expr, Expr]]) -> Expr:
-    """An expression with symbols replaced. Kept: what has them in it is compared anew."""
+    """The expression with symbols replaced. It is kept, because sympy simplifies all terms with these symbols again."""
     return e.xreplace(dict(known))
 
 
@@ -274,7 +274,7 @@ def node_of(rank: Any) -> Expr:
 
 
 def place_of(rank: Any) -> Expr:
-    """Which of the ranks of its node a rank is."""
+    """The place of a rank on its node, from 0 to PER_NODE - 1."""
     return modulo(rank, PER_NODE)
 
 
@@ -287,13 +287,13 @@ def rank_at(node: Any, place: Any) -> Expr:
 
 
 def never_negative(e: Expr) -> bool:
-    """Whether an expression can be seen not to be negative (sympy itself gives up at floor)."""
+    """Whether an expression is provably not negative (sympy itself gives up at floor)."""
     bound = least(e)
     return bound is not None and bound >= 0
 
 
 def least(e: Expr) -> int | None:
-    """A number that an expression is never below, where one can be seen."""
+    """A lower bound of an expression, or None if none is found."""
     bounds = [least(a) for a in e.args]
     known = [b for b in bounds if b is not None]
     match e:
@@ -315,7 +315,7 @@ def least(e: Expr) -> int | None:
 
 
 def whole(e: Expr) -> bool:
-    """Whether an expression can be seen to be an integer: without fractions and floats."""
+    """Whether an expression is provably an integer: without fractions and floats."""
     match e:
         case sympy.Number():
             return bool(e.is_Integer)

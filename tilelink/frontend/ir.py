@@ -1,8 +1,8 @@
-"""The tile program: what a program with its schedule says, typed, immutable, comparable and printable.
+"""The tile program: a program with its schedule, typed, immutable, comparable and printable.
 
-Its parts are tensors and views (`views.py`), statements (`body.py`), and roles and signals, here. Everything that
-follows (unroll, check, lowering, drawing) reads this and nothing else. Integers are symbolic (`expressions.py`): sizes
-of dimensions (`M`), the executing `rank`, the `world`, and the coordinates of a tile.
+Its parts are tensors and views (`views.py`), statements (`body.py`), and roles and signals, here. All later steps
+(unrolling, check, lowering, drawing) read the tile program and nothing else. Integers are symbolic (`expressions.py`):
+sizes of dimensions (`M`), the executing `rank`, the `world`, and the coordinates of a tile.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from tilelink.language import RouteWord, launched
 class Walk:
     """How a worker finds its tiles: the mapping f_S of a role.
 
-    Tile number i, of `count` on each rank, has `coordinates`: (name, value) in order, each in terms of `i`, the
-    names before it, `rank`, `world` and sizes; `axes` are the rank axes among them, each with the number of its values,
-    outermost first. A number is passed over where `exists` does not hold (parts of
-    different length). `f_R`: `homes`, the rank in whose part the tile lies along each dimension that is cut over the
-    ranks. `sent`: where the rows of a tile of a route lie at their source; `expert`: the axis of the experts of a rank.
-    Of a route, how many tiles a rank has is read from `table`, which says where those of each piece begin; there are
-    `room` at most.
+    Tile number i, of `count` on each rank, has `coordinates`: (name, value) in order, each in terms of `i`, the names
+    before it, `rank`, `world` and sizes. `axes` are the rank axes among them, each with the number of its values,
+    outermost first. A number is passed over if `exists` does not hold (parts of different length). `homes` is f_R: the
+    rank in whose part the tile lies, along each dimension that is cut over the ranks. `sent`: where the rows of a tile
+    of a route lie at their source. `expert`: the axis of the experts of a rank. For a route, `count` is read from
+    `table`, which says where the tiles of each piece begin, and is at most `room`.
     """
 
     sizes: tuple[tuple[str, Expr], ...]
@@ -53,7 +52,7 @@ class Walk:
 
     @property
     def most(self) -> Expr:
-        """What `count` is at most, in terms of sizes alone."""
+        """An upper bound of `count`, in terms of sizes alone."""
         return self.count if self.room is None else self.room
 
 
@@ -73,12 +72,12 @@ class Role:
 
     @property
     def launched(self) -> str:
-        """The role that it is, or is a member of: members share workers."""
+        """The name of the launch. Roles for the members of a list have one launch, and share workers."""
         return launched(self.scheduled or self.name)
 
     @property
     def wave(self) -> int | None:
-        """Experts in a turn that it takes with the other roles that have a wave; None: it has none."""
+        """Experts in a turn that it takes with the other roles that have a wave; None if it has no wave."""
         return self.resource.wave
 
     @cached_property
@@ -100,11 +99,11 @@ class Role:
 @hashed_once
 @dataclass(frozen=True)
 class Cell:
-    """The signal grid along one dimension. `size`: elements a cell, None for the whole dimension or part.
+    """The signal grid along one dimension. `size`: elements of a cell, None for the whole dimension or part.
 
     `cut`: cells do not cross the parts of the ranks. `local`: only this rank's part has cells here (sharded tensors).
-    `pieces`: of the rows of a route, what cells do not cross: a "segment", or the rows of an "expert"; or all rows that
-    a rank has on that side, in one cell, its "part".
+    `pieces`, for the rows of a route: cells do not cross a "segment", or the rows of an "expert"; or one cell has all
+    rows of a rank on that side, its "part".
     """
 
     dim: str
@@ -120,9 +119,9 @@ class Cell:
 class Notifier:
     """One notify of a role, and how often it counts in a cell of rank `rank` in a run.
 
-    That is: the sum over `sums` (name, start, stop) of `times` where `condition` holds, times the tiles of size
-    `tiles[k]` (None: the whole) that a cell has along each dimension k of the grid. `part_D` stands for the part a cell
-    lies in along dimension D, `index_k` for its index along a dimension k of the grid with an entry a rank.
+    The count is the sum over `sums` (name, start, stop) of `times` where `condition` holds, multiplied by the tiles of
+    size `tiles[k]` (None: the whole) that a cell has along each dimension k of the grid. `part_D` is the cell's part
+    along dimension D, `index_k` its index along a dimension k with an entry for each rank.
     """
 
     role: str
@@ -135,11 +134,11 @@ class Notifier:
 @hashed_once
 @dataclass(frozen=True)
 class Signals:
-    """The signals of a tensor, derived: the grid (the mapping f_C), who notifies, and the scope of their order.
+    """The derived signals of a tensor: the grid (the mapping f_C), the notifiers, and the scope of their order.
 
-    Signals live with the ranks that wait, so a wait polls its own memory. `by_home`: ranks wait for regions of other
-    ranks' memory, so the grid begins with an entry a home, and a notification goes to every rank `waiter` of which
-    `waiters` holds (in the names of `Notifier`); else it goes to the home of the region, which is who waits.
+    Signals live with the ranks that wait, so a wait polls its own memory. `by_home`: ranks wait for regions in other
+    ranks' memory. The grid then begins with an entry for each home, and a notification goes to every rank `waiter` that
+    meets `waiters` (in the names of `Notifier`). Otherwise it goes to the region's home, which waits.
     """
 
     tensor: str
@@ -150,7 +149,7 @@ class Signals:
     waiters: sympy.logic.boolalg.Boolean
 
     def index(self, view: View, home: Expr | None = None) -> tuple[Range | Expr, ...]:
-        """A view's index in the grid, or what it is at one `home` if the view is one of all ranks."""
+        """The view's index in the grid. `home`: the home to take instead of the view's own, if that is all ranks."""
         if not self.by_home:
             return view.index
         if view.home == ALL_RANKS and home is None:
@@ -163,12 +162,12 @@ class Signals:
 @hashed_once
 @dataclass(frozen=True)
 class TileProgram:
-    """A program with its schedule and dtypes. World and sizes are symbols still: one tile program serves all. What is
-    empty by default is filled by passes (`frontend/passes/`).
+    """A program with its schedule and dtypes. The world and the sizes are still symbols, so one tile program serves
+    all. Passes (`frontend/passes/`) fill the fields that are empty by default.
 
     `cut`: dimensions that are spread over the ranks. `published`: inputs that peers read, copied to the heap first.
-    `functions`: Triton functions of the user that roles call, by name. `schedule_site`: where its schedule stands.
-    `routes`: of rows that go to experts.
+    `functions`: Triton functions of the user that roles call, by name. `schedule_site`: the place of its schedule.
+    `routes`: the routes of rows that go to experts.
     """
 
     name: str
@@ -194,7 +193,7 @@ class TileProgram:
 
     @cached_property
     def in_kernel(self) -> tuple[Role, ...]:
-        """The roles on SMs: those of the persistent kernel."""
+        """The roles on SMs, which make up the persistent kernel."""
         return tuple(r for r in self.roles if isinstance(r.resource, SMs))
 
     @cached_property
@@ -204,7 +203,7 @@ class TileProgram:
 
     @cached_property
     def awaited_by_engines(self) -> tuple[str, ...]:
-        """Names of the tensors whose tiles, made on the same rank, roles on the copy engine wait for."""
+        """Names of the tensors that roles on the copy engine wait for. Tiles of the same rank make these."""
         return tuple(dict.fromkeys(v.tensor for r in self.on_engine for v in r.awaited))
 
     @cached_property
@@ -216,7 +215,7 @@ class TileProgram:
 
     @cached_property
     def routed(self) -> tuple[str, ...]:
-        """The dimensions of rows that are routed: how many there are is data."""
+        """The dimensions of rows that are routed. How many rows there are is data."""
         return tuple(d for route in self.routes for d in route.sides)
 
     @cached_property
@@ -229,7 +228,7 @@ class TileProgram:
 
     @cached_property
     def on_heap(self) -> tuple[Tensor, ...]:
-        """What lives in a slot of the symmetric heap: buffers, and inputs that are published."""
+        """The tensors in a slot of the symmetric heap: buffers, and inputs that are published."""
         return tuple(t for t in self.tensors if t.kind == "buffer" or t.name in self.published)
 
     def size_of(self, dim: str) -> Expr:

@@ -1,4 +1,4 @@
-"""Values that took long to make, kept by key: those that were used last, so that memory is bounded."""
+"""Caches of values that take long to make. A cache is bounded: the least recently used value goes first."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Class = TypeVar("Class", bound=type)
 
 
 class Kept(OrderedDict[K, V]):
-    """At most `most` values by key. Where there is one too many, that which was not used for the longest time goes."""
+    """At most `most` values by key. If there is one too many, the least recently used value goes."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self.most, self._lock = most, Lock()  # ranks may be threads
 
     def get(self, key: K) -> V | None:  # type: ignore[override]
-        """The value of a key, which is used by that; None where there is none, or no longer."""
+        """The value of a key, which counts as a use; None if it was not kept, or is gone."""
         with self._lock:
             value = super().get(key)
             if value is not None:
@@ -30,7 +30,7 @@ class Kept(OrderedDict[K, V]):
             return value
 
     def put(self, key: K, value: V) -> list[V]:
-        """Keeps a value; those that go for it, the oldest first."""
+        """Keeps a value. Returns the values that go for it, the oldest first."""
         with self._lock:
             self[key] = value
             self.move_to_end(key)
@@ -38,13 +38,13 @@ class Kept(OrderedDict[K, V]):
 
 
 def kept(most: int = 1024) -> Callable[[Callable[P, V]], Callable[P, V]]:
-    """A decorator of a function whose arguments say all: the results of the last `most` different calls are kept."""
+    """Decorates a function that depends on its arguments alone: the results of the last `most` calls are kept."""
     return cast(Any, lru_cache(most))
 
 
 def hashed_once(cls: Class) -> Class:
-    """A decorator of a frozen dataclass: its hash is made once. Those of expressions take long. It does not leave the
-    process, where hashes of texts are others."""
+    """Decorates a frozen dataclass: its hash is made once, because hashes of expressions take long. The hash does not
+    leave the process, because other processes hash texts differently."""
     made: Any = cls.__hash__
 
     def known(self: Any) -> Any:

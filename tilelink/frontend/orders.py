@@ -31,7 +31,7 @@ class Order:
     the kernel. None: tiles don't end where a part ends, and are walked from the first row to the last.
     `group`: the tiles of the last two dimensions are walked in groups of this many rows, column by column inside a
     group (1: row by row). The tiles of a group share data in the cache.
-    `columns`: so many tiles along the last dimension are walked for all ranks, experts and rows, before the next ones
+    `columns`: this many tiles along the last dimension are walked for all ranks, experts and rows before the next ones
     (0: rank by rank).
     `by_rank`: over the rows of a route, all experts are walked for one rank before the next rank (False: expert by
     expert). Over everything else ranks come first anyway.
@@ -112,15 +112,15 @@ def grouped(group: int, parts: Order = own_rank_first) -> Order:
 
 @public
 def columns_first(columns: int, parts: Order = own_rank_first) -> Order:
-    """The order `parts`, with `columns` tiles of columns of all ranks, experts and rows before the next columns. So the
-    first columns of all rows are made early (COMET, arXiv 2502.19811, section 3)."""
+    """The order `parts`, with `columns` tiles of columns of all ranks, experts and rows before the next columns. The
+    first columns of all rows are thus made early (COMET, arXiv 2502.19811, section 3)."""
     if columns < 1:
         raise ScheduleError(f"{columns} columns at a time: it must be at least 1", Site.of_user())
     return replace(parts, columns=columns, group=1)
 
 
 def ranks_first(parts: Order = own_rank_first) -> Order:
-    """The order `parts`, with the rows of one rank, of all experts, before those of the next rank, in a role over a
-    route. A role over the experts of a route comes to a tile with the last rank of which the tile has rows. So tiles
-    whose rows are here are made while rows of other ranks travel (COMET, arXiv 2502.19811, section 3)."""
+    """The order `parts` over a route, with the rows of one rank for all experts before the rows of the next rank. A
+    role over experts takes a tile with the last rank that has rows in it. It thus makes tiles whose rows are here while
+    rows of other ranks travel (COMET, arXiv 2502.19811, section 3)."""
     return replace(parts, by_rank=True)

@@ -1,4 +1,4 @@
-"""A tile program for a person to read."""
+"""Tile programs as text for a person."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilelink.frontend.ir import Body, Role, Signals, TileProgram
 
 
 def program_text(program: TileProgram) -> str:
-    """The whole program: tensors, signals, and each role with its walk and its body."""
+    """The whole program as text: tensors, signals, and each role with its walk and its body."""
     lines = [f"program {program.name}"]
     for t in program.tensors:
         where = " (published to peers)" if t.name in program.published else ""

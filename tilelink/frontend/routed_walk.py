@@ -1,8 +1,8 @@
 """The mapping f_S of a role over the rows of a route, or over its experts: the paper's dynamic mappings.
 
 How many tiles a piece has (the rows of one expert from one source, or of one expert) is data. A running table says
-where the tiles of each piece begin, in the order in which a worker goes through them; so a worker walks the tiles that
-there are, whatever the routing.
+where the tiles of each piece begin, in the order in which a worker goes through the pieces. A worker thus walks exactly
+the tiles that exist, for any routing.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ TURN = own("turn")
 
 @dataclass(frozen=True)
 class _Pieces:
-    """The pieces that the executing ranks of a role go through, one a turn. `executor`: their axis; `other`: that of
-    the ranks at the other end of a route's rows; `t`: rows of a tile, None for all of a piece.
+    """The pieces that the executing ranks of a role go through, one a turn. `executor`: the axis of these ranks.
+    `other`: the axis of the ranks at the other end of the rows. `t`: rows of a tile, None for all rows of a piece.
 
-    A piece is the rows of an expert from or to one rank, or all rows of an expert. Where ranks come first, a role over
-    experts takes these tile by tile: a piece is then the tiles of an expert that end with the rows of one source.
+    A piece is the rows of an expert from or to one rank, or all rows of an expert. If ranks come first in a role over
+    experts, a piece is the tiles of an expert that end with the rows of one source.
     """
 
     space: Space
@@ -76,7 +76,7 @@ class _Pieces:
 
     @property
     def by_source(self) -> bool:
-        """Whether they are tiles that end with the rows of a source."""
+        """Whether a piece is the tiles that end with the rows of one source."""
         return self.other is None and self.resource.order.by_rank
 
     @property
@@ -89,7 +89,7 @@ class _Pieces:
 
     @property
     def room(self) -> Expr:
-        """Tiles of a rank, at most."""
+        """The most tiles of a rank."""
         pieces = self.experts if self.by_source else self.count
         return pieces + (0 if self.t is None else floor_div(longest_part(self.side), self.t))
 
@@ -99,22 +99,22 @@ class _Pieces:
         return self.route.sent if self.executor == "source" else self.route.rows
 
     def ranks(self, step: Expr, rank: Expr) -> Expr:
-        """The other rank that a rank comes to at a step."""
+        """The other rank that `rank` comes to at a step."""
         return part_at(self.resource, step, rank, WORLD, self.site)
 
     def first(self, rank: Expr) -> Expr:
-        """The other rank that a rank comes to first."""
+        """The other rank that `rank` comes to first."""
         found = self.ranks(sympy.S.Zero, rank)
-        return rank if found == modulo(rank, WORLD) else found  # it is one of the world
+        return rank if found == modulo(rank, WORLD) else found  # ranks are below WORLD
 
     def place(self, turn: Expr, rank: Expr) -> tuple[Expr, Expr]:
-        """The expert and the other rank of a turn."""
+        """The expert and the other rank of the piece of a turn."""
         if self.resource.order.by_rank:
             return modulo(turn, self.experts), self.ranks(floor_div(turn, self.experts), rank)
         return floor_div(turn, WORLD), self.ranks(modulo(turn, WORLD), rank)
 
     def axes(self, turn: Expr, rank: Expr) -> dict[str, Expr]:
-        """The axes of a piece."""
+        """The values of a piece's axes."""
         if self.other is None:
             return {self.executor: rank, EXPERT: self.place(turn, rank)[0] if self.by_source else turn}
         expert, other = self.place(turn, rank)
@@ -130,13 +130,13 @@ class _Pieces:
         length = natural(end - begin)
         if self.t is not None:
             return ceil_div(length, self.t)
-        # where a tile is of all rows of an expert, one without rows has a tile, too
+        # if a tile has all rows of an expert, an expert without rows has a tile, too
         return sympy.S.One if self.other is None else smaller(1, length)
 
     def tiles_before(self, expert: Expr, rank: Expr, source: Expr, shorter: Expr = sympy.S.Zero) -> Expr:
-        """How many tiles of an expert end before the rows of a source do, `shorter` of them being less than a tile. A
-        tile that has rows of the first source that a rank comes to, and of some before it, ends with the latter: it is
-        walked last."""
+        """How many tiles of an expert end before the rows of `source` begin. `shorter`: 1 if the last of them may be
+        less than a tile, else 0. A tile with rows of the first source that a rank comes to, and of sources before it,
+        belongs to the latter: it is walked last."""
         assert self.t is not None
         first = self.first(rank)
         table = segments(self.route, self.route.rows)
@@ -153,8 +153,8 @@ class _Pieces:
 def make_routed_walk(
     role: str, space: Space, resource: SMs | CopyEngine, site: Site, steps: bool
 ) -> tuple[Walk, dict[str, Expr]]:
-    """As `make_walk`, over a route or its experts. Experts are outermost, and all ranks go through theirs together; or
-    ranks are, where the order has them first. Raises ScheduleError, TileSizeError."""
+    """`make_walk` over a route or its experts. Experts are outermost, and all ranks go through their experts together;
+    or ranks are outermost, if the order has them first. Raises ScheduleError, TileSizeError."""
     route = space.route
     assert route is not None
     sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site, steps), strict=True))
@@ -207,8 +207,8 @@ def make_routed_walk(
 def _ranges(
     space: Space, sizes: Mapping[str, int | None], indices: Mapping[str, Expr], axes: dict[str, Expr], pieces: _Pieces
 ) -> tuple[Coordinates, tuple[Range, ...], Range | None]:
-    """The ranges of a tile along its dimensions, with the coordinates that say where they are, and where the rows of a
-    tile of a route lie at their source."""
+    """The coordinates of a tile, its ranges along its dimensions, and for a tile of a route, where its rows lie at
+    their source."""
     coordinates: Coordinates = []
     ranges, sent = [], None
     segment = _segment(space.routed, axes)
@@ -230,14 +230,14 @@ def _ranges(
 
 
 def _segment(routed: RouteWord | ExpertsWord | None, axes: dict[str, Expr]) -> Segment:
-    """What the rows of a tile have in common, by the axes of its space."""
+    """The segment that the rows of a tile lie in, by the axes of its space."""
     assert routed is not None
     return Segment(routed.route, axes["home"], axes[EXPERT], axes.get("source"))
 
 
 def _rows(dim: str, number: Expr, t: int | None, part: Expr, segment: Segment) -> tuple[Coordinates, Range]:
-    """A tile of rows of a route on one of its sides; its coordinates begin with where the rows of the piece do, and
-    where they end."""
+    """The coordinates and the range of a tile of rows, on one side of a route. The first two coordinates say where the
+    rows of the piece begin and end."""
     begin, end = of_dim(dim, "from"), of_dim(dim, "to")
     ends = zip((begin.name, end.name), segment.bounds(dim), strict=True)
     lo, rows = tile_of(dim, begin, end, number, t, part, segment)
@@ -247,8 +247,8 @@ def _rows(dim: str, number: Expr, t: int | None, part: Expr, segment: Segment) -
 def _rows_of_expert(
     segment: Segment, turn: Expr | None, t: int | None, pieces: _Pieces
 ) -> tuple[Coordinates, Range]:
-    """The rows of a tile of an expert, and the coordinates that say where they are. A worker begins where the rows from
-    its first source do, and goes round: COMET (arXiv 2502.19811, section 3) has those of the own rank first."""
+    """The coordinates and the range of a tile of an expert's rows. A worker begins where the rows from its first source
+    begin, and goes round. In COMET (arXiv 2502.19811, section 3), the rows of the own rank come first."""
     dim = segment.route.rows
     begin, end, number = (of_dim(dim, name) for name in ("from", "to", "tile"))
     coordinates, rows = _rows(dim, number, t, segment.home, segment)

@@ -1,8 +1,8 @@
 """Rows that are routed to experts: how many go where, and where they lie on both sides.
 
-A rank has `E` experts. The rows that have one expert and one source are a segment. At the home of their experts a
-rank's segments are in the order (expert, source), at their source in the order (home, expert), one behind the other
-from the beginning of the rank's part on; behind the last one the part holds nothing.
+A rank has `E` experts. The rows with one expert and one source are a segment. A rank's segments follow each other from
+the beginning of its part. At the home of their experts their order is (expert, source), at their source it is (home,
+expert). Behind the last segment the part is unused.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tilelink.frontend.tables import ENTRY, ROW, Table
 from tilelink.language import RouteWord
 
 SEGMENT, EXPERT, PART = "segment", "expert", "part"
-"""The pieces of the rows of a route, the last all that a rank has on a side; `EXPERT` is also what the axis of a tile
-space is called that goes through the experts of a rank."""
+"""The kinds of pieces of a route's rows; PART is all rows that a rank has on a side. EXPERT is also the name of the
+axis of a tile space that goes through the experts of a rank."""
 
 
 def counts_of(route: RouteWord) -> sympy.Symbol:
-    """The counts of a route, for each expert of all ranks one a source, as a table."""
+    """The counts of a route as a table: for each expert of all ranks, a count for each source."""
     return own(f"counts.{route.counts}")
 
 
 def segments(route: RouteWord, dim: str) -> Table:
-    """Where the segments of the ranks begin, along a side of the route."""
+    """The table that says where the segments of each rank begin, along a side of the route."""
     each = segments_of_rank(route)
     place = ROW * each + ENTRY if dim == route.rows else ENTRY * WORLD + ROW
     return Table(symbol(dim), each, begin_of(counts_of(route), place), first_of(symbol(dim), ROW))
@@ -42,7 +42,7 @@ def segments(route: RouteWord, dim: str) -> Table:
 
 @dataclass(frozen=True)
 class Segment:
-    """What rows have in common: their expert, `expert` of rank `home`, and the rank they come from, None where they
+    """Rows with the same expert, number `expert` of rank `home`. `source`: the rank that they come from, None if they
     come from several."""
 
     route: RouteWord
@@ -73,20 +73,20 @@ def end_of_rows(route: RouteWord, dim: str, rank: Expr) -> Expr:
 
 @dataclass(frozen=True)
 class Integers:
-    """Integers from 0 on, a row of them or a table: lengths of parts, counts of rows. Whatever they were given as, a
-    list, a tuple, an array or a tensor, they are equal and hashed by value. `data`: 64 bits each."""
+    """A row or a table of integers from 0 on: lengths of parts, or counts of rows. They may be given as a list, a
+    tuple, an array or a tensor, and are compared and hashed by value. `data`: the integers, with 64 bits each."""
 
     shape: tuple[int, ...]
     data: bytes
 
     @classmethod
     def of(cls, given: Any) -> Integers | None:
-        """None where these are not integers from 0 on, or rows have several lengths."""
+        """The given integers; None for other values, negative integers, or rows of several lengths."""
         if isinstance(given, Integers | Routing):
             return given.table if isinstance(given, Routing) else given
         try:
             found = _integers(given)
-        except (TypeError, ValueError, OverflowError):  # what can't be an array
+        except (TypeError, ValueError, OverflowError):  # it can't be an array
             return None
         if found is None or not found.ndim or (found.size and int(found.min()) < 0):
             return None
@@ -94,17 +94,17 @@ class Integers:
 
     @classmethod
     def of_array(cls, array: np.ndarray) -> Integers:
-        """Of an array that holds such integers."""
+        """The integers of an array, which must all be 0 or more."""
         return cls(array.shape, array.astype(np.int64).tobytes())
 
     @cached_property
     def array(self) -> np.ndarray:
-        """As an array that can't be written."""
+        """The integers as a read-only array."""
         return np.frombuffer(self.data, np.int64).reshape(self.shape)
 
     @cached_property
     def plain(self) -> tuple[Any, ...]:
-        """As a tuple, of tuples where it is a table."""
+        """The integers as a tuple; a table as a tuple of tuples."""
         rows = self.array.tolist()
         return tuple(map(tuple, rows)) if len(self.shape) > 1 else tuple(rows)
 
@@ -116,13 +116,13 @@ class Integers:
 
 
 MAX_ROWS = 2**30
-"""The most rows of an expert from a source."""
+"""The most rows that an expert gets from one source."""
 PRINTED = 128
-"""So many integers are printed; more are told apart by a digest."""
+"""Up to this number, integers are printed. More are told apart by a digest."""
 
 
 def _integers(given: Any) -> np.ndarray | None:
-    """The integers of an array, a tensor or nested sequences; None where they are none. Truths are none."""
+    """The integers of an array, a tensor or nested sequences; None for anything else, such as booleans."""
     if hasattr(given, "tolist"):
         array = np.asarray(given.cpu() if hasattr(given, "cpu") else given)
         return array.astype(np.int64) if array.dtype.kind in "iu" else None
@@ -150,8 +150,9 @@ class Routing:
 
     @classmethod
     def of(cls, given: Any, route: RouteWord, world: int, experts: Any, site: Site) -> Routing:
-        """From counts as nested sequences (an array, a tensor), for each expert of all ranks one a source, or one after
-        the other; or from the number of all rows, which are dealt out evenly. Raises DimensionError."""
+        """The routing that is given: counts (nested sequences, an array, a tensor) for each expert of all ranks and
+        each source, in a table or a row; or the number of all rows, which are dealt out evenly. Raises
+        DimensionError."""
         if not isinstance(experts, int) or isinstance(experts, bool) or experts < 1:
             raise DimensionError(f"{route.per_rank} is {experts!r}: a rank has one expert or more", site)
         shape = (world * experts, world)
@@ -170,19 +171,19 @@ class Routing:
 
     @classmethod
     def even(cls, rows: int, world: int, experts: int) -> Routing:
-        """Rows dealt out evenly: all segments have as many, or one row more."""
+        """A routing of rows that are dealt out evenly: two segments differ by at most one row."""
         segments = world * experts * world
         ends = [rows * (k + 1) // segments for k in range(segments)]
         return cls(Integers.of_array(np.diff([0, *ends]).reshape(world * experts, world)))
 
     @property
     def array(self) -> np.ndarray:
-        """(experts of all ranks, sources)"""
+        """The counts, of shape (experts of all ranks, sources)."""
         return self.table.array
 
     @property
     def counts(self) -> tuple[tuple[int, ...], ...]:
-        """`counts[home * experts + expert][source]`"""
+        """The counts as tuples: `counts[home * experts + expert][source]`."""
         return self.table.plain
 
     @cached_property
@@ -196,9 +197,9 @@ class Routing:
         return dict(zip(route.sides, self._sides, strict=True))
 
     def without_room(self, counts: str, rooms: Mapping[str, Sequence[int]], of_operators: bool = False) -> str:
-        """Why not all rows have room, "" if they have. `counts`: what these are called; `rooms`: of each rank, along
-        the dimension of rows at their sources, and along that at their homes; `of_operators`: whether an operator of
-        experts may have made the call."""
+        """Why not all rows have room, or why a count is wrong; "" if all is well. `counts`: the name of the counts.
+        `rooms`: the room of each rank, along the dimension of rows at their sources, then along the one at their homes.
+        `of_operators`: whether an operator of experts may have made the call."""
         table, world = self.array, self.array.shape[1]
         for e, s in np.argwhere((table < 0) | (table > MAX_ROWS)).tolist():
             said = f"{counts}[{e}, {s}] is {table[e, s]}: counts of rows are from 0 to {MAX_ROWS}"
@@ -233,7 +234,7 @@ def _is_count(n: Any) -> bool:
 
 
 def _wrong(table: Any, world: int, experts: int) -> str:
-    """What is wrong with counts, none of which can be an array of the right shape."""
+    """The mistake in counts that are no table of the right shape."""
     if not isinstance(table, Sequence) or isinstance(table, str):
         return f"{table!r} is no table of counts"
     for e, row in enumerate(table):

@@ -1,4 +1,4 @@
-"""The running tables of a program, and what is in them where counts are known."""
+"""The running tables of a program, and their contents for known counts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tilelink.language import RouteWord
 
 @kept()
 def segment_tables(program: TileProgram) -> tuple[tuple[RouteWord, Table], ...]:
-    """Where segments begin, on both sides of all routes."""
+    """The tables that say where segments begin, on both sides of all routes."""
     return tuple((route, segments(route, dim)) for route in program.routes for dim in route.sides)
 
 
 @kept()
 def tile_tables(program: TileProgram) -> tuple[Table, ...]:
-    """Where the tiles of pieces begin, and their cells: made of where segments begin."""
+    """The tables that say where the tiles and the cells of pieces begin. They are made from the tables of segments."""
     tiles = [role.walk.table for role in program.roles if role.walk.table is not None]
     cells = [cells_of_pieces(c) for s in program.signals for c in s.grid if c.route and c.size is not None]
     cells += [
@@ -39,12 +39,12 @@ def tile_tables(program: TileProgram) -> tuple[Table, ...]:
 
 
 def tables(program: TileProgram) -> tuple[Table, ...]:
-    """All of them, each behind those that it is made of."""
+    """All running tables, each after the tables that it is made from."""
     return (*(table for _, table in segment_tables(program)), *tile_tables(program))
 
 
 def entries(program: TileProgram, values: Mapping[str, Any]) -> dict[str, int]:
-    """How many integers the counts of routes, and each table, have, by key."""
+    """How many integers each table has, and the counts of each route have, by key."""
     world = values["world:"]
     made = {running(counts_of(r)): world * world * int(values[r.per_rank]) for r in program.routes}
     return made | {t.key: world * (int(evaluate(t.steps, values)) + 1) for t in tables(program)}
@@ -53,7 +53,7 @@ def entries(program: TileProgram, values: Mapping[str, Any]) -> dict[str, int]:
 def with_tables(
     made: tuple[Table, ...], routings: tuple[tuple[RouteWord, Routing], ...], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The values of tables, by key, for known counts."""
+    """`values` with the counts of routes and the contents of tables, by key."""
     found = dict(values)
     for route, routing in routings:
         found[running(counts_of(route))] = routing.array.reshape(-1)

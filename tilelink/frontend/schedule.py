@@ -16,11 +16,11 @@ from tilelink.language import launched
 VIAS = ("load-store", "tma", "multicast")
 STREAMS = ("peers", "one")
 MOST_WARPS = 32
-"""Of a kernel: a block of threads has 1,024 at most."""
+"""The most warps of a kernel: a block has at most 1,024 threads."""
 SIGNALS = ("now", "late")
 WAITS = ("whole", "pieces")
 CHOICES = {"via": VIAS, "signals": SIGNALS, "waits": WAITS, "streams": STREAMS}
-"""What a field may be that is one of some words, the default first."""
+"""The allowed words of each field that takes one of some words; the first is the default."""
 
 
 class _Fields:
@@ -45,13 +45,13 @@ class _Fields:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in CHOICES}  # type: ignore[arg-type]
 
     def _check_choices(self, site: Site) -> None:
-        """Raises ScheduleError for a field of `CHOICES` that is none of its words."""
+        """Raises ScheduleError for a field of `CHOICES` with another word."""
         for name, word in self._choices().items():
             if word not in CHOICES[name]:
                 raise ScheduleError(f"{name}={word!r}: it is one of {', '.join(map(repr, CHOICES[name]))}", site)
 
     def _chosen(self) -> list[str]:
-        """The fields of `CHOICES` that are not as by default, as they are written."""
+        """The fields of `CHOICES` that differ from their defaults, as they are written."""
         return [f"{name}={word!r}" for name, word in self._choices().items() if word != CHOICES[name][0]]
 
 
@@ -67,7 +67,7 @@ class SMs(_Fields):
     any other `tk.Order`.
     `at`: the rank that executes a tile: "home" (the rank of the tile's part) or the name of a rank axis of the space.
     The default is the home for a sharded space, and every rank for a local one.
-    `stages`: the stages of Triton's software pipeline in the role's loops; of a role that copies with `via="tma"`, the
+    `stages`: the stages of Triton's software pipeline in the role's loops. For a role that copies with `via="tma"`: the
     blocks of its ring in shared memory.
     `warps`: the warps of the kernel, a power of two. All roles are one kernel, so all have the same.
     `via`: "load-store", "tma" or "multicast". With "tma", the copy engine for tiles (TMA) of a GPU copies and stores
@@ -75,11 +75,11 @@ class SMs(_Fields):
     selects the memory of copies, stores and notifications becomes one access to all ranks. The fabric of the target
     must multicast stores.
     `signals`: "now" or "late". With "late", the worker gives a tile's notifications after the main loop of its next
-    tile, when the tile's stores have arrived (of its last tile, after that tile). The role must not wait.
+    tile, when the tile's stores have arrived. For its last tile, it gives them after that tile. The role must not wait.
     `waits`: "whole" or "pieces". With "pieces", a tile that waits for rows and then goes through them step by step
-    waits in that loop, for what comes next. A piece is as long as the tiles that bring it.
-    `wave`: experts in a turn. Roles without a count that go over the experts of a route and have a wave take turns: the
-    tiles of some experts in the first role, of the same experts in the next one, then those of the next experts.
+    waits inside that loop, each time for the next piece. A piece is as long as the tiles that bring it.
+    `wave`: experts in a turn, for roles without a count that go over the experts of a route. Roles with a wave take
+    turns: the tiles of some experts in the first role, of the same experts in the next role, then the next experts.
     `whole`: elements of a block over a whole dimension, such as {"D": 128} if a tile function loads `q[t.rows]` of a
     tensor with the dimensions S and D. It is at least the size of the dimension; the rest is masked.
     """
@@ -150,13 +150,13 @@ class CopyEngine(_Fields):
     """A role on the copy engines. The host enqueues its copies, each followed by a write of 1 to its signal. The
     program's kernel keeps all SMs. `tile`, `order`, `at` as for `SMs`.
 
-    `streams`: "peers" has a stream for each peer, whose copies run at the same time. "one" has one stream for all
-    copies of a rank, in its order. Then the tiles that are needed first arrive first, but only one link of a mesh is
-    busy.
+    `streams`: "peers" has a stream for each peer; copies of different streams run at the same time. "one" has one
+    stream for all copies of a rank, in its order. Then the tiles that are needed first arrive first, but only one link
+    of a mesh is busy.
 
     The role must not compute. An engine writes signals and can't add, so a tile covers a whole cell of the signal grid.
-    An engine waits until its rank may write and peers have entered, and for tiles of its own rank's kernel only. FLUX
-    (arXiv 2406.06858) gathers like this.
+    An engine waits until its rank may write and peers have entered. It may also wait for tiles of its own rank's
+    kernel, but for no others. FLUX (arXiv 2406.06858) gathers like this.
     """
 
     tile: tuple[int | None, ...] = ()
@@ -164,7 +164,7 @@ class CopyEngine(_Fields):
     at: str | None = None
     streams: str = STREAMS[0]
     whole: ClassVar[tuple[()]] = ()
-    count: ClassVar[None] = None  # what only a role on SMs can have
+    count: ClassVar[None] = None  # this and the fields below: only roles on SMs have them
     via: ClassVar[str] = ""
     signals: ClassVar[str] = SIGNALS[0]
     waits: ClassVar[str] = WAITS[0]
@@ -265,7 +265,7 @@ class Schedule(Mapping[str, Resource]):
         return schedule
 
     def with_fields(self, /, **roles: Mapping[str, Any]) -> Schedule:
-        """As `changed`, with the same site."""
+        """`changed`, with the site of this schedule."""
         new = dict(self.roles)
         for name, changes in roles.items():
             if name not in new and launched(name) not in new:
@@ -291,7 +291,7 @@ class Schedule(Mapping[str, Resource]):
 
 
 def _check_walk(tile: Any, order: Any, site: Site) -> None:
-    """Raises TileSizeError or ScheduleError."""
+    """Raises TileSizeError or ScheduleError for a wrong tile or order."""
     if not isinstance(tile, tuple):
         raise TileSizeError(f"tile {tile!r}: a tile is a tuple of sizes, such as (128, 256)", site)
     for size in tile:
@@ -306,7 +306,7 @@ def _check_walk(tile: Any, order: Any, site: Site) -> None:
 
 
 def natural(number: Any) -> bool:
-    """Whether it is an integer, 1 or more, that kernels can count to."""
+    """Whether it is an integer of at least 1 that kernels can count to."""
     return isinstance(number, int) and not isinstance(number, bool) and 1 <= number < 1 << 31
 
 

@@ -1,4 +1,4 @@
-"""Sizes of a run: the world, the dimensions, the parts of those that are spread over the ranks."""
+"""Sizes of a run: the world, the dimensions, and the parts of dimensions that are spread over the ranks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tilelink.language import RouteWord
 
 MAX_WORLD = 1024
 MAX_COUNT = 2**30
-"""The most elements along a dimension, and tiles of a role on a rank: kernels count both in 32 bits, to the end of the
-last block."""
+"""The most elements along a dimension, and the most tiles of a role on a rank. Kernels count both in 32 bits, to the
+end of the last block."""
 
 
 @hashed_once
 @dataclass(frozen=True)
 class Sizes:
-    """World and sizes. `dims`: the whole size of each dimension; `parts`: lengths of the parts of those that are cut
-    over the ranks, of the rows of a route the room for them; `per_node`: ranks of a node; `routings`: how many rows of
-    each route go where, where that is known: in an analysis, not in a launch. `tables`: of the program. `moved`: of
-    integers that say which rows are moved, 0 or 1 for each, where an analysis is told them, by tensor."""
+    """The world and the sizes of a run. `dims`: the whole size of each dimension. `parts`: lengths of the parts of
+    dimensions that are cut over the ranks, for rows of a route the room for them. `per_node`: ranks of a node.
+    `routings`: how many rows of each route go where, if known (in an analysis, not in a launch). `tables`: of the
+    program. `moved`: for integers that say which rows are moved, 0 or 1 each, if given (by tensor)."""
 
     world: int
     dims: tuple[tuple[str, int], ...]
@@ -54,12 +54,12 @@ class Sizes:
         *,
         counted: bool = True,
     ) -> Sizes:
-        """Sizes by dimension: a number, or for a dimension that is cut the lengths of its parts. A number is cut into
-        parts of ceil(size / world), the last ones shorter or empty. Of a route, the size of its rows is what
-        `Routing.of` takes, those that are sent need none, and there is as much room as that takes; or, where rows are
-        not `counted`, sizes are the room for them. Integers that say which rows are moved may be given, too, by tensor:
-        those of the whole tensor, or of all ranks' where each has its own. All ranks are on one node where `per_node`
-        is not given. Raises WorldError, DimensionError, TileSizeError, ScheduleError."""
+        """The sizes of a run. `sizes`: by dimension a number, or the lengths of the parts if it is cut. A number is cut
+        into parts of ceil(size / world), the last ones shorter or empty. For a route, `Routing.of` takes the size of
+        its rows, rows that are sent need no size, and there is room for exactly these rows. If rows are not `counted`,
+        their sizes are the room for them. Integers that say which rows are moved may be given by tensor, too: for the
+        whole tensor, or for all ranks if each rank has its own. `per_node`: by default, all ranks are on one node.
+        Raises WorldError, DimensionError, TileSizeError, ScheduleError."""
         site = Site.of_user()
         check_world(world)
         dims: dict[str, int] = {}
@@ -96,8 +96,8 @@ class Sizes:
         return made
 
     def check(self, program: TileProgram) -> None:
-        """Raises TileSizeError for a tile larger than the tensor (how many rows are routed is no matter of tiles),
-        ScheduleError for an order that is none."""
+        """Raises TileSizeError for a tile larger than the tensor (except along routed rows, whose number is data) or a
+        `whole` block that is too small, and ScheduleError for an order that is no permutation."""
         sizes = dict(self.dims)
         for role in program.roles:
             ranks = (count for name, count in role.walk.axes if name != role.walk.expert)
@@ -129,7 +129,7 @@ class Sizes:
         return with_tables(self.tables, self.routings, values) if self.routings else values
 
     def counted(self, routes: Sequence[RouteWord], routings: Sequence[Routing]) -> Sizes:
-        """The sizes with how many rows of each route go where: none of any where some rank has no room for its."""
+        """These sizes with how many rows of each route go where: none at all if a rank lacks room for its rows."""
         rooms, both = dict(self.parts), list(zip(routes, routings, strict=True))
         if any(routing.without_room(r.counts, {d: rooms[d] for d in r.sides}) for r, routing in both):
             routings = [Routing.even(0, self.world, dict(self.dims)[r.per_rank]) for r in routes]
@@ -142,7 +142,7 @@ class Sizes:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What a call has to be told of them, by dimension: lengths of parts, the room for rows of a route."""
+        """The sizes that a call must be told, by dimension: lengths of parts, and the room for rows of a route."""
         return dict(self.parts)
 
     @cached_property
@@ -151,16 +151,16 @@ class Sizes:
         return frozenset(d for d, _ in self.parts) & {str(table.name) for table in self.tables}
 
     def lengths(self, dim: str) -> tuple[int, ...]:
-        """The lengths of a dimension on the ranks; one, where all ranks have the whole."""
+        """The lengths of a dimension's parts by rank, or one length if all ranks have the whole."""
         return dict(self.parts).get(dim, (dict(self.dims)[dim],))
 
     def equal(self, dim: str) -> bool:
-        """Whether the parts of a dimension that is cut are all of one length."""
+        """Whether all parts of a dimension that is cut have one length."""
         return len(set(dict(self.parts)[dim])) == 1
 
     def exact(self, dim: str, extent: int) -> bool:
-        """Whether blocks of `extent` fill the dimension, or each of its parts, with no rest; never rows of a route,
-        whose pieces are of any length."""
+        """Whether blocks of `extent` fill the dimension, or each of its parts, without a rest. Never true for rows of a
+        route: their pieces have any length."""
         return dim not in self.routed and all(n % extent == 0 for n in self.lengths(dim))
 
 
@@ -180,7 +180,7 @@ def _lengths(dim: str, given: Any, cut: bool, world: int, site: Site) -> tuple[i
 
 
 def check_parts(program: TileProgram, sizes: Mapping[str, Any]) -> None:
-    """Raises DimensionError for parts of a dimension that only buffers spread over the ranks: no call can say them."""
+    """Raises DimensionError for parts of a dimension that only buffers spread over the ranks: no call can give them."""
     spread = {t.dims[t.sharded] for t in (*program.inputs, *program.outputs) if t.sharded is not None}
     spread |= {d for route in program.routes for d in route.sides}
     for d, given in sizes.items():
@@ -192,7 +192,7 @@ def check_parts(program: TileProgram, sizes: Mapping[str, Any]) -> None:
 
 
 def _moved(tensor: Tensor, given: Any, world: int, dims: Mapping[str, int], site: Site) -> Integers:
-    """Which rows are moved, of integers that say so. Raises DimensionError."""
+    """1 for each row that is moved, else 0: the given integers are -1 for rows that stay. Raises DimensionError."""
     shape = tuple(world if d == RANKS_DIM else dims[d] for d in tensor.dims)
     shape = shape if tensor.sharded is not None else (world, *shape)
     found = np.asarray(given)
@@ -205,7 +205,7 @@ def _moved(tensor: Tensor, given: Any, world: int, dims: Mapping[str, int], site
 
 
 def _routing(route: RouteWord, sizes: Mapping[str, Any], world: int, site: Site) -> Routing:
-    """What is given for the rows of a route. Raises DimensionError."""
+    """The routing that `sizes` gives for a route. Raises DimensionError."""
     for d in (route.rows, route.per_rank):
         if d not in sizes:
             raise DimensionError(f"{route} needs the sizes of {route.rows} and {route.per_rank}; {d} is missing", site)
@@ -227,7 +227,7 @@ def even_parts(size: int, world: int) -> tuple[int, ...]:
 
 
 def check_world(world: int) -> None:
-    """Raises WorldError."""
+    """Raises WorldError for a wrong number of ranks."""
     if not isinstance(world, int) or isinstance(world, bool) or not 1 <= world <= MAX_WORLD:
         raise WorldError(f"a world of {world!r}: it has from 1 to {MAX_WORLD} ranks", Site.of_user())
 
@@ -246,14 +246,14 @@ def check_nodes(world: int, per_node: int | None) -> int:
 
 
 def check_rank(rank: int, world: int) -> None:
-    """Raises RankError."""
+    """Raises RankError for a rank outside the world."""
     if not 0 <= rank < world:
         raise RankError(f"rank {rank} in a world of {world}: ranks go from 0 to {world - 1}", Site.of_user())
 
 
 @kept()
 def extents(role: Role) -> frozenset[tuple[str, int]]:
-    """(dimension, block size) of everything a role cuts."""
+    """(dimension, block size) of all blocks in the ranges of a role."""
     found = {(r.dim, r.extent) for r in role.walk.ranges if r.extent is not None}
     for s in walk(role.body):
         for view in s.touched:

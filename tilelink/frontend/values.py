@@ -1,4 +1,4 @@
-"""What the elaborator knows of a name in a tile function, of dtypes, and of what Triton's own functions return.
+"""The elaborator's values for names in a tile function; dtypes; and the results of Triton's own functions.
 
 Integers are sympy expressions, views are `ir.View`.
 """
@@ -19,7 +19,7 @@ from tilelink.frontend.ir import Range
 
 DOT_DTYPES = ("float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2")
 SUM_DTYPES = {"float16": ("float32", "float16"), "int8": ("int32",)}
-"""Dtypes in which `tl.dot` adds up, by that of its operands: float32 for all others."""
+"""The dtypes in which `tl.dot` may add up, by the dtype of its operands. All others add up in float32."""
 _ALIASES = {
     "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "f16": "float16", "f32": "float32",
     "fp8": "float8_e4m3fn",
@@ -45,7 +45,7 @@ Shape = tuple[int, ...] | None
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of torch, Triton or numpy, or given by a name or its short form. Raises ValueError."""
+    """The name of a dtype of torch, Triton or numpy, or of a dtype given by name or short form. Raises ValueError."""
     text = str(dtype).removeprefix("torch.").removeprefix("<class 'numpy.").removesuffix("'>")
     text = _ALIASES.get(text, text)
     if text not in ITEM_SIZE:
@@ -68,7 +68,7 @@ def promote(a: str | None, b: str | None) -> str | None:
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:
-    """The shape of an elementwise operation; None where one is not known. Raises ValueError where there is none."""
+    """The shape of an elementwise operation; None if a shape is unknown. Raises ValueError for a misfit."""
     if a is None or b is None:
         return None
     n = max(len(a), len(b))
@@ -80,7 +80,7 @@ def broadcast(a: Shape, b: Shape) -> Shape:
 
 @dataclass(frozen=True)
 class Block:
-    """A value of Triton, in registers: `node` is its source, rewritten."""
+    """A value of Triton, in registers. `node`: its source, rewritten."""
 
     node: ast.expr
     shape: Shape = None
@@ -99,7 +99,7 @@ class Static:
 
 @dataclass(frozen=True)
 class TileValue:
-    """The tile a function is called for. `sent`: where its rows lie at their source, of a tile of a route."""
+    """The tile that a function is called for. `sent`: for a tile of a route, its rows at their source."""
 
     ranges: tuple[Range, ...]
     axes: Mapping[str, Expr]
@@ -122,8 +122,8 @@ class Part:
 def result_of(
     name: str, owner: Block | None, arguments: list[Any], keywords: dict[str, Any]
 ) -> tuple[Shape, str | None]:
-    """Shape and dtype of a call, None where they are not known. `owner` is the block whose method it is; `name` is ""
-    for a function of the user. Raises ValueError for shapes that do not go together."""
+    """The shape and dtype of a call, None where unknown. `owner`: the block whose method is called. `name`: the
+    function of Triton, or "" for a function of the user. Raises ValueError for shapes that do not fit."""
     values = ([owner] if owner is not None else []) + arguments
     blocks = [v for v in (*values, *keywords.values()) if isinstance(v, Block)]
     dtype: str | None = None
@@ -155,7 +155,7 @@ def result_of(
 
 
 def _reduced(shape: Shape, options: dict[str, Any]) -> Shape:
-    """The shape that a reduction leaves."""
+    """The shape after a reduction."""
     axis, kept = options.get("axis"), options.get("keep_dims")
     if shape is None or not isinstance(axis, Expr):
         return () if axis is None and kept is None else None

@@ -1,4 +1,4 @@
-"""What holds in every tile program, after each pass. A pass that breaks it is at fault, not the program of the user."""
+"""The rules of every tile program, checked after each pass. If one is broken, the pass is wrong, not the program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def verify(program: TileProgram, after: str) -> None:
-    """Raises TileProgramError, for the first statement of which something does not hold. `after`: the last pass."""
+    """Raises TileProgramError for the first statement that breaks a rule. `after`: the name of the last pass."""
     tensors = {t.name: t for t in program.tensors}
     signals = {s.tensor for s in program.signals} or {*tensors}  # all may have some before they are derived
     for role in program.roles:
@@ -50,11 +50,11 @@ def _problems(role: Role, tensors: Tensors, signals: set[str], dims: Collection[
             case Write():
                 written.add(s.target)
             case Owed() if owed or place.outer or role.awaited:
-                yield place, "late notifications are given once, in every tile, of a role that waits for nothing"
+                yield place, "late notifications are given once in every tile, in a role that waits for nothing"
             case Owed():
                 owed = True
             case Notify() if s.late and not owed:
-                yield place, "a late notification is given behind the place where that of the tile before is"
+                yield place, "a late notification stands before the previous tile's late notifications are given"
             case Notify():
                 for view in s.views:
                     if tensors[view.tensor].kind != "token" and view not in written:
@@ -62,7 +62,7 @@ def _problems(role: Role, tensors: Tensors, signals: set[str], dims: Collection[
 
 
 def _of_index(view: View, tensors: Tensors) -> str:
-    """What is wrong with a view's index, "" if nothing."""
+    """The mistake in a view's index, or "" if it has none."""
     if view.tensor not in tensors:
         return f"{view}: the program has no tensor {view.tensor}"
     dims = tensors[view.tensor].dims
@@ -75,7 +75,7 @@ def _of_index(view: View, tensors: Tensors) -> str:
 
 
 def _guarded(view: View, place: Place, wait: Place | None) -> bool:
-    """Whether a wait is for the tensor of a view, and is always done before the view's statement."""
+    """Whether the wait is for the view's tensor, and always comes before the view's statement."""
     if wait is None or not isinstance(wait.statement, Wait):
         return False
     around = place.outer[: len(wait.outer)] == wait.outer

@@ -1,4 +1,4 @@
-"""What tiles read and write: tensors, ranges along their dimensions, and views, which are regions of a tensor."""
+"""Tensors, ranges along their dimensions, and views, which are regions of a tensor that tiles read and write."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ALL_RANKS = "all ranks"
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the program; `dims` are names of dimensions, or "ranks" for one entry a rank.
+    """A tensor of the program. `dims`: names of dimensions, or "ranks" for a dimension with one entry for each rank.
 
-    `sharded` is the position of the dimension that is cut over the ranks (each element has one home), or None where
-    every rank has its own. `kind` is "input", "output" or "buffer"; or "token", of which there are signals only: those
-    with which regions of a tensor with `buffers` are released. `buffers`: the entries of the first dimension take turns
-    in so many, entry e in buffer e % buffers. `contiguous`: the dimension along which its elements lie side by side,
-    where nothing else is known.
+    `sharded` is the position of the dimension that is cut over the ranks (each element has one home), or None if every
+    rank has its own tensor. `kind` is "input", "output", "buffer" or "token". A token has only signals: they release
+    regions of a tensor with `buffers`. `buffers`: the number of buffers that the entries of the first dimension share;
+    entry e takes buffer e % buffers. `contiguous`: the dimension along which elements lie side by side, if nothing else
+    is known.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Tensor:
 
     @property
     def token(self) -> Tensor:
-        """What the entries of this tensor are released with."""
+        """The token that releases the entries of this tensor."""
         return Tensor(token_name(self.name), self.dims, None, "token", self.dtype)
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Tensor:
 
 
 def token_name(tensor: str) -> str:
-    """What the token of a tensor with buffers is called."""
+    """The name of the token of a tensor with buffers."""
     return f"{tensor}.free"
 
 
@@ -59,16 +59,16 @@ def token_name(tensor: str) -> str:
 class Range:
     """[start, stop) along a named dimension, in global coordinates. Printed as D[start:+extent], cut off at the end.
 
-    `extent`: how many elements a block in registers has along it (a power of two), None where it is the whole
-    dimension or part.
-    `part`: the rank whose part holds it, None where it may lie in several, or the dimension is not cut.
-    `offset`: where it starts, counted from the beginning of its part (of the dimension, where that is not cut).
-    `inside`: the extent of the block that it is a step of, None where it is a step or tile of the whole or of a part.
+    `extent`: how many elements a block in registers has along it (a power of two), None for the whole dimension or
+    part.
+    `part`: the rank whose part holds it, None if it may lie in several, or the dimension is not cut.
+    `offset`: where it starts, counted from the beginning of its part (of the dimension, if that is not cut).
+    `inside`: the extent of the block that it is a step of, None for a step or tile of the whole or of a part.
     `bounded`: it may end earlier than all that, at a bound of the user's.
-    `segment`: what its rows have in common along a dimension of a route, None where that is not known; `offset` is
-    counted from the beginning of the segment then.
-    `by`: the integers that pick its elements, so many as `extent` says, from [start, stop), counted from `start`; -1
-    picks none. What is known of it before the run is that range.
+    `segment`: the segment of its rows along a dimension of a route, None if unknown. `offset` then counts from the
+    beginning of the segment.
+    `by`: the integers that pick its elements from [start, stop), as many as `extent`, counted from `start`; -1 picks
+    none. Only [start, stop) is known before the run.
     """
 
     dim: str
@@ -85,22 +85,22 @@ class Range:
 
     @property
     def walked(self) -> Range:
-        """The range that a tile goes along: where integers pick elements, that of the integers."""
+        """The range that a tile goes along: if integers pick elements, the range of the integers."""
         return self if self.by is None else self.by.ranges[0]
 
     @property
     def of_rank(self) -> bool:
-        """Whether it is all that a rank has of a dimension, which may be nothing."""
+        """Whether it is all that a rank has of a dimension. It may then be empty."""
         return self.extent is None and self.part is not None and self.start == first_of(symbol(self.dim), self.part)
 
     @property
     def across_parts(self) -> bool:
-        """Whether it may begin in the part of one rank and end in that of another, along a dimension that is cut."""
+        """Whether it may begin in one rank's part and end in another's, if the dimension is cut."""
         return self.part is None and not self.whole and self.by is None
 
     @property
     def limit(self) -> Expr:
-        """Where its elements end, besides at the end of the block itself."""
+        """Where its elements would end if the block itself had no end."""
         bounds = self.stop.args if isinstance(self.stop, Min) else (self.stop,)
         return smaller(*[b for b in bounds if b != self.start + (self.extent or 0)])
 
@@ -127,8 +127,8 @@ def whole_range(dim: str) -> Range:
 
 
 def on_side(ranges: tuple[Range, ...], sent: Range | None, dims: Sequence[str]) -> tuple[Range, ...]:
-    """The ranges of a tile for a tensor of these dimensions: the rows of a route, which are `sent` at their source, on
-    the side that the tensor has."""
+    """The ranges of a tile for a tensor with the dimensions `dims`. If the tensor holds the rows of a route at their
+    source, the rows are `sent`."""
     if sent is None or sent.dim not in dims:
         return ranges
     return tuple(sent if r.segment == sent.segment else r for r in ranges)
@@ -136,10 +136,10 @@ def on_side(ranges: tuple[Range, ...], sent: Range | None, dims: Sequence[str]) 
 
 @dataclass(frozen=True)
 class View:
-    """A region of a tensor. `index` has one entry a dimension: a range, or an integer for a dimension that it drops.
+    """A region of a tensor. `index`: for each dimension a range, or an integer if the dimension is dropped.
 
-    `home` is the rank whose memory it is, ALL_RANKS for every rank's, or None where it lies on several.
-    `guard` names the wait that guards it.
+    `home` is the rank whose memory it is in, ALL_RANKS for every rank's memory, or None if it lies on several. `guard`
+    names the wait that guards it.
     """
 
     tensor: str
@@ -153,12 +153,12 @@ class View:
 
     @property
     def of_rank(self) -> bool:
-        """Whether it is all that a rank has along a dimension, so that it may be empty."""
+        """Whether it is all that a rank has along a dimension. It may then be empty."""
         return any(r.of_rank for r in self.ranges)
 
     @property
     def picking(self) -> str:
-        """Whose rows integers pick, and which integers do, as kernels say it."""
+        """The tensor whose rows integers pick, with the views of these integers, as kernels write it."""
         return f"{self.tensor}[{', '.join(map(str, self.picked_by))}]"
 
     @property
@@ -168,23 +168,23 @@ class View:
 
     @property
     def remote(self) -> bool:
-        """Whether it can be another rank's memory."""
+        """Whether it can be in another rank's memory."""
         return self.home != RANK
 
     @property
     def symbols(self) -> set[sympy.Basic]:
-        """The symbols in where it lies, and with whom."""
+        """The symbols in its index and in its home."""
         index = (i.symbols if isinstance(i, Range) else i.free_symbols for i in self.index)
         return set(self.home.free_symbols if isinstance(self.home, Expr) else ()).union(*index)
 
     def moved_to(self, name: Expr, place: Expr) -> View:
-        """The view with a place where it has a name for one."""
+        """The view with the symbol `name` replaced by `place` in the starts of its ranges."""
         moved = (replace(i, start=i.start.xreplace({name: place})) if isinstance(i, Range) else i for i in self.index)
         return replace(self, index=tuple(moved))
 
     @property
     def home_text(self) -> str:
-        """Its home, for a person."""
+        """Its home as text for a person."""
         return to_text(self.home) if isinstance(self.home, Expr) else str(self.home)
 
     @property

@@ -39,7 +39,7 @@ from tilelink.frontend.schedule import CopyEngine, SMs
 from tilelink.language import RanksWord, RouteWord, Space, nodes, ranks
 
 NUMBER, TILE = own("i"), own("tile")
-"""The number of a tile on its rank; and among those that have the same values of the rank axes."""
+"""The number of a tile on its rank; and its number among the tiles with the same values of the rank axes."""
 
 
 def longest_part(dim: str) -> sympy.Symbol:
@@ -56,9 +56,9 @@ def make_walk(
     ends: Mapping[str, Expr] | None = None,
     steps: bool = True,
 ) -> tuple[Walk, dict[str, Expr]]:
-    """The walk over a space, and the values of its rank axes. `ends`: where the own part ends along a dimension, if
-    that is data. `steps`: whether loops of the role take their step from the schedule. Raises ScheduleError,
-    TileSizeError, and NotUnderstoodError for an axis that is called like one that the tiles have."""
+    """The walk over a space, and the values of its rank axes. `ends`: where the rank's own part ends along a dimension,
+    if that is data. `steps`: whether loops of the role take their step from the schedule. Raises ScheduleError,
+    TileSizeError, and NotUnderstoodError for a rank axis with the name of an axis that the tiles already have."""
     cut = frozenset() if resource.order.parts is None else cut
     sizes = dict(zip(space.dims, tile_sizes(role, space, resource, site, steps), strict=True))
     tiled = [d for d, t in sizes.items() if t is not None]
@@ -111,7 +111,7 @@ Coordinates = list[tuple[str, Expr]]
 def tile_of(
     dim: str, begin: Expr, end: Expr, number: Expr, t: int | None, part: Expr | None, segment: Segment | None = None
 ) -> tuple[Coordinates, Range]:
-    """A tile of a piece of a dimension, or the whole of the piece, and the coordinate that says where the tile is."""
+    """(coordinates, range) of a tile of a piece of a dimension, or of the whole piece if `t` is None."""
     if t is None:
         return [], Range(dim, begin, end, None, part, whole=part is None, segment=segment)
     lo = of_dim(dim, "lo")
@@ -125,8 +125,8 @@ def bounds_of(dim: str, part: Expr | None) -> tuple[Expr, Expr]:
 
 
 def home_names(space: Space, cut: frozenset[str]) -> dict[str, str]:
-    """What the rank in whose part a tile lies is called, by dimension of the space that is cut over the ranks: `home`
-    along the first one that a tensor of the space is cut along, `D_home` along another dimension D."""
+    """The names of the ranks in whose parts a tile lies, by dimension of the space that is cut over the ranks: `home`
+    along the first dimension that a tensor of the space is cut along, `D_home` along another dimension D."""
     names = {d: f"{d}_home" for d in space.dims if d in cut}
     if names:
         names[space.sharded or next(iter(names))] = "home"
@@ -134,13 +134,13 @@ def home_names(space: Space, cut: frozenset[str]) -> dict[str, str]:
 
 
 def rank_axes(space: Space, cut: frozenset[str]) -> dict[str, RanksWord]:
-    """The rank axes of a space: those with a name, and the homes of its tiles; of a route, the sources of them."""
+    """The rank axes of a space: the named ones, the homes of its tiles, and for a route the sources of its rows."""
     sources = {"source": ranks} if isinstance(space.routed, RouteWord) else {}
     return {**space.axes, **dict.fromkeys(home_names(space, cut).values(), ranks), **sources}
 
 
 def axis_values(word: RanksWord) -> tuple[Expr, Expr]:
-    """How many values a rank axis has, and which of them the executing rank is."""
+    """How many values a rank axis has, and the value for the executing rank."""
     if word == ranks:
         return WORLD, RANK
     return (floor_div(WORLD, PER_NODE), node_of(RANK)) if word == nodes else (PER_NODE, place_of(RANK))
@@ -150,9 +150,9 @@ def _rank_coordinates(
     values: dict[str, tuple[Expr, Expr]], free: list[str], inner: Expr, resource: SMs | CopyEngine, site: Site,
     number: Expr,
 ) -> list[tuple[str, Expr]]:  # fmt: skip
-    """The axes that are walked on a rank, outermost first, and the tile inside them, of its `number` among all; the
-    first goes in the schedule's order. `values`: how many values an axis has, and which of them the executing rank
-    is."""
+    """The coordinates of the axes that are walked on a rank, outermost first, and of the tile inside them, by its
+    `number` among all tiles. The first axis goes in the schedule's order. `values`: of each axis, how many values it
+    has, and the value for the executing rank."""
     coordinates: list[tuple[str, Expr]] = []
     for k, name in enumerate(free):
         count, here = values[name]
@@ -178,7 +178,7 @@ def check_across_parts(role: str, space: Space, resource: SMs | CopyEngine, site
 
 
 def columns_of(role: str, space: Space, resource: SMs | CopyEngine, site: Site) -> str:
-    """The dimension of the columns of which some come first. Raises ScheduleError."""
+    """The dimension of the columns, for an order that walks some columns first. Raises ScheduleError."""
     dims = [d for d, t in zip(space.dims, resource.tile, strict=False) if t is not None]
     if len(space.dims) != 2 or len(dims) != 2:
         tile = ", ".join(map(str, resource.tile[: len(space.dims)]))
@@ -191,8 +191,8 @@ def columns_of(role: str, space: Space, resource: SMs | CopyEngine, site: Site) 
 
 
 def by_columns(rows: Expr, columns: Expr, together: int) -> tuple[Expr, Expr]:
-    """Of a tile, the number of its rows among all, and that of its columns. `rows`, `columns`: how
-    many there are; so many columns are walked `together`, row by row."""
+    """The number of a tile's rows among all rows, and of its columns among all columns. `rows`, `columns`: how many
+    there are. `together`: how many columns are walked together, row by row."""
     group = floor_div(NUMBER, larger(1, rows * together))
     inside, here = natural(NUMBER - group * rows * together), larger(1, smaller(together, columns - group * together))
     return floor_div(inside, here), group * together + modulo(inside, here)
@@ -201,8 +201,8 @@ def by_columns(rows: Expr, columns: Expr, together: int) -> tuple[Expr, Expr]:
 def tile_sizes(
     role: str, space: Space, resource: SMs | CopyEngine, site: Site, steps: bool
 ) -> tuple[int | None, ...]:
-    """Tile sizes along the space's dimensions (what follows them in the schedule is the step). `steps`: whether the
-    role has loops that take it."""
+    """Tile sizes along the space's dimensions (the next size in the schedule is the step). `steps`: whether the role
+    has loops that take the step."""
     n = len(space.dims)
     if len(resource.tile) not in (n, n + 1):
         raise TileSizeError(
@@ -250,7 +250,7 @@ def part_at(resource: SMs | CopyEngine, step: Expr, here: Expr, count: Expr, sit
 
 
 def indices_of(tile: Expr, counts: list[tuple[str, sympy.Symbol]], group: int) -> dict[str, Expr]:
-    """Tile number -> index along each dimension: row by row, or column by column in groups of `group` rows."""
+    """The index of a tile along each dimension: row by row, or column by column in groups of `group` rows."""
     indices: dict[str, Expr] = {}
     rest = tile
     outer = counts

@@ -1,14 +1,14 @@
 """Which worker does which tile of a role, and in which order: what lowered kernels do, in numbers.
 
-`backend/lower.py` writes the same as loops; the trace of an execution holds the two against each other.
+`backend/lower.py` writes the same as loops. The trace of an execution compares the two.
 
-Some roles take turns: in each turn their workers go through some tiles of the first role, then of the next one, and
-where the tiles of one role end, those of the next go on with the next worker. So worker `number % workers` does a tile,
-whose `number` is how many tiles of all these roles come before it.
-- Roles that are one for each member of lists: a turn is a value of their outermost rank axis, so the rows that are here
-  first are used by all members.
-- Roles over the experts of a route that have a wave: in its turns each role goes on by so many experts, and each is a
-  turn behind the one before. So what a role makes of an expert is there when the next role comes to it, soon after.
+Some roles take turns. In each turn their workers go through some tiles of the first role, then of the next. Where the
+tiles of one role end, the next worker begins with those of the next role: worker `number % workers` does a tile, and
+`number` is how many tiles of all these roles come before it.
+- Roles for the members of lists: a turn is a value of their outermost rank axis, so all members use the rows that are
+  here first.
+- Roles over the experts of a route that have a wave: in a turn each role goes on by a wave of experts, one turn behind
+  the role before it. What a role makes of an expert is thus there when the next role comes to it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TURN = own("turn_taken")
 
 
 def members(roles: Sequence[Role]) -> list[list[Role]]:
-    """The roles in program order, those together that take turns."""
+    """The roles in program order; roles that take turns are in one list."""
     together: dict[str | None, list[Role]] = {}
     for role in roles:
         together.setdefault(None if role.wave else role.launched, []).append(role)
@@ -41,7 +41,7 @@ def members(roles: Sequence[Role]) -> list[list[Role]]:
 
 
 def turns(together: Sequence[Role]) -> Expr:
-    """How many turns there are. Raises ScheduleError where that is not the same for all of the roles, or is data."""
+    """The number of turns. Raises ScheduleError if it differs between the roles, or is data."""
     if any(r.wave for r in together):
         return _waves(together)
     if len(together) > 1 and any(r.walk.table for r in together):
@@ -66,7 +66,7 @@ def turns(together: Sequence[Role]) -> Expr:
 
 
 def _waves(together: Sequence[Role]) -> Expr:
-    """As `turns`, of roles that have a wave."""
+    """`turns` for roles that have a wave."""
     for role in together:
         if role.walk.table is None:
             raise ScheduleError(
@@ -91,8 +91,8 @@ def _waves(together: Sequence[Role]) -> Expr:
 
 
 def first_tile(together: Sequence[Role], k: int, turn: Expr) -> Expr:
-    """The number of the first tile of the k-th of roles that take turns in a turn, in terms of sizes; of the number of
-    turns, how many tiles it has."""
+    """The number of the first tile in a turn of the k-th of roles that take turns, in terms of sizes. With the number
+    of turns as `turn`, it is how many tiles the role has."""
     role, walk = together[k], together[k].walk
     sizes = {symbol(name): value for name, value in walk.sizes}
     if role.wave and walk.table is not None:
@@ -115,10 +115,10 @@ class Allotment:
 
 
 def allot(program: TileProgram, sizes: Sizes, sms: int) -> dict[str, Allotment]:
-    """Workers of every role, on a device of `sms` SMs. Roles with a count get theirs in program order; the others
-    share what is left. No more workers than there are tiles for them. Behind them come the streams of the copy engine,
-    one a peer, which the roles on it share. Raises ScheduleError where the SMs don't do, TileSizeError for
-    more tiles than kernels count."""
+    """The workers of every role, on a device of `sms` SMs. Roles with a count get theirs in program order, and the
+    others share what is left. There are never more workers than tiles for them. Behind the workers come the streams of
+    the copy engine, one for each peer, which all roles on it share. Raises ScheduleError if the device has too few SMs,
+    TileSizeError for more tiles than kernels count."""
     first, made = 0, dict[str, Allotment]()
     if sms < 1:
         raise ScheduleError(f"a device of {sms} SMs: sms is at least 1", program.schedule_site)
@@ -163,8 +163,8 @@ def kernel_workers(program: TileProgram, allotment: Mapping[str, Allotment]) -> 
 
 
 def tile_count(role: Role, sizes: Sizes) -> int:
-    """Numbers that the workers of one rank walk (those of parts that are shorter than the longest are passed over); of
-    a route, at most."""
+    """How many numbers the workers of one rank walk, including those that are passed over because a part is shorter
+    than the longest. For a route, the upper bound."""
     values = dict(sizes.values)
     for name, value in role.walk.sizes:
         values[name] = int(evaluate(value, values))
@@ -173,9 +173,9 @@ def tile_count(role: Role, sizes: Sizes) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """The place of a role among all. `launch`: its number, the same for roles that take turns; `first`: its first tile
-    in each turn, and `others`: how many tiles of the others come before that, both (world, turns); None: it takes no
-    turns."""
+    """The place of a role among all. `launch`: its number, the same for roles that take turns. `first`: its first tile
+    in each turn. `others`: how many tiles of the other roles come before that. Both have the shape (world, turns), and
+    are None for a role that takes no turns."""
 
     launch: int
     first: np.ndarray | None = None
@@ -185,7 +185,7 @@ class Place:
         """The turn of a rank's tile, or of arrays of them."""
         if self.first is None:
             return tile * 0
-        ahead = int(self.first.max(initial=0)) + 1  # so that the tiles of one rank come before those of the next
+        ahead = int(self.first.max(initial=0)) + 1  # all tiles of one rank come before the next rank
         ranks, turns = self.first.shape
         every = (self.first + ahead * np.arange(ranks)[:, None]).reshape(-1)
         return np.searchsorted(every, np.minimum(tile, ahead - 1) + ahead * rank, side="right") - 1 - turns * rank
@@ -197,7 +197,7 @@ class Place:
 
 
 def places(program: TileProgram, sizes: Sizes) -> dict[str, Place]:
-    """Of all roles, by name."""
+    """The places of all roles, by name."""
     made = {}
     for launch, together in enumerate(members(program.roles)):
         if len(together) == 1:

@@ -1,8 +1,9 @@
-"""From the source of a tile function to statements of a tile program: every name resolved, every view typed.
+"""Turns the source of a tile function into statements of a tile program: every name resolved, every view typed.
 
-The one reader of tile functions: unrolling and lowering both start from what comes out, so they can't drift apart.
-Expressions fall into two kinds. What TileLink knows before the run (tiles, views, ranges, integers, ranks) becomes
-values of `values.py` and sympy; what Triton computes stays source text, with holes for loads and integers.
+Tile functions are read only here. Unrolling and lowering both start from the result, so they can't drift apart.
+Expressions known before the run (tiles, views, ranges, integers, ranks) become values of `values.py` and sympy.
+Expressions that Triton computes stay source text, with holes for loads and integers.
 
-One class in layers, a file each, because reading is recursive: `source`, `views`, `reading`, `calls`, `statements`.
+The reader is one class in layers, a file each, because it is recursive: `source`, `views`, `reading`, `calls`,
+`statements`.
 """

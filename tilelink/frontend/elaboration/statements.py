@@ -36,13 +36,12 @@ INSTEAD: dict[type[ast.stmt], str] = {
     ast.With: ": a kernel has nothing to open or to close",
     ast.Try: ": a kernel raises nothing",
 }
-"""What to do instead of statements that are not understood."""
+"""Advice for statements that are not understood."""
 LOOPS = "loops of a tile function run over tk.steps(), tk.ranks(), tk.each() or range()"
 
 
 class Elaborator(Calls):
-    """Elaborates one tile function for one role: its statements, one after the other, and those of the tile functions
-    that it calls."""
+    """Elaborates one tile function for one role, statement by statement, and the tile functions that it calls."""
 
     def body(self) -> tuple[ir.Statement, ...]:
         self.run(self.function.node.body)
@@ -75,14 +74,14 @@ class Elaborator(Calls):
         value = self.value(s.value, "_".join(names))
         values = [value]
         if isinstance(target, ast.Tuple):
-            several = [Block(value.node)] * len(names) if isinstance(value, Block) else []  # of a function of Triton
+            several = [Block(value.node)] * len(names) if isinstance(value, Block) else []  # of a Triton function
             values = list(value) if isinstance(value, tuple) else several
         if len(values) != len(names):
             self.fail(NotUnderstoodError, s, f"{len(names)} names for {ast.unparse(s.value)}")
         self.bind(s, names, values, value)
 
     def bind(self, s: ast.stmt | ast.expr, names: list[str], values: list[Any], whole: Any) -> None:
-        """Gives names their values, all at once. Blocks become variables of the kernel; `whole` is right of the =."""
+        """Gives names their values, all at once. Blocks become variables of the kernel. `whole`: right of the =."""
         blocks = [(n, v) for n, v in zip(names, values, strict=True) if isinstance(v, Block)]
         if any(isinstance(v, tuple) and _holds_block(v) for v in values):
             self.fail(NotUnderstoodError, s, "a tuple of blocks has no name in a kernel: give each block its own")
@@ -104,14 +103,14 @@ class Elaborator(Calls):
             made = whole.node if isinstance(whole, Block) else ast.Tuple([v.node for _, v in blocks], ast.Load())
             right = made.elts[0] if isinstance(made, ast.Tuple) and len(blocks) == 1 else made
             variables = [self.hole(ir.Variable(o)) for o in own]
-            if [ast.unparse(right)] != [ast.unparse(v) for v in variables]:  # what a call returns may have its name
+            if [ast.unparse(right)] != [ast.unparse(v) for v in variables]:  # a result may have its name already
                 self.emit(ir.Compute(self.function.site(s), self.code(right), tuple(own)))
             self.env |= {n: Block(o, v.shape, v.dtype) for (n, v), o in zip(blocks, variables, strict=True)}
         self.env |= {n: v for n, v in zip(names, values, strict=True) if not isinstance(v, Block)}
 
     def same_block(self, s: ast.stmt | ast.expr, name: str, one: Block, other: Block, what: str) -> None:
-        """Raises DtypeError or DimensionError for a variable of a kernel that would change its type, as far as types
-        are known: Triton compiles no such loop or branch."""
+        """Raises DtypeError or DimensionError if a variable of a kernel would change its dtype or shape, as far as they
+        are known. Triton compiles no such loop or branch."""
         a, b = one.dtype, other.dtype
         if a != b and a is not None and b is not None and (is_floating(a) or is_floating(b)):
             self.fail(DtypeError, s, f"{name} is a block of {a}: {what} one of {b}; convert it, .to(...)")
@@ -155,11 +154,11 @@ class Elaborator(Calls):
     def check_new(self, s: ast.For, *names: str) -> None:
         for n in names:
             if n in self.env:
-                self.fail(NotUnderstoodError, s, f"{n} is {self.text(self.env[n])} already: a loop's variable has a "
-                          "name of its own")
+                self.fail(NotUnderstoodError, s, f"{n} is {self.text(self.env[n])} already: a loop's variable needs "
+                          "a new name")
 
     def each(self, s: ast.For, call: ast.Call) -> None:
-        """The members of lists, one after the other: written out, since they are known before the run."""
+        """Reads the body for the members of lists, one after the other: it is unrolled, since lists are known here."""
         targets = s.target.elts if isinstance(s.target, ast.Tuple) else [s.target]
         names = [n.id for n in targets if isinstance(n, ast.Name)]
         if len(names) != len(targets) or len(names) != len(call.args) or call.keywords:
@@ -231,17 +230,17 @@ class Elaborator(Calls):
 
     @contextmanager
     def inside(self, s: ast.stmt, counter: sympy.Symbol, start: Expr, stop: Expr, step: int) -> Iterator[None]:
-        """Statements made in here become the body of a loop."""
+        """Statements that are made inside become the body of a loop."""
         before = dict(self.env)
         with self.nesting() as body:
             yield
-        self.leave(before, self.env)  # it may be passed over
+        self.leave(before, self.env)  # the loop may have no step
         self.emit(ir.For(self.function.site(s), counter.name, start, stop, step, tuple(body)))
 
     @contextmanager
     def nesting(self) -> Iterator[list[ir.Statement]]:
-        """Statements made in here go to the list. What is stored in here may be notified in here only: whether and how
-        often it happens is not known outside."""
+        """Statements that are made inside go to the yielded list. What is stored inside may only be notified inside,
+        because nobody knows outside whether and how often it happens."""
         outer, nested, stored = self.statements, self.nested, dict(self.stored)
         self.statements, self.nested = [], nested | set(self.env)
         yield self.statements
@@ -249,7 +248,7 @@ class Elaborator(Calls):
         self.statements, self.nested, self.stored = outer, nested, stored
 
     def leave(self, one: dict[str, Any], other: dict[str, Any]) -> None:
-        """Goes on after a loop or a branch, of which the two ways end so: what is left is what they agree on."""
+        """Goes on after a loop or a branch, with the names on which its two ways (`one`, `other`) agree."""
         self.env = {n: _either(one[n], other[n]) for n in one if n in other and _agree(one[n], other[n])}
         self.ended |= (one.keys() | other.keys()) - self.env.keys()
 
@@ -292,7 +291,7 @@ class Elaborator(Calls):
     # ---- tile functions that are called: their statements stand where they are called
 
     def inline(self, node: ast.Call, called: TileFunction, label: str) -> Any:
-        """What a tile function returns, after its statements. `label`: the name that the result gets, "" for none."""
+        """The result of a called tile function, after its statements. `label`: the name that it gets, "" for none."""
         if called.function in (f.function for f in self.callers):
             way = " -> ".join(f.name for f in (*self.callers, called))
             self.fail(NotUnderstoodError, node, f"{way}: a tile function that calls itself has no end")
@@ -307,7 +306,7 @@ class Elaborator(Calls):
             renamed[returned.id] = self.local_name(label)
         try:
             with self.frame(called, values, renamed):
-                for p, value in list(values.items()):  # what is assigned to gets its own variable: the caller's stays
+                for p, value in list(values.items()):  # assigned parameters get new variables: the caller's stay
                     if p in called.assigned and isinstance(value, Block):
                         self.bind(node, [p], [value], value)
                 self.run(statements if returned is not None else called.node.body)
@@ -316,7 +315,7 @@ class Elaborator(Calls):
             raise e.because_of("called", self.function.site(node)) from None
 
     def given(self, node: ast.Call, called: TileFunction) -> dict[str, Any]:
-        """The values of a tile function's parameters in a call; a block that is an expression gets a name at once."""
+        """The values of a tile function's parameters in a call. A block that is an expression gets a name at once."""
         found = self.arguments(node, *called.parameters, needed=len(called.parameters) - len(called.defaults))
         defaults = dict(zip(reversed(called.parameters), reversed(called.defaults), strict=False))
         return {
@@ -325,7 +324,7 @@ class Elaborator(Calls):
         }
 
     def named_block(self, node: ast.Call, value: Any, name: str) -> Any:
-        """A block that is an expression as a variable of the kernel; anything else as it is."""
+        """A block that is an expression, as a variable of the kernel; any other value, unchanged."""
         if not isinstance(value, Block):
             return value
         if isinstance(value.node, ast.Name) and isinstance(self.source(value.node).holes[0], ir.Variable):
@@ -343,7 +342,7 @@ class Elaborator(Calls):
 
     @contextmanager
     def frame(self, called: TileFunction, values: dict[str, Any], renamed: dict[str, str]) -> Iterator[None]:
-        """Reads what a function says with its own names; those of its variables are new in the kernel."""
+        """Inside, a called function is read with its own names. Its variables are new in the kernel."""
         kept = self.function, self.names, self.env, self.renamed, self.nested, self.ended, self.callers
         self.callers = (*self.callers, called)
         self.function, self.names, self.env, self.renamed = called, called.names(), values, renamed
@@ -359,7 +358,7 @@ def _holds_block(values: tuple[Any, ...]) -> bool:
 
 
 def _agree(one: Any, other: Any) -> bool:
-    """Whether a name that is the one on one way and the other on another can be used after both."""
+    """Whether a name can be used after two ways that give it the values `one` and `other`."""
     if isinstance(one, Block) and isinstance(other, Block):
         return True
     guards = [v.guard if isinstance(v, ir.View) else None for v in (one, other)]
@@ -367,7 +366,7 @@ def _agree(one: Any, other: Any) -> bool:
 
 
 def _either(one: Any, other: Any) -> Any:
-    """What is known of a value that is one of two that agree."""
+    """The value of a name after two ways that give it `one` and `other`, which agree: as much as both know."""
     if not isinstance(one, Block):
         return one
     shape = one.shape if one.shape == other.shape else None

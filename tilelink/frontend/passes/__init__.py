@@ -1,4 +1,5 @@
-"""What makes a tile program of a recording, one after the other: each is a function from tile program to tile program.
+"""The passes that make a tile program of a recording, in order: functions from tile program to tile program.
 
-A pass fills what a later one reads, or rewrites roles. A new one is a file here and a name in `PASSES` of `binding.py`.
+A pass fills fields that a later pass reads, or rewrites roles. A new one is a file here and a name in `PASSES` of
+`binding.py`.
 """

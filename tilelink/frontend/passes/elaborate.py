@@ -1,4 +1,4 @@
-"""Launches become roles: the tile function of each is read for the tiles that the schedule gives it."""
+"""Makes a role of each launch: reads its tile function for the tiles that the schedule gives it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilelink.language import Launch, Recording
 
 @dataclass(frozen=True)
 class Binding:
-    """What a tile program is made of: what its program recorded, and the schedule."""
+    """The sources of a tile program: what its program recorded, and the schedule."""
 
     recording: Recording
     schedule: Schedule
@@ -25,7 +25,7 @@ class Binding:
         return next(launch for launch in self.recording.launches if launch.function.name == role)
 
     def resource(self, launch: Launch) -> Resource:
-        """The resource of a launch; of dimensions that its member has of its own, with their names."""
+        """The resource of a launch. Its `whole` has the member's names of dimensions that differ between members."""
         resource = self.schedule.of(launch.scheduled)
         if isinstance(resource, SMs) and launch.own:
             return replace(resource, whole=tuple((launch.own.get(d, d), n) for d, n in dict(resource.whole).items()))
@@ -33,7 +33,7 @@ class Binding:
 
 
 def elaborate(program: TileProgram, binding: Binding) -> TileProgram:
-    """The program with a role for each launch, but for those in the epilogue of another."""
+    """The program with a role for each launch, except launches in the epilogue of another role."""
     for launch in binding.recording.launches:
         resource = binding.resource(launch)
         if not isinstance(resource, Epilogue):
@@ -49,8 +49,8 @@ def with_role(
     resource: SMs | CopyEngine,
     taken: frozenset[str] = frozenset(),
 ) -> tuple[TileProgram, Role]:
-    """A launch as a role, and the program with the Triton functions that the role calls. `taken`: names that its
-    variables must not have, as it goes into another role."""
+    """The program with the Triton functions that a launch calls, and the launch as a role. `taken`: names that the
+    role's variables must not have, because the role goes into another role."""
     function, recording, cut = launch.function, binding.recording, frozenset(program.cut)
     if resource.order.parts is None:
         check_across_parts(function.name, launch.space, resource, launch.site)

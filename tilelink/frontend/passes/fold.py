@@ -1,9 +1,9 @@
-"""Roles folded into the epilogue of the role that makes what they wait for, as a rewriting of the tile program.
+"""Folds roles into the epilogue of the role that makes what they wait for: a rewriting of the tile program.
 
-What a producer's tile stores and notifies, the folded role waits for and copies on. Inside one tile the wait is
-superfluous, and the copy is a store of the block that is still in registers, rounded to the dtype of the buffer that it
-would have gone through, so that the bits are the same. The buffer disappears where nobody else waits for it.
-FLUX (arXiv 2406.06858) does so by hand for GEMM-ReduceScatter.
+A folded role waits for and copies what a producer's tile stores and notifies. Inside one tile the wait is superfluous,
+and the copy becomes a store of the block that is still in registers. The block is rounded to the dtype of the buffer
+that it would have gone through, so the bits are the same. The buffer disappears if nobody else waits for it. FLUX
+(arXiv 2406.06858) does so by hand for GEMM-ReduceScatter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilelink.language import Launch, RouteWord, launched
 
 
 def fold(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
-    """The program with the roles that the schedule puts into epilogues in those of their producers."""
+    """The program with the roles that the schedule puts into epilogues folded into their producers."""
     made: dict[str, ir.Role] = {}
     for launch in binding.recording.launches:
         resource = binding.resource(launch)
@@ -37,7 +37,7 @@ def fold(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
 
 
 def _producer(launch: Launch, resource: Epilogue, schedule: Schedule, made: Mapping[str, ir.Role]) -> ir.Role:
-    """The role that another is folded into: of members, that of the same member. Raises ScheduleError."""
+    """The role that a launch is folded into (for a member, the role of the same member). Raises ScheduleError."""
     member = launch.scheduled.removeprefix(launched(launch.scheduled))
     of = next((n for n, r in made.items() if r.scheduled == resource.of + member), resource.of)
     if of in made and isinstance(made[of].resource, SMs):
@@ -58,8 +58,8 @@ def _producer(launch: Launch, resource: Epilogue, schedule: Schedule, made: Mapp
 def _ways(
     program: ir.TileProgram, binding: Binding, launch: Launch, producer: ir.Role
 ) -> tuple[ir.TileProgram, list[ir.Role]]:
-    """A role in the tiles of a producer, once for each answer to who executes it; and the program with the functions
-    that they call."""
+    """The program with the functions that the launch calls, and the launch as roles in the producer's tiles, one for
+    each choice of the executing rank."""
     space, theirs = launch.space, [r.dim for r in producer.walk.ranges]
     if list(space.dims) != theirs or isinstance(space.routed, RouteWord):
         raise ScheduleError(
@@ -77,8 +77,8 @@ def _ways(
 
 
 def _folded(producer: ir.Role, ways: Sequence[ir.Role], tensors: Sequence[ir.Tensor]) -> ir.Role:
-    """The producer with a role in its epilogue. `ways`: that role in the producer's tiles, once for each answer to who
-    executes it; it is folded in the way in which it waits for what the producer's tile notifies, on the rank that
+    """The producer with a role in its epilogue. `ways`: that role in the producer's tiles, once for each choice of the
+    executing rank. The function takes the way that waits for what the producer's tile notifies, on the rank that
     notifies. Raises ScheduleError."""
     alike = [way for way in ways if way.walk == producer.walk]
     if not alike:
@@ -115,7 +115,7 @@ def _check(producer: ir.Role, folded: ir.Role) -> None:
 
     notified = _notified(producer)
     if not folded.awaited:
-        fail(folded.body[0], f"it waits for nothing that {producer.name} makes; give it SMs of its own")
+        fail(folded.body[0], f"it waits for nothing that {producer.name} makes; give it its own SMs")
     for s in ir.walk(folded.body):
         if not isinstance(s, ir.Wait | ir.Copy | ir.Notify | ir.For | ir.If):
             fail(s, f"it computes; a role in an epilogue only copies what {producer.name} made")
@@ -132,11 +132,11 @@ def _check(producer: ir.Role, folded: ir.Role) -> None:
                  "copy is between; store the block and notify it, one after the other")
     for copy in ir.every(ir.Copy, folded.body):
         if copy.source.guard is not None and replace(copy.source, guard=None) not in folded.awaited:
-            fail(copy, f"it copies {copy.source}, a part of what it waits for; in registers is the whole block")
+            fail(copy, f"it copies {copy.source}, a part of what it waits for; the whole block is in registers")
 
 
 def _from_registers(body: ir.Body) -> ir.Body:
-    """A folded role's statements without its waits; copies of what is kept are stores."""
+    """A folded role's statements without its waits, and with stores in place of copies from the kept block."""
 
     def change(s: ir.Statement) -> ir.Body:
         match s:
@@ -150,8 +150,8 @@ def _from_registers(body: ir.Body) -> ir.Body:
 
 
 def drop_unread(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
-    """The program without buffers that only the folded roles read, which are neither stored nor notified then; and
-    without those that no role touches, whose dimensions only say how tiles are spread."""
+    """The program without buffers that only folded roles read (and their stores and notifications), and without buffers
+    that no role touches, whose dimensions only say how tiles are spread."""
     touched = {v.tensor for r in program.roles for s in ir.walk(r.body) for v in s.touched}
     folded = [r for r in program.roles if r.folded]
     awaited = {v.tensor for r in program.roles for v in r.awaited}
@@ -163,7 +163,7 @@ def drop_unread(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
 
 
 def _without(body: ir.Body, gone: set[str]) -> ir.Body:
-    """The statements without stores to, and notifications of, the tensors that are gone."""
+    """The statements without stores to, and notifications of, the tensors in `gone`."""
 
     def change(s: ir.Statement) -> ir.Body:
         match s:
@@ -178,12 +178,12 @@ def _without(body: ir.Body, gone: set[str]) -> ir.Body:
 
 
 def _register(view: ir.View) -> str:
-    """The name of the block in registers."""
+    """The name of the variable that keeps the block in registers."""
     return f"{view.tensor}.kept"
 
 
 def _kept(view: ir.View) -> ir.Code:
-    """The block in registers, as it is stored."""
+    """Code that is the kept block."""
     return ir.Code("{0}", (ir.Variable(_register(view)),))
 
 
@@ -194,5 +194,5 @@ def _space(role: ir.Role) -> str:
 
 
 def _notified(producer: ir.Role) -> list[ir.View]:
-    """What every tile notifies, once."""
+    """The views that every tile notifies once."""
     return [v for s in producer.body if isinstance(s, ir.Notify) for v in s.views]

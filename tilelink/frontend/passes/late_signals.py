@@ -1,9 +1,9 @@
-"""Notifications that a worker gives one tile later, behind the main loop of its next tile.
+"""Moves notifications to the worker's next tile, behind its main loop.
 
-A notification waits until all that the tile has stored is visible to others. At the end of a tile that holds up the
-loads of the next one; behind the next main loop, the stores have long arrived. What is told later is told for certain,
-because tiles of such a role wait for nothing: the next tile comes to its main loop's end, whatever other workers do.
-(A read of a peer's input waits until that peer has entered the run, which no notification keeps back.)
+A notification waits until everything that the tile has stored is visible to others. At the end of a tile this delays
+the loads of the next tile; behind the next main loop, the stores have long arrived. Late notifications are always
+given, because tiles of such a role wait for nothing: the next tile reaches the end of its main loop, whatever other
+workers do. (A read of a peer's input waits until that peer has entered the run, but no notification delays that.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilelink.frontend.passes.elaborate import Binding
 
 
 def late_signals(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
-    """The program with the notifications of roles whose schedule says signals="late" marked so. Raises ScheduleError
+    """The program with notifications marked as late in roles whose schedule says signals="late". Raises ScheduleError
     for roles that wait, that have no main loop, or that notify nothing behind it."""
     return replace(program, roles=tuple(_later(r) if r.resource.signals == "late" else r for r in program.roles))
 
@@ -31,12 +31,12 @@ def _later(role: ir.Role) -> ir.Role:
 
     if role.awaited:
         raise fail(
-            f"its tiles wait for {role.awaited[0]}, and meanwhile what the tile before has done would not be told. "
+            f"its tiles wait for {role.awaited[0]}, and the notifications of the tile before would wait, too. "
             'Leave out signals="late"'
         )
     loops = [k for k, s in enumerate(role.body) if isinstance(s, ir.For) and _multiplies(s)]
     if not loops:
-        raise fail("it has no main loop, in which something is multiplied, to give them behind")
+        raise fail("it has no main loop (a loop that multiplies) to give them behind")
     main, behind = role.body[: loops[-1] + 1], role.body[loops[-1] + 1 :]
     if not any(ir.every(ir.Notify, behind)):
         raise fail("its tiles notify nothing behind their main loop")

@@ -1,16 +1,15 @@
-"""Roles that multicast: they write to all ranks at once, and read the sum over all ranks at once. A rewriting of the
+"""Makes roles multicast: they write to all ranks at once, and read the sum over all ranks at once. A rewriting of the
 tile program.
 
 Writes: a rank axis that only names whose memory copies, stores and notifications go to is taken out of the role's
-space, and `.at(t.reader)` becomes `.at(tk.ranks)`. Reads: a loop over all ranks that adds up the same view of each
+space, and `.at(t.reader)` becomes `.at(tk.ranks)`. Reads: a loop over all ranks that adds up the same view of each rank
 becomes one load of that view `.at(tk.ranks)`, which is the sum:
 
     for r in ranks:                                    s = wait(partial[t].at(all ranks))
         s = wait(partial[t].at(r))       becomes       acc = acc + s.load()
         acc = acc + s.load()
 
-The lowering turns both into accesses to a multicast address where the target's fabric has one, and into loops over the
-ranks elsewhere.
+If the target's fabric has multicast addresses, the lowering accesses these; otherwise it makes loops over the ranks.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from tilelink.frontend.walk import make_walk
 from tilelink.language import Space, ranks
 
 SUMMED = ("float32", "float16", "bfloat16")
-"""Dtypes that fabrics add up, in float32."""
+"""The dtypes that fabrics add up. They add in float32."""
 
 
 def multicast(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
-    """The program with those roles multicast for which the schedule asks. Raises ScheduleError."""
+    """The program with those roles multicast whose schedule says via="multicast". Raises ScheduleError."""
     roles = (
         _multicast(r, binding.launch(r.name).space, program)
         if r.resource.via == "multicast" else r
@@ -43,7 +42,7 @@ def multicast(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
 
 def _multicast(role: ir.Role, space: Space, program: ir.TileProgram) -> ir.Role:
     """The role with loads of sums, and with views of all ranks instead of its first rank axis that only names where
-    things go. A role without both stays as it is if it has views of all ranks already. Raises ScheduleError."""
+    things go. A role that has neither, but has views of all ranks already, stays unchanged. Raises ScheduleError."""
     assert isinstance(role.resource, SMs)
     cut = frozenset(program.cut)
     role = replace(role, body=ir.rewritten(role.body, lambda s: _sum_of_all(s, program)))
@@ -65,7 +64,7 @@ def _multicast(role: ir.Role, space: Space, program: ir.TileProgram) -> ir.Role:
 
 
 def _sum_of_all(s: ir.Statement, program: ir.TileProgram) -> ir.Body:
-    """A loop over all ranks that only adds up the same view of each, as one load of their sum."""
+    """A loop over all ranks that only adds up the same view of each, as one load of the sum. Others stay unchanged."""
     over_ranks = isinstance(s, ir.For) and (s.start, s.stop, s.step) == (0, WORLD, 1)
     match s:
         case ir.For(body=(ir.Wait(views=(waited,)) as wait, ir.Compute(targets=(total,), code=code) as add)):
@@ -81,11 +80,11 @@ def _sum_of_all(s: ir.Statement, program: ir.TileProgram) -> ir.Body:
 
 
 def _of_all(view: ir.View, rank: sympy.Symbol) -> ir.View | None:
-    """A view of the memory of `rank`, as one of all ranks; None where more of it than its home depends on the rank."""
+    """A view of the memory of `rank` as a view of all ranks; None if more of it than its home depends on `rank`."""
     found = replace(view, home=ir.ALL_RANKS)
     return found if view.home == rank and rank not in found.symbols else None
 
 
 def _to_all(body: ir.Body, reader: sympy.Symbol) -> ir.Body:
-    """The statements with what goes to the rank `reader` going to all ranks."""
+    """The statements with everything that goes to the rank `reader` going to all ranks."""
     return ir.rewritten(body, lambda s: (s.giving(lambda v: replace(v, home=ir.ALL_RANKS) if v.home == reader else v),))

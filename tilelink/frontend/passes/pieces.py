@@ -1,10 +1,10 @@
-"""Waits for whole rows, made waits for a piece of them at a time, where a schedule says waits="pieces".
+"""Turns waits for whole rows into waits for one piece at a time, where a schedule says waits="pieces".
 
     rows = wait(full[rows])               for k in steps:
     for k in steps:             becomes       rows = wait(full[rows, k])
         ... rows[:, k].load() ...              ... rows[:, k].load() ...
 
-So a tile begins when the first piece of its rows is there. The tiles that bring the rows decide how long a piece is,
+A tile then begins when the first piece of its rows is there. The tiles that bring the rows decide how long a piece is,
 because a later pass derives the signals. TileLink (MLSys 2025) and FLUX (arXiv 2406.06858) wait for whole rows.
 """
 
@@ -20,8 +20,8 @@ from tilelink.frontend.passes.elaborate import Binding
 
 
 def wait_in_pieces(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
-    """The program with the waits of roles moved into their main loops, where the schedule says so. Raises ScheduleError
-    for a role that waits before no main loop."""
+    """The program with waits moved into main loops, where the schedule says so. Raises ScheduleError for such a role if
+    no wait of it can be moved into a main loop."""
     return replace(program, roles=tuple(_in_pieces(r) if r.resource.waits == "pieces" else r for r in program.roles))
 
 
@@ -40,7 +40,7 @@ def _in_pieces(role: ir.Role) -> ir.Role:
 
 def _moved(wait: ir.Wait, body: ir.Body, names: list[str]) -> Iterator[ir.Statement]:
     """The body with a wait moved to its readers: into each main loop, and before each other statement. Each moved wait
-    gets a name; `names`: those given so far, the last of which is the next to use."""
+    gets a name. `names`: the names so far; the last of them is the next to use."""
     for s in body:
         if s is wait or not any(v.guard == wait.name for inner in ir.walk((s,)) for v in inner.read):
             yield from () if s is wait else (s,)
@@ -57,7 +57,7 @@ def _moved(wait: ir.Wait, body: ir.Body, names: list[str]) -> Iterator[ir.Statem
 
 
 def _renamed(s: ir.Statement, old: str, new: str) -> ir.Statement:
-    """A statement with another guard in place of one."""
+    """The statement with the guard `new` in place of `old`."""
 
     def change(view: ir.View) -> ir.View:
         return replace(view, guard=new) if view.guard == old else view
@@ -67,7 +67,7 @@ def _renamed(s: ir.Statement, old: str, new: str) -> ir.Statement:
 
 
 def _piece(s: ir.Statement, wait: ir.Wait) -> ir.View | None:
-    """What a main loop needs at a step of what is waited for, if that is one view, of which each step reads a part."""
+    """The view that each step of a main loop needs: its part of the one view that the wait is for, or None."""
     if not isinstance(s, ir.For) or len(wait.views) > 1 or not any(c.dots for i in ir.walk(s.body) for c in i.codes):
         return None
     (whole,), steps = wait.views, set()
@@ -81,7 +81,7 @@ def _piece(s: ir.Statement, wait: ir.Wait) -> ir.View | None:
 
 
 def _step_of(i: ir.Range | Expr, whole: ir.Range | Expr, loop: ir.For) -> bool:
-    """Whether a range is the step of a loop, over a whole dimension."""
+    """Whether `i` is the step of a loop, over a whole dimension."""
     if not isinstance(i, ir.Range) or not isinstance(whole, ir.Range):
         return False
     return whole.whole and i.start == symbol(loop.name) and i.extent == loop.step

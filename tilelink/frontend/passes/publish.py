@@ -1,4 +1,4 @@
-"""Inputs that peers read are published: copied to the symmetric heap before the run."""
+"""Publishes inputs that peers read: they are copied to the symmetric heap before the run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tilelink.frontend.passes.elaborate import Binding
 
 
 def publish(program: TileProgram, _: Binding) -> TileProgram:
-    """The program with the inputs published that another rank reads. Raises HomeError where a rank may read the output
-    of another: outputs are memory of the caller's, which peers do not reach."""
+    """The program with the inputs published that another rank reads. Raises HomeError if a rank may read another rank's
+    output: outputs are memory of the caller, which peers do not reach."""
     read = set()
     for s in (s for role in program.roles for s in walk(role.body)):
         for view in (v for v in s.read if v.remote):
@@ -30,8 +30,8 @@ def publish(program: TileProgram, _: Binding) -> TileProgram:
 
 
 def publish_sources(program: TileProgram) -> TileProgram:
-    """The program for a network: it sends from the symmetric heap only, so inputs that are copied to other ranks are
-    published there first, as those are that peers read."""
+    """The program for a network, which sends only from the symmetric heap: inputs that are copied to other ranks are
+    published, too."""
     copies = (s for role in program.roles for s in every(Copy, role.body))
     return _published(program, {s.source.tensor for s in copies if s.target.remote} | {*program.published})
 

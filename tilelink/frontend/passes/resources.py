@@ -1,7 +1,7 @@
-"""What roles may not do on the resources that their schedule gives them.
+"""Refuses roles that their resource can't do.
 
-A role on the copy engine makes copies between two ranks, each of which is notified, and waits for tiles of its own
-rank's kernel; what depends on sizes is checked when the program is unrolled.
+A role on the copy engine makes copies between two ranks, notifies each copy, and waits for tiles of its own rank's
+kernel. Conditions that depend on sizes are checked when the program is unrolled.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ CURE = "Give it SMs, or put it into the epilogue of the role that it waits for"
 
 
 def check_resources(program: TileProgram, _: Binding) -> TileProgram:
-    """The program as it is. Raises ScheduleError for a role on the copy engine that does what an engine can't, and for
-    members that can't take turns."""
+    """The program, unchanged. Raises ScheduleError for a role on the copy engine that does what an engine can't, and
+    for members that can't take turns."""
     for together in members(program.roles):
         turns(together)
     for role in program.on_engine:
         touched = {v.tensor for s in walk(role.body) for v in s.touched}
         if {d for name in touched for d in program.tensor(name).dims} & {*program.routed}:
-            _fail(role, role.site, "the host enqueues its copies, and how many rows go where only the device knows. "
+            _fail(role, role.site, "the host enqueues its copies, and only the device knows how many rows go where. "
                   "Give it SMs")
         for s in walk(role.body):
             match s:
@@ -56,8 +56,9 @@ def _fail(role: Role, site: Site, why: str) -> NoReturn:
 
 
 def _check_wait(role: Role, wait: Wait, program: TileProgram) -> None:
-    """An engine waits for tiles of its own rank's kernel alone: when that has ended, however it did, all their signals
-    are let go. And what has to be done first is done by earlier roles, so that a rank's streams may as well be one."""
+    """Raises ScheduleError for a wait that an engine can't do. It waits only for tiles of its own rank's kernel,
+    because the host lets go of all their signals when the kernel has ended, however it did. Only earlier roles make
+    these tiles, so that one stream may be enough for a rank."""
     site, its_own = wait.site, "an engine waits only for what the kernel of its own rank makes"
     for view in wait.views:
         if view.home != RANK:
@@ -82,8 +83,8 @@ def _check_wait(role: Role, wait: Wait, program: TileProgram) -> None:
 
 
 def _needed(role: str, program: TileProgram) -> dict[str, list[str]]:
-    """The roles that have to do something before a role can go on; with the shortest way from each to it, each role on
-    it waiting for what the one before notifies, or for the SMs that it is on."""
+    """The roles that `role` needs before it can go on, each with the shortest way from it to `role`. On a way, each
+    role waits for what the role before it notifies, or for its SMs."""
     roles = program.roles
     before = {role.name: [other.name for other in roles if _comes_before(other, role, program)] for role in roles}
     found: dict[str, list[str]] = {}
@@ -96,8 +97,8 @@ def _needed(role: str, program: TileProgram) -> dict[str, list[str]]:
 
 
 def _comes_before(other: Role, role: Role, program: TileProgram) -> bool:
-    """Whether a role may have to wait for another: for its tiles, or for its SMs, which roles without a number of their
-    own share, as do those that take turns."""
+    """Whether a role may have to wait for another: for its tiles, or for its SMs. Roles without a count share SMs, and
+    so do roles that take turns."""
     if {v.tensor for v in other.notified} & {v.tensor for v in role.awaited}:
         return True
     in_kernel = program.in_kernel

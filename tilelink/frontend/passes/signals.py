@@ -1,7 +1,7 @@
-"""The signals of a program, derived: grids, scopes, who notifies and how often. `cells.py` reads what is derived here.
+"""Derives the signals of a program: grids, scopes, who notifies and how often. `cells.py` reads the result.
 
-Nothing of this is written by a user. A grid is as fine as the tiles that notify, and as coarse as the waits allow:
-where every wait covers a whole dimension, one cell does. Cells never cross the parts of the ranks.
+Users write none of this. A grid is as fine as the tiles that notify, and as coarse as the waits allow: if every wait
+covers a whole dimension, one cell is enough. Cells cross the parts of the ranks only if the notifying tiles do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXECUTOR = own("executor")
 
 @dataclass(frozen=True)
 class _Use:
-    """A wait or a notify of a view, and where it stands."""
+    """A wait or a notify of a view, with its place."""
 
     role: ir.Role
     view: ir.View
@@ -52,7 +52,7 @@ def derive_signals(program: ir.TileProgram, binding: Binding) -> ir.TileProgram:
         name = reused.get(u.view.tensor)
         raise WaitWithoutNotifyError(
             f"{u.role.name} claims entries of {name}, but no tile of the program releases any: the entry before would "
-            f"never be done with. tk.release(...) what tk.wait({name}[...]) returned, after its last read"
+            f"never be released. tk.release(...) what tk.wait({name}[...]) returned, after its last read"
             if name else
             f"{u.role.name} waits for {u.view}, but no tile of the program notifies {u.view.tensor}"
             + _stored(u.view.tensor, program),
@@ -80,7 +80,7 @@ def _stored(tensor: str, program: ir.TileProgram) -> str:
 def _signals(
     tensor: ir.Tensor, notifies: list[_Use], waits: list[_Use], program: ir.TileProgram, schedule: Schedule
 ) -> ir.Signals:
-    """The signals of one tensor, with who notifies and who waits for it."""
+    """The signals of one tensor. `notifies`, `waits`: who notifies it and who waits for it."""
     grid = _grid(tensor, notifies, waits, program, schedule)
     by_home = any(u.view.home != RANK for u in waits)
     if by_home:
@@ -95,7 +95,7 @@ def _signals(
 def _grid(
     tensor: ir.Tensor, notifies: list[_Use], waits: list[_Use], program: ir.TileProgram, schedule: Schedule
 ) -> tuple[ir.Cell, ...]:
-    """The grid that the tiles and the waits allow, or that the schedule asks for."""
+    """The grid that the tiles and the waits allow, or the grid that the schedule asks for."""
     wanted, site = schedule.cells.get(tensor.name), schedule.site
     if wanted is not None and len(wanted) != len(tensor.dims):
         raise DimensionError(f"cells of {tensor.name}: {len(tensor.dims)} sizes needed, {len(wanted)} given", site)
@@ -129,8 +129,8 @@ def _grid(
 
 
 def _across_parts(k: int, notifies: list[_Use]) -> bool:
-    """Whether tiles notify a tensor in regions that go across the parts of a dimension; the cells do so, too, then.
-    Raises SignalCountError where others notify in regions that do not."""
+    """Whether tiles notify a tensor in regions that cross the parts of a dimension. The cells then cross them, too.
+    Raises SignalCountError if other tiles notify in regions that do not."""
     ranges = [(u, i) for u in notifies if isinstance(i := u.view.index[k], ir.Range) and i.extent is not None]
     across = [u for u, i in ranges if i.across_parts]
     others = [u for u, i in ranges if not i.across_parts]
@@ -146,9 +146,9 @@ def _across_parts(k: int, notifies: list[_Use]) -> bool:
 def _of_route(
     cell: ir.Cell, k: int, tensor: ir.Tensor, notifies: list[_Use], waits: list[_Use], routes: Sequence[RouteWord]
 ) -> ir.Cell:
-    """The cells along a dimension; of the rows of a route, those that do not cross the pieces that its tiles are cut
-    from, and one a piece where some tile waits for rows of several; one for all where all tiles wait for all rows of a
-    rank. Raises SignalCountError."""
+    """The cells along a dimension, adapted to the rows of a route. They do not cross the pieces that the tiles are cut
+    from. A piece has one cell if some tile waits for rows of several pieces. All rows of a rank have one cell if all
+    tiles wait for all of them. Raises SignalCountError."""
     route = next((r for r in routes if cell.dim in r.sides), None)
     ranges = [(u, i) for u in notifies if isinstance(i := u.view.index[k], ir.Range)]
     if route is None or k != tensor.sharded or not any(i.segment for _, i in ranges):
@@ -169,7 +169,7 @@ def _of_route(
 
 
 def _inside_piece(rows: ir.Range | Expr, pieces: str) -> bool:
-    """Whether rows that are waited for lie in one piece, whatever the routing."""
+    """Whether rows that are waited for lie in one piece, for any routing."""
     segment = rows.segment if isinstance(rows, ir.Range) else None
     return segment is not None and (pieces == EXPERT or segment.source is not None)
 
@@ -183,7 +183,7 @@ Bounds = dict[sympy.Symbol, tuple[Expr, Expr]]
 
 
 def _notifier(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool, waiters: sympy.Basic) -> ir.Notifier:
-    """How often a notify counts: solve "its view is this cell on this rank" for the ranks in it."""
+    """How often a notify counts. It solves "the view is this cell on this rank" for the ranks in the view."""
     _check_regions(use, grid, by_home)
     swap = {RANK: _EXECUTOR}
     equations = [(sympy.sympify(e).xreplace(swap), target) for e, target in _place_equations(use, grid, by_home)]
@@ -214,7 +214,7 @@ def _notifier(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool, waiters: symp
 
 
 def _repeated(use: _Use) -> list[ir.Range]:
-    """The ranges of a role's tiles that its notification says nothing of: all tiles along them notify the same."""
+    """The ranges of a role's tiles that its notification does not contain: all tiles along them notify the same."""
     named = {s for i in use.view.ranges for s in i.start.free_symbols | i.stop.free_symbols}
     return [
         r for r in use.role.walk.ranges if r.extent is not None and r.part is None and not r.start.free_symbols & named
@@ -222,7 +222,7 @@ def _repeated(use: _Use) -> list[ir.Range]:
 
 
 def _check_regions(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool) -> None:
-    """A notification belongs to one cell, and to each cell as often as tiles lie in it."""
+    """Raises SignalCountError for a notification that crosses parts, or comes in each step of a loop not along it."""
     for cell, i in zip(grid[by_home:], use.view.index, strict=True):
         if isinstance(i, ir.Range) and i.part is None and cell.cut and not cell.local:
             raise SignalCountError(
@@ -241,8 +241,8 @@ def _check_regions(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool) -> None:
 
 
 def _waiters(use: _Use, grid: tuple[ir.Cell, ...]) -> sympy.Basic:
-    """Which ranks a wait makes wait for a cell: a condition on `waiter` in the names of the place of the cell. It may
-    hold for ranks that do not wait (conditions around the wait are left out): what they get, they drain."""
+    """The ranks that a wait makes wait for a cell: a condition on `waiter`, in the names of the cell's place.
+    Conditions around the wait are left out, so it may hold for ranks that do not wait. These drain what they get."""
     swap = {RANK: WAITER}
     equations = [(sympy.sympify(e).xreplace(swap), target) for e, target in _place_equations(use, grid, True)]
     condition, _ = _solve(equations, _variables(use, swap), sympy.true)
@@ -251,7 +251,7 @@ def _waiters(use: _Use, grid: tuple[ir.Cell, ...]) -> sympy.Basic:
 
 
 def _place_equations(use: _Use, grid: tuple[ir.Cell, ...], by_home: bool) -> Equations:
-    """What has to hold so that a view lies in the cell that `index_k` and `part_D` name (on the rank `rank`)."""
+    """Equations that hold if a view lies in the cell that `index_k` and `part_D` name (on the rank `rank`)."""
     home, index = use.view.home, use.view.index
     if by_home:
         return place_equations(grid, (of_cell("index", 0) if home == ir.ALL_RANKS else home, *index))
@@ -265,15 +265,15 @@ def _place_names(grid: tuple[ir.Cell, ...]) -> set[sympy.Symbol]:
 
 
 def _variables(use: _Use, swap: dict[Expr, Expr]) -> Bounds:
-    """The ranks and counters that vary where a wait or notify stands, besides the executing rank, with their bounds
-    (in which `swap` renames that)."""
+    """The ranks and counters that vary where a wait or notify stands, except the executing rank, with their bounds.
+    `swap`: names to replace in the bounds."""
     variables: Bounds = {symbol(n): (sympy.S.Zero, count) for n, count in use.role.walk.axes}
     counters = {symbol(loop.name): (loop.start, loop.stop) for loop in use.place.loops if loop.step == 1}
     return variables | {v: (a.xreplace(swap), b.xreplace(swap)) for v, (a, b) in counters.items()}
 
 
 def _solve(equations: Equations, variables: Bounds, condition: sympy.Basic) -> tuple[sympy.Basic, Bounds]:
-    """Takes variables out that an equation gives; the other equations join the condition."""
+    """Solves equations for variables, and removes these; the equations that are left join the condition."""
     left, variables = list(equations), dict(variables)
     unsolved: Equations = []
     while left:

@@ -1,23 +1,23 @@
-"""Loops that wait, split so that what they load can be loaded together.
+"""Splits loops that wait, so that what they load can be loaded together.
 
-At the boundaries of signals: an outer loop waits for a cell, an inner one goes through it.
+A loop is split at the boundaries of cells: an outer loop waits for a cell, and an inner loop goes through it.
 
     for s in steps:                        for s_cell in cells of the signals:
         k = wait(keys[s])       becomes        k = wait(keys[s_cell])
         ... k.load() ...                       for s in steps of s_cell:
                                                    ... k.load() ...
 
-A loop with a wait in it can't be pipelined: its loads would be issued before the wait. The inner loop can. Nothing is
-waited for earlier than before, so that a tile may notify in such a loop what a later step of another waits for.
+A loop with a wait in it can't be pipelined, because its loads would be issued before the wait. The inner loop can. No
+wait comes earlier than before, so a tile may notify in such a loop what a later step of another tile waits for.
 
-A loop over what all ranks have sent, which adds it up, waits for all of it first, and loads then:
+A loop that adds up what all ranks have sent waits for all of it first, and loads then:
 
     for r in ranks:                        k = wait(keys[all ranks])
         k = wait(keys[r])       becomes    for r in ranks:
         ... k.load() ...                       ... k.load() ...
 
-It gives nothing that anybody waits for, and so may wait earlier. One that multiplies does not: it would be idle until
-the last rank has sent.
+Nobody waits for what this loop makes, so it may wait earlier. A loop that multiplies is not changed like this: it would
+be idle until the last rank has sent.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Grids = Mapping[str, ir.Signals]
 
 
 def split_waits(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
-    """The program with loops split, where a wait stands before all that the loop's body stores or notifies and the
-    cells it looks at hold whole steps."""
+    """The program with loops split, if the wait stands before everything that the loop's body stores or notifies, and
+    the cells it looks at hold whole steps."""
     grids = {s.tensor: s for s in program.signals}
 
     def change(s: ir.Statement) -> ir.Body:
@@ -50,8 +50,7 @@ def split_waits(program: ir.TileProgram, _: Binding) -> ir.TileProgram:
 
 
 def _for_all_ranks(s: ir.For, program: ir.TileProgram) -> ir.Body:
-    """A loop over all ranks that only loads and adds what it waits for, after a wait for that of all ranks; nothing for
-    another loop."""
+    """For a loop over all ranks that only loads and adds: a wait for all ranks, then the loop. () for another loop."""
     waits = [w for w in takewhile(lambda b: isinstance(b, ir.Wait), s.body) if isinstance(w, ir.Wait)]
     rest = s.body[len(waits) :]
     loads_alone = all(isinstance(b, ir.Compute) and not b.code.dots for b in rest)
@@ -74,7 +73,7 @@ def _for_all_ranks(s: ir.For, program: ir.TileProgram) -> ir.Body:
 
 
 def _split(s: ir.For, grids: Grids) -> ir.Statement:
-    """One loop, or the two that it becomes."""
+    """The loop, or what it is split into."""
     head = takewhile(lambda b: isinstance(b, ir.Wait | ir.Compute), s.body)
     waits = [w for w in head if isinstance(w, ir.Wait)]
     if not waits or len(list(ir.every(ir.Wait, s.body))) > len(waits):
@@ -84,7 +83,7 @@ def _split(s: ir.For, grids: Grids) -> ir.Statement:
         return s
     sizes = [c for c in chunks if c is not None]
     inner = replace(s, body=tuple(b for b in s.body if b not in waits))
-    if not sizes:  # all steps look at the same cells
+    if not sizes:  # all steps wait for the same cells
         whole = [_along(w, s, lambda r: replace(r, start=s.start, stop=s.stop, extent=None)) for w in waits]
         return ir.If(s.site, sympy.Lt(s.start, s.stop), (*whole, inner), ())
     chunk = gcd(*sizes)
@@ -103,8 +102,8 @@ def _split(s: ir.For, grids: Grids) -> ir.Statement:
 
 
 def _chunk(s: ir.For, view: ir.View, grids: Grids) -> int | None:
-    """How many elements of the loop one cell of a waited view holds: None for all of them, 0 where a cell does not
-    hold whole steps."""
+    """How many elements of the loop one cell of a waited view holds: None for all, 0 if a cell does not hold whole
+    steps."""
     name, cells = symbol(s.name), grids[view.tensor].grid[-len(view.index) :]
     if isinstance(view.home, Expr) and name in view.home.free_symbols:
         return 0
@@ -125,14 +124,14 @@ def _chunk(s: ir.For, view: ir.View, grids: Grids) -> int | None:
 
 
 def _aligned(s: ir.For, r: ir.Range, size: int) -> bool:
-    """Whether the loop begins where a cell of this size does, or lies in one."""
+    """Whether the loop begins where a cell of this size begins, or lies in one cell."""
     if r.offset.xreplace({symbol(s.name): s.start}) == 0:
         return True
     return r.inside is not None and (r.inside % size == 0 or size % r.inside == 0)
 
 
 def _along(w: ir.Wait, s: ir.For, change: Callable[[ir.Range], ir.Range]) -> ir.Wait:
-    """The wait with the ranges that go with the loop changed."""
+    """The wait with the ranges changed that follow the loop."""
     name = symbol(s.name)
     views = []
     for v in w.views:
