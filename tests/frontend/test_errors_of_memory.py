@@ -337,7 +337,7 @@ HOMES = [
         HomeError,
         {"rows[:, k].load()": "full[t.rows, k].at(tk.ranks).load()  # <-"},
         "full[M[M_lo:+16], K[k:+16]].at(all ranks)",
-        "say of which rank, with .at(rank)",
+        "name the rank, with .at(rank)",
     ),
     pair("wait for all ranks", HomeError, {WAIT: "tk.wait(full[t.rows].at(tk.ranks))  # <-"}, "a wait looks at one"),
     pair("home of all ranks", HomeError, {WAIT: "full[t.rows].at(tk.ranks).home  # <-"}, "more than one home"),

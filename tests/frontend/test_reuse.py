@@ -104,7 +104,7 @@ MISUSES = [
         "claim of what does not take turns",
         ViewError,
         "tk.claim(out[t]).store(0.0)  # <-",
-        "each entry of out has memory of its own",
+        "each entry of out has its own memory",
         "buffers=2",
     ),
     case(

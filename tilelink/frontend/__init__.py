@@ -1,1 +1,1 @@
-"""From tile functions, programs and schedules to the tile program."""
+"""Makes tile programs of tile functions, programs and schedules."""

@@ -52,8 +52,8 @@ class Called:
 
 @dataclass(frozen=True)
 class Code:
-    """Triton code with holes. `text`: a Python expression in which {0}, {1}... stand for `holes`; its names are those
-    of Triton's language, `tl`. `dots`: (m, n, k) of each `tl.dot` in it."""
+    """Triton code with holes. `text`: a Python expression in which {0}, {1}... stand for `holes`; other names are of
+    Triton's language, `tl`. `dots`: (m, n, k) of each `tl.dot` in it."""
 
     text: str
     holes: tuple[Load | Variable | Called | Expr, ...] = ()

@@ -50,7 +50,7 @@ from tilelink.frontend.walk import (
 from tilelink.language import ExpertsWord, RouteWord, Space
 
 TURN = own("turn")
-"""The number of a piece in the order in which a rank goes through them."""
+"""The number of a piece, in the order in which a rank goes through the pieces."""
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 `backend/lower.py` writes the same as loops. The trace of an execution compares the two.
 
 Some roles take turns. In each turn their workers go through some tiles of the first role, then of the next. Where the
-tiles of one role end, the next worker begins with those of the next role: worker `number % workers` does a tile, and
+tiles of one role end, the next worker begins with the next role's: worker `number % workers` does a tile, and
 `number` is how many tiles of all these roles come before it.
 - Roles for the members of lists: a turn is a value of their outermost rank axis, so all members use the rows that are
   here first.
 - Roles over the experts of a route that have a wave: in a turn each role goes on by a wave of experts, one turn behind
-  the role before it. What a role makes of an expert is thus there when the next role comes to it.
+  the role before it. The next role thus finds what this role makes of an expert.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The words of the language: what a tile function and a program may say.
+"""The words of the language, for tile functions and programs.
 
-A program is an ordinary function that is run once to record its buffers and roles. A tile function is never run:
-its source is read (`frontend/elaboration/`), so the words used inside it are names, and calling them is an error.
+A program is an ordinary function that is run once to record its buffers and roles. A tile function is never run: its
+source is read (`frontend/elaboration/`), so the words used inside it are names, and calling them is an error.
 """
 
 from tilelink.language.declarations import *  # noqa: F403

@@ -56,7 +56,7 @@ def Local(*dims: Dim, contiguous: Dim | None = None, dtype: Any = None) -> Decla
     `contiguous`: the dimension along which elements usually are contiguous, by default the last. A weight of
     `torch.nn.Linear`, given as `weight.T`, is `tk.Local("K", "N", contiguous="K")`. Calls take any strides. TileLink
     uses `contiguous` to allocate results, and to compile without a tensor (`tilelink show`, the gates). `dtype`: a
-    dtype for the same uses, by default that of the program's first tensor. Calls take any dtype, except that a tensor
+    dtype for the same uses, by default the first tensor's. Calls take any dtype, except that a tensor
     declared `int32` must be int32 or int64, because its elements select rows."""
     return replace(declared_dims(dims, None, Site.of_user(), contiguous), dtype=dtype)
 
@@ -77,7 +77,7 @@ def Route(sent: str, rows: str, experts: str) -> Declared:
 
 
 def declared_dims(dims: tuple[Dim, ...], sharded: int | None, site: Site, contiguous: Dim | None = None) -> Declared:
-    """Dimensions, checked. Raises DimensionError."""
+    """A declaration with these dimensions, which are checked. Raises DimensionError."""
     for k, d in enumerate(dims):
         if d != ranks and not (isinstance(d, str) and d.isidentifier() and d != RANKS_DIM):
             raise DimensionError(f"dimension {k}, {d!r}, must be the name of a dimension, or tk.ranks", site)
@@ -102,7 +102,7 @@ class AxisWord:
 
     @property
     def size(self) -> NoReturn:
-        """Raises NotUnderstoodError: tile functions are read, and have it."""
+        """Raises NotUnderstoodError: only tile functions know sizes."""
         raise NotUnderstoodError(f"{self}.size: a program knows no sizes; tile functions do", Site.of_user())
 
 
@@ -123,7 +123,7 @@ class TensorWord:
     contiguous: int = -1
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Raises NotUnderstoodError: tile functions are read, and make views."""
+        """Raises NotUnderstoodError: only tile functions make views."""
         raise NotUnderstoodError(f"{self.name}[...]: a program makes no views; tile functions do", Site.of_user())
 
     def dim(self, name: str) -> str | None:

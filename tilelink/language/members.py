@@ -47,7 +47,7 @@ class Variant:
     functions: tuple[tuple[str, Any], ...] = ()
 
     def check(self, program: str, parameters: Parameters, site: Site) -> None:
-        """Raises ArgumentError."""
+        """Raises ArgumentError if the program does not take these members or functions."""
         if not isinstance(self.members, int) or self.members < 1:
             raise ArgumentError(f"{program}: lists of {self.members!r} members; at least 1", site)
         if self.members > 1 and not any(isinstance(p, Each) for p in parameters.values()):

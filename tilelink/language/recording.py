@@ -146,7 +146,7 @@ def program_of(word: str) -> Recording:
 
 
 def begin(name: str, site: Site) -> None:
-    """Notes that a tile function is given its space, in the program that is recorded, if any is."""
+    """Notes that a tile function is given its space, in the program that is being recorded, if there is one."""
     if (recording := _recording.get()) is not None:
         recording.begun[name] = site
 
@@ -228,7 +228,7 @@ def record(function: Callable[..., None], absent: frozenset[str], variant: Varia
 
 
 def _check_routes(recording: Recording, site: Site) -> None:
-    """Raises DimensionError."""
+    """Raises DimensionError for a route that does not fit the tensors or another route."""
     cut = frozenset(t.dims[t.sharded] for t in recording.tensors if t.sharded is not None)
     local = frozenset(d for t in recording.tensors for d in t.dims) - cut
     known = set[str]()
@@ -240,7 +240,7 @@ def _check_routes(recording: Recording, site: Site) -> None:
 
 
 def _located(e: Exception, function: Callable[..., Any]) -> TileLinkError:
-    """An ordinary Python error of a program's body, with its line."""
+    """The error to raise for an ordinary Python error of a program's body, with its line."""
     trace, site = e.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code is function.__code__:

@@ -46,7 +46,7 @@ class TileFunction:
         self._check_assignments()
 
     def _check_assignments(self) -> None:
-        """Raises NotUnderstoodError for results that are assigned to memory: such a tile function writes nothing."""
+        """Raises NotUnderstoodError for an assignment to memory, because it would write nothing."""
         for node in ast.walk(self.node):
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             view = next((t for t in targets if isinstance(t, ast.Subscript)), None)
@@ -59,7 +59,7 @@ class TileFunction:
                 )
 
     def _check_launched(self) -> None:
-        """Raises NotUnderstoodError for a function that is launched and returns what it makes: nobody gets it."""
+        """Raises NotUnderstoodError if a function that is launched returns a value: nobody gets it."""
         for node in ast.walk(self.node):
             if isinstance(node, ast.Return) and node.value is not None:
                 raise NotUnderstoodError(
@@ -75,7 +75,7 @@ class TileFunction:
         return Site(self.file, getattr(node, "lineno", self.first_line), ast.unparse(node).split("\n")[0])
 
     def names(self) -> dict[str, Any]:
-        """What the function sees around it."""
+        """The names that the function sees around it, with their values."""
         seen = inspect.getclosurevars(self.function)
         return {**self.function.__globals__, **seen.nonlocals}
 
@@ -90,7 +90,7 @@ class TileFunction:
 
     @cached_property
     def assigned(self) -> frozenset[str]:
-        """The names that it gives values to."""
+        """The names that it assigns to."""
         return frozenset(
             n.id for n in ast.walk(self.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
         )
@@ -103,7 +103,7 @@ class TileFunction:
 
     @cached_property
     def calls(self) -> tuple[tuple[ast.Call, TileFunction], ...]:
-        """Its calls of tile functions."""
+        """Its calls of tile functions, and the functions."""
         calls = (n for n in ast.walk(self.node) if isinstance(n, ast.Call))
         return tuple((n, f) for n in calls if isinstance(f := self._meant(n.func), TileFunction))
 
@@ -115,13 +115,13 @@ class TileFunction:
         return own or any(f.takes_step for _, f in self.calls if f.function is not self.function)
 
     def _meant(self, node: ast.expr) -> Any:
-        """The object that a name, or an attribute of one, stands for outside of the function; None where it is none."""
+        """The object that a name or attribute stands for outside of the function; None for other expressions."""
         if isinstance(node, ast.Attribute):
             return getattr(self._meant(node.value), node.attr, None)
         return self.names().get(node.id) if isinstance(node, ast.Name) else None
 
     def _written_by(self, node: ast.Call) -> ast.expr | None:
-        """What a call writes to: the view of a `store`, or what is the `target` of a word."""
+        """The expression that a call writes to: the view of a `store`, or the argument `target` of a word."""
         if isinstance(node.func, ast.Attribute) and node.func.attr == "store":
             return node.func.value
         word = self._meant(node.func)
@@ -154,8 +154,8 @@ class TileFunction:
 
     @cached_property
     def written_parameters(self) -> dict[str, Site]:
-        """Parameters that the function stores or copies to, itself or by functions that it calls, and where first
-        (elaboration checks that no other is)."""
+        """Parameters that the function, or a function that it calls, stores or copies to, each with the first place
+        that does (elaboration checks that there are no others)."""
         roots: dict[str, str] = {}
 
         def root(node: ast.AST) -> str | None:
@@ -183,7 +183,7 @@ class TileFunction:
 
 
 def _looped(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """The names that loops over tk.each give the members of lists, with the lists."""
+    """The names that loops over tk.each give to members of lists, with the lists."""
     for node in ast.walk(tree):
         if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
             names = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]

@@ -120,8 +120,8 @@ def steps(along: Any, *, stop: Any = None, by: int | None = None) -> Any:
 
 
 def part(rank: Any) -> Any:
-    """As an entry of an index: the part of a rank, along a dimension that is cut over the ranks. Of a local tensor
-    `full`, `full[tk.part(r), :]` is what this rank has of the rows of rank r."""
+    """As an entry of an index: the part of a rank, along a dimension that is cut over the ranks. For a local tensor
+    `full`, `full[tk.part(r), :]` is this rank's memory for the rows of rank r."""
     only_in_tile_functions("part()")
 
 

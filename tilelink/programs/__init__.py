@@ -1,1 +1,1 @@
-"""Programs as users hold them: what `@tk.program` makes of a function, and all that can be asked of it."""
+"""Programs as users hold them: the result of `@tk.program`, and its methods."""

@@ -1,4 +1,4 @@
-"""Fitting: tiles that are larger than their tensors are made as small as these allow."""
+"""Fits tiles to tensors: a tile that is larger than its tensor becomes as small as the tensor allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tilelink.programs.program import Program
 
 IN_REGISTERS = 64, 32
-"""Largest extent of a tile, and longest step of its loop, where products are float32 and exact: no GPU has matrix
+"""The largest extent of a tile, and the longest step of its loop, for exact float32 products. No GPU has matrix
 instructions for these, and threads keep the operands of a whole step in registers (8 warps, sm_90, *compiled*: a tile
 128x256 with steps of 64 spills 26 KB of each thread, this one at most 1.3 KB in any program of the library)."""
 Tile = tuple[str, int]
@@ -24,9 +24,9 @@ Tile = tuple[str, int]
 
 
 def fitted(schedule: Schedule, bound: TileProgram, world: int, sizes: Mapping[str, int | Sequence[int]]) -> Schedule:
-    """The schedule with every tile that is larger than its tensor (than the longest part of it, along a dimension that
-    is spread over the ranks, if tiles do not go across parts) made as small as the tensor allows. `bound`: the tile
-    program of the schedule; sizes as in `Sizes.of`. Rows that are routed allow any tile: how many there are is data."""
+    """The schedule with every tile that is larger than its tensor made as small as the tensor allows. Along a dimension
+    that is spread over the ranks, the longest part counts, unless tiles go across parts. `bound`: the tile program of
+    the schedule. `sizes`: as in `Sizes.of`. Rows that are routed allow any tile, because their number is data."""
     sizes = {d: n for d, n in sizes.items() if d in bound.dims and d not in bound.routed}
     parts = {d: even_parts(n, world) if d in bound.cut and isinstance(n, int) else n for d, n in sizes.items()}
     longest = {d: smallest_tile(max(n) if isinstance(n, Sequence) else n) for d, n in parts.items()}
@@ -54,8 +54,8 @@ def _exact_products(program: TileProgram, role: Role) -> bool:
 def _fitted(
     schedule: Schedule, site: Site, bound: TileProgram, parts: tuple[Tile, ...], whole_sizes: tuple[Tile, ...]
 ) -> Schedule:
-    """The schedule with tiles that are at most those, by dimension, along parts and along whole dimensions. `site`:
-    where it stands, of which equal schedules say nothing."""
+    """The schedule with tiles of at most these sizes, by dimension: `parts` along parts, `whole_sizes` along whole
+    dimensions. `site`: the place of the schedule, in which equal schedules may differ."""
     longest, totals = dict(parts), dict(whole_sizes)
     changes: dict[str, dict[str, dict[str, Any]]] = {}
     for role in bound.roles:
@@ -66,7 +66,7 @@ def _fitted(
         whole = {d: min(n, totals.get(d, n)) for d, n in dict(role.resource.whole).items()}
         made = {"tile": tuple(cut)} | ({"whole": whole} if whole else {})
         changes.setdefault(role.launched, {})[role.scheduled] = made
-    for fits in changes.values():  # one entry where it fits all members
+    for fits in changes.values():  # one entry if it fits all members
         alike = all(fit == next(iter(fits.values())) for fit in fits.values())
         schedule = schedule.with_fields(**({launched(n): fit for n, fit in fits.items()} if alike else fits))
     return schedule
@@ -74,8 +74,8 @@ def _fitted(
 
 @kept()
 def takes(program: Program, schedule: str | None, asked: frozenset[str]) -> bool:
-    """Whether a schedule of a program, by its name, can do what is asked of optional tensors: a copy engine is told no
-    rows, say."""
+    """Whether a schedule of a program, by its name, can do what is asked of the optional tensors `asked`. (A copy
+    engine, for example, can't know rows.)"""
     try:
         program.bind(schedule, "float32", program.optional.difference(asked))
     except (ScheduleError, TileSizeError):

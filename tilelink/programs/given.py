@@ -1,5 +1,5 @@
-"""What a call, or a look at a program, gives for parameters that are lists or functions: which variant that is of the
-program, and the tensors and sizes as the variant has them."""
+"""Turns what a call gives for lists and functions into a call of a variant: which variant of the program it is, and the
+tensors and sizes as the variant has them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from tilelink.programs.program import Program
 
 CALL_OPTIONS = ("schedule", "group", "parts", "slot", "timed")
-"""What a call of a program takes beside the tensors."""
+"""The options of every call of a program, besides the tensors."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call as one of an ordinary program, with tensors by position and by name. `parts`: lengths or counts by
-    dimension, see `normal_parts`; `slot`: which copy of buffers and signals; `timed`: whether workers record times;
-    `listed`: lists were given, so that lists are returned."""
+    """A call of an ordinary program, with tensors by position and by name. `parts`: lengths or counts by dimension, see
+    `normal_parts`. `slot`: which copy of buffers and signals. `timed`: whether workers record times. `listed`: lists
+    were given, so lists are returned."""
 
     program: Program
     tensors: tuple[Any, ...]
@@ -38,7 +38,7 @@ class Call:
 
     @classmethod
     def of(cls, program: Program, tensors: tuple[Any, ...], schedule: Any, options: Mapping[str, Any]) -> Call:
-        """Raises ArgumentError for lists of different lengths, and for a function that is none."""
+        """The call of the variant. Raises ArgumentError for lists of different lengths, and for a wrong function."""
         named, listed = dict(options), False
         parts, slot, timed = normal_parts(named.pop("parts", None)), named.pop("slot", None), named.pop("timed", False)
         if program.varies:
@@ -46,7 +46,7 @@ class Call:
         return cls(program, tensors, named, schedule, parts, slot, bool(timed), listed)
 
     def results(self, made: Any) -> Any:
-        """The results of the call: those that belong to a list in a list."""
+        """The results of the call. Results that belong to a list are in a list."""
         if not self.listed:
             return made
         program, left = self.program, iter(made if isinstance(made, tuple) else (made,))
@@ -63,9 +63,9 @@ class Call:
 
 
 def normal_parts(parts: Any) -> Any:
-    """Parts with what they say as `Integers`, which are compared and hashed by value whatever was given. What can be
-    none is left, for the check of arguments to refuse."""
-    if parts is None or not isinstance(parts, Mapping):  # what most calls say is looked at before what takes longer
+    """Parts as `Integers`, which are compared and hashed by value, whatever they were given as. Values that can't be
+    integers are left for the check of arguments to refuse."""
+    if parts is None or not isinstance(parts, Mapping):  # quickest first: most calls give none
         return parts
     made = {d: Integers.of(given) for d, given in parts.items()}
     plain = {d: given.tolist() if hasattr(given, "tolist") else given for d, given in parts.items() if made[d] is None}
@@ -73,18 +73,18 @@ def normal_parts(parts: Any) -> Any:
 
 
 Kind = Any
-"""What it depends on of a value how it is given to a variant: of a list or tuple its length and type, of a function
-which one it is, of others their type; or None."""
+"""The property of a value that decides how it is given to a variant: the length and type of a list or tuple, a function
+itself, the type of any other value; or None."""
 
 
 Place = tuple[int, int | None]
-"""Where a tensor is among the values that are given: which value, and which member of that, if it is a list."""
+"""The place of a tensor among the given values: which value, and which member of the value, if it is a list."""
 
 
 @dataclass(frozen=True)
 class _Flat:
-    """How what is given becomes what the variant `program` takes: where its tensors are, by position and by name.
-    `listed`: lists were given."""
+    """A plan that turns given values into arguments of the variant `program`: the places of its tensors, by position
+    and by name. `listed`: lists were given."""
 
     program: Program
     tensors: tuple[Place, ...]
@@ -111,7 +111,7 @@ def _kind(value: Any) -> Kind:
 
 @kept()
 def _flattened(program: Program, positions: int, names: tuple[str, ...], kinds: tuple[Kind, ...]) -> _Flat:
-    """How values of these kinds are given to a variant, so many of them by position and the others by name."""
+    """The plan for values of these kinds: `positions` of them are given by position, the others by name."""
     declared, site = program.declared, Site.of_user()
     at = dict(zip(declared, range(positions), strict=False))
     for name in (n for n in at if n in names):
@@ -143,15 +143,14 @@ def _flattened(program: Program, positions: int, names: tuple[str, ...], kinds: 
 
 
 def by_dimension(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes that are given as keywords, `M=512`, or as `sizes={"M": 512}`: a dimension may be called like an option."""
+    """Sizes by dimension, given as `M=512` or as `sizes={"M": 512}` (for a dimension with the name of an option)."""
     named = sizes.get("sizes")
     return {d: n for d, n in sizes.items() if n is not named} | dict(named) if isinstance(named, Mapping) else {**sizes}
 
 
 def at_sizes(program: Program, sizes: Mapping[str, Any]) -> tuple[Program, dict[str, Any]]:
-    """The variant that has members of these sizes (as `by_dimension` takes them), and the sizes as it has them:
-    `N=(1024, 256, 256)` for three members with an N of their own; one number is for all members. Raises
-    DimensionError."""
+    """The variant with members of these sizes (as `by_dimension` takes them), and the sizes as it has them. For three
+    members that differ in N, give `N=(1024, 256, 256)`; one number is for all members. Raises DimensionError."""
     sizes = by_dimension(sizes)
     if not program.varies:
         return program, sizes

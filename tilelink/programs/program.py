@@ -84,7 +84,7 @@ class Program:
 
     @cached_property
     def of_any_dtype(self) -> frozenset[str]:
-        """Tensors that are declared without a dtype, as counts and integers that pick rows are with one."""
+        """Tensors that are declared without a dtype. Counts, and integers that pick rows, are declared with one."""
         return frozenset(n for n, p in self.parameters.items() if p.route is None and p.dtype is None)
 
     @cached_property
@@ -179,7 +179,7 @@ class Program:
         lists = {n: tensors for n, tensors in self.flattened.items() if n in given and len(tensors) > 1}
         given = {m: d for n, d in given.items() for m in ([t for t, _ in lists[n]] if n in lists else [n])}
         key = (schedule, tuple(sorted((n, str(d)) for n, d in given.items())), absent)
-        bound = self._bound.get(key)  # of a schedule that is equal, and may stand elsewhere
+        bound = self._bound.get(key)  # maybe of an equal schedule in another place
         if bound is None:
             try:
                 bound = bind(self.recorded(absent), schedule, given, self.parameters, self.site)
@@ -314,7 +314,7 @@ class Program:
 
     @public
     def show(self, stage: str = "program", schedule: Schedule | str | None = None, **options: Any) -> str:
-        """The program as text, at a stage: "program", "events" or "triton"; see `tilelink.programs.show`."""
+        """The program as text at a stage, such as "program", "events" or "triton"; see `tilelink.programs.show`."""
         from tilelink.programs.show import show
 
         return show(self, stage, schedule, **options).text

@@ -1,4 +1,4 @@
-"""Schedules as text, `NAME,ROLE.FIELD=VALUE,...`: read where a person types it, and written back."""
+"""Schedules as text, `NAME,ROLE.FIELD=VALUE,...`: reads what a person types, and writes it back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Change(NamedTuple):
-    """A field of a role, `matmul`, or `matmul[1]` for the second member of lists, that has another value."""
+    """A new value for a field of a role. `role`: `matmul`, or `matmul[1]` for the second member of lists."""
 
     role: str
     field: str
@@ -32,20 +32,20 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class NamedSchedule:
-    """A schedule that stands beside a program, the first one for None, with changes. What is named is fitted to sizes;
-    what is changed is taken as it is."""
+    """A schedule in a program's file by name (None: the first one), with changes. The named schedule is fitted to
+    sizes; the changes are not."""
 
     name: str | None = None
     changes: tuple[Change, ...] = ()
 
     def changed(self, schedule: Schedule) -> Schedule:
-        """The named schedule, fitted, with the changes."""
+        """`schedule`, which is the named schedule after fitting, with the changes."""
         for change in self.changes:
             schedule = schedule.with_fields(**{change.role: {change.field: change.value}})
         return schedule
 
     def and_changed(self, role: str, field: str, value: Any) -> NamedSchedule:
-        """This with a change more, in place of one of the same field."""
+        """This schedule with one more change. It replaces a change of the same field."""
         others = (c for c in self.changes if (c.role, c.field) != (role, field))
         return NamedSchedule(self.name, (*others, Change(role, field, value)))
 
@@ -54,15 +54,15 @@ class NamedSchedule:
 
 
 def read_schedule(program: Program, text: str | None, absent: frozenset[str] | None = None) -> NamedSchedule:
-    """What a person has typed: `NAME`, `NAME,ROLE.FIELD=VALUE,...` or changes alone. `absent`: parameters that are
-    None. Raises ScheduleError or TileSizeError."""
+    """The schedule that a person has typed: `NAME`, `NAME,ROLE.FIELD=VALUE,...` or changes alone. `absent`: parameters
+    that are None. Raises ScheduleError or TileSizeError."""
     name, items = split_schedule(text)
     return read_changes(program, name, program.schedule(name, absent), items)
 
 
 def read_changes(program: Program, name: str | None, schedule: Schedule, items: Sequence[str]) -> NamedSchedule:
-    """A schedule by its name with changes `ROLE.FIELD=VALUE`. A field is one of its resource, or `group` for that of
-    its order. Raises ScheduleError or TileSizeError."""
+    """A schedule by its name with changes `ROLE.FIELD=VALUE`. A field is a field of the role's resource, or `group`,
+    `columns` or `by_rank` of its order. Raises ScheduleError or TileSizeError."""
     found = NamedSchedule(name)
     for item in items:
         match = re.fullmatch(r"(\w+(?:\[\d+\])?)\.(\w+)=(.+)", item)
@@ -80,7 +80,7 @@ def read_changes(program: Program, name: str | None, schedule: Schedule, items: 
 
 
 def split_schedule(text: str | None) -> tuple[str | None, list[str]]:
-    """The name of a schedule, where there is one, and the changes after it: `push,matmul.tile=64x64x32`."""
+    """The name of a schedule, or None, and the changes after it: `push,matmul.tile=64x64x32`."""
     items = [item.strip() for item in text.split(",")] if text else []
     name = items.pop(0) if items and "=" not in items[0] else None
     return name, items
@@ -99,7 +99,7 @@ def _read_field(program: Program, resource: Resource, field: str, value: str) ->
 
     known = _field_texts(program, resource)
     if field not in known:
-        elsewhere = any(field == f.name for kind in (SMs, CopyEngine) for f in fields(kind))  # so it is no typing error
+        elsewhere = any(field == f.name for kind in (SMs, CopyEngine) for f in fields(kind))  # so it is not misspelt
         has = ", ".join(known) if elsewhere else listed(known, field)
         raise ScheduleError(f"a role on {type(resource).__name__} has no {field}; it has {has}")
     match field:
@@ -126,13 +126,13 @@ def _read_field(program: Program, resource: Resource, field: str, value: str) ->
 
 
 def orders(program: Program) -> dict[str, Order]:
-    """The orders that a text can name: ours, and those in the file of the program."""
+    """The orders that a text can name: the library's, and those in the program's file."""
     names = {**vars(words), **program.function.__globals__}
     return {n: o for n, o in names.items() if isinstance(o, Order)}
 
 
 def schedule_text(program: Program, schedule: Schedule, asked: str | None) -> str:
-    """A schedule as it is read: its name, and the fields in which it differs from what stands in the
+    """The text of a schedule: its name, and the fields that differ from the schedule of this name in the program's
     file, because they were fitted or changed."""
     named = (asked or "=").split(",")[0].strip()
     name = named if "=" not in named else next(iter(program.schedules))
@@ -167,8 +167,8 @@ def _text(field: str, value: Any) -> str:
 
 
 def nearly(program: Program, absent: frozenset[str] | None) -> str:
-    """Why none of the schedules in its file is this program's: what those name that name some of its roles, or
-    roles that are called much like one of them."""
+    """Why no schedule in the program's file is for its roles. It lists schedules with some of these roles, or with
+    roles that have similar names."""
     roles = {launched(launch.scheduled): None for launch in program.recorded(absent or frozenset()).launches}
     near = []
     for name, schedule in program.function.__globals__.items():
@@ -183,7 +183,7 @@ def nearly(program: Program, absent: frozenset[str] | None) -> str:
 
 
 def check_schedule(wanted: Any) -> None:
-    """Raises ScheduleError for what is neither a schedule nor the name of one."""
+    """Raises ScheduleError for a value that is neither a schedule nor the name of one."""
     if not (wanted is None or isinstance(wanted, (str, Schedule, NamedSchedule))):  # quickest first: every call asks
         what = f"schedule= is a {type(wanted).__name__}"
         raise ScheduleError(

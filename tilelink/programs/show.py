@@ -1,6 +1,6 @@
-"""A program as text, at each stage of its way to a kernel: what `Program.show` and `tilelink show` print.
+"""Text of a program at each stage of its way to a kernel, as `Program.show` and `tilelink show` print it.
 
-Imports stand in the functions, because the command line reads the names and defaults here to print its help.
+Imports are inside the functions, because the command line reads the names and defaults here to print its help.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from tilelink.programs.program import Program
 
 CODE = {"ptx": "cuda", "sass": "cuda", "amdgcn": "hip"}
-"""Stages of machine code, by the backend of Triton that makes it."""
+"""The stages of machine code, each with the backend of Triton that makes it."""
 SOURCE = ("triton", "gluon")
-"""Stages of source: of the portable form, and of the specialised one."""
+"""The stages of source: of the portable form, and of the specialised form."""
 ENGINE = "sm_90"
 """The first target with a copy engine for tiles."""
 STAGES = ("program", "events", *SOURCE, "host", *CODE)
 WORLD, SIZE, DTYPE, EXPERTS = 4, 512, "bfloat16", 2
-"""What is shown where nothing is said: small enough to be read, large enough for several tiles on each rank."""
+"""Defaults of what is shown: small enough to be read, large enough for several tiles on each rank."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The text of a stage, and of machine code what the gates say of it."""
+    """The text of a stage. `verdict`: for machine code, the findings of the gates."""
 
     text: str
     verdict: Verdict | None = None
@@ -51,16 +51,15 @@ def show(
     dtypes: Mapping[str, Any] | Any = DTYPE,
     **sizes: int | Sequence[int],
 ) -> Shown:
-    """A stage: "program" (the tile program), "events" (one a line), "triton" (the generated module), "gluon" (that of
-    its specialised form), "host" (what the host of each rank launches and enqueues), or the machine code of the
-    kernels in the order of their launch, compiled without a GPU: "ptx", "sass", "amdgcn".
+    """The text of a stage: "program" (the tile program), "events" (one a line), "triton" (the generated module),
+    "gluon" (the module of the specialised form), "host" (what the host of each rank launches and enqueues), or the
+    machine code of the kernels in the order of their launch, compiled without a GPU: "ptx", "sass", "amdgcn".
 
-    A schedule is taken as it is, one given by name (or by default) is fitted to the sizes and to the target, as for a
-    call on it. `dtypes` and sizes as for
-    `Program.unroll`; a size left out is `SIZE`. `target`: by default, the first that has the stage. With nodes of
-    `per_node` ranks, fewer than the world, it is what runs across nodes. Raises the errors of the frontend,
-    CompileError, FormError for programs that have no specialised form, TargetError for a target without a network, for
-    machine code across nodes, and for an unknown stage or target.
+    A Schedule object is used unchanged. A schedule given by name (or by default) is fitted to the sizes and to the
+    target, as for a call on it. `dtypes` and sizes as for `Program.unroll`; a size left out is `SIZE`. `target`: by
+    default, the first that has the stage. With nodes of `per_node` ranks, fewer than the world, the text is for a run
+    across nodes. Raises the errors of the frontend, CompileError, FormError for programs without a specialised form,
+    TargetError for a target without a network, for machine code across nodes, and for an unknown stage or target.
     """
     from tilelink.analysis.unroll import unroll
     from tilelink.backend.facts import Facts
@@ -98,7 +97,7 @@ def without_bulk(
     program: Program, schedule: Schedule, target: Target, *, world: int, per_node: int | None = None, dtypes: Any,
     sizes: Mapping[str, int | Sequence[int]],
 ) -> list[str]:  # fmt: skip
-    """For each role with `via="tma"` of which nothing goes in bulk: that it has no effect, and why. Arguments as in
+    """A note for each role with `via="tma"` that moves nothing in bulk: `via` has no effect, and why. Arguments as in
     `show`, with all sizes."""
     from tilelink.backend.bulk import bulk_writes, stored_by_threads
     from tilelink.backend.facts import Facts, by_tma
@@ -123,7 +122,7 @@ def without_bulk(
 
 
 def _why_not_in_bulk(role: Role, program: TileProgram, sizes: Sizes, facts: Facts) -> str:
-    """Why a role stores and copies nothing in bulk: rows of a length that no descriptor takes, or something else."""
+    """Why a role stores and copies nothing in bulk: rows of a length that no descriptor takes, or another reason."""
     from tilelink.backend.facts import DESCRIBED_BYTES
     from tilelink.frontend import ir
     from tilelink.frontend.values import ITEM_SIZE
@@ -138,7 +137,7 @@ def _why_not_in_bulk(role: Role, program: TileProgram, sizes: Sizes, facts: Fact
 
 
 def target_of(stage: str, target: str | None) -> str:
-    """The target of a stage: what is asked for, or the first that has it. Raises TargetError."""
+    """The target of a stage: the requested one, or the first that has the stage. Raises TargetError."""
     site = Site.of_user()
     if stage not in STAGES:
         raise TargetError(f"there is no stage {stage}; there is {listed(STAGES, stage)}", site)
@@ -155,7 +154,7 @@ def target_of(stage: str, target: str | None) -> str:
 
 
 def _has(target: Target, stage: str) -> bool:
-    """Whether a target has a stage. (What is the same for all targets is shown of those that run.)"""
+    """Whether a target has a stage. (A stage that is the same for all targets belongs to the targets that run.)"""
     if stage in CODE:
         return target.backend == CODE[stage]
     return target.specialised == (stage == "gluon")
@@ -164,9 +163,9 @@ def _has(target: Target, stage: str) -> bool:
 def with_defaults(
     program: Program, sizes: Mapping[str, int | Sequence[int]], absent: frozenset[str], size: int = SIZE
 ) -> dict[str, int | Sequence[int]]:
-    """Sizes of all dimensions, in the order in which the tensors name them; those left out are `size`, or what a block
-    over the whole dimension has in a schedule of the program, if that is less; of experts, and of integers that a row
-    has to pick others by, `EXPERTS`. Rows that are sent are as many as those that are routed."""
+    """The sizes of all dimensions, in the order in which the tensors name them. A size left out is `size`, or the block
+    over the whole dimension in a schedule of the program, if that is smaller. For experts, and for the integers that a
+    row has to pick others by, it is `EXPERTS`. As many rows are sent as are routed."""
     from tilelink.frontend.ir import RANKS_DIM
 
     recorded = program.recorded(absent)

@@ -1,4 +1,4 @@
-"""Calls in tile functions: wait, notify, copy, load, store; and Triton's functions, of which shapes are followed."""
+"""Calls in tile functions: wait, notify, copy, load, store; and Triton's functions, with the shapes of results."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from tilelink.frontend.values import (
 from tilelink.language import AxisWord, RanksWord, TensorWord, TileFunction
 
 MOST_ELEMENTS = 1 << 20
-"""Of a block: Triton compiles none with more."""
+"""The most elements of a block: Triton compiles no larger one."""
 _TOUCHING = ("load", "store", "make_block_ptr", "advance", "make_tensor_descriptor", "load_tensor_descriptor",
              "store_tensor_descriptor", "gather", "inline_asm_elementwise")  # fmt: skip
 _DOT = ("input", "other", "acc", "input_precision", "allow_tf32", "max_num_imprecise_acc", "out_dtype")
 
 
 class Calls(Expressions):
-    """Reads calls: our words, methods of views, functions of Triton."""
+    """Reads calls: of our words, of methods of views, and of Triton's functions."""
 
     def call(self, node: ast.Call, label: str) -> Any:
         function = self.value(node.func)
@@ -98,7 +98,7 @@ class Calls(Expressions):
         return self.python_call(node, called)
 
     def extreme(self, node: ast.Call, called: Any) -> Any:
-        """The least or the greatest of integers (or of constants of Python), each an argument, or all in a tuple."""
+        """The least or the greatest of integers, or of Python's constants. They are arguments, or one tuple."""
         word, values = called.__name__, [self.value(a) for a in node.args]
         listed = len(values) == 1 and isinstance(values[0], tuple)
         values = list(values[0]) if listed else values
@@ -113,7 +113,7 @@ class Calls(Expressions):
 
     @abstractmethod
     def inline(self, node: ast.Call, called: TileFunction, label: str) -> Any:
-        """What a tile function returns that is called in another."""
+        """The result of a tile function that is called in another."""
 
     def python_call(self, node: ast.Call, called: Any) -> Any:
         if called is print:
@@ -128,7 +128,7 @@ class Calls(Expressions):
         return self.python(node, called, *values)
 
     def triton_name(self, node: ast.Call, called: Any) -> ast.expr:
-        """How a function of Triton is called in a kernel, whatever the tile function's file calls it."""
+        """A function of Triton by its name in a kernel, whatever the tile function's file calls it."""
         name = called.__name__
         for module, path in ((tl, "tl"), (triton.language.math, "tl.math")):
             if getattr(module, name, None) is called:
@@ -171,7 +171,7 @@ class Calls(Expressions):
         return view
 
     def filled(self, node: ast.Call, place: ir.View, number: ast.expr) -> ast.Call:
-        """A block of a number, as large as the place that it is stored to."""
+        """A block filled with a number, as large as the place that it is stored to."""
         dtype = parsed(f"tl.{TRITON_DTYPES[self.dtypes[place.tensor]]}")
         extents: list[ast.expr] = [ast.Constant(int(self.extent(node, r))) for r in place.ranges]
         return ast.Call(parsed("tl.full"), [ast.Tuple(extents, ast.Load()), number, dtype], [])
@@ -229,7 +229,7 @@ class Calls(Expressions):
         return Static(None)
 
     def claim(self, node: ast.Call, label: str) -> ir.View:
-        """Waits for the release of the entry that was in the buffer before; before the first entries none was."""
+        """Waits for the release of the previous entry in the same buffer, except for the first entries."""
         view, token, buffers = self.reused(node)
         self.at_one_home(node, view, "claim of")
         entry, *rest = token.index
@@ -257,20 +257,20 @@ class Calls(Expressions):
         view = views[0]
         buffers = self.tensors[view.tensor].buffers
         if buffers is None:
-            self.fail(ViewError, node, f"{word} of {view}: each entry of {view.tensor} has memory of its own; tk.local("
+            self.fail(ViewError, node, f"{word} of {view}: each entry of {view.tensor} has its own memory; tk.local("
                       "tk.ranks, ..., buffers=2) makes entries that take turns in two")
         return view, replace(view, tensor=ir.token_name(view.tensor), guard=None), buffers
 
     def views(self, node: ast.Call) -> list[ir.View]:
-        """The arguments of a word that takes views alone."""
+        """The arguments of a word that takes only views."""
         values = [self.value(a) for a in node.args]
         for v in values:
             if not isinstance(v, ir.View):
                 self.fail(ViewError, node, f"{ast.unparse(node.func)} takes views, not {self.text(v)}")
             if v.picked_by:
                 self.fail(ViewError, node, f"{ast.unparse(node.func)} of {v}: signals belong to tiles, and which rows "
-                          "integers pick nobody knows before the run; wait for all that they pick from, and index what "
-                          "the wait returns")
+                          "are picked is not known before the run; wait for all that they are picked from, and index "
+                          "what the wait returns")
             for dim, i in zip(self.tensors[v.tensor].dims, v.index, strict=True):
                 if isinstance(i, Expr) and dim != ir.RANKS_DIM:
                     self.fail(ViewError, node, f"{ast.unparse(node.func)} of {v}: signals belong to tiles, so name a "
@@ -308,7 +308,7 @@ class Calls(Expressions):
         return Block(ast.Call(function, arguments, keys), shape, dtype)
 
     def dot(self, node: ast.Call, given: dict[str, Any]) -> tuple[int, int] | None:
-        """The shape of a dot, whose operands have to go together."""
+        """The shape of a dot, or None if unknown. Raises DtypeError, DimensionError or TileSizeError for a misfit."""
         a, b, acc = (v if isinstance(v := given.get(n), Block) else None for n in ("input", "other", "acc"))
         if a is None or b is None:
             self.fail(NotUnderstoodError, node, "tl.dot takes two blocks")
@@ -333,7 +333,7 @@ class Calls(Expressions):
         return a.shape[-2], b.shape[-1]
 
     def dot_dtype(self, node: ast.Call, given: dict[str, Any]) -> list[ast.keyword]:
-        """out_dtype= of a dot that adds to an accumulator: Triton wants that of the accumulator said."""
+        """out_dtype= of a dot that adds to an accumulator: Triton must be told the accumulator's dtype."""
         a, acc = given["input"], given.get("acc")
         if not isinstance(acc, Block) or a.dtype is None or acc.dtype is None:
             return []
@@ -347,7 +347,7 @@ class Calls(Expressions):
 
 
 def _fits(shape: tuple[int, ...] | None, place: tuple[int | None, ...]) -> bool:
-    """Whether a block can be stored to a place of this shape, as far as its shape is known."""
+    """Whether a block can be stored to a place of this shape, if its shape is known."""
     try:
         return shape is None or broadcast(shape, tuple(n or 1 for n in place)) == place
     except ValueError:
@@ -355,7 +355,7 @@ def _fits(shape: tuple[int, ...] | None, place: tuple[int | None, ...]) -> bool:
 
 
 def _misfit(called: triton.runtime.JITFunction, node: ast.Call) -> str | None:
-    """Why a function can't be called with the arguments of a call, None where it can."""
+    """Why a function can't be called with the arguments of a call; None if it can."""
     try:
         called.signature.bind(*node.args, **{k.arg: k.value for k in node.keywords if k.arg})
     except TypeError as e:

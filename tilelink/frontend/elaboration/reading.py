@@ -29,7 +29,7 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[Callable[[Any, Any], Any], Callable[[A
     ast.Lt: (sympy.Lt, operator.lt), ast.LtE: (sympy.Le, operator.le), ast.Gt: (sympy.Gt, operator.gt),
     ast.GtE: (sympy.Ge, operator.ge), ast.Eq: (sympy.Eq, operator.eq), ast.NotEq: (sympy.Ne, operator.ne),
 }  # fmt: skip
-"""Of integers that differ from tile to tile, and of Python's values."""
+"""Comparisons of integers that differ from tile to tile, and of Python's values."""
 BOOLEAN = sympy.logic.boolalg.Boolean
 _OF_BLOCKS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift,
               ast.RShift)  # fmt: skip
@@ -41,7 +41,7 @@ _NOT_OF_BLOCKS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Pow: ("`**`", "a product, a * a, or tl.exp2(b * tl.log2(a))"),
     ast.MatMult: ("`@`", "tl.dot(a, b)"),
 }
-"""Operators that blocks do not have (Triton and the interpreter disagree on them), and what says the same of blocks."""
+"""Operators that blocks do not have (Triton and the interpreter disagree on them), and what to write for blocks."""
 
 
 INSTEAD: dict[type[ast.expr], str] = dict.fromkeys(
@@ -52,14 +52,14 @@ INSTEAD: dict[type[ast.expr], str] = dict.fromkeys(
     ast.NamedExpr: ": assign in a line before",
     ast.Starred: ": write the entries one by one",
 }
-"""What to write instead of expressions that are not understood."""
+"""Advice for expressions that are not understood."""
 
 
 class Expressions(Views):
-    """Reads expressions: what is known before the run becomes a value, what Triton computes stays source."""
+    """Reads expressions. Whatever is known before the run becomes a value; whatever Triton computes stays source."""
 
     def value(self, node: ast.expr, label: str = "") -> Any:
-        """The value of an expression; `label` names the guard of a wait that stands right of `label = `."""
+        """The value of an expression. `label`: the name of the guard, for a wait that stands right of `label = `."""
         if isinstance(node, ast.Call):
             return self.call(node, label)
         handler = getattr(self, f"of_{type(node).__name__}", None)
@@ -212,7 +212,7 @@ class Expressions(Views):
         return result
 
     def no_operator_of_blocks(self, node: ast.expr, op: ast.AST, what: str = "") -> NoReturn:
-        """Raises NotUnderstoodError for an operator that blocks do not have, with what to write."""
+        """Raises NotUnderstoodError for an operator that blocks do not have. The error says what to write."""
         word, instead = _NOT_OF_BLOCKS[type(op)]
         self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: blocks do not take {what or word}; write {instead}")
 
@@ -263,7 +263,7 @@ class Expressions(Views):
         self.fail(UndefinedNameError, node, f"this tile has no {node.attr}; it has {listed(known, node.attr)}")
 
     def one_meaning(self, node: ast.Attribute, found: list[Any]) -> Any:
-        """What an attribute means. Raises NotUnderstoodError where a dimension or a rank axis is called like a word."""
+        """The meaning of an attribute. Raises NotUnderstoodError if a dimension or rank axis has the name of a word."""
         if any(f != found[0] for f in found):
             meanings = " or ".join(map(self.text, found))
             self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} could be {meanings}: give the dimension or rank "
@@ -271,7 +271,7 @@ class Expressions(Views):
         return found[0]
 
     def python(self, node: ast.expr, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Ordinary Python on what is known now."""
+        """The result of ordinary Python on values that are known now."""
         for a in arguments:
             if not isinstance(a, Static | sympy.Integer):
                 self.fail(NotUnderstoodError, node, f"{ast.unparse(node)}: {self.text(a)} differs from tile to tile, "
@@ -295,7 +295,7 @@ class Expressions(Views):
 
 
 def truth(value: Any) -> Any:
-    """What an integer, or a value of Python, is as a condition; anything else is left as it is."""
+    """An integer, or a value of Python, as a condition; any other value, unchanged."""
     if isinstance(value, Static):
         return sympy.sympify(bool(value.value))
     return sympy.Ne(value, 0) if isinstance(value, Expr) else value

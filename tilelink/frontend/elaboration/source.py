@@ -33,17 +33,16 @@ _HOLE = re.compile(r"__hole(\d+)__")
 
 
 def parsed(text: str) -> ast.expr:
-    """The expression that a text is."""
+    """The expression of a text."""
     return ast.parse(text, mode="eval").body
 
 
 class Source(ABC):
-    """What all parts of the elaborator share: the names in scope, and source text with holes for Triton's part.
+    """The base of all layers of the elaborator: the names in scope, and source text with holes for Triton's part.
 
-    `written`: the tensors that tiles write, and where first; `step`: the length of steps that the schedule gives;
-    `order`: that of its tiles; `functions`: the Triton functions that roles call, by name; `own`: what the dimensions
-    are called that the launch's member of lists has of its own; `reserved`: names of the role that this one is folded
-    into.
+    `written`: the tensors that tiles write, and where first. `step`: the length of steps that the schedule gives.
+    `order`: the order of its tiles. `functions`: the Triton functions that roles call, by name. `own`: the names of the
+    dimensions in which the members of lists differ. `reserved`: names of the role that this one is folded into.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Source(ABC):
 
     @abstractmethod
     def value(self, node: ast.expr, label: str = "") -> Any:
-        """The value of an expression; `label` names the guard of a wait that stands right of `label = `."""
+        """The value of an expression. `label`: the name of the guard, for a wait that stands right of `label = `."""
 
     def fail(self, kind: type[TileLinkError], node: ast.AST, message: str) -> NoReturn:
         raise kind(message, self.function.site(node)) from None
@@ -90,8 +89,8 @@ class Source(ABC):
         self.statements.append(s)
 
     def arguments(self, node: ast.Call, *names: str, needed: int = 0) -> list[Any]:
-        """The arguments of one of our words, given by position or by name; None for those left out, behind the first
-        `needed` ones."""
+        """The arguments of one of our words, given by position or by name; None for those left out. The first `needed`
+        can't be left out."""
         found: dict[str | None, ast.expr] = dict(zip(names, node.args, strict=False))
         given = [k.arg for k in node.keywords]
         if len(node.args) > len(names) or not set(given) <= set(names[len(node.args) :]) or not set(names[:needed]) <= (
@@ -110,13 +109,13 @@ class Source(ABC):
         return Static(value)
 
     def argument(self, given: Any) -> Any:
-        """What a program gives a tile function: a tensor, a list of them, or any other object."""
+        """An argument that a program gives a tile function: a tensor, a list of tensors, or any other object."""
         if isinstance(given, tuple):
             return tuple(self.argument(g) for g in given)
         return given if isinstance(given, TensorWord) else self.static(given)
 
     def hole(self, what: ir.Load | ir.Variable | ir.Called | Expr) -> ast.expr:
-        """What stands for it in source; `open` until a statement has it, but for variables, which stay the same."""
+        """The source that stands for it. `open` until a statement has it, except for variables, which stay the same."""
         self.open |= not isinstance(what, ir.Variable)
         return ast.Name(f"__hole{self.holes.setdefault(what, len(self.holes))}__", ast.Load())
 
@@ -142,14 +141,14 @@ class Source(ABC):
                     self.fail(NotUnderstoodError, node, f"{ast.unparse(node)} is a {type(v).__name__} and can't be "
                               "part of Triton code; use a Python number, or pass it as a tensor of the program")
         if isinstance(value, ir.View | TensorWord):
-            self.fail(ViewError, node, f"{self.text(value)} is used as if it were a block: memory is touched through "
-                      f"views, with .load()")
+            self.fail(ViewError, node, f"{self.text(value)} is used as if it were a block: read memory through views, "
+                      f"with .load()")
         hint = "; its number of elements is .size" if isinstance(value, AxisWord) else ""
         hint = "; it has .start, and len(), the length of the block" if isinstance(value, ir.Range) else hint
         self.fail(NotUnderstoodError, node, f"{self.text(value)} can't be part of Triton code{hint}")
 
     def source(self, node: ast.expr) -> ir.Code:
-        """The source of an expression, with what is in its holes, variables last."""
+        """The source of an expression, with the contents of its holes, variables last."""
         text, filled = ast.unparse(node).replace("{", "{{").replace("}", "}}"), list(self.holes)
         used = sorted(dict.fromkeys(_HOLE.findall(text)), key=lambda k: isinstance(filled[int(k)], ir.Variable))
         numbered = _HOLE.sub(lambda hole: f"{{{used.index(hole[1])}}}", text)
@@ -161,7 +160,7 @@ class Source(ABC):
         return made
 
     def elementwise(self, node: ast.expr, made: ast.expr, *operands: Any) -> Block:
-        """The block that an operation on blocks and numbers makes; `made` is its source."""
+        """The block that results from an operation on blocks and numbers. `made`: its source."""
         shape: tuple[int, ...] | None = ()
         dtype: str | None = None
         for o in operands:
@@ -176,12 +175,12 @@ class Source(ABC):
         fractions = any(isinstance(o, Static) and isinstance(o.value, float) for o in operands)
         if dtype is not None and (fractions or isinstance(op, ast.Div)) and not is_floating(dtype):
             dtype = "float32"
-        if isinstance(op, ast.Div | ast.Mod) and dtype in ("float16", "bfloat16"):  # Triton divides no smaller ones
+        if isinstance(op, ast.Div | ast.Mod) and dtype in ("float16", "bfloat16"):  # Triton divides these in float32
             dtype = "float32"
         return Block(made, shape, dtype)
 
     def local_name(self, name: str) -> str:
-        """The name of a variable in the role. A function that is called in another has names that nothing else has."""
+        """The name of a variable in the role. Inside a called tile function, the name is new in the role."""
         if len(self.callers) == 1 and name not in self.reserved:
             return name
         if name not in self.renamed:
@@ -189,21 +188,21 @@ class Source(ABC):
         return self.renamed[name]
 
     def fresh_name(self, name: str) -> str:
-        """The name of something that the tile function does not name itself: not one that it uses either."""
+        """A name that the tile function does not use, for something that it does not name itself."""
         while name in self.taken:
             name += "_"
         self.taken.add(name)
         return name
 
     def function_name(self, called: Any) -> str:
-        """The name of a Triton function of the user's, which no other function has that the program calls."""
+        """The name of a Triton function of the user. No other function that the program calls has it."""
         name = called.fn.__name__
         while self.functions.setdefault(name, called) is not called:
             name += "_"
         return str(name)
 
     def text(self, value: Any) -> str:
-        """A value for a person."""
+        """A value as text for a person."""
         value = self.source(value.node) if isinstance(value, Block) else value
         return to_text(value) if isinstance(value, sympy.Basic) else str(value)
 
@@ -217,7 +216,7 @@ class Source(ABC):
         return sympy.Integer(r.extent)
 
     def blocked(self, node: ast.AST, r: ir.Range) -> ir.Range:
-        """The range as one of a block in registers: a whole dimension takes as many elements as the schedule says."""
+        """The range of a block in registers. A whole dimension takes as many elements as the schedule says."""
         if r.whole and r.dim in self.sizes:
             self.wholes.add(r.dim)
             r = ir.Range(r.dim, r.start, r.stop, self.sizes[r.dim])

@@ -239,8 +239,8 @@ class Elaborator(Calls):
 
     @contextmanager
     def nesting(self) -> Iterator[list[ir.Statement]]:
-        """Statements that are made inside go to the yielded list. What is stored inside may only be notified inside,
-        because nobody knows outside whether and how often it happens."""
+        """Statements that are made inside go to the yielded list. A view stored inside may only be notified inside,
+        because nobody knows outside whether and how often it is stored."""
         outer, nested, stored = self.statements, self.nested, dict(self.stored)
         self.statements, self.nested = [], nested | set(self.env)
         yield self.statements

@@ -1,4 +1,4 @@
-"""Views: what an index of a tensor means, whose memory it is, and whether it may be read or written."""
+"""Views: the meaning of an index of a tensor, whose memory it is, and whether it may be read or written."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tilelink.frontend.views import on_side
 from tilelink.language import AxisWord, TensorWord, ranks
 
 INDEX_DTYPES = ("int32", "int64")
-"""Of tensors whose integers pick rows."""
+"""The dtypes of integers that pick rows."""
 
 
 class Views(Source):
-    """Makes views from indices, and says what may be done with them."""
+    """Makes views from indices, and says what may be done with these views."""
 
     def view(self, node: ast.expr, tensor: TensorWord, entries: list[ast.expr]) -> ir.View:
         index: list[ir.Range | Expr] = []
@@ -62,8 +62,8 @@ class Views(Source):
         return ir.View(tensor.name, tuple(index), home)
 
     def one_entry(self, node: ast.expr, tensor: TensorWord, dim: str, i: Expr) -> None:
-        """Raises TileSizeError where an entry is the first of those that a tile has along a dimension: its tiles would
-        leave out the others, and a schedule would change the result."""
+        """Raises TileSizeError if an index takes the first entry of a longer tile along a dimension. The tiles would
+        leave out the other entries, and a schedule would change the result."""
         if any((r.dim, r.start) == (dim, i) and r.extent != 1 for r in self.tile.ranges):
             self.fail(TileSizeError, node, f"{ast.unparse(node)} takes only the first entry that a tile has "
                       f"along {dim}: give {self.function.name} tiles of 1 along {dim} in the schedule, or index by "
@@ -87,8 +87,8 @@ class Views(Source):
     def picked(
         self, node: ast.expr, by: ir.View, of: str, before: list[ir.Range | Expr], whole: ir.Range | Expr
     ) -> ir.Range:
-        """The rows of a range that the integers of a view pick. `of`: what they are rows of; `before`: what stands
-        before them in the index."""
+        """The rows of a range that the integers of a view pick. `of`: the name of the tensor or view whose rows they
+        are. `before`: the entries before them in the index."""
         integers = self.row_of_integers(node, by, f"picks rows of {of}", "rows are picked by")
         if not isinstance(whole, ir.Range) or any(isinstance(i, ir.Range) for i in before):
             self.fail(DimensionError, node, f"{by} is no index of dimension {len(before)} of {of}: integers pick along "
@@ -98,7 +98,7 @@ class Views(Source):
         return replace(whole, extent=integers.ranges[0].extent, whole=False, by=integers)
 
     def row_of_integers(self, node: ast.expr, view: ir.View, does: str, rule: str) -> ir.View:
-        """A view of integers, one for each row of a tile, as it is loaded. `does`: what they are for, in errors."""
+        """A view of integers, one for each row of a tile, as a block. `does`: their purpose, for errors."""
         dtype = self.dtypes[view.tensor]
         if dtype not in INDEX_DTYPES:
             self.fail(DtypeError, node, f"{view} {does}, and is {dtype}: {rule} {' or '.join(INDEX_DTYPES)}; declare "
@@ -111,11 +111,11 @@ class Views(Source):
         return self.as_block(node, view)
 
     def as_block(self, node: ast.expr, view: ir.View) -> ir.View:
-        """The view as it is loaded or stored: a block along every range."""
+        """The view of a block that is loaded or stored: a block along every range."""
         return replace(view, index=tuple(self.blocked(node, i) if isinstance(i, ir.Range) else i for i in view.index))
 
     def moved(self, node: ast.expr, where: ast.expr | None, view: ir.View) -> ir.View | None:
-        """The integers that say which rows of a view are moved, those of -1 not; None for all."""
+        """The integers that say which rows of a view are moved (rows with -1 are not); None if all are."""
         value = Static(None) if where is None else self.value(where)
         if isinstance(value, Static) and value.value is None:
             return None
@@ -130,14 +130,14 @@ class Views(Source):
         return integers
 
     def picked_from(self, node: ast.expr, tensor: TensorWord, k: int, by: ir.View) -> ir.Range | Expr:
-        """What integers pick rows of where the view is not said: of a tensor that is cut over the ranks, the part of
-        the rank whose integers these are."""
+        """The range that integers pick from if no view says it. For a tensor that is cut over the ranks, it is the part
+        of the rank that has the integers."""
         self.one_home(node, by, "load of")
         cut = k == tensor.sharded and isinstance(by.home, Expr)
         return self.part(tensor.dims[k], by.home) if cut else self.whole(tensor, k, node)
 
     def said_part(self, node: ast.expr, tensor: TensorWord, k: int, part: Part) -> ir.Range:
-        """What `tk.part(rank)` is as entry k of an index."""
+        """The range for `tk.part(rank)` as entry k of an index."""
         whole = self.whole(tensor, k, node)
         if tensor.dims[k] not in self.cut or not isinstance(whole, ir.Range):
             self.fail(DimensionError, node, f"{part} of {tensor.name}: its dimension {k}, {tensor.dims[k]}, is not cut "
@@ -146,7 +146,7 @@ class Views(Source):
         return self.part(whole.dim, part.rank)
 
     def part(self, dim: str, rank: Expr) -> ir.Range:
-        """The part of a dimension that a rank has; of the rows of a route, those that there are."""
+        """The part of a dimension that a rank has; for the rows of a route, only the rows that exist."""
         first, end = (first_of(symbol(dim), r) for r in (rank, rank + 1))
         route = next((r for r in self.routes if dim in r.sides), None)
         end = end if route is None else smaller(end, end_of_rows(route, dim, rank))
@@ -161,7 +161,7 @@ class Views(Source):
         return ir.whole_range(dim)
 
     def narrow(self, node: ast.expr, view: ir.View, entries: list[ast.expr]) -> ir.View:
-        """A view of a view: ranges take the place of wider ones. The unrolling checks that they lie within."""
+        """A view of a view: ranges take the place of wider ones. Unrolling checks that they lie inside."""
         tensor, index = self.tensors[view.tensor], list(view.index)
         places = [k for k, i in enumerate(index) if isinstance(i, ir.Range)]
         given = self.entries(entries, tensor)
@@ -201,7 +201,7 @@ class Views(Source):
         if where.is_Integer and where < 0:
             self.fail(RankError, node, f".at({where}): there is no rank {where}; ranks go from 0 to tk.world() - 1")
         index = tuple(self.part(i.dim, where) if i is cut and isinstance(i, ir.Range) else i for i in view.index)
-        return replace(view, index=index, home=where, guard=None)  # what was waited for lies elsewhere
+        return replace(view, index=index, home=where, guard=None)  # the guard is for memory elsewhere
 
     def one_home(self, node: ast.AST, view: ir.View, what: str) -> None:
         if view.home is None:
@@ -213,19 +213,19 @@ class Views(Source):
                       f"give the role an order of ranks in place of order={self.order}" if across else
                       "use a range of the tile, which lies in one part"))
         if view.home == ir.ALL_RANKS and what == "load of":
-            self.fail(HomeError, node, f"load of {view}: say of which rank, with .at(rank)")
+            self.fail(HomeError, node, f"load of {view}: name the rank, with .at(rank)")
 
     def writable(self, node: ast.AST, view: ir.View, what: str) -> None:
         self.one_home(node, view, what)
         if view.picked_by:
             self.fail(ViewError, node, f"{what} {view}: rows that integers pick are only read, since two may be one; "
                       f"write {view.tensor} in tiles, and let who reads pick")
-        if view.tensor not in self.written:  # what programs record goes by the source alone
+        if view.tensor not in self.written:  # recording finds written tensors by the source alone
             self.fail(NotUnderstoodError, node, f"{what} {view}: write it so that the source shows which tensor it "
                       f"is, such as there = {view.tensor}[...]; there.store(...)")
 
     def whole_numbers(self, node: ast.AST, place: ir.View, value: Any) -> None:
-        """What is stored to integers has to be integers: Triton would cut off fractions without a word."""
+        """Raises DtypeError if fractions are stored to integers: Triton would cut them off silently."""
         name, into = place.tensor, self.dtypes[place.tensor]
         if is_floating(into):
             return
@@ -244,5 +244,5 @@ class Views(Source):
 
 
 def _covers(r: ir.Range) -> tuple[Any, ...]:
-    """What two ranges have alike that hold the same elements, as blocks of one length."""
+    """The values that are equal for two ranges with the same elements, as blocks of one length."""
     return r.dim, r.start, r.stop, r.extent
