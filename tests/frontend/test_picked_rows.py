@@ -267,7 +267,7 @@ WRONG = [
     wrong("picked, then cut", ViewError, "a = x[order[t.rows]][t.rows].load()  # <-", "they are taken whole"),
     wrong("stored to", ViewError, "out[order[t.rows], t.cols].store(0.0)  # <-", "only read"),
     wrong("copied to", ViewError, "tk.copy(x[order[t.rows], t.cols], out[order[t.rows], t.cols])  # <-", "only read"),
-    wrong("waited for", ViewError, "a = tk.wait(made[order[t.rows]])  # <-", "wait for all that they pick from",
+    wrong("waited for", ViewError, "a = tk.wait(made[order[t.rows]])  # <-", "wait for all that they are picked from",
           takes="made"),
     wrong("read without a wait", UnguardedReadError, "tk.copy(made[order[t.rows], t.cols], out[t])  # <-",
           "read without a wait", takes="made"),

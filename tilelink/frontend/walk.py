@@ -1,7 +1,8 @@
 """The mapping f_S of a role: from the number of a tile to its ranges, symbolically.
 
-These are the paper's static mappings (TileLink, section 4) with one correction: a dimension that is spread over the ranks is
-cut at the boundaries of the parts first and into tiles second, so that each tile has one home whatever the sizes.
+These are the paper's static mappings (TileLink, section 4) with one correction: a dimension that is spread over the
+ranks is cut at the boundaries of the parts first and into tiles second, so that each tile has one home whatever the
+sizes.
 """
 
 from __future__ import annotations
