@@ -1,1 +1,1 @@
-"""From tile programs to Triton source."""
+"""Turns tile programs into Triton source."""

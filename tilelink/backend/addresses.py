@@ -32,7 +32,7 @@ from tilelink.frontend.walk import longest_part
 
 @dataclass(frozen=True)
 class Stride:
-    """A stride in elements: as one factor, and as several."""
+    """A stride in elements, as one expression (`whole`) and as a product of factors (`factors`)."""
 
     whole: Source
     factors: Source
@@ -40,17 +40,17 @@ class Stride:
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a block. `mask` is None where the block fills its place."""
+    """The address of a block. `mask` is None if all elements of the block always exist."""
 
     pointer: Source
     mask: Source | None
 
 
 class Addresses:
-    """Makes the names and addresses of one function. `hoisted`: what does not change, before the loop over tiles;
-    `bounds`: of the part that a tile lies in, among its coordinates; `of_tile`: what does not change inside a tile,
-    after them. `homes`: of the role's walk. `one_layout`: a mask is made once a tile, for all blocks along its
-    dimension."""
+    """Makes the names and addresses of one function. `hoisted`: values that are made before the loop over tiles.
+    `bounds`: the bounds of the part that a tile lies in, made among the tile's coordinates. `of_tile`: values that stay
+    the same in a tile, made after the coordinates. `homes`: the homes of the role's walk. `one_layout`: a mask is made
+    once a tile, for all blocks along its dimension."""
 
     def __init__(self, names: Names, homes: Mapping[str, Expr] | None = None, *, one_layout: bool = True) -> None:
         self.names, self.program, self.facts, self.homes = names, names.program, names.facts, homes or {}
@@ -62,11 +62,11 @@ class Addresses:
         self.heap = {t.name for t in self.program.on_heap}
 
     def local(self, key: str) -> str:
-        """The name in this function of what has this key in the tile program."""
+        """The name in this function of a symbol of the tile program."""
         return self.scope.name(key, shown(key))
 
     def made(self, like: str, *meaning: Hashable) -> str:
-        """The name of what the lowering makes itself in this function; by default, all that is called so is one."""
+        """The name of a value that the lowering makes in this function: one for each `meaning`, or for `like`."""
         return self.scope.name((meaning or like,), like)
 
     def hoist(self, like: str, value: Source) -> Source:
@@ -86,7 +86,7 @@ class Addresses:
         return to_triton(self.resolve(e), self.local)
 
     def resolve(self, e: Expr) -> Expr:
-        """Beginnings of parts of one length become products; those of the role's own part have names."""
+        """The expression with beginnings of parts as products, where parts have one length, or as names."""
         equal = self.facts.equal
 
         def begin(dim: Expr, part: Expr) -> Expr:
@@ -109,11 +109,11 @@ class Addresses:
         return sympy.expand_mul(e.replace(first_of, begin)) if e.has(first_of) else e
 
     def peer(self, home: Source, at: Source, dtype: str) -> Source:
-        """What lies at a place of a rank's heap."""
+        """A pointer to a place in a rank's heap."""
         return call("peer", HEAPS, home, at, f"tl.{dtype}")
 
     def base(self, view: View, home: Source | None = None, *, published: bool = True) -> Source:
-        """The base pointer of a view's tensor, at `home` (None: where the view says)."""
+        """The base pointer of a view's tensor at `home`; None means the home of the view."""
         tensor = self.program.tensor(view.tensor)
         if not self.on_heap(tensor, published):
             return self.names.of("tensor", tensor.name)
@@ -122,7 +122,7 @@ class Addresses:
         return self.hoist(f"{tensor.name}_here", pointer) if where == OWN else pointer
 
     def on_heap(self, tensor: Tensor, published: bool) -> bool:
-        """Whether a tensor lies on the heap; `published`: an input that peers read, the copy of it there."""
+        """Whether a tensor lies on the heap. `published`: for an input that peers read, ask for its copy there."""
         return tensor.name in self.heap and (tensor.kind != "input" or published)
 
     def block(
@@ -135,9 +135,9 @@ class Addresses:
         hoisted: bool = True,
         moved: Source | None = None,
     ) -> Address:
-        """The address of the block a view describes; all its ranges have extents. `hoisted`: offsets inside the block
-        are made before the loop over tiles; else they are made where the block is, and take no registers elsewhere.
-        `moved`: which of its rows are, a vector of truths; None for all."""
+        """The address of the block that a view describes. All ranges of the view have extents. `hoisted`: offsets
+        inside the block are made before the loop over tiles; else they are made where the block is, and take no
+        registers elsewhere. `moved`: a vector of truths that says which of its rows are moved; None for all."""
         tensor = self.program.tensor(view.tensor)
         strides = self.strides(tensor, published)
         ranges = view.ranges
@@ -171,18 +171,18 @@ class Addresses:
         return Address(" + ".join(pointer), " & ".join(masks) if masks else None)
 
     def picked(self, view: View) -> str:
-        """What the numbers of the rows are called that integers pick."""
+        """The variable with the numbers of the rows of a view that integers pick."""
         (by,) = view.picked_by
         return self.made(f"{view.tensor}_rows", "picked", view.tensor, by)
 
     def count(self, r: Range, loops: Set[Expr]) -> Source:
-        """How many rows a range has: read from tables once a tile, where no variable of `loops` says of whom."""
+        """How many rows a range has; read from tables once a tile, unless a variable of `loops` decides it."""
         value, read = self.text(r.stop - r.start), r.stop.has(begin_of, first_of)
         return self.per_tile(f"{r.dim}_count", value) if read and not r.stop.free_symbols & loops else value
 
     def corner(self, view: View, token: Source | None) -> list[Source]:
-        """Where a view begins in the memory of its home, along each dimension. The first range takes the token, or the
-        first index where there is none."""
+        """Where a view begins in the memory of its home, along each dimension. The token is added to the first range,
+        or to the first index if there is no range."""
         tensor = self.program.tensor(view.tensor)
         takes_token = next((k for k, i in enumerate(view.index) if isinstance(i, Range)), 0)
         corner = []
@@ -199,14 +199,14 @@ class Addresses:
         return self.text(self.in_part(r.limit, view.index.index(r), view))
 
     def in_part(self, at: Expr, k: int, view: View) -> Expr:
-        """A place along dimension k of a view's tensor, counted from where the memory of the view's home begins."""
+        """A place along dimension k of a view's tensor, counted from the beginning of the memory of the view's home."""
         tensor = self.program.tensor(view.tensor)
         if k != tensor.sharded:
             return at
         return at - first_of(symbol(tensor.dims[k]), view.home if isinstance(view.home, Expr) else RANK)
 
     def strides(self, tensor: Tensor, published: bool = True) -> list[Stride]:
-        """Strides in elements: arguments for tensors of the caller, products of sizes for what lies on the heap."""
+        """Strides in elements: arguments for tensors of the caller, products of sizes for tensors on the heap."""
         if not self.on_heap(tensor, published):
             arguments = [self.names.of("stride", tensor.name, d) for d in tensor.dims]
             return [Stride(a, a) for a in arguments]
@@ -217,7 +217,7 @@ class Addresses:
         return [Stride(self.text(p), " * ".join(map(self.text, p.as_ordered_factors()))) for p in products]
 
     def offset(self, at: Source, stride: Stride) -> Source:
-        """A corner's offset, in 64 bits: tensors may have more than 2**31 elements, a row or a tile does not."""
+        """A corner's offset, in 64 bits: a tensor may have more than 2**31 elements; a row or a tile has fewer."""
         return at if stride.whole == ONE else f"tl.cast({at}, tl.int64) * {stride.factors}"
 
     def mask(self, r: Range, spread: str, hoisted: bool = True) -> Source:
@@ -234,7 +234,7 @@ def arange(extent: int | None) -> Source:
 
 
 def along(k: int, n: int) -> str:
-    """The index by which a vector lies along dimension k of n."""
+    """The index that lays a vector along dimension k of n."""
     return "" if n == 1 else "[" + ", ".join(":" if j == k else "None" for j in range(n)) + "]"
 
 

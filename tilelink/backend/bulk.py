@@ -2,12 +2,12 @@
 stores them from there.
 
 A copy is a pipelined loop over pieces of lines. Triton makes a ring in shared memory of it, in which as many blocks are
-on their way as the schedule has stages. What is stored is told when it has arrived: the thread that began stores of the
-engine waits for their end (PTX ISA, cp.async.bulk.wait_group), so a notification waits first.
+on their way as the schedule has stages. A notification first waits until the stores of the engine are complete: the
+thread that began them waits for their end (PTX ISA, cp.async.bulk.wait_group).
 
-Hosts make descriptors. Therefore a kernel takes one for the heap of each rank, and chooses. What no descriptor
-describes goes through registers, as it does on chips without this engine: lines that are no multiples of 16 bytes, rows
-that integers pick, tiles whose rows have no number.
+Hosts make descriptors, so a kernel takes one for the heap of each rank, and chooses. Copies that no descriptor
+describes go through registers, as all copies do on chips without this engine: lines that are not multiples of 16 bytes,
+rows that integers pick, tiles without a number of rows.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import ITEM_SIZE
 
 MOST_LINES = 256
-"""Lines of a block that one instruction of the engine moves."""
+"""The most lines of a block that one instruction of the engine moves."""
 WIDEST = 4
-"""Bytes of an element that Triton describes, at most."""
+"""The widest element that Triton describes, in bytes."""
 MOST_BYTES = 2**16
-"""Of a block that registers hold and the engine stores: a larger one leaves too little shared memory to the others."""
+"""The largest block that the engine stores from registers, in bytes: others need shared memory, too."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A view, and the block of it that a descriptor moves: one of the rank's own tensor, or of that of a peer."""
+    """A view, and the block of it that a descriptor moves, in the rank's own tensor or in a peer's."""
 
     view: View
     block: DescribedBlock
@@ -47,7 +47,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Lines:
-    """What a copy goes along, pieces of its lines: from where to where `at` goes, and in what steps."""
+    """The pieces of lines that a copy goes through: `at` goes from `start` to `stop` in steps."""
 
     at: Expr
     start: Expr
@@ -57,7 +57,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bulk:
-    """A write that the engine does. `source` and `lines`: those of a copy, None for what registers hold."""
+    """A write that the engine does. `source` and `lines` belong to a copy, and are None for a store from registers."""
 
     target: Piece
     source: Piece | None = None
@@ -69,7 +69,7 @@ class Bulk:
 
 
 def in_bulk(s: Write, role: Role, program: TileProgram, facts: Facts) -> Bulk | None:
-    """How the engine does a write; None where it does not."""
+    """How the engine does a write; None if it does not."""
     if not facts.peers or not by_tma(role) or s.where is not None:
         return None
     if isinstance(s, ir.Copy):
@@ -102,24 +102,24 @@ def _piece(view: View, program: TileProgram, facts: Facts) -> Piece | None:
 
 @kept()
 def bulk_writes(role: Role, program: TileProgram, facts: Facts) -> tuple[tuple[Write, Bulk], ...]:
-    """The writes of a role that the engine does, each with how it does it."""
+    """The writes of a role that the engine does, each with how it does them."""
     found = ((s, in_bulk(s, role, program, facts)) for s in ir.every(Write, role.body))
     return tuple((s, bulk) for s, bulk in found if bulk is not None)
 
 
 def stored_by_threads(program: TileProgram) -> TileProgram:
-    """The program as the portable form has it, whose threads store what they multiply. (The engine would make a step of
-    its main loop 12 instructions longer, and they would wait for it to read a tile. Compiled only.)"""
+    """The program for the portable form, in which threads store products. (Stores by the engine would add 12
+    instructions to a step of the main loop, and threads would wait for the engine to read a tile. Compiled only.)"""
     return replace(program, roles=tuple(by_threads(r) if r.multiplies else r for r in program.roles))
 
 
 def by_threads(role: Role) -> Role:
-    """A role of which the engine does nothing."""
+    """The role without any use of the engine."""
     return replace(role, resource=replace(role.resource, via="load-store")) if by_tma(role) else role  # type: ignore[arg-type]
 
 
 def descriptors(program: TileProgram, facts: Facts) -> Iterator[tuple[DescribedBlock, bool]]:
-    """Every descriptor that the roles may ask for, and whether there is one for each rank."""
+    """Yields every descriptor that the roles may ask for, and whether there is one for each rank."""
     found = {(block, False): None for block in pipelining.blocks(program, facts)}
     for role in program.in_kernel:
         for piece in (p for _, bulk in bulk_writes(role, program, facts) for p in bulk.pieces):
@@ -129,7 +129,7 @@ def descriptors(program: TileProgram, facts: Facts) -> Iterator[tuple[DescribedB
 
 @dataclass(frozen=True)
 class Unsettled:
-    """Where stores of the engine may be under way for which no notification has waited: at which waits of a role, and
+    """Where stores of the engine may be under way that no notification has waited for: at these waits of a role, and
     `behind` its last tile."""
 
     waits: frozenset[str]
@@ -137,14 +137,14 @@ class Unsettled:
 
 
 def unsettled(role: Role, program: TileProgram, facts: Facts) -> Unsettled:
-    """Where a kernel has to wait for what the engine stores for a role. A wait orders all that a worker does; but the
-    engine orders two stores of the same bytes only where the first is complete. And a rank leaves a run when all that
-    it stores to heaps is complete."""
+    """Where a kernel has to wait until the engine's stores for a role are complete. A wait orders everything that a
+    worker does itself. But the engine orders two stores of the same bytes only if the first is complete. And a rank may
+    leave a run only when all its stores to heaps are complete."""
     by_engine = {s for s, _ in bulk_writes(role, program, facts)}
     again, waits = _stored_again(role), set[str]()
 
     def through(body: ir.Body, begun: frozenset[str]) -> frozenset[str]:
-        """The tensors that stores of the engine are under way to behind a body, where they are `begun` before it."""
+        """The tensors that the engine may still be storing to behind a body. `begun`: the tensors before the body."""
         for s in body:
             match s:
                 case ir.Write():
@@ -165,7 +165,7 @@ def unsettled(role: Role, program: TileProgram, facts: Facts) -> Unsettled:
 
 
 def _stored_again(role: Role) -> frozenset[str]:
-    """The tensors of which a worker may store the same bytes twice: by two statements, in a loop, or in two tiles."""
+    """The tensors whose bytes a worker may store twice: by two statements, in a loop, or in two tiles."""
     found, again = set[str](), set[str]()
     for place in ir.places(role.body):
         if isinstance(s := place.statement, ir.Write):
@@ -176,7 +176,7 @@ def _stored_again(role: Role) -> frozenset[str]:
 
 
 def _of_one_tile(view: View, role: Role) -> bool:
-    """Whether no two tiles of a role have the same bytes of a view: it has all the ranges and rank axes of a tile."""
+    """Whether a view is of one tile only: its place depends on all ranges and rank axes of a tile."""
     numbers = [n for i in view.index for n in ((i.start, i.part) if isinstance(i, Range) else (i,))]
     named = {n for e in (*numbers, view.home) if isinstance(e, Expr) for n in e.free_symbols}
     needed = {n for r in role.walk.ranges for n in r.start.free_symbols} | {symbol(n) for n, _ in role.walk.axes}
@@ -184,7 +184,7 @@ def _of_one_tile(view: View, role: Role) -> bool:
 
 
 def _is_given(view: View, program: TileProgram) -> bool:
-    """Whether somebody gets a notification of a view, whatever the ranks wait for."""
+    """Whether a notification of a view always reaches a rank, whichever ranks wait."""
     if view.home == ALL_RANKS:
         return True
     assert isinstance(view.home, Expr)
@@ -192,31 +192,31 @@ def _is_given(view: View, program: TileProgram) -> bool:
 
 
 def fenced(role: Role, program: TileProgram, facts: Facts) -> frozenset[str]:
-    """The waits of a role that guard what the engine reads, or stores over."""
+    """The waits of a role that guard memory which the engine reads, or stores over."""
     if bulk_writes(role, program, facts):
         return frozenset(s.name for s in ir.every(ir.Wait, role.body))
     return read_by_tma(role, program, facts)
 
 
 def read_by_tma(role: Role, program: TileProgram, facts: Facts) -> frozenset[str]:
-    """The waits of a role that guard what descriptors load."""
+    """The waits of a role that guard loads by descriptors."""
     loads = (load for loop in pipelining.main_loops(role, program) for load in pipelining.loads_of(loop))
     described = (v for v in (load.view for load in loads) if pipelining.block_of(v, program, facts) is not None)
     return frozenset(v.guard for v in (*described, *_copied(role, program, facts)) if v.guard)
 
 
 def reads_peers(role: Role, program: TileProgram, facts: Facts) -> bool:
-    """Whether the engine reads what peers have published."""
+    """Whether the engine reads tensors that peers have published."""
     return any(v.remote and v.tensor in program.published for v in _copied(role, program, facts))
 
 
 def _copied(role: Role, program: TileProgram, facts: Facts) -> Iterator[View]:
-    """What the engine copies."""
+    """The views that the engine copies from."""
     return (bulk.source.view for _, bulk in bulk_writes(role, program, facts) if bulk.source)
 
 
 def stages(bulk: Bulk, role: Role, program: TileProgram, target: Target) -> int:
-    """Blocks of the ring of a copy: as many as the schedule says, and shared memory holds."""
+    """Blocks of the ring of a copy: as many as the schedule says and shared memory holds."""
     assert isinstance(role.resource, SMs)
     return max(1, min(role.resource.stages, (target.shared_bytes or 0) // bulk_bytes(bulk, program)))
 

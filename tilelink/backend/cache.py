@@ -1,4 +1,4 @@
-"""Generated modules on disk: one file a source, named by its hash, in a folder that only its owner may enter."""
+"""Generated modules on disk: one file a source, named by its hash, in a folder that only its owner writes to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CacheError(TileLinkError):
 
 
 def cache_folder() -> Path:
-    """$TILELINK_CACHE, or a folder of this user's under the cache home. Created with mode 0700. Raises CacheError."""
+    """$TILELINK_CACHE, or a folder of this user under the cache home. A new folder has mode 0700. Raises CacheError."""
     given = os.environ.get("TILELINK_CACHE")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(given) if given else base / "tilelink"
@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 
 
 def store(source: str, name: str) -> Path:
-    """Writes a module, at once or not at all; returns its path. What is there already is read back, not trusted."""
+    """Writes a module, atomically, and returns its path. A file that exists is used only if it has this text."""
     path = cache_folder() / f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
     if path.exists() and path.read_text() == source:
         return path
@@ -49,7 +49,7 @@ def store(source: str, name: str) -> Path:
 
 @kept(256)
 def load(lowered: Lowered) -> ModuleType:
-    """The module of a lowered program, with the user's Triton functions in it. Of a process, those are kept that were
+    """The module of a lowered program, with the user's Triton functions in it. A process keeps the modules that were
     used last."""
     path = store(lowered.source, lowered.program.name)
     spec = importlib.util.spec_from_file_location(f"tilelink_generated.{path.stem}", path)

@@ -1,4 +1,4 @@
-"""Copies through registers: loads of as much at a time as registers hold, and stores of that."""
+"""Copies through registers: loads of as much as registers hold at a time, and stores of it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def through_registers(emitter: RoleEmitter, s: ir.Copy, put: Callable[[View, Source, Source | None], None]) -> None:
-    """Writes a copy by loads, and by `put`: what puts a block to a view, and of its rows those that are moved. A row
-    that -1 picks is none, and stays as it was, too."""
+    """Writes a copy as loads and stores. `put` stores a block to a view; its last argument says which rows are moved. A
+    row of the source that -1 picks is not stored: the target keeps its row."""
     source, target = s.source, s.target
     token = None if emitter.publishing else emitter.token(source)
     emitter.pick(source)
@@ -40,11 +40,11 @@ def through_registers(emitter: RoleEmitter, s: ir.Copy, put: Callable[[View, Sou
 
 
 def with_range(view: View, old: Range, new: Range) -> View:
-    """A view with another of its ranges in the place of one."""
+    """The view with one of its ranges replaced."""
     return replace(view, index=tuple(new if i == old else i for i in view.index))
 
 
 def _shifted(chunk: Range, a: Range, b: Range) -> Range:
-    """What is a chunk of the rows `a` of a route on its other side, of the rows `b`."""
+    """The chunk of the rows `a` of a route, as rows of the other side of the route, `b`."""
     lo = chunk.start - a.start + b.start
     return Range(b.dim, lo, smaller(lo + (chunk.extent or 0), b.stop), chunk.extent, b.part)

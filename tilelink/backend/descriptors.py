@@ -1,4 +1,4 @@
-"""Tensor descriptors: what a kernel is given of a tensor whose blocks it loads whole."""
+"""Tensor descriptors: the arguments by which a kernel loads whole blocks of a tensor."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def descriptor(tensor: torch.Tensor, block: tuple[int, ...], target: Target) -> Any:
-    """The descriptor of a tensor whose last dimension is contiguous, for blocks of a shape, as kernels for a target
-    take it. A block with two more dimensions than the tensor is of lines that end early (`ROOM`). Gluon's also says how
-    a block lies in shared memory: as matrix instructions read it."""
+    """The descriptor of a tensor whose last dimension is contiguous, for blocks of a shape, in the form that kernels
+    for a target take. A block with two more dimensions than the tensor has lines that end early (`ROOM`). A descriptor
+    of Gluon also has the layout of a block in shared memory, as matrix instructions read it."""
     described = tensor, list(tensor.shape), list(tensor.stride()), list(block)
     if len(block) > tensor.dim():
         line = tensor.stride(0)

@@ -1,6 +1,6 @@
-"""The body of a role as statements of a kernel: one statement of the tile program after the other.
+"""Writes the body of a role as statements of a kernel, one statement of the tile program after the other.
 
-How memory is reached is a strategy (`tilelink.backend.reach`): near, by stores; all, by multicast; far, by puts.
+The ways to reach memory are strategies (`tilelink.backend.reach`): near by stores, all ranks by multicast, far by puts.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tilelink.frontend.values import TRITON_DTYPES
 from tilelink.frontend.walk import NUMBER
 
 UNROLLED = 2
-"""So many blocks are loaded together of those that a tile adds up, such as one from each rank."""
+"""A loop that adds up blocks, such as one from each rank, loads this many of them together."""
 
 
 class RoleEmitter:
-    """Writes one role: what does not change into `before`, the body of the loop over its tiles into `body`. `opening`:
-    what stands before that loop, where a tile may take several turns of it (`waits.py`). `store`: what stores a block.
-    `one_layout`: all blocks along a dimension can have one mask. `in_bulk`: how it has the copy engine for tiles copy
-    and store."""
+    """Writes one role. `before`: values that stay the same for all tiles; `body`: the loop body for a tile. `opening`:
+    statements before that loop, where a tile may take several iterations (`waits.py`). `store`: the function that
+    stores a block. `one_layout`: all blocks along a dimension can share one mask. `in_bulk`: the way to reach memory by
+    the copy engine for tiles."""
 
     store = "tl.store"
     one_layout = True
@@ -105,7 +105,7 @@ class RoleEmitter:
         return before.body, write.body
 
     def fills_slot(self) -> bool:
-        """Whether the role writes to the slot, its own rank's copy of it included."""
+        """Whether the role writes to the slot, in the copy of any rank."""
         heap = self.addresses.heap
         return any(
             isinstance(s, ir.Notify) or (isinstance(s, ir.Write) and s.target.tensor in heap)
@@ -113,7 +113,7 @@ class RoleEmitter:
         )
 
     def settles(self, s: ir.Wait) -> bool:
-        """Whether what the copy engine stores has to be complete before a wait."""
+        """Whether stores of the copy engine have to be complete before a wait."""
         return s.name in self.unsettled.waits
 
     # ---- statements
@@ -154,11 +154,11 @@ class RoleEmitter:
 
     @property
     def owed(self) -> str:
-        """The name of the number of the tile whose late notifications are not given yet; of -1 if there is none."""
+        """The variable with the number of the tile that still owes its late notifications, or -1."""
         return self.made("owed")
 
     def give_owed(self, write: Writer) -> None:
-        """Gives the late notifications of the tile before, if there was one."""
+        """Writes the late notifications of the tile before, if there was one."""
         assert self.later is not None
         with write.branch(f"{self.owed} >= 0"):
             write.do(self.later.call(self.owed))
@@ -168,8 +168,8 @@ class RoleEmitter:
         return next(way for way in (self.far, self.all, self.bulk, self.near) if way and way.takes(s))
 
     def loop(self, s: ir.For) -> AbstractContextManager[None]:
-        """A loop; one over steps of a dot is pipelined in as many stages as the schedule says, unless it waits: a
-        pipelined loop would read ahead of its waits."""
+        """Opens a loop. A loop over the steps of a dot is pipelined in as many stages as the schedule says. One that
+        waits has a single stage, because a pipelined loop reads ahead of its waits."""
         counter, bounds = self.local(s.name), (self.text(s.start), self.text(s.stop), s.step)
         if not pipelining.has_dot(s):
             if s.step == 1 and all(isinstance(b, ir.Compute) and _loads_own(b) for b in s.body):
@@ -183,11 +183,11 @@ class RoleEmitter:
         self.write.assign(tuple(self.variable(n) for n in s.targets), value)
 
     def variable(self, n: str) -> str:
-        """What a variable of the tile function is called."""
+        """The name of a variable of the tile function."""
         return self.made(n, "variable", n)
 
     def code(self, s: Statement, code: ir.Code) -> Source:
-        """Triton source with its holes filled; the loads of it go before it."""
+        """Triton source with its holes filled. Loads for the holes are written before it."""
         filled: list[Source] = []
         loads = Counter[str]()
         for h in code.holes:
@@ -204,7 +204,7 @@ class RoleEmitter:
         return code.text.format(*filled)
 
     def block(self, s: Statement, load: ir.Load, number: int) -> Source:
-        """A load of a block, one of those of its tensor in a statement; its name."""
+        """Writes a load of a block, the `number`-th of its tensor in a statement, and returns its name."""
         if self.far:
             self.far.check_load(s, load.view)
         value = self.load(load.view, self.moved(load.where))
@@ -223,30 +223,30 @@ class RoleEmitter:
             return loaded(block, *self.described(block, view, token))
         self.pick(view)
         at = self.addresses.block(view, token=token, moved=moved)
-        narrow = self.dtype(view).startswith("float8")  # Triton makes none of an integer
+        narrow = self.dtype(view).startswith("float8")  # Triton makes no float8 of an integer
         other = ("0.0" if narrow else "0") if at.mask else None
         return call("tl.load", at.pointer, mask=at.mask, other=other)
 
     def pick(self, view: View) -> None:
-        """Loads the integers that pick the rows of a view, if any do: before what is loaded of these."""
+        """Writes a load of the integers that pick the rows of a view, if any do."""
         for r, by in ((r, r.by) for r in view.ranges if r.by is not None):
             rows = call(PICKED, self.integers(by), self.count(r), repr(view.picking))
             self.write.set(self.addresses.picked(view), rows, Kind.TEMPORARY)
 
     def moved(self, where: View | None) -> Source | None:
-        """Which rows are moved, as integers say; None for all."""
+        """Writes a vector that says which rows are moved, by integers, and returns its name; None if all are."""
         if where is None:
             return None
         moved = self.made(f"{where.tensor}_moved", "moved", where)
         return self.write.set(moved, f"{self.integers(where)} >= 0", Kind.TEMPORARY)
 
     def integers(self, of: View) -> Source:
-        """A load of integers that say of rows which they are, or whether they are moved; -1 where there are none."""
+        """A load of integers that pick rows, or say which rows are moved; -1 where there are no integers."""
         at = self.addresses.block(of, token=self.token(of))
         return call("tl.load", at.pointer, mask=at.mask, other="-1" if at.mask else None)
 
     def pick_one(self, r: Range, by: View) -> Source:
-        """The number of the one row that an integer picks: the coordinate `row` along the dimension."""
+        """Writes the number of the one row that an integer picks: the coordinate `row` along the dimension."""
         row = self.local(of_dim(r.dim, "row").name)
         return self.write.set(row, call(PICKED, self.integer(by), self.count(r), "''"))
 
@@ -255,11 +255,11 @@ class RoleEmitter:
         return call("tl.load", self.addresses.block(of, token=self.token(of)).pointer)
 
     def count(self, r: Range) -> Source:
-        """How many rows there are to pick from."""
+        """The number of rows that integers may pick from."""
         return self.addresses.count(r, {symbol(s.name) for s in ir.every(ir.For, self.role.body)})
 
     def described(self, block: pipelining.DescribedBlock, view: View, token: Source | None) -> tuple[Source, Corner]:
-        """The descriptor that loads a view, and where it begins in that."""
+        """The descriptor that loads a view, and where the view begins in the tensor that it describes."""
         dims, corner = self.program.tensor(view.tensor).dims, self.addresses.corner(view, token)
         if block.ends is not None:
             k, end = view.index.index(block.ends), grouped(self.addresses.end(view, block.ends))
@@ -275,7 +275,7 @@ class RoleEmitter:
         return call(ONE_OF, f"({', '.join(blocks)},)", self.text(home_of(view))), corner
 
     def token(self, view: View) -> Source | None:
-        """What a read of the view has to depend on: its wait, or that its owner has entered the run."""
+        """The token that a read of a view depends on: from its wait, or from its owner's entry."""
         if view.tensor not in self.program.published or not view.remote:
             return self.tokens.get(view.guard or "")
         tma = "True" if self.reads_peers_by_tma else None
@@ -286,7 +286,7 @@ class RoleEmitter:
         return self.addresses.per_tile(f"entered_{made}", value)
 
     def value(self, value: Source) -> Source:
-        """The name of a block that is stored more than once."""
+        """Assigns a block that is stored more than once to a name, and returns the name."""
         return self.write.set(self.made("value"), value, Kind.TEMPORARY)
 
     def dtype(self, view: View) -> str:
@@ -295,7 +295,7 @@ class RoleEmitter:
     # ---- signals
 
     def signal(self, signals: Signals, home: Source, cell: Expr) -> Source:
-        """Where a signal lies in the heap of a rank."""
+        """The address of a signal in the heap of a rank."""
         at = self.names.of("signals", signals.tensor)
         base = self.addresses.peer(home, at, self.target.signal_dtype)
         if home == RANK:
@@ -303,7 +303,7 @@ class RoleEmitter:
         return base if cell == 0 else f"{base} + {words_of(self.text(cell), self.target)}"
 
     def stamp(self, what: str) -> None:
-        """Records the time, where times are recorded."""
+        """Records the time, if the kernel records times."""
         if self.timed:
             self.record(what)
 
@@ -312,5 +312,5 @@ class RoleEmitter:
 
 
 def _loads_own(s: ir.Compute) -> bool:
-    """Whether a statement loads, and only from memory of its own rank."""
+    """Whether a statement loads, and only from memory of the own rank."""
     return bool(s.loads) and not any(load.view.remote for load in s.loads)

@@ -1,4 +1,4 @@
-"""Facts about sizes that the source of a kernel depends on: everything else is an argument of the kernel."""
+"""Facts about sizes that the source of a kernel depends on. Everything else about sizes is an argument."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from tilelink.frontend.values import ITEM_SIZE
 
 COPY_CHUNK = 128
 COPY_BLOCK = 2**15
-"""Elements that are copied at a time, at most: 64 KB of bfloat16, which registers hold."""
+"""The most elements that are copied at a time: 64 KB of bfloat16, which registers hold."""
 COPY_LINES, LONGEST_CHUNK = 2**14, 1024
-"""Of a copy of whole lines, as many elements at a time, in pieces of lines that are no longer: 32 KB of bfloat16 are on
-their way at once, which leaves registers for addresses."""
+"""A copy of whole lines moves at most `COPY_LINES` elements at a time, at most `LONGEST_CHUNK` of each line: 32 KB of
+bfloat16 are on their way at once, which leaves registers for addresses."""
 BULK_LINE, BULK_BYTES = 128, 2**14
-"""Bytes of a line that are copied in bulk at a time, at least: so wide are lines in shared memory that the TMA
-swizzles. Of fewer lines, so many bytes are copied at a time."""
+"""A bulk copy moves at least `BULK_LINE` bytes of a line at a time, because the TMA swizzles lines of this width in
+shared memory. A block of few lines moves `BULK_BYTES` at a time."""
 Lying = frozenset[tuple[str, int]]
-"""Matrices, and stacks of them, by name, each with the dimension along which its elements are contiguous."""
+"""Names of matrices and stacks of matrices, each with the dimension along which its elements are contiguous."""
 DESCRIBED_BYTES = 16
-"""Addresses and strides that a descriptor takes are multiples of this; it moves so much at least."""
+"""Descriptors take addresses and strides that are multiples of this, and move at least this many bytes of a line."""
 DESCRIBED_DIMS = (2, 3)
-"""Dimensions of what descriptors describe: a matrix, or one for each expert."""
+"""The number of dimensions that a descriptor takes: a matrix has 2; 3 are a matrix for each expert."""
 
 
 @hashed_once
 @dataclass(frozen=True)
 class Facts:
-    """`equal`: dimensions that are cut into parts of one length, whose beginnings are a product and need no table.
-    `exact`: (dimension, block) where blocks leave no rest, in the dimension or in each of its parts: no masks.
-    `described`: the matrices that descriptors can describe, each with the dimension along which its elements are
-    contiguous: of a matrix 1 where it lies by rows, 0 by columns, as a weight of nn.Linear does. Only this may differ
-    from rank to rank; source for targets without descriptors does not depend on it. `peers`: ranks, each with
-    descriptors of its heap; 0 where no role has `via="tma"`. `timed`: workers record when tiles and waits begin and
-    end."""
+    """Facts about sizes. `equal`: dimensions cut into parts of one length, whose beginnings are a product and need no
+    table. `exact`: (dimension, block) where blocks leave no rest in the dimension, or in each of its parts, and need no
+    mask. `described`: tensors that descriptors can describe, each with the dimension along which its elements are
+    contiguous: 1 for a matrix by rows, 0 by columns, such as a weight of nn.Linear. Only `described` may differ between
+    ranks; source for targets without descriptors does not depend on it. `peers`: ranks whose heaps have descriptors; 0
+    if no role has `via="tma"`. `timed`: workers record when tiles and waits begin and end."""
 
     equal: frozenset[str]
     exact: frozenset[tuple[str, int]]
@@ -46,19 +45,19 @@ class Facts:
     timed: bool = False
 
     def on(self, described: bool, *, bulk: bool) -> Facts:
-        """The same, where hosts make descriptors, or where they do not; `bulk`: also of the heaps of peers."""
+        """The facts where hosts make descriptors (`described`), or do not; `bulk`: also of the heaps of peers."""
         kept = self.described if described else frozenset[tuple[str, int]]()
         return replace(self, described=kept, peers=self.peers if described and bulk else 0)
 
     @property
     def undescribed(self) -> Facts:
-        """The same, for a target without descriptors."""
+        """The facts for a target without descriptors."""
         return self.on(False, bulk=False)
 
     @classmethod
     def of(cls, program: TileProgram, sizes: Sizes, lying: Lying | None = None, *, timed: bool = False) -> Facts:
-        """Facts of a program at these sizes. `lying`: the matrices of the caller that can be described, by default
-        those that can be if all lie as they are declared."""
+        """The facts of a program at these sizes. `lying`: the caller's matrices that can be described. By default these
+        are the matrices that can be described if all lie as they are declared."""
         blocks = _blocks(program)
         return cls(
             equal=frozenset(d for d in program.cut if sizes.equal(d)),
@@ -75,7 +74,7 @@ class Facts:
 
 
 def fills(r: Range, facts: Facts) -> bool:
-    """Whether a block is always full, so that no mask is needed."""
+    """Whether all elements of a block always exist, so that it needs no mask."""
     if r.extent == 1:
         return True
     if r.extent is None or r.bounded or (r.dim, r.extent) not in facts.exact:
@@ -84,7 +83,7 @@ def fills(r: Range, facts: Facts) -> bool:
 
 
 def copied_chunks(ranges: Sequence[Range]) -> list[tuple[Range, int]]:
-    """The ranges that a copy has no tile size for, or too large a one, in order, each with how much of it is copied at
+    """The ranges of a copy that have no tile size, or too large a one, in order, each with how much of it is copied at
     a time."""
     chunks: list[tuple[Range, int]] = []
     block = prod(r.extent or 1 for r in ranges)
@@ -107,26 +106,26 @@ def by_tma(role: Role) -> bool:
 
 
 def bulk_chunk(tensor: Tensor, lines: Range, line: Range) -> int:
-    """Elements of each line of a block that are copied in bulk at a time."""
+    """The elements of each line of a block that are copied in bulk at a time."""
     size = ITEM_SIZE[tensor.dtype]
     chunk = max(BULK_LINE, BULK_BYTES // (lines.extent or 1)) // size
     return min(chunk, line.extent or chunk)
 
 
 def vector_of(tensor: Tensor) -> int | None:
-    """Elements of a tensor in 16 bytes, which a multicast stores at once; None where they are too wide."""
+    """The elements in 16 bytes of a tensor, which a multicast stores at once; None for elements wider than 4 bytes."""
     size = ITEM_SIZE[tensor.dtype]
     return 16 // size if size <= 4 else None
 
 
 @kept()
 def _blocks(program: TileProgram) -> frozenset[tuple[str, int]]:
-    """(dimension, elements) of all that kernels load, store or copy at a time."""
+    """(dimension, elements) of every block that kernels load, store or copy at a time."""
     return frozenset(_copied_in_chunks(program) | _in_vectors(program)).union(*map(extents, program.in_kernel))
 
 
 def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:
-    """(dimension, elements) of the rows that roles multicast, or whose sum over all ranks they load."""
+    """(dimension, elements) of the rows that roles multicast, or load as a sum over all ranks."""
     roles = [r for r in program.in_kernel if r.resource.via == "multicast"]
     views = [v for r in roles for s in walk(r.body) for v in s.touched if v.home == ALL_RANKS]
     found = {program.tensor(v.tensor) for v in views}
@@ -134,7 +133,7 @@ def _in_vectors(program: TileProgram) -> set[tuple[str, int]]:
 
 
 def _described(tensor: Tensor, program: TileProgram, sizes: Sizes, lying: Lying | None) -> Lying:
-    """A tensor with the dimension along which its elements are contiguous, if a descriptor can describe it."""
+    """The tensor, with the dimension along which its elements are contiguous, if a descriptor can describe it."""
     contiguous = tensor.dims[tensor.contiguous]
     if len(tensor.dims) not in DESCRIBED_DIMS or contiguous == RANKS_DIM or tensor.buffers:
         return frozenset()
@@ -147,7 +146,7 @@ def _described(tensor: Tensor, program: TileProgram, sizes: Sizes, lying: Lying 
 
 
 def _copied_in_chunks(program: TileProgram) -> set[tuple[str, int]]:
-    """Dimensions along which something is published, or copied without a tile size, each with how much at a time."""
+    """(dimension, elements) of each chunk that is published, or is copied without a tile size."""
     published = {(d, COPY_CHUNK) for name in program.published for d in program.tensor(name).dims}
     copies = [s for role in program.in_kernel for s in walk(role.body) if isinstance(s, Copy)]
     whole = {(r.dim, n) for s in copies for r, n in copied_chunks(s.source.ranges)}

@@ -1,4 +1,4 @@
-"""Ranks of other nodes, which are reached by puts over a network: the third way of `tilelink.backend.reach`."""
+"""The way to reach ranks of other nodes: by puts over a network (`tilelink.backend.reach` has the others)."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ STAGE_ALIGNMENT = 128
 
 
 def stage_bytes(program: TileProgram) -> int:
-    """Memory of a worker, on the heap, for a block that it sends to another node from registers."""
+    """Bytes on the heap that a worker has for a block that it sends from registers to another node."""
     stores = [s for role in program.roles for s in walk(role.body) if isinstance(s, Store) and s.target.remote]
     sizes = [prod(_extents(s.target.ranges)) * ITEM_SIZE[program.tensor(s.target.tensor).dtype] for s in stores]
     return -(-max(sizes, default=0) // STAGE_ALIGNMENT) * STAGE_ALIGNMENT
 
 
 def may_be_far(role: Role, home: Expr | str | None) -> bool:
-    """Whether a rank may be on another node than who executes a role: not where its place is one on the same node."""
+    """Whether a rank may be on another node than the executing rank. A place on the own node is not."""
     if not isinstance(home, Expr):
         return True
     place = home - node_of(RANK) * PER_NODE
@@ -55,22 +55,22 @@ def may_be_far(role: Role, home: Expr | str | None) -> bool:
 
 
 def _extents(ranges: tuple[Range, ...]) -> list[int]:
-    """Of a block that is stored, along each of its dimensions."""
+    """The lengths of a block that is stored, along each of its dimensions."""
     return [r.extent for r in ranges if r.extent is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyNotify(Copy):
-    """A copy whose notification follows it directly: one operation of a network, where the copy is one piece."""
+    """A copy and the notification of its target, which follows directly. A network does both at once."""
 
     notify: Notify
 
 
 class Far(Reach):
-    """What may go to another node is written twice, as a put for a far rank and in the `near` way for a near one, and
-    the table of heaps decides in the kernel. A put takes what lies in one piece, from the own heap to the same or
-    another place of the peer's. So a copy is one put where its rows are whole, else one a row, and what registers hold
-    is laid out in memory first."""
+    """Reaches ranks that may be on another node. Each statement is written twice: as a put for a far rank, and in the
+    `near` way for a near one. The kernel decides by the table of heaps. A put moves one contiguous piece from the own
+    heap to a place in the peer's heap. A copy is therefore one put if its rows are whole, and else one put for each
+    row. A block in registers is first laid out in memory."""
 
     def __init__(self, emitter: RoleEmitter) -> None:
         super().__init__(emitter)
@@ -81,8 +81,8 @@ class Far(Reach):
         return may_be_far(self.emitter.role, home)
 
     def takes(self, s: Reached) -> bool:
-        """Whether a statement may go to another node: a notification may, whoever's memory it is of. Raises
-        FarAccessError for a copy between peers."""
+        """Whether a statement may go to another node. All notifications may, because another rank than the home may get
+        them. Raises FarAccessError for a copy between peers."""
         if isinstance(s, Notify):
             return True
         target = self.may_be(s.target.home)
@@ -116,7 +116,7 @@ class Far(Reach):
             )
 
     def with_puts(self, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """The statements, a copy and the notification of what it copied as one."""
+        """The statements, in which a copy and the notification of its target become one `CopyNotify`."""
         made: list[Statement] = []
         for s in statements:
             before = made[-1] if made else None
@@ -141,7 +141,7 @@ class Far(Reach):
 
     @contextmanager
     def far_ranks(self) -> Iterator[Source]:
-        """One rank of another node, in a loop over them."""
+        """Opens a loop over the ranks of other nodes, and yields the rank."""
         other = self.emitter.local(OTHER.name)
         with self.write.loop(other, WORLD), self.if_far(other):
             yield other
@@ -169,7 +169,7 @@ class Far(Reach):
                 self.node.put(one, block, moved)
 
     def copy(self, s: Copy) -> None:
-        """To all, far ranks come first, since that takes longest; what near ones get is loaded once."""
+        """Writes a copy. To all ranks, far ones come first, since they take longest; near ones share one load."""
         if s.target.home == ALL_RANKS:
             with self.far_ranks():
                 self._put(s)
@@ -186,7 +186,7 @@ class Far(Reach):
             near.notify(s.notify)
 
     def notify(self, s: Notify) -> None:
-        """Who is told may be another than the home that was put to, and a network does not order that by itself."""
+        """Writes a notification. One that does not go to the home waits for puts: a network does not order the two."""
         (view,), near = s.views, self.near(s)
         if self.may_be(view.home) and self._told(view) != home_of(view):
             self.write.do(call("complete_far"))
@@ -207,18 +207,18 @@ class Far(Reach):
         self.write.do(call("notify_far", HEAPS, rank, word))
 
     def _told(self, view: View) -> Expr | None:
-        """Who gets a notification of a view, where that is one rank."""
+        """The rank that gets a notification of a view, if it is one rank; else None."""
         return recipient(self.program.signals_of(view.tensor), view, home_of(view))[0]
 
     def _signal(self, view: View, cell: Expr | None = None) -> Source:
-        """The signal of a view, as a place of the own heap, by which a network names the same place of a peer's."""
+        """The signal of a view, as a place in the own heap. A network names the same place in a peer's heap by it."""
         signals = self.program.signals_of(view.tensor)
         return self.emitter.signal(signals, OWN, cell_of(signals, view, home_of(view)) if cell is None else cell)
 
     # ---- puts
 
     def _put(self, s: Copy) -> None:
-        """Puts or fetches, one a piece."""
+        """Writes the puts of a copy, or its fetches, one for each piece."""
         with self._pieces(s.source.ranges, self._contiguous(s.source, s.target), s.where) as (loops, count):
             target, origin = self._corner(s.target, loops), self._corner(s.source, loops)
             token = None if self.emitter.publishing else self.emitter.token(s.source)
@@ -233,8 +233,8 @@ class Far(Reach):
     def _pieces(
         self, ranges: tuple[Range, ...], last: int, where: View | None
     ) -> Iterator[tuple[tuple[Range, ...], Source]]:
-        """One piece, of the `last` ranges, in loops over the rows of the others; and how many elements it has. `where`:
-        the integers that say which rows are moved, if any do."""
+        """Opens loops over all ranges of a copy but the `last` ones. Yields these loops, and the number of elements of
+        a piece. `where`: the integers that say which rows are moved, if any do."""
         loops = ranges[: len(ranges) - (last if where is None else min(last, len(ranges) - 1))]
         with ExitStack() as opened:
             for r in (loop.walked for loop in loops):
@@ -250,7 +250,7 @@ class Far(Reach):
             yield loops, " * ".join(extents) if extents else ONE
 
     def _stage(self, target: View, value: Source) -> Source:
-        """Lays a block out in this worker's part of the stage, once what was sent from there has left; its place."""
+        """Writes a block to this worker's part of the stage, after earlier puts from it; returns its place."""
         emitter, dtype = self.emitter, self.emitter.dtype(target)
         part = f"{emitter.names.of('stage')} + tl.program_id(0) * {stage_bytes(self.program)}"
         stage = emitter.addresses.hoist(f"stage_{dtype}", emitter.addresses.peer(OWN, part, dtype))
@@ -265,7 +265,7 @@ class Far(Reach):
         return stage
 
     def _put_staged(self, view: View, block: Source, where: View | None) -> None:
-        """Sends a block that lies in the stage, a row at a time."""
+        """Writes puts of a block that lies in the stage, one for each row."""
         origin, ranges = block, view.ranges
         with self._pieces(ranges, min(1, self._contiguous(view)), where) as (loops, count):
             for k, r in enumerate(loops):
@@ -275,7 +275,7 @@ class Far(Reach):
             self.write.do(call("put_far", HEAPS, there, self._corner(view, loops), origin, count))
 
     def _contiguous(self, *views: View) -> int:
-        """How many of their last ranges lie in one piece in all views: one more than are whole rows of memory."""
+        """How many of their last ranges are one contiguous piece in all views: whole ones, and one before them."""
         counts = []
         for view in views:
             sharded, count = self.program.tensor(view.tensor).sharded, 0
@@ -289,17 +289,17 @@ class Far(Reach):
         return min(counts)
 
     def _corner(self, view: View, loops: tuple[Range, ...]) -> Source:
-        """Where a piece of a view begins, as a place of the own heap."""
+        """Where a piece of a view begins, as a place in the own heap."""
         return self.emitter.addresses.block(_index_at(view, loops), OWN).pointer
 
 
 def _index_at(view: View, loops: tuple[Range, ...]) -> View:
-    """The one element of a view where loops over the rows of a copy are."""
+    """The element of a view at the variables of the loops over the rows of a copy."""
     return replace(view, index=tuple(_at(i, loops) if isinstance(i, Range) else i for i in view.index))
 
 
 def _at(r: Range, loops: tuple[Range, ...]) -> Expr:
-    """Where loops over the rows of a copy are along a range of either end, or where that begins."""
+    """The place along a range of either end of a copy: of the loop over its rows, or the range's beginning."""
     if r.by is not None:
         return r.start + of_dim(r.dim, "row")
     for loop in (loop.walked for loop in loops):

@@ -1,9 +1,9 @@
-"""What a rank's host does for a run, in order: it launches kernels, and enqueues the copies of the copy engine.
+"""The plan of a rank's host for a run, in order: kernels to launch, and copies to enqueue on the copy engine.
 
-Taken from the unrolled events, so that the copies are those that were checked. Each peer has a stream for the copies
-from and to it. What a stream or a kernel waits for is launched before it, so that no consumer holds up its producer in
-a queue. When the kernel has ended, also in vain, nobody gives the signals any more that streams wait for: then all of
-them are given.
+The plan comes from the unrolled events, so the copies are the ones that were checked. Each peer has a stream for the
+copies from it and to it. A stream or a kernel is launched after the producers that it waits for, so no consumer holds
+up its producer in a queue. When the kernel has ended, even by an abort, nobody gives the signals any more that streams
+wait for. The host then gives all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilelink.frontend.sizes import Sizes
 from tilelink.frontend.workload import tile_count
 
 ENOUGH = 1 << 23
-"""More than any signal is given in a run; a drain adds up a block of them in 32 bits."""
+"""More notifications than any signal gets in a run. A drain adds up a block of such numbers in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """A kernel with so many workers, on the stream of the lane."""
+    """A launch of a kernel with this number of workers, on the lane's stream."""
 
     kernel: Kernel
     workers: int
@@ -49,14 +49,14 @@ class KernelLaunch:
 
 @dataclass(frozen=True)
 class Fork:
-    """What comes on the streams of these peers comes after what is on the stream of the lane."""
+    """Later work on the streams of these peers comes after earlier work on the lane's stream."""
 
     peers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class RegionCopy:
-    """A copy on the stream of a peer. Either place is on that rank, or on this one."""
+    """A copy on the stream of a peer. Each of its places is on that peer or on this rank."""
 
     peer: int
     source: Place
@@ -65,7 +65,7 @@ class RegionCopy:
 
 @dataclass(frozen=True)
 class SignalWrite:
-    """A write of 1, with release order in the system, to a signal on a rank, on the stream of a peer."""
+    """A write of 1 to a signal on a rank, on the stream of a peer, with release order in the system."""
 
     peer: int
     tensor: str
@@ -92,7 +92,7 @@ class LetGo:
 
 @dataclass(frozen=True)
 class Join:
-    """What comes on the stream of the lane comes after what is on the streams of these peers."""
+    """Later work on the lane's stream comes after earlier work on the streams of these peers."""
 
     peers: tuple[int, ...]
 
@@ -104,8 +104,8 @@ Step = KernelLaunch | Fork | EngineStep | LetGo | Join
 def host_plan(
     lowered: Lowered, sizes: Sizes, sms: int, workers: int, events: Callable[[], Events], rank: int
 ) -> tuple[Step, ...]:
-    """What the host of a rank does for a run on devices of `sms` SMs, with so many workers of the persistent kernel.
-    `events()`: those of the roles on the copy engine, asked for where there are some."""
+    """The plan of the host of a rank for a run on devices of `sms` SMs, with this number of workers of the persistent
+    kernel. `events()` gives the events of roles on the copy engine; it is only called if there are such roles."""
     plan: list[Step] = [] if lowered.tables is None else [KernelLaunch(lowered.tables, 1)]
     if lowered.publish is not None:
         plan.append(KernelLaunch(lowered.publish, _publishers(lowered, sizes, sms)))
@@ -125,7 +125,7 @@ def host_plan(
 
 
 def _around_the_kernel(steps: Iterable[EngineStep]) -> tuple[list[EngineStep], list[EngineStep]]:
-    """What comes on each stream before its first wait for a tile of the kernel, and what comes from there on."""
+    """Splits the steps: on each stream, before its first wait for a tile of the kernel, and from there on."""
     before_main, after_main, waiting = list[EngineStep](), list[EngineStep](), set[int]()
     for step in steps:
         if isinstance(step, SignalWait):
@@ -135,13 +135,13 @@ def _around_the_kernel(steps: Iterable[EngineStep]) -> tuple[list[EngineStep], l
 
 
 def _publishers(lowered: Lowered, sizes: Sizes, sms: int) -> int:
-    """Workers of the kernel that publishes inputs: it is alone on the device, and the run waits for it."""
+    """Workers of the kernel that publishes inputs. It is alone on the device, and the run waits for it."""
     most = max(tile_count(role, sizes) for role in publishing_roles(lowered.program))
     return max(1, min(sms, most))
 
 
 def _engine_steps(events: Events, rank: int) -> Iterator[EngineStep]:
-    """What goes to the copy engine, tile by tile in the order of the roles."""
+    """Yields the steps of the copy engine, tile by tile, in the order of the roles."""
     mine = np.flatnonzero((events.rank == rank) & (events.worker >= events.kernel_workers))
     mine = mine[np.lexsort((mine, events.tile[mine], events.role[mine]))]
     names = "op", "worker", "tensor", "home", "lo", "hi", "cell", "expected"
@@ -165,7 +165,7 @@ def _engine_steps(events: Events, rank: int) -> Iterator[EngineStep]:
 
 
 def plan_text(lowered: Lowered, events: Events) -> str:
-    """The plans of all ranks, a step a line."""
+    """The plans of all ranks as text, one line for each step."""
     lines = []
     for rank in range(events.sizes.world):
         lines.append(f"rank {rank}:")
@@ -195,7 +195,7 @@ def _step_text(step: Step, events: Events, rank: int) -> str:
 
 
 def _passed(parameter: Parameter, events: Events, rank: int) -> str:
-    """A parameter, with its value where program and sizes decide it."""
+    """The name of a parameter, with its value if program and sizes decide it."""
     match parameter.kind:
         case "size":
             return f"{parameter.name}={events.sizes.values[parameter.of]}"

@@ -1,7 +1,7 @@
-"""Kernels as objects, printed once, at the end: functions, assignments, calls, loops and branches.
+"""Kernels as objects, which are printed once, at the end: functions, assignments, calls, loops and branches.
 
-An expression is text. All else follows from the names that Python finds in it: which parameters a function takes, which
-primitives a module imports, and whether every name has one meaning (`verify`). A scope makes the names.
+An expression is text. Everything else follows from the names that Python finds in it: the parameters of a function, the
+imports of a module, and whether every name has one meaning (`verify`). A scope makes the names.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ NOT_OURS = frozenset({"tl", "triton", "gluon", *keyword.kwlist, *dir(builtins)})
 
 @kept(1 << 16)
 def names_of(code: Source) -> frozenset[str]:
-    """The names that an expression reads, but those of Triton and Python."""
+    """The names that an expression reads, without the names of Triton and Python."""
     found = (n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
     return frozenset(n.id for n in found) - NOT_OURS
 
 
 def grouped(value: Source) -> Source:
-    """In parentheses, where it is more than a name or a number."""
+    """The expression in parentheses, unless it is a name or a number."""
     return value if value.isidentifier() or value.isdigit() else f"({value})"
 
 
 def call(function: str, *arguments: Source | int, **keywords: Source | int | None) -> Source:
-    """A call of a function of the module, or of Triton, such as `tl.load`; without keywords of None."""
+    """A call of a function, such as `tl.load`. Keywords whose value is None are left out."""
     given = [*map(str, arguments), *(f"{k}={v}" for k, v in keywords.items() if v is not None)]
     return f"{function}({', '.join(given)})"
 
@@ -49,7 +49,7 @@ def converted(value: Source, dtype: str) -> Source:
 
 
 CONSTANTS = frozenset(["world"])
-"""Parameters that kernels are compiled for, whatever function takes them."""
+"""Parameters that are compile-time constants in every function that takes them."""
 
 
 class Kind(Enum):
@@ -62,7 +62,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Assign:
-    """An assignment; without targets, an expression that stands there for what it does."""
+    """An assignment. Without targets it is an expression that is evaluated for its effect."""
 
     targets: tuple[str, ...]
     value: Source
@@ -88,8 +88,8 @@ class Comment:
 
 @dataclass(frozen=True)
 class Block:
-    """What stands below a line such as `if worker == 0`. `reads`: its condition, or what its loop goes over; `counter`:
-    what a loop assigns."""
+    """A line such as `if worker == 0`, with the statements below it. `reads`: its condition, or the range of its loop;
+    `counter`: the variable that its loop assigns."""
 
     header: str
     body: Body
@@ -124,12 +124,12 @@ class Function:
         return "\n".join([f"@{self.decorator}", f"def {self.name}({taken}):", *_lines(self.body, "    ")])
 
     def call(self, *first: Source) -> Source:
-        """A call of it that gives `first`, and then what the caller has under the names of the other parameters."""
+        """A call that passes `first`, and then the caller's variables with the names of the other parameters."""
         return call(self.name, *first, *self.parameters[len(first) :])
 
 
 class Scope:
-    """Makes the names of a module, or of a function in it: one for each meaning, none twice."""
+    """Makes the names of a module, or of a function in it. Each meaning has one name, and no two have the same."""
 
     def __init__(self, outer: Scope | None = None, taken: Iterable[str] = ()) -> None:
         self.outer = outer
@@ -140,12 +140,12 @@ class Scope:
         return name in self.taken or (self.outer is not None and name in self.outer)
 
     def known(self, meaning: Hashable) -> str | None:
-        """The name that stands for something, in here or outside."""
+        """The name of a meaning in this scope or an outer one; None if it has no name yet."""
         found = self.names.get(meaning)
         return found if found or self.outer is None else self.outer.known(meaning)
 
     def name(self, meaning: Hashable, like: str) -> str:
-        """The name that stands for something; `like` it, with a number behind it where that is taken."""
+        """The name of a meaning. A new name is made like `like`, with a number behind it if that is taken."""
         found = self.known(meaning)
         if found is None:
             plain = "".join(c if c.isalnum() else "_" for c in unicodedata.normalize("NFKC", like))
@@ -163,7 +163,7 @@ class Writer:
         self.body: Body = []
 
     def set(self, target: str, value: Source, kind: Kind = Kind.VARIABLE, operator: str = "=") -> Source:
-        """Assigns; returns the name."""
+        """Assigns a value to a name, and returns the name."""
         self.body.append(Assign((target,), value, kind, operator))
         return target
 
@@ -175,14 +175,14 @@ class Writer:
 
     @contextmanager
     def inside(self, body: Body) -> Iterator[Body]:
-        """with writer.inside(body): statements go there."""
+        """`with writer.inside(body)`: statements go to that body."""
         outer, self.body = self.body, body
         yield body
         self.body = outer
 
     @contextmanager
     def block(self, header: str, reads: Source = "", counter: str = "") -> Iterator[None]:
-        """with writer.block(header): what stands below a line. Nothing is written of an else with nothing below."""
+        """`with writer.block(header)`: statements go below that line. An else with nothing below it is not written."""
         with self.inside([]) as body:
             yield
         if body or header != "else":
@@ -191,7 +191,7 @@ class Writer:
     def loop(
         self, counter: str, *bounds: Source | int, of: str = "range", **keywords: int
     ) -> AbstractContextManager[None]:
-        """A loop of Python, or `of` tl.range."""
+        """Opens a loop over Python's `range`, or over another one, such as `of="tl.range"`."""
         over = call(of, *bounds, **keywords)
         return self.block(f"for {counter} in {over}", over, counter)
 
@@ -199,7 +199,7 @@ class Writer:
         return self.block(f"{word} {condition}", condition)
 
     def otherwise(self) -> AbstractContextManager[None]:
-        """What is done where the branch that was last written is not taken."""
+        """Opens the else of the branch that was written last."""
         last = self.body[-1] if self.body else None
         if not isinstance(last, Block) or not last.header.startswith(("if ", "elif ")):
             raise LoweringError("an else stands behind no branch")
@@ -225,9 +225,9 @@ def _lines(body: Body, indent: str) -> Iterator[str]:
 
 
 def verify(function: Function, module: Iterable[str]) -> None:
-    """Raises LoweringError unless every name that a function reads is one of its parameters, one of the module, or was
-    assigned before, on each way there; and unless every name is assigned as often as its kind says. `module`: the names
-    of the module."""
+    """Raises LoweringError unless a function reads and assigns its names correctly. Every name that it reads must be one
+    of its parameters, a name of the `module`, or assigned before on every path. Every name must be assigned as often as
+    its kind says."""
     kinds: dict[str, Kind] = {}
 
     def fail(what: str) -> None:
@@ -253,7 +253,7 @@ def verify(function: Function, module: Iterable[str]) -> None:
 
     def visit(body: Body, known: set[str]) -> None:
         unread: set[str] = set()
-        ways: list[set[str]] = []  # what is known behind each branch of those that stand together
+        ways: list[set[str]] = []  # names that are known behind each branch of one if
         for s in body:
             read(s.names, known, unread)
             match s:

@@ -1,10 +1,10 @@
-"""Lowering: a tile program becomes the source of a Triton module that a person can read beside it.
+"""Lowering turns a tile program into the source of a Triton module that a person can read beside the program.
 
-One persistent kernel: its workers enter the run, do the tiles of their role, and the last one out ends the run
-(docs/protocol.md). Where rows are routed, a kernel before it makes the
-running tables; where peers read an input, another publishes it to the heap first; where roles are on the
-copy engine, a third enters the run before their copies begin; and where these wait for tiles, a fourth ends the run
-after them (`tilelink.backend.host` says in what order).
+The module has one persistent kernel. Its workers enter the run and do the tiles of their role; the worker that finishes
+last ends the run (docs/protocol.md). Some programs need more kernels: one before all others makes the running tables,
+where rows are routed; one publishes inputs that peers read to the heap; one enters the run before the copies of copy
+engines begin; and one ends the run after these copies, where they wait for tiles. `tilelink.backend.host` has their
+order.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tilelink.frontend.schedule import SMs
 @hashed_once
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered program: the source of its module, the user's Triton functions by their names in it, and the kernels in
-    it. None: the program needs no such kernel."""
+    """A lowered program: the source of its module, the user's Triton functions by their names in it, and its kernels. A
+    kernel that the program does not need is None."""
 
     program: TileProgram
     facts: Facts
@@ -48,30 +48,30 @@ class Lowered:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Those that there are, the persistent one last."""
+        """The kernels of the program, the persistent one last."""
         return (*(k for k in (self.tables, self.publish, self.enter, self.leave) if k is not None), self.main)
 
     @cached_property
     def parameters(self) -> tuple[parameters.Parameter, ...]:
-        """Those of all kernels, some several times."""
+        """The parameters of all kernels; some occur several times."""
         return tuple(p for kernel in self.kernels for p in kernel.parameters)
 
     @property
     def warps(self) -> int:
-        """Warps of a worker: one kernel, so the same for all roles (the frontend sees to that)."""
+        """Warps of a worker. A kernel has one number of warps; the frontend makes sure that all roles agree on it."""
         return next((r.resource.warps for r in self.program.roles if isinstance(r.resource, SMs)), SMs.warps)
 
     @cached_property
     def stage_bytes(self) -> int:
-        """Memory of a worker, on the heap, for a block on its way to another node."""
+        """Bytes on the heap that a worker has for a block on its way to another node."""
         return stage_bytes(self.program) if self.target.network else 0
 
     @property
     def options(self) -> dict[str, Any]:
-        """How Triton has to compile the kernels. Loops are pipelined only where their source says so, since Triton
-        carries loads past a wait in a loop that it pipelines. A worker has all registers of its SM: assemblers that
-        think of two workers on one spill for it. Where warps are specialised, a group of them comes on top, and Triton
-        deals registers out, eight at a time. Across nodes, NVSHMEM's bitcode is linked in. Raises NvshmemError."""
+        """The options with which Triton compiles the kernels. A loop is pipelined only where its source says so,
+        because Triton carries loads past a wait in a loop that it pipelines. A worker may use all registers of its SM:
+        an assembler that expects two workers on an SM spills. In the specialised form a group of warps comes on top,
+        and Triton assigns registers in eights. Across nodes, NVSHMEM's bitcode is linked in. Raises NvshmemError."""
         options: dict[str, Any] = {"num_warps": self.warps, "num_stages": 1}
         if self.target.registers is not None:
             warps = self.warps + (WARPS_OF_GROUP if self.target.specialised else 0)
@@ -87,7 +87,7 @@ class Lowered:
 
 
 def lower_as_taken(program: TileProgram, facts: Facts, target: Target) -> Lowered:
-    """A program for a target: where that is specialised and takes no such program, in the portable form."""
+    """Lowers a program for a target, in the portable form if the specialised form does not take it."""
     try:
         return lower(program, facts, target)
     except FormError:
@@ -95,14 +95,14 @@ def lower_as_taken(program: TileProgram, facts: Facts, target: Target) -> Lowere
 
 
 def sha256_everywhere(program: TileProgram, facts: Facts, target: Target) -> str:
-    """What all ranks agree on, of which each may load its own tensors in its own way, and have the form that takes
-    these."""
+    """The hash that all ranks compare. It leaves out the two things that may differ between ranks: how a rank loads its
+    own tensors, and whether it runs the specialised form."""
     return lower(program, facts.undescribed, target.unspecialised).sha256
 
 
 def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
-    """The Triton source of a program, for a target and for sizes of which `facts` hold. Raises FormError where the
-    target is specialised, and the program can't be."""
+    """Lowers a program for a target, and for sizes with these facts. Raises FormError if the specialised form does not
+    take the program, and ScheduleError for roles on the copy engine if the world spans nodes."""
     if target.network and program.on_engine:
         raise ScheduleError(
             f"{program.on_engine[0].name} is on the copy engine, which reaches the ranks of its own node only; the "

@@ -1,4 +1,4 @@
-"""Writes the module of a program: a function a role, and the kernels that call them."""
+"""Writes the module of a program: a function for each role, and the kernels that call them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ ALIVE = call("alive", CONTROL)
 ENTERS = call("enter", HEAPS, CONTROL, RANK, RUN, WORLD)
 LEAVES = call("leave", HEAPS, CONTROL, RANK, SLOT, RUN, WORLD)
 NUMBER, ALL = call("tl.program_id", 0), call("tl.num_programs", 0)
-"""Of a worker among all that there are, and of these."""
+"""The number of a worker in its kernel, and the number of all workers."""
 _STABLE = ("at", "signals", "stage", "workers")
-"""Parameters that a kernel is not specialised for, whatever their values divide."""
+"""Kinds of parameters that Triton must not specialise a kernel for, whatever divides their values."""
 _READ = {
     RUN: f"tl.load({CONTROL} + RUN)",
     BEFORE: f"tl.load({CONTROL} + SLOT_LEFT + {SLOT})",
 }
-"""What kernels read of the control block first: the number of the run, the progress before it."""
+"""The words of the control block that kernels read first: the run, and the progress that the slot's credit needs."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Kernel:
 
 Maybe = Kernel | None
 Written = tuple[str, tuple[tuple[str, Any], ...], Kernel, Maybe, Maybe, Maybe, Maybe]
-"""The source of a module, the user's Triton functions by their names in it, and the kernels: the persistent one, those
-that make tables, publish, enter and leave."""
+"""The source of a module, the user's Triton functions by their names in it, the persistent kernel, and the kernels that
+make tables, publish, enter and leave."""
 
 
 class Module:
-    """Makes the functions of a module, those that are called before those that call. `language`: its first imports;
-    `jit`: what decorates functions; `emitter`: of roles."""
+    """Makes the functions of a module; a function comes before its callers. `language`: the first imports; `jit`: the
+    decorator of functions; `emitter`: the class that writes a role."""
 
     language: tuple[str, ...] = ("import triton", "import triton.language as tl")
     jit = "triton.jit"
@@ -67,11 +67,11 @@ class Module:
         self.imported = dict(self.imports())
         self.names = Names(program, facts, chain(*self.imported.values()))
         self.functions: list[Function] = []
-        self.credited: dict[str, bool] = {}  # of roles that take turns, and need a credit before the first: in bulk?
+        self.credited: dict[str, bool] = {}  # of roles in turns that need a credit before the first turn: in bulk?
         self.stamps = (STAMPS,) if facts.timed else ()
 
     def written(self) -> Written:
-        """Makes all of it."""
+        """Makes all functions and kernels of the module."""
         program = self.program
         roles = {r.name: self.role(r, self.names.role(r.name)) for r in program.in_kernel}
         ends = self.ends()
@@ -87,12 +87,12 @@ class Module:
         return text, self.names.functions, main, tables, publish, enter, leave
 
     def imports(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """The modules from which it may import, with the names."""
+        """Yields the modules that the module may import from, with the names."""
         yield self.target.module, parameters.ALL_PRIMITIVES
         yield shared.__name__, parameters.SHARED
 
     def header(self) -> list[str]:
-        """Always as long, because Triton's cache keys hold line numbers."""
+        """The head of the module, with one line for each import, since Triton's cache keys hold line numbers."""
         read = frozenset[str]().union(*(names_in(f.body) for f in self.functions))
         used = [(module, ", ".join(n for n in names if n in read)) for module, names in self.imported.items()]
         return [
@@ -103,7 +103,7 @@ class Module:
         ]
 
     def function(self, called: str, body: Body, first: tuple[str, ...] = ()) -> Function:
-        """A function of the module, which takes `first` and the parameters that it reads."""
+        """Makes a function that takes `first` and the parameters that its body reads."""
         read = names_in(body)
         known = [*parameters.WORKING, *(p.name for p in self.names.parameters)]
         taken = (*first, *(n for n in known if n in read and n not in first))
@@ -111,7 +111,7 @@ class Module:
         return self.functions[-1]
 
     def kernel(self, suffix: str, body: Body) -> Kernel:
-        """A kernel of these statements, which takes the parameters that they read."""
+        """Makes a kernel that takes the parameters that its body reads."""
         read = names_in(body)
         taken = tuple(p for p in self.names.parameters if p.name in read)
         stable = [p.name for p in taken if p.kind in _STABLE or p.name in ("rank", "slot")]
@@ -121,7 +121,7 @@ class Module:
         return made
 
     def role(self, role: Role, called: str, *, publishing: bool = False) -> Function:
-        """A function that does all tiles of one worker."""
+        """Makes a function that does all tiles of one worker."""
         later = self.later(role) if any(ir.every(ir.Owed, role.body)) else None
         timed = self.facts.timed and not publishing
         emitter = self.emitter(self.names, role, self.target, publishing=publishing, timed=timed, later=later)
@@ -154,7 +154,7 @@ class Module:
         return self.function(called, write.body, (*given, WORKERS))
 
     def later(self, role: Role) -> Function:
-        """A function that gives the late notifications of one tile, by its number."""
+        """Makes a function that gives the late notifications of one tile, by the number of the tile."""
 
         def change(s: ir.Statement) -> ir.Body:
             if isinstance(s, ir.Notify) and s.late:
@@ -166,7 +166,7 @@ class Module:
         return self.function(called, [*emitter.before, *emitter.body], (emitter.local(walk.NUMBER.name),))
 
     def drain(self, signals: ir.Signals) -> Function:
-        """A function that waits for every notification of a tensor on this rank, and zeroes the signals."""
+        """Makes a function that waits for all notifications of a tensor on this rank, and then zeroes the signals."""
         addresses, target, write = Addresses(self.names), self.target, Writer()
         at = self.names.of("signals", signals.tensor)
         made, fixed = addresses.made, Kind.FIXED
@@ -188,22 +188,22 @@ class Module:
         return self.function(self.names.module.name(("drain", signals.tensor), f"drain_{signals.tensor}"), write.body)
 
     def enters(self, write: Writer) -> None:
-        """What the first worker does before all else."""
+        """Writes the entry into the run, which the first worker makes."""
         with write.branch(f"{WORKER} == 0"):
             write.do(ENTERS)
 
     def behind_a_branch(self, write: Writer) -> AbstractContextManager[None]:
-        """Where all workers have the same roles and none enters here, as where copy engines begin a run. Without any
-        branch before the roles, ptxas keeps addresses of descriptors in registers of threads: a step of
-        `all_gather_matmul` takes 106 instructions, and 80 so (compiled only, sm_90, Triton 3.7.1)."""
+        """Opens a branch that all workers take, where copy engines begin the run and all workers have the same roles.
+        Without any branch before the roles, ptxas keeps addresses of descriptors in registers of threads: a step of
+        `all_gather_matmul` takes 106 instructions, and 80 with the branch (compiled only, sm_90, Triton 3.7.1)."""
         return write.branch(f"{WORKER} < {ALL}") if self.program.on_engine else nullcontext()
 
     def ends(self) -> Body:
-        """What the last worker of a run does."""
+        """Statements of the last worker of a run: it drains all signals, and leaves."""
         return [Assign((), end) for end in (*(self.drain(s).call() for s in self.program.signals), LEAVES)]
 
     def main(self, roles: dict[str, Function], ends: Body) -> Kernel:
-        """The persistent kernel. `ends`: what its last worker does."""
+        """Makes the persistent kernel. `ends`: the statements of its last worker."""
         write, addresses = Writer(), Addresses(self.names)
         write.set(WORKER, NUMBER, Kind.FIXED)
         self.begin(write, RUN, BEFORE)
@@ -227,7 +227,7 @@ class Module:
         return self.kernel("", write.body)
 
     def begin(self, write: Writer, *reads: Source) -> None:
-        """The control block, and what a kernel reads of it first."""
+        """Writes the address of the control block, and loads of the words that a kernel reads of it first."""
         write.set(CONTROL, call("peer", HEAPS, RANK, 0, "tl.int64"), Kind.FIXED)
         for word in reads:
             write.set(word, _READ[word], Kind.FIXED)
@@ -236,8 +236,8 @@ class Module:
         self, write: Writer, addresses: Addresses, together: list[Role], functions: dict[str, Function],
         here: Source, workers: Source,
     ) -> None:  # fmt: skip
-        """The call of a role, or those of several that take turns (see `frontend/workload.py`), for worker `here` of
-        `workers`."""
+        """Writes the call of a role, or the calls of several roles that take turns (see `frontend/workload.py`), for
+        worker `here` of `workers`."""
         if len(together) == 1:
             return write.assign(self.stamps, functions[together[0].name].call(here, workers))
         own, before = addresses.made("here"), addresses.made("tiles_before")
@@ -255,7 +255,7 @@ class Module:
                 write.set(before, f"{last} - {first}", operator="+=")
 
     def tables(self) -> Kernel:
-        """A kernel of one worker that makes the running tables; where rows have no room, tables of no rows."""
+        """Makes a kernel of one worker that makes the running tables. If rows have no room, its tables have no rows."""
         called, write = self.names.module.name("segments", "make_segments"), Writer()
         segments = self.function(called, TableWriter(self.names).segments(), (parameters.COUNTED,))
         self.begin(write, RUN)
@@ -263,7 +263,7 @@ class Module:
         return self.kernel("_tables", write.body)
 
     def publish(self) -> Kernel:
-        """A kernel that copies inputs to the heap, once the peers have left the previous run of the slot."""
+        """Makes a kernel that copies inputs to the heap, once the peers have left the previous run of the slot."""
         write = Writer()
         write.set(WORKER, NUMBER, Kind.FIXED)
         self.begin(write, BEFORE)
@@ -272,8 +272,8 @@ class Module:
         return self.kernel("_publish", write.body)
 
     def enter(self) -> Kernel:
-        """A kernel of one worker after which the copy engine may go to work: it has the credit of all ranks, has told
-        them that this one has entered the run, and where engines read what peers publish, these have entered, too."""
+        """Makes a kernel of one worker that runs before the copies of engines. It takes the credit of all ranks, and
+        enters the run. If engines read what peers publish, it waits until all ranks have entered."""
         program, write = self.program, Writer()
         self.begin(write, RUN)
         write.do(call("credit", CONTROL, _READ[BEFORE], WORLD))
@@ -286,8 +286,8 @@ class Module:
         return self.kernel("_enter", write.body)
 
     def leave(self, ends: Body) -> Kernel:
-        """A kernel of one worker that ends the run when the copy engine is done, too: until then what it reads lies in
-        the slot. Where a wait of the lane has ended in vain nothing is told."""
+        """Makes a kernel of one worker that ends the run after the copies of the engines, which read the slot until
+        then. If the lane is poisoned, it tells nothing."""
         write = Writer()
         self.begin(write, RUN)
         with write.branch(ALIVE):
@@ -296,10 +296,10 @@ class Module:
 
 
 def credit(*, tma: bool = False) -> Assign:
-    """What a role that writes to the slot does first; `tma`: whether the copy engine for tiles writes for it."""
+    """The first statement of a role that writes to the slot. `tma`: the copy engine for tiles writes for it."""
     return Assign((), call("credit", CONTROL, BEFORE, WORLD, tma="True" if tma else None))
 
 
 def less(number: Source, first: list[Source]) -> Source:
-    """A number less a sum, as short as it can be written."""
+    """An expression: a number less the sum of others."""
     return f"{number} - {grouped(' + '.join(first))}" if first else number

@@ -1,7 +1,6 @@
-"""NVSHMEM's two libraries: the bitcode that is linked into kernels across nodes, and the one of the process, which has
-to be told of every kernel that is loaded. Both come with a wheel, which TileLink does not require: nothing is looked
-for before a program across nodes is compiled.
-"""
+"""NVSHMEM's two libraries: the bitcode that is linked into kernels across nodes, and the library of the process, which
+has to initialise every kernel that is loaded. Both come with a wheel, which TileLink does not require: it looks for
+them only when a program across nodes is compiled."""
 
 from __future__ import annotations
 
@@ -20,21 +19,21 @@ FOLDER = "nvidia/nvshmem/lib"
 VARIABLE = "TILELINK_NVSHMEM"
 HOST = "libnvshmem_host.so.3"
 STATE = "nvshmemi_device_state_d"
-"""What every kernel has that NVSHMEM's bitcode is linked into: where the process writes who it is."""
+"""A symbol in every kernel that NVSHMEM's bitcode is linked into: the process writes there which PE it is."""
 NEWER_LLVM = (3, 8), (3, 7)
-"""Bitcode of this NVSHMEM and later can't be read by the LLVM of a Triton before that one."""
+"""Bitcode of this NVSHMEM and later ones can't be read by the LLVM of Triton versions before this one."""
 
 
 def libraries(target: Target) -> dict[str, str]:
-    """What Triton has to link into kernels for a target: name and path. Raises NvshmemError."""
+    """The libraries that Triton links into kernels for a target, as name and path. Raises NvshmemError."""
     if not (target.network and target.backend):
         return {}
     return {"libnvshmem_device": str(bitcode(int(target.arch)))}
 
 
 def bitcode(arch: int) -> Path:
-    """NVSHMEM's functions for kernels of an architecture, such as 90. From the folder or file that $TILELINK_NVSHMEM
-    names, else from the installed wheel. Raises NvshmemError, with what would be right."""
+    """The file of NVSHMEM's functions for kernels of an architecture, such as 90. It comes from the folder or file that
+    $TILELINK_NVSHMEM names, else from the installed wheel. Raises NvshmemError, which says what to install."""
     folder, version = _folder()
     _check_triton(folder, version)
     if folder.is_file():
@@ -50,13 +49,13 @@ def bitcode(arch: int) -> Path:
 
 
 def host_folder() -> Path:
-    """Where the library of the process lies. Raises NvshmemError."""
+    """The folder of the library of the process. Raises NvshmemError."""
     folder, _ = _folder()
     return folder.parent if folder.is_file() else folder
 
 
 def _folder() -> tuple[Path, tuple[int, ...]]:
-    """Where the libraries lie, and their version; () where nobody knows."""
+    """The folder of the libraries, and their version; () if the version is unknown."""
     given = os.environ.get(VARIABLE)
     if given:
         if not Path(given).exists():
@@ -75,7 +74,7 @@ def _folder() -> tuple[Path, tuple[int, ...]]:
 
 
 def _version_beside(path: Path) -> tuple[int, ...]:
-    """The version of an unpacked wheel, which stands in the name of a folder beside it."""
+    """The version of an unpacked wheel, from the name of a folder beside it."""
     for parent in path.resolve().parents:
         for wheel in parent.glob("nvidia_nvshmem_cu*.dist-info"):
             return _numbers(wheel.name.removesuffix(".dist-info").split("-")[1])
@@ -101,8 +100,8 @@ def _check_triton(path: Path, version: tuple[int, ...]) -> None:
 
 
 def initialise_kernels() -> None:
-    """From now on NVSHMEM is told of every kernel with its functions that Triton loads, as each needs before it first
-    runs. For the world that launches programs across nodes, when it first does; again does no harm."""
+    """Makes Triton initialise kernels with NVSHMEM's functions when it loads them, which NVSHMEM requires. A world that
+    launches programs across nodes calls this first; calling it again does no harm."""
     import triton
 
     triton.knobs.runtime.kernel_load_end_hook.add(_initialise)
@@ -111,7 +110,7 @@ def initialise_kernels() -> None:
 def _initialise(
     module: Any, function: Any, name: str, metadata_group: Mapping[str, str], hash: str, **more: Any
 ) -> None:
-    """Called by Triton when it has loaded a kernel. `module`: its CUmodule. Raises NvshmemError."""
+    """A hook that Triton calls when it has loaded a kernel. `module`: its CUmodule. Raises NvshmemError."""
     if not _has_state(metadata_group):
         return
     status = host_library().nvshmemx_cumodule_init(ctypes.c_void_p(module))
@@ -120,13 +119,13 @@ def _initialise(
 
 
 def _has_state(metadata_group: Mapping[str, str]) -> bool:
-    """Whether the files of a kernel say that NVSHMEM's bitcode is linked in."""
+    """Whether NVSHMEM's bitcode is linked into a kernel, by the symbol in its PTX."""
     return any(STATE in Path(path).read_text() for file, path in metadata_group.items() if file.endswith(".ptx"))
 
 
 def host_library() -> ctypes.CDLL:
-    """The NVSHMEM that this process has loaded and initialised: torch's, when its symmetric memory uses it. Another
-    copy would know nothing of the heap. Raises NvshmemError."""
+    """The NVSHMEM that this process has loaded and initialised: torch's, if its symmetric memory uses NVSHMEM. Another
+    copy of the library would not know the heap. Raises NvshmemError."""
     try:
         return ctypes.CDLL(HOST, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError as e:

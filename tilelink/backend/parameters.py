@@ -1,5 +1,5 @@
-"""What the kernels of a program take, and the names of its module: none is like another, whatever a program calls its
-own."""
+"""The parameters of a program's kernels, and the names of its module. All names differ, whatever names the program
+uses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL_PRIMITIVES = (
 )  # fmt: skip
 SEGMENT_OF, REFUSE, PICKED, ONE_OF = "segment_of", "refuse", "picked", "one_of"
 SHARED = ("stamp", "TILE_ENDS", "WAIT_BEGINS", "WAIT_ENDS", SEGMENT_OF, REFUSE, PICKED, ONE_OF)
-"""What modules import: from that of the target, and from that of what all targets have alike."""
+"""Names that modules import: from the target's module, and from the module that all targets share."""
 OWN_WARPS = ("store",)
 RING = (
     "ring", "barriers", "end", "place", "next_place", "fetch", "hand_over", "take_over", "give_back",
@@ -37,28 +37,27 @@ RING = (
 )  # fmt: skip
 IN_REGISTERS = "claim", "sums", "multiply", "multiplied"
 IN_TENSOR_MEMORY = "claim", "accumulators", "emptied", "multiply", "complete", "finished"
-"""What those of the specialised form import besides: from that of the target, from `gluon/ring.py`, and from
-`gluon/wgmma.py` or `gluon/tcgen05.py`."""
+"""Names that modules of the specialised form import in addition: from the target's module, from `gluon/ring.py`, and
+from `gluon/wgmma.py` or `gluon/tcgen05.py`."""
 STAMPS, TIMES = "stamps", "recorded times"
-"""The parameter for where workers record times, if they do: int64 of workers x records x 2, what and when; and what
-that memory is called beside tensors, whose names have no spaces."""
+"""The parameter with the memory where workers record times (int64, workers x records x 2: what and when), and the key
+of that memory. No tensor has this key, because it contains a space."""
 
 OF_RUN = ("heaps", "multicast", "rank", "slot", "world")
 WORKING = ("worker", "workers", "control", "run", "before")
 HEAPS, MULTICAST, RANK, SLOT, WORLD = OF_RUN
 WORKER, WORKERS, CONTROL, RUN, BEFORE = WORKING
 COUNTED = "counted"
-"""What all kernels call alike."""
+"""Names that mean the same in all kernels."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (where parts begin), "running" (a
-    running table), "at" (bytes into the
-    heap), "signals" (bytes into the heap), "stage" (bytes into the heap), "blocks" (a descriptor of the rank's own
-    `of`, or of that of `peer`, whose elements are contiguous along `dim`; it loads and stores blocks of the shape
-    `block`, `dim` last), "workers", "stamps" and "records" (where workers record times, words of a worker), or "run"
-    for heaps, multicast, rank, slot and world. `of`: the tensor, the role, or the key of the size or table."""
+    """A parameter of a kernel. `kind`: "tensor", "stride", "size", "table" (the beginnings of parts), "running" (a
+    running table), "at", "signals" or "stage" (bytes into the heap), "blocks" (a descriptor), "workers", "stamps" and
+    "records" (where workers record times, words for each worker), or "run" (heaps, multicast, rank, slot, world). `of`:
+    the tensor, the role, or the key of the size or table. A descriptor is of the rank's own tensor, or of the tensor of
+    `peer`, and moves blocks of shape `block`. Elements are contiguous along `dim`, the last dimension of a block."""
 
     name: str
     kind: str
@@ -69,7 +68,7 @@ class Parameter:
 
 
 class Names:
-    """The names of a program's module. `imported`: those that it may import."""
+    """Makes the names of a program's module. `imported`: the names that the module may import."""
 
     def __init__(self, program: TileProgram, facts: Facts, imported: Iterable[str]) -> None:
         self.program, self.facts = program, facts
@@ -85,34 +84,34 @@ class Names:
         self.parameters = tuple(self._made())
 
     def role(self, role: str) -> str:
-        """What the function of a role is called."""
+        """The name of the function of a role."""
         return self.module.name(("role", role), role)
 
     def function(self, of_user: str) -> str:
-        """What a Triton function of the user is called."""
+        """The name of a Triton function of the user."""
         return self.module.name(("function", of_user), of_user)
 
     @property
     def functions(self) -> tuple[tuple[str, Any], ...]:
-        """The user's Triton functions, by their names in the module."""
+        """The user's Triton functions, with their names in the module."""
         return tuple((self.function(n), f) for n, f in self.program.functions)
 
     def of(
         self, kind: str, of: str = "", dim: str = "", block: tuple[int, ...] = (), peer: int | None = None
     ) -> Source:
-        """A parameter where it stands in an expression."""
+        """The name of a parameter. Raises KernelError if the program has no such parameter."""
         made = self.module.known((kind, of, dim, block, peer))
         if made is None:
             raise LoweringError(f"{self.program.name} has no parameter {kind} of {of} {dim}")
         return made
 
     def blocks(self, block: DescribedBlock, *, of_peers: bool) -> tuple[Source, ...]:
-        """The descriptor of a block, or those of all ranks, in their order."""
+        """The descriptor of a block, or the descriptors of all ranks, in the order of the ranks."""
         known = "blocks", block.tensor, block.contiguous, block.shape
         return tuple(self.of(*known, peer) for peer in range(self.facts.peers)) if of_peers else (self.of(*known),)
 
     def _made(self) -> Iterator[Parameter]:
-        """Everything a kernel of this program may need, in the order in which it takes it."""
+        """Every parameter that a kernel of this program may need, in the order in which kernels take them."""
         program, facts = self.program, self.facts
 
         def made(

@@ -1,12 +1,12 @@
-"""Which loops are pipelined, that is, whose loads are carried ahead of their iterations, and in how many stages; and
-which of their loads go through tensor descriptors, which the host makes and a chip's copy engine for tiles (TMA) reads.
+"""Decides which loops are pipelined, in how many stages, and which of their loads go through tensor descriptors.
 
-A loop over the steps of a dot is, unless it waits or notifies: Triton's pipeliner would read ahead of its waits.
+Loads of a pipelined loop are carried ahead of their iterations. A loop over the steps of a dot is pipelined, unless it
+waits or notifies: Triton's pipeliner would read ahead of its waits.
 
-A descriptor knows a tensor's end. Blocks of a matrix whose lines end earlier, such as at the end of an expert's rows,
-take one with two more dimensions, which says to the hardware where they end (`ROOM`). What lies with a peer is loaded
-through pointers. Only loads of loops that are pipelined are worth a descriptor; any other would take shared memory for
-nothing.
+The host makes descriptors, and a chip's copy engine for tiles (TMA) reads them. A descriptor knows a tensor's end.
+Blocks of a matrix whose lines end earlier, such as at the end of an expert's rows, need a descriptor with two more
+dimensions, which tells the hardware where they end (`ROOM`). Memory of a peer is loaded through pointers. Only loads of
+pipelined loops use descriptors: other loads would take shared memory and gain nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tilelink.frontend.ir import For, Load, Range, Role, Statement, Tensor, Tile
 from tilelink.frontend.values import ITEM_SIZE
 
 ROOM = 2**30
-"""Lines that a descriptor has room for whose blocks end early, more than there are. A block of lines from `first` on
-that end at `end` is asked for at (ROOM, end, ROOM - end + first): lines from ROOM on are none, so that zeros come. Both
-further dimensions step over lines, the first of them by 2**64 / ROOM less one line, so that they lead back to `first`
-in arithmetic of 64 bits. Triton's tools/ragged_tma.py describes the rows of experts so."""
+"""Lines that a descriptor of blocks that end early has room for, more than any tensor has. A block of lines from
+`first` on that end at `end` is loaded at (ROOM, end, ROOM - end + first). Lines from ROOM on do not exist, so zeros
+come. Both further dimensions step over lines. The stride of the first is 2**64 / ROOM less one line, so both lead back
+to `first` in arithmetic of 64 bits. Triton's tools/ragged_tma.py does the same for rows of experts."""
 WORD, FAR = 4, 2
-"""Bytes of a register; sums of so many times the registers of an SM can be compiled, if slowly, and spill."""
+"""Bytes of a register; and how many times an SM's registers a sum may take (it compiles slowly, and spills)."""
 
 
 def pipelined(s: Statement, role: Role, program: TileProgram) -> bool:
@@ -45,12 +45,12 @@ def main_loops(role: Role, program: TileProgram) -> Iterator[For]:
 
 
 def has_dot(loop: For) -> bool:
-    """Whether a loop steps over a dot. (Triton pipelines such a loop, if it is not told not to.)"""
+    """Whether a loop steps over a dot. (Triton pipelines every such loop, unless it is told not to.)"""
     return any(isinstance(s, ir.Compute) and s.code.dots for s in statements_of(loop.body))
 
 
 def shares_sum(loop: For) -> bool:
-    """Whether several dots of a loop add to one sum: one reads what another has made."""
+    """Whether several dots of a loop add to one sum: a dot reads the result of another."""
     dots = [s for s in statements_of(loop.body) if isinstance(s, ir.Compute) and s.code.dots]
     for k, s in enumerate(dots):
         read = {h.name for h in s.code.holes if isinstance(h, ir.Variable)}
@@ -66,8 +66,8 @@ def synchronises(s: Statement, role: Role, program: TileProgram) -> bool:
 
 
 def enters(view: View, role: Role, program: TileProgram) -> bool:
-    """Whether a read of the view waits for its owner's entry where it stands: its owner changes inside a tile, or it
-    stands in a branch or a loop, and only there it is known to be a rank (`rank + 1` is none on the last)."""
+    """Whether a read waits for the entry of the view's owner where it stands: if the owner changes inside a tile, or if
+    the read is in a branch or a loop, and only there its home is a rank (`rank + 1` is none on the last)."""
     if view.tensor not in program.published or not isinstance(view.home, Expr):
         return False
     fixed = {symbol(n) for n, _ in role.walk.coordinates} | {RANK, WORLD, PER_NODE}
@@ -80,8 +80,8 @@ def enters(view: View, role: Role, program: TileProgram) -> bool:
 
 
 def stages(loop: For, role: Role, program: TileProgram, target: Target, wanted: int) -> int:
-    """As many stages as are wanted, and the target has shared memory for; 1 where the loop is not pipelined, or where
-    the target's compiler reads a sum before the last of several dots into it is done."""
+    """As many stages as are wanted and shared memory holds; 1 if the loop is not pipelined, or if several dots add to
+    one sum and the target's compiler reads that too early (`one_dot_a_sum`)."""
     if not pipelined(loop, role, program) or (target.one_dot_a_sum and shares_sum(loop)):
         return 1
     views = (load.view for load in loads_of(loop))
@@ -93,8 +93,8 @@ def stages(loop: For, role: Role, program: TileProgram, target: Target, wanted: 
 
 
 def check_fits(program: TileProgram, target: Target) -> None:
-    """Raises TileSizeError for tiles that are never compiled well, some not within minutes: a step of a dot whose
-    operands do not fit into shared memory, or a sum that takes more than `FAR` times an SM's registers."""
+    """Raises TileSizeError for tiles that never compile well, some not within minutes: if the operands of a step of a
+    dot do not fit into shared memory, or if a sum takes more than `FAR` times an SM's registers."""
     for role in program.in_kernel:
         loads = [load.view for s in walk(role.body) for load in s.loads]
         item = min((ITEM_SIZE[program.tensor(v.tensor).dtype] for v in loads), default=1)
@@ -114,12 +114,12 @@ def check_fits(program: TileProgram, target: Target) -> None:
 
 
 def statements_of(body: ir.Body) -> Iterator[Statement]:
-    """The statements of a loop, without those of loops inside it."""
+    """The statements of a loop, without statements of loops inside it."""
     return (place.statement for place in ir.places(body) if not place.loops)
 
 
 def loads_of(loop: For) -> Iterator[Load]:
-    """The blocks that a step of a loop reads, without those of loops inside it."""
+    """The blocks that a step of a loop reads, without blocks of loops inside it."""
     return (load for s in statements_of(loop.body) for load in s.loads)
 
 
@@ -128,10 +128,10 @@ def loads_of(loop: For) -> Iterator[Load]:
 
 @dataclass(frozen=True)
 class DescribedBlock:
-    """What a descriptor loads of a tensor: a block of this shape, as it lies in memory, the contiguous dimension last.
-    `matrix`: lines and columns of it, whose other dimensions are 1. `turned`: of its two ranges the contiguous one is
-    the first, so that the block has to be transposed. `ends`: the range of its lines, where these may end before the
-    tensor does."""
+    """A block of a tensor that a descriptor moves. `shape`: its shape in the order of memory, the contiguous dimension
+    last. `matrix`: its lines and columns; all other dimensions are 1. `turned`: the contiguous range is the first of
+    the view's two, so the block has to be transposed. `ends`: the range of its lines, if they may end before the tensor
+    does."""
 
     tensor: str
     contiguous: str
@@ -150,8 +150,8 @@ def blocks(program: TileProgram, facts: Facts) -> Iterator[DescribedBlock]:
 
 
 def block_of(view: View, program: TileProgram, facts: Facts, *, of_peers: bool = False) -> DescribedBlock | None:
-    """The block of a view that a descriptor of its tensor can load or store, None where none can. `of_peers`: the view
-    may be of any one rank; without, it has to be of the own."""
+    """The block of a view that a descriptor of its tensor can load or store; None if no descriptor can. `of_peers`: the
+    view may have any one rank as its home; without it, only the own rank."""
     contiguous = dict(facts.described).get(view.tensor)
     here = isinstance(view.home, Expr) if of_peers else view.home == RANK
     if contiguous is None or not here or view.picked_by:

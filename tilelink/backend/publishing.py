@@ -1,4 +1,4 @@
-"""Publishing: the copies of a rank's inputs to the symmetric heap, as roles that are lowered like others."""
+"""Publishing: the copies of a rank's inputs to the symmetric heap, as roles that are lowered like other roles."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tilelink.language import Space
 
 @kept()
 def publishing_roles(program: TileProgram) -> tuple[Role, ...]:
-    """The copies of this rank's parts of inputs to their places on the heap."""
+    """The roles that copy this rank's parts of inputs to their places on the heap."""
     return tuple(_publishing_role(program, program.tensor(n)) for n in program.published)
 
 
 def _publishing_role(program: TileProgram, tensor: ir.Tensor) -> Role:
-    """The copy of one input, as a role: a tile at a time, and of a dimension with an entry a rank all entries."""
+    """The role that copies one input, tile by tile. A tile has all entries along a dimension of ranks."""
     dims = tuple(d for d in tensor.dims if d != RANKS_DIM)
     space = Space(dims, None if tensor.sharded is None else tensor.dims[tensor.sharded], {})
     resource = SMs(tile=(1,) * (len(dims) - 2) + (COPY_CHUNK,) * min(len(dims), 2))

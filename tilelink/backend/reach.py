@@ -1,7 +1,7 @@
-"""How memory is reached: near, by stores; all ranks of a node at once, by multicast; far, by puts (`far.py`).
+"""The ways to reach memory: near, by stores; all ranks of a node at once, by multicast; far, by puts (`far.py`).
 
-They are three strategies with one interface, `Reach`. A role may use all of them: on a network, a view of all ranks is
-put to those of other nodes, and multicast, or stored to one after the other, inside the own node.
+They are strategies with one interface, `Reach`. A role may use all of them. On a network, a view of all ranks is put to
+the ranks of other nodes. Inside the own node it is multicast, or stored to one rank after the other.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from tilelink.backend.emit import RoleEmitter
 
 OTHER = own("other")
-"""In a loop over all ranks, one of them."""
+"""One of the ranks in a loop over all ranks."""
 Reached = Write | Notify
 Corner = list[Source]
-"""Where a block begins in a descriptor, along each of its dimensions."""
+"""Where a block begins in the tensor that a descriptor describes, along each dimension."""
 
 
 class Reach(ABC):
@@ -56,7 +56,7 @@ class ByStores(Reach):
 
     @abstractmethod
     def put(self, view: View, block: Source, moved: Source | None) -> None:
-        """A block that registers hold, to where a view is. `moved`: which of its rows are; None for all."""
+        """Writes a store of a block in registers to a view. `moved`: which of its rows are stored; None for all."""
 
     def bring(self, s: Write) -> None:
         match s:
@@ -69,7 +69,7 @@ class ByStores(Reach):
 
 
 def home_of(view: View) -> Expr:
-    """The home of a view; inside a loop over all ranks, of one of them."""
+    """The home of a view; for a view of all ranks, the rank of the loop over them."""
     if view.home == ALL_RANKS:
         return OTHER
     assert isinstance(view.home, Expr)
@@ -77,8 +77,8 @@ def home_of(view: View) -> Expr:
 
 
 class Near(ByStores):
-    """Memory that is mapped: stores, and atomic additions to signals. A view of all ranks is a loop over them; if it is
-    `of_node`, over those of the own node."""
+    """Memory that is mapped: stores, and atomic additions to signals. A view of all ranks is a loop over them; with
+    `of_node`, over the ranks of the own node."""
 
     def __init__(self, emitter: RoleEmitter, *, of_node: bool = False) -> None:
         super().__init__(emitter)
@@ -98,14 +98,14 @@ class Near(ByStores):
             self.give(view, to, cell)
 
     def give(self, view: View, to: Expr, cell: Expr) -> None:
-        """One notification of a rank."""
+        """Writes one notification of a rank."""
         signals = self.program.signals_of(view.tensor)
         bulk = "True" if self.emitter.stores_in_bulk else None
         signal = self.emitter.signal(signals, self.text(to), cell)
         self.write.do(call("notify", signal, f'"{signals.scope}"', bulk=bulk))
 
     def sum(self, view: View, token: Source | None) -> Source:
-        """The sum of a view of all ranks, in its dtype; added up in float32. `token`: what the load depends on."""
+        """The sum of a view of all ranks, in its dtype, added up in float32. The loads depend on `token`."""
         shape = f"({', '.join(str(r.extent) for r in view.ranges)},)"
         total = self.write.set(self.emitter.made("total"), call("tl.zeros", shape, "tl.float32"))
         with self.homes(view) as home:
@@ -116,7 +116,7 @@ class Near(ByStores):
 
     @contextmanager
     def homes(self, view: View) -> Iterator[Source | None]:
-        """The home of a view, None for the own rank; in a loop over the ranks for a view of all."""
+        """Yields the home of a view, None for the own rank. Opens a loop over the ranks for a view of all."""
         if view.home != ALL_RANKS:
             yield self.text(home_of(view)) if view.remote else None
             return
@@ -128,8 +128,8 @@ class Near(ByStores):
 
     @contextmanager
     def told(self, view: View) -> Iterator[tuple[Expr, Expr]]:
-        """Who gets a notification of a view: its home, or the ranks for which a condition holds, in a loop over them;
-        and the number of the signal."""
+        """Yields the rank that gets a notification of a view, and the number of the signal. That rank is the home, or
+        each rank for which a condition holds, in a loop over them."""
         signals, home = self.program.signals_of(view.tensor), home_of(view)
         with self.homes(view), ExitStack() as opened:
             to, condition = recipient(signals, view, home)
@@ -169,7 +169,7 @@ class InBulk(Near):
                 self.store(bulk.target, *self.described(bulk.target), spread)
 
     def copy(self, bulk: Bulk, token: Source | None) -> None:
-        """A pipelined loop over pieces of lines. `token`: what loads depend on."""
+        """Writes a pipelined loop over pieces of lines. `token`: the token that loads depend on."""
         emitter, source, lines = self.emitter, bulk.source, bulk.lines
         assert source is not None and lines is not None
         read, stored = self.described(source, token), self.described(bulk.target)
@@ -179,7 +179,7 @@ class InBulk(Near):
             self.store(bulk.target, *stored, loaded(source.block, *read))
 
     def described(self, piece: Piece, token: Source | None = None) -> tuple[Source, Corner]:
-        """The descriptor of a piece, by a name if it is one of several, and where the piece begins in it."""
+        """The descriptor of a piece, under a name if it is one of several, and where the piece begins in it."""
         descriptor, corner = self.emitter.described(piece.block, piece.view, token)
         if piece.view.remote:
             made = self.emitter.made(f"{piece.view.tensor}_there", "there", piece.view.tensor, piece.block.shape)
@@ -194,12 +194,12 @@ class InBulk(Near):
 
 class All(ByStores):
     """Accesses to an address where the heaps of all ranks of a node lie one over the other, for roles with
-    `via="multicast"`. A store or notification reaches all heaps; a load returns the sum over them. Each takes 16 bytes,
-    so this needs rows of whole 16 bytes. For other rows, and for roles of other schedules, a loop over the ranks
-    stays."""
+    `via="multicast"`. A store or notification reaches all heaps; a load returns the sum over them. Each access moves 16
+    bytes, so rows must be multiples of 16 bytes. Other rows, and roles of other schedules, use a loop over the
+    ranks."""
 
     def takes(self, s: Reached) -> bool:
-        """Whether a statement goes to all ranks at once: each of them waits for its own."""
+        """Whether a statement goes to all ranks at once: if ranks wait for its view, each waits for its own copy."""
         view = s.views[0] if isinstance(s, Notify) else s.target
         if not self.reaches(view) or (not isinstance(s, Notify) and s.where is not None):
             return False
@@ -230,13 +230,13 @@ class All(ByStores):
         self.write.do(call("multicast_notify", MULTICAST, at, cell))
 
     def sum(self, view: View, token: Source | None) -> Source:
-        """As `Near.sum`."""
+        """The same as `Near.sum`."""
         offsets, here = self.vectors(view)
         at, offsets = self.emitter.names.of("at", view.tensor), f"{offsets} + {token}" if token else offsets
         return call("multicast_sum", MULTICAST, at, offsets, here, f"tl.{self.emitter.dtype(view)}")
 
     def vectors(self, view: View) -> tuple[Source, Source]:
-        """Where each 16 bytes of a block lie, in elements from the beginning of the tensor, and which of them exist."""
+        """The offset of each 16 bytes of a block, in elements of the tensor, and which of them exist."""
         tensor, ranges = self.program.tensor(view.tensor), view.ranges
         width, strides = vector_of(tensor), self.emitter.addresses.strides(tensor)
         assert width is not None

@@ -1,7 +1,7 @@
 """The kernel that makes the running tables of a program, before everything else of a run.
 
-It is one worker. It adds up many ranks and many steps at a time; a row ends in the room that its rank has, or else all
-rows of the run are left out: then the tables say that nobody has any, and the host raises CapacityError.
+It is one worker, which adds up many ranks and many steps at a time. If a row ends beyond the room that its rank has,
+all rows of the run are left out: the tables then say that no rank has any, and the host raises CapacityError.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ TOO_MANY = "too_many"
 
 
 class TableWriter:
-    """Writes what makes the tables of a program."""
+    """Writes the statements that make the tables of a program."""
 
     def __init__(self, names: Names) -> None:
         self.names, self.program = names, names.program
         self.write, self.addresses = Writer(), Addresses(names)
 
     def segments(self) -> Body:
-        """Reads the counts, and makes the tables of segments, of `kept` times each count. Returns whether some row ends
-        beyond the room for it, or counts are none."""
+        """The body of a function that reads the counts, and makes the tables of segments, with each count multiplied by
+        `counted`. It returns more than 0 if a row ends beyond the room for it, or if a count is invalid."""
         write = self.write
         write.set(TOO_MANY, "tl.cast(0, tl.int32)")
         for route in self.program.routes:
@@ -42,7 +42,7 @@ class TableWriter:
         return write.body
 
     def all(self, segments: Function) -> Body:
-        """Makes all tables; `segments` is what the function of the same name writes."""
+        """The body that makes all tables. `segments`: the function with the body of `segments()`."""
         write = self.write
         with write.branch(f"{segments.call('1')} > 0"):
             write.do(call(REFUSE, CONTROL, RUN))
@@ -53,7 +53,7 @@ class TableWriter:
         return write.body
 
     def _counts(self, route: RouteWord) -> None:
-        """The counts as the caller has them, as a table."""
+        """Writes the copy of the caller's counts into a table."""
         write, text = self.write, self.addresses.text
         given, table = self.names.of("tensor", route.counts), self.addresses.local(running(counts_of(route)))
         strides = [self.names.of("stride", route.counts, d) for d in self.program.tensor(route.counts).dims]
@@ -68,7 +68,7 @@ class TableWriter:
             write.do(call("tl.store", f"{table} + {k}", f"{count}.to(tl.int32)", mask=here))
 
     def _table(self, table: Table, route: RouteWord | None = None) -> None:
-        """One table. `route`: that whose rows it adds up, in the room that there is."""
+        """Writes one table. `route`: the route whose rows it adds up, to compare them with their room."""
         write, addresses, text = self.write, self.addresses, self.addresses.text
         memory, steps, world = self.addresses.local(table.key), text(table.steps), text(WORLD)
         row, step = addresses.local(ROW.name), addresses.local(ENTRY.name)

@@ -1,4 +1,4 @@
-"""Signals in a kernel: which cell a view is, and how often each is notified."""
+"""Signals in a kernel: the cell of a view, and how often each cell is notified."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def cell_of(signals: Signals, view: View, home: Expr) -> Expr:
 
 
 def words_of(cell: Source, target: Target) -> Source:
-    """Where the signal of a cell begins, in words from the first."""
+    """Where the signal of a cell begins, in words from the first signal."""
     return cell if target.signal_words == 1 else f"{target.signal_words}*{grouped(cell)}"
 
 
 def cells_awaited(signals: Signals, view: View) -> tuple[Expr, dict[Expr, Expr], list[tuple[str, Expr, Expr]]]:
-    """The number of the signal that a tile waits for, where it lies in the names of `signals.position`, and the loops
-    over those that a view spans: what counts, from, to."""
+    """The number of the signal that a tile waits for; its place, in the names of `signals.position`; and the loops over
+    the cells that the view spans, each with its counter, first cell and end."""
     cell: Expr = sympy.S.Zero
     known: dict[Expr, Expr] = {}
     loops: list[tuple[str, Expr, Expr]] = []
@@ -66,8 +66,8 @@ def write_expected(
     inside: bool,
     start: Source | None = None,
 ) -> Source:
-    """How often a cell is notified, in the names of `signals.position` replaced by `known`. Where that is a sum over
-    ranks, a loop that makes it is written first, from `start` on (a block of zeros, for blocks of cells)."""
+    """How often a cell is notified, in the names of `signals.position`, replaced by `known`. A sum over ranks needs a
+    loop, which is written first and adds to `start` (a block of zeros, for blocks of cells)."""
     terms, loops, values = [], [], frozenset(known.items())
     for n in signals.notifiers:
         times = addresses.text(with_values(times_notified(signals, n, inside=inside), values))
@@ -87,13 +87,13 @@ def write_expected(
             for variable, begin, end in sums:
                 bounds = addresses.text(begin), addresses.text(end)
                 opened.enter_context(write.loop(addresses.local(variable), *bounds))
-            # tables of parts are 64-bit, and a loop keeps its types
+            # tables of parts have 64 bits, and a variable of a loop keeps its type
             write.set(expected, f"{times}.to(tl.int32)", operator="+=")
     return expected
 
 
 def _place(c: Cell, k: int, i: Range | Expr, at: Expr, home: Expr) -> dict[Expr, Expr]:
-    """What `part_D`, `cell_D` and `index_k` are for the cell number `at` along a dimension."""
+    """The values of `part_D`, `cell_D` and `index_k` for the cell number `at` along a dimension."""
     if c.dim == RANKS_DIM:
         return {of_cell("index", k): at}
     if c.route:
@@ -106,7 +106,7 @@ def _place(c: Cell, k: int, i: Range | Expr, at: Expr, home: Expr) -> dict[Expr,
 
 
 def _place_of_rows(c: Cell, i: Range | Expr, at: Expr, home: Expr) -> dict[Expr, Expr]:
-    """The same for the cells of the rows of a route, in memory of a rank."""
+    """The same as `_place`, for cells of the rows of a route, in the memory of a rank."""
     if c.pieces == PART:
         return {of_cell("cell", c.dim): at}
     one = isinstance(i, Range) and i.segment is not None and (i.segment.source is not None or c.pieces == EXPERT)

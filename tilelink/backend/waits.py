@@ -1,11 +1,11 @@
-"""How a tile waits: for one signal after the other, for many at once, or for what comes first.
+"""Writes the waits of a tile: for one signal after the other, for many at once, or for the pieces that have come.
 
-A wait for what a view spans is a poll for each of its cells. Two things are better where the target has wide polls:
+A wait for a view polls each cell that the view spans. A target with wide polls has two better ways:
 
-- What comes from several ranks is counted cell by cell, and a tile needs all of it: a block of cells is polled at once.
-- A main loop needs a piece of its rows at a time. It waits for the piece that is next, and takes with it all those
-  behind it that have come, too, in one pipelined loop: a tile whose rows are all here waits once, and another one is
-  never behind its rows by more than a piece.
+- A tile needs all that several ranks send, each in its own cell. The wait polls a block of cells at once.
+- A main loop needs one piece of its rows at a time. It waits for the next piece, and takes all pieces behind it that
+  have come, in one pipelined loop. A tile whose rows are all here waits once; another tile is at most a piece behind
+  its rows.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from tilelink.backend.emit import RoleEmitter
 
 AT_ONCE = 32
-"""Cells that a wait polls at once: a thread of each warp has one."""
+"""Cells that a wait polls at once: one for each thread of a warp."""
 FROM, UP_TO = own("from"), own("up_to")
-"""The steps of a loop whose pieces have come."""
+"""The steps of a main loop whose pieces have come."""
 
 
 def all_at_once(signals: Signals, view: View, target: Target, facts: Facts) -> bool:
-    """Whether a wait for a view polls a block of cells: those of what comes from several ranks, which are counted each
-    for itself, or of rows in the parts of several. Other waits span two or three cells and poll them in turn; a kernel
-    that records times always does."""
+    """Whether a wait for a view polls a block of cells. It does so for rows that several ranks send, each counted in
+    its own cell, and for rows in the parts of several ranks. Other waits span two or three cells, which they poll in
+    turn. A kernel that records times always polls in turn."""
     if not target.waits_for_all or facts.timed or any(n.sums for n in signals.notifiers):
         return False
     _, _, loops = cells_awaited(signals, view)
@@ -51,8 +51,8 @@ def all_at_once(signals: Signals, view: View, target: Target, facts: Facts) -> b
 
 
 def in_pieces(role: Role, program: TileProgram, facts: Facts, target: Target) -> ir.For | None:
-    """The main loop of a role, if it waits for a piece, one cell of a signal, and goes through its steps in a pipelined
-    loop: then it takes pieces as they come. (Not where times are recorded.)"""
+    """The main loop of a role, if it takes pieces as they come: it waits for one cell of a signal, a piece, and goes
+    through its steps in a pipelined loop. Else, or where times are recorded, None."""
     if not target.waits_for_all or facts.timed:
         return None
     opening = list(takewhile(lambda s: isinstance(s, ir.Compute) and not s.loads, role.body))
@@ -72,7 +72,7 @@ class Waits:
         self.text, self.local, self.made = emitter.text, emitter.local, emitter.made
 
     def wait(self, s: ir.Wait) -> Source:
-        """A wait for one or several views. Returns the sum of their tokens."""
+        """Writes a wait for one or several views, and returns the sum of their tokens."""
         if self.emitter.settles(s):
             self.write.do(call("settle"))
         if len(s.views) == 1:
@@ -81,11 +81,11 @@ class Waits:
         return self.write.set(self.made(s.name, "tokens", s.name), " + ".join(each), Kind.FIXED)
 
     def _tma(self, s: ir.Wait) -> Source | None:
-        """Says that the copy engine for tiles reads what a wait guards, or stores over it, if it does."""
+        """The keyword that says whether the copy engine for tiles reads what a wait guards, or stores over it."""
         return "True" if s.name in self.emitter.fenced else None
 
     def _view(self, guard: str, view: View, tma: Source | None) -> Source:
-        """A poll where the view lies in one cell, else a loop over its cells. Returns the token."""
+        """Writes a poll of one cell, or a loop over the cells of a view, and returns the token."""
         emitter, token = self.emitter, self.made(guard, "token", guard)
         signals = emitter.program.signals_of(view.tensor)
         cell, known, loops = cells_awaited(signals, view)
@@ -110,7 +110,7 @@ class Waits:
         self, token: str, signals: Signals, cell: Expr, known: dict[Expr, Expr], cells: tuple[str, Expr, Expr], *,
         tma: Source | None,
     ) -> None:  # fmt: skip
-        """Waits for a row of cells, as many at once as a warp has threads."""
+        """Writes a wait for a row of cells, which polls `AT_ONCE` of them at a time."""
         counter, first, end = cells
         at, last = self.made("at", "cells from", token), self.made("last", "last cell", token)
         self.write.set(last, f"{self.text(end)} - 1", Kind.FIXED)
@@ -122,10 +122,10 @@ class Waits:
             self.write.set(token, waited, Kind.VARIABLE, "+=")
 
     def tile_in_pieces(self, s: ir.For) -> tuple[Body, Body]:
-        """A tile whose main loop takes pieces as they come: what begins a tile, and what a worker repeats. That goes
-        over the pieces that have come, and behind the last it ends the tile and begins the next one. (A loop over
-        pieces inside of the loop over tiles has the same meaning. But ptxas no longer sees then that all threads of a
-        warp go the same way, and issues each matrix instruction of sm_100 in a loop.)"""
+        """Writes a tile whose main loop takes pieces as they come. Returns what begins a tile, and what the worker
+        repeats: it goes over the pieces that have come; behind the last piece it ends the tile and begins the next one.
+        (A loop over pieces inside the loop over tiles means the same. But then ptxas no longer sees that all threads of
+        a warp go the same way, and issues each matrix instruction of sm_100 in a loop.)"""
         emitter, write = self.emitter, self.write
         k = emitter.role.body.index(s)
         here, number = self.local(FROM.name), self.local(NUMBER.name)
@@ -142,8 +142,8 @@ class Waits:
         return begins, repeated
 
     def _pieces(self, s: ir.For, here: str, stop: str) -> None:
-        """The pieces that have come, from `here` on, of which there is one at least. Every thread of a worker looks at
-        another one."""
+        """Writes a wait for the next piece, and a loop over all pieces that have come from `here` on. Every thread of a
+        worker looks at another piece."""
         emitter, write, (waited, inner) = self.emitter, self.write, s.body
         assert isinstance(waited, ir.Wait) and isinstance(inner, ir.For) and isinstance(emitter.role.resource, SMs)
         (view,) = waited.views
@@ -159,7 +159,7 @@ class Waits:
         write.set(self.local(s.name), f"tl.minimum({each}, {stop} - 1)", Kind.FIXED)
         every = emitter.signal(signals, RANK, cell)
         expected = write_expected(write, self.addresses, signals, known, inside=True)
-        # Where there is nothing to step through there is no cell: a word is looked at that is never negative.
+        # A tile may have no steps, and then no cell. It looks at a word that is never negative.
         some, nothing = f"{here} < {stop}", f"({CONTROL} + POISON).to(tl.pointer_type(tl.int32))"
         first, every = (call("tl.where", some, word, nothing) for word in (first, every))
         least = call("tl.where", some, least, 0)

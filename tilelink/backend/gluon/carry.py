@@ -1,5 +1,5 @@
-"""Copies by the copy engine for tiles alone: a block is stored from the memory into which it was loaded, and registers
-hold none of it."""
+"""Copies by the copy engine for tiles alone: it stores a block from the shared memory that it loaded it into, and no
+register holds any of it."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as tl
@@ -10,7 +10,7 @@ from tilelink.backend.gluon.ring import barriers, bring, end, fetch, place, ring
 
 @gluon.jit
 def _corner(lines, along):
-    """Where a block begins: on which lines, and where along these."""
+    """The corner of a block: its lines, and the place along these lines."""
     return lines + (along,)  # noqa: RUF005, Triton knows no stars
 
 
@@ -18,10 +18,10 @@ def _corner(lines, along):
 def carry(
     source, at, first, target, to, first_to, length, step: tl.constexpr, size: tl.constexpr, num_stages: tl.constexpr
 ):
-    """Copies `length` elements of lines, `step` of each and `size` bytes at a time, through a ring of so many blocks.
-    `at` and `to`: which lines of source and target; `first` and `first_to`: where it begins along these. All blocks but
-    one are on their way in while that one is on its way out. Afterwards the source is read, and the target may not be
-    complete."""
+    """Copies `length` elements of lines through a ring of `num_stages` blocks. A block has `step` elements of each
+    line, `size` bytes in all. `at` and `to`: the lines of source and target; `first` and `first_to`: where the copy
+    begins along them. While one block is stored, all other blocks are loaded. Afterwards the source has been read, but
+    the target may not be complete."""
     blocks, ready = ring(source, num_stages), barriers(num_stages)
     steps = (length + step - 1) // step
     for k in range(tl.minimum(steps, num_stages - 1)):
@@ -33,7 +33,7 @@ def carry(
         bring(blocks, stage, target, _corner(to, first_to + k * step))
         ahead = k + num_stages - 1
         if ahead < steps:
-            tma.store_wait(1)  # that of the step before, into whose stage the next block comes
+            tma.store_wait(1)  # the store of the step before, whose stage the next block is loaded into
             free, _ = place(ahead, num_stages)
             mbarrier.expect(ready.index(free), size)
             fetch(source, _corner(at, first + ahead * step), blocks, ready, free)

@@ -14,11 +14,11 @@ from tilelink.frontend import ir
 from tilelink.frontend.ir import Statement
 
 LEAST_CARRIED = 2
-"""Blocks of the ring of a copy: one is loaded while another is stored."""
+"""The fewest blocks in the ring of a copy: one is loaded while another is stored."""
 
 
 class Carried(InBulk):
-    """Copies without registers (`carry.py`)."""
+    """Copies that pass no registers (`carry.py`)."""
 
     def copy(self, bulk: Bulk, token: Source | None) -> None:
         source, lines = bulk.source, bulk.lines
@@ -32,13 +32,13 @@ class Carried(InBulk):
 
 
 def _given(descriptor: Source, corner: Corner) -> tuple[Source, Source, Source]:
-    """A descriptor, and where lines lie in it, and where they begin."""
+    """A descriptor, the lines where a block begins, and the place along these lines."""
     return descriptor, f"({''.join(f'{c}, ' for c in corner[:-1])})", corner[-1]
 
 
 class GluonEmitter(RoleEmitter):
-    """Writes a role in Gluon. Nothing is stored or notified where the lane is poisoned: there, waits are in vain. A
-    bias lies along the sums of its tile, and what is stored does not, so each has a mask."""
+    """Writes a role in Gluon. It stores and notifies only while the lane is not poisoned, because aborted waits return.
+    A bias and what is stored have different layouts, so each block has its own mask."""
 
     store = "store"
     one_layout = False
@@ -52,5 +52,5 @@ class GluonEmitter(RoleEmitter):
             super().statement(s)
 
     def loop(self, s: ir.For) -> AbstractContextManager[None]:
-        """A loop as it stands: nothing pipelines it."""
+        """Opens a plain loop: Gluon pipelines no loops."""
         return self.write.loop(self.local(s.name), self.text(s.start), self.text(s.stop), s.step)

@@ -16,11 +16,11 @@ from tilelink.frontend.walk import NUMBER
 
 RING_MODULE, CARRY, WGMMA, TCGEN05 = (f"tilelink.backend.gluon.{n}" for n in ("ring", "carry", "wgmma", "tcgen05"))
 REGISTERS = 56
-"""Of a thread that loads or tells: with fewer, the addresses of a tile spill. The block's own threads have the rest."""
+"""Registers of a thread that loads or tells: fewer spill the addresses of a tile. Other threads have the rest."""
 
 
 class GluonModule(Module):
-    """Makes the functions of a module in Gluon. Those that don't multiply are the same, in its language."""
+    """Makes the functions of a module in Gluon. Roles that don't multiply are lowered as in the portable form."""
 
     language = ("from triton.experimental import gluon", "from triton.experimental.gluon import language as tl")
     jit = "gluon.jit"
@@ -40,7 +40,7 @@ class GluonModule(Module):
         return self.multiplying(role, called)
 
     def multiplying(self, role: Role, called: str) -> Function:
-        """A function that gives each of some others its warps: the first of them those of the block."""
+        """Makes a function that starts one function for each kind of warps; the first runs on the block's own."""
         ring, parts = partitions(self.names, role, self.target)
         made = [self.partition(part, f"{called}_{does}") for does, part in parts.items()]
         write = Writer()
@@ -65,7 +65,7 @@ class GluonModule(Module):
         return self.function(called, write.body, (WORKER, WORKERS))
 
     def partition(self, emitter: Partition, called: str) -> Function:
-        """A function that does all tiles of one worker for some of its warps."""
+        """Makes a function that does all tiles of one worker for some of its warps."""
         write = Writer()
         write.body += emitter.before
         emitter.begins(write)
@@ -80,7 +80,7 @@ class GluonModule(Module):
         write.do(ENTERS)
 
     def ends(self) -> Body:
-        """What the last worker does: where a wait of the lane has ended in vain, it does not leave."""
+        """Statements of the last worker of a run: it drains all signals, and leaves unless the lane is poisoned."""
         write = Writer()
         for signals in self.program.signals:
             write.do(self.drain(signals).call())

@@ -1,10 +1,10 @@
-"""A role that multiplies is functions for warps that go their own ways over the same tiles.
+"""Splits a role that multiplies into functions for warps that run separate code over the same tiles.
 
-Some wait and load. Where sums are in registers, some multiply, finish and store, and some tell that a tile is stored,
-while the others are at the next one. Where sums are in tensor memory, one warp has them multiplied, and others finish,
-store and tell the sum of a tile while the next is multiplied. (Warps that only tell would be a fourth kind there. From
-four on, LLVM dispatches them through a table, behind which ptxas no longer sees that a warp goes one way: a step of
-the main loop takes 79 to 106 instructions then, and 45 to 48 so. Compiled only.)
+Some warps wait and load. If sums are in registers, some multiply, finish and store, and some tell that a tile is
+stored, while the others work on the next tile. If sums are in tensor memory, one warp issues the products. Others
+finish, store and tell the sum of a tile while the next tile is multiplied. (Warps that only tell would be a fourth
+function there. From four on, LLVM dispatches warps through a table, behind which ptxas no longer sees that a warp takes
+one path. A step of the main loop then takes 79 to 106 instructions, and 45 to 48 with three functions. Compiled only.)
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import ITEM_SIZE
 
 STORED_BYTES = 1
-"""Shared memory for an element of a tile that is stored: Triton lays 16 bits out anew, half of a tile at a time. (Seen
-in compiled code.)"""
+"""Bytes of shared memory for each element of a tile that is stored: Triton converts the layout of 16-bit elements, half
+a tile at a time. (Seen in compiled code.)"""
 LEAST_STAGES = 2
-"""Of a ring whose sums are in registers: a stage is free when the product of the next one is under way."""
+"""The fewest stages of a ring if sums are in registers: a stage is free when the next product is under way."""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """What the warps of a role share, by name: memory for the blocks of both operands, `stages` of each, and barriers.
-    That is the stages of the schedule, and one more if there is memory: it is multiplied while those are loaded. Where
-    sums are in tensor memory, that, too (`sums`, else ""), and barriers for each of them. `sent`: the store that the
-    copy engine for tiles does, from shared memory `tile`, if it does one. `tells`: whether some of the warps do that,
-    or notify, and do nothing else."""
+    """The names of what the warps of a role share: memory for the blocks of both operands, `stages` of each, and
+    barriers. The ring has the stages of the schedule, and one more if memory suffices: one is multiplied while the
+    others are loaded. `sums` is tensor memory for sums, "" if sums are in registers; `full` and `empty` are its
+    barriers. `sent`: the store that the copy engine for tiles does, from shared memory `tile`, or None. `tells`: some
+    of the warps only send and notify."""
 
     product: Product
     stages: int
@@ -89,7 +89,7 @@ class Ring:
 
     @property
     def barriers(self) -> dict[str, int]:
-        """Each with how many there are."""
+        """The barriers by name, each with their number."""
         made = {self.ready: self.stages, self.free: self.stages}
         if self.sums:
             made |= {self.full: SUMS, self.empty: SUMS}
@@ -97,12 +97,12 @@ class Ring:
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """All of it: what the functions of the warps take first."""
+        """All memory and barriers, which the functions of the warps take first."""
         return (*self.blocks, *(memory for memory in (self.sums, self.tile) if memory), *self.barriers)
 
 
 class Partition(GluonEmitter):
-    """Writes what some of the warps do of a role; `body` of it. In a tile of a loop over them, `first` and `last`."""
+    """Writes the part of a role that some of its warps do: the statements `body`."""
 
     def __init__(self, names: Names, role: Role, target: Target, ring: Ring, body: ir.Body) -> None:
         self.ring = ring
@@ -110,7 +110,7 @@ class Partition(GluonEmitter):
 
     @property
     def step(self) -> str:
-        """How many steps of main loops are behind these warps."""
+        """The variable that counts the steps of main loops that these warps have done."""
         return self.made("step")
 
     @property
@@ -128,31 +128,31 @@ class Partition(GluonEmitter):
 
     @property
     def sum_of(self) -> str:
-        """How many tiles are behind these warps: the number of a sum in tensor memory."""
+        """The variable that counts the tiles that these warps have done: the number of a sum in tensor memory."""
         return self.made("tiles")
 
     @property
     def total(self) -> str:
-        """What the sum is called."""
+        """The name of the sum."""
         return self.variable(self.ring.product.sum)
 
     def factors(self) -> Iterator[Source]:
-        """The blocks in a stage of the ring, as the dot has them."""
+        """The blocks in a stage of the ring, as operands of the dot."""
         for memory, (_, block) in zip(self.ring.blocks, self.ring.product.operands, strict=True):
             lies = f"{memory}.index({self.stage})"
             yield f"{lies}.permute((1, 0))" if block.turned else lies
 
     def settles(self, s: ir.Wait) -> bool:
-        """Who sends a tile does, not who waits."""
+        """No wait settles: the warps that send a tile do."""
         return False
 
     def lays_out(self, s: ir.Store) -> None:
-        """A tile, for the copy engine."""
+        """Writes a tile to shared memory, for the copy engine."""
         value = converted(self.code(s, s.value), self.dtype(s.target))
         self.write.do(call("lay_out", self.ring.tile, value))
 
     def sends(self) -> None:
-        """The tile that is laid out."""
+        """Writes the store of the tile that is laid out."""
         assert self.bulk is not None and self.ring.sent is not None
         blocks, corner = self.bulk.described(self.ring.sent.target)
         self.write.do(call("send", self.ring.tile, blocks, f"[{', '.join(corner)}]"))
@@ -160,18 +160,18 @@ class Partition(GluonEmitter):
             self.write.do(call("settle"))
 
     def begins(self, write: Writer) -> None:
-        """What stands before the loop over tiles."""
+        """Writes the statements before the loop over tiles."""
         write.set(self.step, "0")
 
     def takes(self, write: Writer) -> None:
-        """What stands before a tile."""
+        """Writes the statements before a tile."""
 
     def gives(self, write: Writer) -> None:
-        """What stands behind a tile."""
+        """Writes the statements behind a tile."""
 
 
 class Loading(Partition):
-    """Waits for the tile's signals, and loads blocks into stages of the ring as these become free."""
+    """Waits for the tile's signals, and loads blocks into stages of the ring when these are free."""
 
     def compute(self, s: ir.Compute) -> None:
         ring = self.ring
@@ -184,7 +184,7 @@ class Loading(Partition):
 
 
 class Multiplying(Partition):
-    """Multiplies the stages of the ring as these become ready, finishes the sum, in registers, and stores it."""
+    """Multiplies stages of the ring when they are ready, finishes the sum in registers, and stores it."""
 
     def begins(self, write: Writer) -> None:
         write.assign((self.stage, self.phase), "0, 0")
@@ -213,14 +213,14 @@ class Multiplying(Partition):
             super().compute(s)
 
     def gives(self, write: Writer) -> None:
-        """What stands behind a tile: it is handed over to those who tell."""
+        """Hands the tile over to the warps that tell."""
         if self.ring.tells:
             write.do(call("hand_over", self.ring.stored, self.ring.told, self.tile_phase))
             write.set(self.tile_phase, "1", operator="^=")
 
 
 class Issuing(Partition):
-    """Has the stages of the ring multiplied as these become ready: sums are in tensor memory."""
+    """Issues the products of stages of the ring when these are ready. Sums are in tensor memory."""
 
     def begins(self, write: Writer) -> None:
         super().begins(write)
@@ -239,13 +239,13 @@ class Issuing(Partition):
             self.write.set(self.step, "1", operator="+=")
 
     def gives(self, write: Writer) -> None:
-        """What stands behind a tile: its sum will be full."""
+        """Makes the tile's products arrive at the barrier `full` of their sum."""
         write.do(call("complete", self.ring.full, self.sum_of))
         write.set(self.sum_of, "1", operator="+=")
 
 
 class Finishing(Partition):
-    """Finishes the sums in tensor memory as these become full, stores them, and tells that they are stored."""
+    """Finishes the sums in tensor memory when they are full, stores them, and tells that they are stored."""
 
     def begins(self, write: Writer) -> None:
         write.set(self.sum_of, "0")
@@ -264,14 +264,14 @@ class Finishing(Partition):
 
 
 class Telling(Partition):
-    """Gives the notifications of a tile when it is stored, or sends it and gives them, while others are at the next
-    one."""
+    """Gives the notifications of a tile when it is stored, or sends the tile and gives them. Other warps meanwhile work
+    on the next tile."""
 
     def begins(self, write: Writer) -> None:
         write.set(self.tile_phase, "0")
 
     def takes(self, write: Writer) -> None:
-        """What stands before a tile: it is taken over from those who store."""
+        """Takes the tile over from the warps that store."""
         write.do(call("take_over", self.ring.stored, self.tile_phase))
         write.set(self.tile_phase, "1", operator="^=")
 
@@ -287,7 +287,7 @@ class Telling(Partition):
 
 
 def partitions(names: Names, role: Role, target: Target) -> tuple[Ring, dict[str, Partition]]:
-    """What the warps of a role that multiplies share, and what they do, by name; the block's own warps come first."""
+    """The ring that the warps of a role that multiplies share, and their parts, the block's own warps first."""
     ring = Ring.of(names, role, target)
     product = ring.product
     bare = {id(product.whole): product.bare}

@@ -1,9 +1,9 @@
-"""Primitives of the specialised form on NVIDIA GPUs: those of `cuda.py`, for warps that go separate ways.
+"""Primitives of the specialised form on NVIDIA GPUs: the primitives of `cuda.py`, for warps that run separate code.
 
-Three things differ. Blocks have layouts: a store says which, and all that leads to it follows. The first thread of the
-warps that are here carries out what one thread does: they need not have the block's first. And a wait that gives up
-returns: warps that ended alone would leave the others waiting. Whoever stores or notifies looks at the poison word
-first (`alive`), so nothing is touched after a wait in vain: none returns so before the lane is poisoned.
+Three things differ. Blocks have layouts: a store names its layout, and the values that lead to it follow. The first
+thread of the calling warps does what one thread does, since these warps need not include the block's first. And a wait
+that gives up returns, because warps that ended alone would leave the others waiting. It only returns when the lane is
+poisoned. Warps look at the poison word (`alive`) before they store or notify, so they touch nothing then.
 """
 
 import triton
@@ -24,9 +24,9 @@ wait, entered = portable.over(globals(), cuda.wait, cuda.entered)
 
 @triton.constexpr_function
 def _by_first_thread(instruction, warps=32, worker=False):
-    """PTX by which the first thread of `warps` warps carries out an instruction, while the others go on; `worker`: that
-    of the first worker alone. One warp asks for its lane: where it asks for its thread, ptxas keeps the number of the
-    warp in a thread's register, also for the warps that multiply, whose steps take up to 30 instructions more."""
+    """PTX by which the first thread of `warps` warps carries out an instruction, while the others go on. `worker`: only
+    in the first worker. One warp compares its lane: if it compares its thread, ptxas keeps the number of the warp in a
+    thread's register, also for the warps that multiply, whose steps take up to 30 instructions more."""
     thread = "%laneid" if warps == 1 else "%tid.x"
     return f"""{{
         .reg .pred %first; .reg .b32 %thread, %worker;
@@ -45,14 +45,14 @@ def by_one_thread(instruction):
 
 (tell,) = portable.over(globals(), cuda.tell)
 (enter,) = portable.over(globals(), portable.enter)
-"""By the first worker. All call it: a branch around it takes uniform registers from the loop that multiplies."""
+"""The first worker enters. All call it: a branch would take uniform registers from the loop that multiplies."""
 
 
 @triton.constexpr_function
 def _layout(shape, warps):
-    """Of a block that is stored: eight neighbours along the last dimension a thread, which are 16 bytes of the dtypes
-    that are multiplied; of a vector, as few as there can be. It depends on no dtype, so that a block can be stored
-    twice, in two of them."""
+    """The layout of a block that is stored. A thread has eight neighbours along the last dimension, which are 16 bytes
+    of the dtypes that are multiplied; of a vector it has as few as possible. The layout depends on no dtype, so that a
+    block can be stored twice, in two dtypes."""
     shape = [int(n) for n in shape]
     if len(shape) == 1:
         return tl.BlockedLayout([max(1, min(8, shape[0] // (32 * warps)))], [32], [warps], [0])
@@ -82,15 +82,15 @@ def store(pointers, value, mask=None):
 
 @gluon.jit
 def settle():
-    """Until the copy engine for tiles has stored all that it stores for these warps."""
+    """Waits until the copy engine for tiles has completed all its stores for these warps."""
     _complete()
     debug_barrier()
 
 
 @gluon.jit
 def notify(signal, scope: tl.constexpr, bulk: tl.constexpr = False):
-    """Counts one up, with release order, once all threads of these warps have stored what they had to, and what the
-    copy engine for tiles has stored for them is complete."""
+    """Adds 1 to a signal, with release order, when all threads of these warps have done their stores. `bulk`: the
+    stores of the copy engine for tiles for them are complete, too."""
     if bulk:
         _complete()
     debug_barrier()
@@ -100,7 +100,7 @@ def notify(signal, scope: tl.constexpr, bulk: tl.constexpr = False):
 
 @gluon.jit
 def credit(control, before, world: tl.constexpr, tma: tl.constexpr = False):
-    """Until every rank has left the previous run of this slot: nobody reads what lies in it any more."""
+    """Waits until every rank has left the previous run of this slot: nobody reads the slot any more."""
     lanes: tl.constexpr = _layout([triton.next_power_of_2(world)], tl.num_warps())
     other = tl.minimum(tl.arange(0, triton.next_power_of_2(world), lanes), world - 1)
     _until(control, control + PROGRESS + other, before, "sys", "all", tma)
@@ -109,7 +109,7 @@ def credit(control, before, world: tl.constexpr, tma: tl.constexpr = False):
 
 @gluon.jit
 def drain(control, signals, expected, here, scope: tl.constexpr):
-    """Until a block of signals have been given `expected` times, where `here` holds; then zeroes them."""
+    """Waits until a block of signals have `expected` notifications, where `here` holds; then zeroes them."""
     _until(control, signals, tl.where(here, expected, 0), scope, "all", False)
     debug_barrier()
     if alive(control):

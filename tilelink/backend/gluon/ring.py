@@ -1,9 +1,8 @@
-"""What the warps of a role that multiplies hand each other: a ring of blocks in shared memory, and barriers.
+"""The ring of blocks in shared memory, and the barriers, that the warps of a role that multiplies hand each other.
 
-Barriers have phases, which end when one has arrived; waiting for the phase before the first returns at once. A stage of
+A phase of a barrier ends when one thread has arrived; a wait for the phase before the first returns at once. A stage of
 the ring is `ready` when all its bytes have come, and then `free` when it is multiplied. A tile is `stored`, and then
-`told`. The copy engine for tiles (TMA) loads. What multiplies stands in `wgmma.py` (Hopper) and `tcgen05.py`
-(Blackwell).
+`told`. The copy engine for tiles (TMA) loads; `wgmma.py` (Hopper) and `tcgen05.py` (Blackwell) multiply.
 """
 
 from triton.experimental import gluon
@@ -18,14 +17,14 @@ _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 @gluon.jit
 def ring(blocks, num_stages: tl.constexpr):
-    """Shared memory for so many blocks of a descriptor."""
+    """Shared memory for `num_stages` blocks of a descriptor."""
     shape: tl.constexpr = blocks.block_type.shape
     return tl.allocate_shared_memory(blocks.dtype, [num_stages, shape[0], shape[1]], blocks.layout)
 
 
 @gluon.jit
 def barriers(number: tl.constexpr):
-    """Barriers at which one arrives a phase."""
+    """Barriers whose phase ends at one arrival."""
     made = tl.allocate_shared_memory(tl.int64, [number, 1], mbarrier.MBarrierLayout())
     for k in tl.static_range(number):
         mbarrier.init(made.index(k), count=1)
@@ -34,29 +33,29 @@ def barriers(number: tl.constexpr):
 
 @gluon.jit
 def end(barriers, number: tl.constexpr):
-    """Barriers become memory again, when all warps have come together."""
+    """Turns barriers back into plain memory, when all warps have come together."""
     for k in tl.static_range(number):
         mbarrier.invalidate(barriers.index(k))
 
 
 @gluon.jit
 def place(step, num_stages: tl.constexpr):
-    """The stage of a ring in which the blocks of a step lie, and the phase in which its barriers are."""
+    """The stage of a ring that holds the blocks of a step, and the phase of its barriers."""
     count = tl.cast(step, tl.uint32)
     return tl.cast(count % num_stages, tl.int32), tl.cast(count // num_stages & 1, tl.int32)
 
 
 @gluon.jit
 def next_place(stage, phase, num_stages: tl.constexpr):
-    """The stage and the phase of the step behind one."""
+    """The stage and the phase of the next step."""
     last = stage == num_stages - 1
     return tl.where(last, 0, stage + 1), tl.where(last, phase ^ 1, phase)
 
 
 @gluon.jit
 def claim_behind(ready, free, step, freed, size: tl.constexpr, num_stages: tl.constexpr):
-    """Until the stage of a step is free, as the barrier of the step `freed` says; then so many bytes are to come into
-    it."""
+    """Waits until the stage of a step is free, by the barrier of step `freed`, and makes the stage expect `size`
+    bytes."""
     says, phase = place(freed, num_stages)
     mbarrier.wait(free.index(says), phase ^ 1)
     stage, _ = place(step, num_stages)
@@ -66,19 +65,19 @@ def claim_behind(ready, free, step, freed, size: tl.constexpr, num_stages: tl.co
 
 @gluon.jit
 def fetch(blocks, at, ring, ready, stage):
-    """Begins to load a block into a stage. What lies outside its tensor is zero."""
+    """Begins to load a block into a stage. Elements outside the tensor are zero."""
     _load(blocks, at, ready.index(stage), ring.index(stage))
 
 
 @gluon.jit
 def bring(ring, stage, blocks, at):
-    """Begins to store what lies in a stage. What lies outside of the tensor is left out."""
+    """Begins to store the block in a stage. Elements outside the tensor are left out."""
     _store(blocks, at, ring.index(stage).reshape(blocks.block_type.shape))
 
 
 @gluon.jit
 def hand_over(stored, told, phase):
-    """All warps have stored their part of a tile, for those that tell; once these have told the tile before."""
+    """Hands a tile that all these warps have stored to the warps that tell, when those have told the tile before."""
     until_told(told, phase)
     debug_barrier()
     mbarrier.arrive(stored.index(0), count=1)
@@ -93,7 +92,7 @@ def tile_out(blocks, shape: tl.constexpr):
 
 @gluon.jit
 def until_told(told, phase):
-    """Until the tile before is told: its memory may be used again."""
+    """Waits until the tile before is told, so that its memory may be used again."""
     mbarrier.wait(told.index(0), phase ^ 1)
 
 
@@ -106,7 +105,7 @@ def lay_out(tile, value):
 
 @gluon.jit
 def send(tile, blocks, at):
-    """Stores a tile that is laid out, from shared memory. Afterwards that may be used again, and the tile may not be
+    """Stores a tile from shared memory. Afterwards the shared memory may be used again, but the store may not be
     complete."""
     bring(tile, 0, blocks, at)
     tma.store_wait(0)
@@ -114,11 +113,11 @@ def send(tile, blocks, at):
 
 @gluon.jit
 def take_over(stored, phase):
-    """Until a tile is stored, by other warps: what is released now comes after that."""
+    """Waits until other warps have stored a tile. A release after this comes after their stores."""
     mbarrier.wait(stored.index(0), phase)
 
 
 @gluon.jit
 def give_back(told):
-    """A tile is told, and the next may be handed over."""
+    """Says that a tile is told: the next may be handed over."""
     mbarrier.arrive(told.index(0), count=1)

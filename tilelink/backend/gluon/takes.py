@@ -1,4 +1,4 @@
-"""Which programs the specialised form takes. Others are refused, with what stands in the way."""
+"""Decides which programs the specialised form takes. It refuses others, and says what stands in the way."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from tilelink.frontend.schedule import SMs
 from tilelink.frontend.values import ITEM_SIZE
 
 DTYPES = ("bfloat16", "float16")
-"""Of operands."""
+"""The dtypes of operands."""
 WARPS_OF_GROUP, ROWS_OF_GROUP, COLUMNS, DEPTH = 4, 64, 16, 16
-"""Matrix instructions of sums in registers are carried out by groups of four warps, on 64 rows; a tile has whole ones
-for each warp."""
+"""Matrix instructions with sums in registers are carried out by groups of four warps, on 64 rows. A tile has whole
+instructions for each warp."""
 LEAST_LINES, LEAST_BYTES = 8, 32
-"""Of a block in shared memory: its lines, and bytes of a line."""
+"""The fewest lines of a block in shared memory, and the fewest bytes of a line."""
 SUMS, LANES = 2, 128
-"""Sums in tensor memory, and its rows: those of a sum beyond them lie in columns of their own."""
+"""The number of sums in tensor memory, and its rows. Rows of a sum beyond them lie in further columns."""
 SUM_ROWS, SUM_COLUMNS, THREAD_SUMS = (64, LANES, 2 * LANES), (16, 256), 128
-"""Of a sum in tensor memory: the rows it may have, the least and most columns, and how many of its numbers a thread of
-the groups of four warps that read it has registers for."""
+"""For a sum in tensor memory: the numbers of rows that it may have, the least and most columns, and how many of its
+numbers fit into the registers of a thread that reads it."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """How a role multiplies: the loop of `dot`, the sum that it adds to, which begins with `zeros`, and the views of
-    both operands, each with the block that a descriptor loads. `whole`: the loop with what stands around it, which
-    waits for pieces; `bare`: that without its waits."""
+    """The product that a role makes: the loop around `dot`, the sum that the dot adds to, which begins with `zeros`,
+    and the views of both operands, each with the block that a descriptor loads. `whole`: the loop with the loop or
+    branch around it, which waits for pieces; `bare`: the same without the waits."""
 
     whole: ir.For | ir.If
     bare: ir.For | ir.If
@@ -47,15 +47,15 @@ class Product:
 
     @property
     def has_steps(self) -> bool:
-        """Whether the main loop goes over all of a dimension of an operand, which is not empty: it is described."""
+        """Whether the main loop has a step: it goes over a whole described dimension, which is not empty."""
         dims = {symbol(r.dim) for view, _ in self.operands for r in view.ranges}
         return isinstance(self.bare, ir.For) and self.bare.start == 0 and self.bare.stop in dims
 
 
 def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
-    """The program as the specialised form has it: without late notifications, since warps of their own give them; with
-    one store in bulk of what is multiplied, or none; and without copies in bulk that it has no memory for.
-    Raises FormError with the first thing that the form does not take."""
+    """The program that the specialised form lowers. It has no late notifications, because separate warps give them. A
+    role that multiplies has at most one store in bulk, and other roles have no bulk copies that `carry.py` does not
+    take. Raises FormError with the first thing that the form does not take."""
     multiplying = [r for r in program.in_kernel if multiplies(r)]
     for why, site in _refused(program, facts, multiplying):
         raise FormError(f"{program.name} has no specialised form: {why}", site)
@@ -66,8 +66,8 @@ def taken(program: TileProgram, facts: Facts, target: Target) -> TileProgram:
 
 
 def _in_bulk(role: Role, program: TileProgram, facts: Facts) -> bool:
-    """Whether the copy engine alone does what the engine may do for a role. Where that multiplies it stores a tile;
-    elsewhere it copies blocks that have two dimensions, and lines and columns as Triton lays them out (`carry.py`)."""
+    """Whether the copy engine does what it may do for a role: store one tile, if the role multiplies; else copy blocks
+    of two dimensions, with lines and columns as Triton lays them out (`carry.py`)."""
     if multiplies(role):
         return _stores(role) == 1
     done = (bulk for _, bulk in bulk_writes(role, program, facts))
@@ -80,7 +80,7 @@ def _is_laid_out(bulk: Bulk, program: TileProgram) -> bool:
 
 
 def _stores(role: Role) -> int:
-    """How often a tile is stored. There is memory to send it from once."""
+    """The number of stores of a tile. There is shared memory for one."""
     return sum(1 for _ in ir.every(ir.Write, role.body))
 
 
@@ -140,7 +140,7 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
 
 
 def _tree(code: ir.Code) -> ast.expr:
-    """The expression; Python takes a hole, such as {0}, for a set of one number."""
+    """The expression. Python parses a hole, such as {0}, as a set of one number."""
     return ast.parse(code.text, mode="eval").body
 
 
@@ -154,7 +154,7 @@ def _is_dot(code: ir.Code) -> bool:
 
 
 def zeros_of(code: ir.Code) -> tuple[int, int] | None:
-    """The lengths of the block, where the expression is tl.zeros of two lengths in float32."""
+    """The lengths of the block, if the expression is tl.zeros of two lengths in float32; else None."""
     match _tree(code):
         case ast.Call(ast.Attribute(ast.Name("tl"), "zeros"), [ast.Tuple(lengths), dtype]):
             match lengths:
@@ -196,7 +196,7 @@ def _check_in_registers(role: Role, dot: ir.Compute, target: Target, fail: Fail)
 
 
 def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Iterator[tuple[str, Site]]:
-    """What the form does not take, whatever its main loop is."""
+    """Yields the reasons to refuse a program that do not depend on its main loop."""
     if not multiplying:
         yield "no role multiplies", program.site
     if len(multiplying) > 1:
@@ -219,8 +219,8 @@ def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Ite
 
 
 def _words(s: ir.Statement, role: Role) -> Iterator[str]:
-    """What of the words of a statement the language of the form does not have."""
-    from triton.experimental.gluon import language as gluon  # here, because who runs the portable form needs it not
+    """Yields the words of a statement that Gluon lacks, or that the form does not take."""
+    from triton.experimental.gluon import language as gluon  # here, because the portable form needs no Gluon
 
     for code in s.codes:
         for called in (h for h in code.holes if isinstance(h, ir.Called)):
@@ -235,7 +235,7 @@ def _words(s: ir.Statement, role: Role) -> Iterator[str]:
 
 
 def _now(s: ir.Statement) -> ir.Body:
-    """A statement of a program that gives no notification late."""
+    """The statement as the form takes it: no notification is late."""
     if isinstance(s, ir.Owed):
         return ()
     return (replace(s, late=False),) if isinstance(s, ir.Notify) else (s,)

@@ -1,9 +1,9 @@
-"""Blackwell's matrix instructions (tcgen05), which keep sums in tensor memory: one warp has stages of a ring
-multiplied, and others finish the sums.
+"""Blackwell's matrix instructions (tcgen05), which keep sums in tensor memory: one warp issues the products of stages
+of a ring, and other warps finish the sums.
 
 There are two sums. One is read while the next tile is multiplied into the other. A sum is `full` when its products are
-done, and `empty` when all warps have read it. Matrix instructions end in the order in which one thread began them, so
-the barrier behind the last stands for all. PTX asks for a fence of tensor memory on both sides of a barrier where
+done, and `empty` when all warps have read it. Matrix instructions end in the order in which one thread issued them, so
+the barrier behind the last stands for all. PTX requires a fence of tensor memory on both sides of a barrier where
 threads hand a sum to each other.
 """
 
@@ -33,7 +33,7 @@ def _lies(shape):
 
 @triton.constexpr_function
 def _read(shape, layout, warps):
-    """The layout of a sum as instructions read it. (Triton 3.8 has given the function another place.)"""
+    """The layout of a sum as instructions read it. (Triton 3.8 has moved the function.)"""
     shape = [int(n) for n in shape]
     if hasattr(blackwell, "get_tmem_reg_layout"):
         return blackwell.get_tmem_reg_layout(tl.float32, shape, layout, warps)
@@ -42,7 +42,7 @@ def _read(shape, layout, warps):
 
 @gluon.jit
 def _fence(side: tl.constexpr):
-    """Orders what other threads have done with tensor memory "before" or "after" a barrier."""
+    """Orders accesses of other threads to tensor memory "before" or "after" a barrier."""
     fence: tl.constexpr = "tcgen05.fence::" + side + "_thread_sync; mov.b32 $0, 0;"
     tl.inline_asm_elementwise(fence, "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
 
@@ -55,13 +55,13 @@ def accumulators(shape: tl.constexpr):
 
 @gluon.jit
 def claim(ready, free, step, size: tl.constexpr, num_stages: tl.constexpr):
-    """Until the stage of a step is free; then so many bytes are to come into it."""
+    """Waits until the stage of a step is free, and makes it expect `size` bytes."""
     return claim_behind(ready, free, step, step, size, num_stages)
 
 
 @gluon.jit
 def emptied(sums, empty, tile):
-    """The sum of a tile, when that of two tiles before is read. The first product into it adds to nothing."""
+    """Waits until the sum of two tiles before is read, and returns its memory. The first product overwrites it."""
     number, phase = place(tile, SUMS)
     mbarrier.wait(empty.index(number), phase ^ 1)
     _fence("after")
@@ -70,22 +70,22 @@ def emptied(sums, empty, tile):
 
 @gluon.jit
 def multiply(left, right, acc, adds, ready, free, stage, phase):
-    """Begins acc + left @ right, or left @ right where it does not add, for blocks of a stage when that is ready. The
-    stage is free when this is done."""
+    """Issues acc + left @ right for blocks of a stage when the stage is ready; left @ right if not `adds`. The stage is
+    free when the product is done."""
     mbarrier.wait(ready.index(stage), phase)
     tcgen05_mma(left, right, acc, use_acc=adds, mbarriers=[free.index(stage)])
 
 
 @gluon.jit
 def complete(full, tile):
-    """The sum of a tile will be full when all products that were begun are done."""
+    """Makes the sum of a tile full when all products that were issued are done."""
     number, _ = place(tile, SUMS)
     tcgen05_commit(full.index(number))
 
 
 @gluon.jit
 def finished(sums, full, empty, tile):
-    """The sum of a tile, when it is full. Then it is empty."""
+    """Waits until the sum of a tile is full, and returns it. Its memory is empty then."""
     number, phase = place(tile, SUMS)
     mbarrier.wait(full.index(number), phase)
     _fence("after")

@@ -1,7 +1,7 @@
-"""Hopper's matrix instructions (wgmma), which keep sums in registers: for warps that multiply stages of a ring.
+"""Hopper's matrix instructions (wgmma), which keep sums in registers, for warps that multiply stages of a ring.
 
 One product is under way while the next is begun. The barrier `free` of a stage therefore says that the stage before it
-has been multiplied, also over the end of a tile.
+has been multiplied, also across the end of a tile.
 """
 
 import triton
@@ -14,7 +14,7 @@ from tilelink.backend.gluon.ring import claim_behind
 
 @triton.constexpr_function
 def _sums(shape, warps):
-    """Layout of sums: warps lie one below the other as far as there are rows, 16 each, and then side by side."""
+    """The layout of sums: warps lie one below the other as far as there are rows, 16 each, and then side by side."""
     down = min(warps, shape[0] // 16)
     across = warps // down
     return tl.NVMMADistributedLayout([3, 0], [down, across], [16, min(256, shape[1] // across), 16])
@@ -22,20 +22,20 @@ def _sums(shape, warps):
 
 @gluon.jit
 def claim(ready, free, step, size: tl.constexpr, num_stages: tl.constexpr):
-    """Until the stage of a step is free, as the one that follows says; then so many bytes are to come into it."""
+    """Waits until the stage of a step is free, by the barrier of the next step, and makes it expect `size` bytes."""
     return claim_behind(ready, free, step, step + 1, size, num_stages)
 
 
 @gluon.jit
 def sums(shape: tl.constexpr):
-    """A block of sums, zero, as matrix instructions have it."""
+    """A block of zeros, in the layout of sums of matrix instructions."""
     return tl.zeros(shape, tl.float32, _sums(shape, tl.num_warps()))
 
 
 @gluon.jit
 def multiply(left, right, acc, ready, free, stage, phase):
-    """acc + left @ right, for blocks of a stage when that is ready. Afterwards this product is under way; the last one
-    is done, and its stage free."""
+    """Begins acc + left @ right for blocks of a stage when the stage is ready. The product before is then done, and its
+    stage free; this product is under way."""
     mbarrier.wait(ready.index(stage), phase)
     acc = warpgroup_mma_wait(1, deps=[warpgroup_mma(left, right, acc, is_async=True)])
     mbarrier.arrive(free.index(stage), count=1)
@@ -44,5 +44,5 @@ def multiply(left, right, acc, ready, free, stage, phase):
 
 @gluon.jit
 def multiplied(acc):
-    """The sums, when all products are done."""
+    """Waits until all products are done, and returns the sums."""
     return warpgroup_mma_wait(0, deps=[acc])

@@ -1,7 +1,7 @@
-"""Targets: what lowered kernels are made for.
+"""Targets: the kinds of chips that kernels are lowered for.
 
-A target names its module of primitives, the only code that depends on a vendor, and says what its chip has. Kernels
-and lowering ask for what a target has, never for who makes it. `portable` runs everywhere, in the interpreter too.
+A target names its module of primitives, the only code that depends on a vendor, and says what its chip has. Kernels and
+lowering ask what a target has, never which vendor makes it. `portable` runs everywhere, also in the interpreter.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from tilelink.frontend.kept import hashed_once
 @hashed_once
 @dataclass(frozen=True)
 class Target:
-    """What a kernel is lowered for.
+    """A kind of chip that kernels are lowered for.
 
-    `module`: dotted name of the primitives. `backend`, `arch`, `warp_size`: what Triton's `GPUTarget` takes; `backend`
-    is "" where the interpreter runs the kernel. `shared_bytes`: shared memory that a worker may have, None where
-    nothing limits it; `stages_in_registers`: so many stages of a pipelined loop take none. `registers`: of an SM, where
-    kernels have to say how many a thread may have. `matrix_dtypes`: those that matrix instructions multiply exactly.
-    `one_dot_a_sum`: in a pipelined loop, Triton's compiler handles one dot into a sum only (triton-lang/triton 10821).
-    `sum_columns`: columns of tensor memory, in which matrix instructions keep sums; 0 where registers do.
-    `descriptors`: blocks are loaded through tensor descriptors, where their tensors allow it. `multicast`: the fabric
-    stores to, and reduces over, all ranks of a node. `network`: some ranks are on other nodes, and reached by puts. A
-    network's additions to a word are not atomic with a GPU's, so each has its own: there, a signal is two words of 64
-    bits, which a wait adds up. `signal_bytes`: from one signal to the next. `specialised`: a role that multiplies has
-    warps of its own for loading and notifying.
-    `wide_polls`: threads of a warp poll a signal each, so that a tile waits for all its signals at once.
-    `tick_ns`: nanoseconds of a step of the chip's clock; None where time is logical. `clock_ghz`: assumed, that which
-    the chip holds at work.
+    `module`: dotted name of the primitives. `backend`, `arch`, `warp_size`: the arguments of Triton's `GPUTarget`;
+    `backend` is "" if the interpreter runs the kernel. `shared_bytes`: the most shared memory of a worker, None without
+    a limit; `stages_in_registers`: stages of a pipelined loop that take none of it. `registers`: registers of an SM, if
+    kernels say how many a thread may have; else None. `matrix_dtypes`: dtypes that matrix instructions multiply
+    exactly. `one_dot_a_sum`: in a pipelined loop, Triton's compiler handles only one dot into a sum (triton-lang/triton
+    10821). `sum_columns`: columns of tensor memory for sums of matrix instructions; 0 if sums are in registers.
+    `descriptors`: blocks are loaded through tensor descriptors if their tensors allow it. `multicast`: the fabric
+    stores to, and adds up over, all ranks of a node. `network`: some ranks are on other nodes, and puts reach them. A
+    network's additions to a word are not atomic with a GPU's. There a signal is therefore two words of 64 bits, one for
+    each, and a wait adds them up. `signal_bytes`: bytes from one signal to the next. `specialised`: a role that
+    multiplies has separate warps for loading and notifying. `wide_polls`: each thread of a warp polls a signal, so a
+    tile waits for all its signals at once. `tick_ns`: nanoseconds of a step of the chip's clock; None if time is
+    logical. `clock_ghz`: assumed clock of the chip under load.
     """
 
     name: str
@@ -55,17 +54,17 @@ class Target:
 
     @property
     def chip(self) -> str:
-        """The name of the target that it is made of, for the same chip."""
+        """The name of the chip's target, without the network or the form."""
         return self.name.partition("+")[0]
 
     @property
     def waits_for_all(self) -> bool:
-        """Whether a wait takes a block of signals. A network's are two words each, and own warps take one at a time."""
+        """Whether a wait takes a block of signals. A network's have two words; separate warps take them in turn."""
         return self.wide_polls and not self.network and not self.specialised
 
     @property
     def signal_dtype(self) -> str:
-        """Of the words of a signal."""
+        """The dtype of the words of a signal."""
         return "int64" if self.network else "int32"
 
     @property
@@ -103,12 +102,12 @@ NETWORKS = {
     "": ("network", f"{PORTABLE}_network"),
     "cuda": ("nvshmem", "tilelink.backend.targets.nvshmem"),
 }
-"""By Triton's backend: what the network is called, and the module of primitives that has it too."""
+"""For each backend of Triton: the name of the network, and the module of primitives with a network."""
 SPECIALISED = dict.fromkeys(["sm_90", "sm_100"], "tilelink.backend.gluon.primitives")
-"""The targets that have a specialised form, with its module of primitives."""
+"""The targets that have a specialised form, each with its module of primitives."""
 SECTOR = 32
-"""Bytes that the cache of a GPU reads at once. Signals lie in sectors of their own: who polls one is not in the way of
-those that give others."""
+"""Bytes that the cache of a GPU reads at once. Each signal has its own sector, so polls of one signal do not disturb
+notifications of others."""
 AMPERE = frozenset(["bfloat16", "float16", "int8", "uint8"])
 NARROW = AMPERE | {"float8_e4m3fn", "float8_e5m2"}
 
@@ -130,7 +129,7 @@ _geforce = replace(
 )  # fmt: skip
 _siblings = (_ampere, replace(_blackwell, name="sm_103", arch=103), _geforce)
 TARGETS = {t.name: t for t in (Target("cpu", PORTABLE), _hopper, _blackwell, _cdna3, *_siblings)}
-"""By name; the last are chips that are like one of those before them."""
+"""Targets by name. The last ones are chips that resemble one of those before them."""
 FORMS = TARGETS | {t.name: t for t in (TARGETS[name].with_own_warps() for name in SPECIALISED)}
-"""Targets, and those of the specialised form."""
+"""All targets, the targets of the specialised form included."""
 CPU = TARGETS["cpu"]

@@ -1,8 +1,8 @@
 """Primitives for AMD GPUs (gfx942): waits in GCN assembly, releases as LLVM makes them (docs/targets.md).
 
-A wait polls with loads that go past the caches and invalidates them once, when the poll has ended. The zero it returns
-lies in a scalar register, so that an address it is added to is still known to be the same for all threads. A barrier
-does not wait for the stores of its waves here: before it every wave does so itself, and writes the caches back.
+A wait polls with loads that bypass the caches, and invalidates the caches once, after the poll. The zero that it
+returns lies in a scalar register, so the compiler still knows that an address plus this zero is the same for all
+threads. On AMD a barrier does not wait for stores: before it, each wave waits for its own, and writes the caches back.
 """
 
 import triton
@@ -20,7 +20,7 @@ def _reach(scope):
 
 @triton.jit
 def _look(word, scope: tl.constexpr, then: tl.constexpr):
-    """Loads words past the caches, and carries out an instruction after that."""
+    """Loads words past the caches, and carries out the instruction `then` after that."""
     dtype = word.dtype.scalar.element_ty
     load: tl.constexpr = "global_load_dwordx2" if dtype == tl.int64 else "global_load_dword"
     asm: tl.constexpr = load + " $0, $1, off " + _reach(scope) + "\ns_waitcnt vmcnt(0)\n" + then
@@ -29,8 +29,8 @@ def _look(word, scope: tl.constexpr, then: tl.constexpr):
 
 @triton.jit
 def _stored(scope: tl.constexpr):
-    """Until the stores of this wave are written back as far as a scope. LLVM's release writes back, too, but that of
-    Triton 3.6 and 3.7 does not wait for it where it knows of no store (llvm-project 178316)."""
+    """Waits until the stores of this wave are written back as far as a scope. LLVM's release writes back, too, but the
+    LLVM of Triton 3.6 and 3.7 does not wait for it where it knows of no store (llvm-project 178316)."""
     back: tl.constexpr = "\nbuffer_wbl2 " + _reach(scope)
     asm: tl.constexpr = "s_waitcnt vmcnt(0)" + back + "\ns_waitcnt vmcnt(0)\nv_mov_b32 $0, 0"
     tl.inline_asm_elementwise(asm, "=v,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
@@ -38,8 +38,8 @@ def _stored(scope: tl.constexpr):
 
 @triton.jit
 def wait(control, word, expected, scope: tl.constexpr, tma: tl.constexpr = False):
-    """Until the word is at least `expected`, with acquire order. Returns 0, unknown to the compiler: added to an
-    address, it makes the load depend on the wait. (It is not bounded here: the control block is not looked at.)"""
+    """Waits until the word is at least `expected`, with acquire order. Returns 0, unknown to the compiler: added to an
+    address, it makes the load depend on the wait. (The wait is not bounded: it does not look at the control block.)"""
     while _look(word, scope, "") < expected:
         pass
     seen = _look(word, scope, "buffer_inv " + _reach(scope)).to(tl.int32)
@@ -52,7 +52,7 @@ entered, credit = portable.over(globals(), portable.entered, portable.credit)
 
 @triton.jit
 def notify(signal, scope: tl.constexpr):
-    """Counts one up, with release order, once all threads have stored what they had to."""
+    """Adds 1 to a signal, with release order, when all threads have done their stores."""
     _stored(scope)
     portable.notify(signal, scope)
 
@@ -66,7 +66,7 @@ def last_out(control, workers):
 
 @triton.jit
 def leave(heaps, control, rank, slot, run, world: tl.constexpr):
-    """Ends a run: all signals of it have come and are zero again; tells the peers."""
+    """Ends a run, in which all signals have come and are zero again: advances the run and tells the peers."""
     _stored("sys")
     portable.leave(heaps, control, rank, slot, run, world)
 

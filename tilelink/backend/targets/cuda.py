@@ -1,9 +1,9 @@
 """Primitives for NVIDIA GPUs, in PTX: the forms that Triton's passes leave intact (docs/targets.md).
 
-A wait is polled without order by one thread of the block, and acquired once by every thread when the poll has ended. A
-proxy fence follows where the TMA, another proxy, reads what the wait guards. The zero it returns is computed from the
-word that was acquired, in a way no compiler sees through: what adds it to an address can't be moved before the wait. A
-notification is one thread's release after a barrier of the block.
+In a wait, one thread of the block polls without order. After the poll every thread acquires once. If the TMA reads what
+the wait guards, a proxy fence follows, because the TMA is another proxy. The zero that a wait returns is computed from
+the acquired word, in a way that no compiler sees through. An address with this zero added can't be moved before the
+wait. In a notification, one thread releases after a barrier of the block.
 """
 
 import triton
@@ -17,13 +17,13 @@ from tilelink.backend.targets.portable import POISON, PROGRESS, RUN, SLOT_LEFT, 
 
 @triton.jit
 def _zero(seen):
-    """0, in a way that no compiler sees through."""
+    """0, made in a way that no compiler sees through."""
     return tl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [seen], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
 def _until(control, word, expected, scope: tl.constexpr, lanes: tl.constexpr, fence: tl.constexpr):
-    """Polls, acquires, and returns the zero that depends on it."""
+    """Polls, acquires, and returns the zero that depends on the acquired word."""
     bits: tl.constexpr = word.dtype.scalar.element_ty.primitive_bitwidth
     asm: tl.constexpr = polling(bits, scope, lanes, fence)
     constraints: tl.constexpr = "=r,l,l,l,~{memory}" if bits == 64 else "=r,l,r,l,~{memory}"
@@ -34,7 +34,7 @@ def _until(control, word, expected, scope: tl.constexpr, lanes: tl.constexpr, fe
 
 @triton.jit
 def tell(heaps, control, rank, progress, world: tl.constexpr):
-    """Tells every peer this rank's progress: released once, then stored to each."""
+    """Tells every peer this rank's progress: one release, then a store to each peer."""
     release: tl.constexpr = by_one_thread("fence.acq_rel.sys;")
     tl.inline_asm_elementwise(release, "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
     store: tl.constexpr = by_one_thread("st.relaxed.sys.global.s64 [$1], $2;")
@@ -50,15 +50,15 @@ enter, leave = portable.over(globals(), portable.enter, portable.leave)
 
 @triton.jit
 def wait(control, word, expected, scope: tl.constexpr, tma: tl.constexpr = False):
-    """Until the word is at least `expected`, with acquire order, for whoever reads. Returns 0, unknown to the
+    """Waits until the word is at least `expected`, with acquire order, for all threads. Returns 0, unknown to the
     compiler: added to an address or a coordinate, it makes the load depend on the wait."""
     return _until(control, word, expected, scope, "one", tma)
 
 
 @triton.jit
 def wait_all(control, words, expected, scope: tl.constexpr, tma: tl.constexpr = False):
-    """As `wait`, for a block of words, one a thread of each warp. The barrier: each is acquired by some threads alone,
-    and what it guards is read by others."""
+    """The same as `wait` for a block of words, one for each thread of a warp. The barrier stands there because a thread
+    acquires only some words, and other threads read what these guard."""
     seen = _until(control, words, expected, scope, "all", tma)
     tl.debug_barrier()
     return tl.sum(seen, 0)
@@ -66,9 +66,9 @@ def wait_all(control, words, expected, scope: tl.constexpr, tma: tl.constexpr = 
 
 @triton.jit
 def wait_some(control, first, words, least, expected, scope: tl.constexpr, tma: tl.constexpr = False):
-    """Until the word `first` is at least `least`. Returns the 0 of `wait`; and how many of a block of words, one a
-    thread, are at least what is expected of them, from its first on, which is `first`: what these guard may be read,
-    too. As all threads have to find the same number, each looks at a word that nobody else looks at."""
+    """Waits until the word `first` is at least `least`. Returns the 0 of `wait`, and how many consecutive words of a
+    block have come, from its first on, which is `first`: what they guard may be read, too. The block has a word for
+    each thread: all threads have to find the same number, so no two look at one word."""
     asm: tl.constexpr = polling(32, scope, "first", tma)
     operands = [first, tl.cast(least, tl.int32), control.to(tl.int64), words]
     seen = tl.inline_asm_elementwise(asm, "=r,l,r,l,l,~{memory}", operands, dtype=tl.int32, is_pure=False, pack=1)
@@ -80,22 +80,22 @@ def wait_some(control, first, words, least, expected, scope: tl.constexpr, tma: 
 
 @triton.jit
 def _complete():
-    """Until all is stored that this thread has begun to store by the copy engine for tiles."""
+    """Waits until the copy engine for tiles has completed all stores that this thread has begun."""
     asm: tl.constexpr = "cp.async.bulk.wait_group 0; mov.b32 $0, 0;"
     tl.inline_asm_elementwise(asm, "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def settle():
-    """Until the copy engine for tiles has stored all that it stores for these threads."""
+    """Waits until the copy engine for tiles has completed all its stores for these threads."""
     _complete()
     tl.debug_barrier()
 
 
 @triton.jit
 def notify(signal, scope: tl.constexpr, bulk: tl.constexpr = False):
-    """Counts one up, with release order, once all threads have stored what they had to. `bulk`: the copy engine for
-    tiles has stored for them, and has to be done."""
+    """Adds 1 to a signal, with release order, when all threads have done their stores. `bulk`: stores of the copy
+    engine for tiles for them have to be complete, too."""
     if bulk:
         _complete()
     tl.debug_barrier()
@@ -106,14 +106,14 @@ def notify(signal, scope: tl.constexpr, bulk: tl.constexpr = False):
 
 @triton.jit
 def entered(control, other, run, tma: tl.constexpr = False):
-    """Until a peer has entered this run: its published inputs may be loaded. Returns 0 as `wait` does."""
+    """Waits until a peer has entered this run: its published inputs may be loaded. Returns 0 as `wait` does."""
     return _until(control, control + PROGRESS + other, 2 * run + 1, "sys", "one", tma)
 
 
 @triton.jit
 def credit(control, before, world: tl.constexpr, tma: tl.constexpr = False):
-    """Until every rank has left the previous run of this slot: nobody reads what lies in it any more, wherever it lies,
-    so it may be written to. (That its home has left is not enough: others may still be reading there.)"""
+    """Waits until every rank has left the previous run of this slot. Then nobody reads any copy of the slot, and it may
+    be written to. (It does not suffice that the home has left: others may still be reading there.)"""
     other = tl.minimum(tl.arange(0, triton.next_power_of_2(world)), world - 1)
     _until(control, control + PROGRESS + other, before, "sys", "all", tma)
     tl.debug_barrier()
@@ -121,8 +121,8 @@ def credit(control, before, world: tl.constexpr, tma: tl.constexpr = False):
 
 @triton.jit
 def drain(control, signals, expected, here, scope: tl.constexpr):
-    """Until a block of signals have been given `expected` times, where `here` holds; then zeroes them. The barrier:
-    several threads may poll one signal, and none may see it zeroed."""
+    """Waits until a block of signals have `expected` notifications, where `here` holds; then zeroes them. The barrier
+    stands there because several threads may poll one signal, and none may see it zeroed."""
     _until(control, signals, tl.where(here, expected, 0), scope, "all", False)
     tl.debug_barrier()
     tl.store(signals, tl.zeros(signals.shape, tl.int32), mask=here)

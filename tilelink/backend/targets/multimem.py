@@ -2,8 +2,8 @@
 add: PTX's multimem, from Hopper on.
 
 `multicast` is the address at which the heaps of these ranks lie one over the other (CUDA's multicast objects). A store
-there arrives at the same place of every heap, and a load there returns the sum of what lies at that place of all heaps.
-16 bytes go in one instruction, whatever the dtype.
+there arrives at the same place of every heap. A load there returns the sum of this place over all heaps. One
+instruction moves 16 bytes, whatever the dtype.
 """
 
 import triton
@@ -19,7 +19,7 @@ _STORE = tl.constexpr("""{
 
 @triton.constexpr_function
 def sum_of(elements):
-    """PTX that loads 16 bytes of the sum over all heaps, of such elements; those that do not exist are 0."""
+    """PTX that loads 16 bytes of the sum over all heaps, as `elements`; elements that do not exist are 0."""
     return f"""{{
         .reg .pred %here; setp.ne.b32 %here, $5, 0;
         mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
@@ -40,7 +40,7 @@ def by_one_thread(instruction):
 
 @triton.jit
 def _halves(words):
-    """Neighbours along the last dimension apart: the even ones, the odd ones."""
+    """Splits neighbours along the last dimension: the even ones, the odd ones."""
     shape: tl.constexpr = words.shape
     n: tl.constexpr = len(shape)
     rows: tl.constexpr = shape[0] if n == 2 else 1
@@ -52,7 +52,7 @@ def _halves(words):
 
 @triton.jit
 def _words(block):
-    """A block of one dimension or two as int32, as many elements of it in each word as it holds."""
+    """A block of one dimension or two as int32 words, each with as many elements as fit into it."""
     bits: tl.constexpr = block.dtype.primitive_bitwidth
     if bits == 32:
         words = block.to(tl.int32, bitcast=True)
@@ -69,9 +69,9 @@ def _words(block):
 
 @triton.jit
 def multicast_store(multicast, at, offsets, block, here):
-    """Stores a block (its elements have 1, 2 or 4 bytes, its last dimension a multiple of 16 bytes) to what lies `at`
-    bytes into the heap of every rank. `offsets`: elements from there to each 16 bytes of the block; `here`: which of
-    these exist (True: all)."""
+    """Stores a block to the place `at` bytes into the heap of every rank. Its elements have 1, 2 or 4 bytes, its last
+    dimension a multiple of 16 bytes. `offsets`: elements from that place to each 16 bytes of the block; `here`: which
+    of these exist (True: all)."""
     even, odd = _halves(_words(block))
     first, third = _halves(even)
     second, fourth = _halves(odd)
@@ -83,7 +83,7 @@ def multicast_store(multicast, at, offsets, block, here):
 
 @triton.jit
 def _together(even, odd):
-    """Neighbours along the last dimension side by side: what `_halves` takes apart."""
+    """Joins neighbours along the last dimension that `_halves` has split."""
     n: tl.constexpr = len(even.shape)
     rows: tl.constexpr = even.shape[0] if n == 2 else 1
     both = tl.join(even, odd).reshape([rows, 2 * even.shape[n - 1]])
@@ -94,9 +94,9 @@ def _together(even, odd):
 
 @triton.jit
 def multicast_sum(multicast, at, offsets, here, dtype: tl.constexpr):
-    """The sum of a block of every rank's heap (float32, float16 or bfloat16), in its dtype. Arguments are those of
-    `multicast_store`; what does not exist is 0. The ranks stored to other addresses of the same memory than those it is
-    read at: hence the fence of the alias proxy."""
+    """The sum of a block over the heaps of all ranks (float32, float16 or bfloat16), in its dtype. The arguments are
+    the same as of `multicast_store`; elements that do not exist are 0. The ranks stored to other addresses of this
+    memory than the one that is read, so a fence of the alias proxy comes first."""
     tl.inline_asm_elementwise(
         "fence.proxy.alias; mov.b32 $0, $1;", "=r,r,~{memory}", [tl.program_id(0)], tl.int32, is_pure=False, pack=1
     )
@@ -119,8 +119,8 @@ def multicast_sum(multicast, at, offsets, here, dtype: tl.constexpr):
 
 @triton.jit
 def count_at_all(word):
-    """Counts a word of every rank one up, with release order, once all threads have stored what they had to. The
-    stores went to other addresses of the same memory than those it is read at: hence the fence of the alias proxy."""
+    """Adds 1 to a word of every rank, with release order, when all threads have done their stores. These went to other
+    addresses of the same memory than the ones it is read at, so a fence of the alias proxy comes first."""
     tl.debug_barrier()
     bits: tl.constexpr = "u64" if word.dtype.element_ty.primitive_bitwidth == 64 else "u32"
     add: tl.constexpr = "@%first multimem.red.release.sys.global.add." + bits + " [$1], 1;"
@@ -130,5 +130,5 @@ def count_at_all(word):
 
 @triton.jit
 def multicast_notify(multicast, at, cell):
-    """Counts a signal of every rank one up; they begin `at` bytes into the heap."""
+    """Adds 1 to a signal of every rank. The signals begin `at` bytes into the heap."""
     count_at_all(tl.cast(multicast + at, tl.pointer_type(tl.int32)) + cell)

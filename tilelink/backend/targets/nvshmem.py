@@ -1,14 +1,14 @@
-"""Primitives for NVIDIA GPUs on several nodes: peers of the own node by pointers, all others through NVSHMEM.
+"""Primitives for NVIDIA GPUs on several nodes: pointers reach peers of the own node, and NVSHMEM reaches all others.
 
-The table `heaps` holds, for a rank of this node, the address of its heap, and for a far one -(pe + 1), the number
-that NVSHMEM knows it by. NVSHMEM names far memory by the own address of the same symmetric place. So a table says all,
-and a sub-group is a table of fewer entries.
+The table `heaps` holds the address of the heap of a rank of this node. For a far rank it holds -(pe + 1), where `pe` is
+its number in NVSHMEM. NVSHMEM names far memory by the own address of the same symmetric place. The table therefore
+suffices, and a sub-group has a table of fewer entries.
 
-Signals are pairs of words: near ranks add to the first with GPU atomics, far ones to the second through the network,
-since NVSHMEM promises that its signals are atomic to each other, and to nothing else. A wait adds both up.
+Signals are pairs of words. Near ranks add to the first with GPU atomics; far ranks add to the second through the
+network, since NVSHMEM's signals are only atomic to each other. A wait adds both up.
 
-The externs are declared with the types of the C functions in NVSHMEM's headers, a pointer as its 64 bits. Triton calls
-an extern of scalars once in every thread: as functions ending in `_block` want it, while the others are called by one.
+The externs are declared with the types of the C functions in NVSHMEM's headers; a pointer has 64 bits. Triton calls an
+extern of scalars once in every thread. Functions ending in `_block` need that; one thread calls the others.
 """
 
 import triton
@@ -27,7 +27,7 @@ INT32, INT64 = core.dtype("int32"), core.dtype("int64")
 
 
 def _extern(function, *dtypes):
-    """A C function. Those that return nothing are declared with a result that nobody reads."""
+    """Declares a C function. A function without a result is declared with a result that nobody reads."""
 
     @core.extern
     def call(*arguments, _semantic=None):
@@ -37,17 +37,17 @@ def _extern(function, *dtypes):
     return call
 
 
-# Called by the block. Copies of `size` bytes: target, source, size, ..., pe. The first two return when one has started,
-# the second counts on a word of the peer when it is there (signal, value, operation); the third when it is here.
+# Called by the block. Copies of `size` bytes: target, source, size, ..., pe. The first two return when one has started.
+# The second adds to a peer's word when it is there (signal, value, operation). The third returns when it is here.
 putmem_nbi_block = _extern("nvshmemx_putmem_nbi_block", INT64, INT64, INT64, INT32)
 putmem_signal_nbi_block = _extern(
     "nvshmemx_putmem_signal_nbi_block", INT64, INT64, INT64, INT64, INT64, INT32, INT32
 )
 getmem_block = _extern("nvshmemx_getmem_block", INT64, INT64, INT64, INT32)
 
-# Called by a thread. An operation on a word of a peer (signal, value, operation, pe). A comparison of a word: where it
-# holds, what was put before the word was signalled can be read. What this PE has put to a peer arrives there before all
-# that it puts or signals after a fence; after quiet, all that it has put has arrived.
+# Called by one thread. signal_op: an operation on a word of a peer (signal, value, operation, pe). uint64_test:
+# compares a word; where the comparison holds, what was put before the word was signalled can be read. fence: what this
+# PE has put to a peer arrives there before all that it puts or signals later. quiet: all that it has put has arrived.
 signal_op = _extern("nvshmemx_signal_op", INT64, INT64, INT32, INT32)
 uint64_test = _extern("nvshmem_uint64_test", INT64, INT32, INT64)
 fence = _extern("nvshmem_fence")
@@ -71,14 +71,14 @@ def pe_of(heaps, other):
 
 @triton.jit
 def bytes_of(pointer, count):
-    """Size of so many elements."""
+    """Bytes of `count` elements."""
     return tl.cast(count, tl.int64) * (pointer.dtype.element_ty.primitive_bitwidth // 8)
 
 
 @triton.jit
 def leader():
-    """Whether this is the first thread of the block: a branch on it is taken by one thread. No barrier may stand in
-    it. (A block of one element would not do: every thread holds a copy of it, and calls.)"""
+    """Whether this is the first thread of the block, so only one thread takes a branch on it. No barrier may stand in
+    the branch. (A block of one element would not do: every thread holds a copy of it, and calls.)"""
     return tl.inline_asm_elementwise("mov.u32 $0, %tid.x;", "=r", [], dtype=tl.int32, is_pure=True, pack=1) == 0
 
 
@@ -87,14 +87,14 @@ def leader():
 
 @triton.jit
 def put_far(heaps, other, target, source, count):
-    """Sends `count` elements to a far rank. Both are places of the own heap: of the peer's in the same place there."""
+    """Sends `count` elements to a far rank. Both are places of the own heap; `target` means the same place there."""
     size = bytes_of(source, count)
     putmem_nbi_block(target.to(tl.int64), source.to(tl.int64), size, pe_of(heaps, other))
 
 
 @triton.jit
 def put_notify_far(heaps, other, target, source, count, signal):
-    """Sends `count` elements, then counts a signal of the peer one up: ordered by NVSHMEM, without a fence."""
+    """Sends `count` elements, then adds 1 to a signal of the peer; NVSHMEM orders the two without a fence."""
     size = bytes_of(source, count)
     word = (signal + 1).to(tl.int64)
     pe = pe_of(heaps, other)
@@ -109,8 +109,8 @@ def fetch_far(heaps, other, target, source, count):
 
 @triton.jit
 def complete_far():
-    """Until all that this rank has put has arrived: then its sources may be written to again, and others than those
-    it was put to may be told, which a fence does not order."""
+    """Waits until everything that this rank has put has arrived. Then its sources may be written to again, and ranks
+    other than the targets may be told, which a fence does not order."""
     if leader():
         quiet()
     tl.debug_barrier()
@@ -121,8 +121,8 @@ def complete_far():
 
 @triton.jit
 def notify_far(heaps, other, signal):
-    """Counts a signal of a far rank one up, after all that was put there before. A put and a later signal are ordered
-    by a fence only, whatever thread starts them."""
+    """Adds 1 to a signal of a far rank, after everything that was put there before. Only a fence orders a put and a
+    later signal, whichever thread starts them."""
     pe = pe_of(heaps, other)
     tl.debug_barrier()
     if leader():
@@ -132,13 +132,13 @@ def notify_far(heaps, other, signal):
 
 @triton.jit
 def multicast_notify(multicast, at, cell):
-    """Counts a signal of every rank of the node one up: the first of its words, which near ranks add to."""
+    """Adds 1 to a signal of every rank of the node: to its first word, which near ranks add to."""
     count_at_all(tl.cast(multicast + at, tl.pointer_type(tl.int64)) + 2 * cell)
 
 
 @triton.jit
 def _until_both(control, signal, expected, scope: tl.constexpr, lanes: tl.constexpr, fence: tl.constexpr):
-    """Until near and far ranks together have counted up to `expected`, with acquire order; how often far ones have."""
+    """Waits until near and far ranks have counted up to `expected`, with acquire order. Returns the far count."""
     asm: tl.constexpr = polling(64, scope, lanes, fence, pair=True)
     operands = [signal, tl.cast(expected, tl.int64), control.to(tl.int64)]
     return tl.inline_asm_elementwise(asm, "=r,l,l,l,~{memory}", operands, dtype=tl.int32, is_pure=False, pack=1)
@@ -146,8 +146,8 @@ def _until_both(control, signal, expected, scope: tl.constexpr, lanes: tl.conste
 
 @triton.jit
 def wait(control, signal, expected, scope: tl.constexpr, tma: tl.constexpr = False):
-    """Until a signal is at least `expected`, with acquire order. Returns 0 as `cuda.wait` does. Where far ranks have
-    counted, NVSHMEM is asked too: some machines have to be told to make visible what came with the signal. Only then
+    """Waits until a signal is at least `expected`, with acquire order. Returns 0 as `cuda.wait` does. If far ranks have
+    counted, NVSHMEM is asked, too: some machines have to be told to make visible what came with the signal. Only then
     does the proxy fence hand it to the TMA."""
     if scope == "gpu":  # this rank alone counts it
         return _until(control, signal, expected, scope, "one", tma)
@@ -163,8 +163,8 @@ def wait(control, signal, expected, scope: tl.constexpr, tma: tl.constexpr = Fal
 
 @triton.jit
 def drain(control, signals, expected, here, scope: tl.constexpr):
-    """Until a block of signals have been given `expected` times, where `here` holds; then zeroes them. The barrier:
-    several threads may poll one signal, and none may see it zeroed."""
+    """Waits until a block of signals have `expected` notifications, where `here` holds; then zeroes them. The barrier
+    stands there because several threads may poll one signal, and none may see it zeroed."""
     _until_both(control, signals, tl.where(here, expected, 0), scope, "all", False)
     tl.debug_barrier()
     tl.store(signals, tl.zeros(signals.shape, tl.int64), mask=here)
@@ -176,11 +176,11 @@ def drain(control, signals, expected, here, scope: tl.constexpr):
 
 @triton.jit
 def tell(heaps, control, rank, progress, world: tl.constexpr):
-    """Tells every peer this rank's progress. It grows by one each time, so a far word is counted up: additions give
-    the same sum in whatever order a network delivers them, where an older value could land on a newer one."""
+    """Tells every peer this rank's progress. Progress grows by one each time, so a word of a far peer is counted up:
+    additions give the same sum in any order of delivery, while a late older value could overwrite a newer one."""
     store: tl.constexpr = by_one_thread("st.relaxed.sys.global.s64 [$1], $2;")
     if leader():
-        fence()  # of the whole GPU's stores too, which releases what near peers are told
+        fence()  # also of the whole GPU's stores, which releases what near peers are told
     for other in range(world):
         if is_far(heaps, other):
             pe = pe_of(heaps, other)

@@ -1,13 +1,13 @@
 """PTX that waits for a word, and ends the worker when its time is over or the lane is poisoned (docs/protocol.md).
 
-A poll is one load. After the first 64, tens of microseconds, each comes after a pause, shorter than a poll takes. Every
-64th looks around: is the lane poisoned, who has not entered the run, how long has it been?
-While some rank has not entered (it may be compiling) a wait may take ENTER_NS, and STUCK_NS from when all have: then
-nobody will give the signal any more. In the first case the report names the rank, by its word of progress, in the
-second the word that is waited for. A worker ends as a whole, after a vote of its threads, for those that went on
-alone would wait for the others; and a while later, because the copy engine for tiles may still write to its memory.
-(Warps that go separate ways return instead, when the lane is poisoned, and their worker stores nothing any more.)
-It poisons the ranks of its node: those of others, whose entries in the table are negative, have bounds of their own.
+A poll is one load. After 64 polls, tens of microseconds, a pause comes before each, shorter than a poll. Every 64th
+looks around: is the lane poisoned, who has not entered the run, how long has it been? While some rank has not entered
+(it may be compiling), a wait may take ENTER_NS; after that STUCK_NS, when nobody will give the signal any more. The
+report names the rank, by its word of progress, or the word that is waited for. A worker ends as a whole, after a vote
+of its threads, because threads that went on alone would wait for the others. It ends a while later, because the copy
+engine for tiles may still write to its memory. (Warps that run separate code return when the lane is poisoned, and
+their worker stores nothing any more.) The wait poisons the ranks of its node. Ranks of other nodes, whose entries in
+the table are negative, have their own bounds.
 """
 
 import triton
@@ -18,11 +18,11 @@ from tilelink.backend.targets import portable
 
 @triton.constexpr_function
 def polling(bits, scope, lanes, fence, pair=False, ends=True):
-    """PTX that waits until the word of `bits` at $1 is at least $2; $3 is the control block. `lanes`: "one" polls for
-    all, or "all" poll, each another word; with "first" one polls for all, and then each acquires a word of its own, at
-    $4. The result is the low half of the word. `pair`: two words of 64 bits are added up, and the result is the low
-    half of the second. `ends`: the threads of a worker meet behind the poll, so one polls for its block, and a worker
-    whose wait gives up ends; else one polls for its warp, and the wait returns when the lane is poisoned."""
+    """PTX that waits until the word of `bits` at $1 is at least $2; $3 is the control block. The result is the low half
+    of the word. `lanes`: "one" polls for all; "all" poll, each another word; with "first" one polls for all, and then
+    each acquires its own word at $4. `pair`: two words of 64 bits are added up; the result is the low half of the
+    second. `ends`: threads of a worker meet behind the poll, so one polls for its block, and a wait that gives up ends
+    the worker; else one polls for its warp, and the wait returns when the lane is poisoned."""
     words = {name: word.value for name, word in vars(portable).items() if isinstance(word, tl.constexpr)}
     own = {name: f"[$3+{8 * number}]" for name, number in words.items()}
     poison, progress = 8 * words["POISON"], 8 * words["PROGRESS"]
@@ -31,7 +31,7 @@ def polling(bits, scope, lanes, fence, pair=False, ends=True):
     own_word = "$4" if lanes == "first" else "$1"
     both = f"ld.relaxed.{scope}.global.s64 %v, [$1+8]; add.s64 %word, %word, %v;"
     widen, narrow = ("mov.b64", "cvt.s32.s64") if bits == 64 else ("cvt.s64.s32", "mov.b32")
-    reported = "OVER" if ends else "POLL"  # by another wait of this rank, whose poison is on its way
+    reported = "OVER" if ends else "POLL"  # if another wait of this rank has reported, its poison is on its way
     vote = ["barrier.cta.red.or.pred %p, 0, %over;", "@%p nanosleep.u32 1000000;", "@%p exit;"] if ends else []
     end_together = "\n        ".join(vote)
     return f"""{{
@@ -147,5 +147,5 @@ def polling(bits, scope, lanes, fence, pair=False, ends=True):
 
 @triton.constexpr_function
 def returning(bits, scope, lanes, fence):
-    """The same for warps that go separate ways."""
+    """The same as `polling`, for warps that run separate code."""
     return polling(bits, scope, lanes, fence, ends=False)

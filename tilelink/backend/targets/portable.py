@@ -1,17 +1,16 @@
-"""Primitives in Triton's own atomics: what the interpreter runs, and what any GPU that Triton compiles for can run.
+"""Primitives in Triton's own atomics: the interpreter runs them, and so can any GPU that Triton compiles for.
 
 A target is a module with these functions. The lowering imports them by name and emits nothing else that depends on a
-vendor: another target (PTX forms for Hopper, AMD's) is another module beside this one with the same names. It writes
-those that differ, `wait` and `tell` say, and takes those that are written in terms of them from here (`over`).
+vendor. Another target (PTX for Hopper, AMD) is another module beside this one. It writes functions that differ, such as
+`wait` and `tell`, and takes functions in terms of them from here (`over`).
 
-Words of a rank's control block (int64, at the beginning of its heap), see docs/protocol.md:
-run number, ticket of workers that are done, for each slot the progress that all ranks must have reached before it is
-written to, and the progress of every rank: 2 * run + 1 when it has entered a run, 2 * run + 2 when it has left it.
-Between them the poison word, which ends all waits of the lane, and the mailbox of who gave up waiting.
-Then, for targets whose kernels bound their waits themselves: nanoseconds a wait may take while some rank has not
-entered the run, and when all have (0: for ever); the addresses of the table of heaps, and of a word that the host looks
-at (0: none); the number of ranks, and this rank. Then, for ranks on a CPU, the address of the clock that workers read
-who record times, and that clock, which is rank 0's. Last, 1 + the number of the last run whose rows had no room.
+The words of a rank's control block (int64, at the beginning of its heap; docs/protocol.md), in order:
+- run number, ticket of workers that are done, and for each slot the progress that all ranks need before a write to it;
+- the poison word, which ends all waits of the lane, and the mailbox of the worker that gave up waiting;
+- if kernels bound their waits: nanoseconds of a wait while some rank has not entered the run, and after that (0: no
+  bound); addresses of the table of heaps, and of a word that the host reads (0: none); number of ranks, this rank;
+- on a CPU: address of the clock for recorded times, and rank 0's clock; 1 + the last run whose rows had no room;
+- the progress of every rank: 2 * run + 1 when it has entered a run, 2 * run + 2 when it has left it.
 """
 
 from types import FunctionType
@@ -47,8 +46,8 @@ FAILED = tl.constexpr(4)
 
 
 def over(target: dict[str, Any], *functions: Any) -> list[Any]:
-    """Functions of this module in terms of the primitives of another one, whose names are `target`. By what they call
-    they mean the function of that name there, where there is one."""
+    """Functions of this module over the primitives of another module, whose globals are `target`. A name that they call
+    means the function of that name in the other module, if it has one."""
     made = [FunctionType(f.fn.__code__, globals() | target, f.fn.__name__, f.fn.__defaults__) for f in functions]
     for new, old in zip(made, functions, strict=True):
         new.__annotations__ = old.fn.__annotations__
@@ -57,16 +56,16 @@ def over(target: dict[str, Any], *functions: Any) -> list[Any]:
 
 @triton.jit
 def peer(heaps, rank, at, dtype: tl.constexpr):
-    """Pointer to what lies `at` bytes into the symmetric heap of a rank."""
+    """A pointer to the place `at` bytes into the symmetric heap of a rank."""
     base = tl.load(heaps + rank) + at
     return tl.multiple_of(base.to(tl.pointer_type(dtype)), 16)
 
 
 @triton.jit
 def wait(control, word, expected, scope: tl.constexpr, tma: tl.constexpr = False):
-    """Until the word is at least `expected`, with acquire order. Returns 0, unknown to the compiler: added to an
-    address, it makes the load depend on the wait. `tma`: whether a tensor descriptor loads what it guards. (Other
-    targets need to know that, and find in the control block how long the wait may take.)"""
+    """Waits until the word is at least `expected`, with acquire order. Returns 0, unknown to the compiler: added to an
+    address, it makes the load depend on the wait. `tma`: a tensor descriptor loads what the wait guards. (Other targets
+    need `tma`, and read in the control block how long the wait may take.)"""
     missing = tl.minimum(tl.atomic_add(word, 0, sem="acquire", scope=scope) - expected, 0)
     while missing < 0:
         missing = tl.minimum(tl.atomic_add(word, 0, sem="acquire", scope=scope) - expected, 0)
@@ -75,9 +74,9 @@ def wait(control, word, expected, scope: tl.constexpr, tma: tl.constexpr = False
 
 @triton.jit
 def wait_all(control, words, expected, scope: tl.constexpr, tma: tl.constexpr = False):
-    """As `wait`, for a block of words, all of which are polled at once. The barrier: each is acquired by some threads
-    alone, and read behind by others. (The interpreter polls one after the other, unless a target says that it takes
-    this.)"""
+    """The same as `wait` for a block of words, all polled at once. The barrier stands there because a thread acquires
+    only some words, and others read what these guard. (The interpreter polls them in turn, unless a target has wide
+    polls.)"""
     missing = tl.min(tl.minimum(tl.atomic_add(words, 0, sem="acquire", scope=scope) - expected, 0), 0)
     while missing < 0:
         missing = tl.min(tl.minimum(tl.atomic_add(words, 0, sem="acquire", scope=scope) - expected, 0), 0)
@@ -87,8 +86,8 @@ def wait_all(control, words, expected, scope: tl.constexpr, tma: tl.constexpr = 
 
 @triton.jit
 def wait_some(control, first, words, least, expected, scope: tl.constexpr, tma: tl.constexpr = False):
-    """As `wait`, for the word `first`. Also returns how many of a block of words have come, from its first on, which is
-    `first`: what these guard may be read, too. The barrier: as in `wait_all`."""
+    """The same as `wait` for the word `first`. Also returns how many consecutive words of a block have come, from its
+    first on, which is `first`: what they guard may be read, too. The barrier stands there as in `wait_all`."""
     zero = wait(control, first, least, scope)
     seen, some = tl.atomic_add(words, 0, sem="acquire", scope=scope), words.shape[0]
     count = tl.min(tl.where(seen < expected, tl.arange(0, some), some), 0)
@@ -98,15 +97,15 @@ def wait_some(control, first, words, least, expected, scope: tl.constexpr, tma: 
 
 @triton.jit
 def notify(signal, scope: tl.constexpr, bulk: tl.constexpr = False):
-    """Counts one up, with release order, once all threads have stored what they had to. `bulk`: a copy engine has
-    stored for them, and has to be done. (No engine does here.)"""
+    """Adds 1 to a signal, with release order, when all threads have done their stores. `bulk`: stores of a copy engine
+    for them have to be complete, too. (No engine stores here.)"""
     tl.debug_barrier()
     tl.atomic_add(signal, 1, sem="release", scope=scope)
 
 
 @triton.jit
 def settle():
-    """Until a copy engine has stored all that it stores for this worker. (No engine does here.)"""
+    """Waits until the copy engine has completed all its stores for this worker. (No engine stores here.)"""
     tl.debug_barrier()
 
 
@@ -125,14 +124,14 @@ def enter(heaps, control, rank, run, world: tl.constexpr):
 
 @triton.jit
 def entered(control, other, run, tma: tl.constexpr = False):
-    """Until a peer has entered this run: its published inputs may be read. Returns 0 as `wait` does."""
+    """Waits until a peer has entered this run: its published inputs may be read. Returns 0 as `wait` does."""
     return wait(control, control + PROGRESS + other, 2 * run + 1, "sys")
 
 
 @triton.jit
 def credit(control, before, world: tl.constexpr, tma: tl.constexpr = False):
-    """Until every rank has left the previous run of this slot: nobody reads what lies in it any more, wherever it lies,
-    so it may be written to. (That its home has left is not enough: others may still be reading there.)"""
+    """Waits until every rank has left the previous run of this slot. Then nobody reads any copy of the slot, and it may
+    be written to. (It does not suffice that the home has left: others may still be reading there.)"""
     for other in range(world):
         wait(control, control + PROGRESS + other, before, "sys")
     tl.debug_barrier()
@@ -140,8 +139,8 @@ def credit(control, before, world: tl.constexpr, tma: tl.constexpr = False):
 
 @triton.jit
 def alive(control):
-    """Whether the lane is not poisoned. One thread looks for all: barriers stand behind it, which threads that find
-    different answers would not reach together."""
+    """Whether the lane is not poisoned. One thread looks for all: threads that found different answers would not all
+    reach the barriers behind it."""
     return tl.atomic_add(control + POISON, 0, sem="relaxed", scope="sys") == 0
 
 
@@ -154,8 +153,8 @@ def last_out(control, workers):
 
 @triton.jit
 def drain(control, signals, expected, here, scope: tl.constexpr):
-    """Until a block of signals have been given `expected` times, where `here` holds; then zeroes them. The barrier:
-    several threads may hold one signal."""
+    """Waits until a block of signals have `expected` notifications, where `here` holds; then zeroes them. The barrier
+    stands there because several threads may hold one signal."""
     missing = tl.sum(tl.where(here, expected - tl.atomic_add(signals, 0, mask=here, sem="acquire", scope=scope), 0))
     while missing > 0:
         missing = tl.sum(tl.where(here, expected - tl.atomic_add(signals, 0, mask=here, sem="acquire", scope=scope), 0))
@@ -165,7 +164,7 @@ def drain(control, signals, expected, here, scope: tl.constexpr):
 
 @triton.jit
 def leave(heaps, control, rank, slot, run, world: tl.constexpr):
-    """Ends a run: all signals of it have come and are zero again; tells the peers."""
+    """Ends a run, in which all signals have come and are zero again: advances the run and tells the peers."""
     tl.store(control + TICKET, 0)
     tl.store(control + SLOT_LEFT + slot, 2 * run + 2)
     tl.store(control + RUN, run + 1)
@@ -175,6 +174,6 @@ def leave(heaps, control, rank, slot, run, world: tl.constexpr):
 
 @triton.jit
 def clock(control):
-    """The time: one more than when it was last asked for by any worker of any rank. (Other targets ask the chip.)"""
+    """The time: one more than when any worker of any rank asked before. (Other targets ask the chip.)"""
     ticks = tl.load(control + CLOCK).to(tl.pointer_type(tl.int64))
     return tl.atomic_add(ticks, 1, sem="relaxed", scope="sys")

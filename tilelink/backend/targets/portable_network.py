@@ -1,8 +1,8 @@
-"""Primitives for ranks on several nodes, in Triton's own loads, stores and atomics: what the interpreter runs.
+"""Primitives for ranks on several nodes, in Triton's own loads, stores and atomics, which the interpreter runs.
 
-It has the functions of `nvshmem`, so programs across nodes can be executed on a CPU. The table `heaps` holds, for a
-near rank, the address of its heap, and for a far one how much farther its heap lies than the own, less `FAR`: so a
-place of the own heap leads to the same place of the peer's, which is how a network names far memory.
+The module has the functions of `nvshmem`, so a CPU can execute programs across nodes. The table `heaps` holds the
+address of the heap of a near rank. For a far rank it holds the distance from the own heap to the far one, less `FAR`. A
+place in the own heap thus leads to the same place in the peer's heap, which is how a network names far memory.
 """
 
 import triton
@@ -33,7 +33,7 @@ def is_far(heaps, other):
 
 @triton.jit
 def there(heaps, other, pointer):
-    """A far rank's memory in the place where the pointer leads here."""
+    """The place in a far rank's heap that the pointer names in the own heap."""
     return (pointer.to(tl.int64) + tl.load(heaps + other) + FAR).to(pointer.dtype)
 
 
@@ -47,13 +47,13 @@ def copy(target, source, count):
 
 @triton.jit
 def put_far(heaps, other, target, source, count):
-    """Sends `count` elements to a far rank. Both are places of the own heap: of the peer's in the same place there."""
+    """Sends `count` elements to a far rank. Both are places of the own heap; `target` means the same place there."""
     copy(there(heaps, other, target), source, count)
 
 
 @triton.jit
 def put_notify_far(heaps, other, target, source, count, signal):
-    """Sends `count` elements, then counts a signal of the peer one up."""
+    """Sends `count` elements, then adds 1 to a signal of the peer."""
     put_far(heaps, other, target, source, count)
     notify_far(heaps, other, signal)
 
@@ -66,26 +66,26 @@ def fetch_far(heaps, other, target, source, count):
 
 @triton.jit
 def complete_far():
-    """Until all that this rank has put has arrived: at once, here."""
+    """Waits until everything that this rank has put has arrived: at once, here."""
     tl.debug_barrier()
 
 
 @triton.jit
 def notify_far(heaps, other, signal):
-    """Counts a signal of a far rank one up, after all that was put there before."""
+    """Adds 1 to a signal of a far rank, after everything that was put there before."""
     notify(there(heaps, other, signal + 1), "sys")
 
 
 @triton.jit
 def missing(signal, expected, scope: tl.constexpr):
-    """How often near and far ranks have still to count a signal up, with acquire order."""
+    """How many notifications of near and far ranks a signal still lacks, with acquire order."""
     near = tl.atomic_add(signal, 0, sem="acquire", scope=scope)
     return expected - near - tl.atomic_add(signal + 1, 0, sem="acquire", scope=scope)
 
 
 @triton.jit
 def wait(control, signal, expected, scope: tl.constexpr, tma: tl.constexpr = False):
-    """Until a signal is at least `expected`, with acquire order. Returns 0 as `portable.wait` does."""
+    """Waits until a signal is at least `expected`, with acquire order. Returns 0 as `portable.wait` does."""
     left = tl.maximum(missing(signal, expected, scope), 0)
     while left > 0:
         left = tl.maximum(missing(signal, expected, scope), 0)
@@ -94,7 +94,7 @@ def wait(control, signal, expected, scope: tl.constexpr, tma: tl.constexpr = Fal
 
 @triton.jit
 def drain(control, signals, expected, here, scope: tl.constexpr):
-    """Until a block of signals have been given `expected` times, where `here` holds; then zeroes them."""
+    """Waits until a block of signals have `expected` notifications, where `here` holds; then zeroes them."""
     words = signals[:, None] + tl.arange(0, 2)[None, :]
     given = tl.atomic_add(words, 0, mask=here[:, None], sem="acquire", scope=scope)
     left = tl.sum(tl.where(here, expected - tl.sum(given, 1), 0))
@@ -106,7 +106,7 @@ def drain(control, signals, expected, here, scope: tl.constexpr):
 
 @triton.jit
 def tell(heaps, control, rank, progress, world: tl.constexpr):
-    """Tells every peer this rank's progress: a near one what it is, a far one that it has grown by one."""
+    """Tells every peer this rank's progress: a near one its value, a far one that it has grown by one."""
     for other in range(world):
         if is_far(heaps, other):
             word = there(heaps, other, control + PROGRESS + rank)

@@ -1,19 +1,19 @@
-"""What all targets have alike: how running tables are read, and what is told of rows without room; and what workers
-write who record times, two words a record, what and when. (Targets differ in their clock alone.)"""
+"""Primitives that all targets share: they read running tables, report rows without room, and record times. A record of
+a worker is two words: what, and when. (Only the clock differs between targets.)"""
 
 import triton
 import triton.language as tl
 
 from tilelink.backend.targets.portable import HOST, REFUSED
 
-# A record of the beginning of a tile says its number, behind that of its role; the others say one of these.
+# The record of the beginning of a tile has the numbers of its role and of the tile; other records have one of these.
 TILE_ENDS = tl.constexpr(-1)
 WAIT_BEGINS = tl.constexpr(-2)
 WAIT_ENDS = tl.constexpr(-3)
 STEPS = tl.constexpr(128)
 """Entries of a running table that are compared at a time."""
 MOST = tl.constexpr(2**20)
-"""Steps that a row of such a table has at most: so often they are halved."""
+"""The most steps of a row of such a table: a search for a block of values halves them 20 times."""
 
 
 @triton.jit
@@ -26,11 +26,11 @@ def stamp(stamps, what, time):
 
 @triton.jit
 def segment_of(begins, value, first, count):
-    """In which of `count` steps of a running table from entry `first` on a value lies, counted from there. `value`: an
-    integer, or a block of them."""
-    value = tl.cast(value, tl.int32)  # a number of a tile may be none of Triton's
+    """The step of a running table in which a value lies. The table's row has `count` steps from entry `first` on; the
+    result is counted from there. `value`: an integer, or a block of integers."""
+    value = tl.cast(value, tl.int32)  # the number of a tile may be a Python integer
     found = value * 0
-    if value.type.is_block():  # each by halves, in few registers
+    if value.type.is_block():  # by halving, in few registers
         half = count * 0 + MOST // 2
         for _ in range(20):
             step = found + half
@@ -47,8 +47,8 @@ def segment_of(begins, value, first, count):
 
 @triton.jit
 def picked(rows, count, what: tl.constexpr):
-    """The numbers of rows as integers have them, -1 where that is no row of `count`. On a CPU such a number, if it is
-    not -1, is an error; but if no row is there at all, since the run has no room for any, nothing is picked."""
+    """The numbers of rows that integers pick, -1 where an integer is no row of `count`. On a CPU such an integer is an
+    error, unless it is -1. If there are no rows at all, because the run has no room for any, nothing is picked."""
     there = (rows >= 0) & (rows < count)
     tl.device_assert(there | (rows == -1) | (count == 0), what)
     return tl.where(there, rows, -1)
@@ -66,7 +66,7 @@ def one_of(blocks, number):
 
 @triton.jit
 def refuse(control, run):
-    """Tells the host that the rows of a run are left out, since there is no room for them."""
+    """Tells the host that the rows of a run are left out, because there is no room for them."""
     tl.store(control + REFUSED, run + 1)
     host = tl.load(control + HOST)
     if host != 0:
