@@ -1,1 +1,1 @@
-"""Compiled code, looked at without a GPU: compiling for a target, and gates that hold what came out to its program."""
+"""Compiled code, read without a GPU: it is compiled for a target, and gates compare it with its program."""

@@ -1,6 +1,6 @@
-"""A gate for accumulators in tensor memory: a sum is read behind the barrier of the last matrix instruction into it.
+"""A gate for sums in tensor memory: a sum is read behind the barrier of the last matrix instruction into it.
 
-Triton 3.6 to 3.8 breaks that for several dots into one sum in a pipelined loop (triton-lang/triton 10821). Matrix
+Triton 3.6 to 3.8 breaks this rule for several dots into one sum in a pipelined loop (triton-lang/triton 10821). Matrix
 instructions end in the order in which they were issued, so the barrier of the last one stands for all.
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Mapping
 from tilelink.inspect.ttgir import Kernel, Operation, Region
 
 PARTS = ("ttg.memdesc_index", "ttng.tmem_subslice", "ttg.memdesc_reinterpret")
-"""What makes a part of an accumulator, or another view of it."""
+"""Operations that make a part of an accumulator, or another view of it."""
 Barrier = frozenset[str]
-"""All names that a barrier has: loops hand barriers on under others."""
+"""All names of a barrier: loops hand barriers on under other names."""
 Unfinished = Mapping[str, frozenset[Barrier]]
-"""By accumulator, the barriers nobody has waited for, of matrix instructions that may be the last into it."""
+"""For each accumulator, the barriers not yet waited for, of matrix instructions that may be its last."""
 
 
 def read_too_early(kernel: Kernel) -> list[Operation]:
@@ -27,10 +27,10 @@ def read_too_early(kernel: Kernel) -> list[Operation]:
 
 
 class _Reading:
-    """Goes through the kernel in the order of execution, around loops until that changes nothing.
+    """Follows the kernel in the order of execution, and each loop until nothing changes.
 
-    Conditions and predicates are not read: a matrix instruction and its wait have the same. Branches are therefore gone
-    through one after the other.
+    It does not read conditions and predicates: a matrix instruction and its wait have the same ones. It therefore
+    follows branches one after the other.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -38,7 +38,7 @@ class _Reading:
         self.early: dict[int, Operation] = {}
 
     def through(self, region: Region, now: Unfinished) -> Unfinished:
-        """What is unfinished after a region."""
+        """The unfinished accumulators after a region."""
         for o in region.operations:
             now = self.around(o, now) if o.name == "scf.for" else self.after(o, now)
             for inner in o.regions if o.name != "scf.for" else ():
@@ -81,7 +81,7 @@ def barriers_of(mma: Operation) -> Barrier:
 
 
 def _renamed(now: Unfinished, handed: Iterable[tuple[str, str]], inside: Collection[str] = ()) -> Unfinished:
-    """With the names under which values are handed on, of pairs (old, new), and without names that end here."""
+    """The unfinished accumulators with barriers renamed by pairs (old, new), without names that end here."""
     pairs = list(handed)
 
     def name(barrier: Barrier) -> Barrier:

@@ -1,8 +1,8 @@
 """Compiles lowered programs for GPUs, on a machine that needs none.
 
-Kernels take the way they take on a GPU: arguments of the given sizes are specialised by Triton itself, for a driver
-that says it is the target. That happens in a child process, because assembly of another vendor's, say, ends the
-process that compiles it. Nothing is run, and nothing is left behind on disk.
+Kernels are compiled as on a GPU: Triton itself specialises them for arguments of the given sizes, with a driver that
+claims to be the target. This happens in a child process, because some failures end the process that compiles, such as
+assembly of another vendor. Nothing is run, and nothing stays on disk.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class CompileError(TileLinkError):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel as Triton compiled it. `code`: PTX or amdgcn; `sass`: "" where there is none, or nobody asked.
+    """A kernel as Triton compiled it. `code`: PTX or amdgcn; `sass`: "" if there is none, or if it was not asked for.
 
-    `registers`: of a thread. `spill_bytes`: memory of a thread for what did not fit into them. `shared_bytes`: of a
-    block. `warnings`: what the assembler of the vendor had to say. `cubin`: the binary, of NVIDIA's.
+    `registers`: of a thread. `spill_bytes`: memory of a thread for values that did not fit into registers.
+    `shared_bytes`: shared memory of a block. `warnings`: warnings of the vendor's assembler. `cubin`: NVIDIA's binary.
     """
 
     name: str
@@ -59,8 +59,8 @@ class Compiled:
 
 
 def compiled(lowered: Lowered, sizes: Sizes, *, sass: bool = False) -> tuple[Compiled, ...]:
-    """The kernels of a lowered program, in the order in which they are launched, as they are compiled for tensors of
-    these sizes that lie as they are declared. Raises CompileError, and TileSizeError for tiles far too large."""
+    """The kernels of a lowered program, in the order of their launches, compiled for tensors of these sizes in their
+    declared layout. Raises CompileError, and TileSizeError for tiles that are far too large."""
     check_fits(lowered.program, lowered.target)
     (made,) = each_compiled([(lowered, sizes)], lambda _, kernels: kernels, sass=sass)
     if isinstance(made, CompileError):
@@ -75,20 +75,20 @@ def each_compiled(
     sass: bool = False,
     processes: int = 1,
 ) -> Iterator[R | CompileError]:
-    """What `read` makes of the kernels of each program, in order; the error of one that Triton does not compile. It is
-    read where it is compiled, in so many processes at once."""
+    """Yields the result of `read` for the kernels of each program, in order, or the error if Triton does not compile
+    one. `read` runs where the kernels are compiled, in up to `processes` processes at once."""
 
     def one(program: tuple[Lowered, Sizes]) -> R:
         return read(program[0], _compiled_here(*program, sass))
 
-    jobs = [(lowered, sizes) for lowered, sizes in programs if lowered.options]  # which may raise, here and not there
+    jobs = [(lowered, sizes) for lowered, sizes in programs if lowered.options]  # may raise: here, not in a child
     _prepare()
     for (lowered, _), (result, problem) in zip(jobs, _in_children(one, jobs, processes), strict=True):
         yield result or CompileError(f"{lowered.program.name} for {lowered.target.name}: {problem}")
 
 
 def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -> dict[str, Any]:
-    """Arguments that Triton specialises a kernel for as it does for tensors of these sizes, as they are declared."""
+    """Arguments for which Triton specialises a kernel as for tensors of these sizes, in their declared layout."""
     import torch
 
     values: dict[str, Any] = {"heaps": torch.empty(1, dtype=torch.int64), "rank": 0, "slot": 0, "world": sizes.world}
@@ -114,8 +114,8 @@ def stand_ins(lowered: Lowered, parameters: Iterable[Parameter], sizes: Sizes) -
 
 
 def _prepare() -> None:
-    """Does once, before the forks, what would take each child longer than most kernels take: the imports, and Triton's
-    hash of its own files."""
+    """Does once, before the forks, what would take each child longer than most kernels: the imports, and Triton's hash
+    of its source files."""
     import torch  # noqa: F401
     import triton.experimental.gluon  # noqa: F401
     from triton.runtime.cache import triton_key
@@ -124,7 +124,7 @@ def _prepare() -> None:
 
 
 def strides(tensor: Tensor, sizes: Sizes) -> dict[str, int]:
-    """Strides by dimension, in elements, of a rank's tensor that lies as it is declared."""
+    """The strides in elements of a rank's tensor in its declared layout, by dimension."""
     parts = {d: max(lengths) for d, lengths in sizes.parts}
     lengths = {**dict(sizes.dims), RANKS_DIM: sizes.world}
     if tensor.sharded is not None:
@@ -137,7 +137,7 @@ def strides(tensor: Tensor, sizes: Sizes) -> dict[str, int]:
 
 
 def _compiled_here(lowered: Lowered, sizes: Sizes, sass: bool) -> tuple[Compiled, ...]:
-    """Compiles in this process, whose Triton is set up for nothing else afterwards."""
+    """Compiles in this process. Afterwards its Triton can do nothing else."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
@@ -190,13 +190,13 @@ def _number(pattern: str, text: str) -> int:
 
 
 def _in_children(function: Callable[[A], R], arguments: list[A], processes: int) -> Iterator[tuple[R | None, str]]:
-    """`function` of each argument, in order, each in a fork of this process: what is there need not be sent, and what
-    the child does to itself stays there. (None, what went wrong) where it raises, or ends its process twice."""
+    """`function` of each argument, in order, each in a fork of this process: arguments need not be sent, and what the
+    child does to itself stays there. (None, problem) if `function` raises, or ends its process twice."""
     forking = multiprocessing.get_context("fork")
     running: dict[Connection, tuple[int, Any]] = {}
     done: dict[int, tuple[R | None, str]] = {}
     to_begin = list(range(len(arguments)))
-    ended: set[int] = set()  # LLVM fails by a signal once in thousands of compilations: only a second time is an answer
+    ended: set[int] = set()  # LLVM fails by a signal once in thousands of compilations: a child has a second try
     for wanted in range(len(arguments)):
         while wanted not in done:
             while to_begin and len(running) < processes:
@@ -223,11 +223,11 @@ def _in_children(function: Callable[[A], R], arguments: list[A], processes: int)
 
 
 def _send(function: Callable[[A], R], argument: A, there: Connection) -> None:
-    gc.freeze()  # what is garbage of the parent is not finalised here
+    gc.freeze()  # the parent's garbage is not finalised here
     try:
         there.send((function(argument), ""))
     except Exception as e:
         causes: list[BaseException] = [e]
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-            causes.append(cause)  # Triton's own are the innermost of a chain, a link a function
+            causes.append(cause)  # Triton's own errors are the innermost of a chain, one link for each function
         there.send((None, "\n".join(f"{type(c).__name__}: {c}" for c in causes)))

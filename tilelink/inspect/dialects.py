@@ -1,5 +1,5 @@
 """How vendors write machine code: what each instruction does, where it may go, and the source that it comes from; and
-the assembly in our primitives, as TTGIR has it. What gates know of an assembler stands here alone."""
+the assembly in our primitives, as TTGIR has it. Only this file knows the assemblers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the machine code of a vendor is written, in regular expressions.
+    """The machine code of a vendor, as regular expressions.
 
-    `kinds`: of instructions, the first that matches. `about`: a comment about the source; `place`: file and line in it.
-    `jump`: the labels an instruction may go to; `always`: it goes nowhere else; `end`: a kernel or a function ends;
-    `last`: a kernel ends. `width`: of a global access; `widths`: its bytes by what that finds.
+    `kinds`: kinds of instructions; the first that matches counts. `about`: a comment about the source; `place`: file
+    and line in it. `jump`: the labels an instruction may go to; `always`: it goes nowhere else; `end`: a kernel or a
+    function ends; `last`: a kernel ends. `width`: the width of a global access; `widths`: bytes for what `width` finds.
 
-    For gates: `assembly`: what the assembly of a primitive does, each with its `scope`; `scopes`: what it calls them.
-    `signals`: the instructions that do it, in PTX or GCN. `matrix`: matrix instructions with their shapes, and how many
-    threads carry out one together.
+    For gates: `assembly`: what the assembly of a primitive does, each with its `scope`; `scopes`: our names for these
+    scopes. `signals`: the instructions for the same, in PTX or GCN. `matrix`: matrix instructions with their shapes,
+    and the number of threads that carry out one together.
     """
 
     kinds: dict[str, str]
@@ -38,7 +38,7 @@ class Dialect:
     matrix: tuple[tuple[str, int], ...]
 
     def bytes_of(self, access: str) -> int:
-        """What an access to global memory moves for a thread, by the word of its instruction."""
+        """The bytes that an access to global memory moves for a thread, by the text of its instruction."""
         wide = re.findall(self.width, access)
         return self.widths[wide[-1]] if wide else self.default_width
 
@@ -72,7 +72,7 @@ DIALECTS = {
         instruction=r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;",
         about=r"\s*//## File",
         place=r'"([^"]*)", line (\d+)',
-        # with .U.ANY, lanes take turns at one instruction, no loop; BRX names a table of targets
+        # .U.ANY is no loop: lanes take turns at one instruction. BRX names a table of targets
         jump=r"(?:^(?:BRA(?!\.U\.ANY)|CALL|JMP)\b.*?|BRANCH_TARGETS \.|,\.)(L_\w+)",
         always=r"(?:BRA|JMP)\s+`?\(|BRX\b",
         end=r"EXIT|RET",
@@ -81,7 +81,7 @@ DIALECTS = {
         widths={"8": 1, "16": 2, "64": 8, "128": 16, "256": 32},
         default_width=4,
         assembly={
-            # a label, a load of the word that is waited for, a branch back, and a meeting of the lanes behind that
+            # a label, a load of the awaited word, a branch back, and a meeting of the lanes behind that
             "poll": r"(\w+_\$\{:uid\}):\s+ld\.relaxed\S+ \S+ \[\$1\](?s:.*)\bbra \1(?s:.*)bar\.warp\.sync",
             "acquire": r"ld\.acquire\.(?P<scope>\w+)\S* \S+ \[\$[14]\]",
             "release": r"(?:red\.release|fence\.acq_rel)\.(?P<scope>\w+)",
@@ -142,6 +142,6 @@ DIALECTS = {
         matrix=((r"v_mfma_\w+?_(\d+)x(\d+)x(\d+)", 64),),
     ),
 }  # fmt: skip
-"""By Triton's backend."""
+"""Dialects by Triton's backend."""
 KINDS = (*DIALECTS["cuda"].kinds, "other")
 ACCESSES = ("async_copy", "global_load", "global_store")

@@ -1,9 +1,9 @@
-"""Gates: what a compiled kernel holds, against what its tile program and the run protocol say. No GPU is needed.
+"""Gates compare a compiled kernel with its tile program and the run protocol. No GPU is needed.
 
-Signals are counted in TTGIR, by the calls in the generated source that they come from: LLVM unrolls loops and doubles
-assembly, and Triton's pipeliner doubles loads and dots, but a call stays one call. What stands in TTGIR has to stand in
-the machine code at least as often. Matrix instructions are counted in the machine code, with the copies that the
-pipeliner made of a dot divided out, and weighed: their multiplications have to be those of the program's dots.
+Signals are counted in TTGIR, by the calls in the generated source that they come from. LLVM unrolls loops and doubles
+assembly, and Triton's pipeliner doubles loads and dots, but a call stays one call. Machine code must have each kind at
+least as often as TTGIR. Matrix instructions are counted in the machine code, with the pipeliner's copies of a dot
+divided out. They are also weighed: they must multiply as often as the program's dots.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ DOES = {
     "hand_over": ("barrier",),
     "finished": ("barrier",),
 }
-"""What each primitive has to do. (A wait also has a proxy fence where descriptors load what it guards, and a
-notification completes what was stored in bulk.)"""
+"""The kinds of operations that each primitive consists of. (A wait also has a proxy fence if descriptors load what it
+guards, and a notification first completes stores in bulk.)"""
 
 KINDS = ("acquire", "poll", "release", "barrier", "fence", "bulk", "complete", "guarded", "mma")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gates found in the kernels of a program. `findings`: what is wrong, in words; none if all is well."""
+    """The result of the gates for the kernels of a program. `findings`: the faults in words, none if all is well."""
 
     expected: dict[str, int]
     found: dict[str, int]
@@ -63,10 +63,10 @@ class Verdict:
 
 
 def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
-    """Holds compiled kernels against the program they were lowered from."""
+    """Compares compiled kernels with the program that they were lowered from."""
     program, target = lowered.program, lowered.target
     file = str(store(lowered.source, program.name))
-    tables = "" if lowered.tables is None else lowered.tables.name  # which synchronises with nobody
+    tables = "" if lowered.tables is None else lowered.tables.name  # a kernel that synchronises with nobody
     read = [(k, Read(Kernel(k.ttgir), file, target)) for k in kernels if k.name != tables]
     signals = sum((r.signals() for _, r in read), Counter[tuple[str, str]]())
     wanted, work, count = _signals(lowered), _work(lowered), Counter[str]()
@@ -99,7 +99,7 @@ def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
 
 
 def expectations(lowered: Lowered) -> tuple[object, ...]:
-    """All that `judge` reads off the program alone."""
+    """Everything that `judge` derives from the program alone."""
     guarded = sum(1 for _ in guarded_reads(lowered)), guarding_words(lowered.program)
     return sorted(_signals(lowered).items()), _work(lowered), guarded
 
@@ -122,7 +122,7 @@ def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
         pieces = in_pieces(role, program, lowered.facts, lowered.target)
         for s in walk(role.body):
             if isinstance(s, Wait | Notify):
-                late = isinstance(s, Notify) and s.late  # in a tile, and behind the last one
+                late = isinstance(s, Notify) and s.late  # it is called in a tile, and behind the last one
                 for view in s.views:
                     signals = program.signals_of(view.tensor)
                     wide = isinstance(s, Wait) and all_at_once(signals, view, lowered.target, lowered.facts)
@@ -133,13 +133,13 @@ def calls(lowered: Lowered) -> Counter[tuple[str, str]]:
 
 
 def _fills(role: Role, program: TileProgram) -> bool:
-    """Whether a role writes to the slot: it needs the credit of all ranks, once for all roles that take turns."""
+    """Whether a role writes to the slot. It then needs the credit of all ranks, once for all roles that take turns."""
     heap = {t.name for t in program.on_heap}
     return any(isinstance(s, Notify) or (isinstance(s, Write) and s.target.tensor in heap) for s in walk(role.body))
 
 
 def _settled(role: Role, lowered: Lowered) -> int:
-    """How often a role says that what the copy engine stores for it has to be complete, beside its notifications."""
+    """How often a role waits until the copy engine's stores for it are complete, apart from its notifications."""
     found = unsettled(role, lowered.program, lowered.facts)
     if lowered.target.specialised and multiplies(role):
         return int(bool(found.waits) or found.behind)
@@ -147,8 +147,8 @@ def _settled(role: Role, lowered: Lowered) -> int:
 
 
 def guarded_reads(lowered: Lowered) -> Iterator[View]:
-    """The reads that may only happen after a wait, or after a peer has entered; and those at steps of which a wait says
-    that they have come."""
+    """The reads that need an acquired word first: of a wait, of a peer's entry, or of a wait for pieces that covers
+    their step."""
     program = lowered.program
     for role in program.in_kernel:
         pieces = in_pieces(role, program, lowered.facts, lowered.target)
@@ -160,7 +160,7 @@ def guarded_reads(lowered: Lowered) -> Iterator[View]:
 
 
 def guarding_words(program: TileProgram) -> int:
-    """How many words that are acquired guard a read: the signals of its wait, the entry of its peer."""
+    """The number of acquired words that guard a read: the signals of its wait, or the entry of its peer."""
     made = 0
     for role in program.in_kernel:
         guards = {view.guard for view in _reads(role)}
@@ -170,7 +170,7 @@ def guarding_words(program: TileProgram) -> int:
 
 
 def _signals(lowered: Lowered) -> Counter[tuple[str, str]]:
-    """How often the kernels have to do each kind of thing, and how far it has to reach (barriers: "")."""
+    """How often the kernels have to do each kind of operation, and in what scope ("" for barriers)."""
     made: Counter[tuple[str, str]] = Counter()
     called = calls(lowered)
     if lowered.target.specialised:
@@ -192,13 +192,13 @@ def _signals(lowered: Lowered) -> Counter[tuple[str, str]]:
 
 
 def _given(s: Notify) -> int:
-    """How often a kernel says a notification: a late one in a tile, and behind the last one."""
+    """How often a kernel contains a notification: a late one in a tile, and again behind the last tile."""
     return len(s.views) * (1 + s.late)
 
 
 def fences(lowered: Lowered) -> int:
-    """How many waits need a proxy fence: the copy engine for tiles reads what they guard, or stores over it, or stores
-    what they give credit for."""
+    """The number of waits that need a proxy fence, because the copy engine for tiles reads what they guard, stores over
+    it, or stores to memory that they give credit for."""
     program, facts, made = lowered.program, lowered.facts, 0
     for role in program.in_kernel:
         guards = fenced(role, program, facts)
@@ -215,15 +215,15 @@ def _reads(role: Role) -> Iterator[View]:
 
 
 def _homes_entered(program: TileProgram, role: Role) -> list[Expr | str | None]:
-    """The peers whose entry a tile of a role awaits: each once, or once a read where it changes inside the tile."""
+    """The peers whose entry a tile of a role awaits: each once, or once a read if it changes inside the tile."""
     views = [v for v in _reads(role) if v.tensor in program.published and v.remote]
     changing = [v.home for v in views if enters(v, role, program)]
     return [*dict.fromkeys(v.home for v in views if not enters(v, role, program)), *changing]
 
 
 def _work(lowered: Lowered) -> int:
-    """Multiplications of the dots of a program that the target has matrix instructions for, one tile of a role, one
-    step of a loop."""
+    """The number of multiplications in one tile of each role, one step of each loop, by dots that the target has matrix
+    instructions for."""
     return sum(prod(shape) for code in _dotting(lowered) for shape in code.dots)
 
 

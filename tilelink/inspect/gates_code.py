@@ -1,6 +1,5 @@
-"""Gates: what is in the machine code of a kernel: what signals are made of, as often as in TTGIR; matrix instructions;
-spills, shared memory, and how wide copies are.
-"""
+"""Gates on the machine code of a kernel: the operations of signals, as often as in TTGIR; matrix instructions; spills,
+shared memory, and the width of copies."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ from tilelink.inspect.ttgir import Operation
 
 DOTS = frozenset(["tt.dot", "ttng.warp_group_dot", "ttng.tc_gen5_mma"])
 COUNTED = r"\bred\.release\S*\.add\.[us](\d+)"
-"""The instruction that gives a signal, with the bits of the word that it counts up."""
+"""The instruction of a notification, with the bits of the word that it adds to."""
 SIGNAL_BITS = 32
 
 
 def matrix(read: Read, code: str, lowered: Lowered) -> tuple[int, int]:
-    """Matrix instructions for one copy of each dot, and the multiplications they do for a block, each once: where
-    there are more warps than instructions fill, several do the same. Where a warp has sums multiplied in tensor memory,
-    LLVM makes its first step by itself; each copy arrives at one barrier."""
+    """The number of matrix instructions for one copy of each dot, and of the multiplications that they do for a block.
+    If a block has more warps than instructions fill, several warps do the same work, which counts once. If a warp
+    issues products into tensor memory, LLVM peels its first step; each copy arrives at one barrier."""
     dots: dict[tuple[int, int], list[Operation]] = {}
     for o in read.kernel.named(*DOTS):
         dots.setdefault(o.site(read.file)[0], []).append(o)
@@ -55,7 +54,7 @@ def _same(read: Read, dot: Operation) -> int:
 
 
 def findings_in_code(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator[str]:
-    """What is wrong with the machine code."""
+    """Yields the faults of the machine code."""
     target = lowered.target
     for kind, instruction in DIALECTS[target.backend].signals.items():
         has = len(re.findall(instruction, kernel.code))
@@ -73,8 +72,8 @@ def findings_in_code(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator
 
 
 def _matrix_instructions(line: str, dots: list[Operation]) -> Iterator[tuple[int, int, int, int]]:
-    """Shape and threads of the matrix instruction in a line of machine code, if there is one. That of Blackwell has its
-    shape in a register: it is the largest that the dot allows, and one thread has it done."""
+    """The shape and threads of the matrix instruction in a line of machine code, if there is one. An instruction of
+    Blackwell has its shape in a register: it is the largest that the dot allows, and one thread issues it."""
     for pattern, threads in (found for dialect in DIALECTS.values() for found in dialect.matrix):
         for m, n, k in re.findall(pattern, line):
             yield int(m), int(n), int(k), threads
@@ -93,11 +92,11 @@ _PTX_WIDTH = (
 
 
 def _located(code: str, file: str, *, called: bool) -> Iterator[tuple[tuple[int, int], str]]:
-    """The lines of machine code that come from a file, with the line and column there; `called`: also those of what it
-    calls, with the innermost call in it."""
+    """Yields the lines of machine code that come from a file, with line and column there. `called`: also code of
+    functions that the file calls, with the innermost call in the file."""
     name = re.escape(file.rsplit("/", 1)[-1])
     places = [rf"[/;]\s+{name}:(\d+):(\d+)"]
-    if called:  # as Triton up to 3.7 writes it, and from 3.8 on
+    if called:  # in the notation of Triton up to 3.7, and in the notation from 3.8 on
         number = re.search(rf'\.file\s+(\d+) .*{name}"', code)
         places += [rf"@\[ {name}:(\d+):(\d+)", rf"inlined_at {number[1] if number else '-'} (\d+) (\d+)"]
     here: tuple[int, int] | None = None
@@ -110,7 +109,7 @@ def _located(code: str, file: str, *, called: bool) -> Iterator[tuple[tuple[int,
 
 
 def _narrow(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator[str]:
-    """Copies of blocks in pieces of less than 16 bytes, where a thread has as many to copy."""
+    """Yields copies of blocks in pieces of less than 16 bytes, if a thread has that much to copy."""
     wide: dict[tuple[int, int], int] = {}
     for o in read.blocks_copied():
         block = re.search(r"tensor<(\d+)x(\d+)x!tt\.ptr<[a-z]+(\d+)", o.text)
@@ -128,7 +127,7 @@ def _narrow(kernel: Compiled, read: Read, lowered: Lowered) -> Iterator[str]:
 
 
 def _width(line: str, backend: str) -> int:
-    """Bytes that an instruction moves between a thread and global memory, 0 for any other instruction."""
+    """Bytes that an instruction moves between a thread and global memory; 0 for any other instruction."""
     if backend != "cuda":
         access = re.search(r"\b(?:global|buffer)_(?:load|store)_\w+", line)
         return DIALECTS[backend].bytes_of(access[0]) if access else 0

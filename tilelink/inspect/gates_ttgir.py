@@ -1,6 +1,5 @@
-"""Gates: what is in the TTGIR of a kernel, by the calls in the generated source that it comes from: signals, reads that
-depend on them, and the order of what is released.
-"""
+"""Gates on the TTGIR of a kernel, by the calls in the generated source that it comes from: signals, the reads that
+depend on them, and the order of releases."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class Read:
             self.sites.setdefault(o.site(file), []).append(o)
 
     def signals(self) -> Counter[tuple[str, str]]:
-        """What the calls do, by kind and scope."""
+        """Counts what the calls do, by kind and scope."""
         found: Counter[tuple[str, str]] = Counter()
         for operations in self.sites.values():
             kinds = {(kind, scope) for o in operations for kind, scope in kinds_of(o) if kind != "stored"}
@@ -39,15 +38,15 @@ class Read:
         return found
 
     def guarded(self) -> int:
-        """How many reads depend on a word that was acquired."""
+        """The number of reads that depend on an acquired word."""
         return len({o.site(self.file) for o, acquired in self._reads() if acquired})
 
     def guarding(self) -> int:
-        """How many words that were acquired have a read that depends on them."""
+        """The number of acquired words that a read depends on."""
         return len({o.site(self.file) for _, acquired in self._reads() for o in acquired})
 
     def _reads(self) -> Iterator[tuple[Operation, list[Operation]]]:
-        """Loads, with what acquired the words that their addresses depend on."""
+        """Yields the loads, each with the operations that acquired the words its address depends on."""
         for load in self.kernel.operations:
             if load.name not in LOADS and "multimem.ld_reduce" not in load.assembly:
                 continue
@@ -56,7 +55,7 @@ class Read:
             yield load, [o for o in makers if any(kind == "acquire" for kind, _ in kinds_of(o))]
 
     def findings(self) -> Iterator[str]:
-        """What is wrong whatever the counts say."""
+        """Yields the faults that do not depend on counts."""
         for site, operations in self.sites.items():
             steps = [step for o in operations for step in _steps(o)]
             order = [kind for kind, _ in steps]
@@ -83,7 +82,7 @@ class Read:
             yield "warps are specialised automatically, which deletes signals"
 
     def blocks_copied(self) -> Iterator[Operation]:
-        """Loads of blocks of two dimensions, and stores of what was just loaded."""
+        """Yields loads of blocks of two dimensions, and stores of what was just loaded."""
         for o in self.kernel.operations:
             if o.name in ("tt.load", "ttg.async_copy_global_to_local"):
                 yield o
@@ -98,12 +97,12 @@ def _line(site: tuple[tuple[int, int], ...]) -> str:
 
 
 def kinds_of(o: Operation) -> Iterator[tuple[str, str]]:
-    """What an operation does for signals, and how far."""
+    """Yields what an operation does for signals, each with its scope."""
     if o.name in ("gpu.barrier", "ttg.barrier"):
         yield "barrier", ""
     if o.name == "ttng.async_tma_copy_local_to_global":
         yield "bulk", ""
-    if o.name.endswith("atomic_rmw"):  # of AMD there are some of blocks by one base, too
+    if o.name.endswith("atomic_rmw"):  # AMD also has one for blocks with one base
         order, scope = re.findall(r"\b(relaxed|acquire|release|acq_rel), (cta|gpu|sys)\b", o.text)[0]
         yield from ((kind, scope) for kind in ("acquire", "release") if order in (kind, "acq_rel"))
     for dialect in DIALECTS.values() if o.assembly else ():
@@ -114,7 +113,7 @@ def kinds_of(o: Operation) -> Iterator[tuple[str, str]]:
 
 
 def _steps(o: Operation) -> Iterator[tuple[str, str]]:
-    """What an operation does for what is released: stores, meets, releases; and how far."""
+    """Yields what an operation does for a release, each with its scope: stores, barriers, releases."""
     yield from kinds_of(o)
     if o.name == "tt.store":
         yield "store", ""

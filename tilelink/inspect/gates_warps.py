@@ -1,10 +1,10 @@
-"""Gates of the specialised form: what warps that go separate ways hand each other, in the order of TTGIR.
+"""Gates of the specialised form: what warps that run separate code hand each other, in the order of TTGIR.
 
-A stage of the ring is waited for before blocks are loaded into it, or multiplied; it is told how many bytes come; it is
-given back when its product is done. A sum in tensor memory is waited for before products are added into it, or it is
-read; it is handed over behind the last product, and given back behind a barrier of the warps that read it. A tile is
-handed over behind a barrier of the warps that store it or lay it out, and what tells that it is stored, or sends it,
-waits for that. Whatever is waited for, somebody else arrives at.
+The rules for a stage of the ring: warps wait for it before they load blocks into it or multiply it; it expects exactly
+the bytes that come; it is given back when its product is done. For a sum in tensor memory: warps wait for it before
+they add products into it or read it; it is handed over behind the last product, and given back behind a barrier of the
+warps that read it. For a tile: it is handed over behind a barrier of the warps that store it or lay it out; the warps
+that tell it or send it wait for that. And other warps arrive at every barrier that warps wait for.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ COPY, EXPECT, WAIT, ARRIVE = (
     f"ttng.{name}" for name in ("async_tma_copy_global_to_local", "barrier_expect", "wait_barrier", "arrive_barrier")
 )
 DOT, DONE = "ttng.warp_group_dot", "ttng.warp_group_dot_wait"
-"""Of sums in registers."""
+"""Operations on sums in registers."""
 PRODUCT, COMMIT, READ = "ttng.tc_gen5_mma", "ttng.tc_gen5_commit", "ttng.tmem_load"
-"""Of sums in tensor memory."""
+"""Operations on sums in tensor memory."""
 LAID, FENCE, SENT = "ttg.local_store", "ttng.fence_async_shared", "ttng.async_tma_copy_local_to_global"
-"""Of tiles that are laid out in shared memory, and sent from there."""
+"""Operations on tiles that are laid out in shared memory, and sent from there."""
 VIEWS = ("ttg.memdesc_index", "ttg.memdesc_trans", "ttg.memdesc_subslice")
 
 
 def handed_wrongly(kernel: Kernel) -> Iterator[str]:
-    """What is wrong with what is handed over, in words."""
+    """Yields the faults in what warps hand over, in words."""
     for o in kernel.named("ttg.warp_specialize"):
         for region in o.regions:
             yield from _blocks(region)
@@ -40,7 +40,7 @@ def handed_wrongly(kernel: Kernel) -> Iterator[str]:
 
 
 def _blocks(partition: Region) -> Iterator[str]:
-    """Of the ring, where blocks are loaded and multiplied."""
+    """Yields faults of the ring, where blocks are loaded and multiplied."""
     for region in _regions(partition):
         names = [o.name for o in region.operations]
         if COPY in names:
@@ -68,8 +68,8 @@ def _gives_back(behind: list[Operation]) -> bool:
 
 
 def _sums(kernel: Kernel, o: Operation) -> Iterator[str]:
-    """Of sums in tensor memory, where products are added into them and where they are read: what the one waits for
-    first, the other arrives at behind."""
+    """Yields faults of sums in tensor memory. Some warps add products into a sum, and others read it; each first wait
+    for a barrier that the others arrive at."""
     multiplying = [(r, list(_operations(r))) for r in o.regions]
     multiplying = [(r, order) for r, order in multiplying if any(x.name == PRODUCT for x in order)]
     reading = [(r, list(_operations(r))) for r in o.regions if any(x.name == READ for x in _operations(r))]
@@ -89,13 +89,13 @@ def _sums(kernel: Kernel, o: Operation) -> Iterator[str]:
 
 
 def _waited(kernel: Kernel, partition: Region, order: list[Operation], name: str) -> set[str]:
-    """The barriers that are waited for before the first operation of a name."""
+    """The barriers that are waited for before the first operation with a name."""
     before = order[: [o.name for o in order].index(name)]
     return {m for o in before if o.name == WAIT for m in _memory(kernel, partition, o)}
 
 
 def _tiles(partition: Region, partitions: list[Region]) -> Iterator[str]:
-    """Of tiles, where they are stored and told."""
+    """Yields faults of tiles, where they are stored and told."""
     order = [step for o in _operations(partition) for step in _steps(o)]
     stored = any("store" in _steps(o) for region in partitions for o in _operations(region))
     if "release" in order and "store" not in order and stored and "wait" not in order[: order.index("release")]:
@@ -112,7 +112,7 @@ def _tiles(partition: Region, partitions: list[Region]) -> Iterator[str]:
 
 
 def _alone(kernel: Kernel, o: Operation) -> Iterator[str]:
-    """Barriers that somebody waits for, and nobody else arrives at."""
+    """Yields a fault for barriers that warps wait for, but no other warps arrive at."""
     waits = [_barriers(kernel, region, WAIT) for region in o.regions]
     arrives = [_barriers(kernel, region, ARRIVE, EXPECT, PRODUCT, COMMIT) for region in o.regions]
     for k, waited in enumerate(waits):
@@ -122,12 +122,12 @@ def _alone(kernel: Kernel, o: Operation) -> Iterator[str]:
 
 
 def _barriers(kernel: Kernel, partition: Region, *names: str) -> set[str]:
-    """The memory of the barriers that these operations name."""
+    """The memory of the barriers that operations with these names use."""
     return {m for o in _operations(partition) if o.name in names for m in _memory(kernel, partition, o)}
 
 
 def _memory(kernel: Kernel, partition: Region, o: Operation) -> set[str]:
-    """The memory of the barriers that an operation of a partition names."""
+    """The memory of the barriers that an operation of a partition uses."""
     given = dict(partition.carried)
     found = set()
     for value in _named(o):
@@ -149,7 +149,7 @@ def _steps(o: Operation) -> Iterator[str]:
 
 
 def _bytes(copy: Operation) -> int:
-    """Of the block that is loaded."""
+    """Bytes of the block that is loaded."""
     shape, bits = re.findall(r"-> !ttg\.memdesc<((?:\d+x)+)[a-z]+(\d+)", copy.text)[0]
     return prod(int(n) for n in shape.split("x") if n) * int(bits) // 8
 
@@ -162,7 +162,7 @@ def _regions(region: Region) -> Iterator[Region]:
 
 
 def _operations(region: Region) -> Iterator[Operation]:
-    """In the order of the text."""
+    """Yields the operations in the order of the text."""
     for o in region.operations:
         yield o
         for inner in o.regions:

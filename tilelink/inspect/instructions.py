@@ -12,12 +12,12 @@ from itertools import groupby
 from tilelink.inspect.dialects import ACCESSES, DIALECTS, KINDS, Dialect
 
 NOTABLE = ("matrix", "tma_load", "tma_store", *ACCESSES, "atomic", "barrier", "system_fence", "proxy_fence")
-"""What the order in a tile is told of."""
+"""The kinds of instructions that `Code.order` lists."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction. `function`: of the emitted module, that its line stands in; "" where that is not known."""
+    """An instruction. `function`: the function of the emitted module that contains its line; "" if unknown."""
 
     text: str
     kind: str
@@ -28,7 +28,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop of machine code. `function`: of the emitted module, most of whose instructions are of that."""
+    """A loop of machine code. `function`: the emitted module's function that has most of its instructions."""
 
     header: int
     body: frozenset[int]
@@ -37,7 +37,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Instructions of a stretch of code, by kind. `widths`: of global accesses, how many move so many bytes."""
+    """Instructions of a stretch of code, by kind. `widths`: global accesses by kind and by their bytes."""
 
     total: int
     kinds: dict[str, int]
@@ -51,11 +51,11 @@ class Code:
     instructions: tuple[Instruction, ...]
     after: tuple[tuple[int, ...], ...]
     slow: int
-    """Where the slow paths begin that the assembler put behind the end of the kernel."""
+    """The first instruction of the slow paths that the assembler put behind the end of the kernel."""
 
     @classmethod
     def read(cls, text: str, backend: str, file: str, functions: dict[int, str]) -> Code:
-        """Reads disassembled text. `functions`: of the lines of the module in `file`."""
+        """Reads disassembled text. `functions`: the function at each line of the module in `file`."""
         dialect = DIALECTS[backend]
         made: list[Instruction] = []
         labels: dict[str, int] = {}
@@ -78,7 +78,7 @@ class Code:
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
-        """Natural loops: what leads back to an instruction that all ways into it pass. Outer ones come first."""
+        """Natural loops, outer ones first: instructions that lead back to a header that all paths into them pass."""
         before: list[list[int]] = [[] for _ in self.after]
         for k, ways in enumerate(self.after):
             for way in ways:
@@ -100,8 +100,8 @@ class Code:
         return tuple(made)
 
     def steady(self, function: str) -> Loop | None:
-        """The innermost loop with matrix instructions, the largest if there are several; where there is none, that with
-        loads of the copy engine for tiles; else the one that moves most bytes, apart from what loops in it do."""
+        """The innermost loop with matrix instructions, the largest if there are several; without any, the loop with
+        loads of the copy engine for tiles; else the loop that moves most bytes, not counting loops inside it."""
         own = [x for x in self.loops if x.function == function]
         for kind in ("matrix", "tma_load"):
             has = [x for x in self.loops if self._count(x.body, kind)]
@@ -112,7 +112,7 @@ class Code:
         return max((x for x in own if moved[x]), key=lambda x: moved[x], default=None)
 
     def stretch(self, where: Iterable[int]) -> Stretch:
-        """Instructions by kind."""
+        """Counts instructions by kind."""
         here = [self.instructions[k] for k in where]
         count = Counter(x.kind for x in here)
         widths = {kind: Counter(x.bytes for x in here if x.kind == kind) for kind in ACCESSES}
@@ -121,15 +121,15 @@ class Code:
         )
 
     def once(self, tile: Loop, steady: Loop) -> frozenset[int]:
-        """What runs in a tile where no wait has to wait: of inner loops, which poll, only the shortest way through, and
-        nothing that is reached from the rest of them."""
+        """The instructions that run in a tile if no wait has to wait: of inner loops, which poll, only the shortest
+        path through, and nothing that is reached from the rest of them."""
         way = {*self._way([tile.header], steady.header), *self._way([steady.header], steady.header)}
         way |= {tile.header, *self._way(steady.body, tile.header)}
         polls = {k for x in self.loops if x.body < tile.body and not x.body & {steady.header} for k in x.body}
         return frozenset(_reached([tile.header], self.after, polls - way) & tile.body)
 
     def _way(self, first: Iterable[int], last: int) -> list[int]:
-        """What stands on the shortest way from one of some instructions to another, without both ends."""
+        """The instructions on the shortest path from one of `first` to `last`, without both ends."""
         came = {k: k for k in first}
         step, there = list(came), -1
         while step and there < 0:
@@ -149,7 +149,7 @@ class Code:
         return found
 
     def order(self, where: Iterable[int]) -> Iterator[str]:
-        """What is notable, one after the other: "8 global_store"."""
+        """Yields runs of notable instructions, in order: "8 global_store"."""
         for kind, same in groupby(x.kind for k in where if (x := self.instructions[k]).kind in NOTABLE):
             yield f"{sum(1 for _ in same)} {kind}"
 
@@ -165,14 +165,14 @@ def _instruction(text: str, function: str, dialect: Dialect) -> Instruction:
 
 
 def _next(k: int, x: Instruction, dialect: Dialect, labels: dict[str, int]) -> Iterator[int]:
-    """The instructions that one may go to."""
+    """The instructions that an instruction may go to."""
     yield from (labels[target] for target in re.findall(dialect.jump, x.text) if target in labels)
     if x.predicated or not re.match(f"{dialect.always}|{dialect.end}", x.text):
         yield k + 1
 
 
 def _reached(first: Iterable[int], ways: Sequence[Iterable[int]], avoiding: Container[int] = ()) -> set[int]:
-    """Instructions that are reached from some, on ways that pass none of those to avoid."""
+    """The instructions that are reached from `first`, on paths that pass none of those in `avoiding`."""
     to_do = [k for k in first if k not in avoiding]
     reached = set(to_do)
     while to_do:

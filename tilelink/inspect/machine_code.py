@@ -1,9 +1,8 @@
-"""What the machine code of a kernel holds: of each role, its steady loop and what is around it in a tile.
+"""The contents of a kernel's machine code: for each role, its steady loop, and the code around that loop in a tile.
 
-The steady loop is the innermost loop with matrix instructions; of a role without any, that with loads by TMA, or else
-the loop that moves most bytes.
-Instructions are read from disassembled text with lines of the source, a function of the emitted module each line. Code
-is counted once, however often it runs. Nothing is run.
+The steady loop is the innermost loop with matrix instructions. In a role without any, it is the loop with loads by TMA,
+or else the loop that moves most bytes. Instructions are read from disassembled text with lines of the source. Each line
+belongs to a function of the emitted module. Code is counted once, however often it runs. Nothing is run.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from tilelink.inspect.instructions import Code, Stretch
 
 SCHEDULERS = 4
 SYSTEM_FENCE_US = 0.58
-"""Of a system fence: measured by others on an H200, assumed of the other chips."""
+"""The time of a system fence: measured by others on an H200, assumed for other chips."""
 BARRIER_US, MEMORY_US = 0.03, 0.7
-"""Assumed: a barrier of a block, and a trip to memory."""
+"""Assumed times: a barrier of a block, and a trip to memory."""
 
 
 @dataclass(frozen=True)
 class RoleCode:
-    """A role in machine code: what runs in a tile where no wait has to wait. `stages`: those that its source asks for,
-    0 where no loop is pipelined. `step`: an iteration of the steady loop; `before` and `after`: what stands around that
-    in a tile. `slow`: instructions of a tile that only run where a wait has to wait, or fails. `order`: of what is
-    notable, as the code stands. `exposed_us`: an estimate, as `exposed_us` makes it."""
+    """A role in machine code: the instructions that run in a tile if no wait has to wait. `stages`: the stages that its
+    source asks for, 0 if no loop is pipelined. `step`: an iteration of the steady loop; `before` and `after`: the code
+    around that loop in a tile. `slow`: instructions of a tile that only run if a wait has to wait, or fails. `order`:
+    the notable instructions in the order of the code. `exposed_us`: an estimate (see the function `exposed_us`)."""
 
     name: str
     stages: int
@@ -77,7 +76,7 @@ def inspected(lowered: Lowered, kernels: Iterable[Compiled]) -> tuple[KernelCode
 
 
 def listing(kernel: Compiled) -> str:
-    """Machine code with lines of the source: GCN as it is compiled, SASS by the nvdisasm in Triton's wheel."""
+    """Machine code with lines of the source: GCN as it is compiled, SASS from the nvdisasm in Triton's wheel."""
     import triton
 
     if not kernel.cubin:
@@ -92,11 +91,12 @@ def listing(kernel: Compiled) -> str:
 
 
 def exposed_us(around: Stretch, warps: int, clock_ghz: float) -> float:
-    """Estimated: microseconds of a tile in which nothing is multiplied, where no wait has to wait.
+    """Estimates the microseconds of a tile in which nothing is multiplied, if no wait has to wait.
 
-    `around`: what runs in a tile around the steady loop; of a role that does not multiply, all of a tile. A quarter of
-    the warps issues it on each of four schedulers, an instruction a cycle. Then each barrier, each system fence, and
-    one trip to memory before the first product count, one after the other:
+    `around`: the code that runs in a tile around the steady loop; for a role that does not multiply, all code of a
+    tile. Each of four schedulers issues it for a quarter of the warps, an instruction a cycle. Then each barrier, each
+    system fence, and one trip to memory before the first product are added:
+
     instructions * warps / 4 / clock + barriers * 0.03 us + system fences * 0.58 us + 0.7 us.
     """
     issue = around.total * warps / SCHEDULERS / (clock_ghz * 1e3)
@@ -104,7 +104,7 @@ def exposed_us(around: Stretch, warps: int, clock_ghz: float) -> float:
 
 
 def _role(code: Code, name: str, stages: int, lowered: Lowered) -> RoleCode | None:
-    """A role as its code stands; None if it has no loop here."""
+    """A role in the order of its code; None if it has no loop here."""
     steady = code.steady(name)
     if steady is None:
         return None

@@ -1,6 +1,5 @@
-"""Reads TTGIR, Triton's last form of a kernel before LLVM: what stands there stands there once, whatever is unrolled
-later. Only what the gates ask for is understood: operations, where they come from, the regions they stand in, and what
-values depend on what."""
+"""Reads TTGIR, Triton's last form of a kernel before LLVM, where each operation occurs once, whatever is unrolled
+later. It reads only what the gates need: operations, their source, their regions, and which values depend on which."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation. `text`: its line, without what it is called and where it comes from. `assembly`: the code that it
-    holds, or "". `operands`: the values it names, `address` those before the first comma that is not in brackets: what
-    a load reads from. `where`: (file, line, column), the innermost call first. `regions`: what it holds, in order."""
+    """An operation. `text`: its line, without name and location. `assembly`: the assembly code in it, or "".
+    `operands`: the values that it names; `address`: those before the first comma outside brackets, which a load reads
+    from. `where`: (file, line, column), the innermost call first. `regions`: the regions in it, in order."""
 
     name: str
     text: str
@@ -30,14 +29,14 @@ class Operation:
     regions: list[Region] = field(default_factory=list, compare=False, repr=False)
 
     def site(self, file: str) -> tuple[tuple[int, int], ...]:
-        """Where it comes from in a file: (line, column) of the calls in it, the innermost first."""
+        """Its location in a file: (line, column) of the calls in that file, the innermost first."""
         return tuple((line, column) for f, line, column in self.where if f == file)
 
 
 @dataclass(eq=False)
 class Region:
-    """A region: whose it is (None: the kernel's), (argument, start) of what goes around in it, what its operation
-    starts from, its other arguments, and the operations that stand in it, without those of regions inside it."""
+    """A region. `owner`: the operation that has it; None for the kernel's. `carried`: (argument, start) of values that
+    a loop or partition receives. `starts`, `arguments`: all others. `operations`: without the ones of inner regions."""
 
     owner: Operation | None
     carried: list[tuple[str, str]]
@@ -47,16 +46,16 @@ class Region:
 
     @property
     def handed_on(self) -> list[tuple[str, str]]:
-        """What is carried without the counter of a loop, which is not among what a region hands on."""
+        """The carried values without the counter of a loop, which a region does not hand on."""
         return self.carried[1:] if self.owner is not None and self.owner.name == "scf.for" else self.carried
 
     @property
     def yields(self) -> tuple[str, ...]:
-        """The values that it hands on at its end."""
+        """The values that the region hands on at its end."""
         return self.operations[-1].operands if self.operations and self.operations[-1].name == "scf.yield" else ()
 
     def names(self) -> Iterator[str]:
-        """The values that begin to be in it."""
+        """Yields the values that are defined in the region."""
         yield from (argument for argument, _ in self.carried)
         for o in self.operations:
             yield from o.results
@@ -68,7 +67,7 @@ ENDS = ("scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return")
 
 
 class Kernel:
-    """A kernel in TTGIR: its operations, all of them and by region, and the `layouts` that have a name."""
+    """A kernel in TTGIR: all operations, its body as a region, and the `layouts` that have a name."""
 
     def __init__(self, text: str) -> None:
         self._locations = dict(re.findall(r"^(#loc\d*) = loc\((.*)\)$", text, re.MULTILINE))
@@ -80,11 +79,11 @@ class Kernel:
         self._read(text)
 
     def named(self, *names: str) -> list[Operation]:
-        """The operations of these names."""
+        """The operations with these names."""
         return [o for o in self.operations if o.name in names]
 
     def depends_on(self, values: Iterable[str]) -> set[str]:
-        """The values that decide what these are, themselves included: as data, not by way of branches."""
+        """The values that these values are made from, themselves included: by data, not by branches."""
         found: set[str] = set()
         left = list(values)
         while left:
@@ -96,12 +95,12 @@ class Kernel:
 
     @cached_property
     def made_by(self) -> dict[str, Operation]:
-        """The operation that makes a value."""
+        """The operation that makes each value."""
         return {r: o for o in self.operations for r in o.results}
 
     @cached_property
     def _sources(self) -> dict[str, set[str]]:
-        """What a value is made of: the operands of its operation, and what regions are handed and hand on."""
+        """The sources of each value: operands of its operation, and values that regions receive and hand on."""
         sources: dict[str, set[str]] = defaultdict(set)
         for o in self.operations:
             for result in o.results:
@@ -116,7 +115,7 @@ class Kernel:
         return sources
 
     def _hand_on(self, sources: dict[str, set[str]], o: Operation, region: Region, values: tuple[str, ...]) -> None:
-        """What a region hands on goes to the results of its operation, and around to what is carried."""
+        """Adds the values that a region hands on to the sources of its operation's results and carried values."""
         if o.name not in ("scf.for", "scf.if"):
             for value in (*o.results, *region.arguments, *(a for a, _ in region.carried)):
                 sources[value].update(values)
@@ -130,7 +129,7 @@ class Kernel:
     # ---- reading
 
     def _read(self, text: str) -> None:
-        """Line by line. A name belongs to the region that it stands in: others may use it again."""
+        """Reads the text line by line. A name belongs to its region, because other regions may use it again."""
         self._scopes: list[dict[str, str]] = [{}]
         regions: list[Region] = []
         for line in map(str.strip, text.splitlines()):
@@ -138,7 +137,7 @@ class Kernel:
             if line.startswith("}") and regions:
                 last = regions.pop()
                 self._scopes.pop()
-                if bare.endswith("{"):  # else, or do
+                if bare.endswith("{"):  # an else, or a do
                     self._scopes.append({})
                     self._begin(regions, replace(last, operations=[]))
                 continue
@@ -148,7 +147,7 @@ class Kernel:
                 (regions[-1] if regions else self.body).operations.append(made)
             elif line.startswith("^") and regions:
                 regions[-1].arguments += map(self._define, _VALUE.findall(line.split(" loc(")[0]))
-            if re.match(r"default \{|partition\d+\(", line):  # warps that go their own ways, of the last operation
+            if re.match(r"default \{|partition\d+\(", line):  # warps that run separate code, in the last operation
                 self._begin(regions, self._partition(self.named("ttg.warp_specialize")[-1], line))
             elif bare.endswith("{") and not line.startswith("module"):
                 self._begin(regions, self._region(made, bare))
@@ -161,7 +160,7 @@ class Kernel:
             region.owner.regions.append(region)
 
     def _region(self, owner: Operation | None, bare: str) -> Region:
-        """A region begins: with what its loop carries, or with the arguments of the kernel."""
+        """Begins a region, with the values that its loop carries, or with the arguments of the kernel."""
         head = bare.split(" = ", 1)[-1] if owner is not None and owner.results else bare
         carried = re.findall(r"(%[\w-]+) = (%[\w-]+(?:#\d+)?)", head)
         starts = [self._known_as(v) for v in _VALUE.findall(head) if v not in dict(carried)]
@@ -173,13 +172,13 @@ class Kernel:
         return Region(owner, around, starts)
 
     def _partition(self, owner: Operation, line: str) -> Region:
-        """The region of some of the warps begins, which has what is handed to them under names of its own."""
+        """Begins the region of some of the warps, which has its own names for the values that it receives."""
         self._scopes.append({})
         given = map(self._define, re.findall(r"(%[\w-]+): ", line))
         return Region(owner, list(zip(given, owner.operands, strict=False)), [])
 
     def _define(self, name: str) -> str:
-        """A name that nothing else has, for a value that begins to be here."""
+        """A name that nothing else has, for a value that is defined here."""
         self._count += 1
         self._scopes[-1][name] = f"{name}@{self._count}"
         return self._scopes[-1][name]
@@ -196,7 +195,7 @@ class Kernel:
         strings = [s[1:-1] for s in _STRING.findall(line)]
         name = name or strings[0]
         body = bare[found.end() :]
-        # What a loop carries and yields goes its own ways; its results are no function of all it names.
+        # A loop's results do not depend on all values that it names: regions say which values it carries and yields.
         loops = name in ("scf.for", "scf.if", "scf.while")
         operands = () if loops else tuple(map(self._known_as, _VALUE.findall(body)))
         address = re.match(r"\s*(%[\w-]+(?:#\d+)?)(\[[^\]]*\])?", body)
@@ -211,7 +210,7 @@ class Kernel:
         return Operation(name, body, assembly, results, operands, operands[:leading], where)
 
     def _resolved(self, location: str) -> tuple[tuple[str, int, int], ...]:
-        """A location, the innermost call first."""
+        """A location as (file, line, column), the innermost call first."""
         location = location.strip()
         if location in self._locations:
             return self._where(self._locations[location])
