@@ -169,7 +169,7 @@ def test_bitcode_for_each_architecture_comes_before_the_one_for_all(folder: Path
 
 def test_no_bitcode_for_an_architecture(folder: Path) -> None:
     (folder / "libnvshmem_device_sm_90.bc").touch()
-    with pytest.raises(NvshmemError, match=r"has no bitcode for sm_100, but libnvshmem_device_sm_90.bc: version 3.4.5"):
+    with pytest.raises(NvshmemError, match=r"has no bitcode for sm_100, only libnvshmem_device_sm_90.bc: NVSHMEM"):
         nvshmem.bitcode(100)
 
 
@@ -185,7 +185,7 @@ def test_bitcode_that_an_older_triton_can_not_read(folder: Path, monkeypatch: py
 
 def test_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(nvshmem.VARIABLE, "/nowhere")
-    with pytest.raises(NvshmemError, match=r"TILELINK_NVSHMEM=/nowhere: there is no such file or folder"):
+    with pytest.raises(NvshmemError, match=r"TILELINK_NVSHMEM=/nowhere: no such file or folder"):
         nvshmem.bitcode(90)
     monkeypatch.delenv(nvshmem.VARIABLE)
 
@@ -225,7 +225,7 @@ def test_nvshmem_is_told_of_its_kernels_and_of_no_others(monkeypatch: pytest.Mon
         hook(6, None, "f", files["without"], "hash")
         assert told == [5]
         Library.status = 7
-        with pytest.raises(NvshmemError, match=r"did not take kernel f in: nvshmemx_cumodule_init returned 7"):
+        with pytest.raises(NvshmemError, match=r"could not initialise kernel f: nvshmemx_cumodule_init returned 7"):
             hook(5, None, "f", files["with"], "hash")
     finally:
         for added in set(hook.calls) - set(before):
@@ -235,7 +235,7 @@ def test_nvshmem_is_told_of_its_kernels_and_of_no_others(monkeypatch: pytest.Mon
 def test_a_process_that_has_not_loaded_nvshmem() -> None:
     if nvshmem.HOST in Path("/proc/self/maps").read_text():
         pytest.skip("this torch is built for CUDA, and has loaded NVSHMEM")
-    with pytest.raises(NvshmemError, match=r"libnvshmem_host.so.3 is not loaded in this process: the world"):
+    with pytest.raises(NvshmemError, match=r"libnvshmem_host.so.3 is not loaded in this process: first make the world"):
         nvshmem.host_library()
 
 

@@ -30,7 +30,7 @@ def cache_folder() -> Path:
         raise CacheError(f"the cache folder {folder} can't be made: {e}; set TILELINK_CACHE") from e
     if owner.st_uid != os.getuid() or owner.st_mode & 0o022:
         raise CacheError(
-            f"the cache folder {folder} may be written by others, and what is in it is run; set TILELINK_CACHE"
+            f"the cache folder {folder} may be written by others, but its files are run; set TILELINK_CACHE"
         )
     return folder
 

@@ -95,8 +95,8 @@ class Far(Reach):
             self.check_load(s, s.where)
         if (source and s.target.remote) or (target and s.source.remote):
             raise FarAccessError(
-                f"from {s.source} to {s.target}: a network copies from the own memory, or to "
-                "it; let one of the two ranks execute the tile (at=)",
+                f"from {s.source} to {s.target}: a network copies from or to the memory of the rank "
+                "that executes the tile; let one of the two ranks execute it (at=)",
                 s.site,
             )
         return source or target

@@ -191,7 +191,7 @@ def _step_text(step: Step, events: Events, rank: int) -> str:
         case SignalWait():
             return f"stream {step.peer}: wait until signal {step.cell} of {step.tensor} is {step.expected}"
         case LetGo():
-            return f"when it has ended, give all signals of {step.tensor}, lest a stream waits in vain"
+            return f"when it has ended, give all signals of {step.tensor}, so that no stream waits for ever"
 
 
 def _passed(parameter: Parameter, events: Events, rank: int) -> str:

@@ -106,7 +106,7 @@ def lower(program: TileProgram, facts: Facts, target: Target) -> Lowered:
     if target.network and program.on_engine:
         raise ScheduleError(
             f"{program.on_engine[0].name} is on the copy engine, which reaches the ranks of its own node only; the "
-            "world has several: give it SMs",
+            "world has several nodes: give the role SMs",
             program.on_engine[0].site,
         )
     return _lowered(program, facts.on(target.descriptors, bulk=not target.network), target)

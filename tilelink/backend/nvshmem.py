@@ -43,8 +43,8 @@ def bitcode(arch: int) -> Path:
             return folder / name
     there = ", ".join(sorted(p.name for p in folder.glob("libnvshmem_device*.bc"))) or "none"
     raise NvshmemError(
-        f"{folder} has no bitcode for sm_{arch}, but {there}: version 3.4.5 has one for all, and 3.8 one for sm_100, "
-        f"from Triton 3.7 on; pip install nvidia-nvshmem-cu12, or set {VARIABLE} to a folder that has it"
+        f"{folder} has no bitcode for sm_{arch}, only {there}: NVSHMEM 3.4.5 has one file for all chips; 3.8, for "
+        f"Triton 3.7 or later, has one for sm_100; pip install nvidia-nvshmem-cu12, or set {VARIABLE} to its folder"
     )
 
 
@@ -59,7 +59,7 @@ def _folder() -> tuple[Path, tuple[int, ...]]:
     given = os.environ.get(VARIABLE)
     if given:
         if not Path(given).exists():
-            raise NvshmemError(f"{VARIABLE}={given}: there is no such file or folder")
+            raise NvshmemError(f"{VARIABLE}={given}: no such file or folder")
         return Path(given), _version_beside(Path(given))
     for wheel in WHEELS:
         try:
@@ -115,7 +115,7 @@ def _initialise(
         return
     status = host_library().nvshmemx_cumodule_init(ctypes.c_void_p(module))
     if status:
-        raise NvshmemError(f"NVSHMEM did not take kernel {name} in: nvshmemx_cumodule_init returned {status}")
+        raise NvshmemError(f"NVSHMEM could not initialise kernel {name}: nvshmemx_cumodule_init returned {status}")
 
 
 def _has_state(metadata_group: Mapping[str, str]) -> bool:
@@ -130,6 +130,6 @@ def host_library() -> ctypes.CDLL:
         return ctypes.CDLL(HOST, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError as e:
         raise NvshmemError(
-            f"{HOST} is not loaded in this process: the world that spans nodes has to be made first, from symmetric "
-            "memory whose backend is NVSHMEM"
+            f"{HOST} is not loaded in this process: first make the world that spans nodes, from symmetric memory "
+            "whose backend is NVSHMEM"
         ) from e

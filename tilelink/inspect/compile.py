@@ -182,7 +182,7 @@ def _read(kernel: Any, name: str, target: Target, log: str, version: str, sass: 
 def _number(pattern: str, text: str) -> int:
     found = re.search(pattern, text)
     if found is None:
-        raise ValueError(f"the compiler says nothing of {pattern}")
+        raise ValueError(f"the compiler's output has no {pattern}")
     return int(found[1])
 
 

@@ -83,7 +83,7 @@ def judge(lowered: Lowered, kernels: tuple[Compiled, ...]) -> Verdict:
     findings = [f"{k}: the program says {expected[k]}, found {found[k]}" for k in KINDS if expected[k] != found[k]]
     guards, guarding = guarding_words(program), sum(r.guarding() for _, r in read)
     if found["guarded"] == expected["guarded"] and guards != guarding:
-        findings.append(f"guarded: by {guards} words that were acquired, the program says, found {guarding}")
+        findings.append(f"guarded: the program says {guards} acquired words, found {guarding}")
     if not findings and signals != wanted:
         findings.append(f"scopes: the program says {_spelled(wanted)}, found {_spelled(signals)}")
     for k, r in read:

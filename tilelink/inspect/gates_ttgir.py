@@ -75,7 +75,7 @@ class Read:
                 yield f"{line}: stores after the barrier that comes before the release"
             _, scope = steps[release]
             if "stored" in DIALECTS[self.target.backend].assembly and ("stored", scope) not in steps[:barrier]:
-                yield f"{line}: waves come to the barrier with stores that are not written back as far as is released"
+                yield f"{line}: waves reach the barrier with stores that are not written back as far as is released"
         for o in read_too_early(self.kernel):
             yield f"{_line(o.site(self.file))}: a sum is read before the last matrix instruction into it is done"
         if self.kernel.named("ttg.warp_specialize") and not self.target.specialised:

@@ -99,7 +99,7 @@ def _tiles(partition: Region, partitions: list[Region]) -> Iterator[str]:
     order = [step for o in _operations(partition) for step in _steps(o)]
     stored = any("store" in _steps(o) for region in partitions for o in _operations(region))
     if "release" in order and "store" not in order and stored and "wait" not in order[: order.index("release")]:
-        yield "it is told that a tile is stored, which nobody waited for"
+        yield "a tile is told, but nobody waited until it is stored"
     if "send" in order and "store" not in order and "wait" not in order[: order.index("send")]:
         yield "a tile is sent that nobody waited for"
     if "store" in order:

@@ -102,7 +102,7 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
             if waits and all(isinstance(w, ir.Wait) for w in waits):
                 loop, bare = inner, replace(whole, body=(inner,))
     if len(places) > 1 or not isinstance(loop, ir.For):
-        raise fail("has more than one loop, or one in a branch; it takes one, over the steps of a dot", whole)
+        raise fail("has more than one loop, or one in a branch; the form takes one, over the steps of a dot", whole)
     assert isinstance(whole, ir.For | ir.If) and isinstance(bare, ir.For | ir.If)
     dot = loop.body[0]
     if len(loop.body) > 1 or not isinstance(dot, ir.Compute) or not _is_dot(dot.code):
@@ -115,13 +115,13 @@ def product_of(role: Role, program: TileProgram, facts: Facts, target: Target) -
         block = pipelining.block_of(view, program, facts)
         if block is None or len(block.shape) > 2:
             raise fail(
-                f"loads blocks of {view.tensor} that no descriptor describes: it needs two dimensions, rows or columns "
-                "that are contiguous and whole multiples of 16 bytes, memory of the own rank, and no block that ends "
-                "inside of it",
+                f"loads blocks of {view.tensor} that no descriptor describes: a descriptor needs two dimensions, rows "
+                "or columns that are contiguous and whole multiples of 16 bytes, memory of the own rank, and no block "
+                "that ends inside of it",
                 dot,
             )
         if program.tensor(view.tensor).dtype not in DTYPES:
-            raise fail(f"multiplies {program.tensor(view.tensor).dtype}; it takes {' and '.join(DTYPES)}", dot)
+            raise fail(f"multiplies {program.tensor(view.tensor).dtype}; the form takes {' and '.join(DTYPES)}", dot)
         operands.append((view, block))
     check = _check_in_tensor_memory if target.sum_columns else _check_in_registers
     check(role, dot, target, fail)
@@ -201,17 +201,17 @@ def _refused(program: TileProgram, facts: Facts, multiplying: list[Role]) -> Ite
         yield "no role multiplies", program.site
     if len(multiplying) > 1:
         first, second = multiplying[:2]
-        yield f"{first.name} and {second.name} multiply; it takes one role that does", second.site
+        yield f"{first.name} and {second.name} multiply; the form takes one role that does", second.site
     if program.routes:
         yield f"it has a route, {program.routes[0].rows}, whose rows no descriptor describes", program.site
     if facts.timed:
         yield "its times are to be recorded; the portable form does that", program.site
     for dim in program.cut:
         if dim not in facts.equal:
-            yield f"the parts of {dim} differ in length; it takes parts of one length", program.site
+            yield f"the parts of {dim} differ in length; the form takes parts of one length", program.site
     for role in program.in_kernel:
         if isinstance(role.resource, SMs) and role.resource.via == "multicast":
-            yield f'{role.name} has via="multicast"; it takes stores to one rank after the other', role.site
+            yield f'{role.name} has via="multicast"; the form takes stores to one rank after the other', role.site
         for s in ir.walk(role.body):
             yield from ((f"{role.name} reads {v}, rows that integers pick", s.site) for v in s.read if v.picked_by)
             yield from ((f"{role.name} moves rows where {v} says so", s.site) for v in s.wheres)
@@ -229,9 +229,9 @@ def _words(s: ir.Statement, role: Role) -> Iterator[str]:
             match node:
                 case ast.Attribute(ast.Name("tl"), word) if not hasattr(gluon, word):
                     if word != "dot" or not multiplies(role):
-                        yield f"says tl.{word}, which Gluon has not"
+                        yield f"uses tl.{word}, which Gluon lacks"
     if isinstance(s, ir.Write) and s.target.home == ALL_RANKS and multiplies(role):
-        yield "stores to all ranks; it takes stores to one"
+        yield "stores to all ranks; the form takes stores to one"
 
 
 def _now(s: ir.Statement) -> ir.Body:
