@@ -225,7 +225,7 @@ def _lines(body: Body, indent: str) -> Iterator[str]:
 
 
 def verify(function: Function, module: Iterable[str]) -> None:
-    """Raises LoweringError unless a function reads and assigns its names correctly. Every name that it reads must be one
+    """Raises LoweringError if a function reads or assigns a name wrongly. Every name that it reads must be one
     of its parameters, a name of the `module`, or assigned before on every path. Every name must be assigned as often as
     its kind says."""
     kinds: dict[str, Kind] = {}

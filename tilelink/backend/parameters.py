@@ -99,7 +99,7 @@ class Names:
     def of(
         self, kind: str, of: str = "", dim: str = "", block: tuple[int, ...] = (), peer: int | None = None
     ) -> Source:
-        """The name of a parameter. Raises KernelError if the program has no such parameter."""
+        """The name of a parameter. Raises LoweringError if the program has no such parameter."""
         made = self.module.known((kind, of, dim, block, peer))
         if made is None:
             raise LoweringError(f"{self.program.name} has no parameter {kind} of {of} {dim}")
